@@ -1,0 +1,44 @@
+"""What every executor is: it answers for one op, and compiles a region into a callable by position."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from fuseplan.errors import UnsupportedError
+from fuseplan.graph import Graph, Op
+
+Compiled = Callable[[list[Any]], Sequence[Any]]
+"""A compiled region: takes its inputs by position in a list, which it may clear, and returns its outputs by position."""
+
+
+class Executor(Protocol):
+    """Runs regions. A value of this type holds no state that a caller could notice."""
+
+    name: str
+
+    def version(self) -> str:
+        """What a measurement of this executor is true for."""
+        ...
+
+    def available(self) -> str | None:
+        """None where it can run here, else one line that says why it cannot."""
+        ...
+
+    def supports(self, op: Op, graph: Graph) -> str | None:
+        """None if `op` of `graph` may stand in a region, else the reason why it may not."""
+        ...
+
+    def variants(self, region: Graph) -> tuple[str, ...]:
+        """The ways to compile the region; the first is the default."""
+        ...
+
+    def compile(self, region: Graph, variant: str = "default") -> Compiled:
+        """The region as a callable. Raises UnsupportedError for what it refuses, ExecutorError where compiling fails."""
+        ...
+
+
+def refuse_unsupported(executor: Executor, region: Graph) -> None:
+    """Raise UnsupportedError for the first op of the region that the executor says no to."""
+    for op in region.ops:
+        reason = executor.supports(op, region)
+        if reason is not None:
+            raise UnsupportedError(f"{executor.name} does not run {op.target}: {reason}")
