@@ -1,0 +1,72 @@
+"""fuseplan plans how a PyTorch program is cut into fused kernels. The public names load on first use.
+
+Importing fuseplan imports no torch: the tools that only read graphs and plans start in milliseconds.
+"""
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fuseplan.backend import compile
+    from fuseplan.errors import ExecutorError, FuseplanError, GraphError, OptionError, PlanError, UnsupportedError
+    from fuseplan.explain import explain
+    from fuseplan.graph import Graph
+    from fuseplan.plan import Plan
+    from fuseplan.stats import stats
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "ExecutorError": "fuseplan.errors",
+    "FuseplanError": "fuseplan.errors",
+    "Graph": "fuseplan.graph",
+    "GraphError": "fuseplan.errors",
+    "OptionError": "fuseplan.errors",
+    "Plan": "fuseplan.plan",
+    "PlanError": "fuseplan.errors",
+    "UnsupportedError": "fuseplan.errors",
+    "compile": "fuseplan.backend",
+    "explain": "fuseplan.explain",
+    "stats": "fuseplan.stats",
+}
+
+__all__ = [
+    "ExecutorError",
+    "FuseplanError",
+    "Graph",
+    "GraphError",
+    "OptionError",
+    "Plan",
+    "PlanError",
+    "UnsupportedError",
+    "__version__",
+    "compile",
+    "explain",
+    "stats",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'fuseplan' has no attribute {name!r}")
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+class _Package(ModuleType):
+    """Keeps `fuseplan.explain` the function: importing the submodule of that name would put the module in its place."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if _HOME.get(name) == f"fuseplan.{name}" and isinstance(value, ModuleType):
+            value = getattr(value, name)
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

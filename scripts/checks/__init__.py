@@ -1,0 +1,1 @@
+"""What scripts/check holds this repository to, beyond what ruff and mypy know."""

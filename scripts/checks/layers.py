@@ -1,0 +1,107 @@
+"""Dependencies point one way, and the lower layers import no torch. Read from the source, not from what runs."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from checks.project import ROOT, modules
+
+# Each layer may import itself and what stands above it here. A new module of fuseplan needs a place in this list.
+LAYERS: tuple[tuple[str, ...], ...] = (
+    ("errors", "log"),
+    ("graph",),
+    ("segment", "models", "tuning_db", "plan", "options"),
+    ("capture", "executors", "measure", "search"),
+    ("runtime", "stats"),
+    ("backend", "tune", "explain"),
+    ("cli", "tuning_db.dashboard"),
+)
+TORCH_FREE = LAYERS[:3]
+ANYONE_MAY_READ = frozenset({"__version__"})
+
+
+class Import(NamedTuple):
+    """One name that a file imports, spelled in full, and the line where it does."""
+
+    name: str
+    line: int
+
+
+def violations(sources: Mapping[str, Path]) -> list[str]:
+    """One line for each import that breaks the order; `sources` maps module names to files."""
+    found = []
+    edges: dict[str, set[str]] = {}
+    for module, path in sorted(sources.items()):
+        unit = _unit(module)
+        if unit is None:
+            if module != "fuseplan":
+                found.append(f"{path}: {module} has no layer: give it one in {Path(__file__).name}")
+            continue
+        for imported in imports(path):
+            complaint = _complaint(unit, imported.name, edges)
+            if complaint:
+                found.append(f"{path}:{imported.line}: {complaint}")
+    return found + [f"these import each other in a circle: {' -> '.join(cycle)}" for cycle in _cycles(edges)]
+
+
+def imports(path: Path) -> Iterator[Import]:
+    """All imports of a file, those inside functions too."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (Import(alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (Import(f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+
+
+def _complaint(unit: str, imported: str, edges: dict[str, set[str]]) -> str | None:
+    """Why `unit` may not import this name, or None; a legal edge between units is added to `edges`."""
+    top, _, rest = imported.partition(".")
+    if top == "torch" and any(unit in layer for layer in TORCH_FREE):
+        return f"{unit} must not import torch"
+    if top != "fuseplan" or rest in ANYONE_MAY_READ:
+        return None
+    other = _unit(imported)
+    if other is None:
+        return None if _rank(unit) == len(LAYERS) - 1 else f"{unit} imports {imported}: name the module it comes from"
+    if _rank(other) > _rank(unit):
+        return f"{unit} must not import {other}, which builds on it"
+    if other != unit:
+        edges.setdefault(unit, set()).add(other)
+    return None
+
+
+def _unit(name: str) -> str | None:
+    """The entry of LAYERS that a dotted name of fuseplan belongs to: the longest one that fits."""
+    parts = name.split(".")[1:]
+    known = {unit for layer in LAYERS for unit in layer}
+    prefixes = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+    return next((prefix for prefix in prefixes if prefix in known), None)
+
+
+def _rank(unit: str) -> int:
+    return next(rank for rank, layer in enumerate(LAYERS) if unit in layer)
+
+
+def _cycles(edges: Mapping[str, set[str]]) -> list[list[str]]:
+    """The first circle of imports among the units, if there is one."""
+    done: set[str] = set()
+
+    def walk(unit: str, path: list[str]) -> list[str] | None:
+        if unit in path:
+            return [*path[path.index(unit) :], unit]
+        if unit in done:
+            return None
+        done.add(unit)
+        return next((found for other in sorted(edges.get(unit, ())) if (found := walk(other, [*path, unit]))), None)
+
+    return [cycle for cycle in (walk(unit, []) for unit in sorted(edges)) if cycle][:1]
+
+
+if __name__ == "__main__":
+    problems = violations(modules(ROOT))
+    print("\n".join(problems), file=sys.stderr, end="\n" if problems else "")
+    sys.exit(bool(problems))
