@@ -36,7 +36,7 @@ def violations(sources: Mapping[str, Path]) -> list[str]:
     found = []
     edges: dict[str, set[str]] = {}
     for module, path in sorted(sources.items()):
-        unit = _unit(module)
+        unit = unit_of(module)
         if unit is None:
             if module != "fuseplan":
                 found.append(f"{path}: {module} has no layer: give it one in {Path(__file__).name}")
@@ -48,6 +48,16 @@ def violations(sources: Mapping[str, Path]) -> list[str]:
     return found + [f"these import each other in a circle: {' -> '.join(cycle)}" for cycle in _cycles(edges)]
 
 
+def torch_in(folder: Path) -> list[str]:
+    """One line for each import of torch under a folder that is to run without it: the tests of planning."""
+    return [
+        f"{path}:{imported.line}: what is here runs without torch"
+        for path in sorted(folder.rglob("*.py"))
+        for imported in imports(path)
+        if imported.name.split(".")[0] == "torch"
+    ]
+
+
 def imports(path: Path) -> Iterator[Import]:
     """All imports of a file, those inside functions too."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -57,6 +67,14 @@ def imports(path: Path) -> Iterator[Import]:
             yield from (Import(f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
 
 
+def unit_of(name: str) -> str | None:
+    """The entry of LAYERS that a dotted name of fuseplan belongs to: the longest one that fits."""
+    parts = name.split(".")[1:]
+    known = {unit for layer in LAYERS for unit in layer}
+    prefixes = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+    return next((prefix for prefix in prefixes if prefix in known), None)
+
+
 def _complaint(unit: str, imported: str, edges: dict[str, set[str]]) -> str | None:
     """Why `unit` may not import this name, or None; a legal edge between units is added to `edges`."""
     top, _, rest = imported.partition(".")
@@ -64,7 +82,7 @@ def _complaint(unit: str, imported: str, edges: dict[str, set[str]]) -> str | No
         return f"{unit} must not import torch"
     if top != "fuseplan" or rest in ANYONE_MAY_READ:
         return None
-    other = _unit(imported)
+    other = unit_of(imported)
     if other is None:
         return None if _rank(unit) == len(LAYERS) - 1 else f"{unit} imports {imported}: name the module it comes from"
     if _rank(other) > _rank(unit):
@@ -72,14 +90,6 @@ def _complaint(unit: str, imported: str, edges: dict[str, set[str]]) -> str | No
     if other != unit:
         edges.setdefault(unit, set()).add(other)
     return None
-
-
-def _unit(name: str) -> str | None:
-    """The entry of LAYERS that a dotted name of fuseplan belongs to: the longest one that fits."""
-    parts = name.split(".")[1:]
-    known = {unit for layer in LAYERS for unit in layer}
-    prefixes = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
-    return next((prefix for prefix in prefixes if prefix in known), None)
 
 
 def _rank(unit: str) -> int:
@@ -102,6 +112,6 @@ def _cycles(edges: Mapping[str, set[str]]) -> list[list[str]]:
 
 
 if __name__ == "__main__":
-    problems = violations(modules(ROOT))
+    problems = violations(modules(ROOT)) + torch_in(ROOT / "tests" / "unit")
     print("\n".join(problems), file=sys.stderr, end="\n" if problems else "")
     sys.exit(bool(problems))

@@ -35,3 +35,7 @@ def listed_packages(root: Path) -> list[str]:
     if block is None:
         raise SystemExit("pyproject.toml: found no `packages = [` list")
     return re.findall(r'"([^"]+)"', block.group(1))
+
+
+if __name__ == "__main__":
+    print("\n".join(modules(ROOT)))

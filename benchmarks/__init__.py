@@ -1,0 +1,1 @@
+"""Measurements, each a module with `measure(arguments)`; `scripts/bench NAME` runs one and writes its result file."""

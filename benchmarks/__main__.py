@@ -1,0 +1,30 @@
+"""`scripts/bench NAME`: run one benchmark, print what it measured, and write the result file."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib import import_module
+from pathlib import Path
+
+from benchmarks.result import write_result
+
+NOT_BENCHMARKS = {"__init__", "__main__", "result"}
+
+
+def main(arguments: list[str]) -> int:
+    """Run the benchmark that the first argument names."""
+    names = sorted({path.stem for path in Path(__file__).parent.glob("*.py")} - NOT_BENCHMARKS)
+    if not arguments or arguments[0] not in names:
+        print(f"usage: scripts/bench NAME [ARGUMENTS], where NAME is one of: {', '.join(names)}", file=sys.stderr)
+        return 2
+    name, *rest = arguments
+    measured = import_module(f"benchmarks.{name}").measure(rest)
+    path = write_result(name, rest, measured)
+    print(json.dumps(measured, indent=2))
+    print(f"written to {path}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,89 @@
+"""The result files: every figure stands with the command that measured it and what it was measured on."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PACKAGES = ("torch", "triton", "numpy", "transformers", "nvfuser-cu130-torch210", "nvfuser-cu128-torch210")
+
+
+def write_result(name: str, arguments: Sequence[str], results: Any) -> Path:
+    """Write what benchmark `name` measured to benchmarks/results/, and return the file.
+
+    On a GPU machine the file is NAME.gpu.json: a figure of a CPU must not stand in the place of one of a GPU.
+    """
+    machine = environment()
+    path = RESULTS / (f"{name}.gpu.json" if "gpu" in machine else f"{name}.json")
+    content = {
+        "command": shlex.join(["scripts/bench", name, *arguments]),
+        "when": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "commit": commit(),
+        "environment": machine,
+        "results": results,
+    }
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    return path
+
+
+def environment() -> dict[str, Any]:
+    """The machine and the versions that a measurement is true for."""
+    found: dict[str, Any] = {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu": _cpu(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "packages": {name: number for name in PACKAGES if (number := _version(name))},
+    }
+    return found | _gpu()
+
+
+def commit() -> str:
+    """The commit measured, with a + where the working tree differs from it."""
+    try:
+        # Result files are what a benchmark writes: one alone does not make the code another.
+        described = _output("git", "-C", str(ROOT), "status", "--porcelain", "--", ".", ":!benchmarks/results")
+        return _output("git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD") + ("+" if described else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown: not in a git checkout"
+
+
+def _gpu() -> Mapping[str, Any]:
+    query = ("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
+    try:
+        lines = _output(*query).splitlines()
+    except (OSError, subprocess.CalledProcessError):
+        return {}
+    return {"gpu": lines[0], "gpus": len(lines)} if lines else {}
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor()
+    )
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
