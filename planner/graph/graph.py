@@ -1,0 +1,121 @@
+"""The Graph itself: what capture makes, and what segments, plans and the database speak of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from fuseplan.errors import GraphError
+from fuseplan.graph import canon, parse
+from fuseplan.graph.ir import Arg, Constant, Op, OpaqueType, Symbol, Type, Value
+from fuseplan.graph.printing import graph_expression, listing
+from fuseplan.graph.validate import validate
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Graph:
+    """A program: inputs, small constants, ops in order, outputs (refs, numbers or None), and its symbols.
+
+    >>> x = Value("x", TensorType("float32", (8, 16), (16, 1)))
+    >>> y = Value("y", TensorType("float32", (8, 16), (16, 1)))
+    >>> graph = Graph((x,), (Op("aten.relu.default", (Ref("x"),), (), (y,)),), (Ref("y"),))
+    >>> print(graph)
+    def graph(
+        x,  # cpu float32[8, 16]
+    ):
+        y = aten.relu.default(x)  # cpu float32[8, 16]
+        return y
+    >>> Graph.from_json(graph.to_json()) == graph
+    True
+    """
+
+    inputs: tuple[Value, ...]
+    ops: tuple[Op, ...]
+    outputs: tuple[Arg, ...]
+    constants: tuple[Constant, ...] = ()
+    symbols: tuple[Symbol, ...] = ()
+
+    def validate(self) -> None:
+        """Raise GraphError, with the place, unless the graph is well-formed. Opaque ops are well-formed."""
+        return self._valid
+
+    @cached_property
+    def _valid(self) -> None:
+        validate(self)
+
+    @cached_property
+    def opaque(self) -> tuple[str, ...]:
+        """Why the graph cannot be written down: one reason for each opaque op or value; empty if it can be."""
+        reasons = [f"input {v.name} {v.type.why}" for v in self.inputs if isinstance(v.type, OpaqueType)]
+        for index, op in enumerate(self.ops):
+            if op.opaque is not None:
+                reasons.append(f"op {index} {op.target} {op.opaque}")
+            reasons.extend(
+                f"op {index} {op.target}: its output {value.name} {value.type.why}"
+                for value in op.outputs
+                if isinstance(value.type, OpaqueType)
+            )
+        return tuple(reasons)
+
+    @cached_property
+    def key(self) -> str:
+        """What the program is, whatever its names: the sha256 of its canonical JSON with all names renumbered.
+
+        Equal for values, symbols and devices under other names, for other hints, and with unused constants or
+        symbols; different for everything else. A graph that is malformed or opaque has none: GraphError.
+        """
+        self._refuse_opaque()
+        return canon.key(self)
+
+    def to_json(self) -> str:
+        """The graph as canonical JSON: one text per graph, one op a line; `from_json` gives the equal graph."""
+        self._refuse_opaque()
+        return canon.to_json(self)
+
+    @classmethod
+    def from_json(cls, text: str) -> Graph:
+        """Read what `to_json` wrote; GraphError, with the place, for anything else."""
+        graph = cls(*parse.fields(text))
+        graph.validate()
+        return graph
+
+    def _refuse_opaque(self) -> None:
+        self.validate()
+        if self.opaque:
+            more = f" (and {len(self.opaque) - 1} more)" if len(self.opaque) > 1 else ""
+            raise GraphError(f"cannot be written down: {self.opaque[0]}{more}")
+
+    @cached_property
+    def types(self) -> Mapping[str, Type]:
+        """The type of each value, by name."""
+        values = [*self.inputs, *(constant.value for constant in self.constants)]
+        values.extend(value for op in self.ops for value in op.outputs)
+        return {value.name: value.type for value in values}
+
+    @cached_property
+    def producer(self) -> Mapping[str, int]:
+        """The index of the op that gives each value; inputs and constants have none."""
+        return {value.name: index for index, op in enumerate(self.ops) for value in op.outputs}
+
+    @cached_property
+    def users(self) -> Mapping[str, tuple[int, ...]]:
+        """The indices of the ops that read each value, in order; empty for one that no op reads."""
+        found: dict[str, list[int]] = {name: [] for name in self.types}
+        for index, op in enumerate(self.ops):
+            for name in op.reads:
+                found.setdefault(name, []).append(index)
+        return {name: tuple(indices) for name, indices in found.items()}
+
+    def __eq__(self, other: object) -> bool:
+        """Equal to the letter, names included; for the same program under other names compare keys."""
+        return self is other or (repr(self) == repr(other) if isinstance(other, Graph) else NotImplemented)
+
+    def __hash__(self) -> int:
+        return hash(repr(self) if self.opaque else self.key)
+
+    def __repr__(self) -> str:
+        return graph_expression(self)
+
+    def __str__(self) -> str:
+        return listing(self)
