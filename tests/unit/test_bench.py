@@ -1,0 +1,33 @@
+"""`scripts/bench` and the result files: what stands beside a figure."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import result
+from checks.project import ROOT
+
+
+def test_an_unknown_name_gets_the_known_ones() -> None:
+    command = [sys.executable, "-m", "benchmarks", "nonesuch"]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.returncode == 2
+    assert "import_time" in ran.stderr
+    assert "__init__" not in ran.stderr
+
+
+def test_a_result_says_what_was_measured_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(result, "RESULTS", tmp_path / "results")
+    path = result.write_result("graph", ["--ops", "10 000"], {"seconds": 0.5})
+    content = json.loads(path.read_text())
+    assert path.name in ("graph.json", "graph.gpu.json")
+    assert content["command"] == "scripts/bench graph --ops '10 000'"
+    assert content["results"] == {"seconds": 0.5}
+    assert content["commit"]
+    assert content["environment"]["cores"] >= 1
+    assert content["environment"]["python"].startswith(f"{sys.version_info.major}.{sys.version_info.minor}.")
