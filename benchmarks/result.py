@@ -7,7 +7,7 @@ import os
 import platform
 import shlex
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -46,7 +46,8 @@ def environment() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "packages": {name: number for name in PACKAGES if (number := _version(name))},
     }
-    return found | _gpu()
+    found.update(_gpu())
+    return found
 
 
 def commit() -> str:
@@ -59,7 +60,7 @@ def commit() -> str:
         return "unknown: not in a git checkout"
 
 
-def _gpu() -> Mapping[str, Any]:
+def _gpu() -> dict[str, Any]:
     query = ("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
     try:
         lines = _output(*query).splitlines()

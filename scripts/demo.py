@@ -31,7 +31,8 @@ class Block(nn.Module):
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(attended.transpose(1, 2).reshape(batch, length, width))
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
+        fed: Tensor = self.down(F.gelu(self.up(self.norm2(x))))
+        return x + fed
 
 
 class GeluBetweenViews(nn.Module):
