@@ -1,0 +1,75 @@
+"""The fixed sample of OpInfo cases that CI runs; `scripts/opinfo` runs them all. And: the tester sees what is wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from opinfo import cases, compare, pool, summary
+from opinfo.outcome import Outcome
+from opinfo.verdict import Row
+from opinfo.worker import Settings
+
+CHUNKS = 4
+DTYPES_PER_OP = 2  # one case of each: about 1,350 cases
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_sampled_cases_that_pass_with_aot_eager_pass_with_fuseplan(chunk: int) -> None:
+    groups = cases.sample_groups(cases.groups("cpu", None, list(cases.DTYPES)), DTYPES_PER_OP)
+    rows: list[Row] = []
+    pool.run(pool.Job(tuple(groups[chunk::CHUNKS]), Settings(), pick=1), rows.append)
+
+    assert [(pool.case_of(row).key, row.reason, row.detail) for row in summary.bad(rows)] == []
+    passed = [row for row in rows if row.status == "passed"]
+    assert len(passed) >= 0.7 * len(groups[chunk::CHUNKS])  # "not applicable" must not swallow the sample
+
+
+def _eager() -> Outcome:
+    given = torch.tensor([1.0, 2.0, 3.0, 4.0]).reshape(2, 2)
+    return Outcome([given.exp()], [given], [given.exp()], ((-1, -1, -1),))
+
+
+def _kind(got: Outcome) -> str | None:
+    eager = _eager()
+    wide = Outcome([eager.inputs[0].double().exp()], [eager.inputs[0].double()], [eager.inputs[0].double().exp()])
+    found = compare.difference(got, eager, compare.Rules(lambda: wide))
+    return None if found is None else found.kind
+
+
+def test_a_last_bit_is_forgiven_and_no_more() -> None:
+    eager = _eager()
+    nearly = torch.nextafter(eager.outputs[0], torch.tensor(0.0))
+    assert _kind(eager) is None
+    assert _kind(dataclasses.replace(eager, outputs=[nearly])) is None
+    assert _kind(dataclasses.replace(eager, outputs=[eager.outputs[0] * (1 + 1e-5)])) == "output values"
+    assert not compare.same_bits(dataclasses.replace(eager, outputs=[nearly]), eager)
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        ({"outputs": [_eager().outputs[0].double()]}, "output dtype"),
+        ({"outputs": [_eager().outputs[0].t().contiguous().t()]}, "output strides"),
+        ({"outputs": [_eager().outputs[0][:1]]}, "output shape"),
+        ({"outputs": []}, "outputs"),
+        ({"inputs": [_eager().inputs[0] + 1]}, "input values"),
+        ({"grads": [None]}, "gradient value"),
+        ({"grads": [_eager().grads[0] * float("nan")]}, "gradient values"),  # type: ignore[operator]
+        ({"aliases": ((0, 0, -1),)}, "aliasing"),
+        ({"error": "RuntimeError: no"}, "raises"),
+    ],
+)
+def test_what_a_caller_could_notice_is_a_difference(change: dict[str, object], kind: str) -> None:
+    assert _kind(dataclasses.replace(_eager(), **change)) == kind  # type: ignore[arg-type]
+
+
+def test_random_numbers_must_be_equal_to_the_bit() -> None:
+    eager = _eager()
+    nearly = torch.nextafter(eager.outputs[0], torch.tensor(0.0))
+    found = compare.difference(dataclasses.replace(eager, outputs=[nearly]), eager, compare.Rules(lambda: None))
+    assert found is not None
+    assert found.kind == "output values"
