@@ -1,0 +1,62 @@
+"""Sizes as fuseplan writes them: torch's symbolic integers, renamed by first use so that equal programs read equal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sympy
+import torch
+
+from fuseplan.graph import Dim, Symbol
+
+
+def hint_of(shape_env: Any, symbol: sympy.Symbol) -> int | None:
+    """Return the size that was seen for a symbol; `backed_var_to_val` is how torch 2.12 and later spell it."""
+    seen = getattr(shape_env, "backed_var_to_val", None)
+    value = (shape_env.var_to_val if seen is None else seen).get(symbol)
+    return int(value) if value is not None and getattr(value, "is_Integer", False) else None
+
+
+class Symbols:
+    """Gives each symbol of one program its short name, in the order in which they are met."""
+
+    def __init__(self) -> None:
+        self._new: dict[sympy.Symbol, sympy.Symbol] = {}
+        self._seen: dict[sympy.Symbol, Symbol] = {}
+        self._texts: dict[sympy.Expr, str] = {}
+
+    def dim(self, size: Any) -> Dim:
+        """Write one size or stride: an int, or an expression over renamed symbols."""
+        if isinstance(size, int):
+            return int(size)
+        text = self.expr(size)
+        return int(text) if text.lstrip("-").isdigit() else text
+
+    def expr(self, number: Any) -> str:
+        """Write the expression behind a SymInt, SymFloat or SymBool (or a plain number)."""
+        if not isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return repr(number)
+        expression = number.node.expr
+        if expression not in self._texts:
+            for symbol in sorted(expression.free_symbols, key=str):
+                self._meet(symbol, number.node.shape_env)
+            self._texts[expression] = str(expression.xreplace(self._new))
+        return self._texts[expression]
+
+    def _meet(self, symbol: sympy.Symbol, shape_env: Any) -> None:
+        if symbol in self._new:
+            return
+        name = f"s{len(self._new)}"
+        # same assumptions, so that sympy simplifies and sorts the renamed expression as it did the first one
+        self._new[symbol] = sympy.Symbol(name, **symbol._assumptions_orig)
+        bounds = shape_env.var_to_range.get(symbol)
+        low, high = (None, None) if bounds is None else (_bound(bounds.lower), _bound(bounds.upper))
+        self._seen[symbol] = Symbol(name, low if low is not None else -(2**63), high, hint_of(shape_env, symbol))
+
+    def seen(self) -> tuple[Symbol, ...]:
+        """All symbols met so far, in order."""
+        return tuple(self._seen.values())
+
+
+def _bound(limit: Any) -> int | None:
+    return int(limit) if getattr(limit, "is_Integer", False) and abs(int(limit)) < 2**62 else None

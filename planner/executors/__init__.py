@@ -1,0 +1,1 @@
+def executors(): return {}

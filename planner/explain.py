@@ -1,0 +1,95 @@
+"""`explain`: each graph of a compiled program, its key, its plan, and why that plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from fuseplan.backend import programs_of
+from fuseplan.plan import Plan, SegmentedPlan, WholePlan
+from fuseplan.runtime import GraphRecord, Program
+
+
+def explain(compiled: Any, *, graphs: bool = True) -> str:
+    """Return a text about everything that was compiled for `compiled` so far; print it to read it.
+
+    `compiled` is what ``torch.compile(…, backend="fuseplan")`` or ``fuseplan.compile`` returned. With ``graphs=False``
+    the operators are left out.
+
+    >>> import torch
+    >>> import fuseplan
+    >>> double = fuseplan.compile(lambda x: x * 2, plan="aten")
+    >>> _ = double(torch.ones(2))
+    >>> print(fuseplan.explain(double, graphs=False))  # doctest: +ELLIPSIS
+    program 1 of 1: key ...
+      plan: segmented, saving min-cut, launch plain
+      why: asked for by option
+      inference graph ...: 1 op, all under ATen
+    """
+    wrapper = _wrapper(compiled)
+    if wrapper is None:
+        return "This was not compiled by torch.compile with backend fuseplan."
+    programs = programs_of(wrapper)
+    if not programs:
+        return "Nothing has been compiled yet: call it once, then ask again."
+    texts = [_program(p, f"program {i} of {len(programs)}", graphs) for i, p in enumerate(programs, 1)]
+    return "\n\n".join(texts)
+
+
+def _wrapper(compiled: Any) -> object | None:
+    """Find the object that torch.compile made; a module keeps it in its context, a function in its closure."""
+    context = getattr(compiled, "dynamo_ctx", None)
+    candidates = [context.callback] if context is not None else []
+    candidates += [cell.cell_contents for cell in getattr(compiled, "__closure__", None) or () if _filled(cell)]
+    for candidate in candidates:
+        while hasattr(candidate, "_torchdynamo_orig_backend"):
+            candidate = candidate._torchdynamo_orig_backend
+            if type(candidate).__name__ == "_TorchCompileWrapper":
+                return candidate  # type: ignore[no-any-return]
+    return None
+
+
+def _filled(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False
+
+
+def _program(program: Program, title: str, graphs: bool) -> str:
+    identity = f"key {program.key}" if program.key else f"no key, since {program.unkeyable}"
+    lines = [f"{title}: {identity}", f"  plan: {describe(program.plan)}", f"  why: {program.why}"]
+    for record in program.graphs:
+        lines.extend(f"  {line}" for line in _graph(record, graphs))
+    if isinstance(program.plan, WholePlan):
+        lines.append(f"  its Dynamo graph goes to {program.plan.executor} as it is, so there is no ATen graph to show")
+    return "\n".join(lines)
+
+
+def describe(plan: Plan) -> str:
+    """Say in a few words what a plan does."""
+    if isinstance(plan, WholePlan):
+        return f"whole program under {plan.executor}" + (f", mode {plan.mode}" if plan.mode != "default" else "")
+    assert isinstance(plan, SegmentedPlan)
+    greedy = f", all that {plan.greedy} takes in maximal fusions" if plan.greedy else ""
+    return f"segmented, saving {plan.saving}, launch {plan.launch}{greedy}"
+
+
+def _graph(record: GraphRecord, listing: bool) -> Iterator[str]:
+    graph = record.graph
+    opaque = graph.opaque
+    name = f"{record.role} graph, no key" if opaque else f"{record.role} graph {graph.key}"
+    inside = sum(len(region.ops) for region in record.regions if region.fallback is None)
+    count = len(graph.ops)
+    where = "all under ATen" if not inside else f"{inside} in {len(record.regions)} regions, the rest under ATen"
+    yield f"{name}: {count} op{'s' * (count != 1)}, {where}"
+    for why in opaque:
+        yield f"  cannot be exported: {why}"
+    for region in record.regions:
+        size = f"{len(region.ops)} op{'s' * (len(region.ops) != 1)}"
+        if region.fallback is None:
+            yield f"  region of {size} under {region.executor} ({region.variant})"
+        else:
+            yield f"  region of {size} under ATen, not {region.executor}: {region.fallback}"
+    if listing:
+        yield from (f"  {line}" for line in str(graph).splitlines())

@@ -1,0 +1,50 @@
+"""What a caller may ask of the backend, checked before anything is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from fuseplan.errors import OptionError, PlanError
+from fuseplan.plan import MODES, Plan
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of ``torch.compile(…, backend="fuseplan", options={…})``.
+
+    >>> Options.parse({"plan": "eager"}).plan
+    WholePlan(executor='eager', mode='default')
+    """
+
+    plan: Plan | None = None
+    """A plan, or the name of one, for every program; None takes the best that is known of each."""
+    mode: str = "default"
+    """The mode that Inductor has where a program runs under torch.compile's own path."""
+
+    @staticmethod
+    def parse(options: Mapping[str, Any] | None, mode: str | None = None) -> Options:
+        """Return checked options; OptionError names what is wrong and what is known."""
+        given = dict(options or {})
+        known = [field.name for field in fields(Options)]
+        unknown = sorted(set(given) - set(known))
+        if unknown:
+            raise OptionError(f"fuseplan has no option {', '.join(map(repr, unknown))}; known are {', '.join(known)}")
+        chosen = given.get("mode") or mode or "default"
+        if chosen not in MODES:
+            raise OptionError(f"fuseplan has no mode {chosen!r}; known are {', '.join(MODES)}")
+        return Options(_plan(given.get("plan", "auto")), chosen)
+
+
+def _plan(value: object) -> Plan | None:
+    if value is None or value == "auto":
+        return None
+    if isinstance(value, Plan):
+        return value
+    if not isinstance(value, str):
+        raise OptionError(f"option plan takes a Plan or the name of one, not a {type(value).__name__}")
+    try:
+        return Plan.named(value)
+    except PlanError as error:
+        raise OptionError(f"{error}, or auto") from None

@@ -1,0 +1,167 @@
+"""Plans: what runs a program, and how it is cut. Closed-schema JSON; no code, no path, no torch.
+
+A plan is *whole* (the Dynamo graph goes to one compiler as it is) or *segmented* (AOTAutograd's graphs are cut into
+regions, each with its executor). A graph for which a segmented plan holds no part runs under ATen, op by op.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from fuseplan.errors import PlanError
+from fuseplan.segment import Region, Segmentation
+
+WHOLE_EXECUTORS = ("eager", "inductor")
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+SAVING = ("min-cut", "all")
+LAUNCHES = ("plain", "cudagraph")
+NAMED = ("aten", "eager", "inductor", "nvfuser-greedy")
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The base of both kinds of plan.
+
+    >>> Plan.named("inductor")
+    WholePlan(executor='inductor', mode='default')
+    >>> Plan.from_json(Plan.named("aten").to_json()) == Plan.named("aten")
+    True
+    """
+
+    @staticmethod
+    def named(name: str) -> Plan:
+        """Return one of the plans that exist without tuning: aten, eager, inductor, nvfuser-greedy."""
+        if name in WHOLE_EXECUTORS:
+            return WholePlan(name)
+        if name == "aten":
+            return SegmentedPlan()
+        if name == "nvfuser-greedy":
+            return SegmentedPlan(greedy="nvfuser")
+        raise PlanError(f"there is no plan called {name!r}; known are {', '.join(NAMED)}")
+
+    def to_json(self) -> str:
+        """Return the plan as one line of canonical JSON."""
+        return json.dumps(self._fields(), sort_keys=True, separators=(",", ":"))
+
+    @staticmethod
+    def from_json(text: str) -> Plan:
+        """Return the plan that `text` spells, or raise PlanError saying what is wrong with it."""
+        try:
+            data = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise PlanError(f"a plan must be JSON: {error}") from None
+        return _parse(data)
+
+    def _fields(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class WholePlan(Plan):
+    """The whole program under torch.compile's own Inductor, or eager."""
+
+    executor: str
+    mode: str = "default"
+
+    def __post_init__(self) -> None:
+        _member("executor of a whole plan", self.executor, WHOLE_EXECUTORS)
+        _member("mode", self.mode, MODES)
+        if self.executor == "eager" and self.mode != "default":
+            raise PlanError(f"mode {self.mode!r} is Inductor's; eager has none")
+
+    def _fields(self) -> dict[str, Any]:
+        return {"format": _FORMAT, "kind": "whole", "executor": self.executor, "mode": self.mode}
+
+
+@dataclass(frozen=True)
+class Part:
+    """How one graph of a program is cut: the graph's role and key, and its segmentation."""
+
+    role: str  # "inference", "forward" or "backward"
+    graph: str
+    segmentation: Segmentation
+
+
+@dataclass(frozen=True)
+class SegmentedPlan(Plan):
+    """A program cut into regions. `greedy` names an executor that takes all it can where no part is stored."""
+
+    parts: tuple[Part, ...] = ()
+    saving: str = "min-cut"
+    launch: str = "plain"
+    greedy: str | None = None
+
+    def __post_init__(self) -> None:
+        _member("saving policy", self.saving, SAVING)
+        _member("launch", self.launch, LAUNCHES)
+
+    def part(self, role: str, graph_key: str | None) -> Part | None:
+        """Return the part that is meant for this graph; PlanError if the plan holds one for another graph."""
+        for part in self.parts:
+            if part.role == role:
+                if part.graph != graph_key:
+                    raise PlanError(f"the plan was made for {role} graph {part.graph[:12]}, not {str(graph_key)[:12]}")
+                return part
+        return None
+
+    def _fields(self) -> dict[str, Any]:
+        return {
+            "format": _FORMAT,
+            "kind": "segmented",
+            "saving": self.saving,
+            "launch": self.launch,
+            "greedy": self.greedy,
+            "parts": [
+                {
+                    "role": part.role,
+                    "graph": part.graph,
+                    "regions": [
+                        {"ops": list(region.ops), "executor": region.executor, "variant": region.variant}
+                        for region in part.segmentation.regions
+                    ],
+                }
+                for part in self.parts
+            ],
+        }
+
+
+def _member(what: str, value: object, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise PlanError(f"{what} {value!r} is not one of {', '.join(known)}")
+
+
+def _parse(data: Any) -> Plan:
+    kind = data.get("kind") if isinstance(data, dict) else None
+    if kind == "whole":
+        _exactly(data, "a whole plan", {"format": int, "kind": str, "executor": str, "mode": str})
+        return WholePlan(data["executor"], data["mode"])
+    if kind == "segmented":
+        fields = {"format": int, "kind": str, "saving": str, "launch": str, "greedy": (str, type(None)), "parts": list}
+        _exactly(data, "a segmented plan", fields)
+        return SegmentedPlan(tuple(map(_parse_part, data["parts"])), data["saving"], data["launch"], data["greedy"])
+    raise PlanError("a plan must be an object whose kind is whole or segmented")
+
+
+def _parse_part(data: Any) -> Part:
+    _exactly(data, "a part of a plan", {"role": str, "graph": str, "regions": list})
+    return Part(data["role"], data["graph"], Segmentation(tuple(map(_parse_region, data["regions"]))))
+
+
+def _parse_region(data: Any) -> Region:
+    _exactly(data, "a region of a plan", {"ops": list, "executor": str, "variant": str})
+    if not all(type(op) is int and op >= 0 for op in data["ops"]):
+        raise PlanError("the ops of a region must be positions in the graph")
+    return Region(tuple(data["ops"]), data["executor"], data["variant"])
+
+
+def _exactly(data: Any, what: str, fields: dict[str, Any]) -> None:
+    if not isinstance(data, dict) or set(data) != set(fields):
+        raise PlanError(f"{what} has exactly the fields {', '.join(sorted(fields))}")
+    for name, kind in fields.items():
+        if not isinstance(data[name], kind) or isinstance(data[name], bool):
+            raise PlanError(f"field {name} of {what} has the wrong type")
+    if data.get("format", _FORMAT) != _FORMAT:
+        raise PlanError(f"{what} has format {data['format']}; this fuseplan reads format {_FORMAT}")

@@ -1,0 +1,41 @@
+"""Whether Inductor can compile for the devices of a program on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+
+def missing_compiler(gm: GraphModule, example_inputs: Sequence[Any]) -> str | None:
+    """Return None where Inductor has a compiler for every device of the program, else what is missing."""
+    found = (_missing(device) for device in _devices(gm, example_inputs))
+    return next((reason for reason in found if reason is not None), None)
+
+
+def _devices(gm: GraphModule, example_inputs: Sequence[Any]) -> set[str]:
+    tensors = [value for value in example_inputs if isinstance(value, torch.Tensor)]
+    made = [node.meta.get("example_value") for node in gm.graph.nodes if node.op != "placeholder"]
+    tensors += [value for value in made if isinstance(value, torch.Tensor)]
+    return {tensor.device.type for tensor in tensors}
+
+
+@cache
+def _missing(device: str) -> str | None:
+    if device == "cpu":
+        from torch._inductor.cpp_builder import get_cpp_compiler
+        from torch._inductor.exc import InvalidCxxCompiler
+
+        try:
+            get_cpp_compiler()
+        except (InvalidCxxCompiler, RuntimeError) as error:
+            return f"no C++ compiler ({str(error).strip().splitlines()[0]}); install g++ or clang++"
+        return None
+    if device in ("cuda", "xpu"):
+        from torch.utils._triton import has_triton
+
+        return None if has_triton() else "no working Triton; install triton"
+    return None

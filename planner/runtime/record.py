@@ -1,0 +1,38 @@
+"""What is remembered of each program that was compiled, for `explain`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fuseplan.graph import Graph
+from fuseplan.plan import Plan
+
+
+@dataclass(frozen=True)
+class GraphRecord:
+    """One ATen graph of a program: its role, the Graph, and what became of each region of its plan."""
+
+    role: str
+    graph: Graph
+    regions: tuple[RegionRecord, ...] = ()
+
+
+@dataclass(frozen=True)
+class RegionRecord:
+    """One region as it runs: which ops, under which executor, and why not under the planned one."""
+
+    ops: tuple[int, ...]
+    executor: str
+    variant: str
+    fallback: str | None = None
+
+
+@dataclass
+class Program:
+    """A program that was compiled here. Its graphs are added as AOTAutograd makes them, the backward last."""
+
+    key: str | None
+    unkeyable: str | None
+    plan: Plan
+    why: str
+    graphs: list[GraphRecord] = field(default_factory=list)

@@ -1,0 +1,33 @@
+"""Plan and program in, callable out: the one place where a plan is carried out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch.fx import GraphModule
+
+from fuseplan.plan import Plan, SegmentedPlan, WholePlan
+from fuseplan.runtime.record import Program
+from fuseplan.runtime.segmented import compile_segmented
+
+Callee = Callable[..., Any]
+
+
+def replay(plan: Plan, gm: GraphModule, example_inputs: Sequence[Any], program: Program) -> Callee:
+    """Return what runs `gm` under `plan`, and note in `program` what became of it."""
+    if isinstance(plan, SegmentedPlan):
+        return compile_segmented(plan, gm, example_inputs, program)
+    assert isinstance(plan, WholePlan)
+    return _compile_whole(plan, gm, example_inputs)
+
+
+def _compile_whole(plan: WholePlan, gm: GraphModule, example_inputs: Sequence[Any]) -> Callee:
+    if plan.executor == "eager":
+        return gm.forward  # type: ignore[no-any-return]
+    # The import takes seconds and a machine without a compiler never needs it.
+    from torch._inductor import list_mode_options
+    from torch._inductor.compile_fx import compile_fx
+
+    patches = None if plan.mode == "default" else list_mode_options(plan.mode)
+    return compile_fx(gm, list(example_inputs), config_patches=patches)  # type: ignore[no-any-return]

@@ -1,0 +1,7 @@
+"""Cutting a Graph into regions: what a region is, and which cuts are legal. Imports no torch."""
+
+from fuseplan.segment.legality import check_segmentation
+from fuseplan.segment.order import order_edges
+from fuseplan.segment.region import Region, Segmentation, extract
+
+__all__ = ["Region", "Segmentation", "check_segmentation", "extract", "order_edges"]

@@ -1,0 +1,94 @@
+"""Regions: sets of ops that one executor runs as a unit, and the Graph that each of them is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fuseplan.graph import Graph, Op, Ref, ScalarType, TensorType, Value
+from fuseplan.graph.ir import Arg
+
+_NAME = re.compile(r"[A-Za-z_]\w*")
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Some ops of a graph, by position, with who runs them and how."""
+
+    ops: tuple[int, ...]
+    executor: str
+    variant: str = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Segmentation:
+    """A cut of a graph. Ops in no region run one by one under ATen."""
+
+    regions: tuple[Region, ...] = ()
+
+
+def extract(graph: Graph, ops: Iterable[int]) -> Graph:
+    """Return the Graph of a region: `ops` of `graph`, what they read as inputs, what others read of them as outputs.
+
+    Values keep their names, so that the inputs and outputs of the region are found in the graph again. Every symbol
+    that the region needs is an input, where `graph` has a value that holds it.
+    """
+    inside = sorted(set(ops))
+    chosen = [graph.ops[i] for i in inside]
+    made = {value.name for op in chosen for value in op.outputs}
+    read = {name: None for op in chosen for name in op.reads if name not in made}
+    holders = _symbol_holders(graph)
+    types = graph.types
+    for symbol in _symbols_of([*(types[name] for name in read), *(v.type for op in chosen for v in op.outputs)]):
+        holder = holders.get(symbol)
+        if holder is not None and holder not in made:
+            read.setdefault(holder, None)
+    inputs = tuple(Value(name, types[name]) for name in read)
+    outputs = tuple(Ref(name) for name in _escaping(graph, set(inside), chosen))
+    return _with_symbols(graph, inputs, chosen, outputs)
+
+
+def _escaping(graph: Graph, inside: set[int], chosen: list[Op]) -> list[str]:
+    kept = {name for arg in graph.outputs for name in _refs(arg)}
+    users = graph.users
+    return [
+        value.name
+        for op in chosen
+        for value in op.outputs
+        if value.name in kept or any(user not in inside for user in users.get(value.name, ()))
+    ]
+
+
+def _refs(arg: Arg) -> list[str]:
+    if isinstance(arg, Ref):
+        return [arg.name]
+    return [name for item in arg for name in _refs(item)] if isinstance(arg, tuple) else []
+
+
+def _symbol_holders(graph: Graph) -> dict[str, str]:
+    """For each symbol, the first value that is that symbol alone."""
+    names = {symbol.name for symbol in graph.symbols}
+    holders: dict[str, str] = {}
+    if not names:
+        return holders
+    for value in (*graph.inputs, *(v for op in graph.ops for v in op.outputs)):
+        if isinstance(value.type, ScalarType) and value.type.expr in names:
+            holders.setdefault(value.type.expr, value.name)
+    return holders
+
+
+def _symbols_of(kinds: Iterable[object]) -> dict[str, None]:
+    found: dict[str, None] = {}
+    for kind in kinds:
+        dims = (*kind.shape, *kind.stride) if isinstance(kind, TensorType) else ()
+        texts = [d for d in dims if isinstance(d, str)] + ([kind.expr] if isinstance(kind, ScalarType) else [])
+        for text in texts:
+            found.update(dict.fromkeys(_NAME.findall(text)))
+    return found
+
+
+def _with_symbols(graph: Graph, inputs: tuple[Value, ...], ops: list[Op], outputs: tuple[Ref, ...]) -> Graph:
+    kinds = [v.type for v in inputs] + [v.type for op in ops for v in op.outputs]
+    used = _symbols_of(kinds) if graph.symbols else {}
+    return Graph(inputs, tuple(ops), outputs, symbols=tuple(s for s in graph.symbols if s.name in used))
