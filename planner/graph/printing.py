@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import MISSING, fields, is_dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from fuseplan.errors import GraphError
@@ -12,7 +11,7 @@ from fuseplan.graph.limits import MAX_NESTING, short
 
 if TYPE_CHECKING:
     from fuseplan.graph.graph import Graph
-    from fuseplan.graph.ir import Arg, Op, Symbol, TensorType, Type
+    from fuseplan.graph.ir import Arg, Dim, Op, Symbol, TensorType, Type
 
 
 class Printed:
@@ -26,7 +25,7 @@ class Printed:
 
 def expression(thing: object, depth: int = 0) -> str:
     """One line of Python for a dataclass, tuple or number; fields that have their default are left out."""
-    if depth > MAX_NESTING:
+    if depth > MAX_NESTING + 4:  # an op's arguments begin some levels down
         raise GraphError(f"nested deeper than {MAX_NESTING}")
     kind: type[Any] = type(thing)
     if kind is str or kind is int:
@@ -39,7 +38,7 @@ def expression(thing: object, depth: int = 0) -> str:
     if kind is complex:
         return f"complex({_float(thing.real)}, {_float(thing.imag)})"  # type: ignore[attr-defined]
     if is_dataclass(thing):
-        return f"{kind.__name__}({', '.join(_arguments(thing, kind, depth))})"
+        return f"{kind.__name__}({', '.join(_arguments(thing, depth))})"
     return repr(thing)
 
 
@@ -48,21 +47,16 @@ def _float(number: float) -> str:
     return f'float("{text}")' if text[-1] in "nf" else text  # nan, inf, -inf
 
 
-@cache
-def _fields(kind: type[Any]) -> tuple[tuple[str, object], ...]:
-    return tuple((field.name, field.default) for field in fields(kind))
-
-
-def _arguments(thing: object, kind: type[Any], depth: int) -> Iterator[str]:
+def _arguments(thing: Any, depth: int) -> Iterator[str]:
     """By position up to the first default that is left out, by keyword from there."""
-    prefix = False
-    for name, default in _fields(kind):
-        value = getattr(thing, name)
+    by_keyword = False
+    for field in fields(thing):
+        value, default = getattr(thing, field.name), field.default
         if default is not MISSING and type(value) is type(default) and value == default:
-            prefix = True
+            by_keyword = True
             continue
         text = expression(value, depth + 1)
-        yield f"{name}={text}" if prefix else text
+        yield f"{field.name}={text}" if by_keyword else text
 
 
 def graph_expression(graph: Graph) -> str:
@@ -142,7 +136,7 @@ def _type(kind: Type) -> str:
     from fuseplan.graph.ir import OpaqueType, ScalarType, TensorType
 
     if isinstance(kind, TensorType):
-        strides = "" if is_dense(kind) else f" strides [{', '.join(map(str, kind.stride))}]"
+        strides = "" if _is_dense(kind) else f" strides [{', '.join(map(str, kind.stride))}]"
         return f"{kind.device} {kind.dtype}[{', '.join(map(str, kind.shape))}]{strides}"
     if isinstance(kind, ScalarType):
         return f"{kind.kind} {kind.expr}"
@@ -151,11 +145,11 @@ def _type(kind: Type) -> str:
     return "None"
 
 
-def is_dense(kind: TensorType) -> bool:
-    """Whether the tensor is contiguous in C order, as far as its numbers tell (symbols: no)."""
-    expected = 1
+def _is_dense(kind: TensorType) -> bool:
+    """Whether the tensor is surely contiguous in C order: strides over symbols are not worked out."""
+    expected: Dim = 1
     for size, stride in zip(reversed(kind.shape), reversed(kind.stride), strict=False):
-        if not isinstance(size, int) or (stride != expected and size != 1):
+        if size != 1 and stride != expected:
             return False
-        expected *= max(size, 1)
+        expected = expected * max(size, 1) if isinstance(size, int) and isinstance(expected, int) else "?"
     return True

@@ -92,13 +92,17 @@ def _place(op: object, index: int) -> str:
 
 def _definer(graph: Graph, name: str, user: int) -> str:
     """The end of the sentence 'op uses a value': who defines it, if anyone does."""
-    later: list[Any] = list(graph.ops[user:])  # not checked yet: anything may stand there
-    for index, op in enumerate(later, start=user):
-        if isinstance(op, Op) and any(isinstance(value, Value) and value.name == name for value in op.outputs):
+    for index, op in enumerate(graph.ops[user:], start=user):
+        if _defines(op, name):
             if index == user:
                 return ", which it defines itself: a cycle"
             return f", which {_place(op, index)} defines only later: a cycle, or ops in the wrong order"
     return ", which nothing defines"
+
+
+def _defines(op: object, name: str) -> bool:
+    outputs = getattr(op, "outputs", None)  # of an op that was not checked yet: anything may stand here
+    return isinstance(outputs, tuple) and any(getattr(value, "name", None) == name for value in outputs)
 
 
 def _expect(thing: object, kind: type, what: str) -> None:
