@@ -17,7 +17,7 @@ WHOLE_EXECUTORS = ("eager", "inductor")
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 SAVING = ("min-cut", "all")
 LAUNCHES = ("plain", "cudagraph")
-NAMED = ("aten", "eager", "inductor", "nvfuser-greedy")
+NAMED = ("aten", "eager", "inductor", "inductor-greedy", "nvfuser-greedy")
 _FORMAT = 1
 
 
@@ -33,13 +33,13 @@ class Plan:
 
     @staticmethod
     def named(name: str) -> Plan:
-        """Return one of the plans that exist without tuning: aten, eager, inductor, nvfuser-greedy."""
+        """Return one of the plans that exist without tuning; a greedy one fuses all that its executor takes."""
         if name in WHOLE_EXECUTORS:
             return WholePlan(name)
         if name == "aten":
             return SegmentedPlan()
-        if name == "nvfuser-greedy":
-            return SegmentedPlan(greedy="nvfuser")
+        if name in ("inductor-greedy", "nvfuser-greedy"):
+            return SegmentedPlan(greedy=name.removesuffix("-greedy"))
         raise PlanError(f"there is no plan called {name!r}; known are {', '.join(NAMED)}")
 
     def to_json(self) -> str:
@@ -119,7 +119,12 @@ class SegmentedPlan(Plan):
                     "role": part.role,
                     "graph": part.graph,
                     "regions": [
-                        {"ops": list(region.ops), "executor": region.executor, "variant": region.variant}
+                        {
+                            "ops": list(region.ops),
+                            "executor": region.executor,
+                            "variant": region.variant,
+                            "recompute": list(region.recompute),
+                        }
                         for region in part.segmentation.regions
                     ],
                 }
@@ -151,10 +156,10 @@ def _parse_part(data: Any) -> Part:
 
 
 def _parse_region(data: Any) -> Region:
-    _exactly(data, "a region of a plan", {"ops": list, "executor": str, "variant": str})
-    if not all(type(op) is int and op >= 0 for op in data["ops"]):
+    _exactly(data, "a region of a plan", {"ops": list, "executor": str, "variant": str, "recompute": list})
+    if not all(type(op) is int and op >= 0 for op in (*data["ops"], *data["recompute"])):
         raise PlanError("the ops of a region must be positions in the graph")
-    return Region(tuple(data["ops"]), data["executor"], data["variant"])
+    return Region(tuple(data["ops"]), data["executor"], data["variant"], tuple(data["recompute"]))
 
 
 def _exactly(data: Any, what: str, fields: dict[str, Any]) -> None:

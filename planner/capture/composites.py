@@ -85,9 +85,7 @@ def _attention_backward(
     return _gradients(forward, (q, k, v, mask), 4 if mask_grad else 3, grad)
 
 
-def _rms_backward(
-    grad: Tensor, input: Tensor, shape: Sequence[int], weight: Tensor | None, eps: float | None
-) -> Any:
+def _rms_backward(grad: Tensor, input: Tensor, shape: Sequence[int], weight: Tensor | None, eps: float | None) -> Any:
     return _gradients(lambda x, w: _rms(x, shape, w, eps), (input, weight), 2, grad)
 
 
@@ -110,7 +108,7 @@ class _Attention(torch.autograd.Function):
         return torch.ops.fuseplan.sdpa(q, k, v, mask, *rest)  # type: ignore[no-any-return]
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Any:
         q, k, v, mask = ctx.saved_tensors
         wanted = ctx.needs_input_grad[3]
         grads = torch.ops.fuseplan.sdpa_backward(grad, q, k, v, mask, *ctx.rest, wanted)
@@ -125,7 +123,7 @@ class _RmsNorm(torch.autograd.Function):
         return torch.ops.fuseplan.rms_norm(input, shape, weight, eps)  # type: ignore[no-any-return]
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Any:
         (input, weight), (shape, eps) = ctx.saved_tensors, ctx.rest
         dx, dw = torch.ops.fuseplan.rms_norm_backward(grad, input, shape, weight, eps)
         return dx, None, dw if weight is not None else None, None
@@ -136,7 +134,7 @@ def _sdpa_choice(query: Tensor, *rest: Any, **options: Any) -> int:
     choice = torch.ops.aten._fused_sdp_choice.default
     key = getattr(DispatchKey, query.device.type.upper(), None)
     if key is None or not choice.has_kernel_for_dispatch_key(key):
-        return SDPBackend.MATH.value  # type: ignore[no-any-return]
+        return SDPBackend.MATH.value
     return choice._op_dk(key, query, *rest, **options)  # type: ignore[no-any-return]
 
 
@@ -144,12 +142,12 @@ def _keep_attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
 ) -> Any:  # fmt: skip
-    options = {"scale": scale, "enable_gqa": enable_gqa}
+    options: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
     arguments = (query, key, value, attn_mask, dropout_p, is_causal)
     # dropout draws random numbers, which only the decomposed form does in eager's order
-    if dropout_p == 0.0 and query.is_floating_point():
-        if _sdpa_choice(*arguments, **options) == SDPBackend.MATH.value:
-            return _Attention.apply(query, key, value, attn_mask, is_causal, scale, enable_gqa)  # type: ignore[no-untyped-call]
+    whole = dropout_p == 0.0 and query.is_floating_point()
+    if whole and _sdpa_choice(*arguments, **options) == SDPBackend.MATH.value:
+        return _Attention.apply(query, key, value, attn_mask, is_causal, scale, enable_gqa)  # type: ignore[no-untyped-call]
     return _SDPA._op_dk(_COMPOSITE, *arguments, **options)
 
 

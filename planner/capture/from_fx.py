@@ -105,7 +105,7 @@ class _Converter:
         try:
             args = tuple(self._arg(a) for a in node.args)
             kwargs = tuple(sorted((k, self._arg(v)) for k, v in node.kwargs.items()))
-        except _Unwritable as unwritable:
+        except _UnwritableError as unwritable:
             why = why or str(unwritable)
             args, kwargs = tuple(Ref(self.names[n]) for n in _inputs(node, self.names)), ()
         return Op(target, args, kwargs, outputs, aliases, mutates, random, why)
@@ -159,7 +159,7 @@ class _Converter:
         return _enum(arg)
 
 
-class _Unwritable(Exception):
+class _UnwritableError(Exception):
     """An argument that no Graph can hold."""
 
 
@@ -169,7 +169,7 @@ def _enum(arg: Any) -> Enum:
             return Enum(kind, str(arg).removeprefix("torch."))
     if isinstance(arg, torch.device):
         return Enum("device", device_name(arg))
-    raise _Unwritable(f"an argument of type {type(arg).__name__}")
+    raise _UnwritableError(f"an argument of type {type(arg).__name__}")
 
 
 def device_name(device: torch.device) -> str:

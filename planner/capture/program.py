@@ -37,12 +37,12 @@ def program_key(gm: GraphModule, example_inputs: Sequence[Any]) -> ProgramKey:
         writer.modes()
         writer.sharing(example_inputs)
         writer.graph(gm)
-    except _Unkeyable as unkeyable:
+    except _UnkeyableError as unkeyable:
         return ProgramKey(None, str(unkeyable))
     return ProgramKey(hashlib.sha256("\n".join(writer.lines).encode()).hexdigest())
 
 
-class _Unkeyable(Exception):
+class _UnkeyableError(Exception):
     """Something whose identity cannot be written down."""
 
 
@@ -80,10 +80,12 @@ class _Writer:
             elif node.op == "get_attr":
                 self._attribute(gm, str(node.target))
             elif node.op == "call_module":
-                raise _Unkeyable(f"module {node.target} is called as a whole")
+                raise _UnkeyableError(f"module {node.target} is called as a whole")
             else:
                 target = node.target if node.op in ("call_method", "output") else self._function(node.target)
-                self.lines.append(f"{node.op} {target} {self._arg(node.args, numbers)} {self._arg(node.kwargs, numbers)}")
+                self.lines.append(
+                    f"{node.op} {target} {self._arg(node.args, numbers)} {self._arg(node.kwargs, numbers)}"
+                )
 
     def _attribute(self, gm: GraphModule, path: str) -> None:
         value: Any = gm
@@ -96,12 +98,12 @@ class _Writer:
         elif isinstance(value, torch.Tensor):
             self.lines.append(f"constant {self._value(value)} {_digest(value)}")
         else:
-            raise _Unkeyable(f"attribute {path} is a {type(value).__name__}")
+            raise _UnkeyableError(f"attribute {path} is a {type(value).__name__}")
 
     def _value(self, value: Any) -> str:
         if isinstance(value, torch.Tensor):
             if value.layout is not torch.strided or value.is_nested:
-                raise _Unkeyable(f"an input is a tensor of layout {value.layout}")
+                raise _UnkeyableError(f"an input is a tensor of layout {value.layout}")
             kind = _tensor_class(value)
             shape = ",".join(str(self.symbols.dim(s)) for s in value.shape)
             stride = ",".join(str(self.symbols.dim(s)) for s in value.stride())
@@ -111,7 +113,7 @@ class _Writer:
             return f"{type(value).__name__} {self.symbols.expr(value)}"
         if value is None or isinstance(value, (bool, int, float, str)):
             return f"{type(value).__name__} {value!r}"
-        raise _Unkeyable(f"an input is a {type(value).__name__}")
+        raise _UnkeyableError(f"an input is a {type(value).__name__}")
 
     def _device(self, device: torch.device) -> str:
         if device.type in ("cpu", "meta"):
@@ -126,7 +128,7 @@ class _Writer:
             return str(target)
         if isinstance(target, HigherOrderOperator):
             if "triton" in target.name():
-                raise _Unkeyable(f"{target.name()} holds a user's Triton kernel")
+                raise _UnkeyableError(f"{target.name()} holds a user's Triton kernel")
             return f"higher-order {target.name()}"
         return _function_name(target)
 
@@ -150,7 +152,7 @@ class _Writer:
             return self.symbols.expr(arg)
         if isinstance(arg, (OpOverload, OpOverloadPacket, HigherOrderOperator)) or callable(arg):
             return self._function(arg)
-        raise _Unkeyable(f"an argument is a {type(arg).__name__}")
+        raise _UnkeyableError(f"an argument is a {type(arg).__name__}")
 
 
 def _tensor_class(value: torch.Tensor) -> str:
@@ -160,7 +162,7 @@ def _tensor_class(value: torch.Tensor) -> str:
         return "parameter"
     if isinstance(value, FakeTensor) or type(value) is torch.Tensor:
         return "tensor"
-    raise _Unkeyable(f"an input is a {type(value).__qualname__}, a subclass of Tensor")
+    raise _UnkeyableError(f"an input is a {type(value).__qualname__}, a subclass of Tensor")
 
 
 def _function_name(target: Callable[..., Any]) -> str:
@@ -170,13 +172,12 @@ def _function_name(target: Callable[..., Any]) -> str:
     if module is None and isinstance(target, BuiltinFunctionType):
         module = "torch"  # bindings such as torch.conv2d say nothing of where they live
     if not known or module is None or name is None or module.split(".")[0] not in _TRUSTED or "<" in name:
-        raise _Unkeyable(f"{module}.{name or type(target).__name__} is a function that fuseplan does not know")
+        raise _UnkeyableError(f"{module}.{name or type(target).__name__} is a function that fuseplan does not know")
     return f"{module}.{name}"
-
 
 
 def _digest(value: torch.Tensor) -> str:
     data = contents(value)
     if data is None:
-        raise _Unkeyable("a constant is a fake tensor")
+        raise _UnkeyableError("a constant is a fake tensor")
     return hashlib.sha256(data).hexdigest()

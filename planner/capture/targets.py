@@ -25,7 +25,9 @@ _ON_SIZES = {
 def _size_functions() -> dict[str, Callable[..., Any]]:
     names = {f"operator.{name}": function for name, function in _ON_SIZES.items()}
     names |= {f"math.{name}": getattr(math, name) for name in ("ceil", "floor", "trunc", "sqrt")}
-    names |= {name: getattr(torch, name) for name in ("sym_float", "sym_int", "sym_ite", "sym_max", "sym_min", "sym_not")}
+    names |= {
+        name: getattr(torch, name) for name in ("sym_float", "sym_int", "sym_ite", "sym_max", "sym_min", "sym_not")
+    }
     names |= {"sym_sum": torch.sym_sum} if hasattr(torch, "sym_sum") else {}
     names["builtins.round"] = round
     return names
@@ -44,9 +46,12 @@ def target_name(target: Any) -> tuple[str, str | None]:
     """
     if isinstance(target, OpOverload):
         name = str(target)
-        return name, None if target.namespace in NAMESPACES else f"{name} is a custom operator that fuseplan does not know"
+        return (
+            name,
+            None if target.namespace in NAMESPACES else f"{name} is a custom operator that fuseplan does not know",
+        )
     if isinstance(target, (TritonKernelWrapperMutation, TritonKernelWrapperFunctional)):
-        return target.name(), f"{target.name()} holds a user's Triton kernel"
+        return target._name, f"{target._name} holds a user's Triton kernel"
     if isinstance(target, HigherOrderOperator):
         return target.name(), f"{target.name()} is a higher-order operator"
     if target in _NAMES:

@@ -11,9 +11,11 @@ import sympy
 import torch
 from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx import GraphModule, Node
 from torch.fx import Graph as FxGraph
+from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._sympy.value_ranges import ValueRanges
 
 from fuseplan.capture.targets import find_target
 from fuseplan.errors import GraphError
@@ -165,8 +167,7 @@ class _Builder:
 
     def _narrow(self, symbol: sympy.Symbol, low: int, high: int | None) -> None:
         known = self.shape_env.var_to_range[symbol]
-        ranges = torch.utils._sympy.value_ranges.ValueRanges
-        bounds = ranges(low, known.upper if high is None else high)
+        bounds = ValueRanges(low, known.upper if high is None else high)
         self.shape_env.var_to_range[symbol] = known & bounds
 
     def _fake(self, kind: Type) -> Any:
@@ -185,7 +186,7 @@ class _Builder:
 
     def _constant(self, constant: Constant) -> None:
         name = f"_constant_{len(self.nodes)}"
-        with torch.utils._python_dispatch._disable_current_modes():
+        with _disable_current_modes():
             self.root.register_buffer(name, constant_tensor(constant, self.device))
         node = self.fx.get_attr(name)
         node.meta["val"] = self._fake(constant.value.type)

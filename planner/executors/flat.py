@@ -39,11 +39,11 @@ def flatten(gm: GraphModule, regions: Sequence[RegionCall] = (), edges: Iterable
 
     `edges` are pairs of nodes, first and later, whose order data flow alone does not hold.
     """
-    units = _schedule(gm, regions, edges) if regions else _own_order(gm)
+    units: Sequence[Unit] = _schedule(gm, regions, edges) if regions else _own_order(gm)
     return _Emitter(gm).emit(units)
 
 
-def _own_order(gm: GraphModule) -> list[Unit]:
+def _own_order(gm: GraphModule) -> list[Node]:
     return [node for node in gm.graph.nodes if node.op != "placeholder"]
 
 
@@ -52,25 +52,23 @@ def _schedule(gm: GraphModule, regions: Sequence[RegionCall], edges: Iterable[tu
     owner: dict[Node, Unit] = {node: region for region in regions for node in region.nodes}
     waits: dict[Unit, set[Unit]] = {}
     start: dict[Unit, int] = {}
-    nodes = _own_order(gm)
-    for i, node in enumerate(nodes):
-        assert isinstance(node, Node)
+    for i, node in enumerate(_own_order(gm)):
         waits.setdefault(owner.get(node, node), set())
         start.setdefault(owner.get(node, node), i)
     wakes: dict[Unit, set[Unit]] = {unit: set() for unit in waits}
 
-    def after(before: Node, node: Node) -> None:
-        first, second = owner.get(before, before), owner.get(node, node)
-        if first is not second:
-            waits[second].add(first)
-            wakes[first].add(second)
+    def after(before: Node, unit: Unit) -> None:
+        first = owner.get(before, before)
+        if first is not unit:
+            waits[unit].add(first)
+            wakes[first].add(unit)
 
-    for node in nodes:
-        for read in node.all_input_nodes:  # type: ignore[union-attr]
+    for unit in waits:
+        for read in _reads(unit):  # a region may read less than its nodes do, if it computes a value again for itself
             if read.op != "placeholder":
-                after(read, node)  # type: ignore[arg-type]
+                after(read, unit)
     for before, node in edges:
-        after(before, node)
+        after(before, owner.get(node, node))
     return _topological(start, waits, wakes)
 
 

@@ -24,10 +24,11 @@ def replay(plan: Plan, gm: GraphModule, example_inputs: Sequence[Any], program: 
 
 def _compile_whole(plan: WholePlan, gm: GraphModule, example_inputs: Sequence[Any]) -> Callee:
     if plan.executor == "eager":
-        return gm.forward  # type: ignore[no-any-return]
+        return gm.forward
     # The import takes seconds and a machine without a compiler never needs it.
     from torch._inductor import list_mode_options
     from torch._inductor.compile_fx import compile_fx
 
     patches = None if plan.mode == "default" else list_mode_options(plan.mode)
-    return compile_fx(gm, list(example_inputs), config_patches=patches)  # type: ignore[no-any-return]
+    compiled: Any = compile_fx(gm, list(example_inputs), config_patches=patches)
+    return compiled  # type: ignore[no-any-return]

@@ -23,7 +23,7 @@ from fuseplan.graph import Graph
 from fuseplan.log import logger
 from fuseplan.plan import SegmentedPlan
 from fuseplan.runtime.record import GraphRecord, Program, RegionRecord
-from fuseplan.segment import Region, Segmentation, check_segmentation, extract, order_edges
+from fuseplan.segment import Region, Segmentation, check_segmentation, extract, maximal_regions, order_edges
 from fuseplan.stats import count
 
 _PARTITIONS = {"min-cut": min_cut_rematerialization_partition, "all": default_partition}
@@ -69,14 +69,26 @@ def _segmentation(plan: SegmentedPlan, role: str, graph: Graph) -> Segmentation:
     if part is not None:
         check_segmentation(graph, part.segmentation)
         return part.segmentation
+    if plan.greedy is not None:
+        return _greedy(plan.greedy, graph)
     return Segmentation()
+
+
+def _greedy(name: str, graph: Graph) -> Segmentation:
+    executor = executors()[name]
+    missing = executor.available()
+    if missing is not None:
+        warnings.warn(f"fuseplan: all runs under ATen, since {name} cannot run here: {missing}", stacklevel=2)
+        return Segmentation()
+    takes = [executor.supports(op, graph) is None for op in graph.ops]
+    return maximal_regions(graph, takes, name)
 
 
 def _compile_region(captured: Captured, region: Region) -> tuple[RegionCall | None, str | None]:
     """Compile one region; where that fails here, say why, and let ATen run its ops one by one."""
     if region.executor == "aten" and region.variant == "default":
         return None, None  # what ATen runs stands in the flat function itself
-    graph = extract(captured.graph, region.ops)
+    graph = extract(captured.graph, region.ops, region.recompute)
     try:
         executor = executors()[region.executor]
         call = executor.compile(graph, region.variant)
@@ -90,7 +102,6 @@ def _compile_region(captured: Captured, region: Region) -> tuple[RegionCall | No
     inputs = tuple(values[value.name] for value in graph.inputs)
     outputs = tuple(values[ref.name] for ref in graph.outputs)  # type: ignore[union-attr]
     return RegionCall(nodes, inputs, outputs, call), None
-
 
 
 def _elements(captured: Captured, op: int) -> list[Node]:

@@ -14,11 +14,15 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Some ops of a graph, by position, with who runs them and how."""
+    """Some ops of a graph, by position, with who runs them and how.
+
+    `recompute` are cheap ops that the region computes once more for itself; their values still come from elsewhere.
+    """
 
     ops: tuple[int, ...]
     executor: str
     variant: str = "default"
+    recompute: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +32,16 @@ class Segmentation:
     regions: tuple[Region, ...] = ()
 
 
-def extract(graph: Graph, ops: Iterable[int]) -> Graph:
+def extract(graph: Graph, ops: Iterable[int], recompute: Iterable[int] = ()) -> Graph:
     """Return the Graph of a region: `ops` of `graph`, what they read as inputs, what others read of them as outputs.
+
+    The ops in `recompute` stand in the region too, but none of their values is an output.
 
     Values keep their names, so that the inputs and outputs of the region are found in the graph again. Every symbol
     that the region needs is an input, where `graph` has a value that holds it.
     """
-    inside = sorted(set(ops))
-    chosen = [graph.ops[i] for i in inside]
+    own = set(ops)
+    chosen = [graph.ops[i] for i in sorted(own.union(recompute))]
     made = {value.name for op in chosen for value in op.outputs}
     read = {name: None for op in chosen for name in op.reads if name not in made}
     holders = _symbol_holders(graph)
@@ -45,17 +51,17 @@ def extract(graph: Graph, ops: Iterable[int]) -> Graph:
         if holder is not None and holder not in made:
             read.setdefault(holder, None)
     inputs = tuple(Value(name, types[name]) for name in read)
-    outputs = tuple(Ref(name) for name in _escaping(graph, set(inside), chosen))
+    outputs = tuple(Ref(name) for name in _escaping(graph, own))
     return _with_symbols(graph, inputs, chosen, outputs)
 
 
-def _escaping(graph: Graph, inside: set[int], chosen: list[Op]) -> list[str]:
+def _escaping(graph: Graph, inside: set[int]) -> list[str]:
     kept = {name for arg in graph.outputs for name in _refs(arg)}
     users = graph.users
     return [
         value.name
-        for op in chosen
-        for value in op.outputs
+        for i in sorted(inside)
+        for value in graph.ops[i].outputs
         if value.name in kept or any(user not in inside for user in users.get(value.name, ()))
     ]
 

@@ -1,0 +1,75 @@
+"""Islands: connected sets of fusible ops between the same anchors, within which all choices of fusion are made.
+
+The depth of an op is the most anchors on any path from an input to it. Two ops of one depth have no anchor between them,
+so that an island is convex by construction, and a residual stream does not glue all layers into one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fuseplan.graph import Graph, Op
+from fuseplan.segment.order import order_edges
+
+_ANCHORS = frozenset(
+    "mm bmm addmm baddbmm addbmm addmv mv dot linear matmul convolution convolution_backward embedding_bag grouped_mm "
+    "_scaled_mm _grouped_mm _scaled_dot_product_attention_math _cudnn_rnn mkldnn_rnn_layer _thnn_fused_lstm_cell".split()
+)
+
+
+def is_anchor(op: Op) -> bool:
+    """Whether fusion turns around the op: matmuls, convolutions, attention, collectives, and what we cannot look into."""
+    namespace, _, rest = op.target.partition(".")
+    name = rest.partition(".")[0]
+    return (
+        op.opaque is not None
+        or namespace == "_c10d_functional"
+        or name in _ANCHORS
+        or name.startswith(("_scaled_dot_product", "sdpa", "_flash_attention", "_efficient_attention"))
+    )
+
+
+def islands(graph: Graph, fusible: Sequence[bool]) -> list[tuple[int, ...]]:
+    """Return the islands of the ops marked `fusible`, each as sorted positions, in the order of their first op."""
+    edges = _edges(graph)
+    depth = _depths(graph, fusible, edges)
+    root = list(range(len(graph.ops)))
+
+    def find(i: int) -> int:
+        while root[i] != i:
+            root[i] = root[root[i]]
+            i = root[i]
+        return i
+
+    for before, after in edges:
+        if fusible[before] and fusible[after] and depth[before] == depth[after]:
+            root[find(after)] = find(before)
+    groups: dict[int, list[int]] = {}
+    for i in range(len(graph.ops)):
+        if fusible[i]:
+            groups.setdefault(find(i), []).append(i)
+    return sorted(tuple(group) for group in groups.values())
+
+
+def _edges(graph: Graph) -> list[tuple[int, int]]:
+    producer = graph.producer
+    data = [(producer[name], i) for i, op in enumerate(graph.ops) for name in op.reads if name in producer]
+    return data + order_edges(graph)
+
+
+def _depths(graph: Graph, fusible: Sequence[bool], edges: Sequence[tuple[int, int]]) -> list[int]:
+    before: list[list[int]] = [[] for _ in graph.ops]
+    after: list[list[int]] = [[] for _ in graph.ops]
+    for first, second in edges:
+        before[second].append(first)
+        after[first].append(second)
+    depth = [0] * len(graph.ops)
+    free = [False] * len(graph.ops)  # depends on no input: it may run as late as its first use
+    inputs = {value.name for value in graph.inputs}
+    for i, op in enumerate(graph.ops):
+        depth[i] = max((depth[p] + (not fusible[p]) for p in before[i]), default=0)
+        free[i] = fusible[i] and not op.random and not inputs.intersection(op.reads) and all(free[p] for p in before[i])
+    for i in reversed(range(len(graph.ops))):
+        if free[i] and after[i]:
+            depth[i] = min(depth[user] for user in after[i])
+    return depth
