@@ -44,9 +44,11 @@ def test_a_public_class_has_an_example_and_says_what_its_members_are(name: str) 
 
 @pytest.mark.parametrize("name", WITH_EXAMPLES)
 def test_examples_run(name: str) -> None:
-    result = doctest.testmod(import_module(name), optionflags=doctest.ELLIPSIS)
-    assert result.attempted > 0
-    assert result.failed == 0
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+    for test in doctest.DocTestFinder().find(import_module(name)):
+        runner.run(test, clear_globs=False)  # Dynamo's guards still look at the names of what an example compiled
+    assert runner.tries > 0
+    assert runner.failures == 0
 
 
 @pytest.mark.parametrize("name", ["explain", "stats"])
