@@ -1,0 +1,71 @@
+"""One process of test_semantics_distributed: trains under DistributedDataParallel, compiled and eager, and compares.
+
+Called as ``python ddp_worker.py RANK WORLD_SIZE STORE_FILE PLAN``.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from agreement import assert_same
+from plans import compile_under
+
+WIDTH = 384
+
+
+class Net(nn.Module):
+    """Larger than a few of DDP's smallest buckets (1 MiB), at whose borders Dynamo cuts the graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(
+            *(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.GELU()) for _ in range(4))
+        )
+        self.head = nn.Linear(WIDTH, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.blocks(x))
+        return logits
+
+
+def train(net: DistributedDataParallel, call: nn.Module, rank: int) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """Three steps on data of this rank's own; the last gradients come back with the losses."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    generator = torch.Generator().manual_seed(rank)
+    losses = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = call(torch.randn(4, WIDTH, generator=generator)).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return losses, {name: value.grad.clone() for name, value in net.named_parameters() if value.grad is not None}
+
+
+def main(rank: int, world: int, store: str, plan: str) -> None:
+    """Compare and leave; an assertion that fails is the exit status."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+    torch.manual_seed(0)
+    net = Net()
+    eager, wrapped = (DistributedDataParallel(copy.deepcopy(net), bucket_cap_mb=1) for _ in range(2))
+    expected = train(eager, eager, rank)
+    actual = train(wrapped, compile_under(plan, wrapped), rank)
+    assert_same(actual, expected)
+    assert_same(dict(wrapped.state_dict()), dict(eager.state_dict()))
+    gathered = [torch.empty_like(wrapped.module.head.weight) for _ in range(world)]
+    dist.all_gather(gathered, wrapped.module.head.weight.detach())
+    assert_same(gathered[0], gathered[-1])
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert graphs >= 1, "nothing was compiled"
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:5])

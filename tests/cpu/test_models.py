@@ -1,0 +1,94 @@
+"""Unmodified `transformers` models agree with eager under the segmented plan and under each default.
+
+Every architecture runs under `aten` and `eager`. Inductor takes ten to thirty seconds to compile one here, so the
+marker `slow` keeps most of its runs out of the usual selection; `pytest -m slow tests/cpu/test_models.py` runs them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from agreement import assert_as_accurate, in_double
+from plans import PLANS, SEGMENTED, compile_under
+from running import check_dropout, check_forward, check_training
+from zoo import TRANSFORMERS, Entry
+
+INDUCTOR_FORWARD = ("bert", "llama", "resnet", "mamba")
+INDUCTOR_TRAINING = ("gpt2",)
+"""What Inductor compiles in the usual selection: one of each kind of arithmetic."""
+
+
+def _cases(names: list[str], usual_for_inductor: tuple[str, ...]) -> list[Any]:
+    cases = []
+    for name in names:
+        for plan in PLANS:
+            slow = plan == "inductor" and name not in usual_for_inductor
+            cases.append(pytest.param(TRANSFORMERS[name], plan, id=f"{name}-{plan}", marks=[pytest.mark.slow] * slow))
+    return cases
+
+
+TRAINABLE = [name for name, entry in TRANSFORMERS.items() if entry.trainable]
+WITH_DROPOUT = [entry for entry in TRANSFORMERS.values() if entry.has_dropout]
+
+
+@pytest.mark.parametrize(("entry", "plan"), _cases(list(TRANSFORMERS), INDUCTOR_FORWARD))
+def test_forward_agrees_with_eager(entry: Entry, plan: str) -> None:
+    check_forward(entry, plan)
+
+
+@pytest.mark.parametrize(("entry", "plan"), _cases(TRAINABLE, INDUCTOR_TRAINING))
+def test_three_training_steps_agree_with_eager(entry: Entry, plan: str) -> None:
+    check_training(entry, plan)
+
+
+@pytest.mark.parametrize("entry", WITH_DROPOUT, ids=lambda entry: entry.name)
+def test_training_with_dropout_draws_the_numbers_that_eager_draws(entry: Entry) -> None:
+    check_dropout(entry, SEGMENTED)
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("plan", [SEGMENTED, "eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_generating_with_a_cache_agrees_with_eager(name: str, plan: str, cache: str) -> None:
+    model, inputs = TRANSFORMERS[name].build()
+    model.eval()
+    exact = in_double(model)
+
+    def generate(decoder: Any) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        found = decoder.generate(
+            inputs["input_ids"],
+            attention_mask=torch.ones_like(inputs["input_ids"]),
+            max_new_tokens=4,
+            do_sample=False,
+            use_cache=True,
+            cache_implementation=cache,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        return found.sequences, found.logits
+
+    reference, eager = generate(exact), generate(model)
+    model.forward = compile_under(plan, model.forward)
+    assert_as_accurate(generate(model), eager, reference)
+
+
+@pytest.mark.parametrize("plan", [SEGMENTED, "eager"])
+def test_decoding_step_by_step_grows_a_cache_that_eager_can_go_on_with(plan: str) -> None:
+    from transformers import DynamicCache
+
+    model, inputs = TRANSFORMERS["llama"].build()
+    model.eval()
+    exact = in_double(model)
+    ids = inputs["input_ids"]
+
+    def decode(step: Any) -> tuple[list[torch.Tensor], list[tuple[torch.Tensor, torch.Tensor]]]:
+        cache = DynamicCache()
+        spans = [ids[:, :6], *(ids[:, at : at + 1] for at in range(6, 10))]
+        with torch.no_grad():
+            logits = [step(input_ids=span, past_key_values=cache, use_cache=True).logits for span in spans]
+        return logits, [(layer.keys, layer.values) for layer in cache.layers]
+
+    assert_as_accurate(decode(compile_under(plan, model)), decode(model), decode(exact))

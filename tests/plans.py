@@ -1,0 +1,25 @@
+"""The plans that tests run programs under, and how a test asks for one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import pytest
+import torch
+
+Fn = TypeVar("Fn", bound=Callable[..., Any])
+
+SEGMENTED = "aten"
+"""The segmented plan in which PyTorch's own kernels run every region: every step of fuseplan's, no other arithmetic."""
+DEFAULTS = ("eager", "inductor")
+"""The whole-program plans that run without a GPU."""
+PLANS = (SEGMENTED, *DEFAULTS)
+EVERY_PLAN = (SEGMENTED, "eager", pytest.param("inductor", marks=pytest.mark.slow))
+"""For tests of many small programs: Inductor compiles each for seconds, so its runs are marked."""
+
+
+def compile_under(plan: str, program: Fn, **compile_options: Any) -> Fn:
+    """`program` as `torch.compile` makes it with fuseplan as the backend and the plan of that name."""
+    compiled: Fn = torch.compile(program, backend="fuseplan", options={"plan": plan}, **compile_options)
+    return compiled

@@ -1,0 +1,257 @@
+"""The models that tests run unmodified: small random `transformers` configurations, and timm's on the GPU host.
+
+Each entry builds a model and its inputs on the CPU from a seed, without a network; tests move them to their device.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Inputs = dict[str, Tensor]
+
+VOCAB = 64
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One architecture: how to build it, what to feed it, and whether tests train it."""
+
+    name: str
+    model: Callable[[float], nn.Module]
+    """Builds the model; the argument is the dropout probability, for those that have dropout."""
+    inputs: Callable[[], Inputs]
+    trainable: bool = True
+    """The inputs hold labels, so that the model returns its own loss."""
+    has_dropout: bool = False
+
+    def build(self, *, dropout: float = 0.0, seed: int = 0) -> tuple[nn.Module, Inputs]:
+        """A fresh model with random weights, and its inputs: the same for the same seed."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return self.model(dropout), self.inputs()
+
+
+@dataclass(frozen=True)
+class _Hf:
+    """Builds a `transformers` model from its class names and the sizes of its configuration."""
+
+    config_class: str
+    model_class: str
+    sizes: Mapping[str, Any]
+    dropout_names: tuple[str, ...] = ()
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self, dropout: float) -> nn.Module:
+        transformers = importlib.import_module("transformers")
+        config = getattr(transformers, self.config_class)(
+            **self.sizes, **dict.fromkeys(self.dropout_names, dropout), **self.extra
+        )
+        model: nn.Module = getattr(transformers, self.model_class)(config)
+        return model
+
+
+def _tokens(batch: int = 2, length: int = 11) -> Tensor:
+    # Not 0 or 1: several configurations use these for padding and end of sequence.
+    return torch.randint(3, VOCAB, (batch, length))
+
+
+def _padding_mask(ids: Tensor) -> Tensor:
+    mask = torch.ones_like(ids)
+    mask[-1, -3:] = 0
+    return mask
+
+
+def _masked_lm() -> Inputs:
+    ids = _tokens()
+    return {"input_ids": ids, "attention_mask": _padding_mask(ids), "labels": ids.clone()}
+
+
+def _causal_lm() -> Inputs:
+    ids = _tokens()
+    return {"input_ids": ids, "labels": ids.clone()}
+
+
+def _seq2seq() -> Inputs:
+    ids = _tokens()
+    return {"input_ids": ids, "attention_mask": _padding_mask(ids), "labels": _tokens(length=7)}
+
+
+def _images() -> Inputs:
+    return {"pixel_values": torch.randn(2, 3, 32, 32), "labels": torch.tensor([1, 0])}
+
+
+def _image_text() -> Inputs:
+    ids = _tokens(length=7)
+    return {"input_ids": ids, "pixel_values": torch.randn(2, 3, 32, 32), "attention_mask": _padding_mask(ids)}
+
+
+def _waveform() -> Inputs:
+    return {"input_values": torch.randn(2, 400), "labels": torch.tensor([1, 0])}
+
+
+def _spectrogram() -> Inputs:
+    return {"input_features": torch.randn(2, 8, 40), "labels": _tokens(length=6)}
+
+
+_ENCODER: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 40,
+}
+_DECODER: dict[str, Any] = {
+    **_ENCODER,
+    "num_key_value_heads": 2,
+    "use_cache": False,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_BERT_DROPOUT = ("hidden_dropout_prob", "attention_probs_dropout_prob")
+_VISION: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "image_size": 32,
+    "patch_size": 8,
+}
+
+_ROUTED: dict[str, Any] = {"num_experts_per_tok": 2, "output_router_logits": True}
+_BART_DROPOUT = ("dropout", "attention_dropout", "activation_dropout")
+
+
+def _encoders() -> tuple[Entry, ...]:
+    distil = {"vocab_size": VOCAB, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48}
+    distil_names = ("dropout", "attention_dropout")
+    return (
+        Entry("bert", _Hf("BertConfig", "BertForMaskedLM", _ENCODER, _BERT_DROPOUT), _masked_lm, has_dropout=True),
+        Entry("distilbert", _Hf("DistilBertConfig", "DistilBertForMaskedLM", distil, distil_names), _masked_lm),
+        Entry("roberta", _Hf("RobertaConfig", "RobertaForMaskedLM", _ENCODER, _BERT_DROPOUT), _masked_lm),
+        Entry("electra", _Hf("ElectraConfig", "ElectraForMaskedLM", _ENCODER, _BERT_DROPOUT), _masked_lm),
+    )
+
+
+def _decoders() -> tuple[Entry, ...]:
+    gpt2 = {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 40, "use_cache": False}
+    gpt2_names = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
+    window = {"sliding_window": 8}
+    gemma = {"head_dim": 8}
+    experts = {"num_local_experts": 4, **_ROUTED}
+    qwen_experts = {
+        "num_experts": 4,
+        "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 24,
+        **_ROUTED,
+    }
+    mamba = {"vocab_size": VOCAB, "hidden_size": 32, "state_size": 4, "num_hidden_layers": 2, "use_cache": False}
+    return (
+        Entry("gpt2", _Hf("GPT2Config", "GPT2LMHeadModel", gpt2, gpt2_names), _causal_lm, has_dropout=True),
+        Entry("llama", _Hf("LlamaConfig", "LlamaForCausalLM", _DECODER), _causal_lm),
+        Entry("qwen2", _Hf("Qwen2Config", "Qwen2ForCausalLM", _DECODER), _causal_lm),
+        Entry("mistral", _Hf("MistralConfig", "MistralForCausalLM", {**_DECODER, **window}), _causal_lm),
+        Entry("gemma", _Hf("GemmaConfig", "GemmaForCausalLM", {**_DECODER, **gemma}), _causal_lm),
+        Entry("mixtral", _Hf("MixtralConfig", "MixtralForCausalLM", {**_DECODER, **experts}), _causal_lm),
+        Entry("qwen2_moe", _Hf("Qwen2MoeConfig", "Qwen2MoeForCausalLM", {**_DECODER, **qwen_experts}), _causal_lm),
+        Entry("mamba", _Hf("MambaConfig", "MambaForCausalLM", mamba), _causal_lm),
+    )
+
+
+def _encoder_decoders() -> tuple[Entry, ...]:
+    t5 = {
+        "vocab_size": VOCAB,
+        "d_model": 32,
+        "d_kv": 8,
+        "d_ff": 48,
+        "num_layers": 2,
+        "num_heads": 4,
+        "decoder_start_token_id": 0,
+        "use_cache": False,
+    }
+    bart = {
+        "vocab_size": VOCAB,
+        "d_model": 32,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4,
+        "encoder_ffn_dim": 48,
+        "decoder_ffn_dim": 48,
+        "max_position_embeddings": 40,
+        "use_cache": False,
+    }
+    return (
+        Entry("t5", _Hf("T5Config", "T5ForConditionalGeneration", t5, ("dropout_rate",)), _seq2seq, has_dropout=True),
+        Entry("bart", _Hf("BartConfig", "BartForConditionalGeneration", bart, _BART_DROPOUT), _seq2seq),
+    )
+
+
+def _vision() -> tuple[Entry, ...]:
+    convnext = {"hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 1, 1], "patch_size": 2}
+    swin = {"image_size": 32, "patch_size": 2, "embed_dim": 8, "depths": [1, 2], "num_heads": [2, 4], "window_size": 4}
+    resnet = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "layer_type": "basic"}
+    swin_names = (*_BERT_DROPOUT, "drop_path_rate")
+    clip = {
+        "text_config": {**_ENCODER, "projection_dim": 16, "eos_token_id": 2, "bos_token_id": 1},
+        "vision_config": {**_VISION, "projection_dim": 16},
+        "projection_dim": 16,
+    }
+    return (
+        Entry("vit", _Hf("ViTConfig", "ViTForImageClassification", _VISION, _BERT_DROPOUT), _images),
+        Entry("convnext", _Hf("ConvNextConfig", "ConvNextForImageClassification", convnext), _images),
+        Entry("swin", _Hf("SwinConfig", "SwinForImageClassification", swin, swin_names), _images),
+        Entry("resnet", _Hf("ResNetConfig", "ResNetForImageClassification", resnet), _images),
+        Entry("clip", _Hf("CLIPConfig", "CLIPModel", clip), _image_text, trainable=False),
+    )
+
+
+def _audio() -> tuple[Entry, ...]:
+    wav2vec2 = {
+        **{k: v for k, v in _ENCODER.items() if k != "max_position_embeddings"},
+        "conv_dim": (8, 8),
+        "conv_stride": (5, 2),
+        "conv_kernel": (10, 3),
+        "num_conv_pos_embeddings": 4,
+        "num_conv_pos_embedding_groups": 2,
+        "classifier_proj_size": 16,
+        "apply_spec_augment": False,
+        "layerdrop": 0.0,
+    }
+    wav2vec2_names = ("hidden_dropout", "attention_dropout", "activation_dropout", "feat_proj_dropout", "final_dropout")
+    whisper = {
+        "vocab_size": VOCAB,
+        "num_mel_bins": 8,
+        "d_model": 32,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4,
+        "encoder_ffn_dim": 48,
+        "decoder_ffn_dim": 48,
+        "max_source_positions": 20,
+        "max_target_positions": 20,
+        "decoder_start_token_id": 1,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "use_cache": False,
+    }
+    wav2vec2_model = _Hf("Wav2Vec2Config", "Wav2Vec2ForSequenceClassification", wav2vec2, wav2vec2_names)
+    whisper_model = _Hf("WhisperConfig", "WhisperForConditionalGeneration", whisper, _BART_DROPOUT)
+    return (
+        Entry("wav2vec2", wav2vec2_model, _waveform),
+        Entry("whisper", whisper_model, _spectrogram),
+    )
+
+
+TRANSFORMERS: dict[str, Entry] = {
+    entry.name: entry for entry in (*_encoders(), *_decoders(), *_encoder_decoders(), *_vision(), *_audio())
+}
