@@ -8,6 +8,7 @@ from typing import Any
 from torch.fx import GraphModule
 
 from fuseplan.plan import Plan, SegmentedPlan, WholePlan
+from fuseplan.runtime.eager import run_eagerly
 from fuseplan.runtime.record import Program
 from fuseplan.runtime.segmented import compile_segmented
 
@@ -24,7 +25,7 @@ def replay(plan: Plan, gm: GraphModule, example_inputs: Sequence[Any], program: 
 
 def _compile_whole(plan: WholePlan, gm: GraphModule, example_inputs: Sequence[Any]) -> Callee:
     if plan.executor == "eager":
-        return gm.forward
+        return run_eagerly(gm)
     # The import takes seconds and a machine without a compiler never needs it.
     from torch._inductor import list_mode_options
     from torch._inductor.compile_fx import compile_fx
