@@ -1,0 +1,54 @@
+"""The aten executor: a region as plain calls of PyTorch's own operators, one after another, without an interpreter."""
+
+from __future__ import annotations
+
+import torch
+
+from fuseplan.capture.targets import find_target
+from fuseplan.capture.to_fx import to_fx
+from fuseplan.errors import ExecutorError, GraphError, UnsupportedError
+from fuseplan.executors.base import Compiled, refuse_unsupported
+from fuseplan.executors.flat import flatten
+from fuseplan.graph import Graph, Op
+
+
+class AtenExecutor:
+    """Runs every op that this torch has. What all other executors are compared with."""
+
+    name = "aten"
+
+    def version(self) -> str:
+        """Torch's own version.
+
+        >>> AtenExecutor().version() == torch.__version__
+        True
+        """
+        return str(torch.__version__)
+
+    def available(self) -> str | None:
+        """Always."""
+        return None
+
+    def supports(self, op: Op, graph: Graph) -> str | None:
+        """Refuse what cannot be written down, or is from another torch."""
+        if op.opaque is not None:
+            return op.opaque
+        try:
+            find_target(op.target)
+        except GraphError as error:
+            return str(error)
+        return None
+
+    def variants(self, region: Graph) -> tuple[str, ...]:
+        """One way for now."""
+        return ("default",)
+
+    def compile(self, region: Graph, variant: str = "default") -> Compiled:
+        """The region as one flat Python function."""
+        if variant not in self.variants(region):
+            raise UnsupportedError(f"aten has no variant {variant!r} for this region")
+        refuse_unsupported(self, region)
+        try:
+            return flatten(to_fx(region))
+        except GraphError as error:
+            raise ExecutorError(f"aten cannot run this region: {error}") from error

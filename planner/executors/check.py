@@ -1,0 +1,461 @@
+"""Does a compiled region compute what the region says? Tuning and tests ask here before they trust a result.
+
+Each trial draws inputs as they were recorded and compares everything that a caller could notice: number, types, sizes,
+strides and aliasing of outputs, writes to inputs, and values against the same region in higher precision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuseplan.capture.to_fx import SizeSpace
+from fuseplan.errors import FuseplanError
+from fuseplan.executors.base import Compiled
+from fuseplan.executors.compare import (
+    BLIND_FLOOR,
+    FLOOR,
+    Errors,
+    Yardstick,
+    flips,
+    float_errors,
+    too_many,
+    unlikely,
+)
+from fuseplan.executors.inputs import Spread, default_sizes, make_inputs
+from fuseplan.executors.reference import WIDENINGS, Nature, eager, natures, pin, widen
+from fuseplan.graph import Graph, Ref, TensorType
+
+SEEDS = (0, 1, 2, 3)
+NUDGES = 3
+"""Reference runs with nudged inputs per precision: they tell how much rounding an input matters."""
+RUN_ERRORS = (RuntimeError, AssertionError, TypeError, ValueError, IndexError, FuseplanError)
+"""What running a region raises when it goes wrong."""
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """Whether a compiled region is right; if not, one line that says what is wrong, and where."""
+
+    ok: bool
+    reason: str = ""
+    error: float = 0.0  # the worst error of a float, as a share of what is allowed: beyond 1 it is wrong
+    trials: int = 0
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One draw of inputs."""
+
+    seed: int
+    sizes: Mapping[str, int]
+    spread: Spread = "normal"
+    specials: bool = False
+    offset: int = 0
+    must_run: bool = True  # False for sizes that nobody recorded: the region itself may not allow them
+
+    def __str__(self) -> str:
+        sizes = "".join(f", {name}={size}" for name, size in self.sizes.items())
+        return f"seed {self.seed}{sizes}"
+
+    def inputs(self, region: Graph, device: str | None) -> list[Any]:
+        """The inputs of this trial."""
+        return make_inputs(
+            region,
+            self.seed,
+            device,
+            sizes=self.sizes,
+            spread=self.spread,
+            specials=self.specials,
+            offset=self.offset,
+        )
+
+
+def check(
+    region: Graph,
+    compiled: Compiled,
+    *,
+    seeds: Sequence[int] = SEEDS,
+    device: str | None = None,
+    sizes: Sequence[Mapping[str, int]] | None = None,
+    reference: Reference | None = None,
+) -> CheckResult:
+    """Return whether `compiled` does what `region` says, over several draws of inputs.
+
+    Of every four seeds, one draws around zero, one away from zero and off alignment, one over many magnitudes, one
+    with NaN and infinities. `sizes` lists values of the symbols to try; without it, those recorded and two others that
+    the region allows. `reference` saves work when many executors are checked for one region.
+
+    >>> from fuseplan.graph import Op, Value
+    >>> kind = TensorType("float32", (4,), (1,))
+    >>> op = Op("aten.relu.default", (Ref("x"),), (), (Value("y", kind),))
+    >>> region = Graph((Value("x", kind),), (op,), (Ref("y"),))
+    >>> check(region, lambda args: [torch.relu(*args)]).ok
+    True
+    >>> check(region, lambda args: [torch.relu(*args) + 1e-3], seeds=[0]).reason.split(":")[0]
+    'output 0'
+    """
+    reference = reference or Reference(region)
+    examiner = _Examiner(reference.region, compiled, reference, device)
+    for trial in trials(region, seeds, sizes):
+        problem = examiner.run(trial)
+        if problem is not None:
+            return examiner.result(f"{problem} ({trial})")
+    return examiner.result(examiner.verdict())
+
+
+def trials(region: Graph, seeds: Sequence[int], sizes: Sequence[Mapping[str, int]] | None = None) -> Iterator[Trial]:
+    """The draws that `check` makes."""
+    recorded = default_sizes(region)
+    every = [{**recorded, **chosen} for chosen in sizes] if sizes else [recorded]
+    spreads: tuple[Spread, ...] = ("normal", "positive", "wide", "normal")
+    for seed in seeds:
+        kind = seed % len(spreads)
+        yield Trial(seed, every[0], spreads[kind], specials=kind == 3, offset=int(kind == 1))
+    for i, chosen in enumerate(every[1:]):
+        yield Trial(seeds[0] + i, chosen)
+    if sizes is None and recorded:
+        for i, scale in enumerate((1, 2)):
+            yield Trial(seeds[0] + i, _other_sizes(region, scale), must_run=False)
+
+
+def _other_sizes(region: Graph, scale: int) -> dict[str, int]:
+    """Every size a little larger, or doubled; each within its range."""
+    result = {}
+    for i, (symbol, size) in enumerate(zip(region.symbols, default_sizes(region).values(), strict=True)):
+        wanted = 2 * size if scale == 2 else size + 3 + i
+        result[symbol.name] = wanted if symbol.high is None else min(wanted, symbol.high)
+    return result
+
+
+@dataclass(frozen=True)
+class _Truth:
+    """What the outputs of one trial should be."""
+
+    values: list[Any]
+    shakes: dict[torch.dtype, list[Any]]  # for rounding at the precision of each float dtype
+    blind: bool  # the truth is eager itself: nothing more precise runs
+
+
+class Reference:
+    """Runs one region under ATen, and in higher precision where ATen can. Keeps compiled callables, not results."""
+
+    def __init__(self, region: Graph) -> None:
+        written = {name for op in region.ops for name in op.mutates}
+        self.written = tuple(i for i, value in enumerate(region.inputs) if value.name in written)
+        # what the region writes to an input is judged like an output
+        region = replace(region, outputs=(*region.outputs, *(Ref(region.inputs[i].name) for i in self.written)))
+        self.region = region
+        self.eager = eager(region)
+        self.pinned = pin(region)
+        judged = self.pinned[0] if self.pinned else region
+        self.natures = natures(judged)
+        self.precise = judged
+        self._wide: list[tuple[dict[str, str], Compiled]] | None = None
+
+    def truth(self, inputs: list[Any], outputs: Sequence[Any], dtypes: set[torch.dtype], seed: int) -> _Truth:
+        """The outputs in higher precision, given the inputs and, for pinned values, what the executor itself drew."""
+        if self.pinned:
+            inputs = [*inputs, *(outputs[i] for i in self.pinned[1])]
+        for wider, run in self._widened():
+            given = [_widened(value, wider) for value in inputs]
+            try:
+                return self._run(run, given, dtypes, seed, blind=False)
+            except RUN_ERRORS:
+                continue  # no kernel, or no memory, for this precision
+        return self._run(eager(self.precise), [_twin(value) for value in inputs], dtypes, seed, blind=True)
+
+    def _widened(self) -> list[tuple[dict[str, str], Compiled]]:
+        if self._wide is None:
+            self._wide = []
+            for wider in WIDENINGS:
+                graph = widen(self.precise, wider)
+                try:
+                    self._wide += [(wider, eager(graph))] if graph is not None else []
+                except FuseplanError:
+                    continue  # no such precision, says the operator
+        return self._wide
+
+    def _run(self, run: Compiled, given: list[Any], dtypes: set[torch.dtype], seed: int, *, blind: bool) -> _Truth:
+        values = list(run([_twin(value) for value in given]))
+        shakes: dict[torch.dtype, list[Any]] = {}
+        for dtype in dtypes:
+            shake = [torch.zeros_like(v, dtype=_real(v)) if _is_float(v) else None for v in values]
+            for i in range(NUDGES):
+                nudged = run([_nudged(value, torch.finfo(dtype).eps, 1000 * seed + i) for value in given])
+                for total, value, moved in zip(shake, values, nudged, strict=True):
+                    if total is not None:
+                        torch.maximum(total, torch.nan_to_num((moved - value).abs(), 0.0, 0.0), out=total)
+            shakes[dtype] = shake
+        return _Truth(values, shakes, blind)
+
+
+@dataclass
+class _Examiner:
+    """Runs trials against one compiled region and adds up what it finds."""
+
+    region: Graph
+    compiled: Compiled
+    reference: Reference
+    device: str | None
+    count: int = 0
+    errors: Errors = field(default_factory=Errors)
+    jumps: dict[int, Errors] = field(default_factory=dict)  # by output: those behind a jump are judged at the end
+    kept: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+
+    def result(self, reason: str | None) -> CheckResult:
+        return CheckResult(reason is None, reason or "", self.errors.worst, self.count)
+
+    def verdict(self) -> str | None:
+        for i, errors in self.jumps.items():
+            if too_many(errors):
+                return (
+                    f"output {i}: {errors.outliers} of {errors.count} elements are on the wrong side of a jump, "
+                    f"eager has {errors.eager_outliers}"
+                )
+        return None
+
+    def run(self, trial: Trial) -> str | None:
+        """What is wrong in this trial, or None."""
+        inputs = trial.inputs(self.region, self.device)
+        theirs_in = [_twin(value) for value in inputs]
+        with _seeded(trial.seed):
+            try:
+                theirs = list(self.reference.eager(list(theirs_in)))
+                fits = trial.must_run or self._as_declared(theirs, trial)
+            except RUN_ERRORS as error:
+                if not trial.must_run:
+                    return None
+                return f"the region itself does not run under ATen: {_first_line(error)}"
+        if not fits:
+            return None
+        mine_in = [_twin(value) for value in inputs]
+        with _seeded(trial.seed):
+            try:
+                mine = self._call(mine_in)
+            except RUN_ERRORS as error:
+                return f"raises {type(error).__name__}: {_first_line(error)}"
+        self.count += 1
+        return (
+            self._layout(mine, theirs, trial)
+            or self._aliases(mine, theirs, mine_in, theirs_in)
+            or self._inputs(mine_in, inputs)
+            or self._values(mine, theirs, inputs, trial)
+            or self._redraw(mine, inputs, trial)
+            or self._keep(mine)
+        )
+
+    def _call(self, inputs: list[Any]) -> list[Any]:
+        return [*self.compiled(list(inputs)), *(inputs[i] for i in self.reference.written)]
+
+    def _as_declared(self, outputs: list[Any], trial: Trial) -> bool:
+        space = SizeSpace(dict(trial.sizes))
+        for arg, value in zip(self.region.outputs, outputs, strict=True):
+            kind = self.region.types[arg.name] if isinstance(arg, Ref) else None
+            if isinstance(kind, TensorType) and [int(space(d)) for d in kind.shape] != list(value.shape):
+                return False
+        return True
+
+    def _layout(self, mine: list[Any], theirs: list[Any], trial: Trial) -> str | None:
+        if len(mine) != len(theirs):
+            return f"gives {len(mine)} outputs, the region has {len(theirs)}"
+        space = SizeSpace(dict(trial.sizes))
+        for i, (got, want, arg) in enumerate(zip(mine, theirs, self.region.outputs, strict=True)):
+            if not (isinstance(got, Tensor) and isinstance(want, Tensor)):
+                if type(got) is not type(want) or got != want:
+                    return f"output {i}: {_short(got)}, eager {_short(want)}"
+                continue
+            for name in ("dtype", "device", "shape"):
+                if getattr(got, name) != getattr(want, name):
+                    return f"output {i}: {name} {getattr(got, name)}, eager {getattr(want, name)}"
+            kind = self.region.types[arg.name] if isinstance(arg, Ref) else None
+            declared = tuple(int(space(d)) for d in kind.stride) if isinstance(kind, TensorType) else want.stride()
+            if not _same_strides(got, declared) and (
+                _same_strides(want, declared) or not _same_strides(got, want.stride())
+            ):
+                return f"output {i}: strides {got.stride()}, the region says {declared} for {tuple(got.shape)}"
+        return None
+
+    def _aliases(self, mine: list[Any], theirs: list[Any], mine_in: list[Any], theirs_in: list[Any]) -> str | None:
+        got, want = _sharing(mine_in, mine), _sharing(theirs_in, theirs)
+        for i, (a, b) in enumerate(zip(got, want, strict=True)):
+            if a != b:
+                return f"output {i} {_shares(a)}, under eager it {_shares(b)}"
+        return None
+
+    def _inputs(self, mine_in: list[Any], before: list[Any]) -> str | None:
+        for i, (got, old) in enumerate(zip(mine_in, before, strict=True)):
+            if not isinstance(got, Tensor) or i in self.reference.written:
+                continue
+            if not _same_bits(_storage(got), _storage(old)):
+                return f"input {i} ({self.region.inputs[i].name}) was written to"
+        return None
+
+    def _values(self, mine: list[Any], theirs: list[Any], inputs: list[Any], trial: Trial) -> str | None:
+        written = [(i, v) for i, v in enumerate(mine) if isinstance(v, Tensor) and v.numel()]
+        dtypes = {v.dtype.to_real() for _, v in written if _is_float(v)}
+        truth: _Truth | None = None
+        for i, got in written:
+            arg = self.region.outputs[i]
+            nature = self.reference.natures[arg.name] if isinstance(arg, Ref) else Nature()
+            if nature.random or (self.reference.pinned and i in self.reference.pinned[1]):
+                problem = unlikely(got, theirs[i])
+            elif _is_float(got) or nature.fragile:
+                truth = truth or self.reference.truth(inputs, mine, dtypes, trial.seed)
+                problem = self._judge(i, got, theirs[i], truth, nature, trial)
+            else:
+                problem = None if torch.equal(got, theirs[i]) else _first_difference(got, theirs[i])
+            if problem is not None:
+                return f"output {i}: {problem}"
+        return None
+
+    def _judge(self, i: int, got: Tensor, want: Tensor, truth: _Truth, nature: Nature, trial: Trial) -> str | None:
+        exact = truth.values[i]
+        if not _is_float(got):
+            self.jumps[i] = self.jumps.get(i, Errors()).plus(flips(got, want, exact))
+            return None
+        shake = truth.shakes[got.dtype.to_real()][i]
+        if got.is_complex():
+            got, want, exact = (torch.view_as_real(v.resolve_conj()) for v in (got, want, exact))
+            shake = torch.stack([shake, shake], -1)
+        yardstick = Yardstick(got.dtype, BLIND_FLOOR if truth.blind else FLOOR, any_infinite=trial.specials)
+        errors = float_errors(got, want, exact, shake, yardstick)
+        if nature.fragile:
+            self.jumps[i] = self.jumps.get(i, Errors()).plus(errors)
+            return None
+        self.errors = self.errors.plus(errors)
+        if errors.classes:
+            return f"{errors.classes} of {errors.count} elements are NaN or infinite, or finite, where eager's are not"
+        if errors.worst > 1:
+            value, right = got.reshape(-1)[errors.where].item(), exact.reshape(-1)[errors.where].item()
+            return (
+                f"{value!r} at flat position {errors.where}, should be {right!r}: {errors.units:.3g} units off, "
+                f"{errors.worst:.3g} times what is allowed"
+            )
+        return None
+
+    def _redraw(self, mine: list[Any], inputs: list[Any], trial: Trial) -> str | None:
+        """The same seed draws the same numbers, and the generator moves on between two calls."""
+        if not any(n.random for n in natures(self.region).values()):
+            return None
+        with _seeded(trial.seed):
+            again = self._call([_twin(value) for value in inputs])
+            later = self._call([_twin(value) for value in inputs])
+        with _seeded(trial.seed):
+            eager_first = list(self.reference.eager([_twin(value) for value in inputs]))
+            eager_later = list(self.reference.eager([_twin(value) for value in inputs]))
+        for i, got in enumerate(mine):
+            if not isinstance(got, Tensor):
+                continue
+            if not _same_bits(got, again[i]):
+                return f"output {i}: other random numbers under the same seed"
+            fresh = got.numel() >= 64 and not _same_bits(eager_first[i], eager_later[i])
+            if fresh and _same_bits(again[i], later[i]):
+                return f"output {i}: the same random numbers at the next call"
+        return None
+
+    def _keep(self, mine: list[Any]) -> str | None:
+        """What an earlier call gave must still be there after a later one."""
+        for i, (earlier, copy) in enumerate(self.kept):
+            if not _same_bits(earlier, copy):
+                return f"output {i} of an earlier call was overwritten"
+        if not self.kept:
+            tensors = [v if isinstance(v, Tensor) else torch.empty(0) for v in mine]
+            self.kept = [(v, v.clone()) for v in tensors]
+        return None
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Within, torch draws from this seed; after, its generators are as they were."""
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices=devices), torch.no_grad():
+        torch.manual_seed(seed)
+        yield
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+def _real(value: Tensor) -> torch.dtype:
+    return value.dtype.to_real()
+
+
+def _storage(tensor: Tensor) -> Tensor:
+    """All elements behind a tensor, its gaps included."""
+    return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
+
+
+def _like(tensor: Tensor, flat: Tensor) -> Tensor:
+    return flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def _twin(value: Any) -> Any:
+    """A copy with the same strides, gaps and offset in memory of its own."""
+    return _like(value, _storage(value).clone()) if isinstance(value, Tensor) else value
+
+
+def _widened(value: Any, wider: Mapping[str, str]) -> Any:
+    name = str(value.dtype).removeprefix("torch.") if isinstance(value, Tensor) else ""
+    return _like(value, _storage(value).to(getattr(torch, wider[name]))) if name in wider else value
+
+
+def _nudged(value: Any, eps: float, seed: int) -> Any:
+    """A copy whose floats are moved by half a unit in the last place of a precision."""
+    if not _is_float(value):
+        return _twin(value)
+    flat = _storage(value).clone()
+    generator = torch.Generator(value.device).manual_seed(seed)
+    sign = torch.randint(0, 2, flat.shape, generator=generator, device=flat.device, dtype=torch.int8) * 2 - 1
+    return _like(value, flat.add_(flat * sign, alpha=eps / 2))
+
+
+def _same_bits(a: Tensor, b: Tensor) -> bool:
+    return bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+def _same_strides(tensor: Tensor, strides: Sequence[int]) -> bool:
+    """Equal where it matters: not along dimensions of size one, nor in an empty tensor."""
+    pairs = zip(tensor.shape, tensor.stride(), strides, strict=True)
+    return tensor.numel() == 0 or all(mine == declared for size, mine, declared in pairs if size > 1)
+
+
+def _sharing(inputs: list[Any], outputs: list[Any]) -> list[tuple[str, int] | None]:
+    """For each output, the first input or else the first earlier output in whose memory it lies."""
+    owners: dict[int, tuple[str, int]] = {}
+    for i, value in enumerate(inputs):
+        if isinstance(value, Tensor) and value.numel():
+            owners.setdefault(value.untyped_storage().data_ptr(), ("input", i))
+    result: list[tuple[str, int] | None] = []
+    for i, value in enumerate(outputs):
+        storage = value.untyped_storage().data_ptr() if isinstance(value, Tensor) and value.numel() else None
+        result.append(None if storage is None else owners.get(storage))
+        if storage is not None:
+            owners.setdefault(storage, ("output", i))
+    return result
+
+
+def _shares(owner: tuple[str, int] | None) -> str:
+    return "has memory of its own" if owner is None else f"shares memory with {owner[0]} {owner[1]}"
+
+
+def _first_difference(got: Tensor, want: Tensor) -> str:
+    places = (got != want).reshape(-1).nonzero().reshape(-1)
+    first = int(places[0])
+    mine, theirs = got.reshape(-1)[first].item(), want.reshape(-1)[first].item()
+    return f"{len(places)} of {got.numel()} elements differ; at flat position {first} {mine}, eager {theirs}"
+
+
+def _short(value: Any) -> str:
+    return f"a {type(value).__name__}" if isinstance(value, Tensor) else repr(value)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,251 @@
+"""The inductor executor: a region compiled by TorchInductor by itself, called without anything around its code."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from fuseplan.capture.targets import find_target
+from fuseplan.capture.to_fx import to_fx
+from fuseplan.errors import ExecutorError, GraphError, UnsupportedError
+from fuseplan.executors.base import Compiled, refuse_unsupported
+from fuseplan.executors.flat import flatten
+from fuseplan.executors.reference import draws
+from fuseplan.graph import Arg, Graph, Op, Ref, ScalarType, Symbol, TensorType
+
+_MATMULS = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten._int_mm", "aten._scaled_mm")
+_TUNED = {"coordinate_descent_tuning": True}
+_TUNED_MATMUL = {"max_autotune": True}
+MAX_SPECIALIZED = 4
+"""Compilations of one dynamic region for sizes that Inductor tells apart; other sizes then run under ATen."""
+
+
+class InductorExecutor:
+    """Runs what Inductor lowers, decomposes or calls, in regions without writes whose outputs are no views."""
+
+    name = "inductor"
+
+    def version(self) -> str:
+        """Inductor is part of torch; on a GPU, Triton writes its kernels."""
+        triton = importlib.util.find_spec("triton") and importlib.metadata.version("triton")
+        return f"{torch.__version__}, triton {triton}" if triton else str(torch.__version__)
+
+    def available(self) -> str | None:
+        """Whether Inductor finds its compiler: Triton where there is a GPU, else one for C++."""
+        from fuseplan.executors import inductor_api
+
+        return inductor_api.missing("cuda" if torch.cuda.is_available() else "cpu")
+
+    def supports(self, op: Op, graph: Graph) -> str | None:
+        """Refuse effects, sizes that depend on data, and what this torch does not have."""
+        if op.opaque is not None:
+            return op.opaque
+        try:
+            target = find_target(op.target)
+        except GraphError as error:
+            return str(error)
+        return _refusal(op, graph, target)
+
+    def variants(self, region: Graph) -> tuple[str, ...]:
+        """`tuned` searches tile sizes on a GPU, and matmul templates where the region holds a matmul."""
+        return ("default", "tuned") if _on_gpu(region) or _has_matmul(region) else ("default",)
+
+    def compile(self, region: Graph, variant: str = "default") -> Compiled:
+        """The code that Inductor writes for the region."""
+        if variant not in ("default", "tuned"):
+            raise UnsupportedError(
+                f"inductor has no variant {variant!r} for this region: {', '.join(self.variants(region))}"
+            )
+        refuse_unsupported(self, region)
+        _refuse_region(region)
+        _refuse_machine(region)
+        shape = _Outputs.of(region)
+        inner = replace(region, outputs=shape.computed)
+        if not shape.computed:
+            return flatten(to_fx(region))  # nothing but inputs and numbers: no code to write
+        call = _dynamic(inner, variant) if region.symbols else _compile(inner, variant)[0]
+        return shape.around(call)
+
+
+def _refusal(op: Op, graph: Graph, target: Callable[..., Any]) -> str | None:
+    if op.mutates:
+        return f"it writes to {', '.join(op.mutates)} in place"
+    if isinstance(target, OpOverload):
+        if target.namespace == "_c10d_functional":
+            return "it is a collective"
+        if torch.Tag.data_dependent_output in target.tags or _counts(op, graph, target):
+            return "what it gives, or how much, depends on data"
+        if not any(isinstance(value.type, (TensorType, ScalarType)) for value in op.outputs):
+            return "it gives no value"
+    types = graph.types
+    for name in (*op.reads, *(value.name for value in op.outputs)):
+        kind = types.get(name)
+        if isinstance(kind, ScalarType) and kind.kind != "int":
+            return f"{name} is a {kind.kind} that is known at run time only"
+    return None
+
+
+def _counts(op: Op, graph: Graph, target: OpOverload) -> bool:
+    """Whether the size of what the op gives depends on data; indexing is marked so, but only a mask makes it so."""
+    if torch.Tag.dynamic_output_shape not in target.tags:
+        return False
+    if op.target not in ("aten.index.Tensor", "aten._unsafe_index.Tensor"):
+        return True
+    indices = [graph.types[name] for name in op.reads[1:]]
+    return any(isinstance(kind, TensorType) and kind.dtype in ("bool", "uint8") for kind in indices)
+
+
+def _refuse_region(region: Graph) -> None:
+    """Inductor gives a view back as a dense copy, and wants every symbol as an input."""
+    producer = region.producer
+    for arg in region.outputs:
+        op = region.ops[producer[arg.name]] if isinstance(arg, Ref) and arg.name in producer else None
+        if op is not None and _gives_view(op, arg, region):
+            raise UnsupportedError(
+                f"inductor does not give out views: {op.target} at the edge of the region is for aten"
+            )
+    held = {value.type.expr for value in region.inputs if isinstance(value.type, ScalarType)}
+    for symbol in region.symbols:
+        if symbol.name not in held:
+            raise UnsupportedError(f"inductor needs the size {symbol.name} as an input of the region")
+
+
+def _gives_view(op: Op, arg: Arg, region: Graph) -> bool:
+    assert isinstance(arg, Ref)
+    number = [value.name for value in op.outputs].index(arg.name)
+    if any(alias.output == number for alias in op.aliases):
+        return True
+    # a view in all but its schema
+    base = op.args[0] if op.target == "aten._unsafe_view.default" else None
+    return isinstance(base, Ref) and (base in region.outputs or base.name not in region.producer)
+
+
+def _refuse_machine(region: Graph) -> None:
+    from fuseplan.executors import inductor_api
+
+    reason = inductor_api.missing("cuda" if _on_gpu(region) else "cpu")
+    if reason is not None:
+        raise ExecutorError(f"inductor cannot compile here: {reason}")
+
+
+def _on_gpu(region: Graph) -> bool:
+    return any(isinstance(kind, TensorType) and kind.device.startswith("cuda") for kind in region.types.values())
+
+
+def _has_matmul(region: Graph) -> bool:
+    return any(op.target.rsplit(".", 1)[0] in _MATMULS for op in region.ops)
+
+
+def _patches(region: Graph, variant: str) -> dict[str, Any]:
+    patches: dict[str, Any] = {}
+    if variant == "tuned":
+        patches |= _TUNED | (_TUNED_MATMUL if _has_matmul(region) else {})
+    if any(draws(op) for op in region.ops):
+        patches["fallback_random"] = True  # the same numbers as eager's under the same seed
+    if region.symbols:
+        patches["fx_graph_cache"] = False  # raises KeyError: 'kwargs' on graphs with symbols
+    return patches
+
+
+def _compile(region: Graph, variant: str) -> tuple[Compiled, Callable[..., bool] | None]:
+    """The code for a region, and for which sizes it holds (None: for all)."""
+    from fuseplan.executors import inductor_api
+
+    try:
+        gm = to_fx(region)
+        return inductor_api.compile_graph(gm, _patches(region, variant)), inductor_api.condition(gm)
+    except Exception as error:  # a compiler fails with anything; here that becomes our error
+        raise ExecutorError(f"inductor failed on a region of {len(region.ops)} ops: {_summary(error)}") from error
+
+
+def _summary(error: Exception) -> str:
+    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+@dataclass(frozen=True)
+class _Outputs:
+    """Where each output of a region comes from, as only what is computed goes through Inductor."""
+
+    computed: tuple[Ref, ...]
+    picks: tuple[tuple[str, Any], ...]  # ("computed", i), ("input", i) or ("number", value)
+    plain: bool
+
+    @classmethod
+    def of(cls, region: Graph) -> _Outputs:
+        inputs = {value.name: i for i, value in enumerate(region.inputs)}
+        made = region.producer
+        computed = tuple(dict.fromkeys(arg for arg in region.outputs if isinstance(arg, Ref) and arg.name in made))
+        picks: list[tuple[str, Any]] = []
+        for arg in region.outputs:
+            if not isinstance(arg, Ref):
+                picks.append(("number", arg))
+            elif arg.name in inputs:
+                picks.append(("input", inputs[arg.name]))
+            elif arg.name in made:
+                picks.append(("computed", computed.index(arg)))
+            else:
+                raise UnsupportedError(f"inductor does not give out constants: {arg.name} is for aten")
+        return cls(computed, tuple(picks), computed == region.outputs)
+
+    def around(self, call: Compiled) -> Compiled:
+        """`call` itself where all outputs are computed, each once; else with the others put in their places."""
+        if self.plain:
+            return call
+        needed = sorted({i for kind, i in self.picks if kind == "input"})
+        given = [value for kind, value in self.picks if kind == "number"]
+        first_given = len(self.computed) + len(needed)
+        numbers = iter(range(first_given, first_given + len(given)))
+        places = {("computed", i): i for i in range(len(self.computed))}
+        places |= {("input", i): len(self.computed) + k for k, i in enumerate(needed)}
+        order = [next(numbers) if pick[0] == "number" else places[pick] for pick in self.picks]
+
+        def assembled(args: list[Any]) -> list[Any]:
+            inputs = [args[i] for i in needed]
+            everything = [*call(args), *inputs, *given]
+            return [everything[i] for i in order]
+
+        return assembled
+
+
+def _dynamic(region: Graph, variant: str) -> Compiled:
+    call, holds = _compile(region, variant)
+    return call if holds is None else _Specialized(region, variant, call, holds)
+
+
+class _Specialized:
+    """Code for some sizes of a dynamic region; compiles anew for sizes that it does not hold for."""
+
+    def __init__(self, region: Graph, variant: str, call: Compiled, holds: Callable[..., bool]) -> None:
+        self.region, self.variant = region, variant
+        self.positions = {
+            value.type.expr: i for i, value in enumerate(region.inputs) if isinstance(value.type, ScalarType)
+        }
+        self.symbols = [symbol.name for symbol in region.symbols]
+        self.where = [self.positions[name] for name in self.symbols]
+        self.compiled: list[tuple[Compiled, Callable[..., bool] | None]] = [(call, holds)]
+        self.chosen: dict[tuple[int, ...], Compiled] = {}
+
+    def __call__(self, args: list[Any]) -> Any:
+        sizes = tuple([args[i] for i in self.where])
+        call = self.chosen.get(sizes)
+        if call is None:
+            call = self.chosen[sizes] = self._choose(dict(zip(self.symbols, sizes, strict=True)))
+        return call(args)
+
+    def _choose(self, sizes: dict[str, int]) -> Compiled:
+        for call, holds in self.compiled:
+            if holds is None or holds(sizes):
+                return call
+        if len(self.compiled) >= MAX_SPECIALIZED:
+            return flatten(to_fx(self.region))
+        symbols = tuple(Symbol(s.name, s.low, s.high, sizes[s.name]) for s in self.region.symbols)
+        call, holds = _compile(replace(self.region, symbols=symbols), self.variant)
+        self.compiled.append((call, holds))
+        return call

@@ -1,0 +1,151 @@
+"""All that fuseplan uses of Inductor's private interfaces, and why each piece is needed. Nothing else imports them.
+
+Written against torch 2.10 to 2.13. Importing this module costs a second: callers do so when they compile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import sympy
+import torch
+from torch._dynamo.convert_frame import compile_lock
+from torch._guards import TracingContext, tracing
+from torch._inductor import config
+from torch._inductor.compile_fx import _recursive_joint_graph_passes, compile_fx_inner
+from torch._inductor.cpp_builder import get_cpp_compiler
+from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.exc import InvalidCxxCompiler
+from torch._inductor.utils import BoxedBool
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._triton import has_triton
+
+from fuseplan.capture.to_fx import fake_inputs
+from fuseplan.executors.base import Compiled
+
+Condition = Callable[[Mapping[str, int]], bool]
+
+
+def missing(device_type: str) -> str | None:
+    """What Inductor lacks to compile for such a device, in one line, or None."""
+    if device_type != "cpu":
+        return None if has_triton() else "no Triton that works here: pip install triton"
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        return "no C++ compiler: install g++, or name one in the environment variable CXX"
+    return None
+
+
+def compile_graph(gm: GraphModule, patches: Mapping[str, Any]) -> Compiled:
+    """Compile an ATen-level FX graph with fake values, under config `patches`; no output of it may be a view.
+
+    What comes back is the code that Inductor wrote, not the CompiledFxGraph around it: that costs 1.2 µs more a call,
+    for profiling and bookkeeping of a cache that is written by its first call only.
+    """
+    fakes = fake_inputs(gm)
+    mode = fake_mode(gm)
+    with _isolated(mode), config.patch(dict(patches)):
+        wanted: Any = gm.graph.output_node().args[0]
+        traced = _decompose(gm, fakes, mode, [node.meta["val"] for node in wanted])
+        device = next((f.device for f in fakes if isinstance(f, torch.Tensor)), torch.device("cpu"))
+        # without these passes, lowering meets ops that "should have been handled" by them
+        traced = _recursive_joint_graph_passes(traced, input_device=device) or traced
+        output = traced.graph.output_node()
+        # the strides of these are kept as they are, of all others they are Inductor's to choose
+        output.meta["user_visible_output_idxs"] = list(range(len(wanted)))
+        compiled = compile_fx_inner(traced, fakes, cudagraphs=BoxedBool(False), is_inference=False, is_backward=False)
+    call = getattr(compiled, "current_callable", None) or compiled
+    # CompiledFxGraph.__del__ empties the code that it owns, so it has to live as long as the code
+    getattr(call, "__self__", call).__dict__["_compiled_fx_graph"] = compiled
+    return call
+
+
+@contextmanager
+def _isolated(mode: FakeTensorMode) -> Iterator[None]:
+    """Compile as if alone: one at a time, whatever the caller is tracing, and whatever it has switched on."""
+    with ExitStack() as stack:
+        stack.enter_context(compile_lock)
+        stack.enter_context(_disable_current_modes())
+        stack.enter_context(torch._C._DisableAutocast())
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.no_grad())
+        # Inductor writes output strides into the context; in that of an outer compilation they would be taken for its own
+        stack.enter_context(tracing(TracingContext(mode)))
+        yield
+
+
+def fake_mode(gm: GraphModule) -> FakeTensorMode:
+    """The mode that the fake values of `gm` live in."""
+    for node in gm.graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch._subclasses.FakeTensor):
+            return value.fake_mode
+    return FakeTensorMode()
+
+
+def _decompose(gm: GraphModule, fakes: Sequence[Any], mode: FakeTensorMode, wanted: Sequence[Any]) -> GraphModule:
+    """Retrace with Inductor's decompositions, which it insists on, and the strides of outputs as `wanted` has them."""
+
+    def program(*args: Any) -> list[Any]:
+        return [_restride(got, want) for got, want in zip(gm(*args), wanted, strict=True)]
+
+    table = select_decomp_table()
+    with mode:
+        return make_fx(program, decomposition_table=table, tracing_mode="real", _allow_non_fake_inputs=True)(*fakes)
+
+
+def _restride(got: Any, want: Any) -> Any:
+    """Some decompositions give other strides than the operator itself: order the dimensions as it does."""
+    if not isinstance(got, torch.Tensor) or _same(got.stride(), want.stride()):
+        return got
+    hints = [_hint(stride) for stride in want.stride()]
+    order = sorted(range(got.dim()), key=lambda d: (-hints[d], d))
+    back = sorted(range(got.dim()), key=lambda d: order[d])
+    return got.permute(order).clone(memory_format=torch.contiguous_format).permute(back)
+
+
+def _same(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    return all(_expr(x) == _expr(y) for x, y in zip(a, b, strict=True))
+
+
+def _expr(size: Any) -> Any:
+    return size.node.expr if isinstance(size, torch.SymInt) else size
+
+
+def _hint(size: Any) -> int:
+    return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
+
+
+def condition(gm: GraphModule) -> Condition | None:
+    """For which sizes the code compiled from `gm` is right, or None where it is for all that the symbols allow.
+
+    Inductor decides some things by the size that it sees (32-bit indices, say), and notes that as a guard. Under
+    torch.compile Dynamo checks the guards; a region that is compiled by itself has to.
+    """
+    shape_env = fake_mode(gm).shape_env
+    if shape_env is None:
+        return None
+    guards = [
+        guard.expr for guard in shape_env.guards if shape_env._maybe_evaluate_static(guard.expr) is not sympy.true
+    ]
+    # a symbol that turned out to have one value is replaced, and its guard simplified away
+    fixed = [
+        sympy.Eq(symbol, value) for symbol, value in shape_env.replacements.items() if symbol in shape_env.var_to_range
+    ]
+    every = list(dict.fromkeys([*guards, *fixed]))
+    if not every:
+        return None
+    sources: Any = shape_env.var_to_sources  # each symbol has one ConstantSource, which to_fx named
+    names = {symbol: source[0].source_name for symbol, source in sources.items()}
+
+    def holds(sizes: Mapping[str, int]) -> bool:
+        values = {symbol: sympy.Integer(sizes[name]) for symbol, name in names.items() if name in sizes}
+        return all(expr.xreplace(values) == sympy.true for expr in every)
+
+    return holds
