@@ -83,6 +83,8 @@ def _graph(record: GraphRecord, listing: bool) -> Iterator[str]:
     count = len(graph.ops)
     where = "all under ATen" if not inside else f"{inside} in {len(record.regions)} regions, the rest under ATen"
     yield f"{name}: {count} op{'s' * (count != 1)}, {where}"
+    if record.not_captured is not None:
+        yield f"  runs without a CUDA graph: {record.not_captured}"
     for why in opaque:
         yield f"  cannot be exported: {why}"
     for region in record.regions:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from fuseplan.errors import OptionError, PlanError
-from fuseplan.plan import MODES, Plan
+from fuseplan.plan import LAUNCHES, MODES, Plan, SegmentedPlan, WholePlan
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,8 @@ class Options:
     """A plan, or the name of one, for every program; None takes the best that is known of each."""
     mode: str = "default"
     """The mode that Inductor has where a program runs under torch.compile's own path."""
+    launch: str = "plain"
+    """How calls reach the GPU: plain, or cudagraph. For a whole program under Inductor that is its reduce-overhead."""
 
     @staticmethod
     def parse(options: Mapping[str, Any] | None, mode: str | None = None) -> Options:
@@ -34,7 +36,22 @@ class Options:
         chosen = given.get("mode") or mode or "default"
         if chosen not in MODES:
             raise OptionError(f"fuseplan has no mode {chosen!r}; known are {', '.join(MODES)}")
-        return Options(_plan(given.get("plan", "auto")), chosen)
+        launch = given.get("launch", "plain")
+        if launch not in LAUNCHES:
+            raise OptionError(f"fuseplan has no launch {launch!r}; known are {', '.join(LAUNCHES)}")
+        if launch == "cudagraph" and chosen == "default":
+            chosen = "reduce-overhead"
+        return Options(_launched(_plan(given.get("plan", "auto")), launch), chosen, launch)
+
+
+def _launched(plan: Plan | None, launch: str) -> Plan | None:
+    if plan is None or launch == "plain":
+        return plan
+    if isinstance(plan, SegmentedPlan):
+        return replace(plan, launch=launch)
+    if isinstance(plan, WholePlan) and plan.executor == "inductor":
+        return replace(plan, mode="reduce-overhead")
+    raise OptionError(f"launch {launch!r} needs a plan that compiles, and eager does not")
 
 
 def _plan(value: object) -> Plan | None:

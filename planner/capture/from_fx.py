@@ -40,6 +40,10 @@ CONSTANT_BYTES = 1024
 """A tensor constant up to this size belongs to the program; a larger one is an input."""
 
 
+_SILENT_VIEWS = {"aten._unsafe_view.default"}
+"""Operators that move no data though their schema does not say so."""
+
+
 @dataclass(frozen=True, eq=False)
 class Captured:
     """A Graph and, beside it, the FX nodes that each of its ops and values came from."""
@@ -243,6 +247,8 @@ def _effects(
             if info.is_write:
                 written[names[used]] = None
             aliases.extend(Alias(i, names[used]) for i in _sharing(target, info, len(outputs)))
+    if str(target) in _SILENT_VIEWS:
+        aliases = [Alias(0, names[n]) for n in _nodes(node.args[0])]
     random = torch.Tag.nondeterministic_seeded in target.tags
     return tuple(dict.fromkeys(aliases)), tuple(written), random
 

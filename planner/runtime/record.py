@@ -15,6 +15,7 @@ class GraphRecord:
     role: str
     graph: Graph
     regions: tuple[RegionRecord, ...] = ()
+    not_captured: str | None = None  # why it runs without the CUDA graph that the plan asks for
 
 
 @dataclass(frozen=True)

@@ -5,26 +5,23 @@ Mutation, aliasing, autograd and random state of the program stay AOTAutograd's 
 
 from __future__ import annotations
 
-import operator
-import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from functorch.compile import default_partition, min_cut_rematerialization_partition
 from torch._dynamo.backends.common import aot_autograd
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
-from fuseplan.capture import Captured, capture_fx
+from fuseplan.capture import capture_fx
 from fuseplan.capture.composites import composites_kept
-from fuseplan.errors import ExecutorError, UnsupportedError
-from fuseplan.executors import executors
-from fuseplan.executors.flat import Boxed, RegionCall, flatten
-from fuseplan.graph import Graph
-from fuseplan.log import logger
+from fuseplan.executors.flat import Boxed, flatten
 from fuseplan.plan import SegmentedPlan
-from fuseplan.runtime.record import GraphRecord, Program, RegionRecord
-from fuseplan.segment import Region, Segmentation, check_segmentation, extract, maximal_regions, order_edges
-from fuseplan.stats import count
+from fuseplan.runtime.record import GraphRecord, Program
+from fuseplan.runtime.regions import RegionCompiler, segmentation_of
+from fuseplan.segment import order_edges
+
+if TYPE_CHECKING:
+    from fuseplan.runtime.cudagraph import CudaGraphLaunch
 
 _PARTITIONS = {"min-cut": min_cut_rematerialization_partition, "all": default_partition}
 
@@ -34,8 +31,10 @@ def compile_segmented(
 ) -> Callable[..., Any]:
     """Return what runs the Dynamo graph `gm` under `plan`."""
 
+    launch = _launch(plan)
+
     def compiler(role: str) -> Callable[[GraphModule, Sequence[Any]], Boxed]:
-        return lambda aot_gm, _: _compile_graph(plan, role, aot_gm, program)
+        return lambda aot_gm, _: _compile_graph(plan, role, aot_gm, program, launch)
 
     backend = aot_autograd(
         fw_compiler=compiler("forward"),
@@ -48,61 +47,25 @@ def compile_segmented(
         return backend(gm, list(example_inputs))
 
 
-def _compile_graph(plan: SegmentedPlan, role: str, gm: GraphModule, program: Program) -> Boxed:
+def _launch(plan: SegmentedPlan) -> CudaGraphLaunch | None:
+    if plan.launch == "plain":
+        return None
+    from fuseplan.runtime.cudagraph import CudaGraphLaunch  # brings Inductor, which a plain launch never needs
+
+    return CudaGraphLaunch()
+
+
+def _compile_graph(
+    plan: SegmentedPlan, role: str, gm: GraphModule, program: Program, launch: CudaGraphLaunch | None
+) -> Boxed:
     captured = capture_fx(gm)
-    segmentation = _segmentation(plan, role, captured.graph)
-    calls: list[RegionCall] = []
-    records: list[RegionRecord] = []
-    for region in segmentation.regions:
-        call, fallback = _compile_region(captured, region)
-        records.append(RegionRecord(region.ops, region.executor, region.variant, fallback))
-        if call is not None:
-            calls.append(call)
-    program.graphs.append(GraphRecord(role, captured.graph, tuple(records)))
+    compiler = RegionCompiler(captured)
+    calls = compiler.compile(segmentation_of(plan, role, captured.graph))
     nodes = captured.nodes
     edges = [(nodes[a], nodes[b]) for a, b in order_edges(captured.graph)] if calls else []
-    return flatten(gm, calls, edges)
-
-
-def _segmentation(plan: SegmentedPlan, role: str, graph: Graph) -> Segmentation:
-    part = plan.part(role, None if graph.opaque else graph.key) if plan.parts else None
-    if part is not None:
-        check_segmentation(graph, part.segmentation)
-        return part.segmentation
-    if plan.greedy is not None:
-        return _greedy(plan.greedy, graph)
-    return Segmentation()
-
-
-def _greedy(name: str, graph: Graph) -> Segmentation:
-    executor = executors()[name]
-    missing = executor.available()
-    if missing is not None:
-        warnings.warn(f"fuseplan: all runs under ATen, since {name} cannot run here: {missing}", stacklevel=2)
-        return Segmentation()
-    takes = [executor.supports(op, graph) is None for op in graph.ops]
-    return maximal_regions(graph, takes, name)
-
-
-def _compile_region(captured: Captured, region: Region) -> tuple[RegionCall | None, str | None]:
-    """Compile one region; where that fails here, say why, and let ATen run its ops one by one."""
-    if region.executor == "aten" and region.variant == "default":
-        return None, None  # what ATen runs stands in the flat function itself
-    graph = extract(captured.graph, region.ops, region.recompute)
-    try:
-        executor = executors()[region.executor]
-        call = executor.compile(graph, region.variant)
-    except (UnsupportedError, ExecutorError) as error:
-        count("regions fallen back")
-        logger.warning("a region of %d ops runs under ATen: %s", len(region.ops), error)
-        warnings.warn(f"fuseplan: a region of {len(region.ops)} ops runs under ATen: {error}", stacklevel=2)
-        return None, str(error)
-    values = captured.values
-    nodes = frozenset(n for i in region.ops for n in (captured.nodes[i], *_elements(captured, i)))
-    inputs = tuple(values[value.name] for value in graph.inputs)
-    outputs = tuple(values[ref.name] for ref in graph.outputs)  # type: ignore[union-attr]
-    return RegionCall(nodes, inputs, outputs, call), None
-
-
-def _elements(captured: Captured, op: int) -> list[Node]:
-    return [user for user in captured.nodes[op].users if user.target is operator.getitem]
+    compiled = flatten(gm, calls, edges)
+    if launch is not None:
+        compiled = launch.wrap(role, gm, compiled)
+    refused = None if launch is None else launch.refused
+    program.graphs.append(GraphRecord(role, captured.graph, tuple(compiler.records), refused))
+    return compiled

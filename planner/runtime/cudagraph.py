@@ -1,0 +1,145 @@
+"""CUDA graphs as a launch over any plan, through PyTorch's own cudagraph trees.
+
+What a caller keeps stays the caller's. The trees would overwrite the outputs of an earlier step; where one of them is
+still alive when a new step begins, this step runs plain instead, which costs host time but no copy, and is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._dynamo.backends.cudagraphs import find_input_mutations, get_stack_traces
+from torch._inductor.compile_fx import cudagraphify
+from torch._inductor.cudagraph_trees import CUDAGraphTreeManager, get_manager
+from torch._inductor.cudagraph_utils import get_placeholder_info
+from torch._inductor.utils import count_tangents, get_first_incompatible_cudagraph_node
+from torch.fx import GraphModule
+
+from fuseplan.executors.flat import Boxed
+from fuseplan.log import logger
+from fuseplan.stats import count
+
+
+class CudaGraphLaunch:
+    """Wraps the callables of one program: the backward must know whether its forward could be captured."""
+
+    def __init__(self) -> None:
+        self.refused: str | None = None
+        self.device: int | None = None
+
+    def wrap(self, role: str, gm: GraphModule, plain: Boxed) -> Boxed:
+        """Return `plain` launched through a CUDA graph, or as it is where that cannot be; `refused` says why."""
+        reason = _obstacle(gm) or (self.refused if role == "backward" else None)
+        if reason is not None:
+            self.refused = reason
+            count("graphs not captured")
+            logger.warning("the %s graph runs without a CUDA graph: %s", role, reason)
+            return self._plain_backward(plain) if role == "backward" else plain
+        self.device = _device_index(gm)
+        captured = cudagraphify(
+            plain,
+            static_input_idxs=_static_inputs(role, gm),
+            device_index=self.device,
+            stack_traces=get_stack_traces(gm),
+            is_backward=role == "backward",
+            is_inference=role == "inference",
+            placeholders=get_placeholder_info(gm.graph),
+            mutated_input_idxs=tuple(find_input_mutations(gm.graph)),
+        )
+        if role == "backward":
+            return _guard_backward(captured, plain, self.device, _saved_activations(gm))
+        return _guard_forward(captured, plain, self.device)
+
+    def _plain_backward(self, plain: Boxed) -> Boxed:
+        """The backward of a captured forward ends its step, whether captured itself or not."""
+        device = self.device
+        if device is None:
+            return plain
+
+        def call(args: list[Any]) -> Sequence[Any]:
+            manager = get_manager(device, create_if_none_exists=False)
+            if manager is not None:
+                manager.set_to_running_backward()
+            return plain(args)
+
+        return _boxed(call)
+
+
+def _guard_forward(captured: Boxed, plain: Boxed, device: int) -> Boxed:
+    def call(args: list[Any]) -> Sequence[Any]:
+        manager = get_manager(device, create_if_none_exists=False)
+        if manager is not None and _would_overwrite(manager):
+            count("calls run plain to keep an earlier output")
+            return plain(args)
+        return captured(args)
+
+    return _boxed(call)
+
+
+def _guard_backward(captured: Boxed, plain: Boxed, device: int, activations: Sequence[int]) -> Boxed:
+    def call(args: list[Any]) -> Sequence[Any]:
+        manager = get_manager(device, create_if_none_exists=False)
+        if manager is not None and activations:
+            recorded = manager._get_cuda_graph_recorded_tensor_checker()
+            if not all(recorded(args[i]) for i in activations):  # its forward ran plain
+                manager.set_to_running_backward()
+                return plain(args)
+        return captured(args)
+
+    return _boxed(call)
+
+
+def _would_overwrite(manager: CUDAGraphTreeManager) -> bool:
+    """Whether a new step would begin now, over memory that a caller still holds."""
+    node = manager.current_node
+    if node is None or not manager.can_start_new_generation():
+        return False
+    return any(True for _ in node.path_live_weakrefs())
+
+
+def _obstacle(gm: GraphModule) -> str | None:
+    devices: dict[torch.device, str] = {}
+    for node in gm.graph.nodes:
+        value = node.meta.get("val")
+        for tensor in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(tensor, torch.Tensor):
+                devices.setdefault(tensor.device, node.name)
+    foreign = [(device, name) for device, name in devices.items() if device.type != "cuda"]
+    if foreign:
+        return f"{foreign[0][1]} is on the {foreign[0][0].type}"
+    if len(devices) != 1:
+        return "it has no tensor on a GPU" if not devices else "it spans several GPUs"
+    node = get_first_incompatible_cudagraph_node(gm)
+    return None if node is None else f"{node.name} ({node.target}) cannot be captured"
+
+
+def _device_index(gm: GraphModule) -> int:
+    values = (node.meta.get("val") for node in gm.graph.nodes)
+    index: int | None = next(value.device.index for value in values if isinstance(value, torch.Tensor))
+    return torch.cuda.current_device() if index is None else index
+
+
+def _static_inputs(role: str, gm: GraphModule) -> Sequence[int]:
+    """Inputs that keep their address: parameters and buffers, and what the captured forward saved."""
+    if role == "backward":
+        return range(count_tangents(gm))
+    context = torch._guards.TracingContext.try_get()
+    metadata = None if context is None else context.fw_metadata
+    return () if metadata is None else tuple(metadata.static_input_indices)
+
+
+def _saved_activations(gm: GraphModule) -> list[int]:
+    """Positions of the tensors that the forward made for the backward; a parameter that was saved is none."""
+    saved = list(gm.graph.find_nodes(op="placeholder"))[: count_tangents(gm)]
+    return [
+        i
+        for i, node in enumerate(saved)
+        if isinstance(node.meta.get("val"), torch.Tensor) and not node.name.startswith("primals_")
+    ]
+
+
+def _boxed(call: Any) -> Boxed:
+    call._boxed_call = True
+    return call  # type: ignore[no-any-return]

@@ -1,0 +1,105 @@
+"""Compiling the regions of one graph: equal regions once, and ATen where an executor fails here."""
+
+from __future__ import annotations
+
+import operator
+import threading
+import warnings
+from weakref import WeakValueDictionary
+
+from torch.fx import Node
+
+from fuseplan.capture import Captured
+from fuseplan.errors import ExecutorError, FuseplanError, PlanError, UnsupportedError
+from fuseplan.executors import Compiled, Executor, executors
+from fuseplan.executors.flat import RegionCall
+from fuseplan.graph import Graph, Ref, TensorType
+from fuseplan.log import logger
+from fuseplan.plan import SegmentedPlan
+from fuseplan.runtime.record import RegionRecord
+from fuseplan.segment import Region, Segmentation, check_segmentation, extract, maximal_regions
+from fuseplan.stats import count
+
+_live: WeakValueDictionary[tuple[str, str, str, tuple[str, ...]], Compiled] = WeakValueDictionary()
+_lock = threading.Lock()
+
+
+class RegionCompiler:
+    """Compiles the regions that a plan gives one captured graph, and remembers what became of each."""
+
+    def __init__(self, captured: Captured) -> None:
+        self.captured = captured
+        self.executors: dict[str, Executor] = executors()
+        self.records: list[RegionRecord] = []
+
+    def compile(self, segmentation: Segmentation) -> list[RegionCall]:
+        """Return a call for each region that does not simply run under ATen."""
+        calls = (self._region(region) for region in segmentation.regions)
+        return [call for call in calls if call is not None]
+
+    def _region(self, region: Region) -> RegionCall | None:
+        if region.executor == "aten" and region.variant == "default":
+            self._record(region, None)  # what ATen runs stands in the flat function itself
+            return None
+        if region.executor not in self.executors:
+            raise PlanError(f"there is no executor {region.executor!r}; known are {', '.join(self.executors)}")
+        try:
+            graph = extract(self.captured.graph, region.ops, region.recompute)
+            call = self._shared(self.executors[region.executor], graph, region.variant)
+        except (UnsupportedError, ExecutorError) as error:
+            self._fall_back(region, error)
+            return None
+        self._record(region, None)
+        values = self.captured.values
+        nodes = frozenset(node for i in region.ops for node in self._nodes(i))
+        outputs = tuple(values[ref.name] for ref in graph.outputs if isinstance(ref, Ref))
+        return RegionCall(nodes, tuple(values[value.name] for value in graph.inputs), outputs, call)
+
+    def _shared(self, executor: Executor, graph: Graph, variant: str) -> Compiled:
+        """Equal regions on equal devices share one compiled callable for as long as any of them lives."""
+        devices = {value.type.device for value in graph.inputs if isinstance(value.type, TensorType)}
+        devices |= {v.type.device for op in graph.ops for v in op.outputs if isinstance(v.type, TensorType)}
+        key = executor.name, variant, graph.key, tuple(sorted(devices))
+        with _lock:
+            found = _live.get(key)
+        if found is None:
+            count("regions compiled")
+            found = executor.compile(graph, variant)
+            with _lock:
+                _live[key] = found
+        return found
+
+    def _nodes(self, op: int) -> list[Node]:
+        node = self.captured.nodes[op]
+        return [node, *(user for user in node.users if user.target is operator.getitem)]
+
+    def _fall_back(self, region: Region, error: FuseplanError) -> None:
+        count("regions fallen back")
+        self._record(region, str(error))
+        text = f"a region of {len(region.ops)} ops runs under ATen: {error}"
+        logger.warning(text)
+        warnings.warn(f"fuseplan: {text}", stacklevel=2)
+
+    def _record(self, region: Region, fallback: str | None) -> None:
+        self.records.append(RegionRecord(region.ops, region.executor, region.variant, fallback))
+
+
+def segmentation_of(plan: SegmentedPlan, role: str, graph: Graph) -> Segmentation:
+    """Return how `plan` cuts this graph: as stored, else greedily if it says so, else not at all."""
+    part = plan.part(role, None if graph.opaque else graph.key) if plan.parts else None
+    if part is not None:
+        check_segmentation(graph, part.segmentation)
+        return part.segmentation
+    return Segmentation() if plan.greedy is None else _greedy(plan.greedy, graph)
+
+
+def _greedy(name: str, graph: Graph) -> Segmentation:
+    known = executors()
+    if name not in known:
+        raise PlanError(f"there is no executor {name!r}; known are {', '.join(known)}")
+    missing = known[name].available()
+    if missing is not None:
+        warnings.warn(f"fuseplan: all runs under ATen, since {name} cannot run here: {missing}", stacklevel=2)
+        return Segmentation()
+    takes = [known[name].supports(op, graph) is None for op in graph.ops]
+    return maximal_regions(graph, takes, name)
