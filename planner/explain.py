@@ -26,7 +26,7 @@ def explain(compiled: Any, *, graphs: bool = True) -> str:
       why: asked for by option
       inference graph ...: 1 op, all under ATen
     """
-    wrapper = _wrapper(compiled)
+    wrapper = compiled_by(compiled)
     if wrapper is None:
         return "This was not compiled by torch.compile with backend fuseplan."
     programs = programs_of(wrapper)
@@ -36,8 +36,8 @@ def explain(compiled: Any, *, graphs: bool = True) -> str:
     return "\n\n".join(texts)
 
 
-def _wrapper(compiled: Any) -> object | None:
-    """Find the object that torch.compile made; a module keeps it in its context, a function in its closure."""
+def compiled_by(compiled: Any) -> object | None:
+    """Return the object that torch.compile made for `compiled`, which a module keeps in its context, a function in its closure."""
     context = getattr(compiled, "dynamo_ctx", None)
     candidates = [context.callback] if context is not None else []
     candidates += [cell.cell_contents for cell in getattr(compiled, "__closure__", None) or () if _filled(cell)]

@@ -1,0 +1,147 @@
+"""Replaying plans: regions under real executors, sharing, fallbacks, and memory that is given back early."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+import weakref
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fuseplan
+from fuseplan.backend import programs_of
+from fuseplan.capture import to_fx
+from fuseplan.executors.flat import flatten
+from fuseplan.explain import compiled_by
+from fuseplan.graph import Graph, Op, Ref, TensorType, Value
+from fuseplan.plan import Part, Plan, SegmentedPlan
+from fuseplan.segment import Region, Segmentation
+
+
+def chain(x: Tensor, w: Tensor) -> Tensor:
+    """Two equal halves around a matmul."""
+    for _ in range(2):
+        x = (x @ w).relu().mul(2).t().add(1)
+    return x
+
+
+def operands(train: bool = False) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(0)
+    return torch.randn(8, 8), torch.randn(8, 8, requires_grad=train)
+
+
+def forward_graph(train: bool = False) -> Graph:
+    torch._dynamo.reset()
+    compiled = torch.compile(chain, backend="fuseplan", options={"plan": "aten"})
+    compiled(*operands(train))
+    return programs_of(compiled_by(compiled))[0].graphs[0].graph
+
+
+def planned(graph: Graph, *regions: Region) -> Plan:
+    return SegmentedPlan((Part("inference", graph.key, Segmentation(regions)),))
+
+
+def run(plan: Plan | str) -> tuple[Tensor, Any]:
+    torch._dynamo.reset()
+    compiled = torch.compile(chain, backend="fuseplan", options={"plan": plan})
+    return compiled(*operands()), compiled
+
+
+@pytest.mark.slow
+def test_a_hand_written_plan_runs_its_regions_and_equal_ones_compile_once() -> None:
+    graph = forward_graph()
+    first = [i for i, op in enumerate(graph.ops) if op.target in ("aten.relu.default", "aten.mul.Tensor")]
+    halves = Region(tuple(first[:2]), "inductor"), Region(tuple(first[2:]), "inductor")
+    before = fuseplan.stats().get("regions compiled", 0)
+    actual, compiled = run(planned(graph, *halves))
+    torch.testing.assert_close(actual, chain(*operands()))
+    assert fuseplan.stats()["regions compiled"] == before + 1
+    assert "region of 2 ops under inductor (default)" in fuseplan.explain(compiled)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_the_greedy_plan_trains_as_eager_does(dynamic: bool) -> None:
+    results = []
+    for compile_it in (False, True):
+        torch._dynamo.reset()
+        x, w = operands(train=True)
+        options = {"plan": "inductor-greedy"}
+        step = torch.compile(chain, backend="fuseplan", options=options, dynamic=dynamic) if compile_it else chain
+        result = step(x, w)
+        result.square().sum().backward()
+        assert w.grad is not None
+        results.append((result.detach(), w.grad))
+    torch.testing.assert_close(results[1], results[0])
+
+
+def test_a_region_that_an_executor_refuses_runs_under_aten_and_says_so_once() -> None:
+    graph = forward_graph()
+    view = next(i for i, op in enumerate(graph.ops) if op.is_view)
+    with pytest.warns(UserWarning, match="runs under ATen") as seen:
+        actual, compiled = run(planned(graph, Region((view,), "inductor")))
+    assert len(seen) == 1
+    assert torch.equal(actual, chain(*operands()))
+    assert "under ATen, not inductor" in fuseplan.explain(compiled)
+
+
+@pytest.mark.parametrize("region", [Region((0, 1000), "aten"), Region((0,), "abacus")], ids=["no op", "no executor"])
+def test_a_plan_that_does_not_fit_is_refused(region: Region) -> None:
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="PlanError"):
+        run(planned(forward_graph(), region))
+
+
+def test_a_plan_for_another_graph_is_refused() -> None:
+    plan = SegmentedPlan((Part("inference", "ab" * 32, Segmentation()),))
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="made for inference graph"):
+        run(plan)
+
+
+@pytest.mark.parametrize("saving", ["min-cut", "all"])
+def test_either_saving_policy_gives_eagers_gradients(saving: str) -> None:
+    torch._dynamo.reset()
+    grads = []
+    for step in (chain, torch.compile(chain, backend="fuseplan", options={"plan": SegmentedPlan(saving=saving)})):
+        x, w = operands(train=True)
+        step(x, w).sum().backward()
+        grads.append(w.grad)
+    assert torch.equal(grads[0], grads[1])
+
+
+def test_every_named_plan_is_told_apart_in_stats() -> None:
+    before = fuseplan.stats().get("programs", 0)
+    run("aten")
+    run("eager")
+    assert fuseplan.stats()["programs"] == before + 2
+
+
+def test_values_are_dropped_after_their_last_use() -> None:
+    kind = TensorType("float32", (4,), (1,))
+    names = ["x", "a", "b", "c"]
+    ops = tuple(Op("aten.exp.default", (Ref(before),), (), (Value(after, kind),)) for before, after in pairwise(names))
+    call = flatten(to_fx(Graph((Value("x", kind),), ops, (Ref("c"),))))
+    given = torch.ones(4)
+    alive = weakref.ref(given)
+    args = [given]
+    del given
+    call(args)
+    gc.collect()
+    assert alive() is None
+    assert args == []
+    assert call.source.count("del ") == 3  # type: ignore[attr-defined]
+
+
+def test_no_plan_means_what_torch_compile_does() -> None:
+    torch._dynamo.reset()
+    compiled = fuseplan.compile(chain)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        actual = compiled(*operands())
+    torch.testing.assert_close(actual, chain(*operands()))
+    (program,) = programs_of(compiled_by(compiled))
+    assert program.graphs == []
+    assert "no plan is stored" in program.why

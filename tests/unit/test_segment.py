@@ -1,0 +1,179 @@
+"""Islands, the greedy cut, the order that data flow does not show, and what makes a segmentation illegal."""
+
+from __future__ import annotations
+
+import pytest
+
+from fuseplan.errors import PlanError
+from fuseplan.graph import Alias, Graph, Op, Ref, ScalarType, Symbol, TensorType, Value
+from fuseplan.segment import (
+    Region,
+    Segmentation,
+    check_segmentation,
+    extract,
+    is_anchor,
+    islands,
+    maximal_regions,
+    order_edges,
+)
+
+TYPE = TensorType("float32", (4, 4), (4, 1))
+
+
+def op(name: str, target: str, *reads: str, view: bool = False, random: bool = False, writes: str = "") -> Op:
+    """One op with a single output of the same name."""
+    aliases = (Alias(0, reads[0]),) if view or writes else ()
+    args = tuple(Ref(read) for read in reads)
+    return Op(f"aten.{target}", args, (), (Value(name, TYPE),), aliases, (writes,) if writes else (), random)
+
+
+def program(*ops: Op, outputs: tuple[str, ...], inputs: tuple[str, ...] = ("x", "y")) -> Graph:
+    graph = Graph(tuple(Value(name, TYPE) for name in inputs), ops, tuple(Ref(name) for name in outputs))
+    graph.validate()
+    return graph
+
+
+def names(graph: Graph, ops: tuple[int, ...]) -> list[str]:
+    return [graph.ops[i].outputs[0].name for i in ops]
+
+
+def layer(number: int, x: str) -> list[Op]:
+    """A residual block: two pointwise ops, a matmul, one more, and the residual that jumps over them all."""
+    a, b, c, d, out = (f"{letter}{number}" for letter in ("a", "b", "c", "d", "out"))
+    return [
+        op(a, "relu.default", x),
+        op(b, "neg.default", a),
+        op(c, "mm.default", b, b),
+        op(d, "exp.default", c),
+        op(out, "add.Tensor", d, x),
+    ]
+
+
+def layers(count: int) -> Graph:
+    ops: list[Op] = []
+    for number in range(count):
+        ops += layer(number, ops[-1].outputs[0].name if ops else "x")
+    return program(*ops, outputs=(ops[-1].outputs[0].name,))
+
+
+def fusible(graph: Graph) -> list[bool]:
+    return [not is_anchor(one) for one in graph.ops]
+
+
+def test_an_island_ends_at_an_anchor_and_a_residual_does_not_glue_layers() -> None:
+    graph = layers(3)
+    found = [names(graph, island) for island in islands(graph, fusible(graph))]
+    assert found == [["a0", "b0"], ["d0", "out0", "a1", "b1"], ["d1", "out1", "a2", "b2"], ["d2", "out2"]]
+
+
+def test_equal_layers_give_a_constant_number_of_distinct_islands() -> None:
+    def distinct(count: int) -> int:
+        graph = layers(count)
+        return len({extract(graph, island).key for island in islands(graph, fusible(graph))})
+
+    assert distinct(3) == distinct(12) == 3
+
+
+def test_a_value_that_depends_on_no_input_sinks_to_its_first_user() -> None:
+    free = Op("aten.arange.default", (4,), (), (Value("i", TYPE),))
+    graph = program(
+        free, op("c", "mm.default", "x", "y"), op("d", "exp.default", "c"), op("e", "mul.Tensor", "d", "i"),
+        outputs=("e",),
+    )  # fmt: skip
+    assert [names(graph, island) for island in islands(graph, fusible(graph))] == [["i", "d", "e"]]
+
+
+def test_greedy_keeps_inner_views_and_leaves_views_that_others_need_outside() -> None:
+    graph = program(
+        op("v", "view.default", "x", view=True),
+        op("a", "exp.default", "v"),
+        op("w", "t.default", "a", view=True),
+        op("b", "neg.default", "w"),
+        op("m", "mm.default", "w", "b"),
+        outputs=("m",),
+    )
+    (region,) = maximal_regions(graph, fusible(graph), "inductor").regions
+    assert names(graph, region.ops) == ["v", "a", "b"]
+    assert names(graph, region.recompute) == ["w"]
+    inside = extract(graph, region.ops, region.recompute)
+    assert [value.name for value in inside.inputs] == ["x"]
+    assert inside.outputs == (Ref("a"), Ref("b"))
+    check_segmentation(graph, Segmentation((region,)))
+
+
+def test_greedy_cuts_an_island_that_is_too_large() -> None:
+    chain = [op(f"v{i}", "exp.default", f"v{i - 1}" if i else "x") for i in range(10)]
+    graph = program(*chain, outputs=("v9",))
+    cut = maximal_regions(graph, fusible(graph), "inductor", max_ops=4)
+    assert [len(region.ops) for region in cut.regions] == [4, 4, 2]
+    check_segmentation(graph, cut)
+
+
+def test_a_region_of_views_alone_is_nobodys() -> None:
+    graph = program(op("v", "t.default", "x", view=True), outputs=("v",))
+    assert maximal_regions(graph, fusible(graph), "inductor").regions == ()
+
+
+def test_writes_and_reads_of_one_storage_keep_their_order() -> None:
+    graph = program(
+        op("v", "view.default", "x", view=True),
+        op("before", "neg.default", "v"),
+        op("copy", "copy_.default", "x", "y", writes="x"),
+        op("after", "exp.default", "v"),
+        outputs=("before", "after"),
+    )
+    assert set(order_edges(graph)) >= {(1, 2), (2, 3)}
+
+
+def test_random_numbers_are_drawn_in_order() -> None:
+    graph = program(
+        op("a", "bernoulli.default", "x", random=True),
+        op("b", "exp.default", "y"),
+        op("c", "bernoulli.default", "b", random=True),
+        outputs=("a", "c"),
+    )
+    assert order_edges(graph) == [(0, 2)]
+
+
+def test_a_region_gets_the_symbols_that_it_needs_as_inputs() -> None:
+    kind = TensorType("float32", ("s0", 4), (4, 1))
+    exp = Op("aten.exp.default", (Ref("x"),), (), (Value("e", kind),))
+    graph = Graph(
+        (Value("n", ScalarType("int", "s0")), Value("x", kind)), (exp,), (Ref("e"),), symbols=(Symbol("s0", 2),)
+    )
+    region = extract(graph, (0,))
+    assert [value.name for value in region.inputs] == ["x", "n"]
+    assert region.symbols == graph.symbols
+    region.validate()
+
+
+CHAIN = program(
+    op("a", "exp.default", "x"), op("b", "mm.default", "a", "a"), op("c", "add.Tensor", "b", "a"), outputs=("c",)
+)
+
+
+@pytest.mark.parametrize(
+    ("regions", "complaint"),
+    [
+        ((Region((0, 2), "inductor"),), "wait for itself"),
+        ((Region((0, 1), "inductor"), Region((1, 2), "inductor")), "in region 0 and in region 1"),
+        ((Region((0, 7), "inductor"),), "the graph has 3"),
+        ((Region((), "inductor"),), "no ops"),
+        ((Region((0,), "inductor", recompute=(0,)),), "recomputed in it as well"),
+        ((Region((2,), "inductor", recompute=(9,)),), "the graph has 3"),
+    ],
+)
+def test_an_illegal_segmentation_is_refused_with_its_reason(regions: tuple[Region, ...], complaint: str) -> None:
+    with pytest.raises(PlanError, match=complaint):
+        check_segmentation(CHAIN, Segmentation(regions))
+
+
+def test_what_is_computed_again_need_not_be_waited_for() -> None:
+    both = Segmentation((Region((1, 2), "inductor", recompute=(0,)), Region((0,), "inductor")))
+    check_segmentation(CHAIN, both)
+
+
+def test_a_random_op_cannot_be_computed_again() -> None:
+    graph = program(op("r", "bernoulli.default", "x", random=True), op("a", "exp.default", "r"), outputs=("a", "r"))
+    with pytest.raises(PlanError, match="cannot run twice"):
+        check_segmentation(graph, Segmentation((Region((1,), "inductor", recompute=(0,)),)))
