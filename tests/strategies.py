@@ -130,7 +130,7 @@ def _ops(
             aliases = draw(st.lists(made, max_size=2, unique=True))
         mutates = draw(st.lists(st.sampled_from(reads), max_size=2, unique=True))
     defined |= {value.name: value.type for value in outputs}
-    why = draw(st.none() | st.just("is a higher-order op")) if opaque else None
+    why = draw(st.none() | st.just("a higher-order op")) if opaque else None
     target, random = draw(st.sampled_from(TARGETS)), draw(st.booleans())
     return Op(target, args, kwargs, outputs, tuple(aliases), tuple(mutates), random, why)
 
@@ -145,7 +145,7 @@ def graphs(draw: st.DrawFn, *, max_ops: int = 5, opaque: bool = False) -> Graph:
     if symbols:
         types |= st.builds(ScalarType, st.sampled_from(["int", "float", "bool"]), expressions(symbols))
     if opaque:
-        types |= st.just(OpaqueType("is a torch.Generator"))
+        types |= st.just(OpaqueType("a torch.Generator"))
     name = _Names()
     inputs = tuple(Value(name.fresh(), kind) for kind in draw(st.lists(types, max_size=3)))
     data = tuple(draw(constants(name.fresh(), devices)) for _ in range(draw(st.integers(0, 2))))

@@ -27,10 +27,11 @@ def to_json(graph: Graph) -> str:
     return ",\n".join(lines) + "}\n"
 
 
-def key(graph: Graph) -> str:
-    """The sha256 of the document of a valid graph, renumbered and without hints."""
-    text = _encode({"format": FORMAT, **_document(graph, _Numbers())})
-    return hashlib.sha256(text.encode("ascii")).hexdigest()
+def key(graph: Graph) -> tuple[str, tuple[str, ...]]:
+    """The sha256 of the document of a valid graph, renumbered and without hints; and the devices as numbered."""
+    numbers = _Numbers()
+    text = _encode({"format": FORMAT, **_document(graph, numbers)})
+    return hashlib.sha256(text.encode("ascii")).hexdigest(), tuple(numbers.devices)
 
 
 def _document(graph: Graph, names: _Names) -> dict[str, list[Any]]:
@@ -74,7 +75,7 @@ class _Numbers(_Names):
         self._values: dict[str, str] = {}
         self._symbols: dict[str, str] = {}
         self._exprs: dict[str, str] = {}
-        self._devices: dict[str, str] = {}
+        self.devices: dict[str, str] = {}
         self._device_counts: dict[str, int] = {}
 
     def value(self, name: str) -> str:
@@ -90,9 +91,9 @@ class _Numbers(_Names):
         return found
 
     def device(self, name: str) -> str:
-        found = self._devices.get(name)
+        found = self.devices.get(name)
         if found is None:
-            found = self._devices[name] = self._next_device(name)
+            found = self.devices[name] = self._next_device(name)
         return found
 
     def _next_device(self, name: str) -> str:

@@ -9,6 +9,7 @@ from functools import cached_property
 from fuseplan.errors import GraphError
 from fuseplan.graph import canon, parse
 from fuseplan.graph.ir import Arg, Constant, Op, OpaqueType, Symbol, Type, Value
+from fuseplan.graph.limits import place
 from fuseplan.graph.printing import graph_expression, listing
 from fuseplan.graph.validate import validate
 
@@ -47,25 +48,31 @@ class Graph:
 
     @cached_property
     def opaque(self) -> tuple[str, ...]:
-        """Why the graph cannot be written down: one reason for each opaque op or value; empty if it can be."""
-        reasons = [f"input {v.name} {v.type.why}" for v in self.inputs if isinstance(v.type, OpaqueType)]
+        """Why the graph cannot be written down: one reason for each such op or input; empty if it can be."""
+        reasons = [f"input {v.name}: {v.type.why}" for v in self.inputs if isinstance(v.type, OpaqueType)]
         for index, op in enumerate(self.ops):
-            if op.opaque is not None:
-                reasons.append(f"op {index} {op.target} {op.opaque}")
-            reasons.extend(
-                f"op {index} {op.target}: its output {value.name} {value.type.why}"
-                for value in op.outputs
-                if isinstance(value.type, OpaqueType)
-            )
+            whys = [value.type.why for value in op.outputs if isinstance(value.type, OpaqueType)]
+            why = op.opaque if op.opaque is not None else next(iter(whys), None)
+            if why is not None:
+                reasons.append(f"{place(index, op.target)}: {why}")
         return tuple(reasons)
 
-    @cached_property
+    @property
     def key(self) -> str:
         """What the program is, whatever its names: the sha256 of its canonical JSON with all names renumbered.
 
         Equal for values, symbols and devices under other names, for other hints, and with unused constants or
         symbols; different for everything else. A graph that is malformed or opaque has none: GraphError.
         """
+        return self._identity[0]
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The devices in the order of first use, in which the key numbers them: with the key, where all of it runs."""
+        return self._identity[1]
+
+    @cached_property
+    def _identity(self) -> tuple[str, tuple[str, ...]]:
         self._refuse_opaque()
         return canon.key(self)
 

@@ -40,7 +40,7 @@ class NoneType(Printed):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class OpaqueType(Printed):
-    """A value that cannot be written down; `why` goes on after its name: ``"is a torch.Generator"``."""
+    """A value that cannot be written down; `why` says so in words."""
 
     why: str
 
@@ -111,7 +111,7 @@ class Op(Printed):
     aliases: tuple[Alias, ...] = ()
     mutates: tuple[str, ...] = ()
     random: bool = False
-    opaque: str | None = None  # why it cannot be written down, after its name: "is a higher-order op"
+    opaque: str | None = None  # why it cannot be written down, in words
 
     def __eq__(self, other: object) -> bool:
         """Strict where tuples are not: 0, 0.0, -0.0 and False are four constants, and nan is itself."""

@@ -7,12 +7,14 @@ import itertools
 import json
 import math
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 
 import fuseplan.graph
+from fuseplan import GraphError
 from fuseplan.graph import Alias, Constant, Enum, Graph, NoneType, Op, OpaqueType, Ref, Symbol, TensorType, Value
 from fuseplan.graph.limits import MAX_NESTING
 from graph_changes import NUMBERS
@@ -108,7 +110,7 @@ GRAPH = Graph(
             (Value("full", F32), Value("none", NoneType())),
         ),
         Op("aten.add_.Tensor", (Ref("full"), Ref("c"), -0.0), (), (), mutates=("full",), random=True),
-        Op("flex_attention", (Ref("t"),), (), (Value("o", OpaqueType("is a tuple")),), opaque="is a higher-order op"),
+        Op("flex_attention", (Ref("t"),), (), (Value("o", OpaqueType("a tuple")),), opaque="a higher-order op"),
     ),
     outputs=(Ref("full"), 1, None),
     constants=(Constant(Value("c", TensorType("uint8", (2,), (1,))), "0102"),),
@@ -127,7 +129,7 @@ def graph(
     t = aten.t.default(x)  # cpu float32[2, 3]; t shares x
     full, none = aten.full.default([2, 3], float("inf"), device=device("cuda:0"))  # cpu float32[2, 3], None
     aten.add_.Tensor(full, c, -0.0)  # mutates full; random
-    o = flex_attention(t)  # opaque: 'is a tuple'; opaque: 'is a higher-order op'
+    o = flex_attention(t)  # opaque: 'a tuple'; opaque: 'a higher-order op'
     return full, 1, None"""
 
 EXPRESSION = """\
@@ -146,10 +148,11 @@ def test_printed_form_is_short_and_one_op_a_line() -> None:
 
 
 def test_opaque_says_which_and_why() -> None:
-    assert GRAPH.opaque == (
-        "op 3 flex_attention is a higher-order op",
-        "op 3 flex_attention: its output o is a tuple",
-    )
+    assert GRAPH.opaque == ("op 3 (flex_attention): a higher-order op",)
+    odd = Graph((Value("g", OpaqueType("a torch.Generator")),), (replace(GRAPH.ops[3], args=(), opaque=None),), ())
+    assert odd.opaque == ("input g: a torch.Generator", "op 0 (flex_attention): a tuple")
+    with pytest.raises(GraphError, match=r"^cannot be written down: input g: a torch.Generator \(and 1 more\)$"):
+        odd.to_json()
 
 
 def test_lookups() -> None:
