@@ -12,6 +12,7 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.progress import Progress
 
+from benchmarks.result import commit, environment
 from opinfo import cases, pool, summary
 from opinfo.verdict import Row
 from opinfo.worker import Settings
@@ -36,7 +37,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--ops", nargs="+", metavar="NAME", help="only these ops (default: all of op_db)")
     add("--dtypes", nargs="+", choices=cases.DTYPES, default=list(cases.DTYPES))
     add("--samples", type=int, default=5, help="the first so many samples of each op and dtype")
-    add("--backend", default="fuseplan", help="what to test; aot_eager tests the tester")
+    add(
+        "--backend",
+        default="fuseplan",
+        help="what to test; `aot_eager` tests the tester, `written` runs every graph from its JSON",
+    )
     add("--plan", default="aten", help="fuseplan's plan")
     add("--both", action="store_true", help="run aot_eager for passing cases too")
     add("--sample", type=int, metavar="N", help="a fixed sample instead: one case of each of N dtypes of every op")
@@ -85,7 +90,8 @@ def _header(settings: Settings) -> dict[str, Any]:
     return {
         "command": " ".join(["scripts/opinfo", *sys.argv[1:]]),
         "settings": asdict(settings),
-        "environment": summary.environment(settings.device),
+        "commit": commit(),
+        "environment": environment(),
     }
 
 

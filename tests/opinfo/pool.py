@@ -21,7 +21,7 @@ from opinfo.verdict import Row
 from opinfo.worker import Settings
 
 START_TIMEOUT = 300.0  # importing torch and op_db on a busy machine
-TESTS = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class _Worker:
                 return
 
     def _start(self) -> None:
-        path = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
+        path = os.pathsep.join(filter(None, [str(ROOT / "tests"), str(ROOT), os.environ.get("PYTHONPATH")]))
         self._messages = queue.Queue()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "opinfo.worker", json.dumps(asdict(self._settings))],

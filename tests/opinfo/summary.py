@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import platform
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -22,12 +20,6 @@ CRITERION = (
     "as close to a float64/complex128 run as eager is; and when outputs share memory as eager's do. aot_eager is run "
     "only for cases that do not pass, so that it can tell whose fault it is."
 )
-
-
-def environment(device: str) -> dict[str, str]:
-    """What the run is true for."""
-    name = torch.cuda.get_device_name() if torch.device(device).type == "cuda" else platform.machine()
-    return {"python": platform.python_version(), "torch": torch.__version__, "system": platform.system(), device: name}
 
 
 def read(path: Path) -> tuple[list[dict[str, Any]], list[Row]]:
@@ -54,6 +46,7 @@ def result(headers: list[dict[str, Any]], rows: list[Row]) -> dict[str, Any]:
         "criterion": CRITERION,
         "settings": headers[0]["settings"],
         "environment": headers[0]["environment"],
+        "commits": sorted({header["commit"] for header in headers}),
         "commands": sorted({header["command"] for header in headers}),
         "seconds": round(sum(row.seconds for row in rows)),
         "totals": {"cases": len(rows), **_counted(rows)},

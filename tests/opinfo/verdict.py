@@ -15,6 +15,7 @@ from opinfo.cases import Case, ops
 from opinfo.compare import Difference, Rules, difference, same_bits
 from opinfo.inputs import widened
 from opinfo.outcome import Outcome, attempt, function
+from opinfo.written import UNWRITABLE
 
 NO_VALUES = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
 
@@ -84,6 +85,8 @@ def _judged(
     stage(subject.backend)
     got, graphs = _compiled(case, sample, subject)
     found = difference(got, eager, rules)
+    if found is not None and UNWRITABLE in found.detail:
+        return "not applicable", "the graph cannot be written down", found.detail, "not run"
     if found is None and graphs == 0:
         return "not applicable", "no graph reaches the backend", _break_reason(), "not run"
     if found is None and not both:

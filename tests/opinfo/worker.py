@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, TextIO
 
 import torch
+from torch.testing._internal import common_utils
+from torch.testing._internal.opinfo import core
 
 from opinfo.cases import Case, Group, expand, order
 from opinfo.verdict import Row, Subject, judge
@@ -59,13 +61,26 @@ def prepare(settings: Settings) -> None:
     warnings.filterwarnings("ignore")
     logging.getLogger("torch").setLevel(logging.CRITICAL)
     torch.set_num_threads(1)
+    if settings.backend == "written":
+        from opinfo.written import register
+
+        register()
     if settings.plan == "inductor":
         from torch._inductor import config
 
         config.fallback_random = True  # else its random numbers are not eager's
-    # Dynamo times each new guard after flushing the caches, for a log line: a third of all time here (21 of 65 ms).
+    _skip_waste()
+
+
+def _skip_waste() -> None:
+    """Leave out what serves nobody here and takes two fifths of the time."""
+    # Dynamo times each new guard after flushing the caches, for a log line: 21 of 65 ms.
     if hasattr(torch._dynamo.guards, "profile_guard_manager"):
         torch._dynamo.guards.profile_guard_manager = lambda *_: 0.0
+    # op_db walks the stack for the test that asks for samples: 0.1 s a group.
+    for module in (common_utils, core):
+        if hasattr(module, "extract_test_fn"):
+            module.extract_test_fn = lambda: None
 
 
 def _own_stdout() -> TextIO:
