@@ -1,0 +1,209 @@
+"""CUDA graphs as a launch: the same results as plain, whatever a caller keeps, moves or changes between calls."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import fuseplan
+
+pytestmark = pytest.mark.gpu
+
+PLANS = ["aten", "inductor-greedy", "nvfuser-greedy"]
+
+
+@pytest.fixture(params=PLANS)
+def launch(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """Compiles under one plan with a CUDA graph as its launch."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+
+    def compiled(program: Any) -> Any:
+        return torch.compile(program, backend="fuseplan", options={"plan": request.param, "launch": "cudagraph"})
+
+    return compiled
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 64)).cuda()
+
+
+def kept_plain() -> int:
+    return fuseplan.stats().get("calls run plain to keep an earlier output", 0)
+
+
+def close(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=2e-4, atol=2e-4)
+
+
+def test_inference_with_inputs_that_move(launch: Callable[..., Any]) -> None:
+    net = model().eval()
+    compiled = launch(net)
+    with torch.no_grad():
+        for _ in range(6):
+            x = torch.randn(32, 64, device="cuda")
+            close(compiled(x), net(x))
+
+
+def test_an_output_that_is_kept_stays_as_it_was(launch: Callable[..., Any]) -> None:
+    net = model().eval()
+    compiled = launch(net)
+    with torch.no_grad():
+        for _ in range(4):
+            compiled(torch.randn(32, 64, device="cuda"))
+        before = kept_plain()
+        inputs = [torch.randn(32, 64, device="cuda") for _ in range(5)]
+        kept = [compiled(x) for x in inputs]
+        for x, y in zip(inputs, kept, strict=True):
+            close(y, net(x))
+        assert kept_plain() == before + 4
+
+
+def test_a_kept_view_of_an_output_counts_as_kept(launch: Callable[..., Any]) -> None:
+    net = model().eval()
+    compiled = launch(net)
+    with torch.no_grad():
+        for _ in range(4):
+            compiled(torch.randn(32, 64, device="cuda"))
+        x = torch.randn(32, 64, device="cuda")
+        view = compiled(x)[3:5]
+        for _ in range(3):
+            compiled(torch.randn(32, 64, device="cuda"))
+        close(view, net(x)[3:5])
+
+
+def test_an_output_fed_back_as_input(launch: Callable[..., Any]) -> None:
+    net = model().eval()
+    compiled = launch(net)
+    with torch.no_grad():
+        mine = theirs = torch.randn(32, 64, device="cuda")
+        for _ in range(6):
+            mine, theirs = compiled(mine), net(theirs)
+        close(mine, theirs)
+
+
+def test_another_shape_and_back(launch: Callable[..., Any]) -> None:
+    net = model().eval()
+    compiled = launch(net)
+    with torch.no_grad():
+        for rows in (32, 32, 16, 48, 32, 16, 48):
+            x = torch.randn(rows, 64, device="cuda")
+            close(compiled(x), net(x))
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_training(launch: Callable[..., Any], set_to_none: bool, accumulate: int) -> None:
+    net = model()
+    twin = copy.deepcopy(net)
+    compiled = launch(net)
+    losses = []
+    for module, call in ((net, compiled), (twin, twin)):
+        torch.manual_seed(1)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        seen = []
+        for _ in range(5):
+            for _ in range(accumulate):
+                loss = call(torch.randn(32, 64, device="cuda")).square().mean()
+                loss.backward()
+                seen.append(loss.detach().clone())
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=set_to_none)
+        losses.append(torch.stack(seen))
+    close(losses[0], losses[1])
+    for mine, theirs in zip(net.parameters(), twin.parameters(), strict=True):
+        close(mine, theirs)
+
+
+def test_two_forwards_before_one_backward(launch: Callable[..., Any]) -> None:
+    net = model()
+    twin = copy.deepcopy(net)
+    compiled = launch(net)
+    for _ in range(4):
+        a, b = (torch.randn(32, 64, device="cuda") for _ in range(2))
+        for module, call in ((net, compiled), (twin, twin)):
+            module.zero_grad()
+            (call(a).sum() + call(b).square().sum()).backward()
+    for mine, theirs in zip(net.parameters(), twin.parameters(), strict=True):
+        assert mine.grad is not None
+        assert theirs.grad is not None
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-3, atol=1e-2)
+
+
+def test_dropout_draws_anew_at_each_replay_and_repeats_under_a_seed(launch: Callable[..., Any]) -> None:
+    compiled = launch(lambda x: F.dropout(x, 0.5) * 2)
+    x = torch.ones(64, 64, device="cuda")
+
+    def draws() -> list[Tensor]:
+        torch.manual_seed(3)
+        return [compiled(x).clone() for _ in range(4)]
+
+    for _ in range(3):
+        compiled(x)
+    first, second = draws(), draws()
+    assert not torch.equal(first[1], first[2])
+    for a, b in zip(first, second, strict=True):
+        assert torch.equal(a, b)
+    assert 0.4 < (first[3] == 0).float().mean().item() < 0.6
+
+
+def test_buffers_are_updated_as_by_eager(launch: Callable[..., Any]) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).cuda()
+    twin = copy.deepcopy(net)
+    compiled = launch(net)
+    for _ in range(5):
+        x = torch.randn(4, 3, 16, 16, device="cuda")
+        for call in (compiled, twin):
+            call(x).mean().backward()
+    torch.testing.assert_close(net.state_dict(), twin.state_dict(), rtol=1e-3, atol=1e-3)
+
+
+def test_two_programs_around_a_graph_break(launch: Callable[..., Any]) -> None:
+    net = model().eval()
+
+    def broken(x: Tensor) -> Tensor:
+        y = net(x) + 1
+        torch._dynamo.graph_break()
+        return net(y)
+
+    compiled = launch(broken)
+    with torch.no_grad():
+        for _ in range(6):
+            x = torch.randn(32, 64, device="cuda")
+            close(compiled(x), broken(x))
+
+
+def test_what_cannot_be_captured_runs_plain_and_says_why(launch: Callable[..., Any]) -> None:
+    compiled = launch(lambda x: (x.cpu() * 2).cuda() + x)
+    x = torch.randn(8, device="cuda")
+    for _ in range(3):
+        close(compiled(x), x * 3)
+    assert "runs without a CUDA graph" in fuseplan.explain(compiled)
+    assert "is on the cpu" in fuseplan.explain(compiled)
+
+
+def test_a_backward_that_cannot_be_captured_after_a_forward_that_can(launch: Callable[..., Any]) -> None:
+    class Through(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+            return grad.cpu().mul(2).to(grad.device)
+
+    w = torch.randn(8, 8, device="cuda", requires_grad=True)
+    compiled = launch(lambda x: Through.apply(x @ w).relu())
+    for _ in range(5):
+        x = torch.randn(4, 8, device="cuda")
+        w.grad = None
+        compiled(x).sum().backward()
+        (expected,) = torch.autograd.grad((x @ w).relu().sum() * 2, w)
+        assert w.grad is not None
+        close(w.grad, expected)
