@@ -13,7 +13,7 @@ from fuseplan.capture import Captured
 from fuseplan.errors import ExecutorError, FuseplanError, PlanError, UnsupportedError
 from fuseplan.executors import Compiled, Executor, executors
 from fuseplan.executors.flat import RegionCall
-from fuseplan.graph import Graph, Ref, TensorType
+from fuseplan.graph import Graph, Ref
 from fuseplan.log import logger
 from fuseplan.plan import SegmentedPlan
 from fuseplan.runtime.record import RegionRecord
@@ -57,9 +57,8 @@ class RegionCompiler:
 
     def _shared(self, executor: Executor, graph: Graph, variant: str) -> Compiled:
         """Equal regions on equal devices share one compiled callable for as long as any of them lives."""
-        devices = {value.type.device for value in graph.inputs if isinstance(value.type, TensorType)}
-        devices |= {v.type.device for op in graph.ops for v in op.outputs if isinstance(v.type, TensorType)}
-        key = executor.name, variant, graph.key, tuple(sorted(devices))
+        # in order: a region from cuda:0 to cuda:1 has the key of its mirror image
+        key = executor.name, variant, graph.key, graph.devices
         with _lock:
             found = _live.get(key)
         if found is None:
