@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
@@ -18,7 +19,15 @@ Program = Callable[..., Any]
 Arguments = Callable[[], tuple[Any, ...]]
 """Makes fresh arguments, the same at every call: programs may change what they are given."""
 
+Cases = dict[str, tuple[Program, Arguments]]
+"""Programs by the name that their test bears."""
+
 SEED = 11
+
+
+def table(cases: Cases) -> pytest.MarkDecorator:
+    """Parametrize a test by `program` and `arguments`."""
+    return pytest.mark.parametrize(("program", "arguments"), list(cases.values()), ids=list(cases))
 
 
 @dataclass(frozen=True)
@@ -29,6 +38,7 @@ class Observed:
     arguments: tuple[Any, ...]
     """As the call left them."""
     gradients: list[Tensor | None]
+    """Of the arguments, in their order."""
     sharing: list[tuple[int, int, bool]]
     """Pairs among arguments and results, by position, that share memory, and whether they are one object."""
 
@@ -43,14 +53,25 @@ def observe(program: Program, arguments: tuple[Any, ...]) -> Observed:
     return Observed(result, arguments, gradients, sharing)
 
 
-def check(program: Program, arguments: Arguments, plan: str, *, calls: int = 2, **compile_options: Any) -> None:
-    """Fail unless `program` under `plan` does to a caller what it does under eager, at the first call and later."""
-    eager = observe(program, arguments())
+def check(
+    program: Program, arguments: Arguments, plan: str, *, device: str = "cpu", calls: int = 2, **compile_options: Any
+) -> None:
+    """Fail unless `program` under `plan` does to a caller what it does under eager, at the first call and later.
+
+    On a CPU, everything but Inductor's arithmetic is bitwise eager's; a GPU may add up in another order each time.
+    """
+    bitwise = device == "cpu" and plan != "inductor"
+
+    def fresh() -> tuple[Any, ...]:
+        with torch.device(device):
+            return arguments()
+
+    eager = observe(program, fresh())
     compiled = compile_under(plan, program, **compile_options)
     for _ in range(calls):
-        actual = observe(compiled, arguments())
+        actual = observe(compiled, fresh())
         assert actual.sharing == eager.sharing, "memory is shared differently"
-        assert_same(_values(actual), _values(eager), bitwise=plan != "inductor")
+        assert_same(_values(actual), _values(eager), bitwise=bitwise)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0, "nothing was compiled"
 
 

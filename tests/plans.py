@@ -15,8 +15,8 @@ SEGMENTED = "aten"
 DEFAULTS = ("eager", "inductor")
 """The whole-program plans that run without a GPU."""
 PLANS = (SEGMENTED, *DEFAULTS)
-EVERY_PLAN = (SEGMENTED, "eager", pytest.param("inductor", marks=pytest.mark.slow))
-"""For tests of many small programs: Inductor compiles each for seconds, so its runs are marked."""
+EVERY_PLAN = (SEGMENTED, "eager", pytest.param("inductor", marks=pytest.mark.exhaustive))
+"""For tests of many small programs: Inductor compiles each for seconds, so `pytest -m exhaustive` runs those."""
 
 
 def compile_under(plan: str, program: Fn, **compile_options: Any) -> Fn:

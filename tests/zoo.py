@@ -125,7 +125,8 @@ _VISION: dict[str, Any] = {
     "patch_size": 8,
 }
 
-_ROUTED: dict[str, Any] = {"num_experts_per_tok": 2, "output_router_logits": True}
+# The auxiliary loss of routers is left out: what collects its logits keeps Dynamo from tracing the model as a whole.
+_ROUTED: dict[str, Any] = {"num_experts_per_tok": 2}
 _BART_DROPOUT = ("dropout", "attention_dropout", "activation_dropout")
 
 
@@ -141,7 +142,16 @@ def _encoders() -> tuple[Entry, ...]:
 
 
 def _decoders() -> tuple[Entry, ...]:
-    gpt2 = {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 40, "use_cache": False}
+    gpt2 = {
+        "vocab_size": VOCAB,
+        "n_embd": 32,
+        "n_layer": 2,
+        "n_head": 4,
+        "n_positions": 40,
+        "use_cache": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
     gpt2_names = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
     window = {"sliding_window": 8}
     gemma = {"head_dim": 8}

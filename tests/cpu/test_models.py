@@ -1,7 +1,7 @@
 """Unmodified `transformers` models agree with eager under the segmented plan and under each default.
 
 Every architecture runs under `aten` and `eager`. Inductor takes ten to thirty seconds to compile one here, so the
-marker `slow` keeps most of its runs out of the usual selection; `pytest -m slow tests/cpu/test_models.py` runs them.
+marker `exhaustive` keeps most of its runs out of the usual selection; `pytest -m exhaustive tests/cpu` runs them.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ def _cases(names: list[str], usual_for_inductor: tuple[str, ...]) -> list[Any]:
     cases = []
     for name in names:
         for plan in PLANS:
-            slow = plan == "inductor" and name not in usual_for_inductor
-            cases.append(pytest.param(TRANSFORMERS[name], plan, id=f"{name}-{plan}", marks=[pytest.mark.slow] * slow))
+            usual = plan != "inductor" or name in usual_for_inductor
+            marks = () if usual else pytest.mark.exhaustive
+            cases.append(pytest.param(TRANSFORMERS[name], plan, id=f"{name}-{plan}", marks=marks))
     return cases
 
 
@@ -50,7 +51,7 @@ def test_training_with_dropout_draws_the_numbers_that_eager_draws(entry: Entry) 
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
-@pytest.mark.parametrize("plan", [SEGMENTED, "eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("plan", [SEGMENTED, "eager", pytest.param("inductor", marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_generating_with_a_cache_agrees_with_eager(name: str, plan: str, cache: str) -> None:
     model, inputs = TRANSFORMERS[name].build()
