@@ -27,13 +27,14 @@ from fuseplan.executors.compare import (
     too_many,
     unlikely,
 )
+from fuseplan.executors.evaluate import evaluate
 from fuseplan.executors.inputs import Spread, default_sizes, make_inputs
-from fuseplan.executors.reference import WIDENINGS, Nature, eager, natures, pin, widen
-from fuseplan.graph import Graph, Ref, TensorType
+from fuseplan.executors.reference import WIDENINGS, Nature, natures, pin, widen
+from fuseplan.graph import Graph, Op, Ref, TensorType, Type, Value
 
 SEEDS = (0, 1, 2, 3)
-NUDGES = 3
-"""Reference runs with nudged inputs per precision: they tell how much rounding an input matters."""
+SHAKES = 3
+"""Runs of the reference with random rounding after every op: they tell how much rounding matters to each element."""
 RUN_ERRORS = (RuntimeError, AssertionError, TypeError, ValueError, IndexError, FuseplanError)
 """What running a region raises when it goes wrong."""
 
@@ -135,15 +136,15 @@ def _other_sizes(region: Graph, scale: int) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class _Truth:
-    """What the outputs of one trial should be."""
+    """What the outputs of one trial should be, and what rounding does to them."""
 
     values: list[Any]
-    shakes: dict[torch.dtype, list[Any]]  # for rounding at the precision of each float dtype
+    shakes: list[Any]
     blind: bool  # the truth is eager itself: nothing more precise runs
 
 
 class Reference:
-    """Runs one region under ATen, and in higher precision where ATen can. Keeps compiled callables, not results."""
+    """What a region should give: under ATen, and in higher precision where ATen has it."""
 
     def __init__(self, region: Graph) -> None:
         written = {name for op in region.ops for name in op.mutates}
@@ -151,48 +152,89 @@ class Reference:
         # what the region writes to an input is judged like an output
         region = replace(region, outputs=(*region.outputs, *(Ref(region.inputs[i].name) for i in self.written)))
         self.region = region
-        self.eager = eager(region)
         self.pinned = pin(region)
-        judged = self.pinned[0] if self.pinned else region
-        self.natures = natures(judged)
-        self.precise = judged
-        self._wide: list[tuple[dict[str, str], Compiled]] | None = None
+        self.judged = self.pinned[0] if self.pinned else region
+        self.natures = natures(self.judged)
+        self.random = any(nature.random for nature in natures(region).values())
+        self.wider = [(names, graph) for names in WIDENINGS if (graph := widen(self.judged, names)) is not None]
 
-    def truth(self, inputs: list[Any], outputs: Sequence[Any], dtypes: set[torch.dtype], seed: int) -> _Truth:
+    def eager(self, inputs: list[Any]) -> list[Any]:
+        """What ATen gives."""
+        return evaluate(self.region, inputs)
+
+    def pinned_eager(self, inputs: list[Any], outputs: Sequence[Any]) -> list[Any] | None:
+        """What ATen gives for the random numbers that the executor drew, where the region shows them."""
+        if self.pinned is None:
+            return None
+        return evaluate(self.judged, [_twin(value) for value in self._given(inputs, outputs)])
+
+    def truth(self, inputs: list[Any], outputs: Sequence[Any], seed: int) -> _Truth:
         """The outputs in higher precision, given the inputs and, for pinned values, what the executor itself drew."""
-        if self.pinned:
-            inputs = [*inputs, *(outputs[i] for i in self.pinned[1])]
-        for wider, run in self._widened():
-            given = [_widened(value, wider) for value in inputs]
-            try:
-                return self._run(run, given, dtypes, seed, blind=False)
-            except RUN_ERRORS:
-                continue  # no kernel, or no memory, for this precision
-        return self._run(eager(self.precise), [_twin(value) for value in inputs], dtypes, seed, blind=True)
+        given = self._given(inputs, outputs)
+        found = (self._try_wider(names, graph, given, seed) for names, graph in self.wider)
+        return next((truth for truth in found if truth is not None), None) or self._shaken(
+            self.judged, given, seed, True
+        )
 
-    def _widened(self) -> list[tuple[dict[str, str], Compiled]]:
-        if self._wide is None:
-            self._wide = []
-            for wider in WIDENINGS:
-                graph = widen(self.precise, wider)
-                try:
-                    self._wide += [(wider, eager(graph))] if graph is not None else []
-                except FuseplanError:
-                    continue  # no such precision, says the operator
-        return self._wide
+    def _try_wider(self, names: dict[str, str], graph: Graph, given: list[Any], seed: int) -> _Truth | None:
+        try:
+            return self._shaken(graph, [_widened(value, names) for value in given], seed, blind=False)
+        except RUN_ERRORS:
+            return None  # no kernel, or no memory, for this precision
 
-    def _run(self, run: Compiled, given: list[Any], dtypes: set[torch.dtype], seed: int, *, blind: bool) -> _Truth:
-        values = list(run([_twin(value) for value in given]))
-        shakes: dict[torch.dtype, list[Any]] = {}
-        for dtype in dtypes:
-            shake = [torch.zeros_like(v, dtype=_real(v)) if _is_float(v) else None for v in values]
-            for i in range(NUDGES):
-                nudged = run([_nudged(value, torch.finfo(dtype).eps, 1000 * seed + i) for value in given])
-                for total, value, moved in zip(shake, values, nudged, strict=True):
-                    if total is not None:
-                        torch.maximum(total, torch.nan_to_num((moved - value).abs(), 0.0, 0.0), out=total)
-            shakes[dtype] = shake
+    def _given(self, inputs: list[Any], outputs: Sequence[Any]) -> list[Any]:
+        return [*inputs, *(outputs[i] for i in self.pinned[1])] if self.pinned else inputs
+
+    def _shaken(self, graph: Graph, given: list[Any], seed: int, blind: bool) -> _Truth:
+        values = evaluate(graph, [_twin(value) for value in given])
+        shakes = [torch.zeros_like(v, dtype=v.dtype.to_real()) if _is_float(v) else None for v in values]
+        for i in range(SHAKES):
+            rounding = _Rounding(self.judged, 1000 * seed + i)
+            nudged = [rounding.nudge(_twin(v), k.type) for v, k in zip(given, self.judged.inputs, strict=True)]
+            moved = evaluate(graph, nudged, rounding)
+            for total, value, other in zip(shakes, values, moved, strict=True):
+                if total is not None:
+                    torch.maximum(total, torch.nan_to_num((other - value).abs(), 0.0, 0.0), out=total)
         return _Truth(values, shakes, blind)
+
+
+class _Rounding:
+    """Rounds at random where eager rounds: after each op to the dtype of its result.
+
+    Inputs are exact, but sums of them are rounded along the way; so they are nudged as well, in the precision that
+    ATen and all others accumulate in.
+    """
+
+    def __init__(self, region: Graph, seed: int) -> None:
+        self.types = region.types
+        self.seed = seed
+        self.generators: dict[torch.device, torch.Generator] = {}
+
+    def __call__(self, op: Op, value: Value, got: Any) -> Any:
+        kind = self.types[value.name]
+        if op.is_view or op.mutates or not op.reads or not isinstance(kind, TensorType) or not _is_float(got):
+            return got
+        return got + got * self._noise(got, _EPS.get(kind.dtype, 0.0))
+
+    def nudge(self, given: Any, kind: Type) -> Any:
+        """Move an input in place, its gaps as well."""
+        if _is_float(given) and isinstance(kind, TensorType):
+            flat = _storage(given)
+            flat += flat * self._noise(flat, min(_EPS.get(kind.dtype, 0.0), _EPS["float32"]))
+        return given
+
+    def _noise(self, like: Tensor, eps: float) -> Tensor:
+        generator = self.generators.get(like.device)
+        if generator is None:
+            generator = self.generators[like.device] = torch.Generator(like.device).manual_seed(self.seed)
+        sign = torch.randint(0, 2, like.shape, generator=generator, device=like.device, dtype=torch.int8)
+        return (sign.to(like.dtype.to_real()) - 0.5) * eps  # half a unit in the last place, up or down
+
+
+_EPS = {
+    str(dtype).removeprefix("torch."): torch.finfo(dtype).eps
+    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128)
+}
 
 
 @dataclass
@@ -298,18 +340,18 @@ class _Examiner:
 
     def _values(self, mine: list[Any], theirs: list[Any], inputs: list[Any], trial: Trial) -> str | None:
         written = [(i, v) for i, v in enumerate(mine) if isinstance(v, Tensor) and v.numel()]
-        dtypes = {v.dtype.to_real() for _, v in written if _is_float(v)}
         truth: _Truth | None = None
+        given = self.reference.pinned_eager(inputs, mine) or theirs
         for i, got in written:
             arg = self.region.outputs[i]
             nature = self.reference.natures[arg.name] if isinstance(arg, Ref) else Nature()
             if nature.random or (self.reference.pinned and i in self.reference.pinned[1]):
                 problem = unlikely(got, theirs[i])
             elif _is_float(got) or nature.fragile:
-                truth = truth or self.reference.truth(inputs, mine, dtypes, trial.seed)
-                problem = self._judge(i, got, theirs[i], truth, nature, trial)
+                truth = truth or self.reference.truth(inputs, mine, trial.seed)
+                problem = self._judge(i, got, given[i], truth, nature, trial)
             else:
-                problem = None if torch.equal(got, theirs[i]) else _first_difference(got, theirs[i])
+                problem = None if torch.equal(got, given[i]) else _first_difference(got, given[i])
             if problem is not None:
                 return f"output {i}: {problem}"
         return None
@@ -319,7 +361,7 @@ class _Examiner:
         if not _is_float(got):
             self.jumps[i] = self.jumps.get(i, Errors()).plus(flips(got, want, exact))
             return None
-        shake = truth.shakes[got.dtype.to_real()][i]
+        shake = truth.shakes[i]
         if got.is_complex():
             got, want, exact = (torch.view_as_real(v.resolve_conj()) for v in (got, want, exact))
             shake = torch.stack([shake, shake], -1)
@@ -341,7 +383,7 @@ class _Examiner:
 
     def _redraw(self, mine: list[Any], inputs: list[Any], trial: Trial) -> str | None:
         """The same seed draws the same numbers, and the generator moves on between two calls."""
-        if not any(n.random for n in natures(self.region).values()):
+        if not self.reference.random:
             return None
         with _seeded(trial.seed):
             again = self._call([_twin(value) for value in inputs])
@@ -383,10 +425,6 @@ def _is_float(value: Any) -> bool:
     return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
 
 
-def _real(value: Tensor) -> torch.dtype:
-    return value.dtype.to_real()
-
-
 def _storage(tensor: Tensor) -> Tensor:
     """All elements behind a tensor, its gaps included."""
     return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
@@ -404,16 +442,6 @@ def _twin(value: Any) -> Any:
 def _widened(value: Any, wider: Mapping[str, str]) -> Any:
     name = str(value.dtype).removeprefix("torch.") if isinstance(value, Tensor) else ""
     return _like(value, _storage(value).to(getattr(torch, wider[name]))) if name in wider else value
-
-
-def _nudged(value: Any, eps: float, seed: int) -> Any:
-    """A copy whose floats are moved by half a unit in the last place of a precision."""
-    if not _is_float(value):
-        return _twin(value)
-    flat = _storage(value).clone()
-    generator = torch.Generator(value.device).manual_seed(seed)
-    sign = torch.randint(0, 2, flat.shape, generator=generator, device=flat.device, dtype=torch.int8) * 2 - 1
-    return _like(value, flat.add_(flat * sign, alpha=eps / 2))
 
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:

@@ -2,8 +2,8 @@
 
 Eager's own error at one element is a lottery: a sum may come out exact by chance. So an element may be as wrong as
 eager is at any element of no much larger size (times a factor), or else within a few *units*. The unit of an element is
-one unit in its last place, plus what it moves by when every input of the region is rounded once more, which is found
-by nudging the inputs of the reference.
+one unit in its last place, plus what it moves by when eager's roundings fall otherwise, which is found by rounding at
+random in the reference.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Yardstick:
 
 
 def float_errors(got: Tensor, eager: Tensor, exact: Tensor, shake: Tensor, yardstick: Yardstick) -> Errors:
-    """Return the errors of `got` against `exact`, which nudges move by `shake`, where `eager` is the measure."""
+    """Return the errors of `got` against `exact`, which rounding moves by `shake`, where `eager` is the measure."""
     chunks = list(zip(*(t.reshape(-1).split(CHUNK) for t in (got, eager, exact, shake)), strict=True))
     allowance = _Allowance(got.device)
     for _, theirs, right, _ in chunks:

@@ -11,9 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fuseplan.capture.to_fx import constant_tensor, to_fx
-from fuseplan.executors.base import Compiled
-from fuseplan.executors.flat import flatten
+from fuseplan.capture.to_fx import constant_tensor
 from fuseplan.graph import Arg, Constant, Enum, Graph, Op, Ref, TensorType, Value
 
 _TO_DOUBLE = {
@@ -30,11 +28,6 @@ WIDENINGS = (_TO_DOUBLE, _TO_FLOAT)
 """Precisions to try for the reference, best first: some ATen kernels have no fp64."""
 
 _READS_BITS = ("aten.view.dtype", "prims.view_element_type.default")
-
-
-def eager(region: Graph) -> Compiled:
-    """Return the region as plain ATen calls."""
-    return flatten(to_fx(region))
 
 
 def widen(region: Graph, wider: dict[str, str]) -> Graph | None:
