@@ -30,10 +30,20 @@ LAYOUTS = frozenset(
 MEMORY_FORMATS = frozenset({"contiguous_format", "preserve_format", "channels_last", "channels_last_3d"})
 
 
-def short(text: object, width: int = 60) -> str:
-    """What was found, for an error message: never a ten-megabyte line."""
-    shown = ascii(text[: width + 1]) if isinstance(text, str) else ascii(text)
+def short(found: object, width: int = 60) -> str:
+    """What was found, for an error message: never a ten-megabyte line, nor a walk down a bottomless tuple."""
+    if isinstance(found, str):
+        shown = ascii(found[: width + 1])
+    elif isinstance(found, int):
+        shown = integer(found)
+    else:
+        shown = f"a {type(found).__name__}"
     return shown if len(shown) <= width else f"{shown[: width - 1]}…"
+
+
+def integer(number: int) -> str:
+    """An int as Python reads it; in hex where Python refuses to write so many digits."""
+    return repr(number) if number.bit_length() <= 1024 else hex(number)
 
 
 def place(index: int, target: object) -> str:

@@ -7,7 +7,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from fuseplan.errors import GraphError
-from fuseplan.graph.limits import MAX_NESTING, short
+from fuseplan.graph.limits import MAX_NESTING, integer, short
 
 if TYPE_CHECKING:
     from fuseplan.graph.graph import Graph
@@ -28,8 +28,10 @@ def expression(thing: object, depth: int = 0) -> str:
     if depth > MAX_NESTING + 4:  # an op's arguments begin some levels down
         raise GraphError(f"nested deeper than {MAX_NESTING}")
     kind: type[Any] = type(thing)
-    if kind is str or kind is int:
+    if kind is str:
         return repr(thing)
+    if kind is int:
+        return integer(thing)  # type: ignore[arg-type]
     if kind is float:
         return _float(thing)  # type: ignore[arg-type]
     if isinstance(thing, tuple):

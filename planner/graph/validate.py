@@ -74,7 +74,7 @@ def _placed_op(graph: Graph, index: int, op: Op, defined: dict[str, str], symbol
         for value in op.outputs:
             _define(value, "output", defined, symbols)
     except _UndefinedError as error:
-        raise GraphError(f"{_place(op, index)}: uses {error.name}{_definer(graph, error.name, index)}") from None
+        raise GraphError(f"{_place(op, index)}: uses {short(error.name)}{_definer(graph, error.name, index)}") from None
     except GraphError as error:
         raise GraphError(f"{_place(op, index)}: {error}") from None
 
@@ -124,7 +124,7 @@ def _int(number: object, low: int, high: int, what: str) -> None:
     if type(number) is not int:
         _expect(number, int, what)
     elif not low <= number <= high:
-        raise GraphError(f"{what} is {short(hex(number))}, not within [{low}, {high}]")
+        raise GraphError(f"{what} is {short(number)}, not within [{low}, {high}]")
 
 
 def _why(why: object, what: str) -> None:
@@ -207,7 +207,7 @@ def _known_symbols(expr: object, symbols: frozenset[str]) -> tuple[str, ...]:
     found = symbols_in(expr)
     for name in found:
         if name not in symbols:
-            raise GraphError(f"unknown symbol {name} in {short(expr)}")
+            raise GraphError(f"unknown symbol {short(name)} in {short(expr)}")
     return found
 
 
