@@ -10,12 +10,13 @@ import random
 from collections.abc import Callable
 from statistics import median
 from time import perf_counter
+from types import FunctionType
 from typing import Any
 
 import torch
 
 BLOCK = 200
-PAIRS = {
+PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "segmented aten": ({"backend": "fuseplan", "options": {"plan": "aten"}}, {"backend": "aot_eager"}),
     "default": ({"backend": "fuseplan"}, {"backend": "inductor"}),
 }
@@ -72,8 +73,8 @@ def _step(compile_arguments: dict[str, Any], train: bool) -> Callable[[], object
 
 def _fresh() -> Callable[..., torch.Tensor]:
     """A new function object, with code of its own, so that no two sides share Dynamo's cache."""
-    source = twenty_ops.__code__
-    return type(twenty_ops)(source.replace(co_name=f"f{random.getrandbits(32)}"), twenty_ops.__globals__)
+    code = twenty_ops.__code__.replace(co_name=f"f{random.getrandbits(32)}")
+    return FunctionType(code, twenty_ops.__globals__)
 
 
 def _alternate(sides: dict[str, Callable[[], object]], blocks: int) -> dict[str, list[float]]:

@@ -48,6 +48,7 @@ _SILENT_VIEWS = {"aten._unsafe_view.default"}
 class Captured:
     """A Graph and, beside it, the FX nodes that each of its ops and values came from."""
 
+    gm: GraphModule
     graph: Graph
     nodes: tuple[Node, ...]  # of each op
     values: dict[str, Node]  # of each value that some node stands for
@@ -99,7 +100,7 @@ class _Converter:
             symbols=self.symbols.seen(),
         )
         values = {name: node for node, name in self.names.items()}
-        return Captured(graph, tuple(nodes), values, self.names)
+        return Captured(self.gm, graph, tuple(nodes), values, self.names)
 
     def _op(self, node: Node) -> Op:
         target, why = target_name(node.target)
@@ -263,9 +264,9 @@ def _bound_arguments(node: Node, target: OpOverload) -> Iterator[tuple[Any, Any]
 
 def _sharing(target: OpOverload, info: Any, count: int) -> Iterable[int]:
     returns = target._schema.returns
+    if "*" in info.after_set:
+        return range(count)  # a list of views, as split and unbind give
     shared = [i for i, r in enumerate(returns) if r.alias_info and r.alias_info.before_set & info.before_set]
-    if len(returns) == 1 and shared:
-        return range(count)  # a list of views, as split gives
     return shared
 
 

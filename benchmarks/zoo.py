@@ -1,0 +1,120 @@
+"""The models that benchmarks run: unmodified architectures at the sizes that people use, with random weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Inputs = dict[str, Tensor]
+LABELS = {i: str(i) for i in range(1000)}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One model at one size, for inference or for training."""
+
+    build: Callable[[], nn.Module]
+    inputs: Callable[[str], Inputs]
+    train: bool = False
+
+    def load(self, device: str = "cuda", dtype: torch.dtype = torch.bfloat16) -> tuple[nn.Module, Inputs]:
+        """The model and one batch, from fixed seeds."""
+        torch.manual_seed(0)
+        model = self.build().to(device, dtype).train(self.train)
+        inputs = {name: t.to(dtype) if t.is_floating_point() else t for name, t in self.inputs(device).items()}
+        return model, inputs
+
+
+def step_of(call: Callable[..., Any], model: nn.Module, inputs: Inputs, train: bool) -> Callable[[], Any]:
+    """One forward without gradients, or one forward and backward."""
+
+    def infer() -> Any:
+        with torch.no_grad():
+            return call(**inputs)
+
+    def step() -> Any:
+        model.zero_grad(set_to_none=True)
+        loss = call(**inputs).loss
+        loss.backward()
+        return loss
+
+    return step if train else infer
+
+
+def _bert() -> nn.Module:
+    from transformers import BertConfig, BertForMaskedLM
+
+    return BertForMaskedLM(BertConfig(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0))
+
+
+def _gpt2() -> nn.Module:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    return GPT2LMHeadModel(GPT2Config(resid_pdrop=0.0, attn_pdrop=0.0, embd_pdrop=0.0, use_cache=False))
+
+
+def _llama() -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaForCausalLM(
+        LlamaConfig(
+            hidden_size=1024, intermediate_size=2816, num_hidden_layers=8, num_attention_heads=16,
+            num_key_value_heads=16, vocab_size=32000, use_cache=False,
+        )
+    )  # fmt: skip
+
+
+def _resnet() -> nn.Module:
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    return ResNetForImageClassification(ResNetConfig(id2label=LABELS))
+
+
+def _vit() -> nn.Module:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    return ViTForImageClassification(
+        ViTConfig(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, id2label=LABELS)
+    )
+
+
+def _tokens(
+    batch: int, length: int, vocabulary: int, mask: bool = False, labels: bool = False
+) -> Callable[..., Inputs]:
+    def make(device: str) -> Inputs:
+        ids = torch.randint(0, vocabulary, (batch, length), device=device)
+        return {
+            "input_ids": ids,
+            **({"attention_mask": torch.ones_like(ids)} if mask else {}),
+            **({"labels": ids} if labels else {}),
+        }
+
+    return make
+
+
+def _images(batch: int, labels: bool = False) -> Callable[..., Inputs]:
+    def make(device: str) -> Inputs:
+        pixels = torch.randn(batch, 3, 224, 224, device=device)
+        return {"pixel_values": pixels} | (
+            {"labels": torch.randint(0, 1000, (batch,), device=device)} if labels else {}
+        )
+
+    return make
+
+
+CASES = {
+    "bert 32x128": Case(_bert, _tokens(32, 128, 30522, mask=True)),
+    "bert 1x128": Case(_bert, _tokens(1, 128, 30522, mask=True)),
+    "bert 32x128 train": Case(_bert, _tokens(32, 128, 30522, mask=True, labels=True), train=True),
+    "gpt2 8x1024": Case(_gpt2, _tokens(8, 1024, 50257)),
+    "gpt2 8x1024 train": Case(_gpt2, _tokens(8, 1024, 50257, labels=True), train=True),
+    "llama 4x2048": Case(_llama, _tokens(4, 2048, 32000)),
+    "llama 4x2048 train": Case(_llama, _tokens(4, 2048, 32000, labels=True), train=True),
+    "llama 1x16": Case(_llama, _tokens(1, 16, 32000)),
+    "resnet50 64 train": Case(_resnet, _images(64, labels=True), train=True),
+    "vit-b 64": Case(_vit, _images(64)),
+}
