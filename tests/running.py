@@ -79,7 +79,10 @@ def check_training(entry: Entry, plan: str, device: str = "cpu", scope: Scope = 
 
 
 def check_dropout(entry: Entry, plan: str, device: str = "cpu") -> None:
-    """Fail unless training with dropout is bitwise eager's from the same seed: the same random numbers, in order."""
+    """Fail unless training with dropout is eager's from the same seed: the same random numbers, in the same order.
+
+    Bitwise on a CPU; a GPU may add up in another order each time.
+    """
     model, inputs = _prepared(entry, device, dropout=0.1)
     model.train()
     twin = copy.deepcopy(model)
@@ -87,7 +90,7 @@ def check_dropout(entry: Entry, plan: str, device: str = "cpu") -> None:
     eager = train(twin, twin, inputs)
     torch.manual_seed(7)
     actual = train(model, compile_under(plan, model), inputs)
-    assert_same(asdict(actual), asdict(eager))
+    assert_same(asdict(actual), asdict(eager), bitwise=device == "cpu")
 
 
 def _prepared(entry: Entry, device: str, dropout: float = 0.0) -> tuple[nn.Module, dict[str, Tensor]]:

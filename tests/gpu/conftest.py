@@ -6,6 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from fresh import fresh_compiler
+
+__all__ = ["fresh_compiler"]
+
 HERE = Path(__file__).parent
 
 
