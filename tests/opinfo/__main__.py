@@ -20,9 +20,12 @@ from opinfo.worker import Settings
 
 def main(argv: list[str] | None = None) -> int:
     """Exit status 1 where a case failed or crashed."""
-    options = _parser().parse_args(argv)
+    parser = _parser()
+    options = parser.parse_args(argv)
     if options.summary:
         return _summarise(options.summary, options.out)
+    if unknown := sorted(set(options.ops or ()) - set(cases.ops())):
+        parser.error(f"op_db has no {', '.join(unknown)}; its names are such as add, linalg.inv, nn.functional.conv2d")
     out = options.out or Path(
         f"build/opinfo/{options.device}-{options.plan}-{options.shard[0]}of{options.shard[1]}.jsonl"
     )

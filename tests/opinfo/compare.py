@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -66,7 +67,7 @@ def _in_list(
         if not (isinstance(mine, torch.Tensor) and isinstance(theirs, torch.Tensor)):
             found = _in_object(mine, theirs, rules)
         else:
-            found = _in_layout(mine, theirs) or _in_values(mine, theirs, rules, lambda i=i: _truth(rules, part, i))
+            found = _in_layout(mine, theirs) or _in_values(mine, theirs, rules, partial(_truth, rules, part, i))
         if found is not None:
             return Difference(f"{name} {found.kind}", f"[{i}] {found.detail}")
     return None

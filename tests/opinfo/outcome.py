@@ -89,13 +89,17 @@ def _aliases(outputs: list[Any], inputs: list[torch.Tensor]) -> tuple[tuple[int,
     memories = [_memory(leaf) for leaf in inputs]
     shown = [_memory(out) if isinstance(out, torch.Tensor) else None for out in outputs]
     return tuple(
-        (_first(inputs, lambda leaf, out=out: leaf is out), _index(memories, memory), _index(shown[:i], memory))
+        (_identity(inputs, out), _index(memories, memory), _index(shown[:i], memory))
         for i, (out, memory) in enumerate(zip(outputs, shown, strict=True))
     )
 
 
 def _memory(tensor: torch.Tensor) -> int | None:
     return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else None
+
+
+def _identity(inputs: list[torch.Tensor], out: Any) -> int:
+    return _first(inputs, lambda leaf: leaf is out)
 
 
 def _index(memories: list[int | None], memory: int | None) -> int:

@@ -28,7 +28,7 @@ class Subject:
     plan: str | None = "aten"
 
     def compile(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        options = {"plan": self.plan} if self.plan is not None and self.backend == "fuseplan" else None
+        options: Any = {"plan": self.plan} if self.plan is not None and self.backend == "fuseplan" else None
         return torch.compile(call, backend=self.backend, options=options, dynamic=False)
 
 

@@ -10,6 +10,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, TextIO
 
 import torch
@@ -45,7 +46,7 @@ def answer(request: Request, settings: Settings, stage: Callable[[Case, str], No
     subject = Subject(settings.backend, settings.plan)
     for case, sample in _chosen(request, settings):
         if case.key not in request.skip:
-            yield judge(case, sample, subject, lambda name, case=case: stage(case, name), both=settings.both)
+            yield judge(case, sample, subject, partial(stage, case), both=settings.both)
 
 
 def _chosen(request: Request, settings: Settings) -> list[tuple[Case, Any]]:
@@ -80,7 +81,7 @@ def _skip_waste() -> None:
     # op_db walks the stack for the test that asks for samples: 0.1 s a group.
     for module in (common_utils, core):
         if hasattr(module, "extract_test_fn"):
-            module.extract_test_fn = lambda: None
+            setattr(module, "extract_test_fn", lambda: None)  # noqa: B010 -- it is not ours
 
 
 def _own_stdout() -> TextIO:

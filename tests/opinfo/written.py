@@ -27,12 +27,12 @@ def written(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any
         keep_inference_input_mutations=True,
     )
     with composites_kept():
-        return backend(gm, list(example_inputs))  # type: ignore[no-any-return]
+        return backend(gm, list(example_inputs))
 
 
 def register() -> None:
     """Make the backend known to Dynamo by its name."""
-    torch._dynamo.register_backend(written, name="written")  # type: ignore[no-untyped-call]
+    torch._dynamo.register_backend(written, name="written")
 
 
 def _by_way_of_json(gm: GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
