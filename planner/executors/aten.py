@@ -7,6 +7,7 @@ import torch
 from fuseplan.capture.targets import find_target
 from fuseplan.capture.to_fx import to_fx
 from fuseplan.errors import ExecutorError, GraphError, UnsupportedError
+from fuseplan.executors.anchors import anchor_variants, compile_anchor
 from fuseplan.executors.base import Compiled, refuse_unsupported
 from fuseplan.executors.flat import flatten
 from fuseplan.graph import Graph, Op
@@ -40,8 +41,8 @@ class AtenExecutor:
         return None
 
     def variants(self, region: Graph) -> tuple[str, ...]:
-        """One way for now."""
-        return ("default",)
+        """The plain operators; for a region that is one anchor, the other ways to run it too."""
+        return ("default", *anchor_variants(region))
 
     def compile(self, region: Graph, variant: str = "default") -> Compiled:
         """The region as one flat Python function."""
@@ -49,6 +50,7 @@ class AtenExecutor:
             raise UnsupportedError(f"aten has no variant {variant!r} for this region")
         refuse_unsupported(self, region)
         try:
-            return flatten(to_fx(region))
+            gm = to_fx(region)
+            return flatten(gm) if variant == "default" else compile_anchor(region, variant, gm)
         except GraphError as error:
             raise ExecutorError(f"aten cannot run this region: {error}") from error

@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from fuseplan.capture.targets import find_target
 from fuseplan.capture.to_fx import constant_tensor, torch_value
 from fuseplan.graph import Arg, Enum, Graph, Op, Ref, Value
 
-Touch = Callable[[Op, Value, Any], Any]
+
+class Touch(Protocol):
+    """May replace each value on its way into and out of an op."""
+
+    def read(self, op: Op, name: str, value: Any) -> Any:
+        """What `op` gets for the value called `name`."""
+        ...
+
+    def made(self, op: Op, value: Value, got: Any) -> Any:
+        """What stands for `value`, which `op` made."""
+        ...
+
+
+class _Plain:
+    def read(self, op: Op, name: str, value: Any) -> Any:
+        return value
+
+    def made(self, op: Op, value: Value, got: Any) -> Any:
+        return got
 
 
 def evaluate(graph: Graph, inputs: Sequence[Any], touch: Touch | None = None) -> list[Any]:
-    """Return the outputs of `graph`; `touch` may replace each value that an op makes.
+    """Return the outputs of `graph`.
 
     >>> import torch
     >>> from fuseplan.graph import TensorType
@@ -26,13 +44,15 @@ def evaluate(graph: Graph, inputs: Sequence[Any], touch: Touch | None = None) ->
     values.update({constant.value.name: constant_tensor(constant) for constant in graph.constants})
     last = {name: i for i, op in enumerate(graph.ops) for name in op.reads}
     last.update(dict.fromkeys((arg.name for arg in graph.outputs if isinstance(arg, Ref)), len(graph.ops)))
+    touch = touch or _Plain()
     for i, op in enumerate(graph.ops):
-        kwargs = {key: _value(arg, values) for key, arg in op.kwargs}
-        result = find_target(op.target)(*(_value(arg, values) for arg in op.args), **kwargs)
+        read = {name: touch.read(op, name, values[name]) for name in op.reads}
+        kwargs = {key: _value(arg, read) for key, arg in op.kwargs}
+        result = find_target(op.target)(*(_value(arg, read) for arg in op.args), **kwargs)
         made = result if isinstance(result, (tuple, list)) else [result]
         for value, got in zip(op.outputs, made, strict=True):
             if value.name in last:
-                values[value.name] = touch(op, value, got) if touch is not None else got
+                values[value.name] = touch.made(op, value, got)
         for name in op.reads:
             if last[name] == i:
                 del values[name]

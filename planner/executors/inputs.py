@@ -5,7 +5,7 @@ Checking and timing both draw their inputs here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -34,12 +34,12 @@ def make_inputs(
     *,
     sizes: Mapping[str, int] | None = None,
     spread: Spread = "normal",
-    specials: bool = False,
+    specials: Sequence[float] = (),
     offset: int = 0,
 ) -> list[Any]:
     """Return random inputs for `region` by position, the same for the same seed on the same device.
 
-    `sizes` gives symbols other sizes than were recorded, `specials` plants NaN and infinities, `offset` moves every
+    `sizes` gives symbols other sizes than were recorded, `specials` are planted among the floats, `offset` moves every
     tensor that many elements into its storage, where alignment ends.
 
     >>> from fuseplan.graph import Value
@@ -67,7 +67,7 @@ def make_inputs(
 class _Maker:
     """Draws one tensor after another from one seed."""
 
-    def __init__(self, seed: int, device: str | None, spread: Spread, specials: bool, offset: int) -> None:
+    def __init__(self, seed: int, device: str | None, spread: Spread, specials: Sequence[float], offset: int) -> None:
         self.seed, self.device, self.spread, self.specials, self.offset = seed, device, spread, specials, offset
         self.generators: dict[str, torch.Generator] = {}
 
@@ -109,6 +109,12 @@ class _Maker:
         info = torch.iinfo(dtype)
         within = (bound or SMALL).meet(Bound(info.min, info.max))
         low, high = int(within.low), int(within.high)
+        if within.distinct and count <= high - low + 1:
+            return (
+                torch.randperm(high - low + 1, generator=self._generator(device), device=device)[:count]
+                .add_(low)
+                .to(dtype)
+            )
         return torch.randint(low, high + 1, (count,), generator=self._generator(device), device=device).to(dtype)
 
     def _floats(self, count: int, dtype: torch.dtype, device: str, bound: Bound | None) -> torch.Tensor:
@@ -123,11 +129,10 @@ class _Maker:
         if self.spread == "wide":
             scale = torch.randint(-6, 7, (count,), generator=generator, device=device)
             draw.mul_(torch.exp2(scale.to(draw.dtype)) * (torch.rand(count, generator=generator, device=device) > 0.02))
-        if self.specials and count >= len(_SPECIAL):
-            places = torch.randint(0, count, (len(_SPECIAL),), generator=generator, device=device)
-            draw[places] = torch.tensor(_SPECIAL, device=device, dtype=draw.dtype)
+        if self.specials and count >= 8:
+            places = torch.randint(0, count, (len(self.specials),), generator=generator, device=device)
+            draw[places] = torch.tensor(self.specials, device=device, dtype=draw.dtype)
         return draw.to(dtype)
 
 
 _PYTHON: dict[str, type[int] | type[float] | type[bool]] = {"int": int, "float": float, "bool": bool}
-_SPECIAL = (float("nan"), float("inf"), float("-inf"))

@@ -14,15 +14,16 @@ from fuseplan.graph import Arg, Graph, Op, Ref, TensorType
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The numbers from `low` to `high`, both included."""
+    """The numbers from `low` to `high`, both included; no number twice where they are `distinct`."""
 
     low: float
     high: float
+    distinct: bool = False
 
     def meet(self, other: Bound) -> Bound:
         """What both allow; the nearest single number where that is nothing."""
         low = max(self.low, other.low)
-        return Bound(low, max(low, min(self.high, other.high)))
+        return Bound(low, max(low, min(self.high, other.high)), self.distinct or other.distinct)
 
 
 POSITIVE = Bound(0.1, 2.0)
@@ -150,6 +151,16 @@ def _index(op: Op, sizes: _Sizes) -> list[tuple[Arg, Bound]]:
     return found
 
 
+def _index_put(op: Op, sizes: _Sizes) -> list[tuple[Arg, Bound]]:
+    """One index writes: who wins where two writes meet is nobody's promise, and what none reaches may be garbage."""
+    found = _index(op, sizes)
+    return [(arg, Bound(0, bound.high, distinct=True)) for arg, bound in found] if len(found) == 1 else found
+
+
+def _index_copy(op: Op, sizes: _Sizes) -> list[tuple[Arg, Bound]]:
+    return [(arg, Bound(bound.low, bound.high, distinct=True)) for arg, bound in _along_dim(op, sizes)]
+
+
 def _nll(target: int, scores: int) -> Callable[[Op, _Sizes], list[tuple[Arg, Bound]]]:
     def rule(op: Op, sizes: _Sizes) -> list[tuple[Arg, Bound]]:
         shape = sizes.shape(op.args[scores])
@@ -189,12 +200,12 @@ _RULES: dict[str, Callable[[Op, _Sizes], list[tuple[Arg, Bound]]]] = {
     "aten.scatter_reduce": _along_dim,
     "aten.index_select": _along_dim,
     "aten.index_add": _along_dim,
-    "aten.index_copy": _along_dim,
+    "aten.index_copy": _index_copy,
     "aten.index_fill": _along_dim,
     "aten.index": _index,
     "aten._unsafe_index": _index,
-    "aten.index_put": _index,
-    "aten._unsafe_index_put": _index,
+    "aten.index_put": _index_put,
+    "aten._unsafe_index_put": _index_put,
     "aten.nll_loss_forward": _nll(1, 0),
     "aten.nll_loss2d_forward": _nll(1, 0),
     "aten.nll_loss_backward": _nll(2, 1),

@@ -119,6 +119,7 @@ class Nature:
     computed: bool = False  # a float that the region computes: two right answers may differ in the last place
     fragile: bool = False  # behind a jump (a comparison, a rounding) of such a float: they may differ wholly, rarely
     random: bool = False
+    garbage: bool = False  # memory that nobody has written to
 
 
 # Ops that jump, and give a float all the same. All that give ints or booleans from floats jump, too.
@@ -127,6 +128,7 @@ _JUMPS = (
     "threshold_backward hardtanh_backward hardswish_backward hardsigmoid_backward leaky_relu_backward elu_backward "
     "softshrink_backward hardshrink_backward"
 ).split()
+_EMPTY = ("aten.empty", "aten.empty_like", "aten.empty_strided", "aten.new_empty", "aten.new_empty_strided")
 _EXACT = ("aten.clone", "aten.copy", "aten.lift_fresh_copy")
 
 
@@ -141,11 +143,15 @@ def natures(region: Graph) -> dict[str, Nature]:
         random = draws(op) or any(n.random for n in read)
         name = op.target.rsplit(".", 1)[0]
         moves = op.is_view or name in _EXACT or not op.reads
+        garbage = name in _EMPTY or (op.is_view and any(n.garbage for n in read))
         for value in op.outputs:
             is_float = isinstance(value.type, TensorType) and "float" in value.type.dtype
             jumps = not is_float or name.removeprefix("aten.") in _JUMPS
             known[value.name] = Nature(
-                computed=computed or (is_float and not moves), fragile=fragile or (jumps and computed), random=random
+                computed=computed or (is_float and not moves),
+                fragile=fragile or (jumps and computed),
+                random=random,
+                garbage=garbage,
             )
     return known
 
