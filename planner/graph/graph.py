@@ -19,6 +19,7 @@ class Graph:
     """A program: inputs, small constants, ops in order, outputs (refs, numbers or None), and its symbols.
 
     >>> from fuseplan.graph import Graph, Op, Ref, TensorType, Value
+    >>> from fuseplan.graph import Graph, Op, Ref, TensorType, Value
     >>> x = Value("x", TensorType("float32", (8, 16), (16, 1)))
     >>> y = Value("y", TensorType("float32", (8, 16), (16, 1)))
     >>> graph = Graph((x,), (Op("aten.relu.default", (Ref("x"),), (), (y,)),), (Ref("y"),))
