@@ -9,9 +9,11 @@ from checks.project import FOLDERS, ROOT, listed_packages, packages
 
 
 def differences(root: Path) -> list[str]:
-    """One line for each package that is listed but not there, there but not listed, or hidden by a file."""
-    listed, there = set(listed_packages(root)), packages(root)
-    found = [f"pyproject.toml lists {name}, but there is no such folder" for name in sorted(listed - there.keys())]
+    """One line for each package that is listed but not there, there but not listed, listed twice, or hidden by a file."""
+    names, there = listed_packages(root), packages(root)
+    listed = set(names)
+    found = [f"pyproject.toml lists {name} twice" for name in sorted(listed) if names.count(name) > 1]
+    found += [f"pyproject.toml lists {name}, but there is no such folder" for name in sorted(listed - there.keys())]
     found += [
         f"{there[name]} is not in `packages` of pyproject.toml as {name}" for name in sorted(there.keys() - listed)
     ]

@@ -49,3 +49,9 @@ def test_a_folder_without_init(project: Path) -> None:
 def test_a_file_that_hides_a_package(project: Path) -> None:
     (project / "planner" / "models.py").touch()
     assert differences(project) == [f"{project}/planner/models.py stands where the package fuseplan.models does"]
+
+
+def test_a_folder_listed_twice(project: Path) -> None:
+    path = project / "pyproject.toml"
+    path.write_text(path.read_text().replace('    "fuseplan.models",\n', '    "fuseplan.models",\n' * 2))
+    assert differences(project) == ["pyproject.toml lists fuseplan.models twice"]
