@@ -1,0 +1,6 @@
+"""Proofs about attention masks that are built from sizes alone. Imports no torch."""
+
+from fuseplan.segment.masks.classify import MaskProof, classify_mask
+from fuseplan.segment.masks.linear import UnprovenError
+
+__all__ = ["MaskProof", "UnprovenError", "classify_mask"]
