@@ -78,6 +78,18 @@ def test_equality_tells_constants_apart(one: Any, other: Any) -> None:
     assert Graph((), (op(one),), ()) == Graph((), (op(one),), ())
 
 
+def test_reads_are_in_order_and_each_once() -> None:
+    nested = Op(
+        "aten.cat.default", ((Ref("d"), (Ref("b"), Ref("d"))), Ref("a")), (("k", Ref("c")), ("l", Ref("a"))), ()
+    )
+    assert nested.reads == ("d", "b", "a", "c")
+
+
+def test_equality_tells_a_field_that_only_equals_its_default() -> None:
+    one = Op("aten.full.default", (), (), ())
+    assert replace(one, random=0) != one  # type: ignore[arg-type]
+
+
 def test_nan_equals_itself() -> None:
     one = Op("aten.full.default", (math.nan, complex(math.nan, 1)), (), ())
     assert one == Op("aten.full.default", (float("nan"), complex(float("nan"), 1)), (), ())
