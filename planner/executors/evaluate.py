@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 from fuseplan.capture.targets import find_target
@@ -17,6 +18,10 @@ class Touch(Protocol):
         """What `op` gets for the value called `name`."""
         ...
 
+    def inside(self, op: Op) -> AbstractContextManager[None]:
+        """What is around while `op` runs."""
+        ...
+
     def made(self, op: Op, value: Value, got: Any) -> Any:
         """What stands for `value`, which `op` made."""
         ...
@@ -25,6 +30,9 @@ class Touch(Protocol):
 class _Plain:
     def read(self, op: Op, name: str, value: Any) -> Any:
         return value
+
+    def inside(self, op: Op) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def made(self, op: Op, value: Value, got: Any) -> Any:
         return got
@@ -48,7 +56,9 @@ def evaluate(graph: Graph, inputs: Sequence[Any], touch: Touch | None = None) ->
     for i, op in enumerate(graph.ops):
         read = {name: touch.read(op, name, values[name]) for name in op.reads}
         kwargs = {key: _value(arg, read) for key, arg in op.kwargs}
-        result = find_target(op.target)(*(_value(arg, read) for arg in op.args), **kwargs)
+        args = [_value(arg, read) for arg in op.args]
+        with touch.inside(op):
+            result = find_target(op.target)(*args, **kwargs)
         made = result if isinstance(result, (tuple, list)) else [result]
         for value, got in zip(op.outputs, made, strict=True):
             if value.name in last:

@@ -109,12 +109,9 @@ class _Maker:
         info = torch.iinfo(dtype)
         within = (bound or SMALL).meet(Bound(info.min, info.max))
         low, high = int(within.low), int(within.high)
-        if within.distinct and count <= high - low + 1:
-            return (
-                torch.randperm(high - low + 1, generator=self._generator(device), device=device)[:count]
-                .add_(low)
-                .to(dtype)
-            )
+        if within.distinct and count - self.offset <= high - low + 1:
+            order = torch.randperm(high - low + 1, generator=self._generator(device), device=device) + low
+            return torch.cat([order[: self.offset], order[: count - self.offset]]).to(dtype)
         return torch.randint(low, high + 1, (count,), generator=self._generator(device), device=device).to(dtype)
 
     def _floats(self, count: int, dtype: torch.dtype, device: str, bound: Bound | None) -> torch.Tensor:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from fuseplan.capture.to_fx import constant_tensor
-from fuseplan.graph import Arg, Constant, Enum, Graph, Op, Ref, TensorType, Value
+from fuseplan.graph import Arg, Constant, Enum, Graph, Op, Ref, TensorType, Type, Value
 
 _TO_DOUBLE = {
     "bfloat16": "float64",
@@ -120,6 +120,7 @@ class Nature:
     fragile: bool = False  # behind a jump (a comparison, a rounding) of such a float: they may differ wholly, rarely
     random: bool = False
     garbage: bool = False  # memory that nobody has written to
+    picked: bool = False  # an integer made from floats: where the largest is, say, which among NaNs means nothing
 
 
 # Ops that jump, and give a float all the same. All that give ints or booleans from floats jump, too.
@@ -145,15 +146,23 @@ def natures(region: Graph) -> dict[str, Nature]:
         moves = op.is_view or name in _EXACT or not op.reads
         garbage = name in _EMPTY or (op.is_view and any(n.garbage for n in read))
         for value in op.outputs:
-            is_float = isinstance(value.type, TensorType) and "float" in value.type.dtype
+            is_float = _is_float(value.type)
             jumps = not is_float or name.removeprefix("aten.") in _JUMPS
+            dtype = value.type.dtype if isinstance(value.type, TensorType) else ""
+            integer = dtype not in ("", "bool") and not is_float
+            from_floats = any(_is_float(region.types[name]) for name in op.reads)
             known[value.name] = Nature(
                 computed=computed or (is_float and not moves),
                 fragile=fragile or (jumps and computed),
                 random=random,
                 garbage=garbage,
+                picked=any(n.picked for n in read) or (integer and from_floats),
             )
     return known
+
+
+def _is_float(kind: Type) -> bool:
+    return isinstance(kind, TensorType) and "float" in kind.dtype
 
 
 def pin(region: Graph) -> tuple[Graph, tuple[int, ...]] | None:

@@ -1,0 +1,195 @@
+"""What is Inductor's own about the inductor executor: how it is isolated, what it is given, what it says where it cannot."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._dynamo.backends.common import aot_autograd
+
+from conformance.build import dynamic_region_of, meta, region_of
+from fuseplan.capture import from_fx
+from fuseplan.errors import UnsupportedError
+from fuseplan.executors.check import check
+from fuseplan.executors.inductor import InductorExecutor
+from fuseplan.executors.inputs import make_inputs
+from fuseplan.graph import Graph, Symbol
+
+INDUCTOR = InductorExecutor()
+aten = torch.ops.aten
+
+
+def sine(x: Any) -> Any:
+    return x.sin() + 1
+
+
+def test_without_a_compiler_it_says_so_in_one_line() -> None:
+    code = """
+import torch._inductor.config as config
+config.cpp.cxx = ("/no/such/compiler",)
+from fuseplan.errors import ExecutorError
+from fuseplan.executors.inductor import InductorExecutor
+from fuseplan.graph import Graph, Op, Ref, TensorType, Value
+kind = TensorType("float32", (4,), (1,))
+region = Graph((Value("x", kind),), (Op("aten.sin.default", (Ref("x"),), (), (Value("y", kind),)),), (Ref("y"),))
+print(InductorExecutor().available())
+try:
+    InductorExecutor().compile(region)
+except ExecutorError as error:
+    print(error)
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    said = run.stdout.splitlines()
+    assert len(said) == 2
+    assert said[0].startswith("no C++ compiler")
+    assert "no C++ compiler" in said[1]
+
+
+def test_what_it_returns_is_the_code_that_inductor_wrote() -> None:
+    region = region_of(sine, meta(8, 16))
+    call = INDUCTOR.compile(region)
+    home = sys.modules[getattr(call, "__self__", call).__module__] if hasattr(call, "__self__") else None
+    assert "torchinductor" in str(getattr(home, "__file__", None) or call.__code__.co_filename)  # type: ignore[attr-defined]
+
+
+def test_a_view_at_the_edge_is_refused_and_names_the_op() -> None:
+    for function in (lambda x: (x + 1).view(16, 8), lambda x: ((x + 1)[1:], x * 2), lambda x: x.unsqueeze(0)):
+        with pytest.raises(UnsupportedError, match="does not give out views: aten"):
+            INDUCTOR.compile(region_of(function, meta(8, 16)))
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda x: aten.copy_.default(x, x * 2), "in place"),
+        (lambda x: x.nonzero(), "depends on data"),
+        (lambda x: x[x > 0], "depends on data"),
+    ],
+)
+def test_effects_and_data_dependence_are_refused(function: Any, reason: str) -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    with FakeTensorMode(shape_env=ShapeEnv()):
+        graph = from_fx(make_fx(lambda x: [function(x)])(torch.empty(8, 16)))
+    reasons = [INDUCTOR.supports(op, graph) for op in graph.ops]
+    assert any(reason in (said or "") for said in reasons), reasons
+
+
+def test_a_size_that_is_no_input_is_refused() -> None:
+    region = dynamic_region_of(lambda n, x: x.sin(), [8], ["0", 4])
+    without = Graph(region.inputs[1:], region.ops, region.outputs, symbols=region.symbols)
+    with pytest.raises(UnsupportedError, match="s0"):
+        INDUCTOR.compile(without)
+
+
+def test_random_numbers_are_eagers() -> None:
+    region = region_of(lambda x: [aten.native_dropout(x + 1, 0.5, True)[0] * 2, aten.bernoulli.p(x, 0.3)], meta(64, 64))
+    call = INDUCTOR.compile(region)
+    (x,) = make_inputs(region, 0)
+    torch.manual_seed(5)
+    expected = [aten.native_dropout(x + 1, 0.5, True)[0] * 2, aten.bernoulli.p(x, 0.3)]
+    torch.manual_seed(5)
+    for got, want in zip(call([x]), expected, strict=True):
+        torch.testing.assert_close(got, want)
+
+
+def test_strides_are_eagers_where_a_decomposition_gives_others() -> None:
+    channels_last = meta(2, 4, 8, 8, stride=(256, 1, 32, 4))
+    transposed = meta(8, 16, stride=(1, 8))
+    for function, given in (
+        (lambda x: F.softmax(x, 1), channels_last),
+        (lambda x: F.silu(x) * x, channels_last),
+        (lambda x: F.log_softmax(x, -1), transposed),
+        (lambda x: x.cumsum(0), transposed),
+        (lambda x: F.avg_pool2d(x, 2), channels_last),
+        (lambda x: F.interpolate(x, scale_factor=2), channels_last),
+        (lambda x: F.layer_norm(x, [16]), transposed),
+    ):
+        region = region_of(function, given)
+        result = check(region, INDUCTOR.compile(region), seeds=[0, 1])
+        assert result.ok, result.reason
+
+
+def test_sizes_that_inductor_tells_apart_are_compiled_apart() -> None:
+    """Here by a branch on the size in a decomposition; on a GPU also by the range of 32-bit indices."""
+    region = dynamic_region_of(lambda n, x: F.adaptive_avg_pool2d(x, (4, 4)), [8], [2, 3, "0", "0"])
+    result = check(region, INDUCTOR.compile(region), sizes=[{"s0": 8}, {"s0": 9}, {"s0": 16}, {"s0": 5}])
+    assert result.ok, result.reason
+
+
+def test_compiles_inside_the_compilation_of_another_program() -> None:
+    """As in the runtime: AOTAutograd is half-way through, and its tracing context must not notice."""
+    calls = []
+
+    def compiler(gm: torch.fx.GraphModule, _: Any) -> Any:
+        region = from_fx(gm)
+        calls.append(INDUCTOR.compile(region))
+
+        def run(args: list[Any]) -> Any:
+            return calls[0](args)
+
+        run._boxed_call = True  # type: ignore[attr-defined]
+        return run
+
+    backend = aot_autograd(fw_compiler=compiler, inference_compiler=compiler)
+    x = torch.randn(8, 16)
+    with torch.no_grad():
+        got = torch.compile(lambda x: F.gelu(x) * 2, backend=backend)(x)
+    torch.testing.assert_close(got, F.gelu(x) * 2)
+    assert len(calls) == 1
+
+
+def test_config_is_the_callers_before_and_after() -> None:
+    from torch._inductor import config
+
+    region = dynamic_region_of(lambda n, x: aten.native_dropout(x, 0.5, True), [8], ["0", 64])
+    before = (config.fallback_random, config.fx_graph_cache, config.max_autotune)
+    INDUCTOR.compile(region)
+    assert (config.fallback_random, config.fx_graph_cache, config.max_autotune) == before
+
+
+def test_a_region_of_a_graph_with_unused_symbols_compiles() -> None:
+    region = dynamic_region_of(lambda n, m, x: x.sin(), [8, 12], ["0", 4])
+    assert [symbol.name for symbol in region.symbols] == ["s0", "s1"]
+    assert check(region, INDUCTOR.compile(region)).ok
+
+
+def test_a_callable_outlives_everything_around_it() -> None:
+    """CompiledFxGraph takes its code apart when it is collected."""
+    import gc
+
+    region = region_of(lambda x, w: F.relu(torch.mm(x, w)) + 1, meta(8, 16), meta(16, 16))
+    call = INDUCTOR.compile(region)
+    gc.collect()
+    assert check(region, call).ok
+
+
+def test_many_threads_may_call_one_callable() -> None:
+    region = region_of(sine, meta(64, 64))
+    call = INDUCTOR.compile(region)
+    wrong: list[int] = []
+
+    def work(seed: int) -> None:
+        (x,) = make_inputs(region, seed)
+        wrong.extend(seed for _ in range(50) if not torch.allclose(call([x])[0], x.sin() + 1, atol=1e-6))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_hints_do_not_bound_the_sizes() -> None:
+    region = dynamic_region_of(lambda n, x: x.sum(-1), [8], [4, "0"])
+    wide = Graph(region.inputs, region.ops, region.outputs, symbols=(Symbol("s0", 2, None, 1000),))
+    result = check(wide, INDUCTOR.compile(wide), sizes=[{"s0": 1000}, {"s0": 3}, {"s0": 4097}])
+    assert result.ok, result.reason
