@@ -100,7 +100,10 @@ def _spectrogram() -> Inputs:
     return {"input_features": torch.randn(2, 8, 40), "labels": _tokens(length=6)}
 
 
+# Weights as large as trained ones: with the usual 0.02, two tiny layers leave nothing that an error could show in.
+_WEIGHTS = 0.2
 _ENCODER: dict[str, Any] = {
+    "initializer_range": _WEIGHTS,
     "vocab_size": VOCAB,
     "hidden_size": 32,
     "num_hidden_layers": 2,
@@ -118,6 +121,7 @@ _DECODER: dict[str, Any] = {
 }
 _BERT_DROPOUT = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 _VISION: dict[str, Any] = {
+    "initializer_range": _WEIGHTS,
     "hidden_size": 32,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
@@ -132,7 +136,14 @@ _BART_DROPOUT = ("dropout", "attention_dropout", "activation_dropout")
 
 
 def _encoders() -> tuple[Entry, ...]:
-    distil = {"vocab_size": VOCAB, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48}
+    distil = {
+        "vocab_size": VOCAB,
+        "dim": 32,
+        "n_layers": 2,
+        "n_heads": 4,
+        "hidden_dim": 48,
+        "initializer_range": _WEIGHTS,
+    }
     distil_names = ("dropout", "attention_dropout")
     return (
         Entry("bert", _Hf("BertConfig", "BertForMaskedLM", _ENCODER, _BERT_DROPOUT), _masked_lm, has_dropout=True),
@@ -145,6 +156,7 @@ def _encoders() -> tuple[Entry, ...]:
 def _decoders() -> tuple[Entry, ...]:
     gpt2 = {
         "vocab_size": VOCAB,
+        "initializer_range": _WEIGHTS,
         "n_embd": 32,
         "n_layer": 2,
         "n_head": 4,
@@ -188,6 +200,7 @@ def _encoder_decoders() -> tuple[Entry, ...]:
         "use_cache": False,
     }
     bart = {
+        "init_std": _WEIGHTS,
         "vocab_size": VOCAB,
         "d_model": 32,
         "encoder_layers": 1,
@@ -206,8 +219,10 @@ def _encoder_decoders() -> tuple[Entry, ...]:
 
 
 def _vision() -> tuple[Entry, ...]:
-    convnext = {"hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 1, 1], "patch_size": 2}
+    wide = {"initializer_range": _WEIGHTS}
+    convnext = {"hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 1, 1], "patch_size": 2, **wide}
     swin = {"image_size": 32, "patch_size": 2, "embed_dim": 8, "depths": [1, 2], "num_heads": [2, 4], "window_size": 4}
+    swin.update(wide)
     resnet = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "layer_type": "basic"}
     swin_names = (*_BERT_DROPOUT, "drop_path_rate")
     clip = {
@@ -238,6 +253,7 @@ def _audio() -> tuple[Entry, ...]:
     }
     wav2vec2_names = ("hidden_dropout", "attention_dropout", "activation_dropout", "feat_proj_dropout", "final_dropout")
     whisper = {
+        "init_std": _WEIGHTS,
         "vocab_size": VOCAB,
         "num_mel_bins": 8,
         "d_model": 32,
