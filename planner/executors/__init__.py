@@ -9,10 +9,11 @@ def executors() -> dict[str, Executor]:
     """Return every executor by its name, whether or not it can run here: `available()` says.
 
     >>> list(executors())
-    ['aten', 'inductor']
+    ['aten', 'inductor', 'nvfuser']
     """
     from fuseplan.executors.aten import AtenExecutor
     from fuseplan.executors.inductor import InductorExecutor
+    from fuseplan.executors.nvfuser import NvfuserExecutor
 
-    every: tuple[Executor, ...] = (AtenExecutor(), InductorExecutor())
+    every: tuple[Executor, ...] = (AtenExecutor(), InductorExecutor(), NvfuserExecutor())
     return {executor.name: executor for executor in every}

@@ -17,7 +17,7 @@ from fuseplan.errors import ExecutorError, GraphError, UnsupportedError
 from fuseplan.executors.base import Compiled, refuse_unsupported
 from fuseplan.executors.flat import flatten
 from fuseplan.executors.reference import draws
-from fuseplan.graph import Arg, Graph, Op, Ref, ScalarType, Symbol, TensorType
+from fuseplan.graph import Graph, Op, Ref, ScalarType, Symbol, TensorType
 
 _MATMULS = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten._int_mm", "aten._scaled_mm")
 _TUNED = {"coordinate_descent_tuning": True}
@@ -52,6 +52,24 @@ class InductorExecutor:
             return str(error)
         return _refusal(op, graph, target)
 
+    def refuses(self, region: Graph) -> str | None:
+        """Why the region as a whole is not for Inductor, though each of its ops may be; None if it is.
+
+        Inductor gives a view back as a dense copy, and wants every symbol as an input.
+        """
+        producer = region.producer
+        for arg in region.outputs:
+            if not isinstance(arg, Ref):
+                continue
+            op = region.ops[producer[arg.name]] if arg.name in producer else None
+            if op is not None and _gives_view(op, arg, region):
+                return f"{arg.name} at its edge is a view ({op.target}), which is for aten"
+            if op is None and all(arg.name != value.name for value in region.inputs):
+                return f"it gives out the constant {arg.name}, which is for aten"
+        held = {value.type.expr for value in region.inputs if isinstance(value.type, ScalarType)}
+        free = [symbol.name for symbol in region.symbols if symbol.name not in held]
+        return f"the size {free[0]} is not among its inputs" if free else None
+
     def variants(self, region: Graph) -> tuple[str, ...]:
         """`tuned` searches tile sizes on a GPU, and matmul templates where the region holds a matmul."""
         return ("default", "tuned") if _on_gpu(region) or _has_matmul(region) else ("default",)
@@ -63,7 +81,9 @@ class InductorExecutor:
                 f"inductor has no variant {variant!r} for this region: {', '.join(self.variants(region))}"
             )
         refuse_unsupported(self, region)
-        _refuse_region(region)
+        reason = self.refuses(region)
+        if reason is not None:
+            raise UnsupportedError(f"inductor does not run this region: {reason}")
         _refuse_machine(region)
         shape = _Outputs.of(region)
         inner = replace(region, outputs=shape.computed)
@@ -101,23 +121,7 @@ def _counts(op: Op, graph: Graph, target: OpOverload) -> bool:
     return any(isinstance(kind, TensorType) and kind.dtype in ("bool", "uint8") for kind in indices)
 
 
-def _refuse_region(region: Graph) -> None:
-    """Inductor gives a view back as a dense copy, and wants every symbol as an input."""
-    producer = region.producer
-    for arg in region.outputs:
-        op = region.ops[producer[arg.name]] if isinstance(arg, Ref) and arg.name in producer else None
-        if op is not None and _gives_view(op, arg, region):
-            raise UnsupportedError(
-                f"inductor does not give out views: {op.target} at the edge of the region is for aten"
-            )
-    held = {value.type.expr for value in region.inputs if isinstance(value.type, ScalarType)}
-    for symbol in region.symbols:
-        if symbol.name not in held:
-            raise UnsupportedError(f"inductor needs the size {symbol.name} as an input of the region")
-
-
-def _gives_view(op: Op, arg: Arg, region: Graph) -> bool:
-    assert isinstance(arg, Ref)
+def _gives_view(op: Op, arg: Ref, region: Graph) -> bool:
     number = [value.name for value in op.outputs].index(arg.name)
     if any(alias.output == number for alias in op.aliases):
         return True
@@ -188,10 +192,8 @@ class _Outputs:
                 picks.append(("number", arg))
             elif arg.name in inputs:
                 picks.append(("input", inputs[arg.name]))
-            elif arg.name in made:
-                picks.append(("computed", computed.index(arg)))
             else:
-                raise UnsupportedError(f"inductor does not give out constants: {arg.name} is for aten")
+                picks.append(("computed", computed.index(arg)))
         return cls(computed, tuple(picks), computed == region.outputs)
 
     def around(self, call: Compiled) -> Compiled:
@@ -199,19 +201,15 @@ class _Outputs:
         if self.plain:
             return call
         needed = sorted({i for kind, i in self.picks if kind == "input"})
-        given = [value for kind, value in self.picks if kind == "number"]
-        first_given = len(self.computed) + len(needed)
-        numbers = iter(range(first_given, first_given + len(given)))
-        places = {("computed", i): i for i in range(len(self.computed))}
-        places |= {("input", i): len(self.computed) + k for k, i in enumerate(needed)}
-        order = [next(numbers) if pick[0] == "number" else places[pick] for pick in self.picks]
-
-        def assembled(args: list[Any]) -> list[Any]:
-            inputs = [args[i] for i in needed]
-            everything = [*call(args), *inputs, *given]
-            return [everything[i] for i in order]
-
-        return assembled
+        names = {"computed": "y", "input": "x"}
+        result = [f"{names[kind]}{what}" if kind in names else repr(what) for kind, what in self.picks]
+        # as source: lists that are built and indexed take three times as long
+        lines = [f"x{i} = args[{i}]" for i in needed]
+        lines.append(f"{''.join(f'y{i}, ' for i in range(len(self.computed)))}= call(args)")
+        lines.append(f"return [{', '.join(result)}]")
+        namespace: dict[str, Any] = {"call": call, "nan": float("nan"), "inf": float("inf")}
+        exec("def assembled(args):\n    " + "\n    ".join(lines), namespace)
+        return namespace["assembled"]  # type: ignore[no-any-return]
 
 
 def _dynamic(region: Graph, variant: str) -> Compiled:

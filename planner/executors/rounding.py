@@ -26,7 +26,8 @@ INNER = _EPS["float32"]
 class Rounding:
     """Rounds the result of each op to its dtype, and what the op reads and makes on the way more finely.
 
-    What is read is rounded at each reading anew, so that two terms which cancel were rounded apart from each other.
+    What is read is rounded at each reading anew, so that two terms which cancel were rounded apart from each other. The
+    graph that runs may be a wider one: the dtypes that count are those of `region`.
     """
 
     def __init__(self, region: Graph, seed: int) -> None:
@@ -47,7 +48,7 @@ class Rounding:
         if op.mutates or op.aliases:
             yield
             return
-        eps = min([INNER, *(e for value in op.outputs if (e := _eps(value.type)))])
+        eps = min([INNER, *(e for value in op.outputs if (e := _eps(self.types[value.name])))])
         with _Steps(self.noise, eps):
             yield
 

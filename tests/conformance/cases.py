@@ -17,11 +17,11 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Case:
-    """One region: how to build it for a device, and who may say no to it."""
+    """One region: how to build it for a device, and who may say no to it, or to one of its ops."""
 
     name: str
     build: Callable[[str], Graph]
-    refused_by: frozenset[str] = frozenset()
+    may_refuse: frozenset[str] = frozenset()
     sizes: tuple[dict[str, int], ...] = ()
     random: bool = False
 
@@ -29,10 +29,10 @@ class Case:
         return self.name
 
 
-def case(function: Callable[..., Any], *inputs: torch.Tensor, name: str = "", refused_by: str = "") -> Case:
+def case(function: Callable[..., Any], *inputs: torch.Tensor, name: str = "", may_refuse: str = "") -> Case:
     """A case of fixed sizes."""
     return Case(
-        name or function.__name__, lambda device: region_of(function, *inputs, device=device), _names(refused_by)
+        name or function.__name__, lambda device: region_of(function, *inputs, device=device), _names(may_refuse)
     )
 
 
@@ -41,20 +41,20 @@ def dynamic(
     seen: Sequence[int],
     *shapes: Sequence[int | str],
     sizes: Sequence[Sequence[int]],
-    refused_by: str = "",
+    may_refuse: str = "",
 ) -> Case:
     """A case of symbolic sizes, with other sizes to call the same callable with."""
     every = tuple({f"s{i}": size for i, size in enumerate(chosen)} for chosen in (seen, *sizes))
     return Case(
         function.__name__,
         lambda device: dynamic_region_of(function, seen, *shapes, device=device),
-        _names(refused_by),
+        _names(may_refuse),
         every,
     )
 
 
-def _names(refused_by: str) -> frozenset[str]:
-    return frozenset(refused_by.split())
+def _names(may_refuse: str) -> frozenset[str]:
+    return frozenset(may_refuse.split())
 
 
 def gelu_scaled(x: Any, y: Any) -> Any:
@@ -250,19 +250,19 @@ CASES: tuple[Case, ...] = (
     case(views_inside, meta(4, 8, 16)),
     case(slices_inside, meta(4, 8, 16)),
     case(split_inside, meta(8, 12)),
-    case(view_given_back, meta(8, 16), refused_by="inductor nvfuser"),
-    case(view_of_input, meta(8, 16), refused_by="inductor nvfuser"),
-    case(rows_by_index, meta(32, 16), meta(4, 6, dtype=torch.int64), refused_by="nvfuser"),
-    case(gathered, meta(8, 16), meta(8, 4, dtype=torch.int64), meta(5, dtype=torch.int64), refused_by="nvfuser"),
+    case(view_given_back, meta(8, 16), may_refuse="inductor nvfuser"),
+    case(view_of_input, meta(8, 16), may_refuse="inductor nvfuser"),
+    case(rows_by_index, meta(32, 16), meta(4, 6, dtype=torch.int64), may_refuse="nvfuser"),
+    case(gathered, meta(8, 16), meta(8, 4, dtype=torch.int64), meta(5, dtype=torch.int64), may_refuse="nvfuser"),
     case(made_from_nothing, meta(8, 16)),
-    case(matmul_epilogue, meta(8, 16), meta(16, 24), meta(24), refused_by="nvfuser"),
-    case(convolution, meta(2, 4, 8, 8), meta(6, 4, 3, 3), refused_by="nvfuser"),
+    case(matmul_epilogue, meta(8, 16), meta(16, 24), meta(24), may_refuse="nvfuser"),
+    case(convolution, meta(2, 4, 8, 8), meta(6, 4, 3, 3), may_refuse="nvfuser"),
     case(casts, meta(8, 16)),
     case(dropped, meta(64, 64)),
     case(dropped_twice, meta(64, 64)),
-    case(written_in_place, meta(8, 16), meta(8, 16), refused_by="inductor"),
+    case(written_in_place, meta(8, 16), meta(8, 16), may_refuse="inductor"),
     dynamic(dynamic_pointwise, [8], ["0", 16], sizes=[[3], [2], [65]]),
     dynamic(dynamic_reduction, [8, 12], ["0", "1"], sizes=[[3, 5], [12, 8], [2, 257]]),
     dynamic(dynamic_views, [6, 4], ["0", "1", 8], sizes=[[3, 5], [4, 4]]),
-    dynamic(dynamic_number, [8], ["0", 16], sizes=[[5]], refused_by="nvfuser"),
+    dynamic(dynamic_number, [8], ["0", 16], sizes=[[5]], may_refuse="nvfuser"),
 )

@@ -1,0 +1,120 @@
+"""Host time per call of a compiled region against the cheapest callable that its compiler itself gives, side by side.
+
+For Inductor that is the code inside `CompiledFxGraph`, for nvFuser `fd.fec.execute`. Beside them stand what other ways
+to call cost, and a region whose outputs hold an input, which has to be put in its place.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from fuseplan.capture import fake_inputs, from_fx, to_fx
+from fuseplan.executors import executors
+from fuseplan.executors.inputs import make_inputs
+from fuseplan.graph import Graph
+
+BLOCK = 500
+
+
+def gelu_sum(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+    """One kernel, two inputs, one output."""
+    return [F.gelu(x + y) * 2]
+
+
+def three_outputs(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+    """Several outputs, one of them an input."""
+    total = x + y
+    return [total, x, total.sum(-1)]
+
+
+def measure(arguments: list[str]) -> dict[str, Any]:
+    """The medians over `arguments[0]` blocks (40), on tensors so small that only host time counts."""
+    blocks = int(arguments[0]) if arguments else 40
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.set_num_threads(1)
+    result: dict[str, Any] = {"device": device, "blocks": blocks, "calls_per_block": BLOCK}
+    for function in (gelu_sum, three_outputs):
+        region = _region(function, device)
+        sides = _sides(region)
+        times = _alternate(sides, make_inputs(region, 0), blocks)
+        us = {name: median(values) * 1e6 for name, values in times.items()}
+        result[function.__name__] = {"us_per_call": us, "ratios": _ratios(times)}
+    return result
+
+
+def _region(function: Callable[..., Any], device: str) -> Graph:
+    given = [torch.empty(8, 16, device=device) for _ in range(2)]
+    return from_fx(make_fx(function, tracing_mode="fake")(*given))
+
+
+def _sides(region: Graph) -> dict[str, Callable[[list[Any]], object]]:
+    """Each way to call the region, by name; "X bare" is what compiler X gives, "X" what the executor makes of it."""
+    sides: dict[str, Callable[[list[Any]], object]] = {}
+    for name, executor in executors().items():
+        if executor.available() is None and not any(executor.supports(op, region) for op in region.ops):
+            sides[name] = executor.compile(region)
+    if "inductor" in sides:
+        sides |= _inductor_itself(region)
+    if "nvfuser" in sides:
+        sides["nvfuser bare"] = _nvfuser_itself(region)
+    return sides
+
+
+def _inductor_itself(region: Graph) -> dict[str, Callable[[list[Any]], object]]:
+    """As little as can be done: no isolation, no care for strides, only what compiles."""
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.decomposition import select_decomp_table
+
+    gm = to_fx(region)
+    fakes = fake_inputs(gm)
+    with fakes[0].fake_mode:
+        traced = make_fx(gm, decomposition_table=select_decomp_table(), _allow_non_fake_inputs=True)(*fakes)
+    compiled: Any = compile_fx_inner(traced, fakes)
+    return {"inductor bare": compiled.current_callable, "inductor CompiledFxGraph": compiled}
+
+
+def _nvfuser_itself(region: Graph) -> Callable[[list[Any]], object]:
+    from fuseplan.executors.nvfuser.fusion import define
+
+    return define(region).cache.execute  # type: ignore[no-any-return]
+
+
+def _alternate(
+    sides: Mapping[str, Callable[[list[Any]], object]], inputs: list[Any], blocks: int
+) -> dict[str, list[float]]:
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    order, shuffler = list(sides), random.Random(0)
+    for call in sides.values():
+        for _ in range(50):
+            call(list(inputs))
+    for _ in range(blocks):
+        shuffler.shuffle(order)
+        for name in order:
+            times[name].append(_block(sides[name], inputs))
+    return times
+
+
+def _block(call: Callable[[list[Any]], object], inputs: list[Any]) -> float:
+    if inputs[0].is_cuda:
+        torch.cuda.synchronize()
+    start = perf_counter()
+    for _ in range(BLOCK):
+        call(list(inputs))
+    return (perf_counter() - start) / BLOCK
+
+
+def _ratios(times: Mapping[str, list[float]]) -> dict[str, float]:
+    """Of each executor to its compiler's own callable, paired block by block."""
+    return {
+        name: median(a / b for a, b in zip(times[name], times[f"{name} bare"], strict=True))
+        for name in ("inductor", "nvfuser")
+        if f"{name} bare" in times
+    }
