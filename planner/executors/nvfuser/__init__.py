@@ -1,0 +1,5 @@
+"""nvFuser: ATen ops lowered into `nvfuser_direct` fusions by a table, file by file by subject."""
+
+from fuseplan.executors.nvfuser.executor import NvfuserExecutor
+
+__all__ = ["NvfuserExecutor"]
