@@ -221,6 +221,7 @@ _RULES: dict[str, Callable[[Op, _Sizes], list[tuple[Arg, Bound]]]] = {
     "aten.__rshift__": _shift,
     "aten.pow": _exponent,
     "aten.bernoulli": _bernoulli,
+    "aten.binary_cross_entropy": _bernoulli,
 }
 
 _SAME_NUMBERS = {"aten.clone", "aten._to_copy", "prims.convert_element_type", "aten.copy", "aten.flip", "aten.repeat"}
