@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fuseplan.backend import compile
+    from fuseplan.doctor import doctor
     from fuseplan.errors import ExecutorError, FuseplanError, GraphError, OptionError, PlanError, UnsupportedError
     from fuseplan.explain import explain
     from fuseplan.graph import Graph
@@ -28,6 +29,7 @@ _HOME = {
     "PlanError": "fuseplan.errors",
     "UnsupportedError": "fuseplan.errors",
     "compile": "fuseplan.backend",
+    "doctor": "fuseplan.doctor",
     "explain": "fuseplan.explain",
     "stats": "fuseplan.stats",
 }
@@ -43,6 +45,7 @@ __all__ = [
     "UnsupportedError",
     "__version__",
     "compile",
+    "doctor",
     "explain",
     "stats",
 ]
