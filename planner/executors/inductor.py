@@ -163,7 +163,7 @@ def _compile(region: Graph, variant: str) -> tuple[Compiled, Callable[..., bool]
 
     try:
         gm = to_fx(region)
-        return inductor_api.compile_graph(gm, _patches(region, variant)), inductor_api.condition(gm)
+        return inductor_api.compile_graph(gm, _patches(region, variant)), inductor_api.condition(gm, region.symbols)
     except Exception as error:  # a compiler fails with anything; here that becomes our error
         raise ExecutorError(f"inductor failed on a region of {len(region.ops)} ops: {_summary(error)}") from error
 

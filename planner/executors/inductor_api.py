@@ -23,10 +23,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 from torch.utils._triton import has_triton
 
 from fuseplan.capture.to_fx import fake_inputs
 from fuseplan.executors.base import Compiled
+from fuseplan.graph import Symbol
 
 Condition = Callable[[Mapping[str, int]], bool]
 
@@ -122,27 +125,27 @@ def _hint(size: Any) -> int:
     return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
 
 
-def condition(gm: GraphModule) -> Condition | None:
-    """For which sizes the code compiled from `gm` is right, or None where it is for all that the symbols allow.
+def condition(gm: GraphModule, symbols: Sequence[Symbol]) -> Condition | None:
+    """For which sizes the code compiled from `gm` is right, or None where it is for all that `symbols` allow.
 
-    Inductor decides some things by the size that it sees (32-bit indices, say), and notes that as a guard. Under
-    torch.compile Dynamo checks the guards; a region that is compiled by itself has to.
+    Inductor decides some things by the size that it sees (32-bit indices, a reduction in one go), and notes that as a
+    guard. Under torch.compile Dynamo checks the guards; a region that is compiled by itself has to.
     """
     shape_env = fake_mode(gm).shape_env
-    if shape_env is None:
-        return None
-    guards = [
-        guard.expr for guard in shape_env.guards if shape_env._maybe_evaluate_static(guard.expr) is not sympy.true
-    ]
-    # a symbol that turned out to have one value is replaced, and its guard simplified away
-    fixed = [
-        sympy.Eq(symbol, value) for symbol, value in shape_env.replacements.items() if symbol in shape_env.var_to_range
-    ]
-    every = list(dict.fromkeys([*guards, *fixed]))
-    if not every:
+    if shape_env is None or not symbols:
         return None
     sources: Any = shape_env.var_to_sources  # each symbol has one ConstantSource, which to_fx named
     names = {symbol: source[0].source_name for symbol, source in sources.items()}
+    allowed = {
+        symbol.name: ValueRanges(symbol.low, int_oo if symbol.high is None else symbol.high) for symbol in symbols
+    }
+    ranges = {symbol: allowed[name] for symbol, name in names.items() if name in allowed}
+    # a symbol that turned out to have one value is replaced, and its guard simplified away
+    fixed = [sympy.Eq(symbol, value) for symbol, value in shape_env.replacements.items() if symbol in ranges]
+    guards = dict.fromkeys([*(guard.expr for guard in shape_env.guards), *fixed])
+    every = [expr for expr in guards if bound_sympy(expr, ranges).lower is not sympy.true]
+    if not every:
+        return None
 
     def holds(sizes: Mapping[str, int]) -> bool:
         values = {symbol: sympy.Integer(sizes[name]) for symbol, name in names.items() if name in sizes}

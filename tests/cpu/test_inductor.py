@@ -16,7 +16,7 @@ from conformance.build import dynamic_region_of, meta, region_of
 from fuseplan.capture import from_fx
 from fuseplan.errors import UnsupportedError
 from fuseplan.executors.check import check
-from fuseplan.executors.inductor import InductorExecutor
+from fuseplan.executors.inductor import InductorExecutor, _Specialized
 from fuseplan.executors.inputs import make_inputs
 from fuseplan.graph import Graph, Symbol
 
@@ -33,7 +33,7 @@ def test_without_a_compiler_it_says_so_in_one_line() -> None:
 import torch._inductor.config as config
 config.cpp.cxx = ("/no/such/compiler",)
 from fuseplan.errors import ExecutorError
-from fuseplan.executors.inductor import InductorExecutor
+from fuseplan.executors.inductor import InductorExecutor, _Specialized
 from fuseplan.graph import Graph, Op, Ref, TensorType, Value
 kind = TensorType("float32", (4,), (1,))
 region = Graph((Value("x", kind),), (Op("aten.sin.default", (Ref("x"),), (), (Value("y", kind),)),), (Ref("y"),))
@@ -117,11 +117,25 @@ def test_strides_are_eagers_where_a_decomposition_gives_others() -> None:
         assert result.ok, result.reason
 
 
-def test_sizes_that_inductor_tells_apart_are_compiled_apart() -> None:
-    """Here by a branch on the size in a decomposition; on a GPU also by the range of 32-bit indices."""
-    region = dynamic_region_of(lambda n, x: F.adaptive_avg_pool2d(x, (4, 4)), [8], [2, 3, "0", "0"])
-    result = check(region, INDUCTOR.compile(region), sizes=[{"s0": 8}, {"s0": 9}, {"s0": 16}, {"s0": 5}])
+@pytest.mark.parametrize(
+    ("function", "seen", "shapes", "others"),
+    [
+        (lambda n, x: F.adaptive_avg_pool2d(x, (4, 4)), [8], [(2, 3, "0", "0")], [[9], [16], [5], [7], [11]]),
+        (lambda n, m, x: x.softmax(-1), [8, 16], [("0", "1")], [[3, 5000], [2, 4096], [2, 4097]]),
+        (lambda n, x: x.view(4, -1) * 2, [8], [("0",)], [[12], [4]]),
+    ],
+)
+def test_sizes_that_inductor_tells_apart_are_compiled_apart(
+    function: Any, seen: list[int], shapes: list[Any], others: list[list[int]]
+) -> None:
+    """By a branch on the size in a decomposition, or a limit up to which a way to write the kernel goes."""
+    region = dynamic_region_of(function, seen, *shapes)
+    call = INDUCTOR.compile(region)
+    assert isinstance(call, _Specialized)
+    sizes = [{f"s{i}": size for i, size in enumerate(chosen)} for chosen in [seen, *others]]
+    result = check(region, call, sizes=sizes)
     assert result.ok, result.reason
+    assert len(call.compiled) > 1
 
 
 def test_compiles_inside_the_compilation_of_another_program() -> None:
