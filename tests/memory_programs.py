@@ -67,7 +67,7 @@ def _write_out(x: Tensor, y: Tensor) -> Tensor:
 
 def _mutate_detached(x: Tensor) -> Tensor:
     y = x * 2
-    y.detach().zero_()
+    y.detach().mul_(3)
     return y + x
 
 
