@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fuseplan.capture.targets import find_target
 from fuseplan.capture.to_fx import SizeSpace
-from fuseplan.errors import FuseplanError, GraphError
+from fuseplan.errors import GraphError
 from fuseplan.executors.base import Compiled
 from fuseplan.executors.compare import (
     BLIND_FLOOR,
@@ -28,22 +28,17 @@ from fuseplan.executors.compare import (
     too_many,
     unlikely,
 )
-from fuseplan.executors.evaluate import evaluate
 from fuseplan.executors.inputs import Spread, default_sizes, make_inputs
-from fuseplan.executors.memory import is_float, like, owners, same_bits, same_strides, storage, twin
-from fuseplan.executors.reference import WIDENINGS, Nature, natures, pin, widen
-from fuseplan.executors.rounding import Rounding
+from fuseplan.executors.memory import is_float, owners, same_bits, same_strides, storage, twin
+from fuseplan.executors.reference import Nature
+from fuseplan.executors.truth import RUN_ERRORS, Reference, Truth
 from fuseplan.graph import Graph, Op, Ref, TensorType
 
 SEEDS = (0, 1, 2, 3)
 APART = 7919
 """How far the seed of random ops lies from the seed of the inputs: of one seed, the two would be the same numbers."""
-SHAKES = 3
-"""Runs of the reference with random rounding after every op: they tell how much rounding matters to each element."""
 NAN = (float("nan"),) * 2
 INFINITE = (float("nan"), float("inf"), float("-inf"))
-RUN_ERRORS = (RuntimeError, AssertionError, TypeError, ValueError, IndexError, FuseplanError)
-"""What running a region raises when it goes wrong."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +91,9 @@ def check(
     """Return whether `compiled` does what `region` says, over several draws of inputs.
 
     Of every four seeds, one draws around zero, one away from zero and off alignment, one over many magnitudes, one
-    with NaN and, where no sums are made of them, infinities. `sizes` lists values of the symbols to try; without it, those recorded and two others that
-    the region allows. `reference` saves work when many executors are checked for one region.
+    with NaN and, where no sums are made of them, infinities. `sizes` lists values of the symbols to try; without it,
+    those recorded and two others that the region allows. `reference` saves work when many executors are checked for
+    one region.
 
     >>> from fuseplan.graph import Op, Value
     >>> kind = TensorType("float32", (4,), (1,))
@@ -148,69 +144,6 @@ def _other_sizes(region: Graph, scale: int) -> dict[str, int]:
         wanted = 2 * size if scale == 2 else size + 3 + i
         result[symbol.name] = wanted if symbol.high is None else min(wanted, symbol.high)
     return result
-
-
-@dataclass(frozen=True)
-class _Truth:
-    """What the outputs of one trial should be, and what rounding does to them."""
-
-    values: list[Any]
-    shakes: list[Any]
-    blind: bool  # the truth is eager itself: nothing more precise runs
-
-
-class Reference:
-    """What a region should give: under ATen, and in higher precision where ATen has it."""
-
-    def __init__(self, region: Graph) -> None:
-        written = {name for op in region.ops for name in op.mutates}
-        self.written = tuple(i for i, value in enumerate(region.inputs) if value.name in written)
-        # what the region writes to an input is judged like an output
-        region = replace(region, outputs=(*region.outputs, *(Ref(region.inputs[i].name) for i in self.written)))
-        self.region = region
-        self.pinned = pin(region)
-        self.judged = self.pinned[0] if self.pinned else region
-        self.natures = natures(self.judged)
-        self.random = any(nature.random for nature in natures(region).values())
-        self.wider = [(names, graph) for names in WIDENINGS if (graph := widen(self.judged, names)) is not None]
-
-    def eager(self, inputs: list[Any]) -> list[Any]:
-        """What ATen gives."""
-        return evaluate(self.region, inputs)
-
-    def pinned_eager(self, inputs: list[Any], outputs: Sequence[Any]) -> list[Any] | None:
-        """What ATen gives for the random numbers that the executor drew, where the region shows them."""
-        if self.pinned is None:
-            return None
-        return evaluate(self.judged, [twin(value) for value in self._given(inputs, outputs)])
-
-    def truth(self, inputs: list[Any], outputs: Sequence[Any], seed: int) -> _Truth:
-        """The outputs in higher precision, given the inputs and, for pinned values, what the executor itself drew."""
-        given = self._given(inputs, outputs)
-        found = (self._try_wider(names, graph, given, seed) for names, graph in self.wider)
-        return next((truth for truth in found if truth is not None), None) or self._shaken(
-            self.judged, given, seed, True
-        )
-
-    def _try_wider(self, names: dict[str, str], graph: Graph, given: list[Any], seed: int) -> _Truth | None:
-        try:
-            return self._shaken(graph, [_widened(value, names) for value in given], seed, blind=False)
-        except RUN_ERRORS:
-            return None  # no kernel, or no memory, for this precision
-
-    def _given(self, inputs: list[Any], outputs: Sequence[Any]) -> list[Any]:
-        return [*inputs, *(outputs[i] for i in self.pinned[1])] if self.pinned else inputs
-
-    def _shaken(self, graph: Graph, given: list[Any], seed: int, blind: bool) -> _Truth:
-        values = evaluate(graph, [twin(value) for value in given])
-        shakes = [torch.zeros_like(v, dtype=v.dtype.to_real()) if is_float(v) else None for v in values]
-        for i in range(SHAKES):
-            rounding = Rounding(self.judged, 1000 * seed + i)
-            moved = evaluate(graph, [twin(value) for value in given], rounding)
-            for total, value, other in zip(shakes, values, moved, strict=True):
-                if total is not None:
-                    torch.maximum(total, torch.nan_to_num((other - value).abs(), 0.0, 0.0), out=total)
-        return _Truth(values, shakes, blind)
 
 
 @dataclass
@@ -269,7 +202,10 @@ class _Examiner:
         )
 
     def _call(self, inputs: list[Any]) -> list[Any]:
-        return [*self.compiled(list(inputs)), *(inputs[i] for i in self.reference.written)]
+        outputs = [*self.compiled(list(inputs)), *(inputs[i] for i in self.reference.written)]
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()  # what a kernel did wrong shows here
+        return outputs
 
     def _as_declared(self, outputs: list[Any], trial: Trial) -> bool:
         space = SizeSpace(dict(trial.sizes))
@@ -316,7 +252,7 @@ class _Examiner:
 
     def _values(self, mine: list[Any], theirs: list[Any], inputs: list[Any], trial: Trial) -> str | None:
         written = [(i, v) for i, v in enumerate(mine) if isinstance(v, Tensor) and v.numel()]
-        truth: _Truth | None = None
+        truth: Truth | None = None
         given = self.reference.pinned_eager(inputs, mine) or theirs
         for i, got in written:
             arg = self.region.outputs[i]
@@ -334,7 +270,7 @@ class _Examiner:
                 return f"output {i}: {problem}"
         return None
 
-    def _judge(self, i: int, got: Tensor, want: Tensor, truth: _Truth, nature: Nature, trial: Trial) -> str | None:
+    def _judge(self, i: int, got: Tensor, want: Tensor, truth: Truth, nature: Nature, trial: Trial) -> str | None:
         exact = truth.values[i]
         if not is_float(got):
             self.jumps[i] = self.jumps.get(i, Errors()).plus(flips(got, want, exact))
@@ -397,11 +333,6 @@ def _seeded(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=devices), torch.no_grad():
         torch.manual_seed(seed)
         yield
-
-
-def _widened(value: Any, wider: Mapping[str, str]) -> Any:
-    name = str(value.dtype).removeprefix("torch.") if isinstance(value, Tensor) else ""
-    return like(value, storage(value).to(getattr(torch, wider[name]))) if name in wider else value
 
 
 def _shares(owner: tuple[str, int] | None) -> str:
