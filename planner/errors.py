@@ -5,7 +5,8 @@
     ├── PlanError           a plan that does not fit the graph it is meant for
     ├── OptionError         an option or argument that fuseplan does not know
     ├── UnsupportedError    an executor was given what it had said no to
-    └── ExecutorError       an executor could not compile or run a region here
+    ├── ExecutorError       an executor could not compile or run a region here
+    └── StoreError          a tuning database that cannot be used, or input that does not belong in one
 
 A message says what was wrong, where, and what to do next.
 """
@@ -33,3 +34,7 @@ class UnsupportedError(FuseplanError):
 
 class ExecutorError(FuseplanError):
     """An executor could not compile or run a region on this machine."""
+
+
+class StoreError(FuseplanError):
+    """A tuning database cannot be used, or what was given to it does not belong there."""

@@ -1,0 +1,93 @@
+"""Small graphs, environments and filled stores for the tests of the tuning database."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from fuseplan.graph import Graph, Op, Ref, TensorType, Value
+from fuseplan.plan import Part, Plan, SegmentedPlan
+from fuseplan.segment import Region, Segmentation
+from fuseplan.tuning_db import (
+    Box,
+    DefaultTiming,
+    Environment,
+    Measurement,
+    Places,
+    Query,
+    Repeats,
+    Run,
+    Store,
+    StoredPlan,
+)
+
+PROGRAM = "ab" * 32
+OTHER_PROGRAM = "cd" * 32
+HERE = Environment(
+    "cuda", "2.11.0", gpu="NVIDIA H200", gpu_sms=132, gpu_l2_mib=60, gpu_memory_gib=140, cuda="13.0",
+    inductor="2.11.0, triton 3.6", nvfuser="0.2.36",
+)  # fmt: skip
+CPU = Environment(
+    "cpu", "2.13.0", cpu="a CPU", cpu_isa="avx512", cpu_threads=2, cpu_compiler="gcc 12", inductor="2.13.0"
+)
+INDUCTOR = Plan.named("inductor")
+NVFUSER = SegmentedPlan((Part("inference", "12" * 32, Segmentation((Region((0, 1), "nvfuser"),))),))
+BOTH = SegmentedPlan((Part("inference", "12" * 32, Segmentation((Region((0,), "nvfuser"), Region((1,), "inductor")))),))
+AT = "2026-11-20T12:00:00.000Z"
+
+
+def graph_of(*targets: str, size: int = 16) -> Graph:
+    """A chain of unary ops."""
+    kind = TensorType("float32", (8, size), (size, 1))
+    names = [f"v{index}" for index in range(len(targets) + 1)]
+    ops = tuple(
+        Op(target, (Ref(names[index]),), (), (Value(names[index + 1], kind),)) for index, target in enumerate(targets)
+    )
+    return Graph((Value(names[0], kind),), ops, (Ref(names[-1]),))
+
+
+RELU = graph_of("aten.relu.default")
+GELU = graph_of("aten.gelu.default", "aten.relu.default")
+
+
+def store_at(path: Path) -> Store:
+    """A store with this file and no other layer."""
+    return Store(Places(path))
+
+
+def plan(**fields: object) -> StoredPlan:
+    """A tuned plan for PROGRAM on HERE; `fields` say what differs."""
+    return replace(StoredPlan(PROGRAM, HERE, INDUCTOR, wall_us=100.0, changed_at=AT), **fields)  # type: ignore[arg-type]
+
+
+def question(**fields: object) -> Query:
+    """The look-up that `plan()` answers."""
+    return replace(Query(PROGRAM, HERE), **fields)  # type: ignore[arg-type]
+
+
+def measurement(region: Graph = RELU, **fields: object) -> Measurement:
+    """A good measurement of a region on HERE."""
+    repeats = Repeats(device=(12.5, 12.75), host=(5.0, 5.125))
+    good = Measurement(
+        region.key, HERE, "inductor", device_us=12.5, host_us=5.0, repeats=repeats, compile_s=0.5, measured_at=AT
+    )
+    return replace(good, **fields)  # type: ignore[arg-type]
+
+
+def fill(store: Store) -> None:
+    """At least one row of every table that files exchange."""
+    run = Run(HERE, PROGRAM, seed=3, host="box", driver="580", started_at=AT, changed_at=AT, key="5" * 32)
+    results = [
+        store.add_run(run),
+        store.add_program(PROGRAM, "GPT-2, 8×1024", {"inference": GELU}),
+        store.add_regions(GELU, [(RELU, 12)]),
+        store.add_measurement(RELU, measurement(run=run.key)),
+        store.add_measurement(RELU, measurement(executor="aten", status="timeout", device_us=None, detail="60 s")),
+        store.add_measurement(GELU, measurement(GELU, environment=CPU, device_us=20.0)),
+        store.add_default_timing(DefaultTiming(PROGRAM, HERE, "eager", wall_us=300.0, run=run.key, measured_at=AT)),
+        store.add_plan(plan(run=run.key, best_default="inductor", best_default_us=150.0, moves="evict op 7: -21 µs")),
+        store.add_plan(plan(plan=NVFUSER, status="quarantined", detail="illegal address")),
+        store.add_plan(plan(program=OTHER_PROGRAM, environment=CPU, sizes=Box.of({"s0": (1, 64)}), word="pinned")),
+        store.add_run(replace(run, state="finished", changed_at="2026-11-20T12:30:00.000Z")),
+    ]
+    assert all(results)

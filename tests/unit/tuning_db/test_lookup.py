@@ -1,0 +1,177 @@
+"""Which plan a program gets, and what it is told when it gets none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fuseplan.plan import Plan
+from fuseplan.tuning_db import Box, Environment, Hit, Miss, Places, Query, Stale, Store, StoredPlan
+from fuseplan.tuning_db.environment import needs_of
+from stored import BOTH, HERE, INDUCTOR, NVFUSER, OTHER_PROGRAM, PROGRAM, RELU, measurement, plan, question, store_at
+
+NEW_NVFUSER = replace(HERE, nvfuser="0.2.37")
+NEW_TRITON = replace(HERE, inductor="2.11.0, triton 3.7")
+
+
+def answer_to(tmp_path: Path, query: Query, *stored: StoredPlan) -> Hit | Stale | Miss:
+    """What a new process would be answered."""
+    store = store_at(tmp_path / "tuning.db")
+    for one in stored:
+        assert store.add_plan(one)
+    return store_at(tmp_path / "tuning.db").find_plan(query)
+
+
+def test_a_hit(tmp_path: Path) -> None:
+    assert answer_to(tmp_path, question(), plan()) == Hit(plan(), "user")
+
+
+@pytest.mark.parametrize(
+    ("query", "reason", "detail"),
+    [
+        (question(program=OTHER_PROGRAM), "no such program", "no plan is stored for program cdcdcdcdcdcd"),
+        (question(environment=replace(HERE, torch="2.13.0")), "other environment", "other torch 2.11.0 -> 2.13.0"),
+        (
+            question(environment=replace(HERE, gpu="NVIDIA A100", gpu_sms=108)),
+            "other environment",
+            "other GPU NVIDIA H200 -> NVIDIA A100, SM count 132 -> 108",
+        ),
+        (
+            question(environment=replace(HERE, matmul_precision="high")),
+            "other environment",
+            "other matmul_precision highest -> high",
+        ),
+        (
+            question(environment=NEW_TRITON),
+            "other environment",
+            "other inductor 2.11.0, triton 3.6 -> 2.11.0, triton 3.7",
+        ),
+        (question(launch="cudagraph"), "other launch", "other launch plain -> cudagraph"),
+        (question(sizes={"s0": 65}), "outside the tuned sizes", "outside the tuned sizes: s0 = 65 is outside 16..64"),
+        (
+            question(sizes={}),
+            "outside the tuned sizes",
+            "outside the tuned sizes: it was tuned for s0 in 16..64, which is no size here",
+        ),
+    ],
+)
+def test_a_miss_says_what_differs(tmp_path: Path, query: Query, reason: str, detail: str) -> None:
+    sizes = Box.of({"s0": (16, 64)}) if reason == "outside the tuned sizes" else Box()
+    assert answer_to(tmp_path, query, plan(sizes=sizes)) == Miss(reason, detail)
+
+
+@pytest.mark.parametrize("size", [16, 40, 64])
+def test_a_box_holds_its_ends(tmp_path: Path, size: int) -> None:
+    stored = plan(sizes=Box.of({"s0": (16, 64)}))
+    assert answer_to(tmp_path, question(sizes={"s0": size, "s1": 3}), stored) == Hit(stored, "user")
+
+
+@pytest.mark.parametrize(
+    ("stored", "here", "kind"),
+    [
+        (INDUCTOR, NEW_NVFUSER, Stale),
+        (NVFUSER, NEW_NVFUSER, Miss),
+        (NVFUSER, NEW_TRITON, Stale),
+        (BOTH, NEW_TRITON, Miss),
+        (BOTH, NEW_NVFUSER, Miss),
+        (Plan.named("eager"), NEW_TRITON, Stale),
+        (Plan.named("nvfuser-greedy"), NEW_NVFUSER, Miss),
+        (INDUCTOR, replace(HERE, candidates="2"), Stale),
+        (INDUCTOR, replace(HERE, protocol="2"), Stale),
+        (INDUCTOR, HERE, Hit),
+    ],
+    ids=str,
+)
+def test_a_plan_needs_only_what_it_uses(tmp_path: Path, stored: Plan, here: Environment, kind: type) -> None:
+    assert type(answer_to(tmp_path, question(environment=here), plan(plan=stored))) is kind
+
+
+def test_a_stale_plan_says_what_changed(tmp_path: Path) -> None:
+    found = answer_to(tmp_path, question(environment=NEW_NVFUSER), plan())
+    assert isinstance(found, Stale)
+    assert found.detail == "stale: nvFuser 0.2.36 -> 0.2.37"
+
+
+@pytest.mark.parametrize(
+    ("changes", "asked", "expected"),
+    [
+        ({"status": "default"}, {}, "user"),
+        ({"status": "unverified"}, {}, "unverified"),
+        ({"status": "unverified"}, {"unverified": True}, "user"),
+        ({"status": "unverified", "word": "pinned"}, {}, "user"),
+        ({"status": "quarantined", "detail": "wrong result"}, {}, "quarantined"),
+        ({"status": "quarantined"}, {"unverified": True}, "quarantined"),
+        ({"word": "disabled"}, {}, "disabled"),
+    ],
+)
+def test_the_standing_of_a_plan(
+    tmp_path: Path, changes: dict[str, object], asked: dict[str, object], expected: str
+) -> None:
+    found = answer_to(tmp_path, question(**asked), plan(**changes))
+    assert (found.reason if isinstance(found, Miss) else found.layer) == expected
+
+
+LATER = "2026-11-21T12:00:00.000Z"
+
+
+@pytest.mark.parametrize(
+    ("others", "chosen"),
+    [
+        ([plan(plan=NVFUSER, changed_at=LATER, wall_us=120.0)], 1),  # the newest race is right, not the fastest
+        ([plan(plan=NVFUSER, changed_at=LATER, word="pinned", wall_us=500.0)], 1),
+        ([plan(plan=NVFUSER, changed_at=LATER, status="unverified", wall_us=1.0)], 0),
+        ([plan(plan=NVFUSER, environment=replace(HERE, inductor="old"), changed_at=LATER)], 0),  # stale beside exact
+        ([plan(launch="cudagraph", wall_us=40.0)], 1),
+        ([plan(launch="cudagraph", wall_us=400.0)], 0),
+    ],
+)
+def test_which_of_several(tmp_path: Path, others: list[StoredPlan], chosen: int) -> None:
+    query = question(unverified=True, launch=None)
+    assert answer_to(tmp_path, query, plan(), *others) == Hit([plan(), *others][chosen], "user")
+
+
+def test_of_several_misses_the_nearest_is_told(tmp_path: Path) -> None:
+    elsewhere = plan(environment=replace(HERE, torch="2.10.0", gpu="NVIDIA A100"))
+    found = answer_to(tmp_path, question(launch="cudagraph"), elsewhere, plan())
+    assert found == Miss("other launch", "other launch plain -> cudagraph")
+
+
+def test_a_higher_layer_hides_the_same_plan_below(tmp_path: Path) -> None:
+    shipped, site, user = (tmp_path / name for name in ("shipped.sqlite3", "site.db", "user.db"))
+    store_at(shipped).add_plan(plan())
+    store_at(site).add_plan(plan(plan=NVFUSER, wall_us=90.0))
+    store = Store(Places(user, site, shipped))
+    assert store.find_plan(question()) == Hit(plan(plan=NVFUSER, wall_us=90.0), "site")
+    store.pin(plan(plan=NVFUSER).key, "disabled")
+    assert store.find_plan(question()) == Hit(plan(), "packaged")
+    store.quarantine(plan().key[:10], "it crashed")
+    assert store.find_plan(question()).reason in ("disabled", "quarantined")  # type: ignore[union-attr]
+    store.pin(plan(plan=NVFUSER).key, None)
+    found = store.find_plan(question())
+    assert isinstance(found, Hit)
+    assert (found.layer, found.plan.plan) == ("user", NVFUSER)
+
+
+def test_measurements_need_only_what_their_executor_is(tmp_path: Path) -> None:
+    store = store_at(tmp_path / "tuning.db")
+    kinds = [measurement(executor=name) for name in ("aten", "inductor", "nvfuser")]
+    store.add_measurements(RELU, kinds)
+
+    def executors(here: Environment) -> list[str]:
+        found = store.find_measurements(RELU.key, here)
+        return [] if isinstance(found, Miss) else sorted(one.executor for one in found)
+
+    assert store.find_measurements(RELU.key, HERE) == tuple(kinds)
+    assert executors(NEW_NVFUSER) == ["aten", "inductor"]
+    assert executors(NEW_TRITON) == ["aten", "nvfuser"]
+    assert executors(replace(HERE, torch="2.13.0")) == []
+    assert executors(replace(HERE, protocol="2")) == []
+    assert executors(replace(HERE, candidates="2")) == ["aten", "inductor", "nvfuser"]
+
+
+def test_what_a_plan_needs() -> None:
+    assert needs_of(BOTH) == {"inductor", "nvfuser"}
+    assert needs_of(Plan.named("aten")) == frozenset()
+    assert Query(PROGRAM, HERE).memo_key != Query(PROGRAM, NEW_TRITON).memo_key

@@ -1,0 +1,355 @@
+"""One database file: opened when needed, reopened when it was replaced, never used across a fork.
+
+Plain sqlite3, since a program that starts looks its plan up through here. Every failure becomes one of `Unusable`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sqlite3
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from fuseplan.errors import StoreError
+from fuseplan.tuning_db import schema
+from fuseplan.tuning_db.migrations import differences, migrate, version
+
+_T = TypeVar("_T")
+Identity = tuple[int, int]
+"""Device and inode: which file a path means."""
+Repair = Callable[[Path, Identity], None]
+
+_OLDEST_SQLITE = (3, 37, 0)  # the first with STRICT tables
+_RACY_S = 1.0
+"""A file that changed less than this before it was looked at may change again without a new time stamp."""
+_FORK_WAIT_S = 5.0
+_READ_WAIT_MS, _WRITE_WAIT_MS = 2_000, 30_000  # for other processes' locks
+_STEPS = 100_000  # of SQLite's machine between looks at the clock
+
+
+class Unusable(StoreError):  # noqa: N818  # what is so, and no mistake of the caller
+    """A file cannot be used now."""
+
+
+class Absent(Unusable):
+    """There is no such file yet."""
+
+
+class Busy(Unusable):
+    """Another process has held its lock for too long."""
+
+
+class Damaged(Unusable):
+    """The file is not what SQLite or fuseplan wrote."""
+
+
+class Unwritable(Unusable):
+    """It can perhaps be read, but nothing can be written to it."""
+
+
+class NotOurs(Unusable):
+    """Made by a newer fuseplan, or by something else: never touched."""
+
+
+class Database:
+    """A database in a file, or in memory where `path` is None.
+
+    >>> Database(None).read(lambda connection: connection.execute("SELECT count(*) FROM plan").fetchone())
+    (0,)
+    """
+
+    def __init__(
+        self, path: Path | None, *, readonly: bool = False, immutable: bool = False, repair: Repair | None = None
+    ) -> None:
+        """An `immutable` file is never looked at again for changes; `repair` sets a damaged one aside."""
+        self.path = path
+        self.readonly = readonly or immutable
+        self._immutable = immutable
+        self._deadline = math.inf
+        self._repair = repair
+        self._connection: sqlite3.Connection | None = None
+        self._identity: Identity | None = None
+        self._pid = 0
+        self._writes = 0
+        self._lock = threading.RLock()
+        self._orphaned = False
+        _databases.add(self)
+
+    # use
+
+    def read(self, work: Callable[[sqlite3.Connection], _T], within_s: float = math.inf) -> _T:
+        """Return what `work` reads. Raises Unusable alone, and whatever `work` raises that is not SQLite's.
+
+        `within_s` ends a query that takes longer: no query of a lookup does, unless the file is damaged.
+        """
+
+        def limited(connection: sqlite3.Connection) -> _T:
+            self._deadline = time.monotonic() + within_s
+            try:
+                return work(connection)
+            finally:
+                self._deadline = math.inf
+
+        return self._attempt(limited, create=False)
+
+    def write(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
+        """Run `work` in a transaction that holds the write lock from its start; made durable before this returns.
+
+        Where the file turns out to have been replaced, the work is done again on the new one: it must bear that.
+        """
+        if self.readonly:
+            raise Unwritable(f"{self.path} is only read")
+
+        def transaction(connection: sqlite3.Connection) -> _T:
+            connection.execute(f"PRAGMA busy_timeout = {_WRITE_WAIT_MS}")
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                self._still_there()
+                result = work(connection)
+                connection.execute("COMMIT")
+            finally:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                self._writes += 1
+                connection.execute(f"PRAGMA busy_timeout = {_READ_WAIT_MS}")
+            self._still_there()
+            return result
+
+        return self._attempt(transaction, create=True)
+
+    def run(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
+        """Like `write`, for statements that allow no transaction around them: VACUUM."""
+        self._writes += 1
+        return self._attempt(work, create=False)
+
+    def token(self) -> object:
+        """Two equal tokens mean that nothing was written in between. Taken before a read, kept with what was read."""
+        if self._immutable:
+            return 0
+        if self.path is None:
+            return self._writes
+        try:
+            found = os.stat(self.path)
+        except OSError:
+            return (self._writes, None)
+        stamp = (self._writes, found.st_ino, found.st_dev, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+        if time.time() - found.st_ctime > _RACY_S:
+            return stamp
+        # The clock of the file system ticks every few milliseconds: two writes within one tick look like one.
+        with self._lock:
+            if self._connection is None or self._pid != os.getpid():
+                return object()
+            try:
+                return (*stamp, self._connection.execute("PRAGMA data_version").fetchone()[0])
+            except sqlite3.Error:
+                return object()
+
+    def close(self) -> None:
+        """Close the connection; the next use opens it again."""
+        with self._lock:
+            connection, self._connection = self._connection, None
+            if connection is not None and self._pid == os.getpid():
+                connection.close()
+
+    # opening, and what to do when it fails
+
+    def _attempt(self, work: Callable[[sqlite3.Connection], _T], create: bool) -> _T:
+        with self._lock:
+            for last in (False, False, True):
+                outcome = self._try(work, create, last)
+                if outcome is not None:
+                    return outcome[0]
+        raise AssertionError("the last attempt returns or raises")
+
+    def _try(self, work: Callable[[sqlite3.Connection], _T], create: bool, last: bool) -> tuple[_T] | None:
+        """The result, or None where the file was replaced, or was damaged and is set aside: then try again."""
+        try:
+            return (work(self._ready(create)),)
+        except (sqlite3.Error, UnicodeEncodeError, Damaged, _Moved) as error:
+            problem, moved, identity = _problem(error, self.path), self._moved(), self._identity
+            damaged = isinstance(problem, Damaged)
+            if last or not (moved or damaged):
+                raise problem from error
+            self.close()
+            if not moved:
+                self._set_aside(problem, identity)
+            return None
+
+    def _set_aside(self, problem: Unusable, identity: Identity | None) -> None:
+        if self._repair is None or self.path is None or identity is None or self.readonly:
+            raise problem
+        try:
+            self._repair(self.path, identity)
+        except OSError as error:
+            raise Damaged(f"{problem}; it cannot be set aside: {error}") from error
+
+    def _ready(self, create: bool) -> sqlite3.Connection:
+        if self._orphaned:
+            raise Unwritable("this process was forked while another thread was writing")
+        if self._connection is not None and self._pid != os.getpid() and self.path is not None:
+            # Closing it here would drop the parent's locks, and using it would share the parent's file offset.
+            _abandoned.append(self._connection)
+            self._connection = None
+        if self._connection is not None and not self._moved():
+            return self._connection
+        self.close()
+        if sqlite3.sqlite_version_info < _OLDEST_SQLITE:
+            raise Unwritable(f"SQLite {sqlite3.sqlite_version} is too old: fuseplan needs 3.37")
+        self._pid = os.getpid()
+        self._connection = self._open(create)
+        return self._connection
+
+    def _open(self, create: bool) -> sqlite3.Connection:
+        self._identity = _identity(self.path)
+        if self.path is not None and self._identity is None:
+            if not create:
+                raise Absent(f"there is no file {self.path}")
+            try:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise Unwritable(f"{self.path.parent} cannot be made: {error.strerror}") from None
+        connection = self._connect(create)
+        try:
+            self._prepare(connection, create)
+        except BaseException:
+            connection.close()
+            raise
+        if self._identity is None:
+            self._identity = _identity(self.path)
+        return connection
+
+    def _connect(self, create: bool) -> sqlite3.Connection:
+        name = ":memory:"
+        if self.path is not None:
+            quoted = str(self.path).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
+            mode = "ro" if self.readonly else "rwc" if create else "rw"
+            name = f"file:{quoted}?mode={mode}{'&immutable=1' if self._immutable else ''}"
+        connection = sqlite3.connect(
+            name, uri=True, timeout=_READ_WAIT_MS / 1000, isolation_level=None, check_same_thread=False
+        )
+        connection.text_factory = _text
+        connection.set_progress_handler(lambda: time.monotonic() > self._deadline, _STEPS)
+        connection.execute("PRAGMA trusted_schema = OFF")
+        connection.execute("PRAGMA cell_size_check = ON")
+        if not self.readonly:
+            connection.execute("PRAGMA foreign_keys = ON")
+        return connection
+
+    def _prepare(self, connection: sqlite3.Connection, create: bool) -> None:
+        """Make sure that this is a database of ours, of the present schema."""
+        connection.execute("BEGIN")  # one view of the file: another process may be making it just now
+        try:
+            application = connection.execute("PRAGMA application_id").fetchone()[0]
+            found = version(connection)
+            empty = connection.execute("SELECT 1 FROM sqlite_schema").fetchone() is None
+        finally:
+            connection.execute("ROLLBACK")
+        if application == 0 and found == 0 and empty:
+            if not create and self.path is not None:
+                raise Absent(f"{self.path} is empty")
+        elif application != schema.APPLICATION_ID:
+            raise NotOurs(f"{self.path} is not a tuning database; name another file")
+        if found > schema.VERSION:
+            raise NotOurs(
+                f"{self.path} has schema {found}, made by a newer fuseplan; this one reads up to {schema.VERSION}:"
+                " upgrade fuseplan, or name another file"
+            )
+        if found < schema.VERSION:
+            if self.readonly:
+                raise NotOurs(f"{self.path} has the older schema {found}: open it once where it can be written")
+            migrate(connection)
+        wrong = differences(connection)
+        if wrong:
+            raise Damaged(f"{self.path}: {'; '.join(wrong[:3])}")
+
+    def _moved(self) -> bool:
+        """Whether the path means another file than when it was opened, or none."""
+        return self.path is not None and _identity(self.path) != self._identity
+
+    def _still_there(self) -> None:
+        if self._moved():
+            raise _Moved
+
+    # forks
+
+    def _before_fork(self) -> bool:
+        return self._lock.acquire(timeout=_FORK_WAIT_S)
+
+    def _after_fork_here(self, held: bool) -> None:
+        if held:
+            self._lock.release()
+
+    def _after_fork_in_child(self, held: bool) -> None:
+        self._lock = threading.RLock()
+        # SQLite in this child believes that the parent's thread still holds its lock, and would write without one.
+        self._orphaned = not held
+
+
+class _Moved(Exception):  # noqa: N818
+    """The file was replaced or deleted under an open connection."""
+
+
+_databases: weakref.WeakSet[Database] = weakref.WeakSet()
+_abandoned: list[sqlite3.Connection] = []
+"""Connections of the parent, kept so that the garbage collector never closes them in a child."""
+
+
+_held: list[list[tuple[Database, bool]]] = []
+
+
+def _before_fork() -> None:
+    _held.append([(database, database._before_fork()) for database in list(_databases)])
+
+
+def _after_fork_here() -> None:
+    for database, held in _held.pop():
+        database._after_fork_here(held)
+
+
+def _after_fork_in_child() -> None:
+    for database, held in _held.pop():
+        database._after_fork_in_child(held)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_here, after_in_child=_after_fork_in_child)
+
+
+def _text(data: bytes) -> str:
+    """Text that is no UTF-8 must not fail the query that meets it: its row's digest says that it is damaged."""
+    return data.decode("utf-8", "surrogateescape")
+
+
+def _identity(path: Path | None) -> Identity | None:
+    if path is None:
+        return None
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+_CORRUPT, _NOT_A_DATABASE = 11, 26
+_BUSY, _LOCKED = 5, 6
+_DAMAGED_TEXT = ("malformed", "not a database")
+
+
+def _problem(error: Exception, path: Path | None) -> Unusable:
+    """What an error of SQLite's means for the file."""
+    if isinstance(error, Unusable):
+        return error
+    if isinstance(error, _Moved):
+        return Unwritable(f"{path} is replaced again and again")
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # Python 3.10 does not have it
+    text = f"{path}: {error}"
+    if code in (_CORRUPT, _NOT_A_DATABASE) or any(word in str(error) for word in _DAMAGED_TEXT):
+        return Damaged(text)
+    if code in (_BUSY, _LOCKED) or "is locked" in str(error):
+        return Busy(text)
+    return Unwritable(text)

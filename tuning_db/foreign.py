@@ -1,0 +1,171 @@
+"""SQLite files that cannot be trusted, damaged or somebody else's: read row by row, as data.
+
+Views and triggers of such a file could hang or rewrite, so an authorizer lets nothing run but plain reads of plain
+tables, a deadline ends what takes too long, and no row counts whose digest does not fit.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+
+from fuseplan.errors import StoreError
+from fuseplan.tuning_db import schema
+from fuseplan.tuning_db.tables import ALL, BY_NAME, Row, Table, Value
+
+_STEPS = 10_000  # of SQLite's machine between looks at the clock
+_MAX_FIELD = 65 * 2**20
+_LENGTH_LIMIT = 0  # SQLITE_LIMIT_LENGTH
+_CHUNK = 200
+_MAX_FAILURES = 2000  # per table; to get around one bad page takes some forty
+_ALLOWED = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_TRANSACTION}
+_FUNCTIONS = {"min", "max"}
+
+
+class Source:
+    """A file to take rows from. Rows come in an order in which each stands after those that it refers to.
+
+    `ours` says that it is this user's own damaged file, whose journal may be played back into it.
+    """
+
+    def __init__(self, path: Path, deadline: float, *, ours: bool = False) -> None:
+        self.path = path
+        self.problems: list[str] = []
+        """What could not be read, one line each."""
+        self.finished = True
+        """False once the deadline has cut the reading short."""
+        self._deadline = deadline
+        self._ours = ours
+        self._keys: dict[str, dict[int, str]] = {}
+        self._connection = self._connect()
+
+    def __enter__(self) -> Source:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._connection.close()
+
+    def rows(self) -> Iterator[tuple[Table, Row]]:
+        """All rows with good digests that can be reached, until the deadline."""
+        for table in ALL:
+            if not self._is_table(table.name):
+                self.problems.append(f"{table.name}: there is no such table")
+                continue
+            keys = self._keys.setdefault(table.name, {})
+            for stored in self._stored(table):
+                row = self._logical(table, stored)
+                if row is None:
+                    self.problems.append(f"{table.name} {str(stored[0])[:40]}: damaged")
+                    continue
+                if table.keyed and type(stored[0]) is int:
+                    keys[stored[0]] = str(row["key"])
+                yield table, row
+
+    def _connect(self) -> sqlite3.Connection:
+        if not self.path.is_file():
+            raise StoreError(f"there is no file {self.path}")
+        quoted = str(self.path).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
+        connection = sqlite3.connect(
+            f"file:{quoted}?mode={'rw' if self._ours else 'ro'}", uri=True, timeout=10.0, isolation_level=None
+        )
+        connection.text_factory = lambda data: data.decode("utf-8", "surrogateescape")
+        try:
+            connection.execute("PRAGMA trusted_schema = OFF")
+            connection.execute("PRAGMA cell_size_check = ON")
+            if hasattr(connection, "setlimit"):  # since Python 3.11
+                connection.setlimit(_LENGTH_LIMIT, _MAX_FIELD)
+            if not self._ours:
+                self._refuse_strangers(connection)
+            connection.execute("BEGIN")  # another process may be writing: rows are to fit those they refer to
+        except sqlite3.Error as error:
+            connection.close()
+            raise StoreError(f"{self.path} cannot be read as a tuning database: {error}") from None
+        except StoreError:
+            connection.close()
+            raise
+        connection.set_progress_handler(self._late, _STEPS)
+        connection.set_authorizer(_authorize)
+        return connection
+
+    def _refuse_strangers(self, connection: sqlite3.Connection) -> None:
+        application = connection.execute("PRAGMA application_id").fetchone()[0]
+        found = connection.execute("PRAGMA user_version").fetchone()[0]
+        if application != schema.APPLICATION_ID:
+            raise StoreError(f"{self.path} is not a tuning database")
+        if found != schema.VERSION:
+            advice = "export it with the fuseplan that made it"
+            raise StoreError(f"{self.path} has schema {found}, this fuseplan reads {schema.VERSION}: {advice}")
+
+    def _late(self) -> bool:
+        late = time.monotonic() > self._deadline
+        if late:
+            self.finished = False
+        return late
+
+    def _is_table(self, name: str) -> bool:
+        try:
+            found = self._connection.execute("SELECT type FROM sqlite_master WHERE name = ?", (name,)).fetchall()
+        except sqlite3.Error as error:
+            self.problems.append(f"{name}: {error}")
+            return False
+        return found == [("table",)]
+
+    def _stored(self, table: Table) -> Iterator[tuple[object, ...]]:
+        """All rows as stored, the id first; around a page that cannot be read, whatever lies before and behind it."""
+        names = ", ".join(["id", *map(table.stored, table.columns), "digest"])
+        sql = f"SELECT {names} FROM {table.name} WHERE id >= ? AND id < ? ORDER BY id LIMIT {_CHUNK}"
+        spans = [self._span(table)]
+        failures = 0
+        while spans and self.finished and failures < _MAX_FAILURES:
+            low, high = spans.pop()
+            try:
+                rows = self._connection.execute(sql, (low, high)).fetchall()
+            except (sqlite3.Error, MemoryError, OverflowError) as error:
+                if self._late():
+                    return
+                failures += 1
+                if high - low > 1:
+                    middle = (low + high) // 2
+                    spans += [(middle, high), (low, middle)]
+                else:
+                    self.problems.append(f"{table.name} {low}: {error}")
+                continue
+            yield from rows
+            if len(rows) == _CHUNK and type(rows[-1][0]) is int:
+                spans.append((max(rows[-1][0], low) + 1, high))
+
+    def _span(self, table: Table) -> tuple[int, int]:
+        """The ids that there are; as far as the last one that can be read, where the file is damaged."""
+        return self._end(table, "min", 0), self._end(table, "max", 2**22) + 1
+
+    def _end(self, table: Table, end: str, otherwise: int) -> int:
+        try:
+            found = self._connection.execute(f"SELECT {end}(id) FROM {table.name}").fetchone()[0]
+        except sqlite3.Error as error:
+            self.problems.append(f"{table.name}: {error}")
+            return otherwise
+        return found if type(found) is int else 0
+
+    def _logical(self, table: Table, stored: tuple[object, ...]) -> Mapping[str, Value] | None:
+        values: list[object] = []
+        for name, value in zip(table.columns, stored[1:], strict=False):
+            if name in table.references and value is not None:
+                value = self._keys.get(BY_NAME[table.references[name]].name, {}).get(value)  # type: ignore[call-overload]
+                if value is None:
+                    return None
+            values.append(value)
+        return table.logical((*values, stored[-1]))
+
+
+def _authorize(action: int, first: str | None, second: str | None, database: str | None, inside: str | None) -> int:
+    """Reads of tables, but none that a view or trigger makes."""
+    if inside is not None:
+        return sqlite3.SQLITE_DENY
+    if action in _ALLOWED or (action == sqlite3.SQLITE_FUNCTION and second in _FUNCTIONS):
+        return sqlite3.SQLITE_OK
+    return sqlite3.SQLITE_DENY

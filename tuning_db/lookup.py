@@ -1,0 +1,138 @@
+"""Which of the plans that are known of a program is the one to run, and if none is, why not."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fuseplan.errors import FuseplanError
+from fuseplan.tuning_db.environment import Environment, needs_of
+from fuseplan.tuning_db.records import REASONS, Hit, Miss, Query, Stale, StoredPlan
+from fuseplan.tuning_db.tables import ENVIRONMENT, PLAN, Row
+
+_MOST = 256
+"""Plans looked at of one program and layer: those for this environment first, then the latest."""
+
+_SELECT = f"""{PLAN.select}
+ WHERE plan.program_id = (SELECT id FROM program WHERE key = ?)
+ ORDER BY environment_.key = ? DESC, plan.changed_at DESC LIMIT {_MOST}"""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A plan as one layer holds it, not parsed yet: most are for other machines. No row: it is damaged."""
+
+    key: str
+    layer: str
+    rank: int
+    """The place of its layer: the highest hides the same plan in others."""
+    row: Row | None
+    environment: Environment | None
+
+
+def candidates(connection: sqlite3.Connection, query: Query, layer: str, rank: int) -> list[Candidate]:
+    """All that one layer knows of the program, in one indexed query."""
+    known: dict[object, Environment | None] = {}
+    found = []
+    for values in connection.execute(_SELECT, (query.program, query.environment.key)).fetchall():
+        row = PLAN.logical(values)
+        key = row["environment"] if row is not None else None
+        if row is not None and key not in known:
+            known[key] = environment_of(connection, key)
+        found.append(Candidate(str(values[0]), layer, rank, row, known.get(key)))
+    return found
+
+
+def environment_of(connection: sqlite3.Connection, key: object) -> Environment | None:
+    """The environment of this key; None if its row is damaged."""
+    found = connection.execute(f"{ENVIRONMENT.select} WHERE key = ?", (key,)).fetchone()
+    row = ENVIRONMENT.logical(found) if found is not None else None
+    return Environment.of(row) if row is not None else None
+
+
+def environments(connection: sqlite3.Connection) -> dict[str, Environment]:
+    """All environments of a layer by key, but those whose row is damaged."""
+    rows: list[Row | None] = [ENVIRONMENT.logical(values) for values in connection.execute(ENVIRONMENT.select)]
+    return {str(row["key"]): Environment.of(row) for row in rows if row is not None}
+
+
+def choose(query: Query, found: Sequence[Candidate]) -> Hit | Stale | Miss:
+    """The best of what all layers hold: a pinned plan, else one for just this environment, else a stale one."""
+    highest: dict[str, Candidate] = {}
+    for candidate in found:
+        known = highest.get(candidate.key)
+        if known is None or candidate.rank > known.rank:
+            highest[candidate.key] = candidate
+    if not highest:
+        return Miss("no such program", f"no plan is stored for program {query.program[:12]}")
+    judged = [(judge(query, candidate), candidate.rank) for candidate in highest.values()]
+    usable = [_Usable.of(answer, rank) for answer, rank in judged if not isinstance(answer, Miss)]
+    if not usable:
+        misses = [answer for answer, _ in judged if isinstance(answer, Miss)]
+        return min(misses, key=lambda miss: (REASONS.index(miss.reason), miss.detail.count(","), miss.detail))
+    latest: dict[tuple[str, str], _Usable] = {}
+    for one in usable:  # in one slot the latest counts, not the fastest: it is what the newest race found
+        slot = (one.answer.plan.launch, one.answer.plan.sizes.text)
+        if slot not in latest or (one.standing, one.changed_at) > (latest[slot].standing, latest[slot].changed_at):
+            latest[slot] = one
+    return max(latest.values(), key=lambda one: (one.standing, one.speed, one.changed_at)).answer
+
+
+@dataclass(frozen=True)
+class _Usable:
+    answer: Hit | Stale
+    standing: tuple[bool, bool, bool, int]
+    speed: float
+    changed_at: tuple[str, str]
+
+    @staticmethod
+    def of(answer: Hit | Stale, rank: int) -> _Usable:
+        stored = answer.plan
+        standing = (stored.word == "pinned", stored.status != "unverified", isinstance(answer, Hit), rank)
+        speed = -stored.wall_us if stored.wall_us is not None else float("-inf")
+        return _Usable(answer, standing, speed, (stored.changed_at, stored.key))
+
+
+def judge(query: Query, candidate: Candidate) -> Hit | Stale | Miss:
+    """Whether a plan may be run for this question."""
+    row, environment, name = candidate.row, candidate.environment, f"plan {candidate.key[:12]}"
+    if row is None or environment is None:
+        return Miss("row damaged", f"the row of {name} is damaged: see fuseplan db check")
+    miss = _elsewhere(query, row, environment, frozenset())
+    if miss is not None:
+        return miss
+    try:
+        stored = StoredPlan.of(row, environment)
+    except FuseplanError as error:
+        return Miss("failed validation", f"{name}: {error}")
+    needs = needs_of(stored.plan)
+    miss = _elsewhere(query, row, environment, needs) or _withheld(query, stored, name)
+    if miss is not None:
+        return miss
+    rest = environment.other_differences(query.environment, needs)
+    return Stale(stored, candidate.layer, rest) if rest else Hit(stored, candidate.layer)
+
+
+def _elsewhere(query: Query, row: Row, environment: Environment, needs: frozenset[str]) -> Miss | None:
+    """Why a plan is not for this place, or None."""
+    differing = environment.differences(query.environment, needs)
+    if differing:
+        return Miss("other environment", "other " + ", ".join(map(str, differing)))
+    if query.launch is not None and row["launch"] != query.launch:
+        return Miss("other launch", f"other launch {row['launch']} -> {query.launch}")
+    return None
+
+
+def _withheld(query: Query, stored: StoredPlan, name: str) -> Miss | None:
+    """Why a plan that is for this place is not used, or None."""
+    outside = stored.sizes.why_not(query.sizes)
+    if outside is not None:
+        return Miss("outside the tuned sizes", f"outside the tuned sizes: {outside}")
+    if stored.word == "disabled":
+        return Miss("disabled", f"{name} was disabled by hand")
+    if stored.status == "quarantined":
+        return Miss("quarantined", f"{name} failed here: {stored.detail}")
+    if stored.status == "unverified" and stored.word != "pinned" and not query.unverified:
+        return Miss("unverified", f"{name} is unverified: tune, or ask with unverified=True")
+    return None

@@ -1,0 +1,68 @@
+"""What was measured of a region or a program under what holds here, out of one layer."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from fuseplan.errors import StoreError
+from fuseplan.tuning_db.environment import Environment, needs_of_executor
+from fuseplan.tuning_db.lookup import environments
+from fuseplan.tuning_db.records import DefaultTiming, Measurement
+from fuseplan.tuning_db.tables import DEFAULT_TIMING, MEASUREMENT, Row, Table
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Found(Generic[_T]):
+    """A record, and the digest by which two layers know that they hold the same one."""
+
+    digest: bytes
+    record: _T
+
+
+def measurements(connection: sqlite3.Connection, region: str, here: Environment) -> list[Found[Measurement]]:
+    """Of a region, by key: all that its executor, as it is here, would do alike."""
+    return list(_matching(connection, MEASUREMENT, "region", region, here, Measurement.of, lambda row: row["executor"]))
+
+
+def default_timings(connection: sqlite3.Connection, program: str, here: Environment) -> list[Found[DefaultTiming]]:
+    """Of a program, by key."""
+    return list(
+        _matching(
+            connection, DEFAULT_TIMING, "program", program, here, DefaultTiming.of,
+            lambda row: str(row["name"]).removesuffix("-greedy"),
+        )
+    )  # fmt: skip
+
+
+def _matching(
+    connection: sqlite3.Connection, table: Table, column: str, key: str, here: Environment,
+    record: Callable[[Row, Environment], _T], executor: Callable[[Row], object],
+) -> Iterator[Found[_T]]:  # fmt: skip
+    known = environments(connection)
+    places = [place for place, there in known.items() if not there.differences(here, ()) and _alike(there, here)]
+    marks = ", ".join("?" * len(places))
+    sql = (
+        f"{table.select} WHERE {table.name}.{column}_id = (SELECT id FROM {column} WHERE key = ?)"
+        f" AND {table.name}.environment_id IN (SELECT id FROM environment WHERE key IN ({marks}))"
+    )
+    for values in connection.execute(sql, (key, *places)).fetchall():
+        row = table.logical(values)
+        if row is None:
+            continue
+        there = known[str(row["environment"])]
+        if there.differences(here, needs_of_executor(str(executor(row)))):
+            continue
+        try:
+            yield Found(values[-1], record(row, there))
+        except StoreError:
+            continue
+
+
+def _alike(there: Environment, here: Environment) -> bool:
+    """Times that were measured in another way are not comparable."""
+    return there.protocol == here.protocol

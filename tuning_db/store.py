@@ -1,0 +1,365 @@
+"""The tuning database as the rest of fuseplan sees it: look-ups that never raise, and writes that are not lost.
+
+Layers are packaged < site < user < memory. The last one exists only where the user's file cannot be written.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from fuseplan.errors import FuseplanError, StoreError
+from fuseplan.graph import Graph
+from fuseplan.tuning_db import clock, tables
+from fuseplan.tuning_db.environment import Environment
+from fuseplan.tuning_db.files import Absent, Database, Identity, NotOurs, Unusable, Unwritable
+from fuseplan.tuning_db.layers import Places, network_file_system, places
+from fuseplan.tuning_db.lookup import Candidate, candidates, choose, environment_of
+from fuseplan.tuning_db.measured import default_timings, measurements
+from fuseplan.tuning_db.notify import notify
+from fuseplan.tuning_db.records import DefaultTiming, Hit, Measurement, Miss, Query, Run, Stale, StoredPlan
+from fuseplan.tuning_db.tables import Row, Table, Writer
+
+_T = TypeVar("_T")
+_Rows = list[tuple[Table, Row]]
+
+_LOOKUP_S = 1.0
+_MEMO_SIZE = 4096
+
+
+class Store:
+    """Plans and measurements of this user, and those shipped to them.
+
+    >>> store = Store(Places(user=None))
+    >>> here = Environment("cpu", "2.13.0", cpu="a CPU")
+    >>> print(store.find_plan(Query("ab" * 32, here)))
+    no plan is stored for program abababababab
+    """
+
+    def __init__(self, where: Places, *, salvage_s: float = 1.0) -> None:
+        """`salvage_s` bounds how long a damaged file may hold up whoever meets it first; the rest stays set aside."""
+        self._user = Database(where.user, repair=self._repair) if where.user is not None else None
+        self._salvage_s = salvage_s
+        self._memory: Database | None = None
+        self._lower = [
+            (name, Database(path, readonly=True, immutable=name == "packaged"))
+            for name, path in (("packaged", where.packaged), ("site", where.site))
+            if path is not None and path.exists()
+        ]
+        self._memo: dict[tuple[object, ...], tuple[list[object], Hit | Stale | Miss]] = {}
+        self._runs: dict[str, Run] = {}
+        self._counts: Counter[str] = Counter()
+        self._persisted: Counter[str] = Counter()
+        self._said: set[str] = set()
+        self._lock = threading.Lock()
+
+    @staticmethod
+    def open(environ: Mapping[str, str], db: str | Path | None = None) -> Store:
+        """The store of a user with these environment variables; `db` names another file than theirs."""
+        return Store(places(environ, db))
+
+    def close(self) -> None:
+        """Close all files; the next use opens them again."""
+        for _, database in self._layers():
+            database.close()
+
+    # look-ups: they never raise
+
+    def find_plan(self, query: Query) -> Hit | Stale | Miss:
+        """The plan to run for a program here, or why there is none."""
+        key = query.memo_key
+        remembered = self._memo.get(key)
+        tokens = [database.token() for _, database in self._layers()]
+        if remembered is not None and remembered[0] == tokens:
+            answer = remembered[1]
+        else:
+            answer, lasting = self._find_plan(query)
+            if len(self._memo) >= _MEMO_SIZE:
+                self._memo.clear()
+            if lasting:
+                self._memo[key] = (tokens, answer)
+        self.count(f"plan misses: {answer.reason}" if isinstance(answer, Miss) else f"plan {_kind(answer)}")
+        return answer
+
+    def find_measurements(self, region: str, environment: Environment) -> tuple[Measurement, ...] | Miss:
+        """All that was measured of a region, by key, under what holds here. Failures are among it."""
+        found, trouble = self._gather(lambda connection: measurements(connection, region, environment))
+        rows = {row.digest: row.record for layer in found for row in layer}
+        if not rows:
+            return trouble or Miss("no such region", f"nothing is measured here of region {region[:12]}")
+        return tuple(sorted(rows.values(), key=lambda record: record.measured_at))
+
+    def find_default_timings(self, program: str, environment: Environment) -> tuple[DefaultTiming, ...] | Miss:
+        """How fast a program was here under the plans that nobody tuned."""
+        found, trouble = self._gather(lambda connection: default_timings(connection, program, environment))
+        rows = {row.digest: row.record for layer in found for row in layer}
+        if not rows:
+            return trouble or Miss("no such program", f"no default is timed here for program {program[:12]}")
+        return tuple(sorted(rows.values(), key=lambda record: record.measured_at))
+
+    # writes: each is on the disk when it returns True, and in this process alone when it returns False
+
+    def add_plan(self, stored: StoredPlan) -> bool:
+        """Store a plan with its evidence; it replaces what was known of the same plan in the same place."""
+        return self._put([*self._around(stored.environment, stored.program, stored.run), (tables.PLAN, stored.row())])
+
+    def add_measurements(self, region: Graph, found: Iterable[Measurement]) -> bool:
+        """Store what came of running one region."""
+        rows: _Rows = [(tables.REGION, region_row(region))]
+        for one in found:
+            if one.region != region.key:
+                raise StoreError(f"a measurement of region {one.region[:12]} came with region {region.key[:12]}")
+            rows += [*self._around(one.environment, None, one.run), (tables.MEASUREMENT, one.row())]
+        return self._put(rows)
+
+    def add_measurement(self, region: Graph, measurement: Measurement) -> bool:
+        """Store one measurement, at once."""
+        return self.add_measurements(region, [measurement])
+
+    def add_default_timing(self, timing: DefaultTiming) -> bool:
+        """Store how fast a default was."""
+        around = self._around(timing.environment, timing.program, timing.run)
+        return self._put([*around, (tables.DEFAULT_TIMING, timing.row())])
+
+    def add_program(self, key: str, name: str | None = None, graphs: Mapping[str, Graph] | None = None) -> bool:
+        """Store a program: a name for people, and its ATen graphs by role."""
+        rows: _Rows = [(tables.PROGRAM, _program_row(key, name))]
+        for role, graph in (graphs or {}).items():
+            rows.append((tables.GRAPH, _graph_row(graph)))
+            rows.append((tables.PROGRAM_GRAPH, {"program": key, "graph": graph.key, "role": role}))
+        return self._put(rows)
+
+    def add_regions(self, graph: Graph, regions: Sequence[tuple[Graph, int]]) -> bool:
+        """Store which regions a graph was cut into, and how often each stands in it."""
+        rows: _Rows = [(tables.GRAPH, _graph_row(graph))]
+        for region, times in regions:
+            rows.append((tables.REGION, region_row(region)))
+            rows.append((tables.GRAPH_REGION, {"graph": graph.key, "region": region.key, "times": times}))
+        return self._put(rows)
+
+    def add_run(self, run: Run) -> bool:
+        """Store a run of tuning, or its later state: ``replace(run, state="finished", changed_at=now())``."""
+        self._runs[run.key] = run
+        return self._put([*self._around(run.environment, run.program, None), (tables.RUN, run.row())])
+
+    def quarantine(self, key: str, why: str) -> bool:
+        """Mark a plan, by key, as one that failed here: it is not used again until it is tuned anew."""
+        return self.change_plan(key, status="quarantined", detail=why[:4000])
+
+    def pin(self, key: str, word: str | None) -> bool:
+        """Note a person's word on a plan: pinned, disabled, or None to take it back."""
+        return self.change_plan(key, word=word)
+
+    def change_plan(self, key: str, **changes: str | None) -> bool:
+        """Change the standing of a plan, in whichever layer it is: the changed one goes into the user's."""
+        found = self.plans(key)
+        if len(found) != 1:
+            what = "no plan" if not found else f"{len(found)} plans"
+            raise StoreError(f"{what} with a key that begins with {key!r}: see fuseplan db info")
+        changed = replace(found[0], changed_at=clock.now(), run=None, **changes)  # type: ignore[arg-type]
+        return self.add_plan(changed)
+
+    def plans(self, prefix: str = "") -> list[StoredPlan]:
+        """All plans whose key begins with `prefix`, each as the highest layer has it."""
+        highest: dict[str, StoredPlan] = {}
+        for layer in self._gather(lambda connection: _plans(connection, prefix), within_s=60.0)[0]:
+            highest.update({stored.key: stored for stored in layer})
+        return sorted(highest.values(), key=lambda stored: stored.key)
+
+    # counters
+
+    def count(self, event: str, by: int = 1) -> None:
+        """Add to the counter of an event."""
+        with self._lock:
+            self._counts[event] += by
+
+    def counts(self) -> dict[str, int]:
+        """How often each thing happened in this process: hits, misses by reason, what others counted here."""
+        with self._lock:
+            return dict(sorted(self._counts.items()))
+
+    def persist_counts(self) -> bool:
+        """Add what was counted since the last time to the counters in the file, for the dashboard."""
+        with self._lock:
+            new = self._counts - self._persisted
+            self._persisted = self._counts.copy()
+        rows = [(clock.now()[:10], event, count) for event, count in new.items()]
+
+        def add(connection: sqlite3.Connection) -> None:
+            connection.executemany(
+                "INSERT INTO counter (day, event, count) VALUES (?, ?, ?)"
+                " ON CONFLICT (day, event) DO UPDATE SET count = count + excluded.count",
+                rows,
+            )
+
+        return self._write(add) if rows else True
+
+    # inside
+
+    def _layers(self) -> list[tuple[str, Database]]:
+        """All layers, the lowest first."""
+        upper = (("user", self._user), ("memory", self._memory))
+        return [*self._lower, *((name, database) for name, database in upper if database is not None)]
+
+    def _find_plan(self, query: Query) -> tuple[Hit | Stale | Miss, bool]:
+        """The answer, and whether it holds until a file changes."""
+        ranks = {name: rank for rank, (name, _) in enumerate(self._layers())}
+        found: list[Candidate] = []
+        trouble: Miss | None = None
+        try:
+            for name, database in self._layers():
+                ask = partial(candidates, query=query, layer=name, rank=ranks[name])
+                answer = self._ask(database, ask, _LOOKUP_S)
+                if isinstance(answer, Miss):
+                    trouble = answer
+                else:
+                    found += answer
+            choice = choose(query, found)
+        except Exception as error:  # noqa: BLE001  # whatever a file holds, a program that looks up its plan runs on
+            return Miss("database unusable", f"{type(error).__name__}: {error}"), False
+        if isinstance(choice, Miss) and choice.reason == "no such program" and trouble is not None:
+            return trouble, False
+        return choice, trouble is None
+
+    def _gather(
+        self, work: Callable[[sqlite3.Connection], list[_T]], within_s: float = _LOOKUP_S
+    ) -> tuple[list[list[_T]], Miss | None]:
+        """What each layer answers, the lowest first, and the trouble with one, if any."""
+        found: list[list[_T]] = []
+        trouble = None
+        for _, database in self._layers():
+            answer: list[_T] | Miss
+            try:
+                answer = self._ask(database, work, within_s)
+            except Exception as error:  # noqa: BLE001  # as in _find_plan
+                answer = Miss("database unusable", f"{type(error).__name__}: {error}")
+            if isinstance(answer, Miss):
+                trouble = answer
+            else:
+                found.append(answer)
+        return found, trouble
+
+    def _ask(
+        self, database: Database, work: Callable[[sqlite3.Connection], list[_T]], within_s: float
+    ) -> list[_T] | Miss:
+        try:
+            return database.read(work, within_s)
+        except Absent:
+            return []
+        except Unusable as problem:
+            if isinstance(problem, NotOurs):
+                self._say(str(problem))
+            return Miss("database unusable", str(problem))
+
+    def _put(self, rows: _Rows) -> bool:
+        def put(connection: sqlite3.Connection) -> None:
+            writer = Writer(connection)
+            for table, row in rows:
+                writer.put(table, row)
+
+        return self._write(put)
+
+    def _write(self, work: Callable[[sqlite3.Connection], None]) -> bool:
+        try:
+            if self._user is None:
+                raise Unwritable("there is no home folder: set FUSEPLAN_DB to a file")
+            if self._user.path is not None and "network" not in self._said:
+                self._warn_of_network(self._user.path)
+            self._user.write(work)
+            return True
+        except Unusable as problem:
+            self._say(f"{problem}. What is tuned is kept in memory, and lost when this process ends")
+        if self._memory is None:
+            self._memory = Database(None)
+        self._memory.write(work)
+        return False
+
+    def _around(self, environment: Environment, program: str | None, run: str | None) -> _Rows:
+        """The rows that a row refers to: any layer may be the first to hear of them."""
+        rows: _Rows = [(tables.ENVIRONMENT, environment.row())]
+        if program is not None:
+            rows.append((tables.PROGRAM, _program_row(program, None)))
+        if run in self._runs:
+            known = self._runs[run]
+            rows += [*self._around(known.environment, known.program, None), (tables.RUN, known.row())]
+        return rows
+
+    def _repair(self, path: Path, identity: Identity) -> None:
+        from fuseplan.tuning_db.repair import salvage, set_aside  # rarely needed: not worth a look-up's time
+
+        aside = set_aside(path, identity)
+        if aside is None:
+            return
+        count, complete, why = 0, False, ""
+        try:
+            count, complete = salvage(aside, Database(path), self._salvage_s)
+        except (StoreError, sqlite3.Error, OSError) as error:
+            why = f" ({error})"
+        rest = "" if complete else f"; fuseplan db merge {aside} looks for more{why}"
+        self._say(f"{path} was damaged. It is now {aside.name}, and {count} good rows of it were kept{rest}")
+
+    def _warn_of_network(self, path: Path) -> None:
+        self._said.add("network")
+        kind = network_file_system(path)
+        if kind is not None:
+            self._say(f"{path} is on {kind}, where file locks may not hold: set FUSEPLAN_DB to a file on a local disk")
+
+    def _say(self, text: str) -> None:
+        """Tell the user, once."""
+        with self._lock:
+            if text in self._said:
+                return
+            self._said.add(text)
+        notify(text)
+
+
+def _kind(answer: Hit | Stale) -> str:
+    return "stale hits" if isinstance(answer, Stale) else "hits"
+
+
+def _plans(connection: sqlite3.Connection, prefix: str) -> list[StoredPlan]:
+    rows = connection.execute(f"{tables.PLAN.select} WHERE substr(plan.key, 1, ?) = ?", (len(prefix), prefix))
+    found = []
+    for values in rows.fetchall():
+        row = tables.PLAN.logical(values)
+        environment = environment_of(connection, row["environment"]) if row is not None else None
+        if row is None or environment is None:
+            continue
+        try:
+            found.append(StoredPlan.of(row, environment))
+        except FuseplanError:
+            continue
+    return found
+
+
+def _program_row(key: str, name: str | None) -> Row:
+    # Without a name there is nothing to say yet, and whatever is known of the program is newer.
+    return {"key": key, "name": name, "changed_at": clock.now() if name is not None else clock.BEGINNING}
+
+
+def _graph_row(graph: Graph) -> Row:
+    return {"key": graph.key, "ops": len(graph.ops), "json": graph.to_json()}
+
+
+def region_row(region: Graph) -> Row:
+    """The logical row of a region."""
+    return {"key": region.key, "title": title(region), "ops": len(region.ops), "json": region.to_json()}
+
+
+def title(region: Graph) -> str:
+    """What a person calls a region: its ops in order, repetitions counted."""
+    words: list[list[object]] = []
+    for op in region.ops:
+        name = op.target.split(".")[1] if op.target.count(".") else op.target
+        if words and words[-1][0] == name:
+            words[-1][1] = int(str(words[-1][1])) + 1
+        else:
+            words.append([name, 1])
+    text = ", ".join(str(name) if times == 1 else f"{name} ×{times}" for name, times in words)
+    return text if len(text) <= 400 else f"{text[:399]}…"

@@ -1,0 +1,184 @@
+"""Rows that can move between files: their columns, what identifies them, their digest, and how one replaces another.
+
+A *logical* row maps column names to values, with references spelled as the key of the row they mean. Files merge as
+sets of logical rows: of two with one key the later wins, then the greater digest, so the order of merging is nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import blake2b
+
+from fuseplan.errors import StoreError
+
+Value = str | int | float | None
+Row = Mapping[str, Value]
+
+
+class RowError(StoreError):
+    """A row that cannot be taken into a database."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table of logical rows."""
+
+    name: str
+    columns: Mapping[str, str]
+    """Name and kind (text, integer, real), in the order that the digest reads them."""
+    references: Mapping[str, str] = field(default_factory=dict)
+    """Columns that mean a row of another table, and which."""
+    keyed: bool = False
+    """Has a column `key`. Rows without are what their digest says, and never replace each other."""
+    dated: bool = False
+    """Of two rows with one key, the one with the later `changed_at` wins."""
+
+    def digest(self, row: Row) -> bytes:
+        """16 bytes that stand for all of a logical row, so that a flipped bit anywhere in it shows."""
+        text = _encode([self.name, *(row[name] for name in self.columns)])
+        return blake2b(text.encode("ascii"), digest_size=16).digest()
+
+    def stored(self, name: str) -> str:
+        """The name of a logical column in SQL."""
+        return f"{name}_id" if name in self.references else name
+
+    @cached_property
+    def insert(self) -> str:
+        """SQL that adds a row, or lets it replace an older one of its key."""
+        names = [*map(self.stored, self.columns), "digest"]
+        sql = f"INSERT INTO {self.name} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
+        if not self.keyed:
+            return f"{sql} ON CONFLICT (digest) DO NOTHING"
+        order = ("changed_at", "digest") if self.dated else ("digest",)
+        new, old = (", ".join(f"{prefix}.{name}" for name in order) for prefix in ("excluded", self.name))
+        changes = ", ".join(f"{name} = excluded.{name}" for name in names if name != "key")
+        return f"{sql} ON CONFLICT (key) DO UPDATE SET {changes} WHERE ({new}) > ({old})"
+
+    @cached_property
+    def select(self) -> str:
+        """SQL that reads rows with their references as keys, their digest last. It ends after FROM and its joins."""
+        names = [f"{name}_.key" if name in self.references else f"{self.name}.{name}" for name in self.columns]
+        joins = [
+            f" LEFT JOIN {table} AS {name}_ ON {name}_.id = {self.name}.{name}_id"
+            for name, table in self.references.items()
+        ]
+        return f"SELECT {', '.join(names)}, {self.name}.digest FROM {self.name}{''.join(joins)}"
+
+    def logical(self, values: tuple[object, ...]) -> dict[str, Value] | None:
+        """The row that `select` read, or None if it is not what was written."""
+        row = dict(zip(self.columns, values, strict=False))
+        try:
+            good = self.digest(row) == values[-1]  # type: ignore[arg-type]  # what is no Value fails to encode
+        except TypeError:
+            return None
+        return row if good else None  # type: ignore[return-value]
+
+
+ENVIRONMENT = Table(
+    "environment",
+    {
+        "key": "text", "device": "text", "gpu": "text", "gpu_sms": "integer", "gpu_l2_mib": "integer",
+        "gpu_memory_gib": "integer", "cpu": "text", "cpu_isa": "text", "cpu_threads": "integer",
+        "cpu_compiler": "text", "torch": "text", "cuda": "text", "matmul_precision": "text", "cudnn_tf32": "integer",
+        "fp16_reduction": "integer", "bf16_reduction": "integer", "inductor": "text", "nvfuser": "text",
+        "candidates": "text", "protocol": "text",
+    },
+    keyed=True,
+)  # fmt: skip
+PROGRAM = Table("program", {"key": "text", "name": "text", "changed_at": "text"}, keyed=True, dated=True)
+GRAPH = Table("graph", {"key": "text", "ops": "integer", "json": "text"}, keyed=True)
+PROGRAM_GRAPH = Table(
+    "program_graph",
+    {"program": "text", "graph": "text", "role": "text"},
+    {"program": "program", "graph": "graph"},
+)
+REGION = Table("region", {"key": "text", "title": "text", "ops": "integer", "json": "text"}, keyed=True)
+GRAPH_REGION = Table(
+    "graph_region",
+    {"graph": "text", "region": "text", "times": "integer"},
+    {"graph": "graph", "region": "region"},
+)
+RUN = Table(
+    "run",
+    {
+        "key": "text", "program": "text", "environment": "text", "effort": "text", "seed": "integer", "state": "text",
+        "fuseplan": "text", "host": "text", "driver": "text", "clocks": "text", "started_at": "text",
+        "changed_at": "text",
+    },
+    {"program": "program", "environment": "environment"},
+    keyed=True,
+    dated=True,
+)  # fmt: skip
+MEASUREMENT = Table(
+    "measurement",
+    {
+        "region": "text", "environment": "text", "run": "text", "executor": "text", "variant": "text",
+        "status": "text", "device_us": "real", "host_us": "real", "compile_s": "real", "peak_bytes": "integer",
+        "repeats": "text", "detail": "text", "measured_at": "text",
+    },
+    {"region": "region", "environment": "environment", "run": "run"},
+)  # fmt: skip
+DEFAULT_TIMING = Table(
+    "default_timing",
+    {
+        "program": "text", "environment": "text", "run": "text", "name": "text", "launch": "text", "sizes": "text",
+        "status": "text", "wall_us": "real", "device_us": "real", "host_us": "real", "peak_bytes": "integer",
+        "repeats": "text", "detail": "text", "measured_at": "text",
+    },
+    {"program": "program", "environment": "environment", "run": "run"},
+)  # fmt: skip
+PLAN = Table(
+    "plan",
+    {
+        "key": "text", "program": "text", "environment": "text", "run": "text", "launch": "text", "sizes": "text",
+        "status": "text", "word": "text", "json": "text", "predicted_us": "real", "wall_us": "real",
+        "device_us": "real", "host_us": "real", "noise_us": "real", "peak_bytes": "integer", "best_default": "text",
+        "best_default_us": "real", "moves": "text", "detail": "text", "changed_at": "text",
+    },
+    {"program": "program", "environment": "environment", "run": "run"},
+    keyed=True,
+    dated=True,
+)  # fmt: skip
+
+ALL = (ENVIRONMENT, PROGRAM, GRAPH, PROGRAM_GRAPH, REGION, GRAPH_REGION, RUN, MEASUREMENT, DEFAULT_TIMING, PLAN)
+"""Each table after those that it refers to."""
+BY_NAME = {table.name: table for table in ALL}
+
+_encode = json.JSONEncoder(check_circular=False, separators=(",", ":")).encode
+
+
+def content_key(table: str, values: tuple[Value, ...]) -> str:
+    """The key of a row that is what it holds: 32 hex digits."""
+    return blake2b(_encode([table, *values]).encode("ascii"), digest_size=16).hexdigest()
+
+
+class Writer:
+    """Puts logical rows into one connection, within one transaction of its caller's."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self._ids: dict[tuple[str, str], int] = {}
+
+    def put(self, table: Table, row: Row) -> bool:
+        """Add a row or let it replace an older one; say whether it did. RowError for what the schema refuses."""
+        values = [self._id(table, name, row[name]) if name in table.references else row[name] for name in table.columns]
+        try:
+            done = self._connection.execute(table.insert, (*values, table.digest(row)))
+        except (sqlite3.IntegrityError, OverflowError) as error:
+            raise RowError(f"{table.name}: {error}") from None
+        return done.rowcount > 0
+
+    def _id(self, table: Table, column: str, key: Value) -> int | None:
+        if key is None:
+            return None
+        where = (table.references[column], str(key))
+        if where not in self._ids:
+            found = self._connection.execute(f"SELECT id FROM {where[0]} WHERE key = ?", (key,)).fetchone()
+            if found is None:
+                raise RowError(f"{table.name} refers to {column} {str(key)[:12]}, which is not there")
+            self._ids[where] = found[0]
+        return self._ids[where]

@@ -1,0 +1,90 @@
+"""Whether a logical row that came from outside means something: what SQL's CHECKs cannot tell of it.
+
+Types, what its key says it holds, and that plans, graphs and repeats are what they claim to be.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+from fuseplan.errors import FuseplanError
+from fuseplan.graph import Graph
+from fuseplan.plan import Plan
+from fuseplan.tuning_db.environment import Environment
+from fuseplan.tuning_db.records import Repeats, plan_key
+from fuseplan.tuning_db.sizes import Box
+from fuseplan.tuning_db.tables import ENVIRONMENT, PLAN, Row, RowError, Table, Value
+
+_KINDS: dict[str, tuple[type, ...]] = {"text": (str,), "integer": (int,), "real": (float,)}
+
+
+def checked(table: Table, given: Mapping[str, object]) -> Row:
+    """The row, if it is one of this table; RowError says what is wrong with it."""
+    if set(given) != set(table.columns):
+        odd = sorted(set(given) ^ set(table.columns))
+        raise RowError(f"{table.name}: columns that are missing or unknown: {', '.join(odd)[:200]}")
+    row = {name: _value(table, name, kind, given[name]) for name, kind in table.columns.items()}
+    meaning = _MEANINGS.get(table.name)
+    try:
+        if meaning is not None:
+            meaning(row)
+    except RowError:
+        raise
+    except FuseplanError as error:
+        raise RowError(f"{table.name}: {str(error)[:300]}") from None
+    return row
+
+
+def _value(table: Table, name: str, kind: str, value: object) -> Value:
+    if value is None:
+        return None
+    if type(value) not in _KINDS[kind]:
+        raise RowError(f"{table.name}: {name} is no {kind}")
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise RowError(f"{table.name}: {name} is not finite")
+        return value + 0.0
+    if isinstance(value, str):
+        _plain(table, name, value)
+    return value  # type: ignore[return-value]  # one of the kinds, as was just checked
+
+
+def _plain(table: Table, name: str, text: str) -> None:
+    if "\0" in text or any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise RowError(f"{table.name}: {name} holds what is no text")
+    if name not in ("json", "moves", "detail") and not text.isprintable():
+        raise RowError(f"{table.name}: {name} holds characters that do not print")
+
+
+def _environment(row: Row) -> None:
+    if Environment.of(row).key != row["key"]:
+        raise RowError(f"{ENVIRONMENT.name}: its key is not that of what it holds")
+
+
+def _graph(row: Row) -> None:
+    graph = Graph.from_json(str(row["json"]))
+    if graph.key != row["key"]:
+        raise RowError("its key is not that of the graph it holds")
+    if len(graph.ops) != row["ops"]:
+        raise RowError("it does not hold as many ops as it says")
+
+
+def _timing(row: Row) -> None:
+    Repeats.from_json(str(row["repeats"]))
+    Box.parse(str(row.get("sizes", "")))
+
+
+def _plan(row: Row) -> None:
+    text = str(row["json"])
+    if Plan.from_json(text).to_json() != text:
+        raise RowError("plan: its JSON is not written as fuseplan writes it")
+    Box.parse(str(row["sizes"]))
+    if plan_key(row["program"], row["environment"], row["launch"], row["sizes"], text) != row["key"]:
+        raise RowError(f"{PLAN.name}: its key is not that of what it holds")
+
+
+_MEANINGS: Mapping[str, Callable[[Row], None]] = {
+    "environment": _environment, "graph": _graph, "region": _graph, "measurement": _timing,
+    "default_timing": _timing, "plan": _plan,
+}  # fmt: skip
