@@ -19,7 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fuseplan.capture import fake_inputs, from_fx, to_fx
 from fuseplan.executors import executors
 from fuseplan.executors.inputs import make_inputs
-from fuseplan.graph import Graph
+from fuseplan.graph import Graph, Op, Ref, ScalarType, Symbol, TensorType, Value
 
 BLOCK = 500
 
@@ -41,18 +41,28 @@ def measure(arguments: list[str]) -> dict[str, Any]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_num_threads(1)
     result: dict[str, Any] = {"device": device, "blocks": blocks, "calls_per_block": BLOCK}
-    for function in (gelu_sum, three_outputs):
-        region = _region(function, device)
+    regions = {function.__name__: _region(function, device) for function in (gelu_sum, three_outputs)}
+    regions["sized_softmax"] = _sized_softmax(device)
+    for name, region in regions.items():
         sides = _sides(region)
         times = _alternate(sides, make_inputs(region, 0), blocks)
         us = {name: median(values) * 1e6 for name, values in times.items()}
-        result[function.__name__] = {"us_per_call": us, "ratios": _ratios(times)}
+        result[name] = {"us_per_call": us, "ratios": _ratios(times)}
     return result
 
 
 def _region(function: Callable[..., Any], device: str) -> Graph:
     given = [torch.empty(8, 16, device=device) for _ in range(2)]
     return from_fx(make_fx(function, tracing_mode="fake")(*given))
+
+
+def _sized_softmax(device: str) -> Graph:
+    """A region of symbolic sizes, for one of which Inductor sets a limit that has to be checked at each call."""
+    kind = TensorType("float32", ("s0", "s1"), ("s1", 1), device if device == "cpu" else f"{device}:0")
+    sizes = tuple(Value(name, ScalarType("int", name)) for name in ("s0", "s1"))
+    op = Op("aten._softmax.default", (Ref("x"), -1, False), (), (Value("y", kind),))
+    symbols = (Symbol("s0", 2, None, 8), Symbol("s1", 2, None, 16))
+    return Graph((*sizes, Value("x", kind)), (op,), (Ref("y"),), symbols=symbols)
 
 
 def _sides(region: Graph) -> dict[str, Callable[[list[Any]], object]]:
@@ -70,14 +80,16 @@ def _sides(region: Graph) -> dict[str, Callable[[list[Any]], object]]:
 
 def _inductor_itself(region: Graph) -> dict[str, Callable[[list[Any]], object]]:
     """As little as can be done: no isolation, no care for strides, only what compiles."""
+    from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.decomposition import select_decomp_table
 
     gm = to_fx(region)
     fakes = fake_inputs(gm)
-    with fakes[0].fake_mode:
+    with next(fake.fake_mode for fake in fakes if isinstance(fake, torch.Tensor)):
         traced = make_fx(gm, decomposition_table=select_decomp_table(), _allow_non_fake_inputs=True)(*fakes)
-    compiled: Any = compile_fx_inner(traced, fakes)
+    with config.patch(fx_graph_cache=not region.symbols):
+        compiled: Any = compile_fx_inner(traced, fakes)
     return {"inductor bare": compiled.current_callable, "inductor CompiledFxGraph": compiled}
 
 
@@ -103,7 +115,7 @@ def _alternate(
 
 
 def _block(call: Callable[[list[Any]], object], inputs: list[Any]) -> float:
-    if inputs[0].is_cuda:
+    if inputs[-1].is_cuda:
         torch.cuda.synchronize()
     start = perf_counter()
     for _ in range(BLOCK):

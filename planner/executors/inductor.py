@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from fuseplan.graph import Graph, Op, Ref, ScalarType, Symbol, TensorType
 _MATMULS = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten._int_mm", "aten._scaled_mm")
 _TUNED = {"coordinate_descent_tuning": True}
 _TUNED_MATMUL = {"max_autotune": True}
+Condition = Callable[[Mapping[str, int]], bool]
 MAX_SPECIALIZED = 4
 """Compilations of one dynamic region for sizes that Inductor tells apart; other sizes then run under ATen."""
 
@@ -157,7 +159,7 @@ def _patches(region: Graph, variant: str) -> dict[str, Any]:
     return patches
 
 
-def _compile(region: Graph, variant: str) -> tuple[Compiled, Callable[..., bool] | None]:
+def _compile(region: Graph, variant: str) -> tuple[Compiled, Condition | None]:
     """The code for a region, and for which sizes it holds (None: for all)."""
     from fuseplan.executors import inductor_api
 
@@ -214,36 +216,38 @@ class _Outputs:
 
 def _dynamic(region: Graph, variant: str) -> Compiled:
     call, holds = _compile(region, variant)
-    return call if holds is None else _Specialized(region, variant, call, holds)
+    return call if holds is None else _Specialized(region, variant, call, holds).callable()
 
 
 class _Specialized:
     """Code for some sizes of a dynamic region; compiles anew for sizes that it does not hold for."""
 
-    def __init__(self, region: Graph, variant: str, call: Compiled, holds: Callable[..., bool]) -> None:
+    def __init__(self, region: Graph, variant: str, call: Compiled, holds: Condition) -> None:
         self.region, self.variant = region, variant
-        self.positions = {
-            value.type.expr: i for i, value in enumerate(region.inputs) if isinstance(value.type, ScalarType)
-        }
-        self.symbols = [symbol.name for symbol in region.symbols]
-        self.where = [self.positions[name] for name in self.symbols]
-        self.compiled: list[tuple[Compiled, Callable[..., bool] | None]] = [(call, holds)]
-        self.chosen: dict[tuple[int, ...], Compiled] = {}
+        self.compiled: list[tuple[Compiled, Condition | None]] = [(call, holds)]
+        self.chosen: dict[Any, Compiled] = {}
+        positions = {v.type.expr: i for i, v in enumerate(region.inputs) if isinstance(v.type, ScalarType)}
+        self.where = [positions[symbol.name] for symbol in region.symbols]
 
-    def __call__(self, args: list[Any]) -> Any:
-        sizes = tuple([args[i] for i in self.where])
-        call = self.chosen.get(sizes)
-        if call is None:
-            call = self.chosen[sizes] = self._choose(dict(zip(self.symbols, sizes, strict=True)))
-        return call(args)
+    def callable(self) -> Compiled:
+        """A plain function: it is called a million times, and chooses anew a few times."""
+        sizes_of, known, choose = itemgetter(*self.where), self.chosen.get, self._choose
 
-    def _choose(self, sizes: dict[str, int]) -> Compiled:
-        for call, holds in self.compiled:
-            if holds is None or holds(sizes):
-                return call
+        def call(args: list[Any]) -> Any:
+            return (known(sizes_of(args)) or choose(args))(args)
+
+        call.specialized = self  # type: ignore[attr-defined]
+        return call
+
+    def _choose(self, args: list[Any]) -> Compiled:
+        sizes = {symbol.name: int(args[i]) for symbol, i in zip(self.region.symbols, self.where, strict=True)}
+        held = (call for call, holds in self.compiled if holds is None or holds(sizes))
+        call = self.chosen[itemgetter(*self.where)(args)] = next(held, None) or self._compile_for(sizes)
+        return call
+
+    def _compile_for(self, sizes: dict[str, int]) -> Compiled:
         if len(self.compiled) >= MAX_SPECIALIZED:
             return flatten(to_fx(self.region))
         symbols = tuple(Symbol(s.name, s.low, s.high, sizes[s.name]) for s in self.region.symbols)
-        call, holds = _compile(replace(self.region, symbols=symbols), self.variant)
-        self.compiled.append((call, holds))
-        return call
+        self.compiled.append(_compile(replace(self.region, symbols=symbols), self.variant))
+        return self.compiled[-1][0]

@@ -16,7 +16,7 @@ from conformance.build import dynamic_region_of, meta, region_of
 from fuseplan.capture import from_fx
 from fuseplan.errors import UnsupportedError
 from fuseplan.executors.check import check
-from fuseplan.executors.inductor import InductorExecutor, _Specialized
+from fuseplan.executors.inductor import MAX_SPECIALIZED, InductorExecutor
 from fuseplan.executors.inputs import make_inputs
 from fuseplan.graph import Graph, Symbol
 
@@ -33,7 +33,7 @@ def test_without_a_compiler_it_says_so_in_one_line() -> None:
 import torch._inductor.config as config
 config.cpp.cxx = ("/no/such/compiler",)
 from fuseplan.errors import ExecutorError
-from fuseplan.executors.inductor import InductorExecutor, _Specialized
+from fuseplan.executors.inductor import MAX_SPECIALIZED, InductorExecutor
 from fuseplan.graph import Graph, Op, Ref, TensorType, Value
 kind = TensorType("float32", (4,), (1,))
 region = Graph((Value("x", kind),), (Op("aten.sin.default", (Ref("x"),), (), (Value("y", kind),)),), (Ref("y"),))
@@ -131,11 +131,20 @@ def test_sizes_that_inductor_tells_apart_are_compiled_apart(
     """By a branch on the size in a decomposition, or a limit up to which a way to write the kernel goes."""
     region = dynamic_region_of(function, seen, *shapes)
     call = INDUCTOR.compile(region)
-    assert isinstance(call, _Specialized)
+    specialized: Any = call.specialized  # type: ignore[attr-defined]
     sizes = [{f"s{i}": size for i, size in enumerate(chosen)} for chosen in [seen, *others]]
     result = check(region, call, sizes=sizes)
     assert result.ok, result.reason
-    assert len(call.compiled) > 1
+    assert len(specialized.compiled) > 1
+
+
+def test_sizes_apart_without_end_run_under_aten() -> None:
+    region = dynamic_region_of(lambda n, x: F.adaptive_avg_pool2d(x, (4, 4)) * 2, [8], [2, 3, "0", "0"])
+    call = INDUCTOR.compile(region)
+    for size in (8, 9, 10, 11, 12, 13, 14, 9):
+        x = torch.randn(2, 3, size, size)
+        torch.testing.assert_close(call([size, x])[0], F.adaptive_avg_pool2d(x, (4, 4)) * 2)
+    assert len(call.specialized.compiled) == MAX_SPECIALIZED  # type: ignore[attr-defined]
 
 
 def test_compiles_inside_the_compilation_of_another_program() -> None:
