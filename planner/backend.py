@@ -14,6 +14,7 @@ from fuseplan.capture.program import program_key
 from fuseplan.options import Options
 from fuseplan.plan import Plan, WholePlan
 from fuseplan.runtime import Program, replay
+from fuseplan.runtime.attention import with_proven_attention
 from fuseplan.runtime.compiler import missing_compiler
 from fuseplan.stats import count
 
@@ -31,6 +32,8 @@ def fuseplan_backend(
     checked = Options.parse(options, mode)
     identity = program_key(gm, example_inputs)
     plan, why = _choose(checked, gm, example_inputs)
+    if checked.attention == "proven":
+        plan = with_proven_attention(plan, gm)
     program = Program(identity.key, identity.why, plan, why)
     compiled = replay(plan, gm, example_inputs, program)
     count("programs")

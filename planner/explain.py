@@ -59,6 +59,7 @@ def _filled(cell: Any) -> bool:
 def _program(program: Program, title: str, graphs: bool) -> str:
     identity = f"key {program.key}" if program.key else f"no key, since {program.unkeyable}"
     lines = [f"{title}: {identity}", f"  plan: {describe(program.plan)}", f"  why: {program.why}"]
+    lines.extend(f"  {line}" for line in program.attention)
     for record in program.graphs:
         lines.extend(f"  {line}" for line in _graph(record, graphs))
     if isinstance(program.plan, WholePlan):

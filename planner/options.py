@@ -9,13 +9,15 @@ from typing import Any
 from fuseplan.errors import OptionError, PlanError
 from fuseplan.plan import LAUNCHES, MODES, Plan, SegmentedPlan, WholePlan
 
+ATTENTION = ("as-is", "proven")
+
 
 @dataclass(frozen=True)
 class Options:
     """The options of ``torch.compile(…, backend="fuseplan", options={…})``.
 
     >>> Options.parse({"plan": "eager"}).plan
-    WholePlan(executor='eager', mode='default')
+    WholePlan(executor='eager', mode='default', anchors=())
     """
 
     plan: Plan | None = None
@@ -24,6 +26,9 @@ class Options:
     """The mode that Inductor has where a program runs under torch.compile's own path."""
     launch: str = "plain"
     """How calls reach the GPU: plain, or cudagraph. For a whole program under Inductor that is its reduce-overhead."""
+
+    attention: str = "as-is"
+    """`proven`: calls of attention lose a mask that is proven to change nothing, and stay whole. Works with any plan."""
 
     @staticmethod
     def parse(options: Mapping[str, Any] | None, mode: str | None = None) -> Options:
@@ -41,7 +46,10 @@ class Options:
             raise OptionError(f"fuseplan has no launch {launch!r}; known are {', '.join(LAUNCHES)}")
         if launch == "cudagraph" and chosen == "default":
             chosen = "reduce-overhead"
-        return Options(_launched(_plan(given.get("plan", "auto")), launch), chosen, launch)
+        attention = given.get("attention", "as-is")
+        if attention not in ATTENTION:
+            raise OptionError(f"option attention is {' or '.join(ATTENTION)}, not {attention!r}")
+        return Options(_launched(_plan(given.get("plan", "auto")), launch), chosen, launch, attention)
 
 
 def _launched(plan: Plan | None, launch: str) -> Plan | None:

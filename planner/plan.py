@@ -18,7 +18,23 @@ MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagrap
 SAVING = ("min-cut", "all")
 LAUNCHES = ("plain", "cudagraph")
 NAMED = ("aten", "eager", "inductor", "inductor-greedy", "nvfuser-greedy")
+KERNELS = ("auto", "flash", "cudnn", "efficient", "math")
+ATTENTION_VARIANTS = tuple(kernel + ending for kernel in KERNELS for ending in ("", "+causal", "+unmasked"))
+"""How one call of attention may run: under which kernel, and without its mask where it is proven to be another's equal."""
 _FORMAT = 1
+
+
+@dataclass(frozen=True)
+class AnchorChoice:
+    """The variant of one attention call of the program, by its number in the Dynamo graph."""
+
+    call: int
+    variant: str
+
+    def __post_init__(self) -> None:
+        if type(self.call) is not int or self.call < 0:
+            raise PlanError(f"an attention call is named by its number, not by {self.call!r}")
+        _member("attention variant", self.variant, ATTENTION_VARIANTS)
 
 
 @dataclass(frozen=True)
@@ -26,7 +42,7 @@ class Plan:
     """The base of both kinds of plan.
 
     >>> Plan.named("inductor")
-    WholePlan(executor='inductor', mode='default')
+    WholePlan(executor='inductor', mode='default', anchors=())
     >>> Plan.from_json(Plan.named("aten").to_json()) == Plan.named("aten")
     True
     """
@@ -65,15 +81,23 @@ class WholePlan(Plan):
 
     executor: str
     mode: str = "default"
+    anchors: tuple[AnchorChoice, ...] = ()
 
     def __post_init__(self) -> None:
+        _check_anchors(self.anchors)
         _member("executor of a whole plan", self.executor, WHOLE_EXECUTORS)
         _member("mode", self.mode, MODES)
         if self.executor == "eager" and self.mode != "default":
             raise PlanError(f"mode {self.mode!r} is Inductor's; eager has none")
 
     def _fields(self) -> dict[str, Any]:
-        return {"format": _FORMAT, "kind": "whole", "executor": self.executor, "mode": self.mode}
+        return {
+            "format": _FORMAT,
+            "kind": "whole",
+            "executor": self.executor,
+            "mode": self.mode,
+            "anchors": _anchor_fields(self.anchors),
+        }
 
 
 @dataclass(frozen=True)
@@ -93,8 +117,10 @@ class SegmentedPlan(Plan):
     saving: str = "min-cut"
     launch: str = "plain"
     greedy: str | None = None
+    anchors: tuple[AnchorChoice, ...] = ()
 
     def __post_init__(self) -> None:
+        _check_anchors(self.anchors)
         _member("saving policy", self.saving, SAVING)
         _member("launch", self.launch, LAUNCHES)
 
@@ -114,6 +140,7 @@ class SegmentedPlan(Plan):
             "saving": self.saving,
             "launch": self.launch,
             "greedy": self.greedy,
+            "anchors": _anchor_fields(self.anchors),
             "parts": [
                 {
                     "role": part.role,
@@ -141,13 +168,39 @@ def _member(what: str, value: object, known: tuple[str, ...]) -> None:
 def _parse(data: Any) -> Plan:
     kind = data.get("kind") if isinstance(data, dict) else None
     if kind == "whole":
-        _exactly(data, "a whole plan", {"format": int, "kind": str, "executor": str, "mode": str})
-        return WholePlan(data["executor"], data["mode"])
+        _exactly(data, "a whole plan", {"format": int, "kind": str, "executor": str, "mode": str, "anchors": list})
+        return WholePlan(data["executor"], data["mode"], _parse_anchors(data["anchors"]))
     if kind == "segmented":
-        fields = {"format": int, "kind": str, "saving": str, "launch": str, "greedy": (str, type(None)), "parts": list}
+        fields = {
+            "format": int,
+            "kind": str,
+            "saving": str,
+            "launch": str,
+            "greedy": (str, type(None)),
+            "parts": list,
+            "anchors": list,
+        }
         _exactly(data, "a segmented plan", fields)
-        return SegmentedPlan(tuple(map(_parse_part, data["parts"])), data["saving"], data["launch"], data["greedy"])
+        parts, anchors = tuple(map(_parse_part, data["parts"])), _parse_anchors(data["anchors"])
+        return SegmentedPlan(parts, data["saving"], data["launch"], data["greedy"], anchors)
     raise PlanError("a plan must be an object whose kind is whole or segmented")
+
+
+def _check_anchors(anchors: tuple[AnchorChoice, ...]) -> None:
+    """One choice a call, in the order of the calls: equal plans are equal, and so is their JSON."""
+    calls = [choice.call for choice in anchors]
+    if calls != sorted(set(calls)):
+        raise PlanError("the anchors of a plan name each attention call at most once, in order")
+
+
+def _anchor_fields(anchors: tuple[AnchorChoice, ...]) -> list[dict[str, Any]]:
+    return [{"call": choice.call, "variant": choice.variant} for choice in anchors]
+
+
+def _parse_anchors(data: list[Any]) -> tuple[AnchorChoice, ...]:
+    for entry in data:
+        _exactly(entry, "an anchor of a plan", {"call": int, "variant": str})
+    return tuple(AnchorChoice(entry["call"], entry["variant"]) for entry in data)
 
 
 def _parse_part(data: Any) -> Part:

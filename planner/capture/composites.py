@@ -8,8 +8,8 @@ to whoever runs a region, so these become operators of fuseplan's own, with a ba
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from torch._C import DispatchKey
 from torch._ops import OpOverload
 from torch.nn.attention import SDPBackend
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 _LIBRARY = torch.library.Library("fuseplan", "DEF")
 _COMPOSITE = DispatchKey.CompositeImplicitAutograd
@@ -42,11 +43,15 @@ _LIBRARY.define(
 def _attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float | None, gqa: bool
 ) -> Tensor:
-    """The math path, as eager takes it, so that values and strides are eager's."""
-    if mask is not None and mask.dtype is torch.bool:
-        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(mask.logical_not(), float("-inf"))
-    math = torch.ops.aten._scaled_dot_product_attention_math
-    return math(query, key, value, mask, 0.0, causal, None, scale=scale, enable_gqa=gqa)[0]  # type: ignore[no-any-return]
+    """Attention by the kernel that eager chooses for these very tensors, laid out as the fake says."""
+    result: Tensor = _SDPA(query, key, value, mask, 0.0, causal, scale=scale, enable_gqa=gqa)
+    return result.contiguous()
+
+
+def _attention_fake(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float | None, gqa: bool
+) -> Tensor:
+    return query.new_empty((*query.shape[:-1], value.shape[-1]))
 
 
 def _rms(input: Tensor, shape: Sequence[int], weight: Tensor | None, eps: float | None) -> Tensor:
@@ -72,7 +77,9 @@ def _gradients(function: Callable[..., Tensor], tensors: Sequence[Tensor | None]
         leaves = [None if t is None else t.detach().requires_grad_(i < wanted) for i, t in enumerate(tensors)]
         asked = [leaf for leaf in leaves[:wanted] if leaf is not None]
         found = iter(torch.autograd.grad(function(*leaves), asked, grad))
-    return tuple(grad.new_empty(0) if i >= wanted or t is None else next(found) for i, t in enumerate(tensors))
+    return tuple(
+        grad.new_empty(0) if i >= wanted or t is None else next(found).contiguous() for i, t in enumerate(tensors)
+    )
 
 
 def _attention_backward(
@@ -89,44 +96,66 @@ def _rms_backward(grad: Tensor, input: Tensor, shape: Sequence[int], weight: Ten
     return _gradients(lambda x, w: _rms(x, shape, w, eps), (input, weight), 2, grad)
 
 
-_BODIES: dict[str, Callable[..., Any]] = {
-    "sdpa": _attention,
-    "sdpa_backward": _attention_backward,
-    "rms_norm": _rms,
-    "rms_norm_backward": _rms_backward,
+def _attention_backward_fake(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None, gqa: bool,
+    mask_grad: bool,
+) -> Any:  # fmt: skip
+    # No autograd here: on CUDA its engine would run fake tensors in a thread that knows nothing of the tracing.
+    for_mask = grad.new_empty(0) if mask is None or not mask_grad else _dense(mask)
+    return _dense(q), _dense(k), _dense(v), for_mask
+
+
+def _rms_fake(input: Tensor, shape: Sequence[int], weight: Tensor | None, eps: float | None) -> Tensor:
+    return _rms(input, shape, weight, eps)
+
+
+def _rms_backward_fake(
+    grad: Tensor, input: Tensor, shape: Sequence[int], weight: Tensor | None, eps: float | None
+) -> Any:
+    return _dense(input), grad.new_empty(0) if weight is None else _dense(weight)
+
+
+def _dense(like: Tensor) -> Tensor:
+    return like.new_empty(like.shape)
+
+
+_BODIES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "sdpa": (_attention, _attention_fake),
+    "sdpa_backward": (_attention_backward, _attention_backward_fake),
+    "rms_norm": (_rms, _rms_fake),
+    "rms_norm_backward": (_rms_backward, _rms_backward_fake),
 }
-for _name, _body in _BODIES.items():
+for _name, (_body, _fake) in _BODIES.items():
     _LIBRARY.impl(_name, _body, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"fuseplan::{_name}", _body, lib=_LIBRARY)
+    torch.library.register_fake(f"fuseplan::{_name}", _fake, lib=_LIBRARY)
 
 
-class _Attention(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *rest: Any) -> Tensor:
-        ctx.save_for_backward(q, k, v, mask)
-        ctx.rest = rest
-        return torch.ops.fuseplan.sdpa(q, k, v, mask, *rest)  # type: ignore[no-any-return]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        q, k, v, mask = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[3]
-        grads = torch.ops.fuseplan.sdpa_backward(grad, q, k, v, mask, *ctx.rest, wanted)
-        return *grads[:3], grads[3] if wanted else None, None, None, None
+def _save_attention(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:4])
+    ctx.rest = inputs[4:]
 
 
-class _RmsNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, input: Tensor, shape: Sequence[int], weight: Tensor | None, eps: float | None) -> Tensor:
-        ctx.save_for_backward(input, weight)
-        ctx.rest = shape, eps
-        return torch.ops.fuseplan.rms_norm(input, shape, weight, eps)  # type: ignore[no-any-return]
+def _attention_gradients(ctx: Any, grad: Tensor) -> Any:
+    q, k, v, mask = ctx.saved_tensors
+    wanted = mask is not None and ctx.needs_input_grad[3]
+    grads = torch.ops.fuseplan.sdpa_backward(grad, q, k, v, mask, *ctx.rest, wanted)
+    return *grads[:3], grads[3] if wanted else None, None, None, None
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        (input, weight), (shape, eps) = ctx.saved_tensors, ctx.rest
-        dx, dw = torch.ops.fuseplan.rms_norm_backward(grad, input, shape, weight, eps)
-        return dx, None, dw if weight is not None else None, None
+
+def _save_rms_norm(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    input, ctx.shape, weight, ctx.eps = inputs
+    ctx.save_for_backward(input, weight)
+
+
+def _rms_norm_gradients(ctx: Any, grad: Tensor) -> Any:
+    input, weight = ctx.saved_tensors
+    dx, dw = torch.ops.fuseplan.rms_norm_backward(grad, input, ctx.shape, weight, ctx.eps)
+    return dx, None, dw if weight is not None else None, None
+
+
+_register_autograd = torch.library.register_autograd
+_register_autograd("fuseplan::sdpa", _attention_gradients, setup_context=_save_attention, lib=_LIBRARY)
+_register_autograd("fuseplan::rms_norm", _rms_norm_gradients, setup_context=_save_rms_norm, lib=_LIBRARY)
 
 
 def _sdpa_choice(query: Tensor, *rest: Any, **options: Any) -> int:
@@ -147,26 +176,26 @@ def _keep_attention(
     # dropout draws random numbers, which only the decomposed form does in eager's order
     whole = dropout_p == 0.0 and query.is_floating_point()
     if whole and _sdpa_choice(*arguments, **options) == SDPBackend.MATH.value:
-        return _Attention.apply(query, key, value, attn_mask, is_causal, scale, enable_gqa)  # type: ignore[no-untyped-call]
+        return torch.ops.fuseplan.sdpa(query, key, value, attn_mask, is_causal, scale, enable_gqa)
     return _SDPA._op_dk(_COMPOSITE, *arguments, **options)
 
 
 def _keep_rms_norm(input: Tensor, shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> Any:
     if not input.is_floating_point():
         return _RMS_NORM._op_dk(_COMPOSITE, input, shape, weight, eps)
-    return _RmsNorm.apply(input, shape, weight, eps)  # type: ignore[no-untyped-call]
+    return torch.ops.fuseplan.rms_norm(input, shape, weight, eps)
 
 
 _KEPT: dict[OpOverload, Callable[..., Any]] = {_SDPA: _keep_attention, _RMS_NORM: _keep_rms_norm}
 
 
 @contextmanager
-def composites_kept() -> Iterator[None]:
+def composites_kept(names: Collection[OpOverload] = tuple(_KEPT)) -> Iterator[None]:
     """While it lasts, tracing meets whole composites. Python dispatch reads these entries only while something is traced."""
     with _lock:
-        before = {op: op.py_kernels.get(_COMPOSITE) for op in _KEPT}
-        for op, keep in _KEPT.items():
-            op.py_kernels[_COMPOSITE] = keep
+        before = {op: op.py_kernels.get(_COMPOSITE) for op in names}
+        for op in names:
+            op.py_kernels[_COMPOSITE] = _KEPT[op]
             op._dispatch_cache.clear()
         try:
             yield
@@ -176,3 +205,8 @@ def composites_kept() -> Iterator[None]:
                 if kernel is not None:
                     op.py_kernels[_COMPOSITE] = kernel
                 op._dispatch_cache.clear()
+
+
+def attention_kept() -> AbstractContextManager[None]:
+    """The same for attention alone; nothing where nothing is traced, so that a program may call it at each step."""
+    return nullcontext() if _get_current_dispatch_mode() is None else composites_kept((_SDPA,))

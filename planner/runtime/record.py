@@ -37,3 +37,4 @@ class Program:
     plan: Plan
     why: str
     graphs: list[GraphRecord] = field(default_factory=list)
+    attention: list[str] = field(default_factory=list)  # a line on each attention call, where the plan speaks of any

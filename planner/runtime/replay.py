@@ -8,6 +8,7 @@ from typing import Any
 from torch.fx import GraphModule
 
 from fuseplan.plan import Plan, SegmentedPlan, WholePlan
+from fuseplan.runtime.attention import with_anchors
 from fuseplan.runtime.eager import run_eagerly
 from fuseplan.runtime.record import Program
 from fuseplan.runtime.segmented import compile_segmented
@@ -17,6 +18,7 @@ Callee = Callable[..., Any]
 
 def replay(plan: Plan, gm: GraphModule, example_inputs: Sequence[Any], program: Program) -> Callee:
     """Return what runs `gm` under `plan`, and note in `program` what became of it."""
+    gm = with_anchors(plan, gm, program)
     if isinstance(plan, SegmentedPlan):
         return compile_segmented(plan, gm, example_inputs, program)
     assert isinstance(plan, WholePlan)

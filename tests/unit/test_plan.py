@@ -7,13 +7,16 @@ import json
 import pytest
 
 from fuseplan.errors import PlanError
-from fuseplan.plan import NAMED, Part, Plan, SegmentedPlan, WholePlan
+from fuseplan.plan import NAMED, AnchorChoice, Part, Plan, SegmentedPlan, WholePlan
 from fuseplan.segment import Region, Segmentation
 
 CUT = Segmentation((Region((0, 1), "nvfuser"), Region((3,), "inductor", "tuned", (2,))))
 PLANS = [Plan.named(name) for name in NAMED] + [
     WholePlan("inductor", "reduce-overhead"),
-    SegmentedPlan((Part("forward", "ab" * 32, CUT),), saving="all", launch="cudagraph"),
+    WholePlan("inductor", anchors=(AnchorChoice(0, "auto"), AnchorChoice(3, "flash+causal"))),
+    SegmentedPlan(
+        (Part("forward", "ab" * 32, CUT),), saving="all", launch="cudagraph", anchors=(AnchorChoice(1, "math"),)
+    ),
 ]
 
 
@@ -48,8 +51,14 @@ def changed(**fields: object) -> str:
             {"ops": [-1], "executor": "aten", "variant": "default", "recompute": []}]}]),
         changed(parts=[{"role": "forward", "graph": "a", "regions": [
             {"ops": ["0"], "executor": "aten", "variant": "default", "recompute": []}]}]),
-        '{"format": 1, "kind": "whole", "executor": "eager", "mode": "max-autotune"}',
-        '{"format": 1, "kind": "whole", "executor": "rm -rf", "mode": "default"}',
+        '{"format": 1, "kind": "whole", "executor": "eager", "mode": "max-autotune", "anchors": []}',
+        '{"format": 1, "kind": "whole", "executor": "rm -rf", "mode": "default", "anchors": []}',
+        '{"format": 1, "kind": "whole", "executor": "eager", "mode": "default"}',
+        changed(anchors={}), changed(anchors=[0]), changed(anchors=[{"call": 0}]),
+        changed(anchors=[{"call": -1, "variant": "auto"}]), changed(anchors=[{"call": True, "variant": "auto"}]),
+        changed(anchors=[{"call": 0, "variant": "fast"}]), changed(anchors=[{"call": 0, "variant": "auto", "why": ""}]),
+        changed(anchors=[{"call": 1, "variant": "auto"}, {"call": 0, "variant": "auto"}]),
+        changed(anchors=[{"call": 0, "variant": "auto"}, {"call": 0, "variant": "math"}]),
     ],
 )  # fmt: skip
 def test_what_is_no_plan_is_refused(text: str) -> None:

@@ -340,7 +340,7 @@ def _repeat(call: Call) -> Function:
 
 
 def _copied(call: Call) -> Function:
-    """`copy(self, src)`: the elements of src, broadcast, as the dtype of self."""
+    """`copy(self, src)` and `fill(self, value)`: the elements of the second, broadcast, as the dtype of the first."""
     operand = _operand(call, call.op.args[1])
     return call.gives(lambda index: _as(call, operand(index)))
 
@@ -548,7 +548,7 @@ RULES: Mapping[str, Rule] = {
     "aten.select.int": _select,
     "aten.flip.default": _flip,
     "aten.repeat.default": _repeat,
-    "aten.copy.default": _copied,
+    **_named("copy fill.Tensor", _copied),
     "aten.cat.default": _cat,
     "aten.constant_pad_nd.default": _pad,
     "aten.slice_scatter.default": partial(_scatter, whole=True),
