@@ -18,6 +18,8 @@ NVFUSER_PYTHONS = ((3, 10), (3, 12))
 NVFUSER_TORCH = (2, 10)
 """The newest torch that nvFuser's index has a build for, as of March 2026."""
 
+_WITH_ANOTHER_TORCH = "pip install 'torch==2.10.*' nvfuser-cu128-torch210"  # torch 2.10 on PyPI is built for CUDA 12.8
+
 
 @dataclass(frozen=True)
 class ExecutorState:
@@ -84,14 +86,10 @@ def _install_line() -> str | None:
     cuda = "130" if int(torch.version.cuda.split(".")[0]) >= 13 else "128"
     if sys.version_info[:2] not in NVFUSER_PYTHONS:
         wanted = " or ".join(f"{a}.{b}" for a, b in NVFUSER_PYTHONS)
-        return f"under Python {wanted}: pip install torch=={_dotted(NVFUSER_TORCH)}.* nvfuser-cu{cuda}-torch210"
+        return f"under Python {wanted}: {_WITH_ANOTHER_TORCH}"
     if (major, minor) > NVFUSER_TORCH:
-        return f"pip install torch=={_dotted(NVFUSER_TORCH)}.* nvfuser-cu{cuda}-torch210"
+        return _WITH_ANOTHER_TORCH
     return f"pip install nvfuser-cu{cuda}-torch{major}{minor}"
-
-
-def _dotted(numbers: tuple[int, ...]) -> str:
-    return ".".join(map(str, numbers))
 
 
 def _installed(package: str) -> str | None:

@@ -215,11 +215,8 @@ def glu_backward(at: Site, grad: Tensor, x: Tensor, dim: int) -> Any:
 
 def _halves(at: Site, x: Tensor, view: Any, dim: int) -> tuple[Any, Any]:
     dim %= x.rank
-    shape = [int(d) for d in x.type.shape]
-    half = shape[dim] // 2
-    starts, ends = [0] * x.rank, list(shape)
-    first = at.ops.slice(view, starts, [half if i == dim else e for i, e in enumerate(ends)])
-    return first, at.ops.slice(view, [half if i == dim else 0 for i in range(x.rank)], ends)
+    size = int(x.type.shape[dim])
+    return at.part(x, view, dim, 0, size // 2), at.part(x, view, dim, size // 2, size)
 
 
 def _numbers(*positions: int) -> Condition:

@@ -45,7 +45,9 @@ def misfit() -> str | None:
     if not torch.cuda.is_available():
         return "there is no CUDA GPU here"
     try:
-        done = subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=_SECONDS, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=_SECONDS, check=False
+        )
     except subprocess.TimeoutExpired:
         return f"a fusion of one op did not end within {_SECONDS} s"
     except OSError as error:

@@ -41,8 +41,9 @@ def scalar_tensor(at: Site, value: Number, **_: Any) -> Any:
 
 def fill_with_tensor(at: Site, x: Tensor, value: Tensor) -> Any:
     rank = len(at.out.shape)
-    view = at.ops.broadcast(at.val(value), [True] * rank) if rank else at.val(value)
-    return at.ops.expand(view, [at.extent(d) for d in at.out.shape]) if rank else at.ops.set(view)
+    if not rank:
+        return at.same(value)
+    return at.ops.expand(at.ops.broadcast(at.val(value), [True] * rank), [at.extent(d) for d in at.out.shape])
 
 
 def _arange(at: Site, start: Number, step: Number) -> Any:

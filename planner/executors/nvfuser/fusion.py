@@ -13,7 +13,7 @@ from fuseplan.capture.to_fx import constant_tensor
 from fuseplan.errors import ExecutorError
 from fuseplan.executors.nvfuser.dtypes import compute_type
 from fuseplan.executors.nvfuser.layout import concrete, dense_order
-from fuseplan.executors.nvfuser.site import Scalar, Site, Tensor, View
+from fuseplan.executors.nvfuser.site import Scalar, Site, Tensor, View, is_expanded
 from fuseplan.executors.nvfuser.sizes import Sizes
 from fuseplan.executors.nvfuser.table import LOWERINGS, computes_sizes
 from fuseplan.executors.nvfuser.writes import COPY
@@ -175,17 +175,19 @@ class _Builder:
     def _fresh(self, site: Site, tensor: Tensor, copied: bool) -> View:
         """The tensor in memory of its own. A fusion would give a copy as a view, and an expansion with stride 0."""
         view, dtype = tensor.view, tensor.type.dtype
-        expanded = any(" ex " in str(domain) for domain in view.get_logical_domain())
-        if not copied and not expanded:
+        if not copied and not is_expanded(view):
             return site.cast(view, dtype)
         if dtype == "bool":
             return site.ops.logical_or(view, site.full(False))
         return site.cast(site.ops.mul(site.own(tensor), site.full(1)), dtype)
 
     def _laid_out(self, view: View, kind: TensorType) -> View:
+        """The view in the declared order of dimensions, said even where it is the usual one: left unsaid, nvFuser
+        takes the order of some input.
+        """
         order = dense_order(*concrete(self.region, kind))
         if order is None:
             raise ExecutorError("nvfuser gives no output with gaps or overlaps in memory")
-        if order == sorted(order):
+        if len(order) < 2:
             return view
         return self.nvfuser.ops.stride_order(view, [len(order) - 1 - order.index(d) for d in range(len(order))])

@@ -179,6 +179,4 @@ def _equal_shapes(op: Op, graph: Graph) -> str | None:
     return "the input and the target differ in shape" if x and target and x.shape != target.shape else None
 
 
-CONDITIONS: Conditions = {
-    name: _equal_shapes for name in LOWERINGS if not name.startswith("aten.nll_loss")
-}
+CONDITIONS: Conditions = {name: _equal_shapes for name in LOWERINGS if not name.startswith("aten.nll_loss")}

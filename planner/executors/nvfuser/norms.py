@@ -12,9 +12,9 @@ from fuseplan.graph import Graph, Op
 Mask = Sequence[bool]
 
 
-def _statistics(at: Site, value: Any, dims: list[int], eps: float) -> tuple[Any, Any, Any]:
+def _statistics(at: Site, x: Tensor, value: Any, dims: list[int], eps: float) -> tuple[Any, Any, Any]:
     """Mean, variance and 1 / sqrt(variance + eps) along `dims`, which stay as ones."""
-    variance, mean = at.ops.var_mean(value, dims, 0, True)
+    variance, mean = at.var_mean(x, value, dims, 0, True)
     return mean, variance, at.ops.rsqrt(at.ops.add(variance, float(eps)))
 
 
@@ -31,7 +31,7 @@ def layer_norm(
     at: Site, x: Tensor, shape: Sequence[Any], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Any:
     value, dims = at.val(x), list(range(x.rank - len(shape), x.rank))
-    mean, _, rstd = _statistics(at, value, dims, eps)
+    mean, _, rstd = _statistics(at, x, value, dims, eps)
     normal = at.ops.mul(at.ops.sub(value, mean), rstd)
     return _affine(at, normal, _opt(at, weight), _opt(at, bias)), mean, rstd
 
@@ -95,7 +95,8 @@ def group_norm(
 ) -> Any:
     ops = at.ops
     value = ops.reshape(at.val(x), [n, groups, c // groups, area])
-    mean, _, rstd = _statistics(at, value, [2, 3], eps)
+    variance, mean = at.ops.var_mean(value, [2, 3], 0, True)
+    rstd = at.ops.rsqrt(at.ops.add(variance, float(eps)))
     normal = ops.reshape(ops.mul(ops.sub(value, mean), rstd), list(x.type.shape))
     result = _affine(at, normal, _per_channel(at, weight, x.rank), _per_channel(at, bias, x.rank))
     return result, ops.squeeze(mean, [2, 3]), ops.squeeze(rstd, [2, 3])
@@ -137,14 +138,15 @@ def batch_norm_inference(
     momentum: float, eps: float,
 ) -> Any:  # fmt: skip
     rstd = at.ops.rsqrt(at.ops.add(at.val(running_var), float(eps)))
-    return _batch_normal(at, x, at.val(running_mean), rstd, weight, bias), None, None
+    result = _batch_normal(at, x, at.val(running_mean), rstd, weight, bias)
+    return result, at.moved(running_mean, running_mean.view), rstd  # as on CUDA; a CPU's are empty, and unread
 
 
 def batch_norm_training(
     at: Site, x: Tensor, weight: Tensor | None, bias: Tensor | None, momentum: float, eps: float
 ) -> tuple[Any, Any, Any, Any]:
     """The result, mean, rstd and (biased) variance of the batch."""
-    variance, mean = at.ops.var_mean(at.val(x), _other_dims(x), 0, False)
+    variance, mean = at.var_mean(x, at.val(x), _other_dims(x), 0, False)
     rstd = at.ops.rsqrt(at.ops.add(variance, float(eps)))
     return _batch_normal(at, x, mean, rstd, weight, bias), mean, rstd, variance
 
@@ -164,7 +166,9 @@ def _running(
     at: Site, x: Tensor, running_mean: Tensor, running_var: Tensor, mean: Any, variance: Any, momentum: float
 ) -> tuple[Any, Any]:
     ops, count = at.ops, at.count(x, _other_dims(x))
-    unbiased = ops.mul(variance, ops.div(count, ops.sub(count, 1.0)) if not isinstance(count, float) else _bessel(count))
+    unbiased = ops.mul(
+        variance, ops.div(count, ops.sub(count, 1.0)) if not isinstance(count, float) else _bessel(count)
+    )
     kept = 1.0 - momentum
     new_mean = ops.add(ops.mul(at.val(running_mean), kept), ops.mul(mean, float(momentum)))
     return new_mean, ops.add(ops.mul(at.val(running_var), kept), ops.mul(unbiased, float(momentum)))
@@ -211,18 +215,9 @@ def _saved(
 ) -> tuple[Any, Any]:  # fmt: skip
     if train and save_mean is not None and save_rstd is not None:
         return at.val(save_mean, dtype), at.val(save_rstd, dtype)
-    assert running_mean is not None and running_var is not None  # CONDITIONS refuses the rest
+    assert running_mean is not None  # CONDITIONS refuses the rest
+    assert running_var is not None
     return at.val(running_mean, dtype), at.ops.rsqrt(at.ops.add(at.val(running_var, dtype), float(eps)))
-
-
-def cudnn_batch_norm_backward(
-    at: Site, x: Tensor, grad: Tensor, weight: Tensor, running_mean: Tensor | None, running_var: Tensor | None,
-    save_mean: Tensor | None, save_rstd: Tensor | None, eps: float, reserve: Tensor,
-) -> Any:  # fmt: skip
-    mask = (True, True, True)
-    return batch_norm_backward(
-        at, grad, x, weight, running_mean, running_var, save_mean, save_rstd, True, eps, mask
-    )
 
 
 LOWERINGS: Table = {
@@ -237,7 +232,6 @@ LOWERINGS: Table = {
     "aten._native_batch_norm_legit.no_stats": batch_norm_without_running,
     "aten.native_batch_norm.default": native_batch_norm,
     "aten.native_batch_norm_backward.default": batch_norm_backward,
-    "aten.cudnn_batch_norm_backward.default": cudnn_batch_norm_backward,
 }
 
 

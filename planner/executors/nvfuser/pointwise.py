@@ -210,12 +210,18 @@ def clamp_max(at: Site, x: Tensor, high: Operand) -> Any:
 
 def _at_least(at: Site, value: Any, low: Operand) -> Any:
     bound = _choice(at, low)  # where() and not maximum(): a NaN stays what it is
-    return at.ops.maximum(value, bound) if isinstance(low, Tensor) else at.ops.where(at.ops.lt(value, bound), bound, value)
+    return (
+        at.ops.maximum(value, bound) if isinstance(low, Tensor) else at.ops.where(at.ops.lt(value, bound), bound, value)
+    )
 
 
 def _at_most(at: Site, value: Any, high: Operand) -> Any:
     bound = _choice(at, high)
-    return at.ops.minimum(value, bound) if isinstance(high, Tensor) else at.ops.where(at.ops.gt(value, bound), bound, value)
+    return (
+        at.ops.minimum(value, bound)
+        if isinstance(high, Tensor)
+        else at.ops.where(at.ops.gt(value, bound), bound, value)
+    )
 
 
 def addcmul(at: Site, x: Tensor, a: Tensor, b: Tensor, *, value: Number = 1) -> Any:
@@ -292,10 +298,12 @@ def _log_of(number: float) -> float:
 def heaviside(at: Site, x: Tensor, at_zero: Tensor) -> Any:
     ops, a = at.ops, at.val(x)
     zero = at.const(0)
-    return ops.where(ops.eq(a, zero), at.val(at_zero), at.cast(ops.gt(a, zero), at.out.dtype))
+    return ops.where(ops.eq(a, zero), at.val(at_zero), at.cast(ops.gt(a, zero), at.wide))
 
 
-def nan_to_num(at: Site, x: Tensor, nan: float | None = None, high: float | None = None, low: float | None = None) -> Any:
+def nan_to_num(
+    at: Site, x: Tensor, nan: float | None = None, high: float | None = None, low: float | None = None
+) -> Any:
     if x.type.dtype not in FLOATS:
         return at.moved(x, x.view)
     ops, value = at.ops, at.val(x)
@@ -334,6 +342,8 @@ def to_dtype(at: Site, x: Tensor, *_: Any, **__: Any) -> Any:
 
 
 def copy(at: Site, x: Tensor, source: Tensor, non_blocking: bool = False) -> Any:
+    if source.type == at.out:
+        return at.same(source)
     value = at.cast(at.cast(source.view, source.type.dtype), at.out.dtype)
     if source.rank < len(at.out.shape):
         value = at.ops.broadcast(value, [i < len(at.out.shape) - source.rank for i in range(len(at.out.shape))])

@@ -16,7 +16,11 @@ Dims = int | Sequence[int] | None
 
 def _reduce(at: Site, name: str, x: Tensor, value: Any, dim: Dims, keepdim: bool) -> Any:
     dims = at.dims(x, dim)
-    return getattr(at.ops, name)(value, dims, keepdim) if dims else value
+    return getattr(at.ops, name)(value, dims, keepdim) if dims else _alone(at, x, value)
+
+
+def _alone(at: Site, x: Tensor, value: Any) -> Any:
+    return at.same(x) if value is x.view else value
 
 
 def total(at: Site, x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Enum | None = None) -> Any:
@@ -62,7 +66,7 @@ def _truth(name: str) -> Lower:
 
 
 def var_mean(at: Site, x: Tensor, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> Any:
-    return at.ops.var_mean(at.val(x), at.dims(x, dim), 1 if correction is None else int(correction), keepdim)
+    return at.var_mean(x, at.val(x), at.dims(x, dim), 1 if correction is None else int(correction), keepdim)
 
 
 def var(at: Site, x: Tensor, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> Any:
@@ -90,7 +94,7 @@ def vector_norm(
     if math.isinf(ord):
         return _reduce(at, "max" if ord > 0 else "min", x, size, dim, keepdim)
     if ord == 0:
-        return _reduce(at, "sum", x, at.cast(ops.ne(size, 0.0), at.out.dtype), dim, keepdim)
+        return _reduce(at, "sum", x, at.cast(ops.ne(size, 0.0), at.wide), dim, keepdim)
     if ord == 1:
         return _reduce(at, "sum", x, size, dim, keepdim)
     if ord == 2:
@@ -100,7 +104,7 @@ def vector_norm(
 
 def _scan(name: str) -> Lower:
     def lower(at: Site, x: Tensor, dim: int, *, dtype: Enum | None = None) -> Any:
-        return getattr(at.ops, name)(at.val(x), dim % x.rank) if x.rank else at.val(x)
+        return getattr(at.ops, name)(at.val(x), dim % x.rank) if x.rank else at.same(x)
 
     return lower
 
@@ -143,8 +147,6 @@ def _whole_correction(op: Op, graph: Graph) -> str | None:
 def _of_floats(op: Op, graph: Graph) -> str | None:
     kind = tensor_type(op, 0, graph)
     return "it is computed on floats only" if kind is not None and kind.dtype not in FLOATS else None
-
-
 
 
 CONDITIONS: Conditions = {

@@ -31,6 +31,12 @@ class Tensor:
         return len(self.type.shape)
 
 
+def is_expanded(view: View, dims: Sequence[int] | None = None) -> bool:
+    """Whether the view repeats one element along any of `dims` (or any dimension at all)."""
+    domains = view.get_logical_domain()
+    return any(" ex " in str(domains[d]) for d in (range(len(domains)) if dims is None else dims))
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Scalar:
     """A number that is known at run time only."""
@@ -110,6 +116,27 @@ class Site:
         extents = [self.extent(d) for d in (self.out.shape if shape is None else shape)]
         return self.ops.full(extents, self.const(value, dtype), self.dtype(dtype))
 
+    @property
+    def wide(self) -> str:
+        """The type in which the result is computed."""
+        return compute_type(self.out.dtype)
+
+    def same(self, x: Tensor) -> Any:
+        """What `x` holds, as the result: nothing computed, so that an output of it is known to need a copy."""
+        return self.moved(x, x.view) if x.type.dtype == self.out.dtype else self.val(x)
+
+    def var_mean(self, x: Tensor, value: View, dims: list[int], correction: int, keepdim: bool) -> tuple[View, View]:
+        """Variance and mean of `value`, which has the shape of `x`, along `dims`."""
+        if not is_expanded(value, dims):
+            return self.ops.var_mean(value, dims, correction, keepdim)  # type: ignore[no-any-return]
+        # nvFuser 0.2.36 counts an expanded dimension wrong in its variance (not in its sum)
+        count = self.count(x, dims)
+        mean = self.ops.div(self.ops.sum(value, dims, True), count)
+        apart = self.ops.sub(value, mean)
+        rest = count - correction if isinstance(count, float) else self.ops.sub(count, float(correction))
+        variance = self.ops.div(self.ops.sum(self.ops.mul(apart, apart), dims, keepdim), rest)
+        return variance, mean if keepdim else self.ops.squeeze(mean, dims)
+
     def moved(self, x: Tensor, view: View) -> Tensor:
         """What a view or a copy gives: the contents of `x` under another shape."""
         return Tensor(view, x.type, x.data)
@@ -133,6 +160,17 @@ class Site:
         if dynamic is None:
             return float(static)
         return self.ops.cast(self.ops.mul(dynamic, static), self.dtype("float64"))
+
+    def part(self, x: Tensor, view: View, dim: int, start: Any, end: Any) -> View:
+        """The elements of `view`, which has the shape of `x`, from `start` to `end` along `dim`."""
+        starts: list[Any] = [0] * x.rank
+        ends = [self.extent(d) for d in x.type.shape]
+        starts[dim], ends[dim] = start, end
+        view = self.ops.slice(view, starts, ends)
+        if isinstance(start, int) and isinstance(end, int) and end - start == 1:
+            # nvFuser 0.2.36 reads the wrong element beside other slices, unless the dimension goes and comes again
+            view = self.ops.broadcast(self.ops.squeeze(view, [dim]), [i == dim for i in range(x.rank)])
+        return view
 
     def lift(self, view: View, rank: int, dim: int) -> View:
         """A one-dimensional view laid along `dim` of `rank` dimensions, to broadcast over the others."""

@@ -46,9 +46,10 @@ class Sizes:
             return self._apply(_BINARY[type(node.op)], node.left, node.right)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
             return self._ops.neg(self._evaluate(node.operand))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _CALLS:
-            if len(node.args) == 2:
-                return self._apply(_CALLS[node.func.id], *node.args)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) == 2:
+            if node.func.id not in _CALLS:
+                raise UnsupportedError(f"nvfuser cannot compute {node.func.id} of sizes")
+            return self._apply(_CALLS[node.func.id], *node.args)
         raise UnsupportedError(f"nvfuser cannot compute the size {written} from the inputs of the region")
 
     def _apply(self, name: str, left: ast.expr, right: ast.expr) -> Any:

@@ -15,7 +15,7 @@ from fuseplan.executors.nvfuser import (
 )
 from fuseplan.executors.nvfuser.dtypes import NVFUSER_NAME
 from fuseplan.executors.nvfuser.rules import Conditions, Table
-from fuseplan.graph import Arg, Graph, NoneType, Op, OpaqueType, Ref, ScalarType, TensorType
+from fuseplan.graph import Arg, Graph, NoneType, Op, OpaqueType, ScalarType, TensorType
 
 _SUBJECTS = (pointwise, activations, reductions, softmax, norms, losses, views, factories, writes)
 
@@ -27,7 +27,9 @@ _LIBRARY = "a library kernel does it better than a fusion"
 
 REFUSED = {
     **dict.fromkeys(("embedding", "gather", "index_select", "index", "take", "_unsafe_index"), _SEGMENT_OF_ITS_OWN),
-    **dict.fromkeys(("scatter", "scatter_add", "index_put", "embedding_dense_backward", "index_add"), _SEGMENT_OF_ITS_OWN),
+    **dict.fromkeys(
+        ("scatter", "scatter_add", "index_put", "embedding_dense_backward", "index_add"), _SEGMENT_OF_ITS_OWN
+    ),
     **dict.fromkeys(("mm", "bmm", "addmm", "baddbmm", "convolution", "convolution_backward", "dot", "mv"), _LIBRARY),
     **dict.fromkeys(("sort", "topk", "argsort", "argmax", "argmin"), "it needs an index along with each value"),
     **dict.fromkeys(("empty", "empty_like", "new_empty", "empty_permuted"), "it computes nothing"),

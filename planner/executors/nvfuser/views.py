@@ -69,13 +69,6 @@ def squeeze(at: Site, x: Tensor, dim: int | Sequence[int] | None = None) -> Tens
     return at.moved(x, at.ops.squeeze(x.view, dims) if dims else x.view)
 
 
-def _sliced(at: Site, x: Tensor, dim: int, start: Any, end: Any) -> Any:
-    starts: list[Any] = [0] * x.rank
-    ends = [at.extent(d) for d in x.type.shape]
-    starts[dim], ends[dim] = start, end
-    return at.ops.slice(x.view, starts, ends)
-
-
 def _bound(at: Site, given: Number | None, size: Dim, default: Any) -> Any:
     """A start or an end as ATen reads it: from the end if negative, and never outside."""
     if given is None:
@@ -97,14 +90,14 @@ def slice_(
     size = x.type.shape[dim]
     if size == at.out.shape[dim]:
         return same(at, x)
-    return at.moved(x, _sliced(at, x, dim, _bound(at, start, size, 0), _bound(at, end, size, at.extent(size))))
+    return at.moved(x, at.part(x, x.view, dim, _bound(at, start, size, 0), _bound(at, end, size, at.extent(size))))
 
 
 def select(at: Site, x: Tensor, dim: int, index: Number) -> Tensor:
     dim %= x.rank
     start = _bound(at, index, x.type.shape[dim], 0)
     end = start + 1 if isinstance(start, int) else at.ops.add(start, 1)
-    return at.moved(x, at.ops.squeeze(_sliced(at, x, dim, start, end), [dim]))
+    return at.moved(x, at.ops.squeeze(at.part(x, x.view, dim, start, end), [dim]))
 
 
 def split(at: Site, x: Tensor, sizes: int | Sequence[int], dim: int = 0) -> Any:
@@ -113,7 +106,9 @@ def split(at: Site, x: Tensor, sizes: int | Sequence[int], dim: int = 0) -> Any:
     for kind in at.outputs:
         assert isinstance(kind, TensorType)
         end = start + int(kind.shape[dim])
-        pieces.append(same(at, x) if end - start == x.type.shape[dim] else at.moved(x, _sliced(at, x, dim, start, end)))
+        pieces.append(
+            same(at, x) if end - start == x.type.shape[dim] else at.moved(x, at.part(x, x.view, dim, start, end))
+        )
         start = end
     return tuple(pieces)
 
@@ -125,22 +120,27 @@ def unbind(at: Site, x: Tensor, dim: int = 0) -> Any:
 def _alike(at: Site, tensors: Sequence[Tensor]) -> list[Any]:
     """The tensors in one type: as they lie if that is one already, so that a copy stays a copy."""
     kinds = {(t.view.dtype(), t.type.dtype) for t in tensors}
-    return [t.view for t in tensors] if len(kinds) == 1 and tensors[0].type.dtype == at.out.dtype else [at.val(t) for t in tensors]
+    return (
+        [t.view for t in tensors]
+        if len(kinds) == 1 and tensors[0].type.dtype == at.out.dtype
+        else [at.val(t) for t in tensors]
+    )
 
 
 def cat(at: Site, tensors: Sequence[Tensor], dim: int = 0) -> Any:
     filled = [t for t in tensors if 0 not in t.type.shape]
-    views = _alike(at, filled)
-    return at.ops.cat(views, dim % filled[0].rank) if len(views) > 1 else at.ops.set(views[0])
+    return at.ops.cat(_alike(at, filled), dim % filled[0].rank) if len(filled) > 1 else at.same(filled[0])
 
 
 def stack(at: Site, tensors: Sequence[Tensor], dim: int = 0) -> Any:
     rank = len(at.out.shape)
     views = [at.ops.broadcast(v, [i == dim % rank for i in range(rank)]) for v in _alike(at, tensors)]
-    return at.ops.cat(views, dim % rank) if len(views) > 1 else views[0]
+    return at.ops.cat(views, dim % rank) if len(views) > 1 else at.moved(tensors[0], views[0])
 
 
 def pad(at: Site, x: Tensor, widths: Sequence[int], value: Number = 0) -> Any:
+    if not any(widths):
+        return at.same(x)
     return at.ops.pad(at.val(x), list(widths), at.const(value))
 
 
@@ -157,6 +157,8 @@ def slice_backward(
     dim %= grad.rank
     size = int(at.out.shape[dim])
     before = _bound(at, start, size, 0)
+    if size == grad.type.shape[dim]:
+        return at.same(grad)
     return _placed(at, at.val(grad), grad.rank, dim, before, size - before - int(grad.type.shape[dim]))
 
 
@@ -164,6 +166,8 @@ def select_backward(at: Site, grad: Tensor, shape: Sequence[Any], dim: int, inde
     rank = grad.rank + 1
     dim %= rank
     size = int(at.out.shape[dim])
+    if size == 1:
+        return at.moved(grad, at.ops.broadcast(grad.view, [i == dim for i in range(rank)]))
     view = at.ops.broadcast(at.val(grad), [i == dim for i in range(rank)])
     return _placed(at, view, rank, dim, index % size, size - 1 - index % size)
 
@@ -175,12 +179,15 @@ def slice_scatter(
     dim %= x.rank
     size, length = int(x.type.shape[dim]), int(source.type.shape[dim])
     before = _bound(at, start, size, 0)
-    return _among(at, x, at.val(source), dim, before, before + length)
+    return at.same(source) if size == length else _among(at, x, at.val(source), dim, before, before + length)
 
 
 def select_scatter(at: Site, x: Tensor, source: Tensor, dim: int, index: int) -> Any:
     dim %= x.rank
-    start = index % int(x.type.shape[dim])
+    size = int(x.type.shape[dim])
+    if size == 1:
+        return at.moved(source, at.ops.broadcast(source.view, [i == dim for i in range(x.rank)]))
+    start = index % size
     view = at.ops.broadcast(at.val(source), [i == dim for i in range(x.rank)])
     return _among(at, x, view, dim, start, start + 1)
 
@@ -190,10 +197,10 @@ def _among(at: Site, x: Tensor, middle: Any, dim: int, start: int, end: int) -> 
     wide, size = at.moved(x, at.val(x)), int(x.type.shape[dim])
     pieces = [middle]
     if start > 0:
-        pieces.insert(0, _sliced(at, wide, dim, 0, start))
+        pieces.insert(0, at.part(wide, wide.view, dim, 0, start))
     if end < size:
-        pieces.append(_sliced(at, wide, dim, end, size))
-    return at.ops.cat(pieces, dim) if len(pieces) > 1 else at.ops.set(middle)
+        pieces.append(at.part(wide, wide.view, dim, end, size))
+    return at.ops.cat(pieces, dim)
 
 
 def repeat(at: Site, x: Tensor, repeats: Sequence[int]) -> Any:
@@ -217,7 +224,7 @@ def _rolled(at: Site, x: Tensor, shift: int, dim: int) -> Any:
     cut = (size - shift) % size
     if cut == 0:
         return x.view
-    return at.ops.cat([_sliced(at, x, dim, cut, size), _sliced(at, x, dim, 0, cut)], dim)
+    return at.ops.cat([at.part(x, x.view, dim, cut, size), at.part(x, x.view, dim, 0, cut)], dim)
 
 
 def _triangle(above: bool) -> Lower:

@@ -38,12 +38,6 @@ def _affine(make: Make) -> tuple[Tensor, Tensor]:
     return make(3, dtype=torch.float32), make(3, dtype=torch.float32)
 
 
-def _cudnn_backward(make: Make) -> Arguments:
-    x, (mean, var) = make(4, 3, 5, 5), _running(make)
-    reserve = torch.empty(0, dtype=torch.uint8, device=x.device)
-    return _call(x, make(4, 3, 5, 5), _affine(make)[0], None, None, mean, var, 1e-5, reserve)
-
-
 FLOATS = ("float32", "bfloat16", "float16")
 INTS = ("int64",)
 
@@ -82,8 +76,10 @@ CALLS: dict[str, tuple[tuple[str, ...], Callable[[Make], Arguments]]] = {
         lambda m: _call(m(4, 3, 5, 5), *_affine(m), *_running(m), True, 0.1, 1e-5),
     ),
     "aten._native_batch_norm_legit.no_stats": (FLOATS, lambda m: _call(m(4, 3, 5), *_affine(m), True, 0.1, 1e-5)),
-    "aten.native_batch_norm.default": (FLOATS, lambda m: _call(m(4, 3, 5), *_affine(m), *_running(m), False, 0.1, 1e-5)),
-    "aten.cudnn_batch_norm_backward.default": (("float32",), _cudnn_backward),
+    "aten.native_batch_norm.default": (
+        FLOATS,
+        lambda m: _call(m(4, 3, 5), *_affine(m), *_running(m), False, 0.1, 1e-5),
+    ),
     "aten.reshape.default": ((*FLOATS, "int64", "bool"), lambda m: _call(m(4, 6), [2, -1])),
     "aten.fill.Tensor": ((*FLOATS, "int64", "bool"), lambda m: _call(m(4, 5), m())),
     "aten.zero.default": ((*FLOATS, "int64", "bool"), lambda m: _call(m(4, 5))),

@@ -33,7 +33,9 @@ class Call:
     def with_tensors(self, change: Callable[[int, Tensor], Tensor]) -> Call:
         """The call with each tensor, by its position among the tensors, replaced."""
         count = iter(range(len(self.tensors)))
-        args, kwargs = tree_map(lambda x: change(next(count), x) if isinstance(x, Tensor) else x, (self.args, self.kwargs))
+        args, kwargs = tree_map(
+            lambda x: change(next(count), x) if isinstance(x, Tensor) else x, (self.args, self.kwargs)
+        )
         return Call(self.target, args, kwargs)
 
 
@@ -62,7 +64,9 @@ def layouts(call: Call, names: Iterable[str]) -> Iterator[tuple[str, Call]]:
     """The call with its tensors contiguous, transposed in memory, or the first one expanded."""
     for name in names:
         changed = call.with_tensors(_LAYOUTS[name])
-        if name == "contiguous" or any(a.stride() != b.stride() for a, b in zip(call.tensors, changed.tensors, strict=True)):
+        if name == "contiguous" or any(
+            a.stride() != b.stride() for a, b in zip(call.tensors, changed.tensors, strict=True)
+        ):
             yield name, changed
 
 

@@ -99,6 +99,18 @@ def residual_of_many(x: Any, y: Any, scale: Any) -> Any:
     return a, c, c.sum(0), (a.transpose(0, 1) * 2).clone(memory_format=torch.contiguous_format)
 
 
+def uneven_pieces(x: Any) -> Any:
+    a, b, c = x.split(2, dim=0)
+    first, rest = x.split([1, 4], dim=1)
+    return a * 2, b * 3, c * 5, first.neg(), rest * 7, x[:, 4:5] * x[:, :1], torch.cat([x[4:], x[:4]], 0)
+
+
+def statistics_of_repeated_rows(x: Any) -> Any:
+    wide = x.expand(6, 4, 16)
+    y, mean, rstd = aten.native_layer_norm(wide, [4, 16], None, None, 1e-5)
+    return y, mean, rstd, *torch.var_mean(wide, (0, 2), correction=1)
+
+
 def m(*shape: int, dtype: torch.dtype = FP32, **kwargs: Any) -> torch.Tensor:
     return meta(*shape, dtype=dtype, **kwargs)
 
@@ -121,6 +133,10 @@ CHAINS: list[tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = [
     (batch_norm_training, (m(16, 32, 28, 28, stride=(25088, 1, 896, 32)), m(32), m(32), m(32), m(32), m(dtype=INT))),
     (batch_norm_backward, (m(16, 32, 28, 28), m(16, 32, 28, 28), m(32), m(32), m(32))),
     (causal_mask, (m(8, 128, 128, dtype=BF16),)),
+    (uneven_pieces, (m(5, 5, 5),)),
+    (uneven_pieces, (m(5, 5, 5, dtype=BF16),)),
+    (statistics_of_repeated_rows, (m(4, 16),)),
+    (statistics_of_repeated_rows, (m(1, 16),)),
     (residual_of_many, (m(256, 384, dtype=BF16), m(256, 384, dtype=BF16), m(384, dtype=BF16))),
 ]  # fmt: skip
 
