@@ -84,9 +84,11 @@ def _inductor_itself(region: Graph) -> dict[str, Callable[[list[Any]], object]]:
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.decomposition import select_decomp_table
 
+    from fuseplan.executors.inductor_api import fake_mode
+
     gm = to_fx(region)
     fakes = fake_inputs(gm)
-    with next(fake.fake_mode for fake in fakes if isinstance(fake, torch.Tensor)):
+    with fake_mode(gm):
         traced = make_fx(gm, decomposition_table=select_decomp_table(), _allow_non_fake_inputs=True)(*fakes)
     with config.patch(fx_graph_cache=not region.symbols):
         compiled: Any = compile_fx_inner(traced, fakes)

@@ -78,7 +78,7 @@ def _isolated(mode: FakeTensorMode) -> Iterator[None]:
         stack.enter_context(torch._C._DisableAutocast())
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.no_grad())
-        # Inductor writes output strides into the context; in that of an outer compilation they would be taken for its own
+        # Inductor writes output strides into the context; in that of an outer compilation they would pass for its own
         stack.enter_context(tracing(TracingContext(mode)))
         yield
 

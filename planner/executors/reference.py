@@ -31,7 +31,7 @@ _READS_BITS = ("aten.view.dtype", "prims.view_element_type.default")
 
 
 def widen(region: Graph, wider: dict[str, str]) -> Graph | None:
-    """Return the region with every dtype that `wider` names replaced, or None where that says nothing new or cannot be."""
+    """Return the region with the dtypes that `wider` names replaced; None where that says nothing new or cannot be."""
     if any(op.target in _READS_BITS for op in region.ops):
         return None
     floats = {kind.dtype for kind in region.types.values() if isinstance(kind, TensorType)}

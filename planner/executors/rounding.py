@@ -1,4 +1,4 @@
-"""Rounding at random where eager rounds, in a run of the reference: what an element moves by is what rounding explains."""
+"""Rounding at random where eager rounds, in a run of the reference: how far an element moves is what that explains."""
 
 from __future__ import annotations
 
