@@ -179,7 +179,7 @@ class StoredPlan:
     def row(self) -> Row:
         """The plan as a logical row."""
         row = _row(self)
-        return {"key": self.key, **row, "json": row["plan"]}
+        return {"key": self.key, "json": row.pop("plan"), **row}
 
     @staticmethod
     def of(row: Row, environment: Environment) -> StoredPlan:

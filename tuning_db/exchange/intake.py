@@ -1,0 +1,195 @@
+"""Rows from outside into one's own database, one by one and checked: never a foreign file in its place.
+
+A plan from elsewhere comes in as unverified and never over one that is known here, unless the user trusts it. Rows are
+checked before the write lock is taken, and written in batches: an import that is cut short leaves whole rows, and the
+same import again brings the rest.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import sqlite3
+import time
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from io import BufferedReader
+from pathlib import Path
+from typing import IO
+
+from fuseplan.errors import StoreError
+from fuseplan.tuning_db.exchange.lines import MAX_LINE, check_header, from_line
+from fuseplan.tuning_db.files import Database
+from fuseplan.tuning_db.foreign import Source
+from fuseplan.tuning_db.tables import PLAN, Row, RowError, Table, Writer
+from fuseplan.tuning_db.validate import checked
+
+_BATCH = 1000
+_TRUSTS = ("unverified", "replay")
+_SQLITE, _GZIP = b"SQLite format 3\0", b"\x1f\x8b"
+
+Taken = tuple[str, Table, Row]
+"""Where a row stood, its table, and the row."""
+
+
+@dataclass
+class Report:
+    """What came of an import or a merge."""
+
+    taken: Counter[str] = field(default_factory=Counter)
+    """Rows that are new here or replaced older ones, by table."""
+    known: int = 0
+    """Rows that were here already, or are older than those that were."""
+    refused: list[str] = field(default_factory=list)
+    """Rows that do not belong in a database: where they stood, and why."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether every row was good."""
+        return not self.refused
+
+
+def import_file(database: Database, path: Path, *, trust: str = "unverified", within_s: float = math.inf) -> Report:
+    """Take the rows of an export, packed or not, or of a SQLite file that somebody else made.
+
+    With `trust` "replay" plans keep the standing that they had where they come from.
+    """
+    try:
+        with path.open("rb") as stream:
+            start = stream.peek(len(_SQLITE))[: len(_SQLITE)]
+            if start == _SQLITE:
+                return _import_sqlite(database, path, trust, within_s)
+            return import_lines(database, _unpacked(stream, start), trust=trust)
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def import_lines(database: Database, stream: IO[bytes], *, trust: str = "unverified") -> Report:
+    """Take the rows of an export; see `import_file`."""
+    report = Report()
+    _take(database, _rows(stream, report), report, trust)
+    return report
+
+
+def merge(database: Database, path: Path, *, within_s: float = math.inf) -> Report:
+    """Take all rows of another database of one's own, plans with the standing they have there. The later row wins.
+
+    Merging is a union: in any order, and however often, the same files give the same rows.
+    """
+    if database.path is not None and path.exists() and database.path.exists() and path.samefile(database.path):
+        raise StoreError(f"{path} cannot be merged into itself")
+    return _import_sqlite(database, path, "replay", within_s)
+
+
+def _import_sqlite(database: Database, path: Path, trust: str, within_s: float) -> Report:
+    report = Report()
+    try:
+        with Source(path, time.monotonic() + within_s) as source:
+            _take(database, _checked(source, report), report, trust)
+            report.refused += source.problems
+            if not source.finished:
+                report.refused.append(f"reading was given up after {within_s:g} s")
+    except sqlite3.Error as error:
+        raise StoreError(f"{path} cannot be read as a tuning database: {error}") from None
+    return report
+
+
+def _checked(source: Source, report: Report) -> Iterator[Taken]:
+    for table, row in source.rows():
+        try:
+            good = checked(table, row)
+        except RowError as error:
+            report.refused.append(str(error))
+            continue
+        yield table.name, table, good
+
+
+def _unpacked(stream: BufferedReader, start: bytes) -> IO[bytes]:
+    return gzip.GzipFile(fileobj=stream) if start.startswith(_GZIP) else stream  # type: ignore[return-value]
+
+
+def _rows(stream: IO[bytes], report: Report) -> Iterator[Taken]:
+    for number, line in enumerate(_lines(stream, report), 1):
+        place = f"line {number}"
+        try:
+            if number == 1:
+                check_header(line)
+                continue
+            table, row = from_line(line)
+        except RowError as error:
+            if number == 1:
+                raise StoreError(f"this is no export of fuseplan: {error}") from None
+            report.refused.append(f"{place}: {error}")
+            continue
+        yield place, table, row
+
+
+def _lines(stream: IO[bytes], report: Report) -> Iterator[str]:
+    """Lines of bounded length; what is packed may be cut short, or a bomb."""
+    while True:
+        try:
+            line = stream.readline(MAX_LINE)
+        except (OSError, EOFError, zlib.error) as error:
+            report.refused.append(f"the rest cannot be unpacked: {error}")
+            return
+        if not line:
+            return
+        if len(line) >= MAX_LINE:
+            report.refused.append(f"a line is longer than {MAX_LINE} bytes; nothing behind it was read")
+            return
+        yield line.decode("utf-8", "replace")
+
+
+def _take(database: Database, rows: Iterable[Taken], report: Report, trust: str) -> None:
+    if trust not in _TRUSTS:
+        raise StoreError(f"there is no trust {trust!r}; known are {', '.join(_TRUSTS)}")
+    batch: list[Taken] = []
+    for taken in rows:
+        batch.append(taken)
+        if len(batch) >= _BATCH:
+            _write(database, batch, report, trust)
+            batch = []
+    if batch:
+        _write(database, batch, report, trust)
+
+
+def _write(database: Database, batch: list[Taken], report: Report, trust: str) -> None:
+    def put(connection: sqlite3.Connection) -> Report:
+        writer, done = Writer(connection), Report()
+        for place, table, row in batch:
+            _put(connection, writer, done, place, table, row if trust == "replay" else _doubted(table, row), trust)
+        return done
+
+    # What a batch did is only counted once it is on the disk.
+    done = database.write(put)
+    report.taken += done.taken
+    report.known += done.known
+    report.refused += done.refused
+
+
+def _put(
+    connection: sqlite3.Connection, writer: Writer, done: Report, place: str, table: Table, row: Row, trust: str
+) -> None:
+    if table is PLAN and trust != "replay":
+        known = connection.execute("SELECT 1 FROM plan WHERE key = ?", (row["key"],)).fetchone()
+        if known is not None:  # what was learned of it here counts more than what somebody says of it
+            done.known += 1
+            return
+    try:
+        new = writer.put(table, row)
+    except RowError as error:
+        done.refused.append(f"{place}: {error}")
+        return
+    if new:
+        done.taken[table.name] += 1
+    else:
+        done.known += 1
+
+
+def _doubted(table: Table, row: Row) -> Row:
+    """The row as one takes it from a stranger: no plan is tuned here yet, nor has a person here said anything of it."""
+    if table is not PLAN:
+        return row
+    return {**row, "word": None, "status": "quarantined" if row["status"] == "quarantined" else "unverified"}
