@@ -68,7 +68,7 @@ def _measure_case(function: Callable[..., Tensor], shapes: tuple[tuple[int, ...]
     expected = function(*inputs[0])
     candidates: dict[str, Callable[[], object]] = {"eager": _rotating(lambda args: function(*args), inputs)}
     failed: dict[str, Any] = {}
-    captured = capture_fx(make_fx(function, tracing_mode="fake")(*inputs[0]))
+    captured = capture_fx(make_fx(lambda *args: [function(*args)], tracing_mode="fake")(*inputs[0]))
     for name, segmentation in _cuts(captured):
         try:
             call = _compile(captured, segmentation)

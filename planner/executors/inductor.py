@@ -17,6 +17,7 @@ from fuseplan.capture.to_fx import to_fx
 from fuseplan.errors import ExecutorError, GraphError, UnsupportedError
 from fuseplan.executors.base import Compiled, refuse_unsupported
 from fuseplan.executors.flat import flatten
+from fuseplan.executors.layout import concrete, dense_order, shared_outputs
 from fuseplan.executors.reference import draws
 from fuseplan.graph import Graph, Op, Ref, ScalarType, Symbol, TensorType
 
@@ -60,12 +61,15 @@ class InductorExecutor:
         Inductor gives a view back as a dense copy, and wants every symbol as an input.
         """
         producer = region.producer
+        shared = shared_outputs(region)
         for arg in region.outputs:
             if not isinstance(arg, Ref):
                 continue
             op = region.ops[producer[arg.name]] if arg.name in producer else None
-            if op is not None and _gives_view(op, arg, region):
-                return f"{arg.name} at its edge is a view ({op.target}), which is for aten"
+            if op is not None and arg.name in shared:
+                return f"{arg.name} at its edge is a view ({op.target}) of what others hold too, which is for aten"
+            if op is not None and op.is_view and not _is_dense(region, arg):
+                return f"{arg.name} at its edge is a view ({op.target}) with gaps or overlaps, which is for aten"
             if op is None and all(arg.name != value.name for value in region.inputs):
                 return f"it gives out the constant {arg.name}, which is for aten"
         held = {value.type.expr for value in region.inputs if isinstance(value.type, ScalarType)}
@@ -123,13 +127,9 @@ def _counts(op: Op, graph: Graph, target: OpOverload) -> bool:
     return any(isinstance(kind, TensorType) and kind.dtype in ("bool", "uint8") for kind in indices)
 
 
-def _gives_view(op: Op, arg: Ref, region: Graph) -> bool:
-    number = [value.name for value in op.outputs].index(arg.name)
-    if any(alias.output == number for alias in op.aliases):
-        return True
-    # a view in all but its schema
-    base = op.args[0] if op.target == "aten._unsafe_view.default" else None
-    return isinstance(base, Ref) and (base in region.outputs or base.name not in region.producer)
+def _is_dense(region: Graph, arg: Ref) -> bool:
+    kind = region.types[arg.name]
+    return not isinstance(kind, TensorType) or dense_order(*concrete(region, kind)) is not None
 
 
 def _refuse_machine(region: Graph) -> None:

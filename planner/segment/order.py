@@ -11,15 +11,15 @@ def order_edges(graph: Graph) -> list[tuple[int, int]]:
     >>> order_edges(Graph((), (), ()))
     []
     """
-    storages = _storages(graph)
+    storage_of = storages(graph)
     edges: dict[tuple[int, int], None] = {}
     writer: dict[str, int] = {}
     readers: dict[str, list[int]] = {}
     effect: int | None = None
-    mutable = {storages[name] for op in graph.ops for name in op.mutates}
+    mutable = {storage_of[name] for op in graph.ops for name in op.mutates}
     for i, op in enumerate(graph.ops):
-        written = {storages[name] for name in op.mutates}
-        for storage in {storages[name] for name in op.reads if storages[name] in mutable}:
+        written = {storage_of[name] for name in op.mutates}
+        for storage in {storage_of[name] for name in op.reads if storage_of[name] in mutable}:
             if storage in writer:
                 edges[writer[storage], i] = None
             if storage in written:
@@ -39,7 +39,7 @@ def _has_effect(op: Op) -> bool:
     return op.random or op.opaque is not None or not any(hasattr(value.type, "dtype") for value in op.outputs)
 
 
-def _storages(graph: Graph) -> dict[str, str]:
+def storages(graph: Graph) -> dict[str, str]:
     """For each value, the first value that it shares storage with."""
     first = {value.name: value.name for value in graph.inputs}
     first.update({constant.value.name: constant.value.name for constant in graph.constants})

@@ -11,8 +11,8 @@ import torch
 
 from fuseplan.capture.to_fx import constant_tensor
 from fuseplan.errors import ExecutorError
+from fuseplan.executors.layout import concrete, dense_order
 from fuseplan.executors.nvfuser.dtypes import compute_type
-from fuseplan.executors.nvfuser.layout import concrete, dense_order
 from fuseplan.executors.nvfuser.site import Scalar, Site, Tensor, View, is_expanded
 from fuseplan.executors.nvfuser.sizes import Sizes
 from fuseplan.executors.nvfuser.table import LOWERINGS, computes_sizes
