@@ -57,8 +57,18 @@ def test_what_it_returns_is_the_code_that_inductor_wrote() -> None:
     assert call == owner._compiled_fx_graph.current_callable
 
 
-def test_a_view_at_the_edge_is_refused_and_names_the_op() -> None:
-    for function in (lambda x: (x + 1).view(16, 8), lambda x: ((x + 1)[1:], x * 2), lambda x: x.unsqueeze(0)):
+def both(x: Any) -> Any:
+    y = x + 1
+    return y, y.t()
+
+
+def test_a_view_of_what_others_hold_is_refused_at_the_edge() -> None:
+    for function in (
+        lambda x: x.unsqueeze(0),
+        lambda x: (x[1:], x * 2),
+        both,
+        lambda x: (x + 1).unsqueeze(0).expand(3, 8, 16),
+    ):
         with pytest.raises(UnsupportedError, match="at its edge is a view"):
             INDUCTOR.compile(region_of(function, meta(8, 16)))
 
