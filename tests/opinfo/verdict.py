@@ -88,7 +88,7 @@ def _judged(
     if found is not None and UNWRITABLE in found.detail:
         return "not applicable", "the graph cannot be written down", found.detail, "not run"
     if found is None and graphs == 0:
-        return "not applicable", "no graph reaches the backend", _break_reason(), "not run"
+        return _not_compiled(case, sample, stage)
     if found is None and not both:
         return (*_agrees(rules), "not run")
     stage("aot_eager")
@@ -101,6 +101,16 @@ def _judged(
     if aot is not None:
         return "not applicable", _both_fail(found, aot), f"{found} / aot_eager {aot}", aot_says
     return "failed", found.kind, str(found), aot_says
+
+
+def _not_compiled(case: Case, sample: Any, stage: Callable[[str], None]) -> Verdict:
+    """Dynamo ran the case in eager: no fault of the backend's, provided that it does the same under aot_eager."""
+    why = _break_reason()
+    stage("aot_eager")
+    _, graphs = _compiled(case, sample, AOT_EAGER)
+    if graphs:
+        return "failed", "not compiled", f"not compiled: {why}; aot_eager compiles it", "passed"
+    return "not applicable", f"no graph is compiled: {why}", why, "no graph is compiled"
 
 
 def _agrees(rules: Rules) -> tuple[str, str, str]:
@@ -120,7 +130,7 @@ def _headline(found: Difference) -> str:
 
 
 def _compiled(case: Case, sample: Any, subject: Subject) -> tuple[Outcome, int]:
-    """The outcome under a backend, and how many graphs Dynamo handed to it."""
+    """The outcome under a backend, and how many graphs it compiled."""
     torch._dynamo.reset()
     counters.clear()
     outcome = attempt(case, sample, subject.compile(function(case)))
@@ -128,7 +138,9 @@ def _compiled(case: Case, sample: Any, subject: Subject) -> tuple[Outcome, int]:
 
 
 def _break_reason() -> str:
-    return next(iter(counters["graph_break"]), "Dynamo skipped the frame").splitlines()[0]
+    """Why Dynamo went back to eager; what the backend raises for data-dependent values and shapes is one such reason."""
+    told = [*counters["graph_break"], *counters["unimplemented"], "Dynamo skipped the frame"]
+    return str(told[0]).splitlines()[0]
 
 
 def _reference(case: Case, sample: Any, eager: Outcome) -> Callable[[], Outcome | None]:
