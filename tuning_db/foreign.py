@@ -121,7 +121,7 @@ class Source:
         sql = f"SELECT {names} FROM {table.name} WHERE id >= ? AND id < ? ORDER BY id LIMIT {_CHUNK}"
         spans = [self._span(table)]
         failures = 0
-        while spans and self.finished and failures < _MAX_FAILURES:
+        while spans and failures < _MAX_FAILURES and not self._late():
             low, high = spans.pop()
             try:
                 rows = self._connection.execute(sql, (low, high)).fetchall()

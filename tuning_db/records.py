@@ -268,13 +268,13 @@ class Miss:
 REASONS = (
     "row damaged",
     "failed validation",
+    "unverified",
     "quarantined",
     "disabled",
-    "unverified",
     "outside the tuned sizes",
     "other launch",
     "other environment",
     "no such program",
     "database unusable",
 )
-"""Why a lookup misses: of several plans that fail, the one that fails latest in the list of checks is told of."""
+"""Why a look-up misses. Of several plans that do not fit, the one whose reason stands first is told of."""

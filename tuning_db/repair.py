@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fuseplan.tuning_db.files import Busy, Database, Identity, Unusable
+from fuseplan.tuning_db.files import Busy, Database, Identity, NotOurs, Unusable
 from fuseplan.tuning_db.foreign import Source
 from fuseplan.tuning_db.tables import Row, RowError, Table, Writer
 
@@ -25,6 +25,7 @@ except ImportError:  # Windows: a file that is open cannot be renamed there anyw
 _FIRST_LOCKED_BYTE, _LOCKED_BYTES = 0x40000000, 512  # SQLite's pending, reserved and shared bytes
 _WAIT_S = 5.0
 _BATCH = 500
+_SCHEMA_BYTES = 2**20  # the schema is made first, so that it stands at the beginning of a file
 _SUFFIXES = ("-journal", "-wal", "-shm")
 
 
@@ -40,6 +41,8 @@ def set_aside(path: Path, identity: Identity) -> Path | None:
             found = os.fstat(file)
             if (found.st_dev, found.st_ino) != identity:
                 return None
+            if not _is_ours(file, path):
+                raise NotOurs(f"{path} is not a tuning database; name another file")
             aside = _free_name(path)
             # The journal goes first: left behind, it would be rolled back into the file that takes this one's place.
             for suffix in _SUFFIXES:
@@ -50,6 +53,13 @@ def set_aside(path: Path, identity: Identity) -> Path | None:
         finally:
             os.close(file)
     return aside
+
+
+def _is_ours(file: int, path: Path) -> bool:
+    """Whether a file that SQLite cannot read was a database of fuseplan's: somebody may have named another by mistake."""
+    if (path.parent.name, path.name) == ("fuseplan", "tuning.db"):
+        return True
+    return b"CREATE TABLE default_timing" in os.pread(file, _SCHEMA_BYTES, 0)
 
 
 def salvage(aside: Path, into: Database, within_s: float) -> tuple[int, bool]:

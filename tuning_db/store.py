@@ -60,9 +60,16 @@ class Store:
         self._lock = threading.Lock()
 
     @staticmethod
-    def open(environ: Mapping[str, str], db: str | Path | None = None) -> Store:
+    def open(environ: Mapping[str, str], db: str | Path | None = None, *, salvage_s: float = 1.0) -> Store:
         """The store of a user with these environment variables; `db` names another file than theirs."""
-        return Store(places(environ, db))
+        return Store(places(environ, db), salvage_s=salvage_s)
+
+    @property
+    def file(self) -> Database:
+        """The user's own file, for whoever works on it as a whole; StoreError where there is no place for one."""
+        if self._user is None:
+            raise StoreError("there is no home folder: set FUSEPLAN_DB, or name a file with --db")
+        return self._user
 
     def close(self) -> None:
         """Close all files; the next use opens them again."""

@@ -76,7 +76,8 @@ def _problems(connection: sqlite3.Connection) -> list[Problem]:
     found: list[Problem] = []
     seen: set[tuple[str, int | None]] = set()
     looks: list[Callable[[sqlite3.Connection], Iterator[Problem]]] = [_pages, _references]
-    for look in [*looks, *(partial(_bad_rows, table=table) for table in ALL)]:
+    looks += [partial(_bad_rows, table=table) for table in ALL]
+    for look in looks:
         try:
             for problem in look(connection):
                 if problem.id is None or (problem.table, problem.id) not in seen:

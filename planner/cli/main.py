@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 import fuseplan
+from fuseplan.cli.db import db
 from fuseplan.cli.doctor import doctor
 from fuseplan.errors import FuseplanError
 
@@ -33,4 +34,5 @@ def main() -> None:
     """
 
 
+main.add_command(db)
 main.add_command(doctor)

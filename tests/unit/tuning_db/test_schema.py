@@ -139,9 +139,9 @@ def test_the_views_answer_what_people_ask(tmp_path: Path) -> None:
     assert rows(path, "SELECT program, device, plan_us, best_default, speedup FROM tuned_vs_default LIMIT 1") == [
         ("GPT-2, 8×1024", HERE.gpu, 100.0, "inductor", 1.5)
     ]
-    assert rows(path, "SELECT region, device, device_us, executor, measured FROM slowest_regions") == [
-        ("gelu, relu", "a CPU", 20.0, "inductor", 1),
-        ("relu", HERE.gpu, 12.5, "inductor", 1),
+    assert rows(path, "SELECT region, device, device_us, executor, variant FROM slowest_regions") == [
+        ("gelu, relu", "a CPU", 20.0, "inductor", "default"),
+        ("relu", HERE.gpu, 12.5, "inductor", "default"),
     ]
     assert rows(path, "SELECT what, status, detail, subject FROM failures ORDER BY what") == [
         ("measurement", "timeout", "60 s", "relu"),

@@ -1,0 +1,204 @@
+"""`fuseplan db …`: look at, check, carry and clean the tuning database. Each verb is a function of fuseplan.tuning_db."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from fuseplan.tuning_db.exchange import Report
+    from fuseplan.tuning_db.files import Database
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_SALVAGE_S = 3600.0
+"""Who waits at a terminal for a damaged file gets all of it back."""
+
+
+@click.group()
+def db() -> None:
+    """Look at, check, carry and clean the tuning database."""
+
+
+def _file(verb: _F) -> _F:
+    option = click.option(
+        "--db", "file", type=click.Path(path_type=Path), help="The file; else FUSEPLAN_DB, or the cache's."
+    )
+    return option(verb)
+
+
+def _json(verb: _F) -> _F:
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(verb)
+
+
+def _open(file: Path | None) -> Database:
+    from fuseplan.tuning_db import Store
+
+    return Store.open(os.environ, file, salvage_s=_SALVAGE_S).file
+
+
+@db.command(epilog="Example: fuseplan db info --json")
+@_file
+@_json
+def info(file: Path | None, as_json: bool) -> None:
+    """Show the size of the file, its rows, plans and environments."""
+    from fuseplan.tuning_db.upkeep import info as look
+
+    found = look(_open(file))
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    click.echo(
+        f"{found['path']}: {_size(found['bytes'])}, {_size(found['unused_bytes'])} unused, schema {found['schema']}"
+    )
+    for name, count in found["rows"].items():
+        click.echo(f"{count:>10,} {name}")
+    for standing, count in found["plans"].items():
+        click.echo(f"{count:>10,} plans {standing}")
+    for place in found["environments"]:
+        versions = ", ".join(f"{name} {place[name]}" for name in ("torch", "cuda", "nvfuser") if place[name])
+        click.echo(_plain(f"environment {place['key'][:12]}: {place['device']}, {versions}: {place['plans']} plans"))
+
+
+@db.command(epilog="Example: fuseplan db check --repair")
+@_file
+@_json
+@click.option("--repair", is_flag=True, help="Delete the bad rows, with what refers to them.")
+def check(file: Path | None, as_json: bool, repair: bool) -> None:
+    """List what is damaged: pages, references, rows, plans and graphs. Exit code 1 if anything is."""
+    from fuseplan.tuning_db.upkeep import check as look
+
+    found = look(_open(file), repair=repair)
+    if as_json:
+        click.echo(json.dumps([vars(problem) for problem in found], indent=2))
+    else:
+        for problem in found:
+            click.echo(_plain(f"{problem.table} {problem.id if problem.id is not None else ''}: {problem.what}"))
+        click.echo(
+            f"{len(found)} problems{', bad rows deleted' if repair and found else ''}" if found else "all is well"
+        )
+    if found:
+        raise SystemExit(1)
+
+
+@db.command(epilog="Example: fuseplan db export plans.jsonl.gz --program GPT-2")
+@click.argument("to", type=click.Path(path_type=Path))
+@_file
+@_json
+@click.option("--program", help="Only this one: its name, or the beginning of its key.")
+@click.option("--environment", help="Only this one: part of its device's name, or the beginning of its key.")
+@click.option("--since", type=click.DateTime(), help="Only what is as new as this.")
+def export(
+    to: Path, file: Path | None, as_json: bool, program: str | None, environment: str | None, since: datetime | None
+) -> None:
+    """Write the rows as JSON lines to a file, packed if its name ends in .gz."""
+    from fuseplan.tuning_db import clock
+    from fuseplan.tuning_db.exchange import Selection
+    from fuseplan.tuning_db.exchange import export as write
+
+    count = write(_open(file), to, Selection(program, environment, clock.written(since) if since else None))
+    click.echo(json.dumps({"path": str(to), "rows": count}) if as_json else f"{count:,} rows written to {to}")
+
+
+@db.command("import", epilog="Example: fuseplan db import plans.jsonl.gz --trust replay")
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@_file
+@_json
+@click.option(
+    "--trust", type=click.Choice(["unverified", "replay"]), default="unverified", show_default=True,
+    help="What to think of the plans: unverified until they have raced here, or good as they are.",
+)  # fmt: skip
+@click.option("--within", type=float, default=600.0, show_default=True, help="Seconds that one SQLite file may take.")
+def import_(files: tuple[Path, ...], file: Path | None, as_json: bool, trust: str, within: float) -> None:
+    """Take rows from exports, or from SQLite files that others made. Exit code 1 if some were refused."""
+    from fuseplan.tuning_db.exchange import import_file
+
+    into = _open(file)
+    _report({path: import_file(into, path, trust=trust, within_s=within) for path in files}, as_json)
+
+
+@db.command(epilog="Example: fuseplan db merge node1.db node2.db --db all.db")
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@_file
+@_json
+@click.option("--within", type=float, default=3600.0, show_default=True, help="Seconds that one file may take.")
+def merge(files: tuple[Path, ...], file: Path | None, as_json: bool, within: float) -> None:
+    """Take all rows of databases of your own, plans as they stand there. The later row wins."""
+    from fuseplan.tuning_db.exchange import merge as take
+
+    into = _open(file)
+    _report({path: take(into, path, within_s=within) for path in files}, as_json)
+
+
+@db.command(epilog="Example: fuseplan db prune --older-than 180 --dry-run")
+@_file
+@_json
+@click.option("--older-than", type=click.IntRange(0, 36500), metavar="DAYS", help="Also what is older.")
+@click.option("--environment", help="Also all that was measured there: the beginning of its key.")
+@click.option("--dry-run", is_flag=True, help="Only tell.")
+def prune(file: Path | None, as_json: bool, older_than: int | None, environment: str | None, dry_run: bool) -> None:
+    """Delete plans that later ones have replaced, and whatever nothing refers to."""
+    from fuseplan.tuning_db import clock
+    from fuseplan.tuning_db.upkeep import prune as delete
+
+    before = None
+    if older_than is not None:
+        before = clock.written(datetime.now(timezone.utc) - timedelta(days=older_than))
+    gone = delete(_existing(file), before=before, environment=environment, dry_run=dry_run)
+    if as_json:
+        click.echo(json.dumps(gone))
+    else:
+        counts = ", ".join(f"{count:,} {name}" for name, count in gone.items()) or "nothing"
+        click.echo(f"{'would delete' if dry_run else 'deleted'}: {counts}")
+
+
+@db.command(epilog="Example: fuseplan db vacuum")
+@_file
+@_json
+def vacuum(file: Path | None, as_json: bool) -> None:
+    """Rewrite the file without the pages that it does not use."""
+    from fuseplan.tuning_db.upkeep import vacuum as rewrite
+
+    before, after = rewrite(_existing(file))
+    sizes = {"bytes_before": before, "bytes_after": after}
+    click.echo(json.dumps(sizes) if as_json else f"{_size(before)} before, {_size(after)} now")
+
+
+def _existing(file: Path | None) -> Database:
+    from fuseplan.errors import StoreError
+
+    found = _open(file)
+    if found.path is None or not found.path.exists():
+        raise StoreError(f"there is no file {found.path}")
+    return found
+
+
+def _report(reports: dict[Path, Report], as_json: bool) -> None:
+    """Tell what came of each file; 20 refused rows of each are enough to see what is wrong with it."""
+    if as_json:
+        told = {
+            str(path): {"taken": dict(r.taken), "known": r.known, "refused": r.refused} for path, r in reports.items()
+        }
+        click.echo(json.dumps(told, indent=2))
+    else:
+        for path, report in reports.items():
+            taken = ", ".join(f"{count:,} {name}" for name, count in report.taken.items()) or "nothing new"
+            click.echo(_plain(f"{path}: {taken}; {report.known:,} rows known, {len(report.refused):,} refused"))
+            for line in report.refused[:20]:
+                click.echo(_plain(f"  {line}"))
+    if any(report.refused for report in reports.values()):
+        raise SystemExit(1)
+
+
+def _plain(text: str) -> str:
+    """Text without what could steer a terminal: names and messages may come from others."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**20:.1f} MiB" if count >= 2**20 else f"{count / 2**10:.1f} KiB"

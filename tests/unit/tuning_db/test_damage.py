@@ -1,0 +1,271 @@
+"""Damaged rows and damaged files: never an error for the program, never a wrong plan, nothing good thrown away."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from fuseplan.tuning_db import Hit, Miss, Places, Store
+from fuseplan.tuning_db.exchange import merge
+from fuseplan.tuning_db.files import Busy, Database
+from fuseplan.tuning_db.repair import set_aside
+from fuseplan.tuning_db.upkeep import check
+from stored import HERE, NVFUSER, OTHER_PROGRAM, RELU, fill, measurement, plan, question, store_at
+
+TESTS = str(Path(__file__).parents[2])
+
+
+@contextmanager
+def collected() -> Iterator[list[str]]:
+    """The texts of all warnings."""
+    texts: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield texts
+    texts += [str(warning.message) for warning in caught]
+
+
+def run_sql(path: Path, *statements: str) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        for statement in statements:
+            connection.execute(statement)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE plan SET wall_us = 1.0",
+        "UPDATE plan SET status = 'default'",
+        "UPDATE plan SET json = replace(json, 'inductor', 'eager')",
+        "UPDATE plan SET sizes = 's0=1..2'",
+        "UPDATE plan SET changed_at = '2026-11-20T12:00:00.001Z'",
+        "UPDATE plan SET environment_id = 2",
+        "UPDATE environment SET torch = '2.11.1' WHERE id = 1",
+        "UPDATE plan SET json = CAST(x'ff' AS TEXT)",
+        "UPDATE plan SET digest = zeroblob(16)",
+    ],
+)
+def test_a_damaged_row_is_a_miss_and_others_are_not(tmp_path: Path, change: str) -> None:
+    path = tmp_path / "tuning.db"
+    store_at(path).add_plan(plan())
+    store_at(path).add_plan(plan(program=OTHER_PROGRAM, environment=HERE))
+    run_sql(path, "INSERT INTO environment SELECT 2, replace(key, substr(key, 1, 4), 'ffff'), device, gpu, gpu_sms,"
+            " gpu_l2_mib, gpu_memory_gib, cpu, cpu_isa, cpu_threads, cpu_compiler, torch, cuda, matmul_precision,"
+            " cudnn_tf32, fp16_reduction, bf16_reduction, inductor, nvfuser, candidates, protocol, digest"
+            " FROM environment")  # fmt: skip
+    run_sql(path, change if "UPDATE environment" in change else f"{change} WHERE id = 1")
+    found = store_at(path).find_plan(question())
+    assert isinstance(found, Miss)
+    assert found.reason == "row damaged"
+    if "UPDATE environment" not in change:
+        assert isinstance(store_at(path).find_plan(question(program=OTHER_PROGRAM)), Hit)
+    damaged = {(problem.table, problem.id) for problem in check(Database(path))}
+    assert ("environment" if "UPDATE environment" in change else "plan", 1) in damaged
+
+
+def test_a_program_whose_key_became_another_gives_no_wrong_plan(tmp_path: Path) -> None:
+    path = tmp_path / "tuning.db"
+    store_at(path).add_plan(plan())
+    run_sql(path, f"UPDATE program SET key = '{OTHER_PROGRAM}'")
+    found = store_at(path).find_plan(question(program=OTHER_PROGRAM))
+    assert isinstance(found, Miss)
+    assert found.reason == "row damaged"
+
+
+def test_a_damaged_measurement_is_left_out(tmp_path: Path) -> None:
+    store = store_at(tmp_path / "tuning.db")
+    store.add_measurements(RELU, [measurement(), measurement(executor="aten", device_us=99.0)])
+    run_sql(tmp_path / "tuning.db", "UPDATE measurement SET device_us = 0.5 WHERE executor = 'aten'")
+    assert store.find_measurements(RELU.key, HERE) == (measurement(),)
+    assert [problem.what for problem in check(Database(tmp_path / "tuning.db"))] == [
+        "its digest does not fit: it is damaged"
+    ]
+
+
+def header(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.write(b"garbage" * 10)
+
+
+def truncated(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size - 4096 * 3)
+
+
+def root_of_plan(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        page = connection.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'plan'").fetchone()[0]
+    with path.open("r+b") as file:
+        file.seek((page - 1) * 4096)
+        file.write(b"\xab" * 4096)
+
+
+def trigger(path: Path) -> None:
+    run_sql(path, "CREATE TRIGGER t AFTER INSERT ON measurement BEGIN DELETE FROM plan; END")
+
+
+def view(path: Path) -> None:
+    run_sql(
+        path,
+        "ALTER TABLE plan RENAME TO hidden",
+        "CREATE VIEW plan AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT * FROM hidden, n",
+    )
+
+
+DAMAGES = [header, truncated, root_of_plan, trigger, view]
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+def test_a_damaged_file_is_set_aside(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    path = tmp_path / "tuning.db"
+    fill(store_at(path))
+    damage(path)
+    damaged = path.read_bytes()
+    other = store_at(path)
+    with collected() as texts:
+        store = store_at(path)
+        start = time.monotonic()
+        found = store.find_plan(question())
+        measured = store.find_measurements(RELU.key, HERE)
+        assert time.monotonic() - start < 10
+        assert store.add_plan(plan(launch="cudagraph"))
+        assert other.add_plan(plan(launch="cudagraph", plan=NVFUSER, wall_us=1.0))
+    assert len(texts) == 1, texts
+    assert "was damaged" in texts[0]
+    aside = [one for one in tmp_path.iterdir() if "corrupt" in one.name]
+    assert [one.read_bytes() for one in aside] == [damaged]
+    assert isinstance(store.find_plan(question(launch="cudagraph")), Hit)
+    if damage is trigger:
+        assert isinstance(found, Hit)
+    if damage in (trigger, view, root_of_plan):
+        assert not isinstance(measured, Miss)
+        assert len(measured) == 2
+    assert check(Database(path)) == []
+
+
+def test_the_journal_goes_with_the_file(tmp_path: Path) -> None:
+    path, journal = tmp_path / "tuning.db", tmp_path / "tuning.db-journal"
+    fill(store_at(path))
+    journal.write_bytes(b"left by a writer that died")
+    found = path.stat()
+    assert set_aside(path, (found.st_dev, found.st_ino + 1)) is None
+    assert path.exists()
+    aside = set_aside(path, (found.st_dev, found.st_ino))
+    assert aside is not None
+    assert sorted(os.listdir(tmp_path)) == [aside.name, f"{aside.name}-journal"]
+    assert set_aside(path, (found.st_dev, found.st_ino)) is None
+
+
+def test_nothing_is_set_aside_under_a_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "tuning.db"
+    fill(store_at(path))
+    monkeypatch.setattr("fuseplan.tuning_db.repair._WAIT_S", 0.1)
+    with closing(sqlite3.connect(path, isolation_level=None)) as writer:
+        writer.execute("BEGIN IMMEDIATE")
+        found = path.stat()
+        with pytest.raises(Busy):
+            set_aside(path, (found.st_dev, found.st_ino))
+        writer.execute("UPDATE run SET effort = 'quick'")
+        writer.execute("COMMIT")
+    assert os.listdir(tmp_path) == ["tuning.db"]
+
+
+def test_a_killed_writer_leaves_a_file_that_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "tuning.db"
+    store_at(path).add_plan(plan())
+    code = (
+        "import os, sys; sys.path[:0] = [sys.argv[2]]\n"
+        "from pathlib import Path\nfrom stored import store_at, plan\n"
+        "store = store_at(Path(sys.argv[1]))\n"
+        "def die(connection):\n    connection.execute('DELETE FROM plan')\n    os._exit(0)\n"
+        "store.file.write(die)\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(path), TESTS], check=True)
+    assert store_at(path).find_plan(question()) == Hit(plan(), "user")
+
+
+def test_what_salvage_could_not_finish_is_found_later(tmp_path: Path) -> None:
+    path = tmp_path / "tuning.db"
+    fill(store_at(path))
+    trigger(path)
+    with collected() as texts:
+        store = Store(Places(path), salvage_s=0.0)
+        assert isinstance(store.find_plan(question()), Miss)
+    aside = next(one for one in tmp_path.iterdir() if "corrupt" in one.name)
+    assert f"fuseplan db merge {aside}" in texts[0]
+    assert merge(Database(path), aside).taken["plan"] == 3
+    assert store.find_plan(question()).layer == "user"  # type: ignore[union-attr]
+
+
+def test_a_file_named_by_mistake_stays_where_it_is(tmp_path: Path) -> None:
+    letter = tmp_path / "letter.txt"
+    letter.write_text("Dear Ada, " * 1000)
+    with collected() as texts:
+        store = store_at(letter)
+        assert isinstance(store.find_plan(question()), Miss)
+        assert store.add_plan(plan()) is False
+    assert letter.read_text() == "Dear Ada, " * 1000
+    assert os.listdir(tmp_path) == ["letter.txt"]
+    assert any("not a tuning database" in text for text in texts)
+    assert store.find_plan(question()) == Hit(plan(), "memory")
+
+
+def test_a_damaged_file_of_a_read_only_layer_is_left_alone(tmp_path: Path) -> None:
+    site = tmp_path / "site.db"
+    fill(store_at(site))
+    root_of_plan(site)
+    before = site.read_bytes()
+    store = Store(Places(tmp_path / "user.db", site))
+    assert store.find_plan(question()).reason == "database unusable"  # type: ignore[union-attr]
+    assert store.add_plan(plan())
+    assert isinstance(store.find_plan(question()), Hit)
+    assert site.read_bytes() == before
+
+
+WRITER = """
+import sys, warnings
+sys.path[:0] = [sys.argv[2]]
+warnings.simplefilter("ignore")
+from pathlib import Path
+from stored import RELU, measurement, store_at
+store = store_at(Path(sys.argv[1]))
+warnings.showwarning = lambda text, *rest: print(text, file=sys.stderr)
+warnings.simplefilter("always")
+print("ready", flush=True)
+for number in range(60):
+    if store.add_measurement(RELU, measurement(variant=f"{sys.argv[3]} {number}")):
+        print(f"{sys.argv[3]} {number}", flush=True)
+"""
+
+
+def test_writers_go_on_in_the_new_file(tmp_path: Path) -> None:
+    path = tmp_path / "tuning.db"
+    fill(store_at(path))
+    arguments = [sys.executable, "-c", WRITER, str(path), TESTS]
+    writers = [
+        subprocess.Popen([*arguments, name], stdout=subprocess.PIPE, text=True) for name in ("first", "second", "third")
+    ]
+    for writer in writers:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "ready\n"
+    for _ in range(3):
+        time.sleep(0.05)
+        trigger(path) if path.exists() else None
+        with collected():
+            store_at(path).find_plan(question())
+    acknowledged = [line for writer in writers for line in writer.communicate(timeout=60)[0].splitlines()]
+    assert len(acknowledged) == 180
+    with collected():
+        found = store_at(path).find_measurements(RELU.key, HERE)
+    assert not isinstance(found, Miss)
+    assert set(acknowledged) <= {one.variant for one in found}
+    assert len([one for one in tmp_path.iterdir() if "corrupt" in one.name]) >= 1
