@@ -7,7 +7,7 @@ A variant is a kernel (`auto`, `flash`, `cudnn`, `efficient`, `math`), alone or 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -193,8 +193,8 @@ def _no_kernel(kernel: str, arguments: Mapping[str, Any]) -> str | None:
     key = getattr(DispatchKey, device.upper(), None)
     if key is None or not choose.has_kernel_for_dispatch_key(key):
         return None if kernel == "math" else f"{device} has no attention kernels to choose from here"
-    if not isinstance(arguments["dropout_p"], float | int):
-        return "the dropout probability is known at run time only"
+    if not isinstance(arguments["dropout_p"], float | int) or not isinstance(arguments["is_causal"], bool):
+        return "its dropout, or whether it is causal, is known at run time only"
     values = [_cast(map_arg(arguments[name], _example)) for name in _PARAMETERS[:6]]
     try:
         with query.fake_mode, sdpa_kernel(BACKENDS[kernel]):
@@ -259,8 +259,7 @@ def _rewrite(gm: GraphModule, choices: Mapping[AttentionCall, str]) -> GraphModu
         node = copies[call.node]
         node.target = FUNCTIONS[kernel]
         node.args, node.kwargs = (), map_arg(arguments, copies.__getitem__)
-    for mask in dropped:
-        _erase(MaskSource(mask), copies)
+    _erase([MaskSource(mask) for mask in dropped], copies)
     result = GraphModule(gm, graph)
     result.meta = dict(gm.meta)
     for name, value in gm.__dict__.items():
@@ -269,18 +268,16 @@ def _rewrite(gm: GraphModule, choices: Mapping[AttentionCall, str]) -> GraphModu
     return result
 
 
-def _erase(source: MaskSource, copies: Mapping[Node, Node]) -> None:
-    """Remove what built a mask and nothing else reads. All that it writes to is its own: a proof rests on nothing else."""
-    doomed = {copies[node] for node in source.nodes if not copies[node]._erased}
+def _erase(sources: Iterable[MaskSource], copies: Mapping[Node, Node]) -> None:
+    """Remove what built the masks and nothing else reads. All that it writes to is its own: the proof rests on nothing else."""
+    built = {node for source in sources for node in source.nodes}
+    originals = {copied: original for original, copied in copies.items()}
+    doomed = set(built)
     while True:
-        read = {node for node in doomed if any(user not in doomed for user in node.users)}
+        read = {node for node in doomed if any(originals[user] not in doomed for user in copies[node].users)}
         if not read:
             break
-        kept = {copies[node] for each in read for node in MaskSource(_original(each, copies)).nodes}
-        doomed -= kept | read
-    for node in [copies[node] for node in reversed(source.ordered()) if copies[node] in doomed]:
-        node.graph.erase_node(node)
-
-
-def _original(node: Node, copies: Mapping[Node, Node]) -> Node:
-    return next(original for original, copied in copies.items() if copied is node)
+        doomed -= read.union(*(MaskSource(node).nodes for node in read))
+    for original, copied in reversed(list(copies.items())):
+        if original in doomed:
+            copied.graph.erase_node(copied)

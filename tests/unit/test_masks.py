@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fuseplan.graph import Arg, Enum, Graph, Op, Ref, ScalarType, Symbol, TensorType, Value
+from fuseplan.graph import Alias, Arg, Enum, Graph, Op, Ref, ScalarType, Symbol, TensorType, Value
 from fuseplan.segment.masks import MaskProof, UnprovenError, classify_mask
 from fuseplan.segment.masks.formulas import Formula, at_most, both, either, implies, negation, satisfiable
 from fuseplan.segment.masks.linear import Linear, linear, size, variable
@@ -162,6 +162,15 @@ def test_what_writes_into_the_mask_proves_nothing() -> None:
     write = Op("aten.fill_.Scalar", (Ref("ones"), False), (), (Value("same", kind("bool", 4, 4)),), mutates=("ones",))
     graph = Graph((), (ones, write), (Ref("ones"),))
     assert classify_mask(graph, "ones").verdict is None
+
+
+def test_so_does_what_writes_through_a_view() -> None:
+    square = kind("bool", 4, 4)
+    ones = op("ones", square, "ones.default", (4, 4))
+    view = Op("aten.alias.default", (Ref("ones"),), (), (Value("view", square),), (Alias(0, "ones"),))
+    write = Op("aten.fill_.Scalar", (Ref("view"), False), (), (Value("same", square),), (Alias(0, "view"),), ("view",))
+    graph = Graph((), (ones, view, write), (Ref("ones"),))
+    assert classify_mask(graph, "ones") == MaskProof(None, "aten.fill_.Scalar writes into it")
 
 
 def test_work_is_bounded() -> None:

@@ -74,6 +74,11 @@ class Call:
         index = tuple(variable(f"%{next(self.fresh)}") for _ in function.shape)
         return index, both(self.sizes, function.inside(index))
 
+    @property
+    def anywhere(self) -> tuple[Index, Formula]:
+        """An index of new variables, and that it lies inside the result."""
+        return self.index_into(Function(self.shape, self.out.dtype, lambda index: False))
+
     def gives(self, at: Callable[[Index], Element]) -> Function:
         """The result; integers narrower than int64 are shown not to wrap."""
         made = tensor(self.out, at)

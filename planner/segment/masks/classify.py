@@ -114,15 +114,29 @@ def _ranges(symbols: Iterable[Symbol]) -> Iterator[Formula]:
 
 
 def _ancestors(graph: Graph, name: str) -> list[Op]:
+    """The ops that a value is computed from, in order. What shares memory with them must not be written to."""
     wanted = {name}
     found = []
     for op in reversed(graph.ops):
         if any(value.name in wanted for value in op.outputs):
             found.append(op)
             wanted.update(op.reads)
-        elif wanted.intersection(op.mutates):
+    bases = _bases(graph)
+    memory = {base for each in wanted for base in bases.get(each, {each})}
+    for op in graph.ops:
+        if any(memory & bases.get(written, {written}) for written in op.mutates):
             raise UnprovenError(f"{op.target} writes into it")
     return found[::-1]
+
+
+def _bases(graph: Graph) -> dict[str, set[str]]:
+    """For each value that is a view: the values whose memory it may share, back to where that memory began."""
+    bases: dict[str, set[str]] = {}
+    for op in graph.ops:
+        for alias in op.aliases:
+            shared = bases.setdefault(op.outputs[alias.output].name, set())
+            shared |= bases.get(alias.value, {alias.value})
+    return bases
 
 
 def _shown(mask: Function, index: Index, inside: Formula) -> Formula:

@@ -431,7 +431,7 @@ def _index(call: Call) -> Function:
     def chosen(index: Index) -> list[tuple[Case, ...]]:
         return [position.cases(place(index)) for position, place in zip(positions, places, strict=True)]
 
-    index, inside = call.index_into(call.gives(lambda index: False))
+    index, inside = call.anywhere
     for cases, length in zip(chosen(index), source.shape, strict=True):
         for guard, number in cases:
             within = both(at_most(0, integer(number)), less(integer(number), length))
