@@ -96,7 +96,7 @@ def _cuts(captured: Captured) -> Iterator[tuple[str, Segmentation]]:
 
 
 def _pieces(captured: Captured, inside: tuple[int, ...], executor: str) -> tuple[Region, ...]:
-    """The connected pieces of `inside`: a view taken out of a chain cuts it in two."""
+    """The connected pieces of `inside` that compute something: a view taken out of a chain cuts it in two."""
     pieces: list[list[int]] = []
     for op in inside:
         reads = {captured.graph.producer.get(name) for name in captured.graph.ops[op].reads}
@@ -105,7 +105,10 @@ def _pieces(captured: Captured, inside: tuple[int, ...], executor: str) -> tuple
             pieces.append([op])
         else:
             home.append(op)
-    return tuple(Region(tuple(piece), executor) for piece in pieces)
+    views = [op.is_view for op in captured.graph.ops]
+    return tuple(
+        Region(tuple(piece), executor) for piece in pieces if len(pieces) == 1 or not all(views[i] for i in piece)
+    )
 
 
 def _letters(views: list[int], outside: tuple[int, ...]) -> str:

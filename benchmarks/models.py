@@ -80,7 +80,7 @@ def _measure_one(name: str, sides: list[str]) -> dict[str, Any]:
             failed[side] = {"failed": f"{type(error).__name__}: {str(error).strip().splitlines()[0][:300]}"}
             continue
         steps[side] = step
-    return side_by_side(steps, blocks=9, calls=3) | failed
+    return side_by_side(steps, blocks=11, calls=2) | failed
 
 
 def _fresh(model: torch.nn.Module) -> Callable[..., Any]:

@@ -10,8 +10,10 @@ from typing import Any
 
 import torch
 
-QUEUE_CYCLES = 40_000_000
-"""How long the GPU is kept busy first (about 20 ms), so that the host is never what the device waits for."""
+CYCLES_PER_SECOND = 2e9
+"""At least what a GPU's clock ticks: it is kept busy for longer than the host needs, so that it never waits for it."""
+MOST_BUSY = 0.5
+"""Seconds that it is kept busy at most."""
 
 
 def side_by_side(
@@ -24,20 +26,30 @@ def side_by_side(
     for call in candidates.values():
         for _ in range(5):
             call()
-    torch.cuda.synchronize()
+    busy = {name: _busy_cycles(call, calls) for name, call in candidates.items()}
     samples: dict[str, list[tuple[float, float, float]]] = {name: [] for name in candidates}
     order, shuffler = list(candidates), random.Random(0)
     for _ in range(blocks):
         shuffler.shuffle(order)
         for name in order:
-            samples[name].append(_block(candidates[name], calls))
+            samples[name].append(_block(candidates[name], calls, busy[name]))
     return {name: _summary(rows) for name, rows in samples.items()}
 
 
-def _block(call: Callable[[], object], calls: int) -> tuple[float, float, float]:
+def _busy_cycles(call: Callable[[], object], calls: int) -> int:
+    torch.cuda.synchronize()
+    begin = perf_counter()
+    for _ in range(calls):
+        call()
+    host = perf_counter() - begin
+    torch.cuda.synchronize()
+    return int(min(2 * host + 1e-3, MOST_BUSY) * CYCLES_PER_SECOND)
+
+
+def _block(call: Callable[[], object], calls: int, busy: int) -> tuple[float, float, float]:
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
-    torch.cuda._sleep(QUEUE_CYCLES)
+    torch.cuda._sleep(busy)
     start.record()
     begin = perf_counter()
     for _ in range(calls):

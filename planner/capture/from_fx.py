@@ -266,8 +266,7 @@ def _sharing(target: OpOverload, info: Any, count: int) -> Iterable[int]:
     returns = target._schema.returns
     if "*" in info.after_set:
         return range(count)  # a list of views, as split and unbind give
-    shared = [i for i, r in enumerate(returns) if r.alias_info and r.alias_info.before_set & info.before_set]
-    return shared
+    return [i for i, r in enumerate(returns) if r.alias_info and r.alias_info.before_set & info.before_set]
 
 
 def _nodes(value: Any) -> list[Node]:

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from fresh import fresh_compiler
 
 __all__ = ["fresh_compiler"]
+
+
+@pytest.fixture(autouse=True)
+def same_convolutions() -> Iterator[None]:
+    """Two runs of eager itself differ where cuDNN may choose, and a few steps of training blow the difference up."""
+    before = torch.backends.cudnn.deterministic
+    torch.backends.cudnn.deterministic = True
+    yield
+    torch.backends.cudnn.deterministic = before
+
 
 HERE = Path(__file__).parent
 
