@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 from fuseplan.backend import programs_of
+from fuseplan.executors import executors
 from fuseplan.plan import Plan, SegmentedPlan, WholePlan
 from fuseplan.runtime import GraphRecord, Program
+from fuseplan.segment import is_anchor
 
 
 def explain(compiled: Any, *, graphs: bool = True) -> str:
@@ -62,6 +65,7 @@ def _program(program: Program, title: str, graphs: bool) -> str:
     lines.extend(f"  {line}" for line in program.attention)
     for record in program.graphs:
         lines.extend(f"  {line}" for line in _graph(record, graphs))
+        lines.extend(f"    {line}" for line in _left_out(program.plan, record))
     if isinstance(program.plan, WholePlan):
         lines.append(f"  its Dynamo graph goes to {program.plan.executor} as it is, so there is no ATen graph to show")
     return "\n".join(lines)
@@ -74,6 +78,20 @@ def describe(plan: Plan) -> str:
     assert isinstance(plan, SegmentedPlan)
     greedy = f", all that {plan.greedy} takes in maximal fusions" if plan.greedy else ""
     return f"segmented, saving {plan.saving}, launch {plan.launch}{greedy}"
+
+
+def _left_out(plan: Plan, record: GraphRecord) -> Iterator[str]:
+    """What the executor of a greedy plan does not take, by operator, and why."""
+    if not isinstance(plan, SegmentedPlan) or plan.greedy is None:
+        return
+    executor = executors()[plan.greedy]
+    reasons: Counter[tuple[str, str]] = Counter()
+    for op in record.graph.ops:
+        reason = "it is an anchor" if is_anchor(op) else executor.supports(op, record.graph)
+        if reason is not None:
+            reasons[op.target, reason] += 1
+    for (target, reason), times in sorted(reasons.items()):
+        yield f"left to ATen: {times} × {target}, since {reason}"
 
 
 def _graph(record: GraphRecord, listing: bool) -> Iterator[str]:

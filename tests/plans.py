@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
+from fuseplan.plan import Plan
+
 Fn = TypeVar("Fn", bound=Callable[..., Any])
 
 SEGMENTED = "aten"
@@ -19,7 +21,8 @@ EVERY_PLAN = (SEGMENTED, "eager", pytest.param("inductor", marks=pytest.mark.exh
 """For tests of many small programs: Inductor compiles each for seconds, so `pytest -m exhaustive` runs those."""
 
 
-def compile_under(plan: str, program: Fn, **compile_options: Any) -> Fn:
-    """`program` as `torch.compile` makes it with fuseplan as the backend and the plan of that name."""
-    compiled: Fn = torch.compile(program, backend="fuseplan", options={"plan": plan}, **compile_options)
+def compile_under(plan: str | Plan, program: Fn, *, launch: str = "plain", **compile_options: Any) -> Fn:
+    """`program` as `torch.compile` makes it with fuseplan as the backend and that plan, given as such or by name."""
+    options = {"plan": plan} if launch == "plain" else {"plan": plan, "launch": launch}
+    compiled: Fn = torch.compile(program, backend="fuseplan", options=options, **compile_options)
     return compiled

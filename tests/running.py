@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from agreement import assert_as_accurate, assert_same, in_double
+from fuseplan.plan import Plan
 from plans import compile_under
 from zoo import Entry
 
@@ -20,6 +21,8 @@ Scope = Callable[[], AbstractContextManager[Any]]
 """Makes the context that the model runs in: an autocast, or none."""
 
 STEPS = 3
+CAPTURE_CALLS = 2
+"""After which a CUDA graph is replayed: the first call warms up, the second records."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,9 @@ def train(
     return Training(losses, gradients, dict(model.state_dict()))
 
 
-def check_forward(entry: Entry, plan: str, device: str = "cpu", scope: Scope = nullcontext) -> None:
+def check_forward(
+    entry: Entry, plan: str | Plan, device: str = "cpu", scope: Scope = nullcontext, launch: str = "plain"
+) -> None:
     """Fail unless the model's outputs in eval mode under `plan` are as accurate as eager's."""
     model, inputs = _prepared(entry, device)
     model.eval()
@@ -63,18 +68,23 @@ def check_forward(entry: Entry, plan: str, device: str = "cpu", scope: Scope = n
         reference = dict(in_double(model)(**in_double(inputs)))
         with scope():
             eager = dict(model(**inputs))
-            actual = dict(compile_under(plan, model)(**inputs))
+            compiled = compile_under(plan, model, launch=launch)
+            for _ in range(0 if launch == "plain" else CAPTURE_CALLS):
+                compiled(**inputs)
+            actual = dict(compiled(**inputs))
     assert_as_accurate(actual, eager, reference)
 
 
-def check_training(entry: Entry, plan: str, device: str = "cpu", scope: Scope = nullcontext) -> None:
+def check_training(
+    entry: Entry, plan: str | Plan, device: str = "cpu", scope: Scope = nullcontext, launch: str = "plain"
+) -> None:
     """Fail unless losses, gradients and weights of a short training under `plan` are as accurate as eager's."""
     model, inputs = _prepared(entry, device)
     model.train()
     twin, exact = copy.deepcopy(model), in_double(model)
     reference = train(exact, exact, in_double(inputs))
     eager = train(twin, twin, inputs, scope)
-    actual = train(model, compile_under(plan, model), inputs, scope)
+    actual = train(model, compile_under(plan, model, launch=launch), inputs, scope)
     assert_as_accurate(*map(asdict, (actual, eager, reference)))
 
 

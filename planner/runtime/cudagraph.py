@@ -1,7 +1,8 @@
 """CUDA graphs as a launch over any plan, through PyTorch's own cudagraph trees.
 
-What a caller keeps stays the caller's. The trees would overwrite the outputs of an earlier step; where one of them is
-still alive when a new step begins, this step runs plain instead, which costs host time but no copy, and is counted.
+What a caller keeps stays the caller's. The trees would overwrite the outputs of an earlier step. Small outputs, such as a
+loss, are copied out of the graph's memory at once; where a larger one is still alive when a new step begins, this step
+runs plain instead, which costs host time but no copy, and is counted.
 """
 
 from __future__ import annotations
@@ -15,11 +16,15 @@ from torch._inductor.compile_fx import cudagraphify
 from torch._inductor.cudagraph_trees import CUDAGraphTreeManager, get_manager
 from torch._inductor.cudagraph_utils import get_placeholder_info
 from torch._inductor.utils import count_tangents, get_first_incompatible_cudagraph_node
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fuseplan.executors.flat import Boxed
 from fuseplan.log import logger
 from fuseplan.stats import count
+
+SMALL = 64 * 1024
+"""Bytes up to which an output is copied, for some microseconds: a loop that overwrites `loss` still holds the last one."""
 
 
 class CudaGraphLaunch:
@@ -50,7 +55,7 @@ class CudaGraphLaunch:
         )
         if role == "backward":
             return _guard_backward(captured, plain, self.device, _saved_activations(gm))
-        return _guard_forward(captured, plain, self.device)
+        return _guard_forward(captured, plain, self.device, _small_outputs(gm))
 
     def _plain_backward(self, plain: Boxed) -> Boxed:
         """The backward of a captured forward ends its step, whether captured itself or not."""
@@ -67,15 +72,38 @@ class CudaGraphLaunch:
         return _boxed(call)
 
 
-def _guard_forward(captured: Boxed, plain: Boxed, device: int) -> Boxed:
+def _guard_forward(captured: Boxed, plain: Boxed, device: int, small: Sequence[int]) -> Boxed:
     def call(args: list[Any]) -> Sequence[Any]:
         manager = get_manager(device, create_if_none_exists=False)
         if manager is not None and _would_overwrite(manager):
             count("calls run plain to keep an earlier output")
             return plain(args)
-        return captured(args)
+        outputs = list(captured(args))
+        for i in small:
+            outputs[i] = outputs[i].clone()
+        return outputs
 
     return _boxed(call)
+
+
+def _small_outputs(gm: GraphModule) -> list[int]:
+    """Positions of the outputs that a caller gets and that are small; not what is saved for the backward."""
+    values = [node.meta.get("val") if isinstance(node, Node) else None for node in gm.graph.output_node().args[0]]
+    context = torch._guards.TracingContext.try_get()
+    metadata = None if context is None else context.fw_metadata
+    returned = len(values) if metadata is None else metadata.num_forward_returns
+    inputs = set(gm.graph.find_nodes(op="placeholder"))
+    nodes = gm.graph.output_node().args[0]
+    return [
+        i
+        for i, value in enumerate(values[:returned])
+        if isinstance(value, torch.Tensor) and nodes[i] not in inputs and _is_small(value)
+    ]
+
+
+def _is_small(value: torch.Tensor) -> bool:
+    """For all sizes; what may grow is not."""
+    return statically_known_true(value.numel() * value.element_size() <= SMALL)
 
 
 def _guard_backward(captured: Boxed, plain: Boxed, device: int, activations: Sequence[int]) -> Boxed:

@@ -15,6 +15,8 @@ import fuseplan
 
 pytestmark = pytest.mark.gpu
 
+LARGE = 2048
+"""Rows that make an output too large to be copied without being asked."""
 PLANS = ["aten", "inductor-greedy", "nvfuser-greedy"]
 
 
@@ -56,13 +58,25 @@ def test_an_output_that_is_kept_stays_as_it_was(launch: Callable[..., Any]) -> N
     compiled = launch(net)
     with torch.no_grad():
         for _ in range(4):
-            compiled(torch.randn(32, 64, device="cuda"))
+            compiled(torch.randn(LARGE, 64, device="cuda"))
         before = kept_plain()
-        inputs = [torch.randn(32, 64, device="cuda") for _ in range(5)]
+        inputs = [torch.randn(LARGE, 64, device="cuda") for _ in range(5)]
         kept = [compiled(x) for x in inputs]
         for x, y in zip(inputs, kept, strict=True):
             close(y, net(x))
         assert kept_plain() == before + 4
+
+
+def test_a_small_output_that_is_kept_costs_no_plain_call(launch: Callable[..., Any]) -> None:
+    net = model().eval()
+    compiled = launch(net)
+    with torch.no_grad():
+        before = kept_plain()
+        inputs = [torch.randn(32, 64, device="cuda") for _ in range(6)]
+        kept = [compiled(x) for x in inputs]
+        for x, y in zip(inputs, kept, strict=True):
+            close(y, net(x))
+        assert kept_plain() == before
 
 
 def test_a_kept_view_of_an_output_counts_as_kept(launch: Callable[..., Any]) -> None:
@@ -70,11 +84,11 @@ def test_a_kept_view_of_an_output_counts_as_kept(launch: Callable[..., Any]) -> 
     compiled = launch(net)
     with torch.no_grad():
         for _ in range(4):
-            compiled(torch.randn(32, 64, device="cuda"))
-        x = torch.randn(32, 64, device="cuda")
+            compiled(torch.randn(LARGE, 64, device="cuda"))
+        x = torch.randn(LARGE, 64, device="cuda")
         view = compiled(x)[3:5]
         for _ in range(3):
-            compiled(torch.randn(32, 64, device="cuda"))
+            compiled(torch.randn(LARGE, 64, device="cuda"))
         close(view, net(x)[3:5])
 
 

@@ -13,6 +13,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 
 from fuseplan.capture.from_fx import from_fx
+from fuseplan.errors import ExecutorError
 from fuseplan.executors.check import check
 from fuseplan.executors.nvfuser import NvfuserExecutor
 from fuseplan.graph import Graph
@@ -87,5 +88,9 @@ def _problems(executor: NvfuserExecutor, region: Graph) -> list[str]:
     refused = executor.refuses(region)
     if refused is not None:
         return [f"{len(region.ops)} ops from {region.ops[0].target}: {refused}"]
-    result = check(region, executor.compile(region), seeds=(0, 3))
+    try:
+        compiled = executor.compile(region)
+    except ExecutorError as error:
+        return [f"{error} in {region}"]
+    result = check(region, compiled, seeds=(0, 3))
     return [] if result.ok else [f"{len(region.ops)} ops from {region.ops[0].target}: {result.reason}"]
