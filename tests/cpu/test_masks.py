@@ -304,11 +304,11 @@ def cooked(recipe: Recipe, n: Any, m: Any) -> Tensor:
     if what == "cut":
         return cooked(rest[0], n + rest[1], m + rest[2])[rest[1] :, rest[2] :]
     if what == "pad":
-        return F.pad(cooked(rest[0], n, m - 1), (1, 0), value=rest[1])
+        return F.pad(cooked(rest[0], n, m), (1, -1), value=rest[1])
     if what == "transpose":
         return cooked(rest[0], m, n).T
     if what == "cat":
-        return torch.cat([cooked(rest[0], n, 1), cooked(rest[1], n, m - 1)], 1)
+        return torch.cat([cooked(rest[0], n, 1), cooked(rest[1], n, m)[:, 1:]], 1)
     return combined(what, [cooked(each, n, m) for each in rest], i, j)
 
 
