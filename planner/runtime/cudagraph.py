@@ -88,12 +88,12 @@ def _guard_forward(captured: Boxed, plain: Boxed, device: int, small: Sequence[i
 
 def _small_outputs(gm: GraphModule) -> list[int]:
     """Positions of the outputs that a caller gets and that are small; not what is saved for the backward."""
-    values = [node.meta.get("val") if isinstance(node, Node) else None for node in gm.graph.output_node().args[0]]
+    nodes: Any = gm.graph.output_node().args[0]
+    values = [node.meta.get("val") if isinstance(node, Node) else None for node in nodes]
     context = torch._guards.TracingContext.try_get()
     metadata = None if context is None else context.fw_metadata
     returned = len(values) if metadata is None else metadata.num_forward_returns
     inputs = set(gm.graph.find_nodes(op="placeholder"))
-    nodes = gm.graph.output_node().args[0]
     return [
         i
         for i, value in enumerate(values[:returned])
