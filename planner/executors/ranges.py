@@ -193,7 +193,7 @@ def _bernoulli(op: Op, sizes: _Sizes) -> list[tuple[Arg, Bound]]:
 
 def _inside(op: Op, sizes: _Sizes) -> list[tuple[Arg, Bound]]:
     """Off the ends, where a nudge of one rounding would leave the domain: the CUDA kernel asserts."""
-    return [(op.args[0], Bound(0.05, 0.95))]
+    return [(arg, Bound(0.05, 0.95)) for arg in op.args[:2]]
 
 
 _RULES: dict[str, Callable[[Op, _Sizes], list[tuple[Arg, Bound]]]] = {
@@ -229,7 +229,15 @@ _RULES: dict[str, Callable[[Op, _Sizes], list[tuple[Arg, Bound]]]] = {
     "aten.binary_cross_entropy": _inside,
 }
 
-_SAME_NUMBERS = {"aten.clone", "aten._to_copy", "prims.convert_element_type", "aten.copy", "aten.flip", "aten.repeat"}
+_SAME_NUMBERS = {
+    "aten.clone",
+    "aten.constant_pad_nd",
+    "aten._to_copy",
+    "prims.convert_element_type",
+    "aten.copy",
+    "aten.flip",
+    "aten.repeat",
+}
 
 
 def _backwards(op: Op, out: Bound, sizes: _Sizes) -> list[tuple[Arg, Bound]]:

@@ -61,12 +61,9 @@ class NvfuserExecutor:
             return AtenExecutor().compile(region)  # no kernel has anything to do
         with _disable_current_modes():
             try:
-                fusion = define(region)
-                compiled = _callable(region, fusion)
-                _try_out(region, compiled)
-            except (RuntimeError, TypeError, ValueError, IndexError) as error:
-                raise ExecutorError(f"nvfuser cannot compile the region: {_first_line(error)}") from error
-        return compiled
+                return _compiled(region, cautious=False)
+            except ExecutorError:
+                return _compiled(region, cautious=True)
 
     def _accept(self, region: Graph, variant: str) -> None:
         if variant not in self.variants(region):
@@ -78,6 +75,15 @@ class NvfuserExecutor:
         reason = self.refuses(region)
         if reason is not None:
             raise UnsupportedError(f"nvfuser does not run this region: {reason}")
+
+
+def _compiled(region: Graph, *, cautious: bool) -> Compiled:
+    try:
+        compiled = _callable(region, define(region, cautious=cautious))
+        _try_out(region, compiled)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        raise ExecutorError(f"nvfuser cannot compile the region: {_first_line(error)}") from error
+    return compiled
 
 
 def _is_empty(region: Graph) -> bool:

@@ -31,12 +31,16 @@ class Fusion:
     outputs: tuple[str, ...]
 
 
-def define(region: Graph) -> Fusion:
-    """Define the fusion of a region whose ops are all in the lowering table. Needs no GPU."""
+def define(region: Graph, *, cautious: bool = False) -> Fusion:
+    """Define the fusion of a region whose ops are all in the lowering table. Needs no GPU.
+
+    `cautious` spells out what nvFuser would rather find out by itself, for the regions over which it stumbles: each
+    output is a copy, inputs in an unusual order are put in order first, and variances are sums.
+    """
     import nvfuser_direct
 
     with _definition(nvfuser_direct) as fusion:
-        builder = _Builder(nvfuser_direct, fusion, region)
+        builder = _Builder(nvfuser_direct, fusion, region, cautious=cautious)
         extra = builder.build()
         return Fusion(nvfuser_direct.FusionExecutorCache(fusion), extra, tuple(builder.given))
 
@@ -53,7 +57,8 @@ def _definition(nvfuser: Any) -> Iterator[Any]:
 
 
 class _Builder:
-    def __init__(self, nvfuser: Any, fusion: Any, region: Graph) -> None:
+    def __init__(self, nvfuser: Any, fusion: Any, region: Graph, *, cautious: bool = False) -> None:
+        self.cautious = cautious
         self.nvfuser = nvfuser
         self.fusion = fusion
         self.region = region
@@ -84,6 +89,9 @@ class _Builder:
         if isinstance(kind, TensorType):
             view = self._define(kind)
             self.fusion.add_input(view)
+            order = dense_order(*concrete(self.region, kind))
+            if self.cautious and order != list(range(len(kind.shape))):
+                view = self.nvfuser.ops.segment_set(view)
             return Tensor(view, kind, value.name)
         if isinstance(kind, ScalarType):
             scalar = self.nvfuser.define_scalar(None, dtype=self._site(()).dtype(_KIND[kind.kind]))
@@ -122,7 +130,7 @@ class _Builder:
                     self.sizes.learn(dim, self.nvfuser.ops.size(known.view, i))
 
     def _site(self, outputs: tuple[Type, ...]) -> Site:
-        return Site(self.nvfuser, self.sizes, outputs)
+        return Site(self.nvfuser, self.sizes, outputs, cautious=self.cautious)
 
     def _compute_sizes(self, op: Op) -> None:
         for value in op.outputs:
@@ -158,7 +166,8 @@ class _Builder:
     def _write(self, op: Op) -> None:
         target, new = self._resolved(op.args[0]), self.values[op.outputs[0].name]
         site = self._site((target.type,))
-        self.fusion.add_output(site.cast(new.view, target.type.dtype), target.view)
+        # a view of its own: the new contents may be an output besides, in other memory
+        self.fusion.add_output(site.ops.set(site.cast(new.view, target.type.dtype)), target.view)
 
     def _output(self, name: str) -> None:
         if name in self.given or name in {value.name for value in self.region.inputs}:
@@ -167,7 +176,7 @@ class _Builder:
         if not isinstance(tensor, Tensor):
             raise ExecutorError(f"nvfuser gives no value for the output {name}")
         site = self._site((tensor.type,))
-        view = self._fresh(site, tensor, copied=tensor.data != name and tensor.data in self.shown)
+        view = self._fresh(site, tensor, copied=self.cautious or (tensor.data != name and tensor.data in self.shown))
         self.shown |= {name, tensor.data}
         self.fusion.add_output(self._laid_out(view, tensor.type))
         self.given.append(name)

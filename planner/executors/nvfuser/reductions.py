@@ -16,15 +16,11 @@ Dims = int | Sequence[int] | None
 
 def _reduce(at: Site, name: str, x: Tensor, value: Any, dim: Dims, keepdim: bool) -> Any:
     dims = at.dims(x, dim)
-    return getattr(at.ops, name)(value, dims, keepdim) if dims else _alone(at, x, value)
-
-
-def _alone(at: Site, x: Tensor, value: Any) -> Any:
-    return at.same(x) if value is x.view else value
+    return getattr(at.ops, name)(value, dims, keepdim) if dims else value
 
 
 def total(at: Site, x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Enum | None = None) -> Any:
-    return _reduce(at, "sum", x, at.val(x), dim, keepdim)
+    return _reduce(at, "sum", x, at.val(x), dim, keepdim) if x.rank else at.same(x)
 
 
 def total_of_all(at: Site, x: Tensor, *, dtype: Enum | None = None) -> Any:
@@ -32,7 +28,9 @@ def total_of_all(at: Site, x: Tensor, *, dtype: Enum | None = None) -> Any:
 
 
 def mean(at: Site, x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Enum | None = None) -> Any:
-    return at.ops.div(total(at, x, dim, keepdim), at.count(x, at.dims(x, dim)))
+    if not x.rank:
+        return at.same(x)
+    return at.ops.div(_reduce(at, "sum", x, at.val(x), dim, keepdim), at.count(x, at.dims(x, dim)))
 
 
 def mean_of_all(at: Site, x: Tensor, *, dtype: Enum | None = None) -> Any:
@@ -40,7 +38,7 @@ def mean_of_all(at: Site, x: Tensor, *, dtype: Enum | None = None) -> Any:
 
 
 def product(at: Site, x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Enum | None = None) -> Any:
-    return _reduce(at, "prod", x, at.val(x), dim, keepdim)
+    return _reduce(at, "prod", x, at.val(x), dim, keepdim) if x.rank else at.same(x)
 
 
 def product_of_all(at: Site, x: Tensor, *, dtype: Enum | None = None) -> Any:
@@ -49,6 +47,8 @@ def product_of_all(at: Site, x: Tensor, *, dtype: Enum | None = None) -> Any:
 
 def _extreme(name: str) -> Lower:
     def lower(at: Site, x: Tensor, dim: Dims = None, keepdim: bool = False) -> Any:
+        if not x.rank:
+            return at.same(x)
         value = at.val(x, "int32") if x.type.dtype == "bool" else at.own(x)
         return _reduce(at, name, x, value, dim, keepdim)
 

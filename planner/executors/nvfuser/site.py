@@ -54,7 +54,8 @@ _PYTHON_OF_KIND: dict[str, bool | int | float] = {"int": 1, "float": 1.0, "bool"
 class Site:
     """One op of a region while it is lowered."""
 
-    def __init__(self, nvfuser: Any, sizes: Sizes, outputs: tuple[Type, ...]) -> None:
+    def __init__(self, nvfuser: Any, sizes: Sizes, outputs: tuple[Type, ...], *, cautious: bool = False) -> None:
+        self.cautious = cautious
         self.nvfuser = nvfuser
         self.ops = nvfuser.ops
         self.extent = sizes
@@ -127,9 +128,10 @@ class Site:
 
     def var_mean(self, x: Tensor, value: View, dims: list[int], correction: int, keepdim: bool) -> tuple[View, View]:
         """Variance and mean of `value`, which has the shape of `x`, along `dims`."""
-        if not is_expanded(value, dims):
+        if not self.cautious and not is_expanded(value, dims):
             return self.ops.var_mean(value, dims, correction, keepdim)  # type: ignore[no-any-return]
-        # nvFuser 0.2.36 counts an expanded dimension wrong in its variance (not in its sum)
+        # nvFuser 0.2.36 counts an expanded dimension wrong in its variance (not in its sum), and its segmenter fails on
+        # some variances of half precision
         count = self.count(x, dims)
         mean = self.ops.div(self.ops.sum(value, dims, True), count)
         apart = self.ops.sub(value, mean)
@@ -161,16 +163,24 @@ class Site:
             return float(static)
         return self.ops.cast(self.ops.mul(dynamic, static), self.dtype("float64"))
 
-    def part(self, x: Tensor, view: View, dim: int, start: Any, end: Any) -> View:
-        """The elements of `view`, which has the shape of `x`, from `start` to `end` along `dim`."""
+    def part(self, x: Tensor, view: View, dim: int, start: Any, end: Any, *, one: bool = False) -> View:
+        """The elements of `view`, which has the shape of `x`, from `start` to `end` along `dim`; `one`: just one."""
         starts: list[Any] = [0] * x.rank
         ends = [self.extent(d) for d in x.type.shape]
         starts[dim], ends[dim] = start, end
         view = self.ops.slice(view, starts, ends)
-        if isinstance(start, int) and isinstance(end, int) and end - start == 1:
-            # nvFuser 0.2.36 reads the wrong element beside other slices, unless the dimension goes and comes again
-            view = self.ops.broadcast(self.ops.squeeze(view, [dim]), [i == dim for i in range(x.rank)])
-        return view
+        if not one and not (isinstance(start, int) and isinstance(end, int) and end - start == 1):
+            return view
+        # nvFuser 0.2.36 reads the first element for a slice of one, unless the dimension goes first and comes again later
+        alone = self.ops.segment_set(self.ops.squeeze(view, [dim]))
+        return self.ops.broadcast(alone, [i == dim for i in range(x.rank)])
+
+    def element(self, x: Tensor, dim: int, start: Any, end: Any) -> View:
+        """The one element along `dim` that lies at `start`, without that dimension."""
+        starts: list[Any] = [0] * x.rank
+        ends = [self.extent(d) for d in x.type.shape]
+        starts[dim], ends[dim] = start, end
+        return self.ops.squeeze(self.ops.slice(x.view, starts, ends), [dim])
 
     def lift(self, view: View, rank: int, dim: int) -> View:
         """A one-dimensional view laid along `dim` of `rank` dimensions, to broadcast over the others."""

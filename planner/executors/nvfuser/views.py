@@ -90,14 +90,15 @@ def slice_(
     size = x.type.shape[dim]
     if size == at.out.shape[dim]:
         return same(at, x)
-    return at.moved(x, at.part(x, x.view, dim, _bound(at, start, size, 0), _bound(at, end, size, at.extent(size))))
+    first, last = _bound(at, start, size, 0), _bound(at, end, size, at.extent(size))
+    return at.moved(x, at.part(x, x.view, dim, first, last, one=at.out.shape[dim] == 1))
 
 
 def select(at: Site, x: Tensor, dim: int, index: Number) -> Tensor:
     dim %= x.rank
     start = _bound(at, index, x.type.shape[dim], 0)
     end = start + 1 if isinstance(start, int) else at.ops.add(start, 1)
-    return at.moved(x, at.ops.squeeze(at.part(x, x.view, dim, start, end), [dim]))
+    return at.moved(x, at.element(x, dim, start, end))
 
 
 def split(at: Site, x: Tensor, sizes: int | Sequence[int], dim: int = 0) -> Any:

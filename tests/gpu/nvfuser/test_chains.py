@@ -106,7 +106,7 @@ def uneven_pieces(x: Any) -> Any:
 
 
 def statistics_of_repeated_rows(x: Any) -> Any:
-    wide = x.expand(6, 4, 16)
+    wide = x[None].expand(6, *x.shape) if x.dim() == 2 else x[:1].expand(6, 4, 16)
     y, mean, rstd = aten.native_layer_norm(wide, [4, 16], None, None, 1e-5)
     return y, mean, rstd, *torch.var_mean(wide, (0, 2), correction=1)
 
@@ -136,7 +136,7 @@ CHAINS: list[tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = [
     (uneven_pieces, (m(5, 5, 5),)),
     (uneven_pieces, (m(5, 5, 5, dtype=BF16),)),
     (statistics_of_repeated_rows, (m(4, 16),)),
-    (statistics_of_repeated_rows, (m(1, 16),)),
+    (statistics_of_repeated_rows, (m(3, 4, 16),)),
     (residual_of_many, (m(256, 384, dtype=BF16), m(256, 384, dtype=BF16), m(384, dtype=BF16))),
 ]  # fmt: skip
 
