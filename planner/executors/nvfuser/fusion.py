@@ -165,6 +165,7 @@ class _Builder:
 
     def _write(self, op: Op) -> None:
         target, new = self._resolved(op.args[0]), self.values[op.outputs[0].name]
+        assert isinstance(new, Tensor)
         site = self._site((target.type,))
         # a view of its own: the new contents may be an output besides, in other memory
         self.fusion.add_output(site.ops.set(site.cast(new.view, target.type.dtype)), target.view)
