@@ -24,6 +24,9 @@ Identity = tuple[int, int]
 """Device and inode: which file a path means."""
 Repair = Callable[[Path, Identity], None]
 
+SQL_ERRORS = (sqlite3.Error, UnicodeDecodeError)
+"""What a query may raise: Python fails to decode the message of an error that quotes a damaged page."""
+
 _OLDEST_SQLITE = (3, 37, 0)  # the first with STRICT tables
 _RACY_S = 1.0
 """A file that changed less than this before it was looked at may change again without a new time stamp."""
@@ -107,8 +110,8 @@ class Database:
 
         def transaction(connection: sqlite3.Connection) -> _T:
             connection.execute(f"PRAGMA busy_timeout = {_WRITE_WAIT_MS}")
-            connection.execute("BEGIN IMMEDIATE")
             try:
+                connection.execute("BEGIN IMMEDIATE")
                 self._still_there()
                 result = work(connection)
                 connection.execute("COMMIT")
@@ -146,7 +149,7 @@ class Database:
                 return object()
             try:
                 return (*stamp, self._connection.execute("PRAGMA data_version").fetchone()[0])
-            except sqlite3.Error:
+            except SQL_ERRORS:
                 return object()
 
     def close(self) -> None:
@@ -170,12 +173,12 @@ class Database:
         """The result, or None where the file was replaced, or was damaged and is set aside: then try again."""
         try:
             return (work(self._ready(create)),)
-        except (sqlite3.Error, UnicodeEncodeError, Damaged, _Moved) as error:
+        except (*SQL_ERRORS, UnicodeEncodeError, Damaged, _Moved) as error:
             problem, moved, identity = _problem(error, self.path), self._moved(), self._identity
-            damaged = isinstance(problem, Damaged)
-            if last or not (moved or damaged):
+            if self.path is not None and not isinstance(problem, Busy):
+                self.close()  # whatever state the error has left it in
+            if last or not (moved or isinstance(problem, Damaged)):
                 raise problem from error
-            self.close()
             if not moved:
                 self._set_aside(problem, identity)
             return None
@@ -348,7 +351,8 @@ def _problem(error: Exception, path: Path | None) -> Unusable:
         return Unwritable(f"{path} is replaced again and again")
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # Python 3.10 does not have it
     text = f"{path}: {error}"
-    if code in (_CORRUPT, _NOT_A_DATABASE) or any(word in str(error) for word in _DAMAGED_TEXT):
+    unreadable = isinstance(error, UnicodeDecodeError)
+    if unreadable or code in (_CORRUPT, _NOT_A_DATABASE) or any(word in str(error) for word in _DAMAGED_TEXT):
         return Damaged(text)
     if code in (_BUSY, _LOCKED) or "is locked" in str(error):
         return Busy(text)

@@ -14,6 +14,7 @@ from types import TracebackType
 
 from fuseplan.errors import StoreError
 from fuseplan.tuning_db import schema
+from fuseplan.tuning_db.files import SQL_ERRORS
 from fuseplan.tuning_db.tables import ALL, BY_NAME, Row, Table, Value
 
 _STEPS = 10_000  # of SQLite's machine between looks at the clock
@@ -82,7 +83,7 @@ class Source:
             if not self._ours:
                 self._refuse_strangers(connection)
             connection.execute("BEGIN")  # another process may be writing: rows are to fit those they refer to
-        except sqlite3.Error as error:
+        except SQL_ERRORS as error:
             connection.close()
             raise StoreError(f"{self.path} cannot be read as a tuning database: {error}") from None
         except StoreError:
@@ -110,7 +111,7 @@ class Source:
     def _is_table(self, name: str) -> bool:
         try:
             found = self._connection.execute("SELECT type FROM sqlite_master WHERE name = ?", (name,)).fetchall()
-        except sqlite3.Error as error:
+        except SQL_ERRORS as error:
             self.problems.append(f"{name}: {error}")
             return False
         return found == [("table",)]
@@ -125,7 +126,7 @@ class Source:
             low, high = spans.pop()
             try:
                 rows = self._connection.execute(sql, (low, high)).fetchall()
-            except (sqlite3.Error, MemoryError, OverflowError) as error:
+            except (*SQL_ERRORS, MemoryError, OverflowError) as error:
                 if self._late():
                     return
                 failures += 1
@@ -146,7 +147,7 @@ class Source:
     def _end(self, table: Table, end: str, otherwise: int) -> int:
         try:
             found = self._connection.execute(f"SELECT {end}(id) FROM {table.name}").fetchone()[0]
-        except sqlite3.Error as error:
+        except SQL_ERRORS as error:
             self.problems.append(f"{table.name}: {error}")
             return otherwise
         return found if type(found) is int else 0

@@ -18,7 +18,7 @@ from fuseplan.errors import FuseplanError, StoreError
 from fuseplan.graph import Graph
 from fuseplan.tuning_db import clock, tables
 from fuseplan.tuning_db.environment import Environment
-from fuseplan.tuning_db.files import Absent, Database, Identity, NotOurs, Unusable, Unwritable
+from fuseplan.tuning_db.files import SQL_ERRORS, Absent, Database, Identity, NotOurs, Unusable, Unwritable
 from fuseplan.tuning_db.layers import Places, network_file_system, places
 from fuseplan.tuning_db.lookup import Candidate, candidates, choose, environment_of
 from fuseplan.tuning_db.measured import default_timings, measurements
@@ -306,7 +306,7 @@ class Store:
         count, complete, why = 0, False, ""
         try:
             count, complete = salvage(aside, Database(path), self._salvage_s)
-        except (StoreError, sqlite3.Error, OSError) as error:
+        except (StoreError, *SQL_ERRORS, OSError) as error:
             why = f" ({error})"
         rest = "" if complete else f"; fuseplan db merge {aside} looks for more{why}"
         self._say(f"{path} was damaged. It is now {aside.name}, and {count} good rows of it were kept{rest}")

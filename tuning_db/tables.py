@@ -49,14 +49,23 @@ class Table:
     @cached_property
     def insert(self) -> str:
         """SQL that adds a row, or lets it replace an older one of its key."""
-        names = [*map(self.stored, self.columns), "digest"]
-        sql = f"INSERT INTO {self.name} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
         if not self.keyed:
-            return f"{sql} ON CONFLICT (digest) DO NOTHING"
+            return f"{self._insert} ON CONFLICT (digest) DO NOTHING"
         order = ("changed_at", "digest") if self.dated else ("digest",)
         new, old = (", ".join(f"{prefix}.{name}" for name in order) for prefix in ("excluded", self.name))
-        changes = ", ".join(f"{name} = excluded.{name}" for name in names if name != "key")
-        return f"{sql} ON CONFLICT (key) DO UPDATE SET {changes} WHERE ({new}) > ({old})"
+        return f"{self.replace} WHERE ({new}) > ({old})"
+
+    @cached_property
+    def replace(self) -> str:
+        """SQL that puts a row in the place of whatever has its key or digest."""
+        names = [*map(self.stored, self.columns), "digest"]
+        changes = ", ".join(f"{name} = excluded.{name}" for name in names)
+        return f"{self._insert} ON CONFLICT ({'key' if self.keyed else 'digest'}) DO UPDATE SET {changes}"
+
+    @cached_property
+    def _insert(self) -> str:
+        names = [*map(self.stored, self.columns), "digest"]
+        return f"INSERT INTO {self.name} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
 
     @cached_property
     def select(self) -> str:
@@ -166,11 +175,20 @@ class Writer:
     def put(self, table: Table, row: Row) -> bool:
         """Add a row or let it replace an older one; say whether it did. RowError for what the schema refuses."""
         values = [self._id(table, name, row[name]) if name in table.references else row[name] for name in table.columns]
+        digest = table.digest(row)
         try:
-            done = self._connection.execute(table.insert, (*values, table.digest(row)))
+            done = self._connection.execute(table.insert, (*values, digest)).rowcount > 0
+            if not done and self._is_damaged(table, row["key"] if table.keyed else digest):
+                done = self._connection.execute(table.replace, (*values, digest)).rowcount > 0
         except (sqlite3.IntegrityError, OverflowError) as error:
             raise RowError(f"{table.name}: {error}") from None
-        return done.rowcount > 0
+        return done
+
+    def _is_damaged(self, table: Table, identity: Value | bytes) -> bool:
+        """Whether the row that stands in the way is not what was written: then it keeps nothing out."""
+        column = "key" if table.keyed else "digest"
+        found = self._connection.execute(f"{table.select} WHERE {table.name}.{column} = ?", (identity,)).fetchone()
+        return found is not None and table.logical(found) is None
 
     def _id(self, table: Table, column: str, key: Value) -> int | None:
         if key is None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from fuseplan.errors import StoreError
 from fuseplan.tuning_db.exchange.export import snapshot
-from fuseplan.tuning_db.files import Database
+from fuseplan.tuning_db.files import SQL_ERRORS, Database
 from fuseplan.tuning_db.tables import ALL, BY_NAME, RowError, Table
 from fuseplan.tuning_db.validate import checked
 
@@ -85,7 +85,7 @@ def _problems(connection: sqlite3.Connection) -> list[Problem]:
                     found.append(problem)
                 if len(found) >= _MOST_PROBLEMS:
                     return found
-        except sqlite3.Error as error:  # noqa: PERF203  # what stops one look need not stop the next
+        except SQL_ERRORS as error:  # noqa: PERF203  # what stops one look need not stop the next
             found.append(Problem("file", None, str(error)))
     return found
 

@@ -21,7 +21,7 @@ from typing import IO
 
 from fuseplan.errors import StoreError
 from fuseplan.tuning_db.exchange.lines import MAX_LINE, check_header, from_line
-from fuseplan.tuning_db.files import Database
+from fuseplan.tuning_db.files import SQL_ERRORS, Database
 from fuseplan.tuning_db.foreign import Source
 from fuseplan.tuning_db.tables import PLAN, Row, RowError, Table, Writer
 from fuseplan.tuning_db.validate import checked
@@ -91,7 +91,7 @@ def _import_sqlite(database: Database, path: Path, trust: str, within_s: float) 
             report.refused += source.problems
             if not source.finished:
                 report.refused.append(f"reading was given up after {within_s:g} s")
-    except sqlite3.Error as error:
+    except SQL_ERRORS as error:
         raise StoreError(f"{path} cannot be read as a tuning database: {error}") from None
     return report
 

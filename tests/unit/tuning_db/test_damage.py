@@ -240,7 +240,6 @@ from stored import RELU, measurement, store_at
 store = store_at(Path(sys.argv[1]))
 warnings.showwarning = lambda text, *rest: print(text, file=sys.stderr)
 warnings.simplefilter("always")
-print("ready", flush=True)
 for number in range(60):
     if store.add_measurement(RELU, measurement(variant=f"{sys.argv[3]} {number}")):
         print(f"{sys.argv[3]} {number}", flush=True)
@@ -250,19 +249,21 @@ for number in range(60):
 def test_writers_go_on_in_the_new_file(tmp_path: Path) -> None:
     path = tmp_path / "tuning.db"
     fill(store_at(path))
-    arguments = [sys.executable, "-c", WRITER, str(path), TESTS]
-    writers = [
-        subprocess.Popen([*arguments, name], stdout=subprocess.PIPE, text=True) for name in ("first", "second", "third")
-    ]
-    for writer in writers:
-        assert writer.stdout is not None
-        assert writer.stdout.readline() == "ready\n"
+    names = ("first", "second", "third")
+    told = [tmp_path / f"told by {name}" for name in names]
+    writers = []
+    for name, output in zip(names, told, strict=True):
+        with output.open("w") as file:
+            writers.append(subprocess.Popen([sys.executable, "-c", WRITER, str(path), TESTS, name], stdout=file))
+    while not all(output.stat().st_size for output in told):
+        time.sleep(0.01)
     for _ in range(3):
         time.sleep(0.05)
         trigger(path) if path.exists() else None
         with collected():
             store_at(path).find_plan(question())
-    acknowledged = [line for writer in writers for line in writer.communicate(timeout=60)[0].splitlines()]
+    assert [writer.wait(timeout=60) for writer in writers] == [0, 0, 0]
+    acknowledged = [line for output in told for line in output.read_text().splitlines()]
     assert len(acknowledged) == 180
     with collected():
         found = store_at(path).find_measurements(RELU.key, HERE)

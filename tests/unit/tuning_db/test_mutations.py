@@ -1,0 +1,20 @@
+"""300 mutated files of those that tests/mutations.py can make: no crash, no hang, no wrong plan."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+
+from mutations import complaints, originals
+
+
+@pytest.mark.parametrize("first", range(0, 300, 50))
+def test_mutated_files(tmp_path: Path, first: int) -> None:
+    plans = originals(tmp_path / "original.db")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = {seed: complaints(tmp_path / "original.db", plans, seed) for seed in range(first, first + 50)}
+    assert {seed: wrong for seed, (_, wrong) in found.items() if wrong} == {}
+    assert len({kind for kind, _ in found.values()}) > 4
