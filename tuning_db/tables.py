@@ -187,7 +187,9 @@ class Writer:
     def _is_damaged(self, table: Table, identity: Value | bytes) -> bool:
         """Whether the row that stands in the way is not what was written: then it keeps nothing out."""
         column = "key" if table.keyed else "digest"
-        found = self._connection.execute(f"{table.select} WHERE {table.name}.{column} = ?", (identity,)).fetchone()
+        # By its id: an index may still hold the good key of a row whose own is damaged.
+        where = f"{table.name}.id = (SELECT id FROM {table.name} WHERE {column} = ?)"
+        found = self._connection.execute(f"{table.select} WHERE {where}", (identity,)).fetchone()
         return found is not None and table.logical(found) is None
 
     def _id(self, table: Table, column: str, key: Value) -> int | None:

@@ -96,8 +96,7 @@ def test_lookups(tmp_path: Path, text: str) -> None:
     assert sorted(one.name for one in tmp_path.iterdir()) == ["tuning.db"]
 
 
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("new", [False, True], ids=["old file", "new file"])
+@pytest.mark.parametrize(("new", "after"), [(True, False), (False, True)], ids=["new, before", "old, after"])
 def test_records(tmp_path: Path, text: str, after: bool, new: bool) -> None:
     original = tmp_path / "original.db"
     store_at(original).add_plan(plan())
@@ -124,7 +123,7 @@ def test_records(tmp_path: Path, text: str, after: bool, new: bool) -> None:
 
 
 @pytest.mark.parametrize("how", ["import", "merge"])
-def test_imports_and_merges(tmp_path: Path, text: str, how: str) -> None:
+def test_imports_and_merges(tmp_path: Path, how: str) -> None:
     source = tmp_path / "source.db"
     fill(store_at(source))
     export(Database(source), tmp_path / "rows.jsonl")
@@ -151,4 +150,4 @@ def test_imports_and_merges(tmp_path: Path, text: str, how: str) -> None:
             take(path)
             assert exported(Database(path)) == expected
 
-    assert every_call(work, text) > 30
+    assert every_call(work, FAULTS[0]) > 30
