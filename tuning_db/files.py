@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import random
 import sqlite3
 import threading
 import time
@@ -31,7 +32,10 @@ _OLDEST_SQLITE = (3, 37, 0)  # the first with STRICT tables
 _RACY_S = 1.0
 """A file that changed less than this before it was looked at may change again without a new time stamp."""
 _FORK_WAIT_S = 5.0
-_READ_WAIT_MS, _WRITE_WAIT_MS = 2_000, 30_000  # for other processes' locks
+_READ_WAIT_S, _WRITE_WAIT_S = 2.0, 30.0  # for other processes' locks
+_COMMIT_WAIT_MS = 10_000  # for readers to leave: none can come in while a commit waits
+_NAP_S = (0.0005, 0.004)
+_REOPENINGS = 3
 _STEPS = 100_000  # of SQLite's machine between looks at the clock
 
 
@@ -94,9 +98,12 @@ class Database:
         def limited(connection: sqlite3.Connection) -> _T:
             self._deadline = time.monotonic() + within_s
             try:
+                connection.execute("BEGIN")  # all that is read fits together, and the lock is taken once
                 return work(connection)
             finally:
                 self._deadline = math.inf
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
 
         return self._attempt(limited, create=False)
 
@@ -109,9 +116,9 @@ class Database:
             raise Unwritable(f"{self.path} is only read")
 
         def transaction(connection: sqlite3.Connection) -> _T:
-            connection.execute(f"PRAGMA busy_timeout = {_WRITE_WAIT_MS}")
             try:
                 connection.execute("BEGIN IMMEDIATE")
+                connection.execute(f"PRAGMA busy_timeout = {_COMMIT_WAIT_MS}")
                 self._still_there()
                 result = work(connection)
                 connection.execute("COMMIT")
@@ -119,7 +126,7 @@ class Database:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
                 self._writes += 1
-                connection.execute(f"PRAGMA busy_timeout = {_READ_WAIT_MS}")
+                connection.execute("PRAGMA busy_timeout = 0")
             self._still_there()
             return result
 
@@ -163,25 +170,30 @@ class Database:
 
     def _attempt(self, work: Callable[[sqlite3.Connection], _T], create: bool) -> _T:
         with self._lock:
-            for last in (False, False, True):
-                outcome = self._try(work, create, last)
-                if outcome is not None:
-                    return outcome[0]
-        raise AssertionError("the last attempt returns or raises")
+            until = time.monotonic() + (_WRITE_WAIT_S if create else _READ_WAIT_S)
+            for _ in range(_REOPENINGS):
+                while True:
+                    try:
+                        return work(self._ready(create))
+                    except (*SQL_ERRORS, UnicodeEncodeError, Damaged, _Moved) as error:  # noqa: PERF203
+                        problem = _problem(error, self.path)
+                        if not isinstance(problem, Busy) or time.monotonic() > until:
+                            break
+                        # SQLite's own waiting backs off to a tenth of a second: a reader among many writers starves.
+                        time.sleep(random.uniform(*_NAP_S))
+                self._recover(problem)
+            raise problem
 
-    def _try(self, work: Callable[[sqlite3.Connection], _T], create: bool, last: bool) -> tuple[_T] | None:
-        """The result, or None where the file was replaced, or was damaged and is set aside: then try again."""
-        try:
-            return (work(self._ready(create)),)
-        except (*SQL_ERRORS, UnicodeEncodeError, Damaged, _Moved) as error:
-            problem, moved, identity = _problem(error, self.path), self._moved(), self._identity
-            if self.path is not None and not isinstance(problem, Busy):
-                self.close()  # whatever state the error has left it in
-            if last or not (moved or isinstance(problem, Damaged)):
-                raise problem from error
-            if not moved:
-                self._set_aside(problem, identity)
-            return None
+    def _recover(self, problem: Unusable) -> None:
+        """Make another attempt worth while, or raise the problem."""
+        moved, identity = self._moved(), self._identity
+        if self.path is not None and not isinstance(problem, Busy):
+            self.close()  # whatever state the error has left it in
+        if moved:
+            return
+        if not isinstance(problem, Damaged):
+            raise problem
+        self._set_aside(problem, identity)
 
     def _set_aside(self, problem: Unusable, identity: Identity | None) -> None:
         if self._repair is None or self.path is None or identity is None or self.readonly:
@@ -199,6 +211,8 @@ class Database:
             _abandoned.append(self._connection)
             self._connection = None
         if self._connection is not None and not self._moved():
+            if self._connection.in_transaction:  # what an error left open
+                self._connection.execute("ROLLBACK")
             return self._connection
         self.close()
         if sqlite3.sqlite_version_info < _OLDEST_SQLITE:
@@ -232,9 +246,7 @@ class Database:
             quoted = str(self.path).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
             mode = "ro" if self.readonly else "rwc" if create else "rw"
             name = f"file:{quoted}?mode={mode}{'&immutable=1' if self._immutable else ''}"
-        connection = sqlite3.connect(
-            name, uri=True, timeout=_READ_WAIT_MS / 1000, isolation_level=None, check_same_thread=False
-        )
+        connection = sqlite3.connect(name, uri=True, timeout=0, isolation_level=None, check_same_thread=False)
         connection.text_factory = _text
         connection.set_progress_handler(lambda: time.monotonic() > self._deadline, _STEPS)
         connection.execute("PRAGMA trusted_schema = OFF")

@@ -84,7 +84,8 @@ def test_lookups(tmp_path: Path, text: str) -> None:
     def work(shared: Faults, _: int) -> None:
         store = store_at(path)
         found = store.find_plan(question())
-        assert isinstance(found, Miss if shared.happened else Hit)
+        # A lock is waited for.
+        assert isinstance(found, Miss if shared.happened and "locked" not in text else Hit)
         assert isinstance(found, Hit) or found.reason == "database unusable"
         store.find_measurements(RELU.key, HERE)
         store.find_default_timings(question().program, HERE)
