@@ -75,7 +75,7 @@ def _choose(options: Options, gm: GraphModule, example_inputs: Sequence[Any]) ->
     missing = missing_compiler(gm, example_inputs)
     if missing is not None:
         return WholePlan("eager"), f"no plan is stored for it, and Inductor cannot run here: {missing}"
-    return WholePlan("inductor", options.mode), "no plan is stored for it; this is what torch.compile does"
+    return options.default(), "no plan is stored for it; this is what torch.compile does"
 
 
 def _short(plan: Plan) -> str:

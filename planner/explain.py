@@ -62,7 +62,7 @@ def _filled(cell: Any) -> bool:
 def _program(program: Program, title: str, graphs: bool) -> str:
     identity = f"key {program.key}" if program.key else f"no key, since {program.unkeyable}"
     lines = [f"{title}: {identity}", f"  plan: {describe(program.plan)}", f"  why: {program.why}"]
-    lines.extend(f"  {line}" for line in program.attention)
+    lines.extend(f"  {line}" for line in (*program.remarks, *program.attention))
     for record in program.graphs:
         lines.extend(f"  {line}" for line in _graph(record, graphs))
         lines.extend(f"    {line}" for line in _left_out(program.plan, record))
@@ -74,7 +74,11 @@ def _program(program: Program, title: str, graphs: bool) -> str:
 def describe(plan: Plan) -> str:
     """Say in a few words what a plan does."""
     if isinstance(plan, WholePlan):
-        return f"whole program under {plan.executor}" + (f", mode {plan.mode}" if plan.mode != "default" else "")
+        return (
+            f"whole program under {plan.executor}"
+            + (f", mode {plan.mode}" if plan.mode != "default" else "")
+            + (f", launch {plan.launch}" if plan.launch != "plain" else "")
+        )
     assert isinstance(plan, SegmentedPlan)
     greedy = f", all that {plan.greedy} takes in maximal fusions" if plan.greedy else ""
     return f"segmented, saving {plan.saving}, launch {plan.launch}{greedy}"
@@ -102,8 +106,6 @@ def _graph(record: GraphRecord, listing: bool) -> Iterator[str]:
     count = len(graph.ops)
     where = "all under ATen" if not inside else f"{inside} in {len(record.regions)} regions, the rest under ATen"
     yield f"{name}: {count} op{'s' * (count != 1)}, {where}"
-    if record.not_captured is not None:
-        yield f"  runs without a CUDA graph: {record.not_captured}"
     for why in opaque:
         yield f"  cannot be exported: {why}"
     for region in record.regions:

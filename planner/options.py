@@ -17,7 +17,7 @@ class Options:
     """The options of ``torch.compile(…, backend="fuseplan", options={…})``.
 
     >>> Options.parse({"plan": "eager"}).plan
-    WholePlan(executor='eager', mode='default', anchors=())
+    WholePlan(executor='eager', mode='default', anchors=(), launch='plain')
     """
 
     plan: Plan | None = None
@@ -25,7 +25,7 @@ class Options:
     mode: str = "default"
     """The mode that Inductor has where a program runs under torch.compile's own path."""
     launch: str = "plain"
-    """How calls reach the GPU: plain, or cudagraph. For a whole program under Inductor that is its reduce-overhead."""
+    """How calls reach the GPU: plain, or cudagraph, which never overwrites what a caller still holds."""
 
     attention: str = "as-is"
     """`proven`: calls of attention lose a mask that is proven to change nothing, and stay whole. Works with any plan."""
@@ -44,22 +44,26 @@ class Options:
         launch = given.get("launch", "plain")
         if launch not in LAUNCHES:
             raise OptionError(f"fuseplan has no launch {launch!r}; known are {', '.join(LAUNCHES)}")
-        if launch == "cudagraph" and chosen == "default":
-            chosen = "reduce-overhead"
         attention = given.get("attention", "as-is")
         if attention not in ATTENTION:
             raise OptionError(f"option attention is {' or '.join(ATTENTION)}, not {attention!r}")
-        return Options(_launched(_plan(given.get("plan", "auto")), launch), chosen, launch, attention)
+        return Options(_adapted(_plan(given.get("plan", "auto")), chosen, launch), chosen, launch, attention)
+
+    def default(self) -> Plan:
+        """The plan of a program for which none is stored: what torch.compile does, in the mode and launch asked for."""
+        return _adapted(WholePlan("inductor"), self.mode, self.launch) or WholePlan("inductor")
 
 
-def _launched(plan: Plan | None, launch: str) -> Plan | None:
-    if plan is None or launch == "plain":
-        return plan
-    if isinstance(plan, SegmentedPlan):
-        return replace(plan, launch=launch)
-    if isinstance(plan, WholePlan) and plan.executor == "inductor":
-        return replace(plan, mode="reduce-overhead")
-    raise OptionError(f"launch {launch!r} needs a plan that compiles, and eager does not")
+def _adapted(plan: Plan | None, mode: str, launch: str) -> Plan | None:
+    """The plan with the mode and the launch that were asked for beside it."""
+    try:
+        if isinstance(plan, WholePlan) and plan.executor == "inductor" and mode != "default":
+            plan = replace(plan, mode=mode)
+        if isinstance(plan, (WholePlan, SegmentedPlan)) and launch != "plain":
+            plan = replace(plan, launch=launch)
+    except PlanError as error:
+        raise OptionError(str(error)) from None
+    return plan
 
 
 def _plan(value: object) -> Plan | None:

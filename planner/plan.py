@@ -42,7 +42,7 @@ class Plan:
     """The base of both kinds of plan.
 
     >>> Plan.named("inductor")
-    WholePlan(executor='inductor', mode='default', anchors=())
+    WholePlan(executor='inductor', mode='default', anchors=(), launch='plain')
     >>> Plan.from_json(Plan.named("aten").to_json()) == Plan.named("aten")
     True
     """
@@ -82,6 +82,7 @@ class WholePlan(Plan):
     executor: str
     mode: str = "default"
     anchors: tuple[AnchorChoice, ...] = ()
+    launch: str = "plain"
 
     def __post_init__(self) -> None:
         _check_anchors(self.anchors)
@@ -89,6 +90,11 @@ class WholePlan(Plan):
         _member("mode", self.mode, MODES)
         if self.executor == "eager" and self.mode != "default":
             raise PlanError(f"mode {self.mode!r} is Inductor's; eager has none")
+        _member("launch", self.launch, LAUNCHES)
+        if self.launch != "plain" and self.executor == "eager":
+            raise PlanError(f"launch {self.launch!r} needs a plan that compiles, and eager does not")
+        if self.launch != "plain" and self.mode in ("reduce-overhead", "max-autotune"):
+            raise PlanError(f"mode {self.mode!r} brings CUDA graphs of its own; launch it plain")
 
     def _fields(self) -> dict[str, Any]:
         return {
@@ -96,6 +102,7 @@ class WholePlan(Plan):
             "kind": "whole",
             "executor": self.executor,
             "mode": self.mode,
+            "launch": self.launch,
             "anchors": _anchor_fields(self.anchors),
         }
 
@@ -126,11 +133,13 @@ class SegmentedPlan(Plan):
 
     def part(self, role: str, graph_key: str | None) -> Part | None:
         """Return the part that is meant for this graph; PlanError if the plan holds one for another graph."""
-        for part in self.parts:
-            if part.role == role:
-                if part.graph != graph_key:
-                    raise PlanError(f"the plan was made for {role} graph {part.graph[:12]}, not {str(graph_key)[:12]}")
+        meant = [part for part in self.parts if part.role == role]
+        for part in meant:
+            if part.graph == graph_key:
                 return part
+        if meant:
+            known = ", ".join(part.graph[:12] for part in meant)
+            raise PlanError(f"the plan was made for {role} graph {known}, not {str(graph_key)[:12]}")
         return None
 
     def _fields(self) -> dict[str, Any]:
@@ -168,8 +177,10 @@ def _member(what: str, value: object, known: tuple[str, ...]) -> None:
 def _parse(data: Any) -> Plan:
     kind = data.get("kind") if isinstance(data, dict) else None
     if kind == "whole":
-        _exactly(data, "a whole plan", {"format": int, "kind": str, "executor": str, "mode": str, "anchors": list})
-        return WholePlan(data["executor"], data["mode"], _parse_anchors(data["anchors"]))
+        fields: dict[str, Any] = dict.fromkeys(("kind", "executor", "mode", "launch"), str)
+        fields |= {"format": int, "anchors": list}
+        _exactly(data, "a whole plan", fields)
+        return WholePlan(data["executor"], data["mode"], _parse_anchors(data["anchors"]), data["launch"])
     if kind == "segmented":
         fields = {
             "format": int,

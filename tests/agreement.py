@@ -14,6 +14,8 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map
 
 FACTOR = 4.0
 """How much larger than eager's error another order of the same float operations may be."""
+FEW = 64
+"""Elements up to which a tensor is too small a sample of eager's error."""
 ULPS = 8.0
 """What is granted on top, in units of the largest value's last place: eager may be exact by luck."""
 
@@ -22,8 +24,8 @@ def assert_as_accurate(actual: Any, eager: Any, reference: Any) -> None:
     """Fail unless `actual` is about as close to `reference`, a run in higher precision, as `eager` is.
 
     Trees of tensors are compared leaf by leaf. What is no float must be exactly eager's, and so must shapes and dtypes.
-    Of a single number eager's error says little, since it may be exact by luck: such a leaf, a loss say, is granted
-    what eager's other leaves are usually off by.
+    Of a few numbers eager's error says little, since it may be exact by luck: such a leaf, a loss or a small bias, is
+    granted what eager's other leaves are usually off by.
     """
     usual = _usual_error(eager, reference)
     for where, got, want, exact in _leaves(actual, eager, reference):
@@ -32,7 +34,7 @@ def assert_as_accurate(actual: Any, eager: Any, reference: Any) -> None:
             continue
         assert (got.dtype, got.shape, got.device) == (want.dtype, want.shape, want.device), where
         if want.dtype.is_floating_point or want.dtype.is_complex:
-            _assert_close_enough(where, got, want, exact, usual if want.numel() == 1 else 0.0)
+            _assert_close_enough(where, got, want, exact, usual if want.numel() <= FEW else 0.0)
         else:
             assert torch.equal(got, want), f"{where}: {got} instead of {want}"
 

@@ -7,7 +7,8 @@ runs plain instead, which costs host time but no copy, and is counted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,23 +31,29 @@ SMALL = 64 * 1024
 class CudaGraphLaunch:
     """Wraps the callables of one program: the backward must know whether its forward could be captured."""
 
-    def __init__(self) -> None:
+    def __init__(self, remarks: list[str]) -> None:
+        self.remarks = remarks
         self.refused: str | None = None
         self.device: int | None = None
 
     def wrap(self, role: str, gm: GraphModule, plain: Boxed) -> Boxed:
         """Return `plain` launched through a CUDA graph, or as it is where that cannot be; `refused` says why."""
+        return self.prepare(role, gm)(plain)
+
+    def prepare(self, role: str, gm: GraphModule) -> Callable[[Boxed], Boxed]:
+        """Return what wraps the callable of `gm`, for a compiler that does not leave `gm` as it was."""
         reason = _obstacle(gm) or (self.refused if role == "backward" else None)
         if reason is not None:
             self.refused = reason
             count("graphs not captured")
-            logger.warning("the %s graph runs without a CUDA graph: %s", role, reason)
-            return self._plain_backward(plain) if role == "backward" else plain
-        self.device = _device_index(gm)
-        captured = cudagraphify(
-            plain,
+            self.remarks.append(f"the {role} graph runs without a CUDA graph: {reason}")
+            logger.warning(self.remarks[-1])
+            return self._plain_backward if role == "backward" else _as_it_is
+        self.device = device = _device_index(gm)
+        capture = partial(
+            cudagraphify,
             static_input_idxs=_static_inputs(role, gm),
-            device_index=self.device,
+            device_index=device,
             stack_traces=get_stack_traces(gm),
             is_backward=role == "backward",
             is_inference=role == "inference",
@@ -54,8 +61,10 @@ class CudaGraphLaunch:
             mutated_input_idxs=tuple(find_input_mutations(gm.graph)),
         )
         if role == "backward":
-            return _guard_backward(captured, plain, self.device, _saved_activations(gm))
-        return _guard_forward(captured, plain, self.device, _small_outputs(gm))
+            activations = _saved_activations(gm)
+            return lambda plain: _guard_backward(capture(plain), plain, device, activations)
+        small = _small_outputs(gm)
+        return lambda plain: _guard_forward(capture(plain), plain, device, small)
 
     def _plain_backward(self, plain: Boxed) -> Boxed:
         """The backward of a captured forward ends its step, whether captured itself or not."""
@@ -70,6 +79,10 @@ class CudaGraphLaunch:
             return plain(args)
 
         return _boxed(call)
+
+
+def _as_it_is(plain: Boxed) -> Boxed:
+    return plain
 
 
 def _guard_forward(captured: Boxed, plain: Boxed, device: int, small: Sequence[int]) -> Boxed:

@@ -15,7 +15,6 @@ class GraphRecord:
     role: str
     graph: Graph
     regions: tuple[RegionRecord, ...] = ()
-    not_captured: str | None = None  # why it runs without the CUDA graph that the plan asks for
 
 
 @dataclass(frozen=True)
@@ -37,4 +36,5 @@ class Program:
     plan: Plan
     why: str
     graphs: list[GraphRecord] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)  # what the plan asks for and this program cannot have
     attention: list[str] = field(default_factory=list)  # a line on each attention call, where the plan speaks of any

@@ -17,6 +17,7 @@ from fuseplan.graph import Graph, Ref
 from fuseplan.log import logger
 from fuseplan.plan import SegmentedPlan
 from fuseplan.runtime.record import RegionRecord
+from fuseplan.runtime.strides import at_risk, with_declared_strides
 from fuseplan.segment import Region, Segmentation, check_segmentation, extract, maximal_regions
 from fuseplan.stats import count
 
@@ -27,8 +28,9 @@ _lock = threading.Lock()
 class RegionCompiler:
     """Compiles the regions that a plan gives one captured graph, and remembers what became of each."""
 
-    def __init__(self, captured: Captured) -> None:
+    def __init__(self, captured: Captured, role: str = "inference") -> None:
         self.captured = captured
+        self.risky = at_risk(captured.graph, role)
         self.executors: dict[str, Executor] = executors()
         self.records: list[RegionRecord] = []
 
@@ -53,6 +55,7 @@ class RegionCompiler:
         values = self.captured.values
         nodes = frozenset(node for i in region.ops for node in self._nodes(i))
         outputs = tuple(values[ref.name] for ref in graph.outputs if isinstance(ref, Ref))
+        call = with_declared_strides(call, graph, self.risky)
         return RegionCall(nodes, tuple(values[value.name] for value in graph.inputs), outputs, call)
 
     def _shared(self, executor: Executor, graph: Graph, variant: str) -> Compiled:

@@ -31,7 +31,7 @@ def compile_segmented(
 ) -> Callable[..., Any]:
     """Return what runs the Dynamo graph `gm` under `plan`."""
 
-    launch = _launch(plan)
+    launch = _launch(plan, program)
 
     def compiler(role: str) -> Callable[[GraphModule, Sequence[Any]], Boxed]:
         return lambda aot_gm, _: _compile_graph(plan, role, aot_gm, program, launch)
@@ -47,25 +47,24 @@ def compile_segmented(
         return backend(gm, list(example_inputs))
 
 
-def _launch(plan: SegmentedPlan) -> CudaGraphLaunch | None:
+def _launch(plan: SegmentedPlan, program: Program) -> CudaGraphLaunch | None:
     if plan.launch == "plain":
         return None
     from fuseplan.runtime.cudagraph import CudaGraphLaunch  # brings Inductor, which a plain launch never needs
 
-    return CudaGraphLaunch()
+    return CudaGraphLaunch(program.remarks)
 
 
 def _compile_graph(
     plan: SegmentedPlan, role: str, gm: GraphModule, program: Program, launch: CudaGraphLaunch | None
 ) -> Boxed:
     captured = capture_fx(gm)
-    compiler = RegionCompiler(captured)
+    compiler = RegionCompiler(captured, role)
     calls = compiler.compile(segmentation_of(plan, role, captured.graph))
     nodes = captured.nodes
     edges = [(nodes[a], nodes[b]) for a, b in order_edges(captured.graph)] if calls else []
     compiled = flatten(gm, calls, edges)
     if launch is not None:
         compiled = launch.wrap(role, gm, compiled)
-    refused = None if launch is None else launch.refused
-    program.graphs.append(GraphRecord(role, captured.graph, tuple(compiler.records), refused))
+    program.graphs.append(GraphRecord(role, captured.graph, tuple(compiler.records)))
     return compiled

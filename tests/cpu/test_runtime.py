@@ -19,7 +19,8 @@ from fuseplan.executors.flat import flatten
 from fuseplan.explain import compiled_by
 from fuseplan.graph import Graph, Op, Ref, TensorType, Value
 from fuseplan.plan import Part, Plan, SegmentedPlan
-from fuseplan.segment import Region, Segmentation
+from fuseplan.runtime.strides import at_risk, with_declared_strides
+from fuseplan.segment import Region, Segmentation, extract
 
 
 def chain(x: Tensor, w: Tensor) -> Tensor:
@@ -145,3 +146,34 @@ def test_no_plan_means_what_torch_compile_does() -> None:
     (program,) = programs_of(compiled_by(compiled))
     assert program.graphs == []
     assert "no plan is stored" in program.why
+
+
+def test_a_tensor_that_lies_otherwise_than_declared_is_laid_out_for_its_region() -> None:
+    image = TensorType("float32", (2, 3, 4, 4), (48, 16, 4, 1))
+    conv = Op("aten.convolution.default", (Ref("x"),), (), (Value("y", image),))
+    relu = Op("aten.relu.default", (Ref("y"),), (), (Value("z", image),))
+    graph = Graph((Value("x", image),), (conv, relu), (Ref("z"),))
+    seen: list[Any] = []
+
+    def region(args: list[Any]) -> list[Any]:
+        seen.append(args[0].stride())
+        return [args[0].relu()]
+
+    call = with_declared_strides(region, extract(graph, (1,)), at_risk(graph, "inference"))
+    given = torch.randn(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)
+    (result,) = call([given])
+    assert torch.equal(result, given.relu())
+    call([given.contiguous()])
+    assert seen == [(48, 16, 4, 1)] * 2
+    assert with_declared_strides(region, extract(graph, (0,)), at_risk(graph, "inference")) is region
+
+
+@pytest.mark.parametrize("plan", ["aten", "inductor"])
+def test_a_launch_that_cannot_be_had_is_explained(plan: str) -> None:
+    torch._dynamo.reset()
+    compiled = fuseplan.compile(chain, plan=plan, launch="cudagraph")
+    x, w = operands(train=True)
+    compiled(x, w).sum().backward()
+    text = fuseplan.explain(compiled, graphs=False)
+    assert "the forward graph runs without a CUDA graph" in text
+    assert "is on the cpu" in text

@@ -13,6 +13,7 @@ from fuseplan.segment import Region, Segmentation
 CUT = Segmentation((Region((0, 1), "nvfuser"), Region((3,), "inductor", "tuned", (2,))))
 PLANS = [Plan.named(name) for name in NAMED] + [
     WholePlan("inductor", "reduce-overhead"),
+    WholePlan("inductor", launch="cudagraph"),
     WholePlan("inductor", anchors=(AnchorChoice(0, "auto"), AnchorChoice(3, "flash+causal"))),
     SegmentedPlan(
         (Part("forward", "ab" * 32, CUT),), saving="all", launch="cudagraph", anchors=(AnchorChoice(1, "math"),)
@@ -51,8 +52,8 @@ def changed(**fields: object) -> str:
             {"ops": [-1], "executor": "aten", "variant": "default", "recompute": []}]}]),
         changed(parts=[{"role": "forward", "graph": "a", "regions": [
             {"ops": ["0"], "executor": "aten", "variant": "default", "recompute": []}]}]),
-        '{"format": 1, "kind": "whole", "executor": "eager", "mode": "max-autotune", "anchors": []}',
-        '{"format": 1, "kind": "whole", "executor": "rm -rf", "mode": "default", "anchors": []}',
+        '{"format": 1, "kind": "whole", "executor": "eager", "mode": "max-autotune", "anchors": [], "launch": "plain"}',
+        '{"format": 1, "kind": "whole", "executor": "rm -rf", "mode": "default", "anchors": [], "launch": "plain"}',
         '{"format": 1, "kind": "whole", "executor": "eager", "mode": "default"}',
         changed(anchors={}), changed(anchors=[0]), changed(anchors=[{"call": 0}]),
         changed(anchors=[{"call": -1, "variant": "auto"}]), changed(anchors=[{"call": True, "variant": "auto"}]),

@@ -1,0 +1,64 @@
+"""Real tensors that do not lie in memory as tracing said: found at the edge of a region, and laid out as it expects.
+
+A convolution chooses its layout by what cuDNN prefers for the very tensors that it meets, and the fake ones of tracing
+cannot always tell. ATen takes any layout; code compiled for declared strides does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from fuseplan.executors import Compiled
+from fuseplan.graph import Graph, TensorType
+
+_CHOOSY = ("aten.convolution", "aten.cudnn_convolution", "aten.miopen_convolution", "aten.mkldnn_convolution")
+
+
+def at_risk(graph: Graph, role: str) -> frozenset[str]:
+    """The values whose strides may turn out other than declared: what convolutions give, and all that comes of it.
+
+    In a backward graph that includes what the forward saved.
+    """
+    found = {v.name for v in graph.inputs if role == "backward" and _may_be_image(v.type)}
+    for op in graph.ops:
+        if op.target.startswith(_CHOOSY) or not found.isdisjoint(op.reads):
+            found.update(value.name for value in op.outputs if isinstance(value.type, TensorType))
+    return frozenset(found)
+
+
+def _may_be_image(kind: object) -> bool:
+    return isinstance(kind, TensorType) and len(kind.shape) >= 4
+
+
+def with_declared_strides(call: Compiled, region: Graph, risky: frozenset[str]) -> Compiled:
+    """Return `call` with the inputs that are at risk checked at each call; a check takes 0.2 µs, and none is free."""
+    checks = [
+        (i, tuple(value.type.stride))
+        for i, value in enumerate(region.inputs)
+        if value.name in risky and isinstance(value.type, TensorType) and _static(value.type)
+    ]
+    if not checks:
+        return call
+
+    def checked(args: list[object]) -> Sequence[object]:
+        for i, stride in checks:
+            value = args[i]
+            if isinstance(value, torch.Tensor) and value.stride() != stride:
+                args[i] = _laid_out(value, stride)
+        return call(args)
+
+    return checked
+
+
+def _static(kind: TensorType) -> bool:
+    return all(isinstance(dim, int) for dim in (*kind.shape, *kind.stride))
+
+
+def _laid_out(value: torch.Tensor, stride: Sequence[int | str]) -> torch.Tensor:
+    wanted = [int(step) for step in stride]
+    differ = any(s != w for s, w, size in zip(value.stride(), wanted, value.shape, strict=True) if size > 1)
+    if not differ:
+        return value
+    return torch.empty_strided(value.shape, wanted, dtype=value.dtype, device=value.device).copy_(value)
