@@ -16,10 +16,10 @@ __all__ = ["fresh_compiler"]
 @pytest.fixture(autouse=True)
 def same_convolutions() -> Iterator[None]:
     """Two runs of eager itself differ where cuDNN may choose, and a few steps of training blow the difference up."""
-    before = torch.backends.cudnn.deterministic
-    torch.backends.cudnn.deterministic = True
-    yield
-    torch.backends.cudnn.deterministic = before
+    cudnn = torch.backends.cudnn
+    # flags() and no assignment, which torch.testing's internals forbid once they are imported
+    with cudnn.flags(cudnn.enabled, cudnn.benchmark, deterministic=True, allow_tf32=cudnn.allow_tf32):
+        yield
 
 
 HERE = Path(__file__).parent

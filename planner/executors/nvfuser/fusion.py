@@ -91,7 +91,7 @@ class _Builder:
             self.fusion.add_input(view)
             order = dense_order(*concrete(self.region, kind))
             if self.cautious and order != list(range(len(kind.shape))):
-                view = self.nvfuser.ops.segment_set(view)
+                view = self.nvfuser.ops.segment_set(self._site(()).copied(view))
             return Tensor(view, kind, value.name)
         if isinstance(kind, ScalarType):
             scalar = self.nvfuser.define_scalar(None, dtype=self._site(()).dtype(_KIND[kind.kind]))

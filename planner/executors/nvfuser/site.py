@@ -172,7 +172,7 @@ class Site:
         if not one and not (isinstance(start, int) and isinstance(end, int) and end - start == 1):
             return view
         # nvFuser 0.2.36 reads the first element for a slice of one, unless the dimension goes first and comes again later
-        alone = self.ops.segment_set(self.ops.squeeze(view, [dim]))
+        alone = self.ops.segment_set(self.copied(self.ops.squeeze(view, [dim])))
         return self.ops.broadcast(alone, [i == dim for i in range(x.rank)])
 
     def element(self, x: Tensor, dim: int, start: Any, end: Any) -> View:
@@ -181,6 +181,14 @@ class Site:
         ends = [self.extent(d) for d in x.type.shape]
         starts[dim], ends[dim] = start, end
         return self.ops.squeeze(self.ops.slice(x.view, starts, ends), [dim])
+
+    def copied(self, view: View) -> View:
+        """The view's contents as nvFuser cannot but compute them: it takes a mere copy for another view of the same."""
+        dtype = next(name for name in NVFUSER_NAME if self.dtype(name) == view.dtype())
+        if dtype == "bool":
+            return self.ops.logical_or(view, self.full(False, dtype, ()))
+        wide = compute_type(dtype)
+        return self.cast(self.ops.mul(self.cast(view, wide), self.full(1, wide, ())), dtype)
 
     def lift(self, view: View, rank: int, dim: int) -> View:
         """A one-dimensional view laid along `dim` of `rank` dimensions, to broadcast over the others."""
