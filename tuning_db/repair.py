@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fuseplan.tuning_db.files import Busy, Database, Identity, NotOurs, Unusable
 from fuseplan.tuning_db.foreign import Source
-from fuseplan.tuning_db.tables import Row, RowError, Table, Writer
+from fuseplan.tuning_db.tables import Row, Table, Writer, put_all
 
 try:
     import fcntl
@@ -79,18 +79,6 @@ def salvage(aside: Path, into: Database, within_s: float) -> tuple[int, bool]:
 
 def _put(batch: list[tuple[Table, Row]], into: Database) -> int:
     return into.write(lambda connection: put_all(Writer(connection), batch)) if batch else 0
-
-
-def put_all(writer: Writer, rows: list[tuple[Table, Row]]) -> int:
-    """Put what the schema takes, and say how many rows that were: one that it refuses does not keep out the rest."""
-    return sum(_taken(writer, table, row) for table, row in rows)
-
-
-def _taken(writer: Writer, table: Table, row: Row) -> bool:
-    try:
-        return writer.put(table, row)
-    except RowError:
-        return False
 
 
 def _free_name(path: Path) -> Path:

@@ -24,7 +24,7 @@ from fuseplan.tuning_db.lookup import Candidate, candidates, choose, environment
 from fuseplan.tuning_db.measured import default_timings, measurements
 from fuseplan.tuning_db.notify import notify
 from fuseplan.tuning_db.records import DefaultTiming, Hit, Measurement, Miss, Query, Run, Stale, StoredPlan
-from fuseplan.tuning_db.tables import Row, Table, Writer
+from fuseplan.tuning_db.tables import Row, Table, Writer, everything, put_all
 
 _T = TypeVar("_T")
 _Rows = list[tuple[Table, Row]]
@@ -58,6 +58,7 @@ class Store:
         self._persisted: Counter[str] = Counter()
         self._said: set[str] = set()
         self._lock = threading.Lock()
+        self._memory_lock = threading.Lock()
 
     @staticmethod
     def open(environ: Mapping[str, str], db: str | Path | None = None, *, salvage_s: float = 1.0) -> Store:
@@ -279,13 +280,27 @@ class Store:
             if self._user.path is not None and "network" not in self._said:
                 self._warn_of_network(self._user.path)
             self._user.write(work)
-            return True
         except Unusable as problem:
             self._say(f"{problem}. What is tuned is kept in memory, and lost when this process ends")
-        if self._memory is None:
-            self._memory = Database(None)
-        self._memory.write(work)
-        return False
+            with self._memory_lock:
+                if self._memory is None:
+                    self._memory = Database(None)
+                self._memory.write(work)
+            return False
+        self._drain(self._user)
+        return True
+
+    def _drain(self, user: Database) -> None:
+        """The file can be written again: bring into it what had to be kept in memory."""
+        with self._memory_lock:
+            if self._memory is None:
+                return
+            rows = self._memory.read(everything)
+            try:
+                user.write(lambda connection: put_all(Writer(connection), rows))
+            except Unusable:
+                return  # it still is in memory
+            self._memory = None
 
     def _around(self, environment: Environment, program: str | None, run: str | None) -> _Rows:
         """The rows that a row refers to: any layer may be the first to hear of them."""

@@ -202,3 +202,21 @@ class Writer:
                 raise RowError(f"{table.name} refers to {column} {str(key)[:12]}, which is not there")
             self._ids[where] = found[0]
         return self._ids[where]
+
+
+def put_all(writer: Writer, rows: list[tuple[Table, Row]]) -> int:
+    """Put what the schema takes, and say how many rows that were: one that it refuses does not keep out the rest."""
+    return sum(_taken(writer, table, row) for table, row in rows)
+
+
+def _taken(writer: Writer, table: Table, row: Row) -> bool:
+    try:
+        return writer.put(table, row)
+    except RowError:
+        return False
+
+
+def everything(connection: sqlite3.Connection) -> list[tuple[Table, Row]]:
+    """All good rows of a small database, each after those that it refers to."""
+    found = ((table, table.logical(values)) for table in ALL for values in connection.execute(table.select))
+    return [(table, row) for table, row in found if row is not None]

@@ -101,7 +101,7 @@ def killed(size: Size) -> Outcome:
         crew = Crew(place / "tuning.db", size, place / "log")
         kills = 0
         while kills < size.kills and time.time() < crew.until:
-            time.sleep(rng.uniform(0, 2 * size.seconds / (size.kills + 1)))
+            time.sleep(rng.uniform(0, 1.6 * size.seconds / (size.kills + 1)))
             number = rng.randrange(size.writers)
             crew.writers[number].kill()
             crew.writers[number].wait()

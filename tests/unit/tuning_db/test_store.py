@@ -123,6 +123,18 @@ def test_a_place_that_cannot_be_written(tmp_path: Path, where: str) -> None:
     assert store.find_measurements(RELU.key, HERE) == (measurement(),)
 
 
+def test_what_was_kept_in_memory_goes_into_the_file_when_it_can_be_written(tmp_path: Path) -> None:
+    path = tmp_path / "cache" / "tuning.db"
+    path.parent.write_text("in the way")
+    store = store_at(path)
+    with pytest.warns(UserWarning, match="kept in memory"):
+        assert store.add_plan(plan()) is False
+    path.parent.unlink()
+    assert store.add_plan(plan(launch="cudagraph"))
+    assert store_at(path).find_plan(question()) == Hit(plan(), "user")
+    assert store.find_plan(question()) == Hit(plan(), "user")
+
+
 READ_ONLY = """
 import os, sys, warnings
 sys.path[:0] = [sys.argv[2]]
