@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch._C import DispatchKey
 from torch._ops import OpOverload
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
@@ -77,9 +78,7 @@ def _gradients(function: Callable[..., Tensor], tensors: Sequence[Tensor | None]
         leaves = [None if t is None else t.detach().requires_grad_(i < wanted) for i, t in enumerate(tensors)]
         asked = [leaf for leaf in leaves[:wanted] if leaf is not None]
         found = iter(torch.autograd.grad(function(*leaves), asked, grad))
-    return tuple(
-        grad.new_empty(0) if i >= wanted or t is None else next(found).contiguous() for i, t in enumerate(tensors)
-    )
+    return tuple(grad.new_empty(0) if i >= wanted or t is None else next(found) for i, t in enumerate(tensors))
 
 
 def _attention_backward(
@@ -89,11 +88,22 @@ def _attention_backward(
     def forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         return _attention(q, k, v, mask, causal, scale, gqa)
 
-    return _gradients(forward, (q, k, v, mask), 4 if mask_grad else 3, grad)
+    dq, dk, dv, dmask = _gradients(forward, (q, k, v, mask), 4 if mask_grad else 3, grad)
+    return dq.contiguous(), _as_key(dk, q, gqa), dv.contiguous(), dmask.contiguous()
+
+
+def _as_key(gradient: Tensor, query: Tensor, gqa: bool) -> Tensor:
+    """The gradient of a key as eager lays it out: batched, it is computed for the transposed key and transposed back.
+
+    That of a key which several queries share is summed over them after that, and so is dense.
+    """
+    shared = gqa and gradient.shape[-3] != query.shape[-3]
+    return gradient.contiguous() if shared or gradient.dim() < 3 else gradient.mT.contiguous().mT
 
 
 def _rms_backward(grad: Tensor, input: Tensor, shape: Sequence[int], weight: Tensor | None, eps: float | None) -> Any:
-    return _gradients(lambda x, w: _rms(x, shape, w, eps), (input, weight), 2, grad)
+    found = _gradients(lambda x, w: _rms(x, shape, w, eps), (input, weight), 2, grad)
+    return tuple(gradient.contiguous() for gradient in found)
 
 
 def _attention_backward_fake(
@@ -102,7 +112,7 @@ def _attention_backward_fake(
 ) -> Any:  # fmt: skip
     # No autograd here: on CUDA its engine would run fake tensors in a thread that knows nothing of the tracing.
     for_mask = grad.new_empty(0) if mask is None or not mask_grad else _dense(mask)
-    return _dense(q), _dense(k), _dense(v), for_mask
+    return _dense(q), _as_key(_dense(k), q, gqa), _dense(v), for_mask
 
 
 def _rms_fake(input: Tensor, shape: Sequence[int], weight: Tensor | None, eps: float | None) -> Tensor:
@@ -167,6 +177,24 @@ def _sdpa_choice(query: Tensor, *rest: Any, **options: Any) -> int:
     return choice._op_dk(key, query, *rest, **options)  # type: ignore[no-any-return]
 
 
+def _one_batch(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, gqa: bool) -> bool:
+    """Whether the result has the query's batch. Eager broadcasts like a matmul, which the operator does not describe."""
+    batch = query.shape[:-2]
+    heads = 1 if gqa else 0  # which grouped queries have more of
+    keyed = [t.shape[: t.dim() - 2 - heads] for t in (key, value)]
+    masked = mask.shape[:-2] if mask is not None else ()
+    return (
+        key.dim() == value.dim() == query.dim()
+        and all(_same(size, own) for sizes in keyed for size, own in zip(sizes, batch, strict=False))
+        and len(masked) <= len(batch)
+        and all(_same(size, 1) or _same(size, own) for size, own in zip(masked[::-1], batch[::-1], strict=False))
+    )
+
+
+def _same(size: Any, other: Any) -> bool:
+    return statically_known_true(size == other)
+
+
 def _keep_attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
@@ -174,7 +202,7 @@ def _keep_attention(
     options: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
     arguments = (query, key, value, attn_mask, dropout_p, is_causal)
     # dropout draws random numbers, which only the decomposed form does in eager's order
-    whole = dropout_p == 0.0 and query.is_floating_point()
+    whole = dropout_p == 0.0 and query.is_floating_point() and _one_batch(query, key, value, attn_mask, enable_gqa)
     if whole and _sdpa_choice(*arguments, **options) == SDPBackend.MATH.value:
         return torch.ops.fuseplan.sdpa(query, key, value, attn_mask, is_causal, scale, enable_gqa)
     return _SDPA._op_dk(_COMPOSITE, *arguments, **options)
