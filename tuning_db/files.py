@@ -263,7 +263,8 @@ class Database:
             found = version(connection)
             empty = connection.execute("SELECT 1 FROM sqlite_schema").fetchone() is None
         finally:
-            connection.execute("ROLLBACK")
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
         if application == 0 and found == 0 and empty:
             if not create and self.path is not None:
                 raise Absent(f"{self.path} is empty")
