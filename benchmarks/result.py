@@ -57,7 +57,8 @@ def commit() -> str:
         described = _output("git", "-C", str(ROOT), "status", "--porcelain", "--", ".", ":!benchmarks/results")
         return _output("git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD") + ("+" if described else "")
     except (OSError, subprocess.CalledProcessError):
-        return "unknown: not in a git checkout"
+        # a copy of the tree on another machine has no history: say there which commit it is a copy of
+        return os.environ.get("FUSEPLAN_COMMIT", "unknown: not in a git checkout")
 
 
 def _gpu() -> dict[str, Any]:
