@@ -55,8 +55,10 @@ def store_at(path: Path) -> Store:
     return Store(Places(path))
 
 
-def plan(**fields: object) -> StoredPlan:
+def plan(launch: str = "plain", **fields: object) -> StoredPlan:
     """A tuned plan for PROGRAM on HERE; `fields` say what differs."""
+    if launch != "plain":
+        fields["plan"] = replace(fields.get("plan", INDUCTOR), launch=launch)  # type: ignore[type-var]
     return replace(StoredPlan(PROGRAM, HERE, INDUCTOR, wall_us=100.0, changed_at=AT), **fields)  # type: ignore[arg-type]
 
 

@@ -149,7 +149,6 @@ class StoredPlan:
     """tuned, default, unverified or quarantined."""
     word: str | None = None
     """What a person said: pinned or disabled."""
-    launch: str = "plain"
     sizes: Box = STATIC
     predicted_us: float | None = None
     wall_us: float | None = None
@@ -172,6 +171,12 @@ class StoredPlan:
         return plan_key(self.program, self.environment.key, self.launch, self.sizes.text, self.plan.to_json())
 
     @property
+    def launch(self) -> str:
+        """How the plan's calls reach the device: part of the plan, and a column of its row."""
+        launch: str = getattr(self.plan, "launch", "plain")
+        return launch
+
+    @property
     def standing(self) -> str:
         """A person's word where there is one, else the status."""
         return self.word or self.status
@@ -179,12 +184,14 @@ class StoredPlan:
     def row(self) -> Row:
         """The plan as a logical row."""
         row = _row(self)
-        return {"key": self.key, "json": row.pop("plan"), **row}
+        return {"key": self.key, "json": row.pop("plan"), "launch": self.launch, **row}
 
     @staticmethod
     def of(row: Row, environment: Environment) -> StoredPlan:
         """The plan that a logical row describes; PlanError or StoreError if its JSON is none."""
-        values: dict[str, object] = {name: value for name, value in row.items() if name not in ("key", "json")}
+        values: dict[str, object] = {
+            name: value for name, value in row.items() if name not in ("key", "json", "launch")
+        }
         values |= {"environment": environment, "sizes": Box.parse(str(row["sizes"]))}
         values["plan"] = Plan.from_json(str(row["json"]))
         return StoredPlan(**values)  # type: ignore[arg-type]

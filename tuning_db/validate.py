@@ -77,8 +77,11 @@ def _timing(row: Row) -> None:
 
 def _plan(row: Row) -> None:
     text = str(row["json"])
-    if Plan.from_json(text).to_json() != text:
+    plan = Plan.from_json(text)
+    if plan.to_json() != text:
         raise RowError("plan: its JSON is not written as fuseplan writes it")
+    if getattr(plan, "launch", "plain") != row["launch"]:
+        raise RowError("plan: its launch is not that of the plan it holds")
     Box.parse(str(row["sizes"]))
     if plan_key(row["program"], row["environment"], row["launch"], row["sizes"], text) != row["key"]:
         raise RowError(f"{PLAN.name}: its key is not that of what it holds")

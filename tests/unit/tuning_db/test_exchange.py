@@ -161,7 +161,7 @@ def changed(**fields: object) -> str:
         (changed(json="[" * 100_000), "must be JSON"),
         (changed(json=" " + INDUCTOR.to_json()), "not written as"),
         (changed(json=NVFUSER.to_json()), "its key is not"),
-        (changed(launch="cudagraph"), "its key is not"),
+        (changed(launch="cudagraph"), "its launch is not"),
         (changed(program="99" * 32), "its key is not"),
         (changed(status="best"), "CHECK"),
         (changed(detail="a\0b"), "no text"),
