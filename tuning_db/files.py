@@ -32,7 +32,7 @@ _OLDEST_SQLITE = (3, 37, 0)  # the first with STRICT tables
 _RACY_S = 1.0
 """A file that changed less than this before it was looked at may change again without a new time stamp."""
 _FORK_WAIT_S = 5.0
-_READ_WAIT_S, _WRITE_WAIT_S = 2.0, 30.0  # for other processes' locks
+_READ_WAIT_S, _WRITE_WAIT_S = 5.0, 30.0  # for other processes, one of which may just be playing back a journal
 _COMMIT_WAIT_MS = 10_000  # for readers to leave: none can come in while a commit waits
 _NAP_S = (0.0005, 0.004)
 _REOPENINGS = 3
