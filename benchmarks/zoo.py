@@ -122,6 +122,8 @@ CASES = {
     "llama 4x2048": Case(_llama, _tokens(4, 2048, 32000)),
     "llama 4x2048 train": Case(_llama, _tokens(4, 2048, 32000, labels=True), train=True),
     "llama 1x16": Case(_llama, _tokens(1, 16, 32000)),
+    "resnet50 64": Case(_resnet, _images(64)),
     "resnet50 64 train": Case(_resnet, _images(64, labels=True), train=True),
     "vit-b 64": Case(_vit, _images(64)),
+    "vit-b 64 train": Case(_vit, _images(64, labels=True), train=True),
 }
