@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fuseplan.backend import compile
     from fuseplan.doctor import doctor
-    from fuseplan.errors import ExecutorError, FuseplanError, GraphError, OptionError, PlanError, UnsupportedError
+    from fuseplan.errors import (
+        ExecutorError,
+        FuseplanError,
+        GraphError,
+        OptionError,
+        PlanError,
+        StoreError,
+        UnsupportedError,
+    )
     from fuseplan.explain import explain
     from fuseplan.graph import Graph
     from fuseplan.plan import Plan
@@ -27,6 +35,7 @@ _HOME = {
     "OptionError": "fuseplan.errors",
     "Plan": "fuseplan.plan",
     "PlanError": "fuseplan.errors",
+    "StoreError": "fuseplan.errors",
     "UnsupportedError": "fuseplan.errors",
     "compile": "fuseplan.backend",
     "doctor": "fuseplan.doctor",
@@ -42,6 +51,7 @@ __all__ = [
     "OptionError",
     "Plan",
     "PlanError",
+    "StoreError",
     "UnsupportedError",
     "__version__",
     "compile",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +17,8 @@ from fuseplan.runtime.attention import with_proven_attention
 from fuseplan.runtime.compiler import missing_compiler
 from fuseplan.stats import count
 
-_programs: list[tuple[weakref.ref[Any] | None, Program]] = []
+_PROGRAMS = "_fuseplan_programs"
+"""Where the object that torch.compile made keeps what was compiled for it; both go together."""
 
 
 def fuseplan_backend(
@@ -38,7 +38,9 @@ def fuseplan_backend(
     compiled = replay(plan, gm, example_inputs, program)
     count("programs")
     count(f"programs under plan {_short(plan)}")
-    _programs.append((_caller(), program))
+    owner = _caller()
+    if owner is not None:
+        vars(owner).setdefault(_PROGRAMS, []).append(program)
     return compiled
 
 
@@ -66,7 +68,7 @@ _TORCH_ARGUMENTS = ("fullgraph", "dynamic", "mode", "disable", "name")
 
 def programs_of(wrapper: object) -> list[Program]:
     """Return the programs that were compiled for one call of torch.compile."""
-    return [program for owner, program in _programs if owner is not None and owner() is wrapper]
+    return list(vars(wrapper).get(_PROGRAMS, ()))
 
 
 def _choose(options: Options, gm: GraphModule, example_inputs: Sequence[Any]) -> tuple[Plan, str]:
@@ -84,8 +86,8 @@ def _short(plan: Plan) -> str:
     return "segmented"
 
 
-def _caller() -> weakref.ref[Any] | None:
+def _caller() -> object | None:
     """The object that torch.compile made for this call: it calls the backend itself, and `explain` looks it up."""
     frame = sys._getframe(2)
     owner = frame.f_locals.get("self")
-    return weakref.ref(owner) if type(owner).__name__ == "_TorchCompileWrapper" else None
+    return owner if type(owner).__name__ == "_TorchCompileWrapper" else None

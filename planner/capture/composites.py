@@ -20,6 +20,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+# Inductor's cache knows these operators by name alone: one that lies otherwise in memory than before needs a new name.
 _LIBRARY = torch.library.Library("fuseplan", "DEF")
 _COMPOSITE = DispatchKey.CompositeImplicitAutograd
 _SDPA = torch.ops.aten.scaled_dot_product_attention.default

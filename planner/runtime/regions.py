@@ -5,6 +5,8 @@ from __future__ import annotations
 import operator
 import threading
 import warnings
+from collections.abc import Sequence
+from typing import Any
 from weakref import WeakValueDictionary
 
 from torch.fx import Node
@@ -55,7 +57,7 @@ class RegionCompiler:
         values = self.captured.values
         nodes = frozenset(node for i in region.ops for node in self._nodes(i))
         outputs = tuple(values[ref.name] for ref in graph.outputs if isinstance(ref, Ref))
-        call = with_declared_strides(call, graph, self.risky)
+        call = with_declared_strides(_or_aten(call, graph, region.executor), graph, self.risky)
         return RegionCall(nodes, tuple(values[value.name] for value in graph.inputs), outputs, call)
 
     def _shared(self, executor: Executor, graph: Graph, variant: str) -> Compiled:
@@ -84,6 +86,34 @@ class RegionCompiler:
 
     def _record(self, region: Region, fallback: str | None) -> None:
         self.records.append(RegionRecord(region.ops, region.executor, region.variant, fallback))
+
+
+def _or_aten(call: Compiled, graph: Graph, executor: str) -> Compiled:
+    """`call` until it fails at run time with its inputs still there; from then on the same region under ATen.
+
+    What writes to its inputs may have done so before it failed, and is not tried again.
+    """
+    if any(op.mutates for op in graph.ops):
+        return call
+    chosen = call
+
+    def guarded(args: list[Any]) -> Sequence[Any]:
+        nonlocal chosen
+        try:
+            return chosen(args)
+        except RuntimeError as error:
+            if chosen is not call or len(args) != len(graph.inputs):
+                raise
+            chosen = executors()["aten"].compile(graph)
+            count("regions failed at run time")
+            text = (
+                f"a region of {len(graph.ops)} ops failed under {executor} and runs under ATen: {error}".splitlines()[0]
+            )
+            logger.warning(text)
+            warnings.warn(f"fuseplan: {text}", stacklevel=2)
+        return chosen(args)
+
+    return guarded
 
 
 def segmentation_of(plan: SegmentedPlan, role: str, graph: Graph) -> Segmentation:

@@ -16,6 +16,7 @@ import fuseplan
 from fuseplan.backend import programs_of
 from fuseplan.capture import to_fx
 from fuseplan.executors.flat import flatten
+from fuseplan.executors.inductor import InductorExecutor
 from fuseplan.explain import compiled_by
 from fuseplan.graph import Graph, Op, Ref, TensorType, Value
 from fuseplan.plan import Part, Plan, SegmentedPlan
@@ -177,3 +178,25 @@ def test_a_launch_that_cannot_be_had_is_explained(plan: str) -> None:
     text = fuseplan.explain(compiled, graphs=False)
     assert "the forward graph runs without a CUDA graph" in text
     assert "is on the cpu" in text
+
+
+def test_a_region_that_fails_at_run_time_goes_on_under_aten(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = forward_graph()
+    relu = next(i for i, op in enumerate(graph.ops) if op.target == "aten.relu.default")
+    tried: list[int] = []
+
+    def failing(region: Graph, variant: str = "default") -> Any:
+        def call(args: list[Any]) -> Any:
+            tried.append(len(args))
+            raise RuntimeError("misaligned\nand more")
+
+        return call
+
+    monkeypatch.setattr(InductorExecutor, "compile", lambda self, region, variant="default": failing(region, variant))
+    torch._dynamo.reset()
+    options = {"plan": planned(graph, Region((relu,), "inductor"))}
+    compiled = torch.compile(chain, backend="fuseplan", options=options)
+    with pytest.warns(UserWarning, match="failed under inductor and runs under ATen: misaligned$"):
+        assert torch.equal(compiled(*operands()), chain(*operands()))
+    assert torch.equal(compiled(*operands()), chain(*operands()))
+    assert tried == [1]
