@@ -19,7 +19,7 @@ def stats() -> dict[str, int]:
     """Return how often each thing happened in this process so far.
 
     >>> import fuseplan
-    >>> fuseplan.stats().get("regions fallen back", 0)
+    >>> fuseplan.stats().get("what never happened", 0)
     0
     """
     with _lock:

@@ -21,8 +21,10 @@ EVERY_PLAN = (SEGMENTED, "eager", pytest.param("inductor", marks=pytest.mark.exh
 """For tests of many small programs: Inductor compiles each for seconds, so `pytest -m exhaustive` runs those."""
 
 
-def compile_under(plan: str | Plan, program: Fn, *, launch: str = "plain", **compile_options: Any) -> Fn:
+def compile_under(
+    plan: str | Plan, program: Fn, *, launch: str = "plain", attention: str = "as-is", **compile_options: Any
+) -> Fn:
     """`program` as `torch.compile` makes it with fuseplan as the backend and that plan, given as such or by name."""
-    options = {"plan": plan} if launch == "plain" else {"plan": plan, "launch": launch}
+    options = {"plan": plan, "launch": launch, "attention": attention}
     compiled: Fn = torch.compile(program, backend="fuseplan", options=options, **compile_options)
     return compiled

@@ -59,7 +59,7 @@ def train(
 
 
 def check_forward(
-    entry: Entry, plan: str | Plan, device: str = "cpu", scope: Scope = nullcontext, launch: str = "plain"
+    entry: Entry, plan: str | Plan, device: str = "cpu", scope: Scope = nullcontext, **options: str
 ) -> None:
     """Fail unless the model's outputs in eval mode under `plan` are as accurate as eager's."""
     model, inputs = _prepared(entry, device)
@@ -68,15 +68,15 @@ def check_forward(
         reference = dict(in_double(model)(**in_double(inputs)))
         with scope():
             eager = dict(model(**inputs))
-            compiled = compile_under(plan, model, launch=launch)
-            for _ in range(0 if launch == "plain" else CAPTURE_CALLS):
+            compiled = compile_under(plan, model, **options)
+            for _ in range(CAPTURE_CALLS if options.get("launch") == "cudagraph" else 0):
                 compiled(**inputs)
             actual = dict(compiled(**inputs))
     assert_as_accurate(actual, eager, reference)
 
 
 def check_training(
-    entry: Entry, plan: str | Plan, device: str = "cpu", scope: Scope = nullcontext, launch: str = "plain"
+    entry: Entry, plan: str | Plan, device: str = "cpu", scope: Scope = nullcontext, **options: str
 ) -> None:
     """Fail unless losses, gradients and weights of a short training under `plan` are as accurate as eager's."""
     model, inputs = _prepared(entry, device)
@@ -84,7 +84,7 @@ def check_training(
     twin, exact = copy.deepcopy(model), in_double(model)
     reference = train(exact, exact, in_double(inputs))
     eager = train(twin, twin, inputs, scope)
-    actual = train(model, compile_under(plan, model, launch=launch), inputs, scope)
+    actual = train(model, compile_under(plan, model, **options), inputs, scope)
     assert_as_accurate(*map(asdict, (actual, eager, reference)))
 
 

@@ -16,9 +16,10 @@ from fuseplan.plan import Part, SegmentedPlan
 from fuseplan.segment import Region, Segmentation, extract, maximal_regions
 from plans import compile_under
 from running import check_forward, check_training
-from zoo import TRANSFORMERS, Entry
+from zoo import TIMM, TRANSFORMERS, Entry
 
 MODELS = ("gpt2", "bert", "llama", "resnet", "vit")
+ENTRIES = {**{name: TRANSFORMERS[name] for name in MODELS}, "resnet50": TIMM["resnet50"]}
 LAUNCHES = ("plain", "cudagraph")
 
 
@@ -61,24 +62,24 @@ def _cut(graph: Graph) -> Segmentation:
 
 @pytest.mark.parametrize("launch", LAUNCHES)
 @pytest.mark.parametrize("plan", ["inductor", "nvfuser-greedy", "mixed"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ENTRIES)
 def test_inference(name: str, plan: str, launch: str) -> None:
-    entry = TRANSFORMERS[name]
-    check_forward(entry, mixed(entry, train=False) if plan == "mixed" else plan, "cuda", _bf16, launch)
+    entry = ENTRIES[name]
+    check_forward(entry, mixed(entry, train=False) if plan == "mixed" else plan, "cuda", _bf16, launch=launch)
 
 
 @pytest.mark.parametrize("launch", LAUNCHES)
 @pytest.mark.parametrize("plan", ["inductor", "nvfuser-greedy", "mixed"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ENTRIES)
 def test_training(name: str, plan: str, launch: str) -> None:
-    entry = TRANSFORMERS[name]
-    check_training(entry, mixed(entry, train=True) if plan == "mixed" else plan, "cuda", _bf16, launch)
+    entry = ENTRIES[name]
+    check_training(entry, mixed(entry, train=True) if plan == "mixed" else plan, "cuda", _bf16, launch=launch)
 
 
 @pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ENTRIES)
 def test_eager_is_eager(name: str, train: bool) -> None:
-    (check_training if train else check_forward)(TRANSFORMERS[name], "eager", "cuda", _bf16)
+    (check_training if train else check_forward)(ENTRIES[name], "eager", "cuda", _bf16)
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
@@ -93,3 +94,12 @@ def test_one_attention_call_per_layer(name: str) -> None:
     whole = [target for target in targets if "scaled_dot_product" in target or target.startswith("fuseplan.sdpa")]
     assert len(whole) == model.config.num_hidden_layers
     assert not any("softmax" in target for target in targets if target != "aten._log_softmax.default")
+
+
+@pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("launch", LAUNCHES)
+@pytest.mark.parametrize("plan", ["aten", "inductor", "nvfuser-greedy"])
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
+def test_proven_masks_are_dropped(name: str, plan: str, launch: str, train: bool) -> None:
+    check = check_training if train else check_forward
+    check(TRANSFORMERS[name], plan, "cuda", _bf16, launch=launch, attention="proven")

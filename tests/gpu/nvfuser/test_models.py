@@ -23,7 +23,8 @@ from fuseplan.segment.region import extract
 from zoo import TRANSFORMERS
 
 MODELS = ("gpt2", "bert", "llama", "resnet", "vit")
-LEAST = 0.95
+LEAST = 0.94
+"""Of two layers; of the real models, whose ends weigh less, it is 99 % and more: scripts/bench coverage."""
 # What stays out, by name: the two layers of the small models make these few weigh more than the twelve of the real ones.
 LEFT_TO_ATEN = {
     "aten.embedding.default",
@@ -81,7 +82,7 @@ def test_model(name: str, train: bool) -> None:
     assert not wrong, f"{len(wrong)} of {len(seen)} regions: " + "; ".join(wrong)
     assert seen
     assert set(refused) <= LEFT_TO_ATEN
-    assert 1 - refused.total() / count >= LEAST - 0.005, refused
+    assert 1 - refused.total() / count >= LEAST, refused
 
 
 def _problems(executor: NvfuserExecutor, region: Graph) -> list[str]:
