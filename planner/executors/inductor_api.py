@@ -48,7 +48,7 @@ def missing(device_type: str) -> str | None:
 def compile_graph(gm: GraphModule, patches: Mapping[str, Any]) -> Compiled:
     """Compile an ATen-level FX graph with fake values, under config `patches`; no output of it may be a view.
 
-    What comes back is the code that Inductor wrote, not the CompiledFxGraph around it: that costs 1.2 µs more a call,
+    What comes back is the code that Inductor wrote, not the CompiledFxGraph around it: that costs more at each call (scripts/bench regions),
     for profiling and bookkeeping of a cache that is written by its first call only.
     """
     fakes = fake_inputs(gm)
