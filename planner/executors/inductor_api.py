@@ -16,6 +16,7 @@ from torch._guards import TracingContext, tracing
 from torch._inductor import config
 from torch._inductor.compile_fx import _recursive_joint_graph_passes, compile_fx_inner
 from torch._inductor.cpp_builder import get_cpp_compiler
+from torch._inductor.cpu_vec_isa import pick_vec_isa
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.exc import InvalidCxxCompiler
 from torch._inductor.utils import BoxedBool
@@ -43,6 +44,16 @@ def missing(device_type: str) -> str | None:
     except InvalidCxxCompiler:
         return "no C++ compiler: install g++, or name one in the environment variable CXX"
     return None
+
+
+def cpp_compiler() -> str:
+    """The C++ compiler that Inductor calls; only where `missing("cpu")` is None."""
+    return str(get_cpp_compiler())
+
+
+def instruction_set() -> str:
+    """The vector instructions that Inductor compiles C++ for here. The first call may compile a line to try them."""
+    return str(pick_vec_isa())
 
 
 def compile_graph(gm: GraphModule, patches: Mapping[str, Any]) -> Compiled:

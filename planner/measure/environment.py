@@ -1,0 +1,185 @@
+"""What a measurement made here is true for: this machine, its versions, and the numeric flags of this process."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from fuseplan.executors.nvfuser import available as nvfuser
+from fuseplan.tuning_db.environment import Environment
+
+PROTOCOL = "1"
+"""The version of how clocks measure: who changes what a time means, changes this."""
+
+
+@dataclass(frozen=True)
+class Flags:
+    """The switches of this process that change what is computed, or how fast: a worker has to measure under the same."""
+
+    matmul_precision: str
+    cudnn_tf32: bool
+    fp16_reduction: bool
+    bf16_reduction: bool
+    threads: int
+    deterministic: bool = False
+
+    @staticmethod
+    def here() -> Flags:
+        """The flags as they are now.
+
+        >>> Flags.here().threads == torch.get_num_threads()
+        True
+        """
+        matmul = torch.backends.cuda.matmul
+        return Flags(
+            _matmul_precision(),
+            _cudnn_tf32(),
+            bool(matmul.allow_fp16_reduced_precision_reduction),
+            bool(matmul.allow_bf16_reduced_precision_reduction),
+            torch.get_num_threads(),
+            torch.are_deterministic_algorithms_enabled(),
+        )
+
+    def set(self) -> None:
+        """Make them those of this process."""
+        torch.set_float32_matmul_precision(self.matmul_precision)
+        torch.backends.cudnn.allow_tf32 = self.cudnn_tf32
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = self.fp16_reduction
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = self.bf16_reduction
+        torch.set_num_threads(self.threads)
+        torch.use_deterministic_algorithms(self.deterministic)
+
+
+def _matmul_precision() -> str:
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:  # the program has set it per backend, and torch refuses to say it in the older words
+        return "high" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "highest"
+
+
+def _cudnn_tf32() -> bool:
+    try:
+        return bool(torch.backends.cudnn.allow_tf32)
+    except RuntimeError:
+        return bool(torch.backends.cudnn.conv.fp32_precision == "tf32")
+
+
+def environment(device: str | torch.device) -> Environment:
+    """Return the environment of a device of this machine, by name ("cpu", "cuda", "cuda:1").
+
+    The first call for a type of device may take a second, later ones microseconds: flags are read each time.
+
+    >>> here = environment("cpu")
+    >>> here.device, here.cpu_threads == torch.get_num_threads(), here.gpu
+    ('cpu', True, None)
+    """
+    device = torch.device(device)
+    flags = Flags.here()
+    common: dict[str, object] = {
+        "device": device.type,
+        "torch": str(torch.__version__),
+        "matmul_precision": flags.matmul_precision,
+        "cudnn_tf32": int(flags.cudnn_tf32),
+        "fp16_reduction": int(flags.fp16_reduction),
+        "bf16_reduction": int(flags.bf16_reduction),
+        "inductor": _inductor(device.type),
+        "protocol": PROTOCOL,
+    }
+    if device.type == "cpu":
+        isa, compiler = _cpu_build()
+        specific = {"cpu": _cpu(), "cpu_isa": isa, "cpu_threads": flags.threads, "cpu_compiler": compiler}
+    else:
+        index = torch.cuda.current_device() if device.index is None else device.index
+        specific = {**_gpu(index), "cuda": torch.version.cuda, "nvfuser": _nvfuser()}
+    return Environment(**common, **specific)  # type: ignore[arg-type]  # fields by name
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What is written down beside a run and never compared."""
+
+    host: str | None = None
+    driver: str | None = None
+    clocks: str | None = None
+
+
+def run_facts(device: str | torch.device = "cpu") -> RunFacts:
+    """Return the host's name, and of a GPU its driver and its clocks as they are now.
+
+    >>> run_facts("cpu").host == platform.node()
+    True
+    """
+    device = torch.device(device)
+    host = platform.node()[:200] or None
+    if device.type != "cuda":
+        return RunFacts(host)
+    fields = ("driver_version", "clocks.sm", "clocks.mem", "clocks.max.sm", "clocks.max.mem")
+    found = _output(
+        "nvidia-smi", f"--id={device.index or 0}", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"
+    )
+    if found is None:
+        return RunFacts(host)
+    driver, *clocks = (part.strip() for part in found.splitlines()[0].split(","))
+    named = zip(("sm", "memory", "most sm", "most memory"), clocks, strict=False)
+    return RunFacts(host, driver[:100], ", ".join(f"{name} {value}" for name, value in named)[:200])
+
+
+@cache
+def _gpu(index: int) -> dict[str, object]:
+    found = torch.cuda.get_device_properties(index)
+    return {
+        "gpu": found.name,
+        "gpu_sms": found.multi_processor_count,
+        "gpu_l2_mib": round(found.L2_cache_size / 2**20),
+        "gpu_memory_gib": round(found.total_memory / 2**30),
+    }
+
+
+@cache
+def _inductor(device_type: str) -> str | None:
+    """What Inductor says of itself; None where it has no compiler for such a device."""
+    from fuseplan.executors import executors, inductor_api
+
+    return executors()["inductor"].version() if inductor_api.missing(device_type) is None else None
+
+
+def _nvfuser() -> str | None:
+    """Read from its files: whether it runs here is found out when it has to, in seconds."""
+    found = nvfuser.version()
+    return None if found == "none" else found
+
+
+def _cpu() -> str:
+    """The model, as the kernel names it; processors of one model may still differ in what they offer."""
+    try:
+        lines: Iterable[str] = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = ()
+    named = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or platform.machine())[:200]
+
+
+@cache
+def _cpu_build() -> tuple[str, str | None]:
+    """The instruction set that Inductor compiles for, and the compiler; without one, the set that ATen uses."""
+    from fuseplan.executors import inductor_api
+
+    if inductor_api.missing("cpu") is not None:
+        return torch.backends.cpu.get_cpu_capability().lower(), None
+    compiler = inductor_api.cpp_compiler()
+    version = _output(compiler, "-dumpfullversion", "-dumpversion")
+    return inductor_api.instruction_set(), f"{Path(compiler).name} {version or 'unknown'}"[:200]
+
+
+def _output(*command: str) -> str | None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None
