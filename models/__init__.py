@@ -1,1 +1,23 @@
-"""Cost models that predict device and host time of regions. No code yet: it comes with tuning."""
+"""Cost models: what a region costs on the device and on the host, under each executor. Imports no torch."""
+
+from fuseplan.models.baselines import BestSingleExecutor, Random
+from fuseplan.models.machine import Machine
+from fuseplan.models.model import Asked, CostModel, Prediction, Row
+from fuseplan.models.roofline import Roofline
+from fuseplan.models.table import WorkTable, work_of
+from fuseplan.models.work import AnchorWork, Work
+
+__all__ = [
+    "AnchorWork",
+    "Asked",
+    "BestSingleExecutor",
+    "CostModel",
+    "Machine",
+    "Prediction",
+    "Random",
+    "Roofline",
+    "Row",
+    "Work",
+    "WorkTable",
+    "work_of",
+]

@@ -1,0 +1,71 @@
+"""How much work a region is, whoever runs it: the facts of its Graph that cost models predict times from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class AnchorWork:
+    """The arithmetic of the anchors of one kind and dtype in a region."""
+
+    kind: str
+    """"matmul", "unaligned" (a matmul whose rows are no multiple of 16 bytes), "convolution", "attention", "masked" (attention)."""
+    dtype: str
+    flops: int
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What has to be done, counted once for a region that is fused and, where that differs, for its ops one by one."""
+
+    ops: int = 0
+    """Ops that compute or move something; views and scalars are not among them."""
+    views: int = 0
+    inputs: int = 0
+    """Tensors that come from outside."""
+    outputs: int = 0
+    """Tensors that others need."""
+    bytes_in: int = 0
+    """Read from outside, each once; of a slice or a gather only what is touched."""
+    bytes_out: int = 0
+    """Written for others."""
+    bytes_between: int = 0
+    """What the kernels of the fused region would hand to one another through memory, by our guess of its kernels."""
+    bytes_alone: int = 0
+    """Read and written by the ops one by one."""
+    scattered: int = 0
+    """Those bytes of the fused region that are read across the order in which the result is written."""
+    scattered_alone: int = 0
+    """The same of the ops one by one."""
+    kernels: int = 0
+    """How many kernels the fused region would become, by our guess: one, and more where reductions do not fit together."""
+    kernels_alone: int = 0
+    """How many kernels the ops are one by one."""
+    pointwise: int = 0
+    """Elements computed by cheap arithmetic."""
+    special: int = 0
+    """Elements computed by exponentials, logarithms, error functions, random numbers."""
+    reduced: int = 0
+    """Elements that go into sums, maxima and the like."""
+    anchors: tuple[AnchorWork, ...] = ()
+    """Matmuls, convolutions and attention, sorted."""
+
+    @property
+    def bytes_moved(self) -> int:
+        """All bytes that the fused region moves."""
+        return self.bytes_in + self.bytes_out + self.bytes_between
+
+    @property
+    def bytes_saved(self) -> int:
+        """What fusing saves against the ops one by one.
+
+        >>> Work(bytes_in=4, bytes_out=4, bytes_alone=16).bytes_saved
+        8
+        """
+        return self.bytes_alone - self.bytes_moved
+
+    @property
+    def flops(self) -> int:
+        """Arithmetic of the anchors together."""
+        return sum(anchor.flops for anchor in self.anchors)
