@@ -23,12 +23,15 @@ Boxed = Callable[[list[Any]], Sequence[Any]]
 
 @dataclass(frozen=True, eq=False)
 class RegionCall:
-    """A compiled region in place of some nodes: which values it reads and gives, by position."""
+    """A compiled region in place of some nodes: which values it reads and gives, by position.
+
+    Without a call, nobody needs what the nodes do, and they do not run.
+    """
 
     nodes: frozenset[Node]
     inputs: tuple[Node, ...]
     outputs: tuple[Node, ...]
-    call: Boxed
+    call: Boxed | None
 
 
 Unit = Node | RegionCall
@@ -141,6 +144,8 @@ class _Emitter:
         self.lines.append(f"{name} = {function}({', '.join(args)})")
 
     def _region(self, region: RegionCall) -> None:
+        if region.call is None:
+            return
         function = self._constant(region.call)
         outputs = ", ".join(self._name(v) for v in region.outputs)
         inputs = ", ".join(self._name(v) for v in region.inputs)

@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 from torch.fx import Node
 
 from fuseplan.capture import Captured
-from fuseplan.errors import ExecutorError, FuseplanError, PlanError, UnsupportedError
+from fuseplan.errors import ExecutorError, FuseplanError, GraphError, PlanError, UnsupportedError
 from fuseplan.executors import Compiled, Executor, executors
 from fuseplan.executors.flat import RegionCall
 from fuseplan.graph import Graph, Ref
@@ -20,7 +20,7 @@ from fuseplan.log import logger
 from fuseplan.plan import SegmentedPlan
 from fuseplan.runtime.record import RegionRecord
 from fuseplan.runtime.strides import at_risk, with_declared_strides
-from fuseplan.segment import Region, Segmentation, check_segmentation, extract, maximal_regions
+from fuseplan.segment import Region, Segmentation, check_segmentation, extract, flow_of, has_effect, maximal_regions
 from fuseplan.stats import count
 
 _live: WeakValueDictionary[tuple[str, str, str, tuple[str, ...]], Compiled] = WeakValueDictionary()
@@ -37,28 +37,49 @@ class RegionCompiler:
         self.records: list[RegionRecord] = []
 
     def compile(self, segmentation: Segmentation) -> list[RegionCall]:
-        """Return a call for each region that does not simply run under ATen."""
-        calls = (self._region(region) for region in segmentation.regions)
-        return [call for call in calls if call is not None]
+        """Return a call for each region that does not simply run under ATen, and for the ops that need not run at all."""
+        flow = flow_of(self.captured.graph, segmentation)
+        calls = [self._region(region, flow.wanted) for region in segmentation.regions]
+        return [call for call in calls if call is not None] + [self._nothing((op,)) for op in sorted(flow.dead)]
 
-    def _region(self, region: Region) -> RegionCall | None:
-        if region.executor == "aten" and region.variant == "default":
+    def _region(self, region: Region, wanted: frozenset[str]) -> RegionCall | None:
+        plain = region.executor == "aten" and region.variant == "default"
+        if plain and not region.recompute:
             self._record(region, None)  # what ATen runs stands in the flat function itself
             return None
         if region.executor not in self.executors:
             raise PlanError(f"there is no executor {region.executor!r}; known are {', '.join(self.executors)}")
+        graph = extract(self.captured.graph, region.ops, region.recompute, wanted)
+        if not graph.outputs and not any(has_effect(op) or op.mutates for op in graph.ops):
+            self._record(region, None)
+            return self._nothing(region.ops)
         try:
-            graph = extract(self.captured.graph, region.ops, region.recompute)
             call = self._shared(self.executors[region.executor], graph, region.variant)
-        except (UnsupportedError, ExecutorError) as error:
+            if not plain:
+                call = _or_aten(call, graph, region.executor)
+            self._record(region, None)
+        except (UnsupportedError, ExecutorError, GraphError) as error:
             self._fall_back(region, error)
-            return None
-        self._record(region, None)
+            if not region.recompute:
+                return None
+            call = self._alone(region, graph)
         values = self.captured.values
-        nodes = frozenset(node for i in region.ops for node in self._nodes(i))
         outputs = tuple(values[ref.name] for ref in graph.outputs if isinstance(ref, Ref))
-        call = with_declared_strides(_or_aten(call, graph, region.executor), graph, self.risky)
-        return RegionCall(nodes, tuple(values[value.name] for value in graph.inputs), outputs, call)
+        call = with_declared_strides(call, graph, self.risky)
+        return RegionCall(self._nodes(region.ops), tuple(values[v.name] for v in graph.inputs), outputs, call)
+
+    def _alone(self, region: Region, graph: Graph) -> Compiled:
+        """The region under ATen as one call: the values that it computes again may be nowhere else to be had."""
+        try:
+            return self._shared(self.executors["aten"], graph, "default")
+        except (UnsupportedError, ExecutorError, GraphError) as error:
+            first = f"op {region.ops[0]} ({self.captured.graph.ops[region.ops[0]].target})"
+            raise PlanError(
+                f"the region at {first} recomputes what it needs, and not even ATen runs it: {error}"
+            ) from None
+
+    def _nothing(self, ops: Sequence[int]) -> RegionCall:
+        return RegionCall(self._nodes(ops), (), (), None)
 
     def _shared(self, executor: Executor, graph: Graph, variant: str) -> Compiled:
         """Equal regions on equal devices share one compiled callable for as long as any of them lives."""
@@ -73,9 +94,10 @@ class RegionCompiler:
                 _live[key] = found
         return found
 
-    def _nodes(self, op: int) -> list[Node]:
-        node = self.captured.nodes[op]
-        return [node, *(user for user in node.users if user.target is operator.getitem)]
+    def _nodes(self, ops: Sequence[int]) -> frozenset[Node]:
+        found = [self.captured.nodes[op] for op in ops]
+        parts = [user for node in found for user in node.users if user.target is operator.getitem]
+        return frozenset([*found, *parts])
 
     def _fall_back(self, region: Region, error: FuseplanError) -> None:
         count("regions fallen back")

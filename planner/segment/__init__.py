@@ -1,18 +1,26 @@
 """Cutting a Graph into regions: what a region is, and which cuts are legal. Imports no torch."""
 
+from fuseplan.segment.flow import Flow, flow_of, wanted
 from fuseplan.segment.greedy import maximal_regions
 from fuseplan.segment.islands import is_anchor, islands
 from fuseplan.segment.legality import check_segmentation
-from fuseplan.segment.order import order_edges
+from fuseplan.segment.order import has_effect, order_edges
 from fuseplan.segment.region import Region, Segmentation, extract
+from fuseplan.segment.twice import only_once, recomputable
 
 __all__ = [
+    "Flow",
     "Region",
     "Segmentation",
     "check_segmentation",
     "extract",
+    "flow_of",
+    "has_effect",
     "is_anchor",
     "islands",
     "maximal_regions",
+    "only_once",
     "order_edges",
+    "recomputable",
+    "wanted",
 ]

@@ -6,12 +6,13 @@ What is desirable is never decided here, nor what an executor can run.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain
 
 from fuseplan.errors import PlanError
 from fuseplan.graph import Graph
+from fuseplan.segment.flow import flow_of
 from fuseplan.segment.order import order_edges
 from fuseplan.segment.region import Region, Segmentation
+from fuseplan.segment.twice import only_once
 
 
 def check_segmentation(graph: Graph, segmentation: Segmentation) -> None:
@@ -20,6 +21,7 @@ def check_segmentation(graph: Graph, segmentation: Segmentation) -> None:
     >>> check_segmentation(Graph((), (), ()), Segmentation())
     """
     owner: dict[int, int] = {}
+    once = only_once(graph) if any(region.recompute for region in segmentation.regions) else {}
     for number, region in enumerate(segmentation.regions):
         if not region.ops:
             raise PlanError(f"region {number} ({region.executor}) has no ops")
@@ -35,40 +37,49 @@ def check_segmentation(graph: Graph, segmentation: Segmentation) -> None:
             if op in owner:
                 raise PlanError(f"op {op} ({graph.ops[op].target}) is in region {owner[op]} and in region {number}")
             owner[op] = number
-        _check_recompute(graph, number, region)
+        _check_recompute(graph, number, region, once)
     _check_acyclic(graph, segmentation, owner)
 
 
-def _check_recompute(graph: Graph, number: int, region: Region) -> None:
+def _check_recompute(graph: Graph, number: int, region: Region, once: dict[int, str]) -> None:
     for op in region.recompute:
         if not 0 <= op < len(graph.ops):
             raise PlanError(f"region {number} recomputes op {op}, but the graph has {len(graph.ops)}")
-        if graph.ops[op].random or graph.ops[op].mutates or graph.ops[op].opaque:
+        if op in once:
             raise PlanError(
-                f"op {op} ({graph.ops[op].target}) cannot run twice, so region {number} cannot recompute it"
+                f"op {op} ({graph.ops[op].target}) cannot run twice, since {once[op]}; "
+                f"so region {number} cannot recompute it"
             )
 
 
-def _data_edges(graph: Graph, segmentation: Segmentation, owner: dict[int, int]) -> Iterator[tuple[int, int]]:
-    """Who waits for whose values. A region does not wait for an op that it computes again, but for what that op reads."""
+def _edges(graph: Graph, segmentation: Segmentation, owner: dict[int, int]) -> Iterator[tuple[int, int]]:
+    """Who waits for whom, as units: a region is -1-number, an op of nobody its own position. What is dead waits for none.
+
+    A region does not wait for an op that it computes again, but for what that op reads. Nor does the order of writes
+    concern it: what reads memory that is written to is never computed again, views apart, which only look at it.
+    """
     producer = graph.producer
-    again = [frozenset(region.recompute) for region in segmentation.regions]
+    flow = flow_of(graph, segmentation)
+    for number, names in enumerate(flow.reads):
+        yield from ((_unit(producer[name], owner), -1 - number) for name in names if name in producer)
     for i, op in enumerate(graph.ops):
-        own = again[owner[i]] if i in owner else frozenset()
-        yield from ((producer[name], i) for name in op.reads if name in producer and producer[name] not in own)
-    for region, recomputed in zip(segmentation.regions, again, strict=True):
-        for i in recomputed:
-            reads = (producer[name] for name in graph.ops[i].reads if name in producer)
-            yield from ((before, region.ops[0]) for before in reads if before not in recomputed)
+        if i not in owner and i not in flow.dead:
+            yield from ((_unit(producer[name], owner), i) for name in op.reads if name in producer)
+    for before, after in order_edges(graph):
+        if before not in flow.dead and after not in flow.dead:
+            yield _unit(before, owner), _unit(after, owner)
+
+
+def _unit(op: int, owner: dict[int, int]) -> int:
+    return -1 - owner[op] if op in owner else op
 
 
 def _check_acyclic(graph: Graph, segmentation: Segmentation, owner: dict[int, int]) -> None:
-    """Kahn's algorithm over the quotient: a region is unit -1-number, an op alone is its own unit."""
-    unit = [(-1 - owner[i]) if i in owner else i for i in range(len(graph.ops))]
-    later: dict[int, set[int]] = {u: set() for u in unit}
-    for before, after in chain(_data_edges(graph, segmentation, owner), order_edges(graph)):
-        if unit[before] != unit[after]:
-            later[unit[before]].add(unit[after])
+    """Kahn's algorithm over the quotient."""
+    later: dict[int, set[int]] = {_unit(i, owner): set() for i in range(len(graph.ops))}
+    for before, after in _edges(graph, segmentation, owner):
+        if before != after:
+            later[before].add(after)
     waits = dict.fromkeys(later, 0)
     for followers in later.values():
         for follower in followers:

@@ -27,15 +27,15 @@ def order_edges(graph: Graph) -> list[tuple[int, int]]:
                 writer[storage], readers[storage] = i, []
             else:
                 readers.setdefault(storage, []).append(i)
-        if _has_effect(op):
+        if has_effect(op):
             if effect is not None:
                 edges[effect, i] = None
             effect = i
     return list(edges)
 
 
-def _has_effect(op: Op) -> bool:
-    """Whether the op draws random numbers, gives nothing (it asserts or prints), or does we do not know what."""
+def has_effect(op: Op) -> bool:
+    """Whether the op must run in its turn: it draws random numbers, gives nothing (it asserts or prints), or does we do not know what."""
     return op.random or op.opaque is not None or not any(hasattr(value.type, "dtype") for value in op.outputs)
 
 

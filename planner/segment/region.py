@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from fuseplan.graph import Graph, Op, Ref, ScalarType, TensorType, Value
@@ -16,7 +16,8 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 class Region:
     """Some ops of a graph, by position, with who runs them and how.
 
-    `recompute` are cheap ops that the region computes once more for itself; their values still come from elsewhere.
+    `recompute` are cheap ops that the region computes for itself, though they are not its own: whoever else needs them has
+    them from elsewhere, and where nobody else does, they run nowhere else.
     """
 
     ops: tuple[int, ...]
@@ -32,27 +33,45 @@ class Segmentation:
     regions: tuple[Region, ...] = ()
 
 
-def extract(graph: Graph, ops: Iterable[int], recompute: Iterable[int] = ()) -> Graph:
-    """Return the Graph of a region: `ops` of `graph`, what they read as inputs, what others read of them as outputs.
+def extract(
+    graph: Graph, ops: Iterable[int], recompute: Iterable[int] = (), wanted: Collection[str] | None = None
+) -> Graph:
+    """Return the Graph of a region: `ops` of `graph`, what they read as inputs, what others need of them as outputs.
 
-    The ops in `recompute` stand in the region too, but none of their values is an output.
+    The ops in `recompute` stand in the region too, but none of their values is an output. What others need is `wanted`,
+    as the segmentation has it; without it, whatever an op outside reads.
 
     Values keep their names, so that the inputs and outputs of the region are found in the graph again. Every symbol
     that the region needs is an input, where `graph` has a value that holds it.
     """
     own = set(ops)
-    chosen = [graph.ops[i] for i in sorted(own.union(recompute))]
+    again = set(recompute)
+    chosen = [graph.ops[i] for i in sorted(own | again)]
+    types = graph.types
+    inputs = tuple(Value(name, types[name]) for name in reads_from_outside(graph, own, again))
+    if wanted is None:
+        outputs = _escaping(graph, own)
+    else:
+        outputs = [value.name for i in sorted(own) for value in graph.ops[i].outputs if value.name in wanted]
+    return _with_symbols(graph, inputs, chosen, tuple(map(Ref, outputs)))
+
+
+def reads_from_outside(
+    graph: Graph, ops: Iterable[int], recompute: Iterable[int] = (), holders: Mapping[str, str] | None = None
+) -> list[str]:
+    """The values that a region needs and does not make: what its ops read, and the sizes that it has to know.
+
+    `holders`, the values that hold the symbols of the graph, spare looking for them at each call.
+    """
+    chosen = [graph.ops[i] for i in sorted({*ops, *recompute})]
     made = {value.name for op in chosen for value in op.outputs}
     read = {name: None for op in chosen for name in op.reads if name not in made}
-    holders = _symbol_holders(graph)
-    types = graph.types
-    for symbol in _symbols_of([*(types[name] for name in read), *(v.type for op in chosen for v in op.outputs)]):
-        holder = holders.get(symbol)
-        if holder is not None and holder not in made:
-            read.setdefault(holder, None)
-    inputs = tuple(Value(name, types[name]) for name in read)
-    outputs = tuple(Ref(name) for name in _escaping(graph, own))
-    return _with_symbols(graph, inputs, chosen, outputs)
+    if graph.symbols:
+        holders = symbol_holders(graph) if holders is None else holders
+        kinds = [graph.types[name] for name in read] + [value.type for op in chosen for value in op.outputs]
+        needed = (holders.get(symbol) for symbol in _symbols_of(kinds))
+        read.update(dict.fromkeys(name for name in needed if name is not None and name not in made))
+    return list(read)
 
 
 def _escaping(graph: Graph, inside: set[int]) -> list[str]:
@@ -72,7 +91,7 @@ def _refs(arg: Arg) -> list[str]:
     return [name for item in arg for name in _refs(item)] if isinstance(arg, tuple) else []
 
 
-def _symbol_holders(graph: Graph) -> dict[str, str]:
+def symbol_holders(graph: Graph) -> dict[str, str]:
     """For each symbol, the first value that is that symbol alone."""
     names = {symbol.name for symbol in graph.symbols}
     holders: dict[str, str] = {}

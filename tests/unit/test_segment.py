@@ -11,10 +11,13 @@ from fuseplan.segment import (
     Segmentation,
     check_segmentation,
     extract,
+    flow_of,
     is_anchor,
     islands,
     maximal_regions,
     order_edges,
+    recomputable,
+    wanted,
 )
 
 TYPE = TensorType("float32", (4, 4), (4, 1))
@@ -177,3 +180,84 @@ def test_a_random_op_cannot_be_computed_again() -> None:
     graph = program(op("r", "bernoulli.default", "x", random=True), op("a", "exp.default", "r"), outputs=("a", "r"))
     with pytest.raises(PlanError, match="cannot run twice"):
         check_segmentation(graph, Segmentation((Region((1,), "inductor", recompute=(0,)),)))
+
+
+FAN = program(
+    op("d", "exp.default", "x"),
+    op("e", "neg.default", "d"),
+    op("m", "mm.default", "e", "e"),
+    op("f", "add.Tensor", "m", "d"),
+    outputs=("f",),
+)
+"""One cheap op that is read on both sides of a matmul."""
+
+
+def test_what_all_its_users_recompute_is_no_output_and_runs_nowhere_else() -> None:
+    cut = Segmentation((Region((1,), "inductor", recompute=(0,)), Region((3,), "inductor", recompute=(0,))))
+    check_segmentation(FAN, cut)
+    assert flow_of(FAN, cut).dead == {0}
+    assert wanted(FAN, cut) == {"x", "e", "m", "f"}
+
+
+def test_an_op_of_nobody_that_somebody_needs_runs() -> None:
+    cut = Segmentation((Region((1,), "inductor", recompute=(0,)),))
+    assert flow_of(FAN, cut).dead == set()
+    assert "d" in wanted(FAN, cut)
+
+
+def test_a_region_keeps_to_itself_what_others_recompute() -> None:
+    cut = Segmentation((Region((0, 1), "inductor"), Region((3,), "inductor", recompute=(0,))))
+    needed = wanted(FAN, cut)
+    assert extract(FAN, (0, 1), wanted=needed).outputs == (Ref("e"),)
+    assert extract(FAN, (0, 1)).outputs == (Ref("d"), Ref("e"))
+    shared = Segmentation((Region((0, 1), "inductor"), Region((3,), "inductor")))
+    assert extract(FAN, (0, 1), wanted=wanted(FAN, shared)).outputs == (Ref("d"), Ref("e"))
+
+
+def test_of_ops_that_are_recomputed_all_along_a_chain_none_runs_by_itself() -> None:
+    graph = program(
+        op("c", "neg.default", "x"), op("d", "exp.default", "c"), op("e", "neg.default", "d"), outputs=("e",)
+    )
+    assert flow_of(graph, Segmentation((Region((2,), "inductor", recompute=(0, 1)),))).dead == {0, 1}
+    half = flow_of(graph, Segmentation((Region((2,), "inductor", recompute=(1,)),)))
+    assert (half.dead, half.reads) == ({1}, (("c",),))
+
+
+@pytest.mark.parametrize(
+    ("ops", "outputs", "complaint"),
+    [
+        ([op("d", "exp.default", "x"), op("w", "copy_.default", "x", "y", writes="x")], ("w",), "writes to memory"),
+        ([op("d", "exp.default", "x"), op("w", "copy_.default", "d", "y", writes="d")], ("w",), "writes to memory"),
+        ([op("d", "exp.default", "x"), op("v", "t.default", "d", view=True)], ("d", "v"), "share its memory"),
+    ],
+    ids=["reads what is written", "makes what is written", "outputs share it"],
+)
+def test_what_others_could_tell_apart_is_not_recomputed(
+    ops: list[Op], outputs: tuple[str, ...], complaint: str
+) -> None:
+    graph = program(*ops, op("e", "neg.default", "d"), outputs=(*outputs, "e"))
+    assert not recomputable(graph)[0]
+    with pytest.raises(PlanError, match=complaint):
+        check_segmentation(graph, Segmentation((Region((2,), "inductor", recompute=(0,)),)))
+
+
+def test_a_view_of_memory_that_is_written_to_may_be_taken_again() -> None:
+    graph = program(
+        op("v", "view.default", "x", view=True),
+        op("w", "copy_.default", "x", "y", writes="x"),
+        op("e", "neg.default", "v"),
+        outputs=("e",),
+    )
+    assert recomputable(graph) == (True, False, False)
+
+
+def test_a_size_that_a_region_has_to_know_is_given_to_it() -> None:
+    """The op that makes the size stands in another region, which no value of it would leave otherwise."""
+    kind = TensorType("float32", ("u0", 4), (4, 1))
+    size = Op("aten.item.default", (Ref("x"),), (), (Value("n", ScalarType("int", "u0")),))
+    made = Op("aten.some.default", (Ref("x"),), (), (Value("e", kind),))
+    last = Op("aten.exp.default", (Ref("e"),), (), (Value("f", kind),))
+    graph = Graph((Value("x", TYPE),), (size, made, last), (Ref("f"),), symbols=(Symbol("u0"),))
+    cut = Segmentation((Region((0, 1), "inductor"), Region((2,), "inductor")))
+    assert extract(graph, (0, 1), wanted=wanted(graph, cut)).outputs == (Ref("n"), Ref("e"))
+    assert [value.name for value in extract(graph, (2,)).inputs] == ["e", "n"]
