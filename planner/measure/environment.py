@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -64,10 +65,11 @@ def _matmul_precision() -> str:
 
 
 def _cudnn_tf32() -> bool:
+    cudnn: Any = torch.backends.cudnn
     try:
-        return bool(torch.backends.cudnn.allow_tf32)
+        return bool(cudnn.allow_tf32)
     except RuntimeError:
-        return bool(torch.backends.cudnn.conv.fp32_precision == "tf32")
+        return bool(cudnn.conv.fp32_precision == "tf32")
 
 
 def environment(device: str | torch.device) -> Environment:

@@ -1,0 +1,323 @@
+"""The race: short shuffled blocks of all candidates beside the incumbent and the incumbent again, losers dropped.
+
+Two windows of identical code differ by 1 to 3 %, so that only what ran side by side is compared: the difference of two
+candidates is the median of their paired differences, and the incumbent's difference from itself is the noise. Nothing
+here asks the time: the same samples give the same result.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from statistics import median
+from typing import Any, Protocol
+
+from fuseplan.errors import FuseplanError, OptionError
+from fuseplan.tuning_db.records import Repeats
+
+AGAIN = "incumbent again"
+"""The lane of the incumbent's duplicate."""
+METRICS = ("device_us", "host_us", "wall_us")
+_LEAST_US = 1e-3
+"""What a time counts for at least, so that it has a logarithm: a CPU has no host time of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The time of one call, in µs, as the mean over one block of them; `seconds` is what taking the block cost."""
+
+    device_us: float
+    host_us: float
+    wall_us: float
+    seconds: float = 0.0
+
+    def rounded(self) -> Sample:
+        """To the nanosecond, as it is stored: a race run again from the database must come out the same."""
+        return Sample(round(self.device_us, 3), round(self.host_us, 3), round(self.wall_us, 3), round(self.seconds, 6))
+
+
+class Clock(Protocol):
+    """Takes the time of candidates by name."""
+
+    def block(self, name: str) -> Sample:
+        """Run one short block of a candidate; LaneError if it fails."""
+        ...
+
+
+class LaneError(FuseplanError):
+    """A candidate failed while it was being timed; `status` is a word of the database."""
+
+    def __init__(self, status: str, detail: str) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+
+
+@dataclass(frozen=True)
+class Rule:
+    """When a race drops a candidate, when it ends, and who wins.
+
+    `by` are the times that count, first the one that decides: a candidate is dropped that is surely slower by that than
+    some other, and by none of the rest surely faster.
+    """
+
+    by: tuple[str, ...] = ("wall_us",)
+    most: int = 21
+    """Rounds at most."""
+    least: int = 7
+    """Rounds before anything is decided, but for the hopeless."""
+    hopeless: float = 1.5
+    """A candidate so many times as slow as another in each of its first two rounds is dropped at once."""
+    sure: float = 0.95
+    """The confidence of "surely", from the signs of the paired differences alone."""
+    floor: float = 0.002
+    """What counts as noise at least, relative."""
+    seconds: float | None = None
+    """After so many seconds spent on blocks a race ends, once `least` rounds are through."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.by or not set(self.by) <= set(METRICS):
+            raise OptionError(f"a race goes by {', '.join(METRICS)}, not by {self.by!r}")
+        if not 1 <= self.least <= self.most:
+            raise OptionError(f"a race has at least one round and no more than its most: {self.least}, {self.most}")
+
+
+@dataclass(frozen=True)
+class Lane:
+    """What became of one candidate: all its samples, and its time as a multiple of the incumbent's."""
+
+    name: str
+    samples: tuple[Sample, ...] = ()
+    dropped: int | None = None  # after this round, counted from 1
+    status: str = "ok"
+    detail: str = ""
+    ratio: float | None = None
+    low: float | None = None  # the ratio surely lies between these two; None where there are too few samples to say
+    high: float | None = None
+
+    @property
+    def medians(self) -> Sample | None:
+        """The median of each time, and the sum of what they cost; None without a sample."""
+        if not self.samples:
+            return None
+        columns = [median(getattr(sample, metric) for sample in self.samples) for metric in METRICS]
+        return Sample(*columns, seconds=sum(sample.seconds for sample in self.samples)).rounded()
+
+    @property
+    def repeats(self) -> Repeats:
+        """The samples as the database keeps them."""
+        return Repeats(*(tuple(getattr(sample, metric) for sample in self.samples) for metric in METRICS))
+
+
+@dataclass(frozen=True)
+class RaceResult:
+    """Who won, how large the noise was, relative, and every lane in the order of the candidates, the duplicate last."""
+
+    incumbent: str
+    winner: str
+    noise: float
+    rounds: int
+    lanes: tuple[Lane, ...]
+
+    def lane(self, name: str) -> Lane:
+        """The lane of one candidate."""
+        return next(lane for lane in self.lanes if lane.name == name)
+
+    def fields(self) -> dict[str, Any]:
+        """The result as plain data for JSON."""
+        lanes = [
+            {
+                **{
+                    name: getattr(lane, name)
+                    for name in ("name", "dropped", "status", "detail", "ratio", "low", "high")
+                },
+                "samples": [[s.device_us, s.host_us, s.wall_us, s.seconds] for s in lane.samples],
+            }
+            for lane in self.lanes
+        ]
+        return {
+            "incumbent": self.incumbent,
+            "winner": self.winner,
+            "noise": self.noise,
+            "rounds": self.rounds,
+            "lanes": lanes,
+        }
+
+    @staticmethod
+    def of(fields: Mapping[str, Any]) -> RaceResult:
+        """What `fields` gave."""
+        lanes = tuple(
+            Lane(**{**lane, "samples": tuple(Sample(*s) for s in lane["samples"])}) for lane in fields["lanes"]
+        )
+        return RaceResult(**{**fields, "lanes": lanes})
+
+
+def race(
+    names: Sequence[str],
+    clock: Clock,
+    *,
+    incumbent: str,
+    rule: Rule | None = None,
+    on_round: Callable[[int, int], None] | None = None,
+) -> RaceResult:
+    """Time the candidates called `names` against each other; the incumbent is one of them, and wins ties.
+
+    Among equals the earlier name wins. `on_round` hears the number of each round and of the candidates still in it.
+    LaneError means that the incumbent itself failed.
+
+    >>> slow, fast = [[Sample(us, 1, us)] for us in (10.0, 8.0)]
+    >>> clock = ReplayClock({"default": slow, "tuned": fast})
+    >>> result = race(["default", "tuned"], clock, incumbent="default")
+    >>> result.winner, result.lane("tuned").ratio, clock.spent
+    ('tuned', 0.8, 21)
+    """
+    if incumbent not in names or len(set(names)) != len(names) or AGAIN in names:
+        raise OptionError(f"the candidates of a race have names of their own, the incumbent's among them: {names!r}")
+    course = _Race(tuple(names), incumbent, rule or Rule())
+    while not course.over:
+        course.round(clock)
+        if on_round is not None:
+            on_round(course.rounds, len(course.running))
+    return course.result()
+
+
+class ReplayClock:
+    """Gives stored samples again, in their order and from the start when they run out. `spent` counts the blocks."""
+
+    def __init__(self, samples: Mapping[str, Sequence[Sample]]) -> None:
+        self.samples = {name: tuple(taken) for name, taken in samples.items()}
+        self.next = dict.fromkeys(samples, 0)
+        self.spent = 0
+
+    def block(self, name: str) -> Sample:
+        """The next stored sample."""
+        taken = self.samples.get(name)
+        if not taken:
+            raise LaneError("error", f"no timings are stored for {name}")
+        self.spent += 1
+        self.next[name] += 1
+        return taken[(self.next[name] - 1) % len(taken)]
+
+
+class _Race:
+    """A race on its way: the samples of each lane so far, round by round."""
+
+    def __init__(self, names: tuple[str, ...], incumbent: str, rule: Rule) -> None:
+        self.names, self.incumbent, self.rule = names, incumbent, rule
+        self.lanes = {name: Lane(name) for name in (*names, AGAIN)}
+        self.running = list(self.lanes)
+        self.rounds = 0
+        self.shuffler = random.Random(rule.seed)
+
+    @property
+    def challengers(self) -> list[str]:
+        return [name for name in self.running if name not in (self.incumbent, AGAIN)]
+
+    @property
+    def over(self) -> bool:
+        if self.rounds < self.rule.least:
+            return False
+        spent = sum(sample.seconds for lane in self.lanes.values() for sample in lane.samples)
+        if self.rounds >= self.rule.most or (self.rule.seconds is not None and spent > self.rule.seconds):
+            return True
+        challengers = self.challengers
+        return not challengers or (len(challengers) == 1 and self._beaten_by(challengers[0]))
+
+    def round(self, clock: Clock) -> None:
+        """One block of every lane that is still running, in a new order, and then the dropping."""
+        self.rounds += 1
+        order = list(self.running)
+        self.shuffler.shuffle(order)
+        for name in order:
+            lane = self.lanes[name]
+            try:
+                sample = clock.block(self.incumbent if name == AGAIN else name)
+            except LaneError as failure:
+                if name in (self.incumbent, AGAIN):
+                    raise
+                self.lanes[name] = replace(lane, dropped=self.rounds, status=failure.status, detail=failure.detail)
+            else:
+                self.lanes[name] = replace(lane, samples=(*lane.samples, sample.rounded()))
+        self.running = [name for name in self.running if self.lanes[name].dropped is None]
+        lost = [name for name in self.challengers if any(self._loses(name, to) for to in self.running if to != name)]
+        for name in lost:
+            self.lanes[name] = replace(self.lanes[name], dropped=self.rounds)
+        self.running = [name for name in self.running if name not in lost]
+
+    def _differences(self, name: str, to: str, metric: str) -> list[float]:
+        """Of each round that both were in, by how much `name` was slower than `to`, as a logarithm."""
+        pairs = zip(self.lanes[name].samples, self.lanes[to].samples, strict=False)
+        return [math.log(max(getattr(a, metric), _LEAST_US) / max(getattr(b, metric), _LEAST_US)) for a, b in pairs]
+
+    def _loses(self, name: str, to: str) -> bool:
+        first, *rest = self.rule.by
+        differences = self._differences(name, to, first)
+        others = [self._differences(name, to, metric) for metric in rest]
+        if len(differences) == 2:
+            return min(differences) > math.log(self.rule.hopeless) and all(min(other) >= 0 for other in others)
+        if self.rounds < self.rule.least:
+            return False
+        slower = _bounds(differences, self.rule.sure)[0] > math.log1p(self.rule.floor)
+        return slower and not any(_bounds(other, self.rule.sure)[1] < 0 for other in others)
+
+    def _noise(self) -> float:
+        """How far the incumbent may be from itself, as a logarithm."""
+        low, high = _bounds(self._differences(AGAIN, self.incumbent, self.rule.by[0]), self.rule.sure)
+        return max(math.log1p(self.rule.floor), -low, high)
+
+    def _beaten_by(self, name: str) -> bool:
+        """Whether the incumbent is slower than `name`, surely, and by more than noise."""
+        differences = self._differences(name, self.incumbent, self.rule.by[0])
+        return _bounds(differences, self.rule.sure)[1] < 0 and median(differences) < -self._noise()
+
+    def _winner(self) -> str:
+        metric = self.rule.by[0]
+        faster = [name for name in self.challengers if self._beaten_by(name)]
+        if not faster:
+            return self.incumbent
+        best = min(faster, key=lambda name: median(self._differences(name, self.incumbent, metric)))
+
+        def ties(name: str) -> bool:
+            differences = self._differences(name, best, metric)
+            return _bounds(differences, self.rule.sure)[0] <= 0 and median(differences) <= self._noise()
+
+        return next(name for name in faster if name == best or ties(name))
+
+    def result(self) -> RaceResult:
+        lanes = tuple(self._compared(lane) for lane in self.lanes.values())
+        return RaceResult(self.incumbent, self._winner(), round(math.expm1(self._noise()), 6), self.rounds, lanes)
+
+    def _compared(self, lane: Lane) -> Lane:
+        differences = self._differences(lane.name, self.incumbent, self.rule.by[0])
+        if not differences:
+            return lane
+        low, high = _bounds(differences, self.rule.sure)
+        ratio = round(math.exp(median(differences)), 6)
+        if math.isinf(high):
+            return replace(lane, ratio=ratio)
+        return replace(lane, ratio=ratio, low=round(math.exp(low), 6), high=round(math.exp(high), 6))
+
+
+def _bounds(differences: Sequence[float], sure: float) -> tuple[float, float]:
+    """Between which two values the median surely lies, whatever the distribution; endless for too few values."""
+    rank = _rank(len(differences), sure)
+    if rank == 0:
+        return -math.inf, math.inf
+    ordered = sorted(differences)
+    return ordered[rank - 1], ordered[-rank]
+
+
+@cache
+def _rank(count: int, sure: float) -> int:
+    """The largest k for which the k-th smallest and the k-th largest of so many values enclose their median, surely."""
+    outside, rank = 0, 0
+    while rank < count:
+        outside += math.comb(count, rank)
+        if 2 * outside > (1 - sure) * 2**count:
+            break
+        rank += 1
+    return rank
