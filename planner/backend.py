@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch.fx import GraphModule
 
 from fuseplan.capture.program import program_key
+from fuseplan.errors import FuseplanError
+from fuseplan.lookup import Choice, Lookup, tuner
 from fuseplan.options import Options
 from fuseplan.plan import Plan, WholePlan
 from fuseplan.runtime import Program, replay
 from fuseplan.runtime.attention import with_proven_attention
-from fuseplan.runtime.compiler import missing_compiler
 from fuseplan.stats import count
 
 _PROGRAMS = "_fuseplan_programs"
@@ -31,17 +34,32 @@ def fuseplan_backend(
     """Compile one Dynamo graph. This is the entry point that torch.compile finds under the name "fuseplan"."""
     checked = Options.parse(options, mode)
     identity = program_key(gm, example_inputs)
-    plan, why = _choose(checked, gm, example_inputs)
-    if checked.attention == "proven":
-        plan = with_proven_attention(plan, gm)
-    program = Program(identity.key, identity.why, plan, why)
-    compiled = replay(plan, gm, example_inputs, program)
+    lookup = Lookup(checked, identity, gm, example_inputs, os.environ)  # where the user's own database is
+    choice = lookup.choose()
+    try:
+        program, compiled = _carry_out(choice, lookup)
+    except FuseplanError as error:
+        if choice.stored is None:
+            raise
+        choice = lookup.refused(choice.stored, error)
+        program, compiled = _carry_out(choice, lookup)
     count("programs")
-    count(f"programs under plan {_short(plan)}")
+    count(f"programs under plan {_short(program.plan)}")
+    lookup.keep_counters()
     owner = _caller()
     if owner is not None:
         vars(owner).setdefault(_PROGRAMS, []).append(program)
     return compiled
+
+
+def _carry_out(choice: Choice, lookup: Lookup) -> tuple[Program, Callable[..., Any]]:
+    options, identity, plan, stored = lookup.options, lookup.identity, choice.plan, choice.stored
+    if options.attention == "proven" and stored is None:
+        plan = with_proven_attention(plan, lookup.gm)
+    program = Program(identity.key, identity.why, plan, choice.why, options.fuel_for_one())
+    if stored is not None:
+        program.refuse = partial(lookup.quarantine, stored)
+    return program, replay(plan, lookup.gm, lookup.example_inputs, program)
 
 
 def compile(model: Any = None, **options: Any) -> Any:
@@ -57,7 +75,8 @@ def compile(model: Any = None, **options: Any) -> Any:
     tensor([2., 2.])
     """
     for_torch = {name: options.pop(name) for name in list(options) if name in _TORCH_ARGUMENTS}
-    Options.parse(options, for_torch.get("mode"))
+    if Options.parse(options, for_torch.get("mode")).tune != "off":
+        tuner()  # whether there is one is better said here than by Dynamo
     if options and for_torch.get("mode") is not None:
         options["mode"] = for_torch.pop("mode")  # torch.compile takes a mode or options, never both
     return torch.compile(model, backend="fuseplan", options=options or None, **for_torch)
@@ -69,15 +88,6 @@ _TORCH_ARGUMENTS = ("fullgraph", "dynamic", "mode", "disable", "name")
 def programs_of(wrapper: object) -> list[Program]:
     """Return the programs that were compiled for one call of torch.compile."""
     return list(vars(wrapper).get(_PROGRAMS, ()))
-
-
-def _choose(options: Options, gm: GraphModule, example_inputs: Sequence[Any]) -> tuple[Plan, str]:
-    if options.plan is not None:
-        return options.plan, "asked for by option"
-    missing = missing_compiler(gm, example_inputs)
-    if missing is not None:
-        return WholePlan("eager"), f"no plan is stored for it, and Inductor cannot run here: {missing}"
-    return options.default(), "no plan is stored for it; this is what torch.compile does"
 
 
 def _short(plan: Plan) -> str:

@@ -2,14 +2,51 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any
 
 from fuseplan.errors import OptionError, PlanError
+from fuseplan.graph import Graph
 from fuseplan.plan import LAUNCHES, MODES, Plan, SegmentedPlan, WholePlan
 
 ATTENTION = ("as-is", "proven")
+TUNE = ("off", "quick", "full")
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """One fusion as it was applied: a region of a graph, or a whole program (then there is no graph)."""
+
+    role: str
+    executor: str
+    variant: str
+    ops: tuple[int, ...] = ()
+    graph: Graph | None = None
+
+
+@dataclass
+class Fuel:
+    """How many more fusions may be applied; whoever shares it draws on it in the order of compiling.
+
+    >>> fuel = Fuel(1)
+    >>> first, second = Fusion("inference", "inductor", "default", (0,)), Fusion("inference", "inductor", "default", (1,))
+    >>> fuel.take(first), fuel.take(second), fuel.applied == [first]
+    (True, False, True)
+    """
+
+    left: int
+    applied: list[Fusion] = field(default_factory=list)
+
+    def take(self, fusion: Fusion) -> bool:
+        """Whether this one may still be applied."""
+        if self.left <= 0:
+            return False
+        self.left -= 1
+        self.applied.append(fusion)
+        return True
 
 
 @dataclass(frozen=True)
@@ -24,11 +61,24 @@ class Options:
     """A plan, or the name of one, for every program; None takes the best that is known of each."""
     mode: str = "default"
     """The mode that Inductor has where a program runs under torch.compile's own path."""
-    launch: str = "plain"
-    """How calls reach the GPU: plain, or cudagraph, which never overwrites what a caller still holds."""
+    launch: str | None = None
+    """How calls reach the GPU: plain, or cudagraph, which never overwrites what a caller still holds. None leaves it
+    to the plan that is stored, and is plain where there is none."""
 
     attention: str = "as-is"
-    """`proven`: calls of attention lose a mask that is proven to change nothing, and stay whole. Works with any plan."""
+    """`proven`: calls of attention lose a mask that is proven to change nothing, and stay whole. Works with any plan
+    but a stored one, whose attention was part of what was tuned."""
+
+    tune: str = "off"
+    """`quick` or `full`: a program without a plan is tuned when it is compiled, which takes minutes."""
+    db: Path | None = None
+    """The tuning database; None is the user's own."""
+    unverified: bool = False
+    """Whether plans are used that were predicted or imported, and have not raced on this machine."""
+    fuel: int | Fuel | None = None
+    """Only so many fusions of each plan are applied; a `Fuel` is shared by all programs that get it."""
+    counters: bool = False
+    """Whether hits, misses and fallbacks are added up in the database too, for the dashboard."""
 
     @staticmethod
     def parse(options: Mapping[str, Any] | None, mode: str | None = None) -> Options:
@@ -41,25 +91,36 @@ class Options:
         chosen = given.get("mode") or mode or "default"
         if chosen not in MODES:
             raise OptionError(f"fuseplan has no mode {chosen!r}; known are {', '.join(MODES)}")
-        launch = given.get("launch", "plain")
-        if launch not in LAUNCHES:
+        launch = given.get("launch")
+        if launch is not None and launch not in LAUNCHES:
             raise OptionError(f"fuseplan has no launch {launch!r}; known are {', '.join(LAUNCHES)}")
-        attention = given.get("attention", "as-is")
-        if attention not in ATTENTION:
-            raise OptionError(f"option attention is {' or '.join(ATTENTION)}, not {attention!r}")
-        return Options(_adapted(_plan(given.get("plan", "auto")), chosen, launch), chosen, launch, attention)
+        return Options(
+            _adapted(_plan(given.get("plan", "auto")), chosen, launch),
+            chosen,
+            launch,
+            _word("attention", given.get("attention", "as-is"), ATTENTION),
+            _word("tune", given.get("tune", "off"), TUNE),
+            _path(given.get("db")),
+            _flag("unverified", given.get("unverified", False)),
+            _fuel(given.get("fuel")),
+            _flag("counters", given.get("counters", False)),
+        )
 
     def default(self) -> Plan:
         """The plan of a program for which none is stored: what torch.compile does, in the mode and launch asked for."""
         return _adapted(WholePlan("inductor"), self.mode, self.launch) or WholePlan("inductor")
 
+    def fuel_for_one(self) -> Fuel | None:
+        """What one program may spend: its own where a number was given."""
+        return Fuel(self.fuel) if isinstance(self.fuel, int) else self.fuel
 
-def _adapted(plan: Plan | None, mode: str, launch: str) -> Plan | None:
+
+def _adapted(plan: Plan | None, mode: str, launch: str | None) -> Plan | None:
     """The plan with the mode and the launch that were asked for beside it."""
     try:
         if isinstance(plan, WholePlan) and plan.executor == "inductor" and mode != "default":
             plan = replace(plan, mode=mode)
-        if isinstance(plan, (WholePlan, SegmentedPlan)) and launch != "plain":
+        if isinstance(plan, (WholePlan, SegmentedPlan)) and launch not in (None, "plain"):
             plan = replace(plan, launch=launch)
     except PlanError as error:
         raise OptionError(str(error)) from None
@@ -77,3 +138,31 @@ def _plan(value: object) -> Plan | None:
         return Plan.named(value)
     except PlanError as error:
         raise OptionError(f"{error}, or auto") from None
+
+
+def _word(name: str, value: object, known: tuple[str, ...]) -> str:
+    if value not in known:
+        raise OptionError(f"option {name} is {' or '.join(known)}, not {value!r}")
+    return str(value)
+
+
+def _flag(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise OptionError(f"option {name} is True or False, not {value!r}")
+    return value
+
+
+def _path(value: object) -> Path | None:
+    if value is None:
+        return None
+    if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
+        raise OptionError(f"option db is the path of a tuning database, not {value!r}")
+    return Path(value).absolute()
+
+
+def _fuel(value: object) -> int | Fuel | None:
+    if value is None or isinstance(value, Fuel):
+        return value
+    if type(value) is not int or value < 0:
+        raise OptionError(f"option fuel is the number of fusions to apply, not {value!r}")
+    return value

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fuseplan.errors import FuseplanError
 from fuseplan.tuning_db.environment import Environment, needs_of
 from fuseplan.tuning_db.records import REASONS, Hit, Miss, Query, Stale, StoredPlan
+from fuseplan.tuning_db.sizes import STATIC, Box
 from fuseplan.tuning_db.tables import ENVIRONMENT, PLAN, Row
 
 _MOST = 256
@@ -17,6 +18,8 @@ _MOST = 256
 _SELECT = f"""{PLAN.select}
  WHERE plan.program_id = (SELECT id FROM program WHERE key = ?)
  ORDER BY environment_.key = ? DESC, plan.changed_at DESC LIMIT {_MOST}"""
+
+_KNOWS = "SELECT 1 FROM plan WHERE program_id = (SELECT id FROM program WHERE key = ?) LIMIT 1"
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,11 @@ def candidates(connection: sqlite3.Connection, query: Query, layer: str, rank: i
     return found
 
 
+def knows(connection: sqlite3.Connection, program: str) -> list[bool]:
+    """Whether one layer has a plan for this program, be it for another machine."""
+    return [connection.execute(_KNOWS, (program,)).fetchone() is not None]
+
+
 def environment_of(connection: sqlite3.Connection, key: object) -> Environment | None:
     """The environment of this key; None if its row is damaged."""
     found = connection.execute(f"{ENVIRONMENT.select} WHERE key = ?", (key,)).fetchone()
@@ -59,14 +67,10 @@ def environments(connection: sqlite3.Connection) -> dict[str, Environment]:
 
 def choose(query: Query, found: Sequence[Candidate]) -> Hit | Stale | Miss:
     """The best of what all layers hold: a pinned plan, else one for just this environment, else a stale one."""
-    highest: dict[str, Candidate] = {}
-    for candidate in found:
-        known = highest.get(candidate.key)
-        if known is None or candidate.rank > known.rank:
-            highest[candidate.key] = candidate
+    highest = _highest(found)
     if not highest:
         return Miss("no such program", f"no plan is stored for program {query.program[:12]}")
-    judged = [(judge(query, candidate), candidate.rank) for candidate in highest.values()]
+    judged = [(judge(query, candidate), candidate.rank) for candidate in highest]
     usable = [_Usable.of(answer, rank) for answer, rank in judged if not isinstance(answer, Miss)]
     if not usable:
         misses = [answer for answer, _ in judged if isinstance(answer, Miss)]
@@ -77,6 +81,27 @@ def choose(query: Query, found: Sequence[Candidate]) -> Hit | Stale | Miss:
         if slot not in latest or (one.standing, one.changed_at) > (latest[slot].standing, latest[slot].changed_at):
             latest[slot] = one
     return max(latest.values(), key=lambda one: (one.standing, one.speed, one.changed_at)).answer
+
+
+def boxes(query: Query, found: Sequence[Candidate]) -> list[Box]:
+    """The boxes of sizes within which this program has a plan here, whatever its sizes are now."""
+    inside = []
+    for candidate in _highest(found):
+        box = Box.parse(str(candidate.row["sizes"])) if candidate.row is not None else STATIC
+        corner = replace(query, sizes={**query.sizes, **{name: low for name, low, _ in box.spans}})
+        if box != STATIC and box not in inside and not isinstance(judge(corner, candidate), Miss):
+            inside.append(box)
+    return inside
+
+
+def _highest(found: Sequence[Candidate]) -> list[Candidate]:
+    """Each plan as the highest layer that holds it has it."""
+    highest: dict[str, Candidate] = {}
+    for candidate in found:
+        known = highest.get(candidate.key)
+        if known is None or candidate.rank > known.rank:
+            highest[candidate.key] = candidate
+    return list(highest.values())
 
 
 @dataclass(frozen=True)

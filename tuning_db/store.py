@@ -20,10 +20,11 @@ from fuseplan.tuning_db import clock, tables
 from fuseplan.tuning_db.environment import Environment
 from fuseplan.tuning_db.files import SQL_ERRORS, Absent, Database, Identity, NotOurs, Unusable, Unwritable
 from fuseplan.tuning_db.layers import Places, network_file_system, places
-from fuseplan.tuning_db.lookup import Candidate, candidates, choose, environment_of
+from fuseplan.tuning_db.lookup import Candidate, boxes, candidates, choose, environment_of, knows
 from fuseplan.tuning_db.measured import default_timings, measurements
 from fuseplan.tuning_db.notify import notify
 from fuseplan.tuning_db.records import DefaultTiming, Hit, Measurement, Miss, Query, Run, Stale, StoredPlan
+from fuseplan.tuning_db.sizes import Box
 from fuseplan.tuning_db.tables import Row, Table, Writer, everything, put_all
 
 _T = TypeVar("_T")
@@ -94,6 +95,19 @@ class Store:
                 self._memo[key] = (tokens, answer)
         self.count(f"plan misses: {answer.reason}" if isinstance(answer, Miss) else f"plan {_kind(answer)}")
         return answer
+
+    def knows(self, program: str) -> bool:
+        """Whether any layer has a plan of this program, for whatever machine; True where one of them cannot tell."""
+        found, trouble = self._gather(lambda connection: knows(connection, program))
+        return trouble is not None or any(map(any, found))
+
+    def boxes(self, query: Query) -> list[Box]:
+        """The boxes of sizes for which `find_plan` would hit, were the sizes of the question within them."""
+        try:
+            found, _ = self._candidates(query)
+            return boxes(query, found)
+        except Exception:  # noqa: BLE001  # as in find_plan
+            return []
 
     def find_measurements(self, region: str, environment: Environment) -> tuple[Measurement, ...] | Miss:
         """All that was measured of a region, by key, under what holds here. Failures are among it."""
@@ -192,11 +206,14 @@ class Store:
         with self._lock:
             return dict(sorted(self._counts.items()))
 
-    def persist_counts(self) -> bool:
-        """Add what was counted since the last time to the counters in the file, for the dashboard."""
+    def persist_counts(self, counts: Mapping[str, int] | None = None) -> bool:
+        """Add what was counted since the last time to the counters in the file, for the dashboard.
+
+        `counts` are those to keep where others than this store's own are meant.
+        """
         with self._lock:
-            new = self._counts - self._persisted
-            self._persisted = self._counts.copy()
+            now = Counter(self._counts if counts is None else counts)
+            new, self._persisted = now - self._persisted, now
         rows = [(clock.now()[:10], event, count) for event, count in new.items()]
 
         def add(connection: sqlite3.Connection) -> None:
@@ -217,23 +234,26 @@ class Store:
 
     def _find_plan(self, query: Query) -> tuple[Hit | Stale | Miss, bool]:
         """The answer, and whether it holds until a file changes."""
-        ranks = {name: rank for rank, (name, _) in enumerate(self._layers())}
-        found: list[Candidate] = []
-        trouble: Miss | None = None
         try:
-            for name, database in self._layers():
-                ask = partial(candidates, query=query, layer=name, rank=ranks[name])
-                answer = self._ask(database, ask, _LOOKUP_S)
-                if isinstance(answer, Miss):
-                    trouble = answer
-                else:
-                    found += answer
+            found, trouble = self._candidates(query)
             choice = choose(query, found)
         except Exception as error:  # noqa: BLE001  # whatever a file holds, a program that looks up its plan runs on
             return Miss("database unusable", f"{type(error).__name__}: {error}"), False
         if isinstance(choice, Miss) and choice.reason == "no such program" and trouble is not None:
             return trouble, False
         return choice, trouble is None
+
+    def _candidates(self, query: Query) -> tuple[list[Candidate], Miss | None]:
+        """All that the layers hold of a program, and the trouble with one of them, if any."""
+        found: list[Candidate] = []
+        trouble = None
+        for rank, (name, database) in enumerate(self._layers()):
+            answer = self._ask(database, partial(candidates, query=query, layer=name, rank=rank), _LOOKUP_S)
+            if isinstance(answer, Miss):
+                trouble = answer
+            else:
+                found += answer
+        return found, trouble
 
     def _gather(
         self, work: Callable[[sqlite3.Connection], list[_T]], within_s: float = _LOOKUP_S

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
@@ -28,6 +28,8 @@ class ProgramKey:
 
     key: str | None
     why: str | None = None
+    symbols: Symbols = field(default_factory=Symbols, compare=False, repr=False)
+    """The dynamic sizes, by the names that the key knows them by."""
 
 
 def program_key(gm: GraphModule, example_inputs: Sequence[Any]) -> ProgramKey:
@@ -39,7 +41,7 @@ def program_key(gm: GraphModule, example_inputs: Sequence[Any]) -> ProgramKey:
         writer.graph(gm)
     except _UnkeyableError as unkeyable:
         return ProgramKey(None, str(unkeyable))
-    return ProgramKey(hashlib.sha256("\n".join(writer.lines).encode()).hexdigest())
+    return ProgramKey(hashlib.sha256("\n".join(writer.lines).encode()).hexdigest(), symbols=writer.symbols)
 
 
 class _UnkeyableError(Exception):

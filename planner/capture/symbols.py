@@ -24,6 +24,7 @@ class Symbols:
         self._new: dict[sympy.Symbol, sympy.Symbol] = {}
         self._seen: dict[sympy.Symbol, Symbol] = {}
         self._texts: dict[sympy.Expr, str] = {}
+        self._env: Any = None
 
     def dim(self, size: Any) -> Dim:
         """Write one size or stride: an int, or an expression over renamed symbols."""
@@ -51,11 +52,25 @@ class Symbols:
         self._new[symbol] = sympy.Symbol(name, **symbol._assumptions_orig)
         bounds = shape_env.var_to_range.get(symbol)
         low, high = (None, None) if bounds is None else (_bound(bounds.lower), _bound(bounds.upper))
+        self._env = shape_env
         self._seen[symbol] = Symbol(name, low if low is not None else -(2**63), high, hint_of(shape_env, symbol))
 
     def seen(self) -> tuple[Symbol, ...]:
         """All symbols met so far, in order."""
         return tuple(self._seen.values())
+
+    def name_of(self, size: Any) -> str | None:
+        """The short name of a size that is one symbol alone."""
+        new = self._new.get(size.node.expr) if isinstance(size, torch.SymInt) else None
+        return str(new) if new is not None else None
+
+    def hold(self, name: str, low: int | None = None, high: int | None = None) -> None:
+        """Make Dynamo compile anew where a size leaves these bounds, within which it is now."""
+        symbol = next(symbol for symbol, seen in self._seen.items() if seen.name == name)
+        if low is not None:
+            self._env.evaluate_expr(sympy.Ge(symbol, low))
+        if high is not None:
+            self._env.evaluate_expr(sympy.Le(symbol, high))
 
 
 def _bound(limit: Any) -> int | None:

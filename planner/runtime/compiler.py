@@ -12,15 +12,16 @@ from torch.fx import GraphModule
 
 def missing_compiler(gm: GraphModule, example_inputs: Sequence[Any]) -> str | None:
     """Return None where Inductor has a compiler for every device of the program, else what is missing."""
-    found = (_missing(device) for device in _devices(gm, example_inputs))
+    found = (_missing(device) for device in sorted({device.type for device in devices_of(gm, example_inputs)}))
     return next((reason for reason in found if reason is not None), None)
 
 
-def _devices(gm: GraphModule, example_inputs: Sequence[Any]) -> set[str]:
+def devices_of(gm: GraphModule, example_inputs: Sequence[Any]) -> list[torch.device]:
+    """All devices of a program, in the order of their first use."""
     tensors = [value for value in example_inputs if isinstance(value, torch.Tensor)]
     made = [node.meta.get("example_value") for node in gm.graph.nodes if node.op != "placeholder"]
     tensors += [value for value in made if isinstance(value, torch.Tensor)]
-    return {tensor.device.type for tensor in tensors}
+    return list(dict.fromkeys(tensor.device for tensor in tensors))
 
 
 @cache

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from fuseplan.errors import PlanError
 from fuseplan.graph import Graph
+from fuseplan.options import Fuel
 from fuseplan.plan import Plan
 
 
@@ -35,6 +38,8 @@ class Program:
     unkeyable: str | None
     plan: Plan
     why: str
+    fuel: Fuel | None = None  # how many fusions may be applied; None for all of them
+    refuse: Callable[[PlanError], object] | None = None  # told where a stored plan does not fit a backward
     graphs: list[GraphRecord] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)  # what the plan asks for and this program cannot have
     attention: list[str] = field(default_factory=list)  # a line on each attention call, where the plan speaks of any

@@ -17,6 +17,7 @@ from fuseplan.executors import Compiled, Executor, executors
 from fuseplan.executors.flat import RegionCall
 from fuseplan.graph import Graph, Ref
 from fuseplan.log import logger
+from fuseplan.options import Fuel, Fusion
 from fuseplan.plan import SegmentedPlan
 from fuseplan.runtime.record import RegionRecord
 from fuseplan.runtime.strides import at_risk, with_declared_strides
@@ -30,8 +31,10 @@ _lock = threading.Lock()
 class RegionCompiler:
     """Compiles the regions that a plan gives one captured graph, and remembers what became of each."""
 
-    def __init__(self, captured: Captured, role: str = "inference") -> None:
+    def __init__(self, captured: Captured, role: str = "inference", fuel: Fuel | None = None) -> None:
         self.captured = captured
+        self.role = role
+        self.fuel = fuel
         self.risky = at_risk(captured.graph, role)
         self.executors: dict[str, Executor] = executors()
         self.records: list[RegionRecord] = []
@@ -53,20 +56,27 @@ class RegionCompiler:
         if not graph.outputs and not any(has_effect(op) or op.mutates for op in graph.ops):
             self._record(region, None)
             return self._nothing(region.ops)
-        try:
-            call = self._shared(self.executors[region.executor], graph, region.variant)
-            if not plain:
-                call = _or_aten(call, graph, region.executor)
-            self._record(region, None)
-        except (UnsupportedError, ExecutorError, GraphError) as error:
-            self._fall_back(region, error)
-            if not region.recompute:
-                return None
-            call = self._alone(region, graph)
+        call = self._call(region, graph, plain)
+        if call is None:
+            return None
         values = self.captured.values
         outputs = tuple(values[ref.name] for ref in graph.outputs if isinstance(ref, Ref))
         call = with_declared_strides(call, graph, self.risky)
         return RegionCall(self._nodes(region.ops), tuple(values[v.name] for v in graph.inputs), outputs, call)
+
+    def _call(self, region: Region, graph: Graph, plain: bool) -> Compiled | None:
+        """What runs the region as one; None where its ops run one by one."""
+        fusion = Fusion(self.role, region.executor, region.variant, region.ops, graph)
+        if not plain and self.fuel is not None and not self.fuel.take(fusion):
+            self._record(region, "the fuel is spent")
+            return self._alone(region, graph) if region.recompute else None
+        try:
+            call = self._shared(self.executors[region.executor], graph, region.variant)
+        except (UnsupportedError, ExecutorError, GraphError) as error:
+            self._fall_back(region, error)
+            return self._alone(region, graph) if region.recompute else None
+        self._record(region, None)
+        return call if plain else _or_aten(call, graph, region.executor)
 
     def _alone(self, region: Region, graph: Graph) -> Compiled:
         """The region under ATen as one call: the values that it computes again may be nowhere else to be had."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch.fx import GraphModule
 
+from fuseplan.options import Fusion
 from fuseplan.plan import Plan, SegmentedPlan, WholePlan
 from fuseplan.runtime.attention import with_anchors
 from fuseplan.runtime.record import Program
@@ -22,4 +23,7 @@ def replay(plan: Plan, gm: GraphModule, example_inputs: Sequence[Any], program: 
     if isinstance(plan, SegmentedPlan):
         return compile_segmented(plan, gm, example_inputs, program)
     assert isinstance(plan, WholePlan)
+    one = Fusion("whole program", plan.executor, plan.mode)
+    if plan.executor != "eager" and program.fuel is not None and not program.fuel.take(one):
+        plan = WholePlan("eager")
     return compile_whole(plan, gm, example_inputs, program.remarks)

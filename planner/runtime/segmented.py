@@ -14,6 +14,7 @@ from torch.fx import GraphModule
 
 from fuseplan.capture import capture_fx
 from fuseplan.capture.composites import composites_kept
+from fuseplan.errors import PlanError
 from fuseplan.executors.flat import Boxed, flatten
 from fuseplan.plan import SegmentedPlan
 from fuseplan.runtime.record import GraphRecord, Program
@@ -59,8 +60,16 @@ def _compile_graph(
     plan: SegmentedPlan, role: str, gm: GraphModule, program: Program, launch: CudaGraphLaunch | None
 ) -> Boxed:
     captured = capture_fx(gm)
-    compiler = RegionCompiler(captured, role)
-    calls = compiler.compile(segmentation_of(plan, role, captured.graph))
+    compiler = RegionCompiler(captured, role, program.fuel)
+    try:
+        calls = compiler.compile(segmentation_of(plan, role, captured.graph))
+    except PlanError as error:
+        if role != "backward" or program.refuse is None:
+            raise
+        # Its forward runs already: too late for another plan, and an exception would only hit who calls backward().
+        program.refuse(error)
+        program.remarks.append(f"the backward graph runs under ATen: {error}")
+        calls, compiler.records = [], []
     nodes = captured.nodes
     edges = [(nodes[a], nodes[b]) for a, b in order_edges(captured.graph)] if calls else []
     compiled = flatten(gm, calls, edges)

@@ -17,7 +17,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("segment", "models", "tuning_db", "plan", "options"),
     ("capture", "executors", "measure", "search"),
     ("runtime", "stats"),
-    ("backend", "tune", "explain", "doctor"),
+    ("lookup", "backend", "tune", "explain", "doctor", "bisect"),
     ("cli", "tuning_db.dashboard"),
 )
 TORCH_FREE = LAYERS[:3]

@@ -1,0 +1,199 @@
+"""Which plan a program gets and why: the one that was asked for, the one in the tuning database, or a default.
+
+Nothing here traces or measures. A program that no layer knows costs one small query, and not even a look at the machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from fuseplan.capture.program import ProgramKey
+from fuseplan.capture.promised import EVERY, Span, promised_sizes
+from fuseplan.capture.symbols import Symbols
+from fuseplan.errors import FuseplanError, OptionError, StoreError
+from fuseplan.options import Options
+from fuseplan.plan import Plan, WholePlan
+from fuseplan.runtime.compiler import devices_of, missing_compiler
+from fuseplan.stats import count, stats
+from fuseplan.tuning_db import Box, Hit, Miss, Places, Query, Stale, Store, StoredPlan, places
+from fuseplan.tuning_db.notify import notify
+
+_TUNED_DEVICES = ("cpu", "cuda")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The plan of one program, why it is that one, and as what it was stored if it was."""
+
+    plan: Plan
+    why: str
+    stored: StoredPlan | None = None
+
+
+class Lookup:
+    """The way from one Dynamo graph to its plan."""
+
+    def __init__(
+        self,
+        options: Options,
+        identity: ProgramKey,
+        gm: GraphModule,
+        example_inputs: Sequence[Any],
+        environ: Mapping[str, str],
+    ) -> None:
+        self.options = options
+        self.identity = identity
+        self.gm = gm
+        self.example_inputs = example_inputs
+        self.environ = environ
+
+    @property
+    def store(self) -> Store:
+        """The one store of this process for the files that these options and variables mean."""
+        return _opened(places(self.environ, self.options.db))
+
+    def choose(self) -> Choice:
+        """The plan to run."""
+        if self.options.plan is not None:
+            return Choice(self.options.plan, "asked for by option")
+        if self.identity.key is None:
+            return self.default(f"no plan can be stored for it, since {self.identity.why}")
+        answer = self._ask(self.identity.key)
+        wanted = self.options.tune != "off"
+        if isinstance(answer, Hit) or (isinstance(answer, Stale) and not wanted):
+            return _known(answer)
+        return self._tune(answer) if wanted else self.default(str(answer))
+
+    def default(self, why: str) -> Choice:
+        """What torch.compile does, or eager where Inductor has no compiler."""
+        missing = missing_compiler(self.gm, self.example_inputs)
+        if missing is not None:
+            return Choice(WholePlan("eager"), f"{why}, and Inductor cannot run here: {missing}")
+        return Choice(self.options.default(), f"{why}; this is what torch.compile does")
+
+    def refused(self, stored: StoredPlan, error: FuseplanError) -> Choice:
+        """A stored plan does not fit its program: the default, whose `why` says so."""
+        return self.default(self.quarantine(stored, error))
+
+    def quarantine(self, stored: StoredPlan, error: FuseplanError) -> str:
+        """Note in the database that a plan does not fit, so that it is not used again, and warn of it. Returns why."""
+        why = f"plan {stored.key[:12]} does not fit: {error}"
+        count("plans refused")
+        try:
+            self.store.quarantine(stored.key, str(error))
+        except StoreError as problem:
+            why += f" (and it cannot be marked as such: {problem})"
+        notify(f"{why}. It is quarantined, and what torch.compile does is done instead")
+        return why
+
+    def keep_counters(self) -> None:
+        """Add what was counted since the last time to the counters in the database, for those who opted in."""
+        if self.options.counters:
+            self.store.persist_counts(stats())
+
+    def _ask(self, key: str) -> Hit | Stale | Miss:
+        device = _device(self.gm, self.example_inputs)
+        if device.type in _TUNED_DEVICES and self.store.knows(key):
+            query = self._query(key, device)
+            answer = self._within(self.store.find_plan(query), query)
+        else:
+            answer = Miss("no such program", "no plan is stored for it")
+        counted = "hits" if isinstance(answer, Hit) else "stale hits"
+        count(f"plan misses: {answer.reason}" if isinstance(answer, Miss) else f"plan {counted}")
+        return answer
+
+    def _query(self, key: str, device: torch.device) -> Query:
+        from fuseplan.measure.environment import environment  # a look at the machine, which a miss need not take
+
+        seen = {symbol.name: symbol.hint for symbol in self.identity.symbols.seen() if symbol.hint is not None}
+        return Query(key, environment(device), self.options.launch, seen, self.options.unverified)
+
+    def _within(self, answer: Hit | Stale | Miss, query: Query) -> Hit | Stale | Miss:
+        """Tell Dynamo how far this answer holds: it compiles anew, and asks again, where a size crosses a box's side."""
+        if not query.sizes:
+            return answer
+        symbols = self.identity.symbols
+        promised = promised_sizes(self.gm, self.example_inputs, symbols)
+        if isinstance(answer, Miss):
+            for box in self.store.boxes(query):
+                _hold_outside(box, query.sizes, promised, symbols)
+            return answer
+        spans = answer.plan.sizes.spans
+        for name, low, high in spans:
+            if not _may_hold(promised.get(name), low, high):
+                detail = f"{name} was promised to vary beyond {low}..{high}, which plan {answer.plan.key[:12]} is for"
+                return Miss("outside the tuned sizes", detail)
+        for name, low, high in spans:
+            symbols.hold(name, low, high)
+        return answer
+
+    def _tune(self, miss: Miss | Stale) -> Choice:
+        tune_online = tuner()
+        effort = self.options.tune
+        try:
+            plan = tune_online(self.gm, self.example_inputs, effort, self.store, self.options)
+        except OptionError:
+            raise
+        except FuseplanError as error:
+            notify(f"a program could not be tuned, and runs under the default: {error}")
+            return self.default(f"it could not be tuned: {error}")
+        count("programs tuned when compiled")
+        answer = self._ask(str(self.identity.key))
+        if isinstance(answer, Hit) and answer.plan.plan == plan:
+            return _known(answer)
+        return Choice(plan, f"tuned just now, effort {effort}, since {miss if isinstance(miss, Miss) else miss.detail}")
+
+
+def tuner() -> Any:
+    """What tunes one program while it is compiled; OptionError where this fuseplan has none."""
+    try:
+        return import_module("fuseplan.tune").tune_online
+    except (ModuleNotFoundError, AttributeError):
+        raise OptionError("option tune is not off, but this fuseplan cannot tune while it compiles") from None
+
+
+@cache
+def _opened(where: Places) -> Store:
+    return Store(where)
+
+
+def _known(answer: Hit | Stale) -> Choice:
+    stored = answer.plan
+    why = f"{stored.standing} plan {stored.key[:12]} of the {answer.layer} database"
+    if stored.wall_us is not None:
+        why += f", {stored.wall_us:.1f} µs"
+        if stored.best_default_us is not None:
+            why += f" where {stored.best_default} took {stored.best_default_us:.1f} µs"
+    return Choice(stored.plan, f"{why}; {answer.detail}" if isinstance(answer, Stale) else why, stored)
+
+
+def _device(gm: GraphModule, example_inputs: Sequence[Any]) -> torch.device:
+    """Where the program's time is spent: on its first accelerator, if it uses one."""
+    found = devices_of(gm, example_inputs)
+    return next((device for device in found if device.type not in ("cpu", "meta")), torch.device("cpu"))
+
+
+def _may_hold(promise: Span | None, low: int, high: int) -> bool:
+    """Whether a guard for these bounds keeps what a caller promised of a size; one that fixes it to a number does not."""
+    if promise is None:
+        return True
+    if promise == EVERY:
+        return low < high
+    return low <= promise[0] and promise[1] <= high
+
+
+def _hold_outside(box: Box, sizes: Mapping[str, int], promised: Mapping[str, Span], symbols: Symbols) -> None:
+    """Guard one size that keeps this program out of a box: within it, Dynamo is to ask for the plan that is there."""
+    for name, low, high in box.spans:
+        size = sizes.get(name)
+        if size is None or low <= size <= high or promised.get(name, EVERY) != EVERY:
+            continue
+        symbols.hold(name, *((None, low - 1) if size < low else (high + 1, None)))
+        return

@@ -1,0 +1,29 @@
+"""What holds for all tests: the tuning database of whoever runs them is neither read nor written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from fuseplan.tuning_db import layers
+
+_numbers = count()
+
+
+@pytest.fixture(scope="session")
+def _databases(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("databases")
+
+
+@pytest.fixture(autouse=True)
+def own_database(_databases: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty database for each test, below which no other layer lies: no test finds a plan by accident."""
+    path = _databases / f"{next(_numbers)}.sqlite3"
+    monkeypatch.setenv("FUSEPLAN_DB", str(path))
+    monkeypatch.setattr(layers, "SITE", _databases / "no site")
+    monkeypatch.setattr(layers, "SHIPPED", _databases / "nothing shipped")
+    yield path
+    path.unlink(missing_ok=True)

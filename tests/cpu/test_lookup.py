@@ -1,0 +1,281 @@
+"""A program finds its plan in the tuning database when it is compiled, and says why when it finds none."""
+
+from __future__ import annotations
+
+import sqlite3
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fuseplan
+from fuseplan.backend import programs_of
+from fuseplan.errors import OptionError
+from fuseplan.explain import compiled_by
+from fuseplan.measure.environment import environment
+from fuseplan.plan import Part, Plan, SegmentedPlan
+from fuseplan.runtime import Program
+from fuseplan.segment import Region, Segmentation
+from fuseplan.tuning_db import Box, Places, Store, StoredPlan
+
+ATEN = Plan.named("aten")
+
+
+def chain(x: torch.Tensor) -> torch.Tensor:
+    return (x * 2).relu() + 1
+
+
+def two_sizes(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return (x * 2).sum(0) + y.sum()
+
+
+@pytest.fixture(autouse=True)
+def without_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default is eager: which plan is chosen does not depend on it, and compiling takes seconds."""
+    monkeypatch.setattr("fuseplan.lookup.missing_compiler", lambda *_: "no compiler in this test")
+
+
+def programs(compiled: Callable[..., Any]) -> list[Program]:
+    return programs_of(compiled_by(compiled))
+
+
+def run(*inputs: Any, f: Callable[..., Any] = chain, **options: Any) -> Program:
+    """The program that comes of compiling `f` anew and calling it once; its result is checked."""
+    torch._dynamo.reset()
+    compiled = fuseplan.compile(f, **options)
+    given = inputs or (torch.randn(4, 8),)
+    torch.testing.assert_close(compiled(*given), f(*given))
+    (program,) = programs(compiled)
+    return program
+
+
+def stored(key: str | None, plan: Plan = ATEN, **fields: Any) -> StoredPlan:
+    assert key is not None
+    return StoredPlan(key, environment("cpu"), plan, **{"wall_us": 10.0, **fields})
+
+
+def keep(path: Path, *plans: StoredPlan) -> Store:
+    store = Store(Places(path))
+    assert all(store.add_plan(plan) for plan in plans)
+    return store
+
+
+def test_a_stored_plan_is_run_and_told_of(own_database: Path) -> None:
+    missed = run()
+    assert missed.plan == Plan.named("eager")
+    assert missed.why.startswith("no plan is stored for it")
+    plan = stored(missed.key, best_default="inductor", best_default_us=15.0)
+    keep(own_database, plan)
+    before = fuseplan.stats().get("plan hits", 0)
+    hit = run()
+    assert hit.plan == ATEN
+    assert hit.why == f"tuned plan {plan.key[:12]} of the user database, 10.0 µs where inductor took 15.0 µs"
+    assert len(hit.graphs) == 1
+    assert fuseplan.stats()["plan hits"] == before + 1
+    assert run(plan="eager").why == "asked for by option"
+
+
+@pytest.mark.parametrize(
+    ("fields", "options", "reason"),
+    [
+        ({"status": "unverified"}, {}, "is unverified"),
+        ({"status": "quarantined", "detail": "wrong result"}, {}, "failed here: wrong result"),
+        ({"word": "disabled"}, {}, "was disabled by hand"),
+        ({}, {"launch": "cudagraph"}, "other launch plain -> cudagraph"),
+    ],
+)
+def test_a_miss_says_why(own_database: Path, fields: dict[str, Any], options: dict[str, Any], reason: str) -> None:
+    key = run().key
+    keep(own_database, stored(key, **fields))
+    program = run(**options)
+    assert program.plan == Plan.named("eager")
+    assert reason in program.why
+
+
+def test_a_plan_of_another_torch_is_not_run(own_database: Path) -> None:
+    plan = stored(run().key)
+    keep(own_database, replace(plan, environment=replace(plan.environment, torch="1.0")))
+    assert run().why.startswith(f"other torch 1.0 -> {torch.__version__}")
+
+
+def test_who_asks_gets_an_unverified_plan_from_another_file(tmp_path: Path, own_database: Path) -> None:
+    other = tmp_path / "other.db"
+    keep(other, stored(run().key, status="unverified"))
+    assert run(db=other, unverified=True).plan == ATEN
+    assert run(db=str(other)).plan != ATEN
+    assert run(unverified=True).plan != ATEN
+    assert not own_database.exists()  # a look-up makes no file
+
+
+def test_a_miss_looks_at_no_machine_and_traces_nothing(own_database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: Any) -> Any:
+        raise AssertionError
+
+    keep(own_database, stored("ab" * 32))
+    monkeypatch.setattr("fuseplan.measure.environment.environment", never)
+    monkeypatch.setattr("fuseplan.runtime.segmented.capture_fx", never)
+    assert run().plan == Plan.named("eager")
+
+
+def test_stores_are_opened_once(own_database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = []
+    monkeypatch.setattr("fuseplan.lookup.Store", lambda where: opened.append(where.user) or Store(where))
+    for _ in range(3):
+        run()
+    assert opened == [own_database]
+
+
+@pytest.mark.parametrize(
+    ("region", "complaint"),
+    [
+        (Region((0, 99), "inductor"), "names op 99, but the graph has 3"),
+        (Region((0, 2), "inductor"), "would wait for itself"),
+        (Region((0, 1), "nobody"), "there is no executor 'nobody'"),
+        (None, "the plan was made for inference graph 121212121212"),
+    ],
+)
+def test_a_plan_that_does_not_fit_is_quarantined_and_the_default_runs(
+    own_database: Path, region: Region | None, complaint: str
+) -> None:
+    first = run(plan="aten")
+    graph = first.graphs[0].graph.key if region is not None else "12" * 32
+    cut = Segmentation((region,) if region is not None else ())
+    bad = stored(first.key, SegmentedPlan((Part("inference", graph, cut),)))
+    store = keep(own_database, bad)
+    with pytest.warns(UserWarning, match="It is quarantined") as caught:
+        program = run()
+    assert len(caught) == 1
+    assert program.plan == Plan.named("eager")
+    assert complaint in program.why
+    (now,) = store.plans()
+    assert (now.status, now.key) == ("quarantined", bad.key)
+    assert complaint in now.detail
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        assert "failed here" in run().why
+
+
+def test_a_backward_that_does_not_fit_runs_without_the_plan(own_database: Path) -> None:
+    weights = torch.randn(8, requires_grad=True)
+
+    def loss(w: torch.Tensor) -> torch.Tensor:
+        return (w * w).relu().sum()
+
+    first = run(weights, f=loss, plan="aten")
+    forward = Part("forward", first.graphs[0].graph.key, Segmentation())
+    bad = stored(first.key, SegmentedPlan((forward, Part("backward", "12" * 32, Segmentation()))))
+    store = keep(own_database, bad)
+    torch._dynamo.reset()
+    compiled = fuseplan.compile(loss)
+    with pytest.warns(UserWarning, match="quarantined"):
+        compiled(weights).backward()
+    torch.testing.assert_close(weights.grad, torch.where(weights != 0, 2 * weights, 0).detach())
+    assert store.plans()[0].status == "quarantined"
+    (program,) = programs(compiled)
+    assert any("the backward graph runs under ATen" in remark for remark in program.remarks)
+
+
+def sized(compiled: Callable[..., Any], *sizes: int) -> list[str]:
+    """Under which plans the programs of these calls run, one for each that Dynamo compiled."""
+    for size in sizes:
+        given = torch.randn(size, 8), torch.randn(3)
+        torch.testing.assert_close(compiled(*given), two_sizes(*given))
+    return ["aten" if program.plan == ATEN else "default" for program in programs(compiled)]
+
+
+@pytest.mark.parametrize("first", [20, 100])
+def test_a_plan_of_a_dynamic_program_holds_in_its_box(own_database: Path, first: int) -> None:
+    key = run(torch.randn(9, 8), torch.randn(3), f=two_sizes, dynamic=True).key
+    keep(own_database, stored(key, sizes=Box.of({"s0": (16, 64)})))
+    torch._dynamo.reset()
+    compiled = fuseplan.compile(two_sizes, dynamic=True)
+    inside, outside = sorted([16, 20, 64]), [65, 100, 1000]
+    order = [first, *(inside if first == 20 else outside), *(outside if first == 20 else inside), 20, 100]
+    assert sorted(sized(compiled, *order)) == ["aten", "default"]
+    assert sized(compiled, 15, 8, 16, 20, 65).count("aten") == 1  # below the box is a third program, and no fourth
+    assert len(programs(compiled)) == 3
+    whys = {program.why.split(";")[0] for program in programs(compiled) if program.plan != ATEN}
+    assert any("outside the tuned sizes: s0 = " in why for why in whys)
+
+
+@pytest.mark.parametrize(("low", "high", "plan"), [(10, 40, "aten"), (10, 80, "default"), (None, None, "aten")])
+def test_sizes_that_were_promised_to_vary_are_not_fenced_in(
+    own_database: Path, low: int | None, high: int | None, plan: str
+) -> None:
+    def given(size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        x = torch.randn(size, 8)
+        torch._dynamo.mark_dynamic(x, 0, min=low, max=high)
+        return x, torch.randn(3)
+
+    key = run(*given(20), f=two_sizes).key
+    keep(own_database, stored(key, sizes=Box.of({"s0": (8, 64)})))
+    torch._dynamo.reset()
+    compiled = fuseplan.compile(two_sizes)
+    for size in (20, 40, 30):
+        x, y = given(size)
+        torch.testing.assert_close(compiled(x, y), two_sizes(x, y))
+    (program,) = programs(compiled)
+    assert ("aten" if program.plan == ATEN else "default") == plan
+
+
+def test_counters_are_kept_for_who_opts_in(own_database: Path) -> None:
+    key = run().key
+    keep(own_database, stored(key))
+    run(counters=True)
+    connection = sqlite3.connect(own_database)
+    assert connection.execute("SELECT count FROM counter WHERE event = 'plan hits'").fetchone()[0] >= 1
+    connection.close()
+
+
+def test_a_program_is_tuned_where_it_was_asked_for(own_database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def tune_online(gm: Any, example_inputs: Any, effort: str, store: Store, options: Any) -> Plan:
+        asked.append(effort)
+        store.add_plan(stored(key))
+        return ATEN
+
+    key = run().key
+    tuning = type("tuning", (), {"tune_online": staticmethod(tune_online)})
+    monkeypatch.setattr("fuseplan.lookup.import_module", lambda _: tuning)
+    assert run(tune="quick").why.startswith("tuned plan")
+    assert run(tune="full").why.startswith("tuned plan")
+    assert asked == ["quick"]
+
+
+def test_what_cannot_be_tuned_runs_under_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    def tune_online(*_: Any) -> Plan:
+        raise fuseplan.GraphError("it holds a user's function")
+
+    tuning = type("tuning", (), {"tune_online": staticmethod(tune_online)})
+    monkeypatch.setattr("fuseplan.lookup.import_module", lambda _: tuning)
+    with pytest.warns(UserWarning, match="could not be tuned, and runs under the default: it holds a user's function"):
+        assert run(tune="quick").plan == Plan.named("eager")
+
+
+def test_a_fuseplan_that_cannot_tune_says_so_before_dynamo_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fuseplan.lookup.import_module", lambda _: object())
+    with pytest.raises(OptionError, match="cannot tune while it compiles"):
+        fuseplan.compile(chain, tune="quick")
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"tune": "slow"}, "option tune is off or quick or full, not 'slow'"),
+        ({"db": 3}, "option db is the path"),
+        ({"db": ""}, "option db is the path"),
+        ({"unverified": 1}, "option unverified is True or False, not 1"),
+        ({"fuel": -1}, "option fuel is the number of fusions"),
+        ({"fuel": True}, "option fuel is the number of fusions"),
+        ({"launch": "rocket"}, "has no launch 'rocket'"),
+        ({"counters": "yes"}, "option counters is True or False"),
+    ],
+)
+def test_options_that_make_no_sense(options: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(OptionError, match=complaint):
+        fuseplan.compile(chain, **options)
