@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 
 BEGINNING = "2000-01-01T00:00:00.000Z"
 """When nothing is known yet: any row with a time of its own is newer."""
@@ -17,6 +17,16 @@ def now() -> str:
     True
     """
     return written(datetime.now(timezone.utc))
+
+
+def after(earlier: str) -> str:
+    """The present time, or the next moment after one that another clock has put into the future.
+
+    >>> after("2098-12-31T23:59:59.999Z")
+    '2099-01-01T00:00:00.000Z'
+    """
+    moment = datetime.fromisoformat(earlier.replace("Z", "+00:00"))
+    return max(now(), written(moment + timedelta(milliseconds=1)))
 
 
 def written(moment: datetime) -> str:

@@ -184,7 +184,7 @@ class Store:
         if len(found) != 1:
             what = "no plan" if not found else f"{len(found)} plans"
             raise StoreError(f"{what} with a key that begins with {key!r}: see fuseplan db info")
-        changed = replace(found[0], changed_at=clock.now(), run=None, **changes)  # type: ignore[arg-type]
+        changed = replace(found[0], changed_at=clock.after(found[0].changed_at), run=None, **changes)  # type: ignore[arg-type]
         return self.add_plan(changed)
 
     def plans(self, prefix: str = "") -> list[StoredPlan]:
@@ -193,6 +193,13 @@ class Store:
         for layer in self._gather(lambda connection: _plans(connection, prefix), within_s=60.0)[0]:
             highest.update({stored.key: stored for stored in layer})
         return sorted(highest.values(), key=lambda stored: stored.key)
+
+    def program_names(self) -> dict[str, str]:
+        """The name of each program that has one, by key."""
+        names: dict[str, str] = {}
+        for layer in self._gather(_names, within_s=60.0)[0]:
+            names.update(layer)
+        return names
 
     # counters
 
@@ -378,6 +385,11 @@ def _plans(connection: sqlite3.Connection, prefix: str) -> list[StoredPlan]:
         except FuseplanError:
             continue
     return found
+
+
+def _names(connection: sqlite3.Connection) -> list[tuple[str, str]]:
+    rows = (tables.PROGRAM.logical(values) for values in connection.execute(tables.PROGRAM.select))
+    return [(str(row["key"]), str(row["name"])) for row in rows if row is not None and row["name"] is not None]
 
 
 def _program_row(key: str, name: str | None) -> Row:

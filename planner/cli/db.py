@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from fuseplan.cli.text import printable
+
 if TYPE_CHECKING:
     from fuseplan.tuning_db.exchange import Report
     from fuseplan.tuning_db.files import Database
@@ -62,7 +64,7 @@ def info(file: Path | None, as_json: bool) -> None:
         click.echo(f"{count:>10,} plans {standing}")
     for place in found["environments"]:
         versions = ", ".join(f"{name} {place[name]}" for name in ("torch", "cuda", "nvfuser") if place[name])
-        click.echo(_plain(f"environment {place['key'][:12]}: {place['device']}, {versions}: {place['plans']} plans"))
+        click.echo(printable(f"environment {place['key'][:12]}: {place['device']}, {versions}: {place['plans']} plans"))
 
 
 @db.command(epilog="Example: fuseplan db check --repair")
@@ -78,7 +80,7 @@ def check(file: Path | None, as_json: bool, repair: bool) -> None:
         click.echo(json.dumps([vars(problem) for problem in found], indent=2))
     else:
         for problem in found:
-            click.echo(_plain(f"{problem.table} {problem.id if problem.id is not None else ''}: {problem.what}"))
+            click.echo(printable(f"{problem.table} {problem.id if problem.id is not None else ''}: {problem.what}"))
         click.echo(
             f"{len(found)} problems{', bad rows deleted' if repair and found else ''}" if found else "all is well"
         )
@@ -188,16 +190,11 @@ def _report(reports: dict[Path, Report], as_json: bool) -> None:
     else:
         for path, report in reports.items():
             taken = ", ".join(f"{count:,} {name}" for name, count in report.taken.items()) or "nothing new"
-            click.echo(_plain(f"{path}: {taken}; {report.known:,} rows known, {len(report.refused):,} refused"))
+            click.echo(printable(f"{path}: {taken}; {report.known:,} rows known, {len(report.refused):,} refused"))
             for line in report.refused[:20]:
-                click.echo(_plain(f"  {line}"))
+                click.echo(printable(f"  {line}"))
     if any(report.refused for report in reports.values()):
         raise SystemExit(1)
-
-
-def _plain(text: str) -> str:
-    """Text without what could steer a terminal: names and messages may come from others."""
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
 def _size(count: int) -> str:

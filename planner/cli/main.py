@@ -9,6 +9,7 @@ import click
 import fuseplan
 from fuseplan.cli.db import db
 from fuseplan.cli.doctor import doctor
+from fuseplan.cli.plan import plan
 from fuseplan.errors import FuseplanError
 
 
@@ -36,3 +37,4 @@ def main() -> None:
 
 main.add_command(db)
 main.add_command(doctor)
+main.add_command(plan)

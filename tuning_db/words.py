@@ -1,0 +1,107 @@
+"""A person's word on a plan: it counts more than any race. Plans are named by the beginning of their key."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from fuseplan.errors import StoreError
+from fuseplan.plan import Plan, SegmentedPlan, WholePlan
+from fuseplan.tuning_db.records import StoredPlan
+from fuseplan.tuning_db.store import Store
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A plan as a person looks at it: with the name of its program, if it has one."""
+
+    stored: StoredPlan
+    name: str | None
+
+    @property
+    def program(self) -> str:
+        """The name, else the beginning of the key."""
+        return self.name or self.stored.program[:12]
+
+
+def listed(store: Store, wanted: str = "") -> list[Listed]:
+    """The plans whose key, whose program's key, or whose program's name begins with `wanted`; the latest first."""
+    names = store.program_names()
+    found = [Listed(stored, names.get(stored.program)) for stored in store.plans()]
+    chosen = [
+        one
+        for one in found
+        if any(text.startswith(wanted) for text in (one.stored.key, one.stored.program, one.name or ""))
+    ]
+    return sorted(chosen, key=lambda one: (one.stored.changed_at, one.stored.key), reverse=True)
+
+
+def plan_named(store: Store, key: str) -> StoredPlan:
+    """The one plan whose key begins with `key`."""
+    found = store.plans(key) if key else []
+    if len(found) != 1:
+        what = "no plan has" if not found else f"{len(found)} plans have"
+        raise StoreError(f"{what} a key that begins with {key!r}: see fuseplan plan list")
+    return found[0]
+
+
+def pin(store: Store, key: str) -> StoredPlan:
+    """Run this plan wherever it may run, though others be faster, or it unverified. Another pinned there is let go."""
+    chosen = plan_named(store, key)
+    if chosen.status == "quarantined":
+        raise StoreError(f"plan {chosen.key[:12]} failed here ({chosen.detail}): fuseplan plan retune, then tune again")
+    for other in _beside(store, chosen):
+        if other.key != chosen.key and other.word == "pinned":
+            store.pin(other.key, None)
+    return _say(store, chosen, "pinned")
+
+
+def unpin(store: Store, key: str) -> StoredPlan:
+    """Take back what was said of a plan, be it pinned or disabled: its races count again."""
+    return _say(store, plan_named(store, key), None)
+
+
+def disable(store: Store, key: str) -> StoredPlan:
+    """Never run this plan."""
+    return _say(store, plan_named(store, key), "disabled")
+
+
+def retune(store: Store, key: str) -> list[StoredPlan]:
+    """Let the default run until the program is tuned anew: no plan for this program and place counts as raced."""
+    chosen = plan_named(store, key)
+    beside = [plan for plan in _beside(store, chosen) if plan.status != "quarantined"]
+    for plan in beside:
+        store.change_plan(plan.key, status="unverified", word=None)
+    return beside
+
+
+def summary(plan: Plan) -> str:
+    """Who runs a plan, in a few words.
+
+    >>> summary(Plan.named("inductor"))
+    'inductor'
+    >>> summary(Plan.named("nvfuser-greedy"))
+    'nvfuser-greedy'
+    """
+    if isinstance(plan, WholePlan):
+        return plan.executor + (f" {plan.mode}" if plan.mode != "default" else "")
+    assert isinstance(plan, SegmentedPlan)
+    if not plan.parts:
+        return f"{plan.greedy}-greedy" if plan.greedy else "aten"
+    who = Counter(region.executor for part in plan.parts for region in part.segmentation.regions)
+    return " + ".join(f"{times} {name}" for name, times in sorted(who.items())) or "aten"
+
+
+def _beside(store: Store, chosen: StoredPlan) -> list[StoredPlan]:
+    """All plans among which a look-up would choose by their races alone, this one too."""
+
+    def slot(plan: StoredPlan) -> tuple[str, str, str, str]:
+        return plan.program, plan.environment.key, plan.launch, plan.sizes.text
+
+    return [plan for plan in store.plans() if slot(plan) == slot(chosen)]
+
+
+def _say(store: Store, plan: StoredPlan, word: str | None) -> StoredPlan:
+    if not store.pin(plan.key, word):
+        raise StoreError("the tuning database cannot be written: nothing was changed")
+    return plan_named(store, plan.key)
