@@ -88,3 +88,16 @@ MATMULS = frozenset(
 )
 SECOND_FIRST = frozenset({"addmm", "baddbmm", "addbmm", "addmv"})
 """Matmuls whose first matrix is the second argument."""
+
+MOVES = frozenset(
+    "clone _to_copy to copy cat constant_pad_nd full full_like zeros zeros_like ones ones_like arange fill zero new_full "
+    "new_zeros new_ones scalar_tensor expand_copy view_copy permute_copy repeat stack flip roll select_scatter "
+    "slice_scatter diagonal_copy eye contiguous reshape".split()
+)
+"""Operators that compute nothing."""
+
+DEAR = {"sort": 40, "topk": 20, "argsort": 40, "native_dropout": 8, "rand": 8, "rand_like": 8, "bernoulli": 8}
+"""How many cheap operations an element takes, if more than one."""
+
+TWO_AXES = frozenset({"native_layer_norm_backward", "native_group_norm_backward", "rms_norm_backward"})
+"""Operators that sum along rows for one result and along columns for another."""

@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class AnchorWork:
-    """The arithmetic of the anchors of one kind and dtype in a region."""
+    """One anchor of a region: a kernel of its own, which a library brings."""
 
     kind: str
-    """"matmul", "unaligned" (a matmul whose rows are no multiple of 16 bytes), "convolution", "attention", "masked" (attention)."""
+    """matmul, unaligned (a matmul whose rows are no multiple of 16 bytes), convolution, attention, masked, other."""
     dtype: str
     flops: int
+    bytes: int
+    """What it reads and writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,7 @@ class Work:
     bytes_in: int = 0
     """Read from outside, each once; of a slice or a gather only what is touched."""
     bytes_out: int = 0
-    """Written for others."""
+    """Written for others, or to memory that existed before."""
     bytes_between: int = 0
     """What the kernels of the fused region would hand to one another through memory, by our guess of its kernels."""
     bytes_alone: int = 0
@@ -49,7 +51,7 @@ class Work:
     reduced: int = 0
     """Elements that go into sums, maxima and the like."""
     anchors: tuple[AnchorWork, ...] = ()
-    """Matmuls, convolutions and attention, sorted."""
+    """Matmuls, convolutions, attention and what we cannot look into, sorted; what they move is in the bytes above too."""
 
     @property
     def bytes_moved(self) -> int:
