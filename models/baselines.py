@@ -2,32 +2,89 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
+import random
 from collections.abc import Sequence
+from dataclasses import astuple
 
+from fuseplan.models.machine import Machine
 from fuseplan.models.model import Asked, Prediction, Row
+from fuseplan.models.terms import device_terms, host_terms
+from fuseplan.models.work import Work
+
+_UNSURE = 1.5
+"""The spread of a model that knows next to nothing: a factor of four either way."""
 
 
 class Random:
-    """A number for each region and choice, the same whenever it is asked with the same seed."""
+    """Times between 1 µs and 1 ms for each region and choice, the same whenever they are asked for with the same seed.
+
+    >>> Random(1).predict([(Work(), "aten", "default")]) == Random(1).predict([(Work(), "aten", "default")])
+    True
+    """
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
 
     def predict(self, regions: Sequence[Asked]) -> list[Prediction]:
         """One prediction for each of `regions`, in order."""
-        raise NotImplementedError
+        return [self._predict(asked) for asked in regions]
 
     def update(self, rows: Sequence[Row]) -> None:
         """Nothing is learnt."""
 
+    def _predict(self, asked: Asked) -> Prediction:
+        work, executor, variant = asked
+        text = repr((self.seed, astuple(work), executor, variant))
+        chance = random.Random(hashlib.blake2b(text.encode(), digest_size=8).digest())
+        return Prediction(1000 ** chance.random(), 1 + 19 * chance.random(), _UNSURE)
+
 
 class BestSingleExecutor:
-    """Ranks executors by their geometric mean over the rows seen, the same for every region."""
+    """One order of executors for all regions: by the geometric mean of time against that of an ideal machine.
+
+    Before there are rows, and for choices that have none, the ideal counts: executors tie. A choice is an executor with
+    a variant.
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self._ratios: dict[tuple[str, str], list[tuple[float, float]]] = {}
+
+    @property
+    def best(self) -> tuple[str, str] | None:
+        """The choice that is preferred everywhere, once there are rows."""
+        means = {choice: self._means(choice)[0] for choice in self._ratios}
+        return min(means, key=lambda choice: (means[choice], choice), default=None)
 
     def predict(self, regions: Sequence[Asked]) -> list[Prediction]:
         """One prediction for each of `regions`, in order."""
-        raise NotImplementedError
+        return [self._predict(work, executor, variant) for work, executor, variant in regions]
 
     def update(self, rows: Sequence[Row]) -> None:
         """Learn which executor is the fastest overall."""
-        raise NotImplementedError
+        for row in rows:
+            device, host = self._ideal(row.work)
+            if device > 0 and host > 0 and 0 < row.device_us < math.inf and 0 <= row.host_us < math.inf:
+                ratio = (math.log(row.device_us / device), row.host_us / host)
+                self._ratios.setdefault((row.executor, row.variant), []).append(ratio)
+
+    def _predict(self, work: Work, executor: str, variant: str) -> Prediction:
+        device, host = self._ideal(work)
+        device_ratio, host_ratio = self._means((executor, variant))
+        return Prediction(device * device_ratio, host * host_ratio, _UNSURE)
+
+    def _means(self, choice: tuple[str, str]) -> tuple[float, float]:
+        ratios = self._ratios.get(choice)
+        if not ratios:
+            return 1.0, 1.0
+        count = len(ratios)
+        return (
+            math.exp(math.fsum(device for device, _ in ratios) / count),
+            math.fsum(host for _, host in ratios) / count,
+        )
+
+    def _ideal(self, work: Work) -> tuple[float, float]:
+        """What the region would take fused, whoever runs it: a measure of its size, not of anybody's skill."""
+        return sum(device_terms(work, "fused", self.machine)), sum(host_terms(work, "fused", self.machine))

@@ -1,0 +1,116 @@
+"""What a region would take on an ideal machine, part by part in µs: the terms whose weights the roofline fits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fuseplan.models.machine import Machine
+from fuseplan.models.work import AnchorWork, Work
+
+Terms = tuple[float, ...]
+
+DEVICE_TERMS = (
+    "launch",
+    "memory",
+    "scattered",
+    "pointwise",
+    "special",
+    "reduced",
+    "matmul",
+    "convolution",
+    "attention",
+)
+DEVICE_DOUBT = (0.4, 0.2, 0.7, 0.7, 0.7, 0.7, 0.25, 0.5, 0.4)
+"""By how much each term may be wrong before anything is measured: one standard deviation, as a share."""
+HOST_TERMS = ("call", "ops", "views", "arguments")
+HOST_DOUBT = (0.4, 0.3, 0.4, 0.6)
+
+UNALIGNED = 7.0
+"""GPT-2's head in eager took 6676 µs unaligned and 875 µs padded (FACTS.md)."""
+_ATTENTION = {"attention": 2.5, "masked": 3.6}
+"""Attention against a plain matmul of as many operations: cuDNN's kernel on an H200 (FACTS.md)."""
+_CONVOLUTION = 1.6
+
+_VARIANTS = {"flash": 1.3, "efficient": 3.0, "math": 8.0, "channels_last": 0.85, "tuned": 0.98}
+"""Other variants against the default, before anything is measured."""
+
+
+def device_terms(work: Work, executor: str, machine: Machine) -> Terms:
+    """Times of the parts of a region, as if none overlapped: what overlaps gets a smaller weight when fitted.
+
+    >>> work = Work(ops=1, bytes_in=2150_000, bytes_out=2150_000, bytes_alone=4300_000, kernels=1, kernels_alone=1)
+    >>> device_terms(work, "inductor", Machine.guess("NVIDIA H200"))[:2]
+    (2.0, 1.0)
+    """
+    alone = executor == "aten"
+    byte_us = 1e-3 / machine.bandwidth_gbs
+    moved = work.bytes_alone if alone else work.bytes_moved
+    launches, matmul, convolution, attention = 0, 0.0, 0.0, 0.0
+    for anchor in work.anchors:
+        moved -= anchor.bytes
+        time = _anchor_us(anchor, executor, machine, byte_us)
+        if anchor.kind == "convolution":
+            convolution += time
+        elif anchor.kind in _ATTENTION:
+            attention += time
+        else:
+            matmul += time
+    launches = work.kernels_alone if alone else work.kernels
+    gpu = machine.device != "cpu"
+    # A transpose that a compiler tiles costs little more than a copy; ATen's copies read across memory (FACTS.md).
+    scattered = work.scattered_alone * 1.5 if alone else work.scattered * (0.2 if gpu else 1.0)
+    return (
+        launches * machine.launch_us,
+        max(0, moved) * byte_us,
+        scattered * byte_us,
+        work.pointwise * 1e-6 / machine.pointwise_tops,
+        work.special * (0.5e-6 if gpu else 1e-6) / machine.special_tops,
+        work.reduced * 1e-6 / machine.pointwise_tops,
+        matmul,
+        convolution,
+        attention,
+    )
+
+
+def _anchor_us(anchor: AnchorWork, executor: str, machine: Machine, byte_us: float) -> float:
+    compute = anchor.flops * 1e-6 / machine.matmul_rate(anchor.dtype)
+    memory = anchor.bytes * byte_us
+    if anchor.kind == "unaligned":
+        # Inductor pads such matmuls by itself, which moves their operands once more.
+        return max(compute, memory) + memory if executor == "inductor" else max(compute * UNALIGNED, memory)
+    if anchor.kind == "convolution":
+        compute *= _CONVOLUTION
+    return max(compute * _ATTENTION.get(anchor.kind, 1.0), memory)
+
+
+def host_terms(work: Work, executor: str, machine: Machine) -> Terms:
+    """What calling it takes on the host: a call of the region, its ops, its views, and its arguments.
+
+    In units of what PyTorch takes for one op there, by benchmarks/results/regions.gpu.json and regions.json.
+    """
+    unit = machine.op_host_us
+    arguments = work.inputs + work.outputs
+    if executor == "aten":
+        return (0.0, work.kernels_alone * unit, work.views * 0.17 * unit, 0.0)
+    if machine.device == "cpu":
+        return (0.5 * unit, 0.0, 0.0, 0.06 * unit * arguments)
+    if executor == "nvfuser":
+        return (1.3 * unit, 0.0, 0.0, 0.1 * unit * arguments)
+    return (1.1 * unit, work.kernels * 0.2 * unit, 0.0, 0.1 * unit * arguments)
+
+
+def variant_factor(work: Work, variant: str) -> float:
+    """How a variant compares with the default of the same region, before anything is measured.
+
+    >>> variant_factor(Work(), "efficient")
+    3.0
+    """
+    if variant == "padded":
+        unaligned = any(anchor.kind == "unaligned" for anchor in work.anchors)
+        return 1.15 / UNALIGNED if unaligned else 1.05
+    return _VARIANTS.get(variant, 1.0)
+
+
+def scaled(terms: Sequence[float], factor: float) -> Terms:
+    """The terms of another variant."""
+    return tuple(term * factor for term in terms) if factor != 1.0 else tuple(terms)
