@@ -13,7 +13,8 @@ import pytest
 from fuseplan.errors import OptionError, PlanError
 from fuseplan.graph import Graph, Op, Ref, TensorType, Value
 from fuseplan.search.effort import EFFORTS, Effort
-from fuseplan.search.names import Params, Point, Space, decode, encode, neutral, space_of
+from fuseplan.search.names import Params, Point, Space, space_of
+from fuseplan.search.spelling import decode, encode, neutral
 from fuseplan.search.study import SAMPLERS, Ledger
 from fuseplan.segment import Region, Segmentation
 
@@ -29,8 +30,7 @@ def chain(length: int) -> Graph:
 
 def space(length: int = 3) -> Space:
     graph = chain(length)
-    islands = {"g": [[tuple(range(length))]]}
-    return space_of({"g": graph}, islands, lambda *_: ("inductor",), lambda *_: False, plans=tuple(DEFAULTS))
+    return space_of({"g": graph}, {"g": [True] * length}, lambda *_: ("inductor",), plans=tuple(DEFAULTS))
 
 
 SPACE = space()
@@ -101,7 +101,7 @@ def test_a_point_is_not_measured_twice_however_it_is_spelled() -> None:
 def test_a_point_that_is_not_legal_is_told_as_refused() -> None:
     ops = (*chain(2).ops, Op("aten.add.Tensor", (Ref("v0"), Ref("v1")), (), (Value("y", TYPE),)))
     graph = Graph((Value("x", TYPE),), ops, (Ref("y"),))
-    here = space_of({"g": graph}, {"g": [[(0, 1, 2)]]}, lambda *_: ("inductor",), lambda *_: False)
+    here = space_of({"g": graph}, {"g": [True] * 3}, lambda *_: ("inductor",))
     around = neutral(here) | {"g.island0.cut 0-2": "join", "g.island0.run 0 aten.relu.default": "inductor"}
     book = ledger([around, neutral(here)], here=here)
     assert [point.cuts for point in run(book)] == [(("g", Segmentation()),)]
