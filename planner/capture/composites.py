@@ -45,9 +45,19 @@ _LIBRARY.define(
 def _attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float | None, gqa: bool
 ) -> Tensor:
-    """Attention by the kernel that eager chooses for these very tensors, laid out as the fake says."""
-    result: Tensor = _SDPA(query, key, value, mask, 0.0, causal, scale=scale, enable_gqa=gqa)
-    return result.contiguous()
+    """Attention by the kernel that eager chooses for these very tensors, laid out as the fake says.
+
+    No fused kernel of CUDA takes a mask whose last dimension is expanded, as `transformers` makes one that hides nothing;
+    the math path, step by step in float32, is much slower. Such a mask shows a query all keys, or hides them all, and
+    what sees nothing is zero; multiplied, so that NaN stays NaN.
+    """
+    rows = mask[..., :1] if mask is not None and _hides_rows(mask) else None
+    result: Tensor = _SDPA(query, key, value, mask if rows is None else None, 0.0, causal, scale=scale, enable_gqa=gqa)
+    return (result if rows is None else result * rows).contiguous()
+
+
+def _hides_rows(mask: Tensor) -> bool:
+    return mask.dtype == torch.bool and mask.stride(-1) == 0 and mask.shape[-1] > 0
 
 
 def _attention_fake(

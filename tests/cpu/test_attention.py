@@ -16,12 +16,13 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch._inductor.utils import run_and_get_code
 from torch.fx import GraphModule
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fuseplan
 from agreement import assert_as_accurate, assert_same, in_double
 from fuseplan.backend import programs_of
 from fuseplan.capture.attention import AttentionCall, attention_calls, rewrite_attention
-from fuseplan.capture.composites import composites_kept
+from fuseplan.capture.composites import _attention, composites_kept
 from fuseplan.errors import OptionError, PlanError
 from fuseplan.explain import compiled_by
 from fuseplan.graph import Graph
@@ -367,6 +368,12 @@ def test_inductor_carries_whole_attention_forward_and_backward() -> None:
     assert "fuseplan.sdpa" not in "\n".join(codes)
 
 
+def all_or_nothing(*hidden: int) -> Tensor:
+    """A mask for five queries and seven keys, expanded along the keys, that hides all of them from the `hidden` queries."""
+    seeing = torch.tensor([query not in hidden for query in range(5)])
+    return seeing[:, None].expand(2, 1, 5, 7)
+
+
 def _operator_cases() -> dict[str, tuple[Any, tuple[Any, ...]]]:
     q, k, v = heads(5, 7, grad=True)
     bias = torch.randn(2, 1, 5, 7, requires_grad=True)
@@ -376,6 +383,8 @@ def _operator_cases() -> dict[str, tuple[Any, tuple[Any, ...]]]:
         "causal": (sdpa, (q, k, v, None, True, None, False)),
         "learned mask": (sdpa, (q, k, v, bias, False, 0.3, False)),
         "boolean mask": (sdpa, (q, k, v, bias > 0, False, None, False)),
+        "every query sees all": (sdpa, (q, k, v, all_or_nothing(), False, None, False)),
+        "some queries see nothing": (sdpa, (q, k, v, all_or_nothing(1, 4), False, None, False)),
         "grouped": (sdpa, (q, k[:, :2], v[:, :2], None, False, None, True)),
         "rms norm": (rms_norm, (x, [5], weight, None)),
         "rms norm without weight": (rms_norm, (x, [5], None, 1e-5)),
@@ -409,6 +418,23 @@ def test_whole_operators_agree_with_pytorchs_forward_and_backward(name: str) -> 
         assert_close(got[1:], want[1:])
         with torch.inference_mode():
             assert_same(operator(*arguments), plain(name, arguments))
+
+
+def test_a_mask_that_is_expanded_along_the_keys_keeps_no_fused_kernel_away() -> None:
+    """On CUDA none takes such a mask, so the operator must not hand it on; here, where one would, that is seen."""
+
+    class Kernels(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default:
+                masks.append((kwargs or {}).get("attn_mask"))
+            return func(*args, **(kwargs or {}))
+
+    masks: list[Any] = []
+    q, k, v = heads(5, 7)
+    with Kernels(), torch.no_grad():
+        for mask in (all_or_nothing(1), all_or_nothing(1).contiguous()):
+            _attention(q, k, v, mask, False, None, False)
+    assert [mask is None for mask in masks] == [True, False]
 
 
 def test_whole_operators_in_a_module_under_inductor() -> None:
