@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fuseplan.backend import compile
+    from fuseplan.bisect import bisect
     from fuseplan.doctor import doctor
     from fuseplan.errors import (
         ExecutorError,
@@ -37,6 +38,7 @@ _HOME = {
     "PlanError": "fuseplan.errors",
     "StoreError": "fuseplan.errors",
     "UnsupportedError": "fuseplan.errors",
+    "bisect": "fuseplan.bisect",
     "compile": "fuseplan.backend",
     "doctor": "fuseplan.doctor",
     "explain": "fuseplan.explain",
@@ -54,6 +56,7 @@ __all__ = [
     "StoreError",
     "UnsupportedError",
     "__version__",
+    "bisect",
     "compile",
     "doctor",
     "explain",

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 import fuseplan
+from fuseplan.cli.bisect import bisect
 from fuseplan.cli.db import db
 from fuseplan.cli.doctor import doctor
 from fuseplan.cli.plan import plan
@@ -35,6 +36,7 @@ def main() -> None:
     """
 
 
+main.add_command(bisect)
 main.add_command(db)
 main.add_command(doctor)
 main.add_command(plan)

@@ -52,7 +52,9 @@ def list_(which: str, file: Path | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([_fields(one) for one in found], indent=2))
         return
-    rows = [("plan", "program", "device", "launch", "sizes", "standing", "µs", "default µs", "who")]
+    rows: list[tuple[str, ...]] = [
+        ("plan", "program", "device", "launch", "sizes", "standing", "µs", "default µs", "who")
+    ]
     rows += [_row(one) for one in found]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows if found else []:

@@ -1,0 +1,97 @@
+"""`fuseplan bisect`: the fusion behind a wrong result."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fuseplan.cli.text import printable
+from fuseplan.errors import OptionError, PlanError
+
+if TYPE_CHECKING:
+    from fuseplan.plan import Plan
+
+
+@click.command(epilog="Example: fuseplan bisect case.py:case --plan 3f2c")
+@click.argument("case")
+@click.option(
+    "--plan", "plan", default="auto", show_default=True, help="A name, a file of JSON, or a stored plan's key."
+)
+@click.option("--db", "file", type=click.Path(path_type=Path), help="The file; else FUSEPLAN_DB, or the cache's.")
+@click.option("--unverified", is_flag=True, help="Also take a plan that has not raced here.")
+@click.option("--rtol", type=click.FloatRange(0), help="How far a result may be off, as a share of it …")
+@click.option("--atol", type=click.FloatRange(0), help="… and on top.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def bisect(
+    case: str, plan: str, file: Path | None, unverified: bool, rtol: float | None, atol: float | None, as_json: bool
+) -> None:
+    """Find the fusion of a plan that makes a result wrong. Exit code 1 if the result is wrong.
+
+    CASE is FILE.py:FUNCTION. The function takes nothing and returns a model and its inputs: `return model, (x,)`.
+    """
+    if (rtol is None) != (atol is None):
+        raise OptionError("--rtol and --atol come together")
+    chosen = _plan(plan, file)
+    model, inputs = _case(case)
+    from fuseplan.bisect import bisect as search
+
+    options: dict[str, Any] = {"plan": chosen, "unverified": unverified}
+    if file is not None:
+        options["db"] = file
+    found = search(model, inputs, rtol=rtol, atol=atol, **options)
+    if as_json:
+        fusion = None if found is None else found.fusion
+        fields = None if fusion is None else {
+            "role": fusion.role, "executor": fusion.executor, "variant": fusion.variant, "ops": list(fusion.ops),
+            "region": fusion.graph.key if fusion.graph is not None else None,
+        }  # fmt: skip
+        told = None if found is None else vars(found) | {"fusion": fields}
+        click.echo(json.dumps(told, indent=2))
+    else:
+        click.echo("the result is that of eager" if found is None else printable(str(found)))
+        if found is not None and found.fusion is not None and found.fusion.graph is not None:
+            click.echo("\n".join(printable(line) for line in str(found.fusion.graph).splitlines()))
+    if found is not None:
+        raise SystemExit(1)
+
+
+def _plan(text: str, file: Path | None) -> str | Plan:
+    """The plan that is meant: a name is tried first, then a file, then a key."""
+    from fuseplan.plan import NAMED, Plan
+    from fuseplan.tuning_db import Store
+    from fuseplan.tuning_db.words import plan_named
+
+    if text in (*NAMED, "auto"):
+        return text
+    path = Path(text)
+    if path.is_file():
+        try:
+            return Plan.from_json(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise PlanError(f"{text} cannot be read: {error}") from None
+    return plan_named(Store.open(os.environ, file), text).plan
+
+
+def _case(text: str) -> tuple[Any, Any]:
+    """Run the function that FILE.py:FUNCTION names."""
+    path, _, name = text.rpartition(":")
+    spec = importlib.util.spec_from_file_location("fuseplan_case", path) if Path(path).is_file() else None
+    if spec is None or spec.loader is None:
+        raise OptionError(f"a case is given as FILE.py:FUNCTION, and there is no Python file {path or text!r}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # Dynamo looks functions up in their module
+    sys.path.insert(0, str(Path(path).resolve().parent))
+    spec.loader.exec_module(module)
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise OptionError(f"{path} has no function {name!r}")
+    made = function()
+    if not isinstance(made, tuple) or len(made) != 2 or not callable(made[0]) or not isinstance(made[1], (list, tuple)):
+        raise OptionError(f"{name} must return a model and a tuple of its inputs")
+    return made
