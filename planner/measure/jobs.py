@@ -19,8 +19,6 @@ from fuseplan.plan import SAVING, AnchorChoice, Plan
 from fuseplan.tuning_db.records import NO_REPEATS, Repeats
 from fuseplan.tuning_db.schema import STATUSES
 
-MAX_DETAIL = 400
-
 Choice = tuple[str, str]
 """An executor and one of its variants."""
 
@@ -214,6 +212,37 @@ def _rule_fields(rule: Rule) -> dict[str, Any]:
 
 def _rule(fields: Mapping[str, Any]) -> Rule:
     return Rule(**{**fields, "by": tuple(fields["by"])})
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a worker is told once, before it imports torch."""
+
+    device: str = "cpu"
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    """The `Flags` of the process that asks."""
+    compile_threads: int = 1
+    share: float = 1.0
+    """Of the memory that is free when a job begins, what the worker may take."""
+    memory_bytes: int | None = None
+    """And never more than this, on the host."""
+    patience_s: float = 600.0
+    """A worker that is stuck for longer ends by itself, even if nobody is left to end it."""
+    plant: str | None = None
+    """For tests: `module:function`, called at the start; it returns executors by name, on top of the real ones."""
+
+    def to_json(self) -> str:
+        """One line."""
+        return json.dumps({**vars(self), "flags": dict(self.flags)})
+
+    @staticmethod
+    def from_json(text: str) -> Setup:
+        """The set-up that `to_json` wrote.
+
+        >>> Setup.from_json(Setup("cuda").to_json()).device
+        'cuda'
+        """
+        return Setup(**json.loads(text))
 
 
 @dataclass(frozen=True)

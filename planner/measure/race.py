@@ -104,8 +104,8 @@ class Lane:
         """The median of each time, and the sum of what they cost; None without a sample."""
         if not self.samples:
             return None
-        columns = [median(getattr(sample, metric) for sample in self.samples) for metric in METRICS]
-        return Sample(*columns, seconds=sum(sample.seconds for sample in self.samples)).rounded()
+        device, host, wall = (median(getattr(sample, metric) for sample in self.samples) for metric in METRICS)
+        return Sample(device, host, wall, sum(sample.seconds for sample in self.samples)).rounded()
 
     @property
     def repeats(self) -> Repeats:

@@ -1,0 +1,110 @@
+"""How much memory a worker may take, and how much a candidate took. What the parent and others hold is theirs."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+SPARED = 0.1
+"""The share of what is free that stays free: for the parent, and for what a compiler takes outside of the worker."""
+
+_STATUS = Path("/proc/self/status")
+_CGROUPS = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)
+
+
+def free_host_memory() -> int | None:
+    """Bytes that the host could still give, within the limit of a container if there is one; None if nobody says."""
+    found = [_kilobytes(Path("/proc/meminfo"), "MemAvailable")]
+    for limit, used in _CGROUPS:
+        most, now = _number(limit), _number(used)
+        found.append(None if most is None or now is None else max(most - now, 0))
+    known = [number for number in found if number is not None]
+    return min(known) if known else None
+
+
+def limit_memory(device: torch.device, most: int | None = None, share: float = 1.0) -> None:
+    """Let this process take no more than `most` bytes, or a share of what is free now, on the host and on its GPU.
+
+    What does not fit raises MemoryError or torch's OutOfMemoryError, and the process lives on.
+    """
+    free, held = free_host_memory(), _kilobytes(_STATUS, "VmData")
+    wanted = [int(free * share * (1 - SPARED))] if free is not None else []
+    wanted += [most] if most is not None else []
+    if wanted and held is not None:
+        # Of private memory that can be written: a GPU's driver reserves address space by the terabyte.
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        soft = held + min(wanted)
+        resource.setrlimit(resource.RLIMIT_DATA, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
+    if device.type == "cuda":
+        free_here, total = torch.cuda.mem_get_info()
+        allowed = torch.cuda.memory_reserved() + int(free_here * share * (1 - SPARED))
+        torch.cuda.set_per_process_memory_fraction(min(1.0, allowed / total))
+
+
+@dataclass
+class Peak:
+    """What was taken at most; None where this system does not say."""
+
+    bytes: int | None = None
+
+
+@contextmanager
+def peak_memory(device: torch.device) -> Iterator[Peak]:
+    """Tell how many bytes more than at the beginning were taken within, at most: on the device, on a CPU by the process.
+
+    >>> with peak_memory(torch.device("cpu")) as peak:
+    ...     _ = torch.ones(2**25)
+    >>> peak.bytes is None or peak.bytes > 2**26
+    True
+    """
+    found = Peak()
+    if device.type == "cuda":
+        # Reserved, since what a CUDA graph keeps for its next replay is taken, though nothing is allocated in it.
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_reserved()
+        torch.cuda.reset_peak_memory_stats()
+        yield found
+        torch.cuda.synchronize()
+        found.bytes = torch.cuda.max_memory_reserved() - before
+        return
+    held = _kilobytes(_STATUS, "VmRSS")
+    reset = _reset_peak()
+    yield found
+    most = _kilobytes(_STATUS, "VmHWM")
+    if reset and held is not None and most is not None:
+        found.bytes = max(most - held, 0)
+
+
+def _reset_peak() -> bool:
+    """Begin the process's peak anew, which Linux allows a process for itself."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    except OSError:
+        return False
+    return True
+
+
+def _kilobytes(path: Path, field: str) -> int | None:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    found = (entry.split()[1] for entry in lines if entry.startswith(f"{field}:"))
+    number = next(found, None)
+    return None if number is None else int(number) * 1024
+
+
+def _number(path: str) -> int | None:
+    try:
+        return int(Path(path).read_text(encoding="ascii"))
+    except (OSError, ValueError):  # "max" where there is no limit
+        return None

@@ -1,0 +1,225 @@
+"""The pool of workers: jobs in, an outcome for each, whatever a job does to its worker.
+
+New candidates are vetted in workers that may die of it, several at once; what measures runs in a worker of its own,
+with nothing beside it. The parent never runs a candidate, and alone knows of the database.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any
+
+from fuseplan.errors import OptionError
+from fuseplan.measure.jobs import (
+    Calibrate,
+    Capture,
+    Job,
+    Outcome,
+    RacePlans,
+    RaceRegion,
+    Row,
+    Setup,
+    VetPlan,
+    VetRegion,
+    choice_name,
+)
+from fuseplan.measure.process import WorkerLostError, WorkerProcess
+
+OnDone = Callable[[Job, Outcome], None]
+OnStage = Callable[[str, str], None]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long a worker may be silent before it counts as hanging, in seconds, and how much of the host's memory it gets.
+
+    A worker says when it begins with another candidate, and with another stage of it.
+    """
+
+    start_s: float = 300.0
+    region_s: float = 120.0
+    plan_s: float = 900.0
+    memory_bytes: int | None = None
+    """None: all that is free when a job begins, but for a tenth."""
+
+    def of(self, job: Job) -> float:
+        """The limit of one job."""
+        return self.region_s if isinstance(job, (VetRegion, RaceRegion)) else self.plan_s
+
+
+class Workers:
+    """Workers for one device, kept warm from job to job; a context manager, after which none of them is left.
+
+    >>> from fuseplan.graph import Graph, Op, Ref, TensorType, Value
+    >>> kind = TensorType("float32", (4,), (1,))
+    >>> x, y = Value("x", kind), Value("y", kind)
+    >>> relu = Graph((x,), (Op("aten.relu.default", (Ref("x"),), (), (y,)),), (Ref("y"),))
+    >>> with Workers("cpu") as workers:
+    ...     [vetted, raced] = workers.map([VetRegion(relu, "aten"), RaceRegion(relu, (("aten", "default"),))])
+    >>> vetted.status, raced.row("aten").device_us > 0
+    ('ok', True)
+    """
+
+    def __init__(
+        self,
+        device: str = "cpu",
+        *,
+        vetters: int = 1,
+        limits: Limits | None = None,
+        flags: Mapping[str, Any] | None = None,
+        plant: str | None = None,
+        on_stage: OnStage | None = None,
+    ) -> None:
+        """`flags` are those of this process unless given; `on_stage` hears which candidate is at which stage,
+        in the threads that ask the workers."""
+        if vetters < 1:
+            raise OptionError(f"at least one worker vets, not {vetters}")
+        self.limits = limits or Limits()
+        self.on_stage = on_stage
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        setup = Setup(
+            device,
+            flags=_flags() if flags is None else flags,
+            compile_threads=cores,
+            memory_bytes=self.limits.memory_bytes,
+            patience_s=60 + max(self.limits.region_s, self.limits.plan_s),
+            plant=plant,
+        )
+        each = replace(setup, compile_threads=max(1, cores // vetters), share=1 / vetters)
+        self.racer = WorkerProcess(setup, self.limits.start_s)
+        self.vetters = [WorkerProcess(each, self.limits.start_s) for _ in range(vetters)]
+        self._finalizer = weakref.finalize(self, _end, [self.racer, *self.vetters])
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all workers, now."""
+        self._finalizer()
+
+    def start(self) -> None:
+        """Start all workers without waiting for them: each takes seconds until it can be asked."""
+        for process in (self.racer, *self.vetters):
+            process.start()
+
+    def map(self, jobs: Sequence[Job], on_done: OnDone | None = None) -> list[Outcome]:
+        """Return the outcome of each job. `on_done` hears of each as soon as it is known, in this thread.
+
+        First all that only vets, several at once, then what measures, one by one. Whatever interrupts this, Ctrl-C or
+        an error of `on_done`, ends the workers before it goes on.
+        """
+        outcomes: dict[int, Outcome] = {}
+
+        def settle(i: int, outcome: Outcome) -> None:
+            outcomes[i] = outcome
+            if on_done is not None:
+                on_done(jobs[i], outcome)
+
+        try:
+            if any(job.alone for job in jobs):
+                self.racer.start()
+            crowded = self._vet(jobs, settle)
+            for i in crowded:  # what did not fit beside the others may fit alone
+                settle(i, self._answer(self.vetters[0], jobs[i]))
+            for i, job in enumerate(jobs):
+                if job.alone:
+                    settle(i, self._answer(self.racer, job))
+        except BaseException:
+            self.close()
+            raise
+        return [outcomes[i] for i in range(len(jobs))]
+
+    def _vet(self, jobs: Sequence[Job], settle: Callable[[int, Outcome], None]) -> list[int]:
+        """Run the jobs that may run beside each other; returns those that found no memory while they did."""
+        waiting = deque(i for i, job in enumerate(jobs) if not job.alone)
+        crew = self.vetters[: len(waiting)]
+        told: queue.Queue[tuple[int, Outcome | BaseException]] = queue.Queue()
+
+        def serve(process: WorkerProcess) -> None:
+            while True:
+                try:
+                    i = waiting.popleft()
+                except IndexError:
+                    return
+                try:
+                    told.put((i, self._answer(process, jobs[i])))
+                except BaseException as error:  # noqa: BLE001 -- raised again where the caller waits
+                    told.put((i, error))
+                    return
+
+        left = len(waiting)
+        for process in crew:
+            threading.Thread(target=serve, args=(process,), daemon=True).start()
+        crowded = []
+        for _ in range(left):
+            i, outcome = told.get()
+            if isinstance(outcome, BaseException):
+                raise outcome
+            if outcome.status == "out-of-memory" and len(crew) > 1:
+                crowded.append(i)
+            else:
+                settle(i, outcome)
+        return crowded
+
+    def _answer(self, process: WorkerProcess, job: Job) -> Outcome:
+        """The outcome of a job; a race goes on without the candidate that its worker died of."""
+        try:
+            return process.ask(job, self.limits.of(job), self.on_stage)
+        except WorkerLostError as loss:
+            culprits = [loss.at] if loss.at else _names(job)
+            rows = [Row(name, loss.status, loss.detail) for name in culprits]
+            rest = _without(job, loss.at)
+            if rest is None:
+                return Outcome(loss.status, loss.detail, rows=tuple(rows))
+        again = self._answer(process, rest)
+        return replace(again, rows=_ordered(job, [*again.rows, *rows]))
+
+
+def _names(job: Job) -> list[str]:
+    """What the candidates of a job are called in its rows."""
+    if isinstance(job, RaceRegion):
+        return [choice_name(choice) for choice in job.choices]
+    if isinstance(job, RacePlans):
+        return [side.name for side in job.sides]
+    if isinstance(job, VetRegion):
+        return [choice_name((job.executor, job.variant))]
+    if isinstance(job, VetPlan):
+        return [job.side.name]
+    return ["capture" if isinstance(job, Capture) else "machine" if isinstance(job, Calibrate) else "job"]
+
+
+def _without(job: Job, culprit: str | None) -> Job | None:
+    """The race without one candidate; None where there is no race without it."""
+    if isinstance(job, RaceRegion):
+        choices = tuple(choice for choice in job.choices if choice_name(choice) != culprit)
+        return replace(job, choices=choices) if choices and len(choices) < len(job.choices) else None
+    if isinstance(job, RacePlans) and culprit != job.incumbent:
+        sides = tuple(side for side in job.sides if side.name != culprit)
+        return replace(job, sides=sides) if len(sides) < len(job.sides) else None
+    return None
+
+
+def _ordered(job: Job, rows: Sequence[Row]) -> tuple[Row, ...]:
+    places = {name: i for i, name in enumerate(_names(job))}
+    return tuple(sorted(rows, key=lambda row: places.get(row.name, len(places))))
+
+
+def _flags() -> Mapping[str, Any]:
+    from fuseplan.measure.environment import Flags
+
+    return vars(Flags.here())
+
+
+def _end(processes: Iterable[WorkerProcess]) -> None:
+    for process in processes:
+        process.end()
