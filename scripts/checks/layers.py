@@ -18,7 +18,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("capture", "executors", "measure", "search"),
     ("runtime", "stats"),
     ("lookup", "backend", "tune", "explain", "doctor", "bisect"),
-    ("cli", "tuning_db.dashboard"),
+    ("cli", "tuning_db.dashboard", "measure.worker"),
 )
 TORCH_FREE = LAYERS[:3]
 ANYONE_MAY_READ = frozenset({"__version__"})
