@@ -50,13 +50,13 @@ class BestSingleExecutor:
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
-        self._ratios: dict[tuple[str, str], list[tuple[float, float]]] = {}
+        self._seen: dict[tuple[str, str], tuple[int, float, float]] = {}
+        """For each choice how many rows, and the sums of log ratios of device time and of ratios of host time."""
 
     @property
     def best(self) -> tuple[str, str] | None:
         """The choice that is preferred everywhere, once there are rows."""
-        means = {choice: self._means(choice)[0] for choice in self._ratios}
-        return min(means, key=lambda choice: (means[choice], choice), default=None)
+        return min(self._seen, key=lambda choice: (self._means(choice)[0], choice), default=None)
 
     def predict(self, regions: Sequence[Asked]) -> list[Prediction]:
         """One prediction for each of `regions`, in order."""
@@ -67,8 +67,9 @@ class BestSingleExecutor:
         for row in rows:
             device, host = self._ideal(row.work)
             if device > 0 and host > 0 and 0 < row.device_us < math.inf and 0 <= row.host_us < math.inf:
-                ratio = (math.log(row.device_us / device), row.host_us / host)
-                self._ratios.setdefault((row.executor, row.variant), []).append(ratio)
+                choice = (row.executor, row.variant)
+                count, logs, hosts = self._seen.get(choice, (0, 0.0, 0.0))
+                self._seen[choice] = (count + 1, logs + math.log(row.device_us / device), hosts + row.host_us / host)
 
     def _predict(self, work: Work, executor: str, variant: str) -> Prediction:
         device, host = self._ideal(work)
@@ -76,14 +77,8 @@ class BestSingleExecutor:
         return Prediction(device * device_ratio, host * host_ratio, _UNSURE)
 
     def _means(self, choice: tuple[str, str]) -> tuple[float, float]:
-        ratios = self._ratios.get(choice)
-        if not ratios:
-            return 1.0, 1.0
-        count = len(ratios)
-        return (
-            math.exp(math.fsum(device for device, _ in ratios) / count),
-            math.fsum(host for _, host in ratios) / count,
-        )
+        count, logs, hosts = self._seen.get(choice, (0, 0.0, 0.0))
+        return (math.exp(logs / count), hosts / count) if count else (1.0, 1.0)
 
     def _ideal(self, work: Work) -> tuple[float, float]:
         """What the region would take fused, whoever runs it: a measure of its size, not of anybody's skill."""
