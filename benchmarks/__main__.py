@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.result import write_result
 
-NOT_BENCHMARKS = {"__init__", "__main__", "result", "timing", "zoo"}
+NOT_BENCHMARKS = {"__init__", "__main__", "chart", "result", "search_replay", "search_tables", "timing", "zoo"}
 
 
 def main(arguments: list[str]) -> int:
