@@ -1,0 +1,61 @@
+"""A cheap op is computed again where it is read, instead of being stored; or, the other way, read from where it is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fuseplan.errors import PlanError
+from fuseplan.graph import Graph
+from fuseplan.segment.flow import wanted
+from fuseplan.segment.moves.shape import changed, op_text, region_at, region_of, values_of
+from fuseplan.segment.region import Region, Segmentation, reads_from_outside
+
+
+def recompute(graph: Graph, segmentation: Segmentation, op: int, region: int | None = None) -> Segmentation:
+    """Compute `op` again in the region that op number `region` is in, or in each region that reads it from elsewhere.
+
+    In the second case it leaves its own region too, if nobody reads it there any more.
+    """
+    readers = _regions(graph, segmentation, op, region)
+    made = values_of(graph, (op,))
+    for reader in readers:
+        if op in reader.ops or op in reader.recompute:
+            raise PlanError(f"the region at op {reader.ops[0]} computes {op_text(graph, op)} already")
+        if made.isdisjoint(reads_from_outside(graph, reader.ops, reader.recompute)):
+            raise PlanError(f"the region at op {reader.ops[0]} does not read {op_text(graph, op)}")
+    if not readers:
+        raise PlanError(f"no region reads {op_text(graph, op)} from elsewhere")
+    new = [replace(reader, recompute=(*reader.recompute, op)) for reader in readers]
+    result = changed(graph, segmentation, readers, new)
+    return result if region is not None else _without_idle(graph, result, op)
+
+
+def reuse(graph: Graph, segmentation: Segmentation, op: int, region: int | None = None) -> Segmentation:
+    """Take `op` from where it is made, instead of computing it again: in the region at `region`, or in all that do."""
+    again = [one for one in _regions(graph, segmentation, op, region, again=True) if op in one.recompute]
+    if not again:
+        raise PlanError(f"{op_text(graph, op)} is not recomputed there")
+    new = [replace(one, recompute=tuple(i for i in one.recompute if i != op)) for one in again]
+    return changed(graph, segmentation, again, new)
+
+
+def _regions(
+    graph: Graph, segmentation: Segmentation, op: int, region: int | None, *, again: bool = False
+) -> list[Region]:
+    op_text(graph, op)
+    if region is not None:
+        return [region_at(graph, segmentation, region)]
+    if again:
+        return list(segmentation.regions)
+    made = values_of(graph, (op,))
+    return [one for one in segmentation.regions
+            if not made.isdisjoint(reads_from_outside(graph, one.ops, one.recompute))]  # fmt: skip
+
+
+def _without_idle(graph: Graph, segmentation: Segmentation, op: int) -> Segmentation:
+    home, made = region_of(segmentation, op), values_of(graph, (op,))
+    if home is None or not made.isdisjoint(wanted(graph, segmentation)):
+        return segmentation
+    if any(not made.isdisjoint(graph.ops[i].reads) for i in (*home.ops, *home.recompute)):
+        return segmentation
+    return changed(graph, segmentation, [home], [replace(home, ops=tuple(i for i in home.ops if i != op))])
