@@ -1,0 +1,147 @@
+"""Islands larger than one can look at as a whole: windows that overlap, each beginning where the last one's regions end.
+
+A window decides only on regions that lie well before its end, so that no cut is there for the window's sake alone.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fuseplan.graph import Graph
+from fuseplan.search.dag import Frame, Links, bits
+from fuseplan.search.kbest import Cut, Cuts, State, best_of, refuse
+from fuseplan.search.words import Costs, Limits, Option, Solution
+from fuseplan.segment import Region
+
+Parts = list[tuple[Region | None, Option]]
+
+
+def k_best(
+    graph: Graph,
+    island: Sequence[int],
+    costs: Costs,
+    *,
+    k: int = 8,
+    price: float = 0.0,
+    limits: Limits | None = None,
+) -> list[Solution]:
+    """Return the `k` cheapest ways to cut an island, by device time plus `price` times host time, the best first.
+
+    >>> from fuseplan.graph import Op, Ref, TensorType, Value
+    >>> kind = TensorType("float32", (8,), (1,))
+    >>> ops = [Op("aten.exp.default", (Ref(x),), (), (Value(y, kind),)) for x, y in ("ab", "bc")]
+    >>> graph = Graph((Value("a", kind),), tuple(ops), (Ref("c"),))
+    >>> for found in k_best(graph, (0, 1), lambda ops, recompute: [Option("aten", "default", 2.0, 1.0)], k=2):
+    ...     print([region.ops for region in found.regions], found.device_us)
+    [(0, 1)] 2.0
+    [(0,), (1,)] 4.0
+    """
+    return Island(Links.of(graph), island, costs, limits or Limits()).k_best(k, price)
+
+
+class Island:
+    """One island, ready to be solved for any price."""
+
+    def __init__(self, links: Links, ops: Sequence[int], costs: Costs, limits: Limits, most: int | None = None) -> None:
+        self.links, self.limits = links, limits
+        self.ops = sorted(ops)
+        self.inside = frozenset(ops)
+        self.costs = _Remembered(costs)
+        self.most = max(limits.regions if most is None else most, limits.region_ops * len(ops))
+        self._windows: dict[_Place, Cuts] = {}
+
+    def k_best(self, k: int, price: float) -> list[Solution]:
+        """The `k` cheapest ways to cut it. Windows that earlier prices had in common with this one are not worked out again."""
+        place = _Place(tuple(self.ops[: self.limits.window]), frozenset(), frozenset())
+        taken = len(place.ops)
+        combined: list[tuple[int, Parts]] = [(0, [])]
+        while True:
+            cuts = self._cuts(place)
+            found = cuts.k_best(k, price)
+            last = taken >= len(self.ops)
+            if last:
+                chosen = best_of([found[end] for end in cuts.ends()], k)
+                if not chosen:
+                    raise refuse(cuts.frame)
+                return [_solution(parts) for _, parts in _sums(combined, cuts, chosen, k)]
+            number = self._settled(cuts, found)
+            combined = _sums(combined, cuts, found[number], k)
+            place, taken = self._following(place, cuts, cuts.states[number], taken)
+
+    def _cuts(self, place: _Place) -> Cuts:
+        if place not in self._windows:
+            frame = Frame.of(self.links, place.ops, self.inside, place.again)
+            start = tuple(
+                sum(1 << i for i, op in enumerate(place.ops) if op in s)
+                for s in (place.again, place.again, place.alone)
+            )
+            most = self.most * len(place.ops) // len(self.ops)
+            self._windows[place] = Cuts(frame, self.costs, self.limits, most, (start[0], start[1], start[2]))
+        return self._windows[place]
+
+    def _settled(self, cuts: Cuts, found: list[list[Cut]]) -> int:
+        """The last state of the best cut that has nothing to do with the end of the window."""
+        ends = best_of([found[end] for end in cuts.ends()], 1)
+        if not ends:
+            raise refuse(cuts.frame)
+        near = len(cuts.frame.ops) - self.limits.region_ops
+        steps = ends[0].steps()
+        chosen = None
+        for after in steps[1:]:
+            assert after.step is not None
+            state = after.step.start
+            if chosen is not None and cuts.states[state][0].bit_length() > near:
+                break
+            chosen = state
+        if chosen is None:
+            raise refuse(cuts.frame)
+        return chosen
+
+    def _following(self, place: _Place, cuts: Cuts, state: State, taken: int) -> tuple[_Place, int]:
+        frame = cuts.frame
+        again, alone = frozenset(frame.names(state[1])), frozenset(frame.names(state[2]))
+        rest = set(frame.ops).difference(frame.names(state[0])) | again
+        more = max(self.limits.window - len(rest), 1)
+        ops = sorted([*rest, *self.ops[taken : taken + more]])
+        return _Place(tuple(ops), again, alone), min(taken + more, len(self.ops))
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a window begins: its ops, and what was computed again before it."""
+
+    ops: tuple[int, ...]
+    again: frozenset[int]
+    alone: frozenset[int]
+
+
+class _Remembered:
+    """Costs that are asked for once: windows overlap."""
+
+    def __init__(self, costs: Costs) -> None:
+        self._costs = costs
+        self._known: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[Option, ...]] = {}
+
+    def __call__(self, ops: tuple[int, ...], recompute: tuple[int, ...]) -> tuple[Option, ...]:
+        found = self._known.get((ops, recompute))
+        if found is None:
+            found = self._known[ops, recompute] = tuple(self._costs(ops, recompute))
+        return found
+
+
+def _sums(before: list[tuple[int, Parts]], cuts: Cuts, found: Sequence[Cut], k: int) -> list[tuple[int, Parts]]:
+    """The `k` cheapest ways to go on from one of `before` with one of `found`."""
+    pairs = heapq.nsmallest(k, ((a + cut.cost, i, j) for i, (a, _) in enumerate(before) for j, cut in enumerate(found)))
+    parts = {j: list(cuts.parts(found[j])) for _, _, j in pairs}
+    return [(cost, before[i][1] + parts[j]) for cost, i, j in pairs]
+
+
+def _solution(parts: Parts) -> Solution:
+    return Solution(
+        tuple(region for region, _ in parts if region is not None),
+        sum(option.device_us for _, option in parts),
+        sum(option.host_us for _, option in parts),
+        tuple((option.host_us, option.device_us) for _, option in parts),
+    )
