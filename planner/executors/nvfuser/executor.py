@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from fuseplan.executors.base import Compiled
 from fuseplan.executors.inputs import make_inputs
 from fuseplan.executors.nvfuser import available, layout, table
 from fuseplan.executors.nvfuser.fusion import Fusion, define
+from fuseplan.executors.nvfuser.trial import MIN_OPS, Trials
 from fuseplan.graph import Graph, Op, Ref, TensorType
 
 MAX_OPS = 128
@@ -59,11 +60,11 @@ class NvfuserExecutor:
         self._accept(region, variant)
         if _is_empty(region):
             return AtenExecutor().compile(region)  # no kernel has anything to do
-        with _disable_current_modes():
-            try:
-                return _compiled(region, cautious=False)
-            except ExecutorError:
-                return _compiled(region, cautious=True)
+        if len(region.ops) > MIN_OPS:
+            reason = _trials().refusal(region.key, region.to_json())
+            if reason is not None:
+                raise ExecutorError(f"nvfuser is not let compile a region of {len(region.ops)} ops: {reason}")
+        return build(region)
 
     def _accept(self, region: Graph, variant: str) -> None:
         if variant not in self.variants(region):
@@ -75,6 +76,20 @@ class NvfuserExecutor:
         reason = self.refuses(region)
         if reason is not None:
             raise UnsupportedError(f"nvfuser does not run this region: {reason}")
+
+
+def build(region: Graph) -> Compiled:
+    """Compile and try out a region that has been accepted, however long that takes."""
+    with _disable_current_modes():
+        try:
+            return _compiled(region, cautious=False)
+        except ExecutorError:
+            return _compiled(region, cautious=True)
+
+
+@cache
+def _trials() -> Trials:
+    return Trials()
 
 
 def _compiled(region: Graph, *, cautious: bool) -> Compiled:
