@@ -18,9 +18,8 @@ from benchmarks.search_tables import Table, tables
 from fuseplan.models import Machine, Roofline, Row
 from fuseplan.search.costs import Timing, Timings
 from fuseplan.search.effort import FULL
-from fuseplan.search.names import Params, Point
+from fuseplan.search.names import Params, Point, encode
 from fuseplan.search.solve import Option, solve
-from fuseplan.search.spelling import encode
 from fuseplan.search.study import SAMPLERS, Ledger
 
 SPENT = (20, 50, 100, 200, 500, 1000)

@@ -10,9 +10,8 @@ from benchmarks.search_tables import EXECUTORS, Table
 from fuseplan.errors import PlanError
 from fuseplan.models import CostModel, Machine, Roofline, Row, work_of
 from fuseplan.search.costs import Case, RegionCosts, Runner, Timings
-from fuseplan.search.names import Point, Space, space_of
+from fuseplan.search.names import Point, Space, encode, space_of
 from fuseplan.search.solve import Option, two_clock
-from fuseplan.search.spelling import encode
 from fuseplan.segment import Region, Segmentation, flow_of, is_anchor, maximal_regions
 
 NOISE = 0.25

@@ -19,9 +19,8 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from fuseplan.errors import OptionError, PlanError
-from fuseplan.search.names import Point, Space
+from fuseplan.search.names import Point, Space, decode, encode
 from fuseplan.search.sampler import INTERRUPTED, FuseplanSampler, Source, counts, distributions, spelled
-from fuseplan.search.spelling import decode, encode
 
 SAMPLERS = ("ours", "tpe", "random")
 JOURNAL = "journal:"

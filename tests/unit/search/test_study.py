@@ -13,8 +13,7 @@ import pytest
 from fuseplan.errors import OptionError, PlanError
 from fuseplan.graph import Graph, Op, Ref, TensorType, Value
 from fuseplan.search.effort import EFFORTS, Effort
-from fuseplan.search.names import Params, Point, Space, space_of
-from fuseplan.search.spelling import decode, encode, neutral
+from fuseplan.search.names import Params, Point, Space, decode, encode, neutral, space_of
 from fuseplan.search.study import SAMPLERS, Ledger
 from fuseplan.segment import Region, Segmentation
 

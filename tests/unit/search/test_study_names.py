@@ -8,8 +8,7 @@ import pytest
 
 from fuseplan.errors import PlanError
 from fuseplan.graph import Alias, Graph, Op, Ref, TensorType, Value
-from fuseplan.search.names import Point, Space, choice, space_of
-from fuseplan.search.spelling import decode, encode, neutral
+from fuseplan.search.names import Point, Space, choice, decode, encode, neutral, space_of
 from fuseplan.segment import Region, Segmentation, check_segmentation
 
 TYPE = TensorType("float32", (4, 4), (4, 1))
