@@ -140,17 +140,20 @@ def _detached(leaf: Any) -> Any:
 def _close_within(rtol: float | None, atol: float | None) -> Check:
     def check(got: Any, eager: Any) -> None:
         for what in eager:
-            pairs = zip(tree_leaves(got[what]), tree_leaves(eager[what]), strict=True)
-            for i, (mine, theirs) in enumerate(pairs):
-                where = f"{what}[{i}]"
-                if isinstance(theirs, Tensor):
-                    assert_close(
-                        mine, theirs, rtol=rtol, atol=atol, equal_nan=True, msg=lambda text, at=where: f"{at}: {text}"
-                    )
-                elif mine != theirs:
-                    raise AssertionError(f"{where} is {mine!r} instead of {theirs!r}")
+            for i, (mine, theirs) in enumerate(zip(tree_leaves(got[what]), tree_leaves(eager[what]), strict=True)):
+                _same_or_close(f"{what}[{i}]", mine, theirs, rtol, atol)
 
     return check
+
+
+def _same_or_close(where: str, mine: Any, theirs: Any, rtol: float | None, atol: float | None) -> None:
+    if isinstance(theirs, Tensor):
+        try:
+            assert_close(mine, theirs, rtol=rtol, atol=atol, equal_nan=True)
+        except AssertionError as error:
+            raise AssertionError(f"{where}: {error}") from None
+    elif mine != theirs:
+        raise AssertionError(f"{where} is {mine!r} instead of {theirs!r}")
 
 
 def _spelled(fusion: Fusion) -> str:

@@ -251,5 +251,24 @@ SELECT 'plan', plan.changed_at, plan.status, plan.detail, plan.key,
   FROM plan JOIN program ON program.id = plan.program_id WHERE plan.status = 'quarantined'""",
 }
 
+NOTES = {
+    "schema": "One row: the version of what follows, and which fuseplan made the file.",
+    "environment": "Kinds of machines with one set of versions: what a timing is true for.",
+    "program": "What one Dynamo graph became. The name is for people.",
+    "graph": "ATen graphs of programs, as canonical JSON.",
+    "program_graph": "Which graphs a program became, and in what role.",
+    "region": "Pieces of graphs that one executor runs as a unit; equal pieces of all programs are one row.",
+    "graph_region": "Which regions a graph was cut into, and how often each stands in it.",
+    "run": "Runs of tuning: how hard, and what of the machine is recorded without being compared.",
+    "measurement": "What came of running a region under one executor and variant, failures included.",
+    "default_timing": "How fast a program ran under the plans that nobody tuned.",
+    "plan": "Plans with their evidence. `word` is a person's, and counts more than `status`.",
+    "counter": "Hits, misses and fallbacks by day, of processes that asked for it with the option `counters`.",
+    "tuned_vs_default": "Each plan beside the best default, the largest gain first.",
+    "slowest_regions": "The fastest timing of each region and device, the slowest region first.",
+    "failures": "All that did not work: regions, defaults and quarantined plans, with the reason.",
+}
+"""What each table and view holds, for whoever looks at a file with a tool of theirs."""
+
 OBJECTS = {**TABLES, **INDEXES, **VIEWS}
 """Every object of the schema by name, as SQLite itself keeps its text."""

@@ -45,6 +45,10 @@ def test_a_new_file_says_what_it_is(tmp_path: Path) -> None:
     assert rows(path, "PRAGMA integrity_check") == [("ok",)]
 
 
+def test_each_table_and_view_is_explained() -> None:
+    assert set(schema.NOTES) == {*schema.TABLES, *schema.VIEWS}
+
+
 def test_tables_as_python_knows_them_are_those_of_the_schema() -> None:
     connection = sqlite3.connect(":memory:", isolation_level=None)
     migrate(connection)
