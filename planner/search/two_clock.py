@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 REPLAY_US = 1.9
 """The host time of replaying one CUDA graph, whatever is in it (shared/FACTS.md)."""
@@ -16,10 +17,41 @@ def two_clock(calls: Iterable[tuple[float, float]], launch: str = "plain") -> fl
     >>> two_clock([(5.0, 1.0), (5.0, 20.0)], launch="cudagraph")
     22.9
     """
-    host = device = 0.0
-    if launch == "cudagraph":
-        return REPLAY_US + sum(call[1] for call in calls)
-    for host_us, device_us in calls:
-        host += host_us
-        device = max(host, device) + device_us
-    return max(host, device)
+    return Span.of(calls).total(launch)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Some calls one after another, as all that comes before and after them can tell.
+
+    The device is done with them `device` after it was free, or `behind` after the host came to the first, whichever is later.
+    """
+
+    host: float = 0.0
+    device: float = 0.0
+    behind: float = 0.0
+
+    @staticmethod
+    def of(calls: Iterable[tuple[float, float]]) -> Span:
+        """The span of `calls`, pairs of host and device µs."""
+        host = device = behind = 0.0
+        for host_us, device_us in calls:
+            host += host_us
+            behind = max(behind, host) + device_us
+            device += device_us
+        return Span(host, device, behind)
+
+    def then(self, later: Span) -> Span:
+        """This span and another after it.
+
+        >>> Span.of([(5.0, 1.0)]).then(Span.of([(5.0, 20.0)])) == Span.of([(5.0, 1.0), (5.0, 20.0)])
+        True
+        """
+        behind = max(self.behind + later.device, self.host + later.behind)
+        return Span(self.host + later.host, self.device + later.device, behind)
+
+    def total(self, launch: str = "plain") -> float:
+        """The time until both clocks have stopped, if nothing came before."""
+        if launch == "cudagraph":
+            return REPLAY_US + self.device
+        return max(self.host, self.behind)

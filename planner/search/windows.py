@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fuseplan.graph import Graph
-from fuseplan.search.dag import Frame, Links, bits
+from fuseplan.search.dag import Frame, Links
 from fuseplan.search.kbest import Cut, Cuts, State, best_of, refuse
 from fuseplan.search.words import Costs, Limits, Option, Solution
 from fuseplan.segment import Region
@@ -65,7 +65,7 @@ class Island:
                 chosen = best_of([found[end] for end in cuts.ends()], k)
                 if not chosen:
                     raise refuse(cuts.frame)
-                return [_solution(parts) for _, parts in _sums(combined, cuts, chosen, k)]
+                return [_solution(self.links, parts) for _, parts in _sums(combined, cuts, chosen, k)]
             number = self._settled(cuts, found)
             combined = _sums(combined, cuts, found[number], k)
             place, taken = self._following(place, cuts, cuts.states[number], taken)
@@ -138,10 +138,53 @@ def _sums(before: list[tuple[int, Parts]], cuts: Cuts, found: Sequence[Cut], k: 
     return [(cost, before[i][1] + parts[j]) for cost, i, j in pairs]
 
 
-def _solution(parts: Parts) -> Solution:
+def _solution(links: Links, parts: Parts) -> Solution:
+    parts = _in_order(links, parts)
     return Solution(
         tuple(region for region, _ in parts if region is not None),
         sum(option.device_us for _, option in parts),
         sum(option.host_us for _, option in parts),
         tuple((option.host_us, option.device_us) for _, option in parts),
     )
+
+
+def _in_order(links: Links, parts: Parts) -> Parts:
+    """The parts as the runtime runs them: what is ready, by its first op. An op alone stays behind what it came with."""
+    units: list[Parts] = []
+    for part in parts:
+        if part[0] is None:
+            units[-1].append(part)
+        else:
+            units.append([part])
+    regions = [unit[0][0] for unit in units if unit[0][0] is not None]
+    order = run_order(links, [(region.ops, region.recompute) for region in regions])
+    return [part for number in order for part in units[number]]
+
+
+def run_order(links: Links, units: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[int]:
+    """The order in which the runtime runs units, each given as its own ops and those that it computes again.
+
+    >>> run_order(Links(((), (), (0,)), ((), (), (0,)), ((2,), (), ()), frozenset({1, 2}), (False,) * 3), [([0, 2], []), ([1], [])])
+    [0, 1]
+    """
+    owner = {op: number for number, (ops, _) in enumerate(units) for op in ops}
+    wakes: list[list[int]] = [[] for _ in units]
+    waits = [0] * len(units)
+    for number, (ops, again) in enumerate(units):
+        found = {
+            owner.get(before, number) for op in (*ops, *again) for before in links.before[op] if before not in again
+        }
+        for before in found - {number}:
+            waits[number] += 1
+            wakes[before].append(number)
+    ready = [(min(ops), number) for number, (ops, _) in enumerate(units) if waits[number] == 0]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        number = heapq.heappop(ready)[1]
+        order.append(number)
+        for woken in wakes[number]:
+            waits[woken] -= 1
+            if waits[woken] == 0:
+                heapq.heappush(ready, (min(units[woken][0]), woken))
+    return order
