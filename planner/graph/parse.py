@@ -39,7 +39,7 @@ _JSON_NAMES = {dict: "an object", list: "an array", str: "a string", bool: "a bo
 
 def fields(text: str) -> Fields:
     """The arguments of Graph, in its order."""
-    document = _load(text)
+    document = load_json(text)
     if not isinstance(document, dict) or "format" not in document:
         raise GraphError("not a graph: it has no 'format'")
     if document["format"] != FORMAT:
@@ -57,7 +57,8 @@ def fields(text: str) -> Fields:
 # JSON itself
 
 
-def _load(text: str) -> Any:
+def load_json(text: str) -> Any:
+    """Read JSON from somebody else strictly; a GraphError for what is none."""
     if not isinstance(text, str):
         raise GraphError(f"not JSON text: a {type(text).__name__}")
     if len(text) > MAX_DOCUMENT:

@@ -1,0 +1,104 @@
+"""Edits of a trace that need no torch: to double precision, and to another kind of device."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Edit = Callable[[str, Any], tuple[str, Any]]
+"""From the tag and the content of a tagged argument to what it becomes."""
+
+_WIDER = {
+    **dict.fromkeys(("float16", "bfloat16", "float32", "float8_e4m3fn", "float8_e5m2"), "float64"),
+    **dict.fromkeys(("complex32", "complex64"), "complex128"),
+}
+_CASTS = {"float", "half", "bfloat16"}
+_ENTER_AUTOCAST = "torch.amp.autocast_mode._enter_autocast"
+
+
+def identity(fields: Mapping[str, Any]) -> str:
+    """The digest of what a trace says; the version of torch that wrote it is no part of it."""
+    text = json.dumps({**fields, "torch": ""}, sort_keys=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def doubled(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything in double precision, autocast off; inputs keep the values that their own precision can hold."""
+
+    def widen(tag: str, content: Any) -> tuple[str, Any]:
+        return tag, _WIDER.get(content, content) if tag == "dtype" else content
+
+    def of_input(item: Mapping[str, Any]) -> dict[str, Any]:
+        wider = _WIDER.get(item.get("dtype", ""))
+        if wider is None:
+            return dict(item)
+        return {**item, "dtype": wider, "rounded": item.get("rounded", item["dtype"])}
+
+    def of_node(node: Mapping[str, Any]) -> dict[str, Any]:
+        if node["op"] == "constant":
+            return {**node, "dtype": _WIDER.get(node["dtype"], node["dtype"])}
+        if node["op"] == "method" and node["target"] in _CASTS:
+            return {**node, "target": "double"}
+        if node["target"] == _ENTER_AUTOCAST:
+            return {**node, "args": [*node["args"][:2], False, *node["args"][3:]]}
+        return node  # type: ignore[return-value]
+
+    modes = {**fields["modes"], "autocast": {}, "default": "float64"}
+    return _rewritten({**fields, "modes": modes}, of_input, of_node, widen)
+
+
+def moved(fields: Mapping[str, Any], device: str) -> dict[str, Any]:
+    """Everything on one device of another kind; a number after the kind, as in "cuda:1", means nothing here."""
+    kind = device.split(":")[0]
+    here = kind if kind in ("cpu", "meta") else f"{kind}:0"
+
+    def move(tag: str, content: Any) -> tuple[str, Any]:
+        return tag, here if tag == "device" else content
+
+    def of_input(item: Mapping[str, Any]) -> dict[str, Any]:
+        return {**item, "device": here} if "device" in item else dict(item)
+
+    def of_node(node: Mapping[str, Any]) -> dict[str, Any]:
+        if node.get("target") == _ENTER_AUTOCAST:
+            return {**node, "args": [kind, *node["args"][1:]]}
+        if node.get("target") == "to" or "device" in node.get("kwargs", {}):
+            args = [here if i == 1 and isinstance(arg, str) else arg for i, arg in enumerate(node["args"])]
+            kwargs = {k: here if k == "device" and isinstance(v, str) else v for k, v in node["kwargs"].items()}
+            return {**node, "args": args, "kwargs": kwargs}
+        return node  # type: ignore[return-value]
+
+    modes = dict(fields["modes"])
+    modes["autocast"] = dict.fromkeys([kind], next(iter(modes["autocast"].values()))) if modes["autocast"] else {}
+    return _rewritten({**fields, "modes": modes}, of_input, of_node, move)
+
+
+def _rewritten(
+    fields: Mapping[str, Any],
+    of_input: Callable[[Mapping[str, Any]], dict[str, Any]],
+    of_node: Callable[[Mapping[str, Any]], dict[str, Any]],
+    edit: Edit,
+) -> dict[str, Any]:
+    nodes = [_arguments(of_node(node), edit) for node in fields["nodes"]]
+    return {**fields, "inputs": [of_input(item) for item in fields["inputs"]], "nodes": nodes}
+
+
+def _arguments(node: dict[str, Any], edit: Edit) -> dict[str, Any]:
+    if node["op"] == "constant":
+        return node
+    kwargs = {name: _edited(arg, edit) for name, arg in node.get("kwargs", {}).items()}
+    return {**node, "args": _edited(node["args"], edit), "kwargs": kwargs}
+
+
+def _edited(arg: Any, edit: Edit) -> Any:
+    if isinstance(arg, list):
+        return [_edited(item, edit) for item in arg]
+    if not isinstance(arg, dict):
+        return arg
+    ((tag, content),) = arg.items()
+    if tag in ("tuple", "slice"):
+        return {tag: _edited(content, edit)}
+    if tag == "dict":
+        return {tag: {name: _edited(item, edit) for name, item in content.items()}}
+    return dict((edit(tag, content),))

@@ -1,0 +1,207 @@
+"""A trace as data: the Dynamo graph of a program as JSON, read strictly. What it means to torch stands in `trace_load`.
+
+It holds sizes, types, modes and the calls, and how the values of the inputs are spread; no weights, no data, no paths.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fuseplan.capture.trace_edit import doubled, identity, moved
+from fuseplan.errors import GraphError
+from fuseplan.graph.limits import MAX_NESTING, MAX_RANK, short
+from fuseplan.graph.parse import load_json
+
+FORMAT = "fuseplan trace 1"
+
+_MODES: Mapping[str, type] = {
+    "autocast": dict,
+    "grad": bool,
+    "inference": bool,
+    "default": str,
+    "deterministic": bool,
+    "scalars": bool,
+    "sizes": bool,
+}
+_FIELDS: Mapping[str, type] = {
+    "torch": str,
+    "modes": dict,
+    "symbols": list,
+    "inputs": list,
+    "nodes": list,
+    "output": list,
+}
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One program, in a form that another process can rebuild and run."""
+
+    key: str
+    """The program's key. Of an edited trace, which no one has captured yet, the digest of its text."""
+    name: str
+    fields: Mapping[str, Any]
+
+    def to_json(self) -> str:
+        """The trace as one line of JSON."""
+        document = {"format": FORMAT, "key": self.key, "name": self.name, **self.fields}
+        return json.dumps(document, separators=(",", ":"), allow_nan=False)
+
+    @staticmethod
+    def from_json(text: str) -> Trace:
+        """Read what `to_json` wrote; a GraphError for anything else.
+
+        >>> Trace.from_json("[]")
+        Traceback (most recent call last):
+        fuseplan.errors.GraphError: not a trace: it has no 'format'
+        """
+        document = load_json(text)
+        if not isinstance(document, dict) or "format" not in document:
+            raise GraphError("not a trace: it has no 'format'")
+        if document.pop("format") != FORMAT:
+            raise GraphError(f"not a trace that this fuseplan reads: its format is not {FORMAT!r}")
+        key, name = (_expect(document.pop(part, None), str, f"the {part}") for part in ("key", "name"))
+        check_fields(document)
+        return Trace(key, name, document)
+
+    def in_double(self) -> Trace:
+        """The same program in double precision, of the same values: the reference for a check of numbers."""
+        return self._edited(doubled(self.fields))
+
+    def on(self, device: str) -> Trace:
+        """The same program on another kind of device ("cuda", "cpu")."""
+        return self._edited(moved(self.fields, device))
+
+    def _edited(self, fields: Mapping[str, Any]) -> Trace:
+        return self if fields == self.fields else Trace(identity(fields), self.name, fields)
+
+
+def retarget(trace: Trace, device: str) -> Trace:
+    """Return the program on another kind of device, as that device would have captured it.
+
+    >>> empty = {"torch": "", "modes": {"autocast": {"cpu": "bfloat16"}}, "symbols": [], "inputs": [], "nodes": []}
+    >>> retarget(Trace("", "", empty), "cuda").fields["modes"]["autocast"]
+    {'cuda': 'bfloat16'}
+    """
+    return trace.on(device)
+
+
+def check_fields(fields: Mapping[str, Any]) -> None:
+    """Fail unless the form is right: every part there and of its kind, every reference to something earlier."""
+    _record(fields, _FIELDS, {}, "the trace")
+    modes = _record(fields["modes"], _MODES, {}, "the modes")
+    for device, dtype in modes["autocast"].items():
+        _expect(dtype, str, f"the autocast of {short(device)}")
+    for i, symbol in enumerate(fields["symbols"]):
+        _record(symbol, {"name": str, "low": int, "high": object, "hint": object}, {}, f"symbol {i}")
+    for i, item in enumerate(fields["inputs"]):
+        _input(item, f"input {i}", i)
+    known = len(fields["inputs"])
+    for i, node in enumerate(fields["nodes"]):
+        _node(node, f"node {i}", known + i)
+    _arg(fields["output"], "the output", known + len(fields["nodes"]), 0)
+
+
+def _input(item: Any, where: str, number: int) -> None:
+    if isinstance(item, dict) and item.get("kind") == "size":
+        _record(item, {"kind": str, "size": str}, {}, where)
+        return
+    required = {"kind": str, "dtype": str, "shape": list, "stride": list, "device": str, "grad": bool, "leaf": bool}
+    _record(item, {**required, "values": dict}, {"storage": int, "offset": int, "rounded": str}, where)
+    if item["kind"] not in ("parameter", "buffer", "input"):
+        raise GraphError(f"{where} is of the kind {short(item['kind'])}")
+    shape, stride = item["shape"], item["stride"]
+    if len(shape) != len(stride) or len(shape) > MAX_RANK:
+        raise GraphError(f"{where} has {len(shape)} sizes and {len(stride)} strides")
+    for size in (*shape, *stride):
+        if isinstance(size, bool) or not isinstance(size, (int, str)) or (isinstance(size, int) and size < 0):
+            raise GraphError(f"{where} has the size {short(size)}")
+    if not 0 <= item.get("storage", 0) <= number:
+        raise GraphError(f"{where} shares the storage of a later input")
+    if item.get("offset", 0) < 0:
+        raise GraphError(f"{where} has a negative offset")
+
+
+def _node(node: Any, where: str, number: int) -> None:
+    if isinstance(node, dict) and node.get("op") == "constant":
+        _record(node, {"op": str, "dtype": str, "shape": list, "values": list}, {}, where)
+        return
+    _record(node, {"op": str, "target": str, "args": list}, {"kwargs": dict}, where)
+    if node["op"] not in ("function", "method"):
+        raise GraphError(f"{where} is of the kind {short(node['op'])}")
+    for arg in (node["args"], *node.get("kwargs", {}).values()):
+        _arg(arg, where, number, 0)
+
+
+def _arg(arg: Any, where: str, number: int, depth: int) -> None:
+    if depth > MAX_NESTING:
+        raise GraphError(f"{where} has arguments nested too deep")
+    if isinstance(arg, list):
+        for item in arg:
+            _arg(item, where, number, depth + 1)
+    elif isinstance(arg, dict):
+        if len(arg) != 1:
+            raise GraphError(f"{where} has an argument of {len(arg)} tags")
+        tag, content = next(iter(arg.items()))
+        _TAGS.get(tag, _unknown)(content, f"{where}, {short(tag)}", number, depth)
+
+
+def _ref(content: Any, where: str, number: int, depth: int) -> None:
+    if type(content) is not int or not 0 <= content < number:
+        raise GraphError(f"{where} refers to {short(content)}, which does not come before it")
+
+
+def _items(content: Any, where: str, number: int, depth: int) -> None:
+    _arg(_expect(content, list, where), where, number, depth + 1)
+
+
+def _word(content: Any, where: str, number: int, depth: int) -> None:
+    _expect(content, str, where)
+
+
+def _pairs(content: Any, where: str, number: int, depth: int) -> None:
+    for value in _expect(content, dict, where).values():
+        _arg(value, where, number, depth + 1)
+
+
+def _three(content: Any, where: str, number: int, depth: int) -> None:
+    _items(content, where, number, depth)
+    if len(content) != 3:
+        raise GraphError(f"{where} has {len(content)} parts")
+
+
+def _unknown(content: Any, where: str, number: int, depth: int) -> None:
+    raise GraphError(f"{where} is no kind of argument")
+
+
+_TAGS: Mapping[str, Callable[[Any, str, int, int], None]] = {
+    "ref": _ref,
+    "tuple": _items,
+    "slice": _three,
+    "dict": _pairs,
+    **dict.fromkeys(("float", "complex", "dtype", "device", "layout", "format", "function", "ellipsis"), _word),
+}
+"""What an argument may be beside the values that JSON has itself, and a list."""
+
+
+def _record(item: Any, required: Mapping[str, type], optional: Mapping[str, type], where: str) -> Mapping[str, Any]:
+    _expect(item, Mapping, where)
+    for name, kind in required.items():
+        if name not in item:
+            raise GraphError(f"{where} has no {name!r}")
+        _expect(item[name], kind, f"{name!r} of {where}")
+    for name, value in item.items():
+        if name in optional:
+            _expect(value, optional[name], f"{name!r} of {where}")
+        elif name not in required:
+            raise GraphError(f"{where} has an unknown field {short(name)}")
+    return item  # type: ignore[no-any-return]
+
+
+def _expect(thing: Any, kind: Any, what: str) -> Any:
+    if not isinstance(thing, kind) or (kind is int and isinstance(thing, bool)):
+        raise GraphError(f"{what} is {short(thing)}, not a {kind.__name__}")
+    return thing

@@ -1,0 +1,135 @@
+"""Functions and methods that a trace may call: written by name, and found again among a closed set.
+
+A trace may come from somebody else. What it names is called, so only functions that compute on tensors and numbers are
+ever found: none that reads a file, loads code or calls what it is given.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+
+from fuseplan.errors import GraphError
+from fuseplan.graph.limits import short
+
+_NUMBERS = ("abs", "bool", "complex", "divmod", "float", "getattr", "int", "len", "max", "min", "pow", "round", "sum")
+_NO_OPERATORS = ("attrgetter", "call", "itemgetter", "methodcaller")
+_PLACES: Mapping[str, tuple[str, ...]] = {
+    "torch": (
+        *dir(torch._C._VariableFunctions),
+        *torch.functional.__all__,
+        *(n for n in dir(torch) if n[:4] == "sym_"),
+    ),
+    "torch.nn.functional": tuple(dir(torch.nn.functional)),
+    "torch._C._nn": tuple(dir(torch._C._nn)),
+    "torch.fft": tuple(dir(torch.fft)),
+    "torch.linalg": tuple(dir(torch.linalg)),
+    "torch.special": tuple(dir(torch.special)),
+    "torch._C._linalg": tuple(dir(torch._C._linalg)),
+    "torch._C._special": tuple(dir(torch._C._special)),
+    "torch._C._fft": tuple(dir(torch._C._fft)),
+    "torch._C": ("_set_grad_enabled", "_log_api_usage_once"),
+    "torch.amp.autocast_mode": ("_enter_autocast", "_exit_autocast"),
+    "torch._functorch.predispatch": (
+        "lazy_load_decompositions",
+        "_add_batch_dim",
+        "_remove_batch_dim",
+        "_vmap_increment_nesting",
+        "_vmap_decrement_nesting",
+    ),
+    "operator": tuple(name for name in operator.__all__ if name not in _NO_OPERATORS),
+    "math": tuple(name for name in dir(math) if callable(getattr(math, name))),
+    "builtins": _NUMBERS,
+}
+"""Modules by name, and what may be called there. The first place where a function is found gives it its name."""
+
+_HOMES = ("torch", "_operator", "math", "builtins")
+"""Where a function in one of the places must come from: they import things that are not their own."""
+_REFUSED = {"from_file", "handle_torch_function", "has_torch_function", "boolean_dispatch", "assert_int_or_pair"}
+
+_DUNDERS = {f"__{name.strip('_')}__" for name in operator.__all__ if name not in _NO_OPERATORS} | {
+    f"__{prefix}{name}__"
+    for prefix in "ri"
+    for name in "add sub mul truediv floordiv mod pow and or xor matmul".split()
+}
+_NO_METHODS = {
+    "apply_", "backward", "data_ptr", "map2_", "map_", "module_load", "numpy", "register_hook",
+    "register_post_accumulate_grad_hook", "share_memory_", "storage", "tolist", "untyped_storage", "set_",
+}  # fmt: skip
+ATTRIBUTES = frozenset(
+    "T H mT mH data device dtype grad imag is_cuda itemsize layout nbytes ndim real requires_grad shape".split()
+)
+"""What a trace may ask of a value with getattr."""
+
+
+class Targets:
+    """The functions by name and by identity, looked up once."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, Callable[..., Any]] = {}
+        self._names: dict[int, str] = {}
+        for place, names in _PLACES.items():
+            module = importlib.import_module(place)
+            for name in (name for name in names if name[:2] != "__"):
+                function = getattr(module, name, None)
+                if callable(function) and name not in _REFUSED and _is_at_home(function):
+                    self._found[f"{place}.{name}"] = function
+                    self._names.setdefault(id(function), f"{place}.{name}")
+
+    def name_of(self, target: Any) -> str:
+        """How a trace calls a function."""
+        if isinstance(target, HigherOrderOperator):
+            raise GraphError(f"{target.name()} is a higher-order operator, which a trace cannot hold")
+        if isinstance(target, OpOverload):
+            name = f"ops.{target.namespace}.{target._opname}.{target._overloadname}"
+        elif isinstance(target, OpOverloadPacket):
+            name = "ops." + target._qualified_op_name.replace("::", ".")
+        else:
+            name = self._names.get(id(target)) or _own_name(target)
+        if self.find(name) != target:
+            raise GraphError(f"{name} is a function that a trace cannot hold")
+        return name
+
+    def find(self, name: str) -> Callable[..., Any]:
+        """The function of that name, if a trace may call it."""
+        if name in self._found:
+            return self._found[name]
+        parts = name.split(".")
+        if parts[0] == "ops" and len(parts) in (3, 4) and parts[2] not in _REFUSED:
+            return _operator(name, *parts[1:])
+        raise GraphError(f"{short(name)} is a function that a trace cannot hold")
+
+
+def method(name: str) -> str:
+    """A method's name, if a trace may call it."""
+    known = hasattr(torch.Tensor, name) or hasattr(torch.SymInt, name)
+    if not name.isidentifier() or not known or name in _NO_METHODS or (name[:1] == "_" and name not in _DUNDERS):
+        raise GraphError(f"{short(name)} is a method that a trace cannot call")
+    return name
+
+
+def _operator(name: str, namespace: str, operation: str, overload: str | None = None) -> Callable[..., Any]:
+    packet = getattr(getattr(torch.ops, namespace, None), operation, None)
+    if isinstance(packet, OpOverloadPacket):
+        if overload is None:
+            return packet
+        if overload in packet.overloads():
+            return getattr(packet, overload)  # type: ignore[no-any-return]
+    raise GraphError(
+        f"torch {torch.__version__} has no operator {short(name)} here; import the library that defines it"
+    )
+
+
+def _is_at_home(function: Any) -> bool:
+    module = getattr(function, "__module__", None) or "torch"
+    return module.split(".")[0] in _HOMES
+
+
+def _own_name(target: Any) -> str:
+    return f"{getattr(target, '__module__', '?')}.{getattr(target, '__qualname__', type(target).__name__)}"

@@ -1,0 +1,212 @@
+"""The tensors that a loaded trace runs on: made up from what is known of the values, laid out as they were."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fuseplan.capture.to_fx import SizeSpace
+from fuseplan.capture.trace_args import device_named, named
+from fuseplan.capture.trace_values import make
+from fuseplan.errors import GraphError
+from fuseplan.graph.expr import symbols_in
+from fuseplan.graph.limits import short
+
+_SIZE_CARRIER = 0
+"""A size that no tensor has comes as the first size of a tensor without elements, or torch.compile would fix it."""
+
+
+class Tensors:
+    """Parameters and buffers, which the module owns, and the recipes of its arguments."""
+
+    def __init__(self, fields: Mapping[str, Any], base: torch.device | None, seed: int) -> None:
+        self._items: list[Mapping[str, Any]] = fields["inputs"]
+        self._hints = {symbol["name"]: symbol["hint"] for symbol in fields["symbols"]}
+        self._base, self._seed = base, seed
+        self._tangents: dict[int, Tensor] = {}
+        self._storage = self._storages()
+        sizes = self._sizes({})
+        owned = [i for i, item in enumerate(self._items) if self._is_owned(i, item)]
+        bases: dict[int, Tensor] = {}
+        self.owned: dict[int, Tensor] = {i: self._own(i, sizes, bases) for i in owned}
+        self.argument_numbers = [
+            i for i, item in enumerate(self._items) if i not in self.owned and self._is_argument(i, item)
+        ]
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        return [tensor for tensor in self.owned.values() if isinstance(tensor, nn.Parameter)]
+
+    def name(self, number: int) -> str:
+        """What the module calls its input of that number."""
+        return f"{self._items[number]['kind']}_{number}"
+
+    def attributes(self) -> Iterator[tuple[str, Tensor]]:
+        for i, tensor in self.owned.items():
+            yield self.name(i), tensor
+
+    def arguments(self, seed: int, sizes: Mapping[str, int]) -> list[Tensor]:
+        """What the module takes, anew."""
+        known = self._sizes(sizes)
+        bases: dict[int, Tensor] = {}
+        with torch.inference_mode(False):
+            return [self._argument(i, known, seed, bases) for i in self.argument_numbers]
+
+    def source_of_size(self, number: int) -> tuple[int, int]:
+        """The input, and its dimension, that a size is read from."""
+        size = self._items[number]["size"]
+        for i, item in enumerate(self._items):
+            if item["kind"] != "size" and size in item["shape"]:
+                return i, item["shape"].index(size)
+        return number, _SIZE_CARRIER
+
+    def leaves(self, args: list[Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """What gradients are collected for."""
+        for i, tensor in self.owned.items():
+            if tensor.requires_grad:
+                yield self.name(i), tensor
+        for i, tensor in zip(self.argument_numbers, args, strict=True):
+            if tensor.requires_grad:
+                yield self.name(i), tensor
+
+    def tangent(self, number: int, output: Tensor) -> Tensor:
+        """What backward starts from: one for a loss, else fixed random numbers that weigh as much together."""
+        kept = self._tangents.get(number)
+        if kept is None or kept.shape != output.shape or kept.dtype != output.dtype or kept.device != output.device:
+            kept = torch.ones_like(output, requires_grad=False)
+            if output.numel() > 1:
+                values = {
+                    "spread": "normal",
+                    "mean": 0.0,
+                    "deviation": output.numel() ** -0.5,
+                    "low": -9.0,
+                    "high": 9.0,
+                }
+                kept.copy_(make(values, output.shape, torch.float32, output.device, 7919 + number))
+            self._tangents[number] = kept
+        return kept
+
+    def snapshot(self) -> dict[int, Any]:
+        """The buffers, copied, and which version of each parameter there is."""
+        return {i: t._version if isinstance(t, nn.Parameter) else t.detach().clone() for i, t in self.owned.items()}
+
+    def restore(self, kept: Mapping[int, Any]) -> None:
+        """Put back the buffers, and make anew the parameters that were written."""
+        sizes, bases = self._sizes({}), dict[int, Tensor]()
+        with torch.no_grad():
+            for i, was in kept.items():
+                if isinstance(was, Tensor):
+                    self.owned[i].copy_(was)
+                elif self.owned[i]._version != was:
+                    self.owned[i].copy_(self._laid_out(i, sizes, self._seed, bases))
+
+    def after(self, args: list[Tensor]) -> dict[str, Tensor]:
+        """All that a program may have written, as it is now; of the parameters, those that it did write."""
+        found = {self.name(i): t for i, t in self.owned.items() if not isinstance(t, nn.Parameter) or t._version > 0}
+        copies = {name: tensor.detach().clone() for name, tensor in found.items()}
+        return copies | {self.name(i): tensor.detach() for i, tensor in zip(self.argument_numbers, args, strict=True)}
+
+    def cuda_devices(self) -> list[int]:
+        found = {t.device.index for t in self.owned.values() if t.is_cuda}
+        found |= {device.index for item in self._items if (device := self._device(item)).type == "cuda"}
+        return sorted(index or 0 for index in found)
+
+    # how they are made
+
+    def _is_owned(self, number: int, item: Mapping[str, Any]) -> bool:
+        kinds = {self._items[i]["kind"] for i in self._storage.get(item.get("storage", -1), ())} or {item["kind"]}
+        return bool(kinds & {"parameter", "buffer"}) and item["kind"] != "size"
+
+    def _is_argument(self, number: int, item: Mapping[str, Any]) -> bool:
+        return item["kind"] != "size" or self.source_of_size(number)[0] == number
+
+    def _storages(self) -> dict[int, list[int]]:
+        groups: dict[int, list[int]] = {}
+        for i, item in enumerate(self._items):
+            if "storage" in item:
+                groups.setdefault(item["storage"], []).append(i)
+        return groups
+
+    def _own(self, number: int, sizes: Mapping[str, int], bases: dict[int, Tensor]) -> Tensor:
+        item = self._items[number]
+        tensor = self._laid_out(number, sizes, self._seed, bases)
+        return nn.Parameter(tensor, requires_grad=item["grad"]) if item["kind"] == "parameter" else tensor
+
+    def _argument(self, number: int, sizes: Mapping[str, int], seed: int, bases: dict[int, Tensor]) -> Tensor:
+        item = self._items[number]
+        if item["kind"] == "size":
+            carrier = torch.empty(self._size(item["size"], sizes), 0)
+            torch._dynamo.maybe_mark_dynamic(carrier, _SIZE_CARRIER)
+            return carrier
+        tensor = self._laid_out(number, sizes, seed, bases)
+        tensor.requires_grad_(item["grad"])
+        if not item["leaf"]:
+            with torch.enable_grad():
+                copied = tensor.clone()
+                tensor = copied if copied.stride() == tensor.stride() else tensor.view_as(tensor)
+            tensor.retain_grad()
+        for dim, size in enumerate(item["shape"]):
+            if isinstance(size, str):
+                torch._dynamo.maybe_mark_dynamic(tensor, dim)
+        return tensor
+
+    def _laid_out(self, number: int, sizes: Mapping[str, int], seed: int, bases: dict[int, Tensor]) -> Tensor:
+        """A tensor of this input's values, strides and, where it shares one, storage."""
+        item = self._items[number]
+        shape = [self._size(size, sizes) for size in item["shape"]]
+        stride = [self._size(step, sizes) for step in item["stride"]]
+        dtype, device = named(item["dtype"]), self._device(item)
+        offset = item.get("offset", 0)
+        group = item.get("storage", number)
+        if group not in bases:
+            extent = max(self._extent(i, sizes) for i in self._storage.get(group, [number]))
+            bases[group] = torch.zeros(extent, dtype=dtype, device=device)
+        if bases[group].dtype != dtype or bases[group].device != device:
+            raise GraphError(f"{self.name(number)} shares its storage with a tensor of another dtype")
+        tensor = bases[group].as_strided(shape, stride, offset)
+        once = [1 if step == 0 else size for size, step in zip(shape, stride, strict=True)]
+        values = make(item["values"], once, dtype, device, 1_000_003 * seed + number, item.get("rounded"))
+        single = tensor.as_strided(once, stride, offset)
+        if not _overlaps(once, stride):
+            single.copy_(values)
+        else:
+            flat = make(item["values"], [bases[group].numel()], dtype, device, 1_000_003 * seed + number)
+            bases[group].copy_(flat)
+        return tensor
+
+    def _extent(self, number: int, sizes: Mapping[str, int]) -> int:
+        item = self._items[number]
+        shape = [self._size(size, sizes) for size in item["shape"]]
+        if 0 in shape:
+            return int(item.get("offset", 0))
+        steps = (self._size(step, sizes) for step in item["stride"])
+        return 1 + item.get("offset", 0) + sum((size - 1) * step for size, step in zip(shape, steps, strict=True))
+
+    def _device(self, item: Mapping[str, Any]) -> torch.device:
+        return device_named(item.get("device", "cpu"), self._base)
+
+    def _sizes(self, chosen: Mapping[str, int]) -> dict[str, int]:
+        unknown = set(chosen) - set(self._hints)
+        if unknown:
+            raise GraphError(f"the trace has no size {short(min(unknown))}; it has {', '.join(self._hints) or 'none'}")
+        return {name: chosen.get(name, hint) for name, hint in self._hints.items()}
+
+    def _size(self, size: int | str, sizes: Mapping[str, int]) -> int:
+        if isinstance(size, int):
+            return size
+        if None in (known := {name: sizes.get(name) for name in symbols_in(size)}).values():
+            raise GraphError(f"nothing is known of the size {short(size)}")
+        return int(SizeSpace(known)(size))
+
+
+def _overlaps(shape: list[int], stride: list[int]) -> bool:
+    """Whether some element may stand at the place of another, by the sizes from the smallest stride up."""
+    reach = 0
+    for step, size in sorted((step, size) for step, size in zip(stride, shape, strict=True) if size > 1):
+        if step <= reach:
+            return True
+        reach += step * (size - 1)
+    return False
