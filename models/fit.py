@@ -18,8 +18,8 @@ NOISE = 0.15
 """The scatter around a good fit that is expected before there are rows; counts as much as `NOISE_ROWS` of them."""
 NOISE_ROWS = 4
 _LEAST_NOISE = 0.02
-_OUTLIER = 2.0
-"""Rows further off than so many standard deviations count less: a clock that stumbled is no law of nature."""
+_TAIL = 4.0
+"""Errors are taken to follow Student's t with so many degrees of freedom: a clock that stumbled is no law of nature."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +36,6 @@ class Weights:
         """Before any row: all weights are one, and each may be wrong by its share."""
         matrix = tuple(tuple(d * d if i == j else 0.0 for j in range(len(doubt))) for i, d in enumerate(doubt))
         return Weights((1.0,) * len(doubt), matrix, NOISE)
-
-    @staticmethod
-    def nothing(count: int) -> Weights:
-        """All rows say that it takes no time: the host time of a CPU that is its own device."""
-        return Weights((0.0,) * count, ((0.0,) * count,) * count, _LEAST_NOISE)
 
     def total(self, terms: Sequence[float]) -> float:
         """The weighted sum.
@@ -77,13 +72,13 @@ def fit(terms: Sequence[Sequence[float]], times: Sequence[float], doubt: Sequenc
     usable = (measured > 0) & np.isfinite(measured) & (matrix.sum(axis=1) > 0)
     matrix, measured = matrix[usable], measured[usable]
     if not len(measured):
-        return Weights.unfitted(doubt) if any(times) or not times else Weights.nothing(len(doubt))
+        return Weights.unfitted(doubt)
     believed = np.asarray(doubt, dtype=np.float64)
     weights, noise = np.ones(len(believed)), NOISE
     for _ in range(ROUNDS):
         predicted = np.maximum(matrix @ weights, 1e-9)
         error = np.log(measured / predicted)
-        trust = np.minimum(1.0, _OUTLIER * noise / np.maximum(np.abs(error), 1e-12))
+        trust = (_TAIL + 1) / (_TAIL + (error / noise) ** 2)
         scale = np.sqrt(trust) / noise
         rows = matrix / predicted[:, None] * scale[:, None]
         # A step of more than a factor of e would leave the range in which the logarithm is nearly straight.

@@ -30,11 +30,13 @@ class Machine:
     """10**12 elements a second through one cheap operation, memory apart."""
     special_tops: float
     """The same through an exponential or the like."""
-    l2_mib: float
-    launch_us: float
-    """What the smallest kernel takes on the device; on a CPU, what calling one takes."""
-    op_host_us: float
-    """What PyTorch takes on the host for one op."""
+    l2_bytes: float
+    launch_device_us: float
+    """What the smallest kernel takes on the device; on a CPU, all of a call."""
+    launch_host_us: float
+    """What PyTorch takes on the host to call one op; nothing on a CPU, where all of it is device time."""
+    view_device_us: float
+    view_host_us: float
 
     def matmul_rate(self, dtype: str) -> float:
         """The rate of matmuls in `dtype`; of one that is not known, the rate of float32 or else the lowest."""
@@ -57,7 +59,9 @@ class Machine:
         return _UNKNOWN_GPU.machine(name) if any(maker in words for maker in _GPU_MAKERS) else _cpu(name)
 
     def calibrated(self, measured: Mapping[str, float]) -> Machine:
-        """The machine with measured rates in place of guessed ones, by field; `matmul_tflops.bfloat16` for one dtype.
+        """The machine with what the worker's `Calibrate` measured in place of guesses, by field.
+
+        Matmuls have a rate for each dtype: `matmul_tflops.bfloat16`.
 
         >>> Machine.guess("AMD EPYC").calibrated({"bandwidth_gbs": 21.5, "matmul_tflops.float32": 0.2}).bandwidth_gbs
         21.5
@@ -65,7 +69,8 @@ class Machine:
         plain = {field.name for field in fields(self) if field.type == "float"}
         matmuls, changed = dict(self.matmul_tflops), dict[str, float]()
         for name, rate in measured.items():
-            if not 0 < rate < float("inf"):
+            least = 0.0 if name.endswith("_us") else 1e-9
+            if not least <= rate < float("inf"):
                 raise OptionError(f"a machine's {name} cannot be {rate!r}: give a positive number")
             if name.startswith(_MATMUL):
                 matmuls[name.removeprefix(_MATMUL)] = rate
@@ -106,9 +111,11 @@ class _Sheet:
             tuple(sorted(rates.items())),
             elements,
             elements / 8,
-            self.l2_mib,
-            launch_us=2.0,
-            op_host_us=5.2,
+            self.l2_mib * 2**20,
+            launch_device_us=2.0,
+            launch_host_us=7.5,
+            view_device_us=0.0,
+            view_host_us=1.3,
         )
 
 
@@ -144,7 +151,9 @@ def _cpu(name: str) -> Machine:
         matmul_tflops=rates,
         pointwise_tops=0.01,
         special_tops=0.001,
-        l2_mib=16.0,
-        launch_us=1.0,
-        op_host_us=2.0,
+        l2_bytes=16.0 * 2**20,
+        launch_device_us=2.0,
+        launch_host_us=0.0,
+        view_device_us=0.4,
+        view_host_us=0.0,
     )

@@ -45,7 +45,7 @@ def device_terms(work: Work, executor: str, machine: Machine) -> Terms:
     alone = executor == "aten"
     byte_us = 1e-3 / machine.bandwidth_gbs
     moved = work.bytes_alone if alone else work.bytes_moved
-    launches, matmul, convolution, attention = 0, 0.0, 0.0, 0.0
+    matmul, convolution, attention = 0.0, 0.0, 0.0
     for anchor in work.anchors:
         moved -= anchor.bytes
         time = _anchor_us(anchor, executor, machine, byte_us)
@@ -55,12 +55,11 @@ def device_terms(work: Work, executor: str, machine: Machine) -> Terms:
             attention += time
         else:
             matmul += time
-    launches = work.kernels_alone if alone else work.kernels
     gpu = machine.device != "cpu"
     # A transpose that a compiler tiles costs little more than a copy; ATen's copies read across memory (FACTS.md).
     scattered = work.scattered_alone * 1.5 if alone else work.scattered * (0.2 if gpu else 1.0)
     return (
-        launches * machine.launch_us,
+        _launch_us(work, executor, machine),
         max(0, moved) * byte_us,
         scattered * byte_us,
         work.pointwise * 1e-6 / machine.pointwise_tops,
@@ -70,6 +69,16 @@ def device_terms(work: Work, executor: str, machine: Machine) -> Terms:
         convolution,
         attention,
     )
+
+
+def _launch_us(work: Work, executor: str, machine: Machine) -> float:
+    """The least that running takes; a CPU does its own calling, and the clock sees no host time apart from it."""
+    least = machine.launch_device_us
+    if executor == "aten":
+        return work.kernels_alone * least + work.views * machine.view_device_us
+    if machine.device != "cpu":
+        return work.kernels * least
+    return least * (0.7 + 0.3 * work.kernels + 0.05 * (work.inputs + work.outputs))
 
 
 def _anchor_us(anchor: AnchorWork, executor: str, machine: Machine, byte_us: float) -> float:
@@ -86,14 +95,12 @@ def _anchor_us(anchor: AnchorWork, executor: str, machine: Machine, byte_us: flo
 def host_terms(work: Work, executor: str, machine: Machine) -> Terms:
     """What calling it takes on the host: a call of the region, its ops, its views, and its arguments.
 
-    In units of what PyTorch takes for one op there, by benchmarks/results/regions.gpu.json and regions.json.
+    In units of what PyTorch takes for one op there, by benchmarks/results/regions.gpu.json.
     """
-    unit = machine.op_host_us
+    unit = machine.launch_host_us
     arguments = work.inputs + work.outputs
     if executor == "aten":
-        return (0.0, work.kernels_alone * unit, work.views * 0.17 * unit, 0.0)
-    if machine.device == "cpu":
-        return (0.5 * unit, 0.0, 0.0, 0.06 * unit * arguments)
+        return (0.0, work.kernels_alone * unit, work.views * machine.view_host_us, 0.0)
     if executor == "nvfuser":
         return (1.3 * unit, 0.0, 0.0, 0.1 * unit * arguments)
     return (1.1 * unit, work.kernels * 0.2 * unit, 0.0, 0.1 * unit * arguments)

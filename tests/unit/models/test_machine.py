@@ -36,13 +36,13 @@ def test_longer_names_are_other_products() -> None:
 
 def test_calibrated_rates_replace_guessed_ones_and_no_others() -> None:
     guess = Machine.guess("NVIDIA H200")
-    machine = guess.calibrated({"bandwidth_gbs": 4000.0, "matmul_tflops.bfloat16": 700.0, "launch_us": 1.5})
-    assert (machine.bandwidth_gbs, machine.launch_us, machine.matmul_rate("bfloat16")) == (4000.0, 1.5, 700.0)
+    machine = guess.calibrated({"bandwidth_gbs": 4000.0, "matmul_tflops.bfloat16": 700.0, "launch_device_us": 1.5})
+    assert (machine.bandwidth_gbs, machine.launch_device_us, machine.matmul_rate("bfloat16")) == (4000.0, 1.5, 700.0)
     assert machine.matmul_rate("float32") == guess.matmul_rate("float32")
 
 
 @pytest.mark.parametrize(
-    "measured", [{"bandwith": 1.0}, {"name": 1.0}, {"launch_us": 0.0}, {"launch_us": float("nan")}]
+    "measured", [{"bandwith": 1.0}, {"name": 1.0}, {"bandwidth_gbs": 0.0}, {"launch_host_us": float("nan")}]
 )
 def test_a_rate_that_makes_no_sense_is_refused(measured: dict[str, float]) -> None:
     with pytest.raises(OptionError, match=next(iter(measured))):

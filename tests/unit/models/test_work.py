@@ -158,6 +158,20 @@ def test_sums_along_another_dimension_start_a_kernel_that_reads_through_memory()
     assert work.bytes_between == ROWS_BYTES, "written because others need it, so it is only read once more"
 
 
+def test_what_waits_for_a_sum_that_takes_two_kernels_is_a_third() -> None:
+    total = tensor(1, 1)
+    scaled = graph(
+        {"x": ROWS},
+        op("sum.dim_IntList", ("%x", (0, 1), True), ("s", total)),
+        op("div.Tensor", ("%x", "%s"), ("y", ROWS)),
+        out="y",
+    )
+    work = work_of(scaled)
+    assert work.kernels == 3
+    assert work.bytes_in == ROWS_BYTES
+    assert work.bytes_between == ROWS_BYTES + 2 * 4, "the operand again, and the sum written and read"
+
+
 def test_a_matmul_is_a_kernel_of_its_own_within_a_region() -> None:
     a, b, y = (
         tensor(1024, 512, dtype="bfloat16"),
