@@ -16,7 +16,6 @@ from fuseplan.search.space import (
     Point,
     Space,
     choice,
-    equal_islands,
     settled,
     space_of,
 )
@@ -29,7 +28,6 @@ __all__ = [
     "choice",
     "decode",
     "encode",
-    "equal_islands",
     "neutral",
     "settled",
     "space_of",

@@ -3,18 +3,19 @@
 Equal islands of a graph share their parameters. `forward.island3.cut 4-5` says whether an edge is cut, and
 `forward.island3.run 4 aten.add.Tensor` who runs an op, numbers being those of the first of the equal islands. A region is
 what edges that are not cut join, and runs as its first op says; an op that runs `again` is computed anew by each region
-that reads it.
+that reads it. An op of no island has a parameter of its own where there is a choice: `forward.run 7 aten.mm.default`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from fuseplan.graph import Graph
 from fuseplan.search.dag import Links
-from fuseplan.segment import Region, Segmentation, extract, islands
+from fuseplan.search.solve import island_key
+from fuseplan.segment import Region, Segmentation, islands
 
 Params = dict[str, str]
 """The value of each parameter, by its name."""
@@ -47,7 +48,7 @@ class Point:
 
 @dataclass(frozen=True)
 class IslandSpace:
-    """The choices in one island and in all that equal it: `copies[i][j]` is the same op for every i."""
+    """The choices in one island, or for one op of none, and in all that equal it: `copies[i][j]` is the same op for every i."""
 
     name: str
     copies: tuple[tuple[int, ...], ...]
@@ -126,30 +127,31 @@ def space_of(
     found = {}
     for name, graph in graphs.items():
         links = Links.of(graph)
-        equal = equal_islands(graph, fusible[name])
-        found[name] = tuple(
-            _island(f"{name}.island{number}", copies, links, lambda op, name=name: runs(name, op))  # type: ignore[misc]
-            for number, copies in enumerate(equal)
-        )
+        who = {op: tuple(runs(name, op)) for op in range(len(graph.ops))}
+        equal = _equal(graph, islands(graph, fusible[name]), links)
+        apart = [(op,) for op, takes in enumerate(fusible[name]) if not takes and set(who[op]) - {ALONE}]
+        spaces = [_island(f"{name}.island{number}", copies, links, who) for number, copies in enumerate(equal)]
+        spaces += [_island(name, copies, links, who) for copies in _equal(graph, apart, links)]
+        found[name] = tuple(spaces)
     return Space(dict(graphs), found, tuple(plans), tuple(launches), tuple(anchors))
 
 
-def equal_islands(graph: Graph, fusible: Sequence[bool]) -> list[list[tuple[int, ...]]]:
-    """The islands of a graph, equal ones together: their ops are the same in the order of their positions."""
+def _equal(graph: Graph, found: Iterable[tuple[int, ...]], links: Links) -> list[list[tuple[int, ...]]]:
+    """Islands, equal ones together: their ops are the same in the order of their positions."""
     by_key: dict[str, list[tuple[int, ...]]] = {}
-    for island in islands(graph, fusible):
-        by_key.setdefault(extract(graph, island).key, []).append(island)
+    for island in found:
+        by_key.setdefault(island_key(graph, island, links), []).append(island)
     return list(by_key.values())
 
 
 def _island(
-    name: str, copies: Sequence[tuple[int, ...]], links: Links, runs: Callable[[int], Sequence[str]]
+    name: str, copies: Sequence[tuple[int, ...]], links: Links, who: Mapping[int, Sequence[str]]
 ) -> IslandSpace:
     first = copies[0]
     readers = {op: set(links.users[op]).intersection(first) for op in first}
     given = {op for op in first if op in links.kept or len(readers[op]) < len(links.users[op])}
     again = {op for op in first if links.again[op] and readers[op] and (op in given or len(readers[op]) > 1)}
-    words = [tuple(dict.fromkeys((ALONE, *runs(op), *((AGAIN,) if op in again else ())))) for op in first]
+    words = [tuple(dict.fromkeys((ALONE, *who[op], *((AGAIN,) if op in again else ())))) for op in first]
     return IslandSpace(name, tuple(copies), tuple(_joins(readers, again)), tuple(words))
 
 

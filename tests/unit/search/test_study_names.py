@@ -26,12 +26,16 @@ def graph(*ops: Op, gives: Sequence[str]) -> Graph:
     return found
 
 
-def space(program: Graph, runs: tuple[str, ...] = ("a", "b/wide")) -> Space:
+def space(program: Graph, matmuls: tuple[str, ...] = ()) -> Space:
     """One graph called `g`, where all but matmuls are fusible."""
+
+    def runs(name: str, op: int) -> tuple[str, ...]:
+        return matmuls if program.ops[op].target == "aten.mm.default" else ("a", "b/wide")
+
     return space_of(
         {"g": program},
         {"g": [one.target != "aten.mm.default" for one in program.ops]},
-        lambda name, op: runs,
+        runs,
         plans=("eager", "inductor"),
         launches=("plain", "cudagraph"),
         anchors=("as-is", "proven"),
@@ -156,6 +160,14 @@ def test_equal_islands_are_cut_alike() -> None:
     assert decode(here, encode(here, both)) == both
     with pytest.raises(PlanError, match="not a point of the space"):
         encode(here, Point.of({"g": Segmentation((Region((0, 1), "a"),))}))
+
+
+def test_an_op_of_no_island_has_its_choice_as_well() -> None:
+    here = space(LAYERS, matmuls=("padded",))
+    assert here.parameters["g.run 2 aten.mm.default"] == ("aten", "padded")
+    assert here.parameters["g.run 5 aten.mm.default"] == ("aten", "padded")
+    point = Point.of({"g": Segmentation((Region((3, 4), "a"), Region((2,), "padded"), Region((0, 1), "a")))})
+    assert decode(here, encode(here, point)) == point
 
 
 @pytest.mark.parametrize(
