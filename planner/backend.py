@@ -59,6 +59,7 @@ def _carry_out(choice: Choice, lookup: Lookup) -> tuple[Program, Callable[..., A
     program = Program(identity.key, identity.why, plan, choice.why, options.fuel_for_one())
     if stored is not None:
         program.refuse = partial(lookup.quarantine, stored)
+        program.fell_back = lookup.write_down
     return program, replay(plan, lookup.gm, lookup.example_inputs, program)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib import import_module
 from typing import Any
 
@@ -20,9 +20,10 @@ from fuseplan.capture.symbols import Symbols
 from fuseplan.errors import FuseplanError, OptionError, StoreError
 from fuseplan.options import Options
 from fuseplan.plan import Plan, WholePlan
+from fuseplan.runtime import RegionRecord
 from fuseplan.runtime.compiler import devices_of, missing_compiler
 from fuseplan.stats import count, stats
-from fuseplan.tuning_db import Box, Hit, Miss, Places, Query, Stale, Store, StoredPlan, places
+from fuseplan.tuning_db import Box, Environment, Hit, Measurement, Miss, Places, Query, Stale, Store, StoredPlan, places
 from fuseplan.tuning_db.notify import notify
 
 _TUNED_DEVICES = ("cpu", "cuda")
@@ -59,6 +60,19 @@ class Lookup:
         """The one store of this process for the files that these options and variables mean."""
         return _opened(places(self.environ, self.options.db))
 
+    @cached_property
+    def device(self) -> torch.device:
+        """Where the program's time is spent: on its first accelerator, if it uses one."""
+        found = devices_of(self.gm, self.example_inputs)
+        return next((device for device in found if device.type not in ("cpu", "meta")), torch.device("cpu"))
+
+    @cached_property
+    def here(self) -> Environment:
+        """What is looked up for, and what is measured here is true for."""
+        from fuseplan.measure.environment import environment  # a look at the machine, which a miss need not take
+
+        return environment(self.device)
+
     def choose(self) -> Choice:
         """The plan to run."""
         if self.options.plan is not None:
@@ -93,15 +107,26 @@ class Lookup:
         notify(f"{why}. It is quarantined, and what torch.compile does is done instead")
         return why
 
+    def write_down(self, record: RegionRecord) -> None:
+        """Store, once, that a region will not compile here, so that tuning need not try it again."""
+        if record.failed is None:
+            return
+        one = Measurement(
+            record.failed.key, self.here, record.executor, record.variant, record.status, detail=_line(record.fallback)
+        )
+        known = self.store.find_measurements(one.region, one.environment)
+        same = (one.executor, one.variant, one.status)
+        if isinstance(known, Miss) or same not in {(each.executor, each.variant, each.status) for each in known}:
+            self.store.add_measurement(record.failed, one)
+
     def keep_counters(self) -> None:
         """Add what was counted since the last time to the counters in the database, for those who opted in."""
         if self.options.counters:
             self.store.persist_counts(stats())
 
     def _ask(self, key: str) -> Hit | Stale | Miss:
-        device = _device(self.gm, self.example_inputs)
-        if device.type in _TUNED_DEVICES and self.store.knows(key):
-            query = self._query(key, device)
+        if self.device.type in _TUNED_DEVICES and self.store.knows(key):
+            query = self._query(key)
             answer = self._within(self.store.find_plan(query), query)
         else:
             answer = Miss("no such program", "no plan is stored for it")
@@ -109,11 +134,9 @@ class Lookup:
         count(f"plan misses: {answer.reason}" if isinstance(answer, Miss) else f"plan {counted}")
         return answer
 
-    def _query(self, key: str, device: torch.device) -> Query:
-        from fuseplan.measure.environment import environment  # a look at the machine, which a miss need not take
-
+    def _query(self, key: str) -> Query:
         seen = {symbol.name: symbol.hint for symbol in self.identity.symbols.seen() if symbol.hint is not None}
-        return Query(key, environment(device), self.options.launch, seen, self.options.unverified)
+        return Query(key, self.here, self.options.launch, seen, self.options.unverified)
 
     def _within(self, answer: Hit | Stale | Miss, query: Query) -> Hit | Stale | Miss:
         """Tell Dynamo how far this answer holds: it compiles anew, and asks again, where a size crosses a box's side."""
@@ -174,10 +197,9 @@ def _known(answer: Hit | Stale) -> Choice:
     return Choice(stored.plan, f"{why}; {answer.detail}" if isinstance(answer, Stale) else why, stored)
 
 
-def _device(gm: GraphModule, example_inputs: Sequence[Any]) -> torch.device:
-    """Where the program's time is spent: on its first accelerator, if it uses one."""
-    found = devices_of(gm, example_inputs)
-    return next((device for device in found if device.type not in ("cpu", "meta")), torch.device("cpu"))
+def _line(text: str | None) -> str:
+    """The first line of a message, as long as the database takes it."""
+    return (text or "").strip().partition("\n")[0][:1000]
 
 
 def _may_hold(promise: Span | None, low: int, high: int) -> bool:

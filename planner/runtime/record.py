@@ -28,6 +28,8 @@ class RegionRecord:
     executor: str
     variant: str
     fallback: str | None = None
+    failed: Graph | None = None  # the region, where its executor said no or failed
+    status: str = "ok"  # as the tuning database says it
 
 
 @dataclass
@@ -39,6 +41,7 @@ class Program:
     plan: Plan
     why: str
     fuel: Fuel | None = None  # how many fusions may be applied; None for all of them
+    fell_back: Callable[[RegionRecord], object] | None = None  # told of each region that a stored plan cannot have here
     refuse: Callable[[PlanError], object] | None = None  # told where a stored plan does not fit a backward
     graphs: list[GraphRecord] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)  # what the plan asks for and this program cannot have

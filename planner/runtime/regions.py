@@ -73,7 +73,7 @@ class RegionCompiler:
         try:
             call = self._shared(self.executors[region.executor], graph, region.variant)
         except (UnsupportedError, ExecutorError, GraphError) as error:
-            self._fall_back(region, error)
+            self._fall_back(region, graph, error)
             return self._alone(region, graph) if region.recompute else None
         self._record(region, None)
         return call if plain else _or_aten(call, graph, region.executor)
@@ -109,9 +109,10 @@ class RegionCompiler:
         parts = [user for node in found for user in node.users if user.target is operator.getitem]
         return frozenset([*found, *parts])
 
-    def _fall_back(self, region: Region, error: FuseplanError) -> None:
+    def _fall_back(self, region: Region, graph: Graph, error: FuseplanError) -> None:
         count("regions fallen back")
-        self._record(region, str(error))
+        status = "refused" if isinstance(error, UnsupportedError) else "compile-error"
+        self.records.append(RegionRecord(region.ops, region.executor, region.variant, str(error), graph, status))
         text = f"a region of {len(region.ops)} ops runs under ATen: {error}"
         logger.warning(text)
         warnings.warn(f"fuseplan: {text}", stacklevel=2)

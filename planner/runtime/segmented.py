@@ -70,6 +70,9 @@ def _compile_graph(
         program.refuse(error)
         program.remarks.append(f"the backward graph runs under ATen: {error}")
         calls, compiler.records = [], []
+    if program.fell_back is not None:
+        for failure in (record for record in compiler.records if record.failed is not None):
+            program.fell_back(failure)
     nodes = captured.nodes
     edges = [(nodes[a], nodes[b]) for a, b in order_edges(captured.graph)] if calls else []
     compiled = flatten(gm, calls, edges)

@@ -179,6 +179,22 @@ def test_a_backward_that_does_not_fit_runs_without_the_plan(own_database: Path) 
     assert any("the backward graph runs under ATen" in remark for remark in program.remarks)
 
 
+def test_a_region_that_will_not_compile_here_is_written_down_once(own_database: Path) -> None:
+    first = run(plan="aten")
+    cut = Segmentation((Region((0, 1), "inductor", "no such variant"),))
+    store = keep(own_database, stored(first.key, SegmentedPlan((Part("inference", first.graphs[0].graph.key, cut),))))
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="a region of 2 ops runs under ATen"):
+            program = run()
+    (record,) = program.graphs[0].regions
+    assert record.failed is not None
+    found = store.find_measurements(record.failed.key, environment("cpu"))
+    assert [(one.executor, one.variant, one.status) for one in found] == [  # type: ignore[union-attr]
+        ("inductor", "no such variant", record.status)
+    ]
+    assert store.plans()[0].status == "tuned"
+
+
 def sized(compiled: Callable[..., Any], *sizes: int) -> list[str]:
     """Under which plans the programs of these calls run, one for each that Dynamo compiled."""
     for size in sizes:
