@@ -98,8 +98,9 @@ def _solve(rows: Array, aims: Array, doubt: Array) -> Array:
     import numpy as np
     from scipy.optimize import nnls
 
-    stacked = np.column_stack([np.vstack([rows, np.diag(1 / doubt)]), np.concatenate([aims, 1 / doubt])])
-    triangle = np.linalg.qr(stacked, mode="r")  # as good as all rows, and small
-    count = len(doubt)
-    solution: Array = nnls(triangle[:count, :count], triangle[:count, count])[0]
+    beliefs = doubt**-2.0
+    triangle = np.linalg.cholesky(
+        rows.T @ rows + np.diag(beliefs)
+    ).T  # stands for all rows; the beliefs keep it regular
+    solution: Array = nnls(triangle, np.linalg.solve(triangle.T, rows.T @ aims + beliefs))[0]
     return solution
