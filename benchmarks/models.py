@@ -22,6 +22,7 @@ SIDES: dict[str, dict[str, Any] | None] = {
     "eager": None,
     "torch.compile": {"backend": "inductor"},
     "reduce-overhead": {"backend": "inductor", "mode": "reduce-overhead"},
+    "max-autotune-no-cudagraphs": {"backend": "inductor", "mode": "max-autotune-no-cudagraphs"},
     "fuseplan aten": {"backend": "fuseplan", "options": {"plan": "aten"}},
     "fuseplan nvfuser-greedy": {"backend": "fuseplan", "options": {"plan": "nvfuser-greedy"}},
     "fuseplan inductor, attention proven": {
@@ -33,6 +34,9 @@ SIDES: dict[str, dict[str, Any] | None] = {
     "fuseplan nvfuser-greedy, attention proven, cudagraph": {
         "backend": "fuseplan", "options": {"plan": "nvfuser-greedy", "attention": "proven", "launch": "cudagraph"}},
 }  # fmt: skip
+
+SECONDS = 1800
+"""What the sides of one model may take together, compiling included."""
 
 
 def measure(arguments: list[str]) -> dict[str, Any]:
@@ -53,12 +57,40 @@ def measure(arguments: list[str]) -> dict[str, Any]:
     return results
 
 
+class SideError(Exception):
+    """A side failed while it was measured; the others are measured again without it."""
+
+    def __init__(self, side: str, error: Exception) -> None:
+        super().__init__(side)
+        self.side, self.error = side, error
+
+
 def _in_own_process(name: str, sides: list[str]) -> dict[str, Any]:
+    """The rows of all sides. Where the process ends, each side is tried in one of its own, and those that end it are left out."""
+    rows = _run(name, sides)
+    if not isinstance(rows, str):
+        return rows
+    ended = {side: row for side in sides if isinstance(row := _run(name, [side]), str)}
+    rest = [side for side in sides if side not in ended]
+    if not ended:
+        return {"failed": {"failed": f"all sides together: {rows}"}}
+    rows = _run(name, rest) if rest else {}
+    failed = {side: {"failed": why} for side, why in ended.items()}
+    return failed | (rows if not isinstance(rows, str) else {"failed": {"failed": f"the other sides together: {rows}"}})
+
+
+def _run(name: str, sides: list[str]) -> dict[str, Any] | str:
+    """The rows that a process of its own measures, or how that process ended."""
     arguments = ["--one", "--only", name, *(word for side in sides for word in ("--side", side))]
     script = f"import json, benchmarks.models as models; print('\\n' + json.dumps(models.measure({arguments!r})))"
-    done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, check=False)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, check=False, timeout=SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return f"the process did not end within {SECONDS} s"
     if done.returncode:
-        return {"failed": {"failed": f"the process ended with {done.returncode}"}}
+        return f"the process ended with {done.returncode}"
     result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return result
 
@@ -77,10 +109,37 @@ def _measure_one(name: str, sides: list[str]) -> dict[str, Any]:
             for _ in range(4):
                 step()
         except Exception as error:  # noqa: BLE001 - one side that fails is a row, and the others are measured
-            failed[side] = {"failed": f"{type(error).__name__}: {str(error).strip().splitlines()[0][:300]}"}
+            failed[side] = _failure(error)
             continue
-        steps[side] = step
-    return side_by_side(steps, blocks=11, calls=2) | failed
+        steps[side] = _named(side, step)
+    return _side_by_side(steps) | failed
+
+
+def _side_by_side(steps: dict[str, Callable[[], object]]) -> dict[str, Any]:
+    """The times of all sides; of those that fail meanwhile, that they did."""
+    if not steps:
+        return {}
+    try:
+        return dict(side_by_side(steps, blocks=11, calls=2))
+    except SideError as failure:
+        rest = {side: step for side, step in steps.items() if side != failure.side}
+        return _side_by_side(rest) | {failure.side: _failure(failure.error)}
+
+
+def _failure(error: Exception) -> dict[str, str]:
+    """The row of a side that failed. A GPU that takes no more work ends the process, or the next side would get the blame."""
+    torch.cuda.synchronize()
+    return {"failed": f"{type(error).__name__}: {(str(error).strip() or '-').splitlines()[0][:300]}"}
+
+
+def _named(side: str, step: Callable[[], object]) -> Callable[[], object]:
+    def run() -> object:
+        try:
+            return step()
+        except Exception as error:
+            raise SideError(side, error) from error
+
+    return run
 
 
 def _fresh(model: torch.nn.Module) -> Callable[..., Any]:

@@ -81,7 +81,7 @@ def print_table(title: str, rows: Mapping[str, Mapping[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    best = min(row["device_us"] for row in rows.values() if "device_us" in row)
+    best = min((row["device_us"] for row in rows.values() if "device_us" in row), default=1.0)
     table = Table(title=title, title_justify="left")
     for heading in ("", "device µs", "host µs", "wall µs", "× best"):
         table.add_column(heading, justify="left" if not heading else "right")
