@@ -283,7 +283,8 @@ class _Race:
 
         def ties(name: str) -> bool:
             differences = self._differences(name, best, metric)
-            return _bounds(differences, self.rule.sure)[0] <= 0 and median(differences) <= self._noise()
+            surely = _bounds(differences, self.rule.sure)[0]
+            return surely <= math.log1p(self.rule.floor) and median(differences) <= self._noise()
 
         return next(name for name in faster if name == best or ties(name))
 

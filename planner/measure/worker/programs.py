@@ -1,20 +1,245 @@
-"""Jobs on whole programs."""
+"""Jobs on whole programs: what they become, whether a plan is right for them, and which plan is the fastest."""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from fuseplan.backend import fuseplan_backend, programs_of
+from fuseplan.capture.attention import attention_calls
+from fuseplan.capture.trace import Loaded, Trace, load_trace
+from fuseplan.explain import compiled_by
+from fuseplan.measure.agreement import Leaf, disagreement, expected
+from fuseplan.measure.clocks import clock_for
+from fuseplan.measure.failures import COMPILE, RUN, check_device, failure, line
+from fuseplan.measure.jobs import AttentionFound, Capture, Found, Outcome, RacePlans, Row, Side, VetPlan
+from fuseplan.measure.memory import peak_memory
+from fuseplan.measure.worker.regions import enter, run_race
+from fuseplan.plan import SegmentedPlan
+from fuseplan.runtime import Program
+from fuseplan.stats import stats
+
+if TYPE_CHECKING:
+    from fuseplan.measure.worker.bench import Bench
+
+SEEDS = (0, 1)
+"""Of the inputs that take turns."""
+ROUNDS = 2
+"""Calls on each of them: what a CUDA graph replays shows at the third call at the earliest."""
+_OTHER_NUMBERS = 7919
+_FAILED = "regions failed at run time"
+
+
+@dataclass(eq=False)
+class _Case:
+    """A trace that was loaded, and what it should compute, by seed of the inputs, where somebody has asked."""
+
+    loaded: Loaded
+    leaves: dict[int, dict[str, Leaf]]
+
 
 class Programs:
-    def __init__(self, device):
-        pass
+    """Loads traces, and keeps the last one: the next job is about the same program."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._text = ""
+        self._case: _Case | None = None
+
+    def case(self, text: str) -> _Case:
+        """The program that a trace spells."""
+        if self._case is None or text != self._text:
+            self.forget()
+            self._case, self._text = _Case(load_trace(Trace.from_json(text), self.device), {}), text
+        return self._case
+
+    def forget(self) -> None:
+        """Keep nothing."""
+        self._case, self._text = None, ""
 
 
-def capture(job, bench):
-    raise NotImplementedError
+def compile_side(side: Side, loaded: Loaded) -> Callable[..., Any]:
+    """The program as a side runs it. Each has a module of its own over the same parameters, since torch.compile keeps
+    what it compiles by the code of `forward`, and gives up after eight.
+    """
+    assert isinstance(loaded.module, GraphModule)
+    module = GraphModule(loaded.module, copy.deepcopy(loaded.module.graph))
+    if side.plan is not None:
+        return _under_fuseplan(module, plan=side.plan)
+    if side.mode is not None:
+        return torch.compile(module, mode=None if side.mode == "default" else side.mode)
+    return module
 
 
-def vet(job, bench):
-    raise NotImplementedError
+def _under_fuseplan(module: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    compiled: Any = torch.compile(module, backend=fuseplan_backend, options=options)
+    return compiled  # type: ignore[no-any-return]
 
 
-def race_sides(job, bench):
-    raise NotImplementedError
+def capture(job: Capture, bench: Bench) -> Outcome:
+    """The ATen graphs of a program under a segmented plan, and its attention calls."""
+    bench.at("capture", "capturing")
+    loaded = bench.programs.case(job.trace).loaded
+    attention: list[AttentionFound] = []
+
+    def look(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        calls = attention_calls(gm)
+        attention.extend(AttentionFound(call.number, call.proven, call.variants) for call in calls)
+        return gm.forward
+
+    plain = compile_side(Side("eager"), loaded)
+    loaded.run(torch.compile(plain, backend=look))
+    torch._dynamo.reset()
+    plan = SegmentedPlan(saving=job.saving, anchors=job.anchors)
+    compiled = _under_fuseplan(compile_side(Side("eager"), loaded), plan=plan, attention=job.attention)
+    loaded.run(compiled)
+    programs = _programs(compiled)
+    torch._dynamo.reset()
+    if len(programs) != 1:
+        return Outcome("refused", f"the trace becomes {len(programs)} programs, not one")
+    (program,) = programs
+    for record in program.graphs:
+        if record.graph.opaque:
+            return Outcome("refused", line(f"its {record.role} graph cannot be written down: {record.graph.opaque[0]}"))
+    graphs = tuple((record.role, record.graph) for record in program.graphs)
+    return Outcome(found=Found(program.key, graphs, tuple(attention)))
+
+
+def _programs(compiled: Any) -> list[Program]:
+    wrapper = compiled_by(compiled)
+    return [] if wrapper is None else programs_of(wrapper)
+
+
+def vet(job: VetPlan, bench: Bench) -> Outcome:
+    """Run the program under a plan several times, and compare each with what it should give."""
+    side = job.side
+    bench.at(side.name, "loading")
+    case = bench.programs.case(job.trace)
+    leaves = {seed: _leaves(case, seed, bench) for seed in SEEDS}
+    bench.at(side.name, "compiling")
+    begin = perf_counter()
+    row = Row(side.name)
+    compiled: Any = None
+    stage, failed_before = COMPILE, stats().get(_FAILED, 0)
+    try:
+        with peak_memory(bench.device) as peak:
+            for number in range(ROUNDS * len(SEEDS)):
+                seed = SEEDS[number % len(SEEDS)]
+                compiled = compile_side(side, case.loaded) if compiled is None else compiled
+                problem = disagreement(case.loaded.run(compiled, seed), leaves[seed])
+                if number == 0:
+                    stage = RUN
+                    row = replace(row, compile_s=round(perf_counter() - begin, 6))
+                    bench.at(side.name, "checking")
+                    stood_in = _stand_in(side, compiled)
+                    if stood_in is not None:
+                        return _failed(row, *stood_in)
+                if problem is not None:
+                    return _failed(row, "wrong", line(f"{problem} (call {number + 1})"))
+                if stats().get(_FAILED, 0) > failed_before:
+                    return _failed(row, RUN, f"a region failed at call {number + 1}, and ATen stood in for it")
+    except Exception as error:  # noqa: BLE001 -- the boundary where failures of others' code become data
+        check_device(error)
+        return _failed(row, *failure(error, stage))
+    finally:
+        torch._dynamo.reset()
+    return Outcome(rows=(replace(row, peak_bytes=peak.bytes),))
+
+
+def _failed(row: Row, status: str, detail: str) -> Outcome:
+    return Outcome(status, detail, rows=(replace(row, status=status, detail=detail),))
+
+
+def _stand_in(side: Side, compiled: Any) -> tuple[str, str] | None:
+    """What runs instead of what the plan says: its time would be another plan's. A greedy plan names no regions."""
+    for program in _programs(compiled) if side.plan is not None else []:
+        if program.remarks:
+            return "refused", line(program.remarks[0])
+        if isinstance(program.plan, SegmentedPlan) and program.plan.parts:
+            fallen = [region for record in program.graphs for region in record.regions if region.fallback]
+            for region in fallen:
+                return COMPILE, line(f"the region at op {region.ops[0]} under {region.executor}: {region.fallback}")
+    return None
+
+
+def _leaves(case: _Case, seed: int, bench: Bench) -> dict[str, Leaf]:
+    """What the program should give for the inputs of one seed."""
+    if seed not in case.leaves:
+        loaded = case.loaded
+
+        def with_other_numbers(*args: Any) -> Any:
+            torch.manual_seed(_OTHER_NUMBERS)
+            return loaded.module(*args)
+
+        case.leaves[seed] = expected(
+            loaded.run(seed=seed), _in_double(loaded, seed, bench), loaded.run(with_other_numbers, seed)
+        )
+    return case.leaves[seed]
+
+
+def _in_double(loaded: Loaded, seed: int, bench: Bench) -> dict[str, Any] | None:
+    """The same in double precision; None where an operator has none, or there is no memory for it."""
+    try:
+        return load_trace(loaded.trace.in_double(), bench.device).run(seed=seed)
+    except (RuntimeError, TypeError, ValueError, MemoryError) as error:
+        check_device(error)
+        return None
+
+
+def race_sides(job: RacePlans, bench: Bench) -> Outcome:
+    """Time the program end to end: outputs, and gradients where it has them."""
+    bench.at(job.incumbent, "loading")
+    loaded = bench.programs.case(job.trace).loaded
+    clock = clock_for(bench.device.type)
+    rows: dict[str, Row] = {}
+    inputs = [loaded.inputs(seed) for seed in SEEDS]
+    tangents = _tangents(loaded, inputs[0])
+    try:
+        with loaded.modes():  # once for all: entering them takes longer than a small program
+            for side in job.sides:
+                bench.at(side.name, "compiling")
+                compiled = compile_side(side, loaded)
+                calls = [_Step(compiled, args, tangents, loaded) for args in inputs]
+                rows[side.name] = enter(clock, Row(side.name), calls, peak_memory(bench.device))
+            return run_race(clock, rows, job.incumbent, job.rule, bench)
+    finally:
+        clock.lanes.clear()
+        torch._dynamo.reset()
+
+
+def _tangents(loaded: Loaded, args: Sequence[Tensor]) -> dict[int, Tensor]:
+    """What backward starts from, by the number of the output."""
+    outputs = loaded.step(args=args)
+    wanted = [i for i, out in enumerate(outputs) if isinstance(out, Tensor) and out.requires_grad]
+    return {i: loaded.tensors.tangent(n, outputs[i]) for n, i in enumerate(wanted)}
+
+
+class _Step:
+    """One step on one set of inputs, with as little around the program as can be; it leaves nothing behind.
+
+    Outputs and gradients are dropped at its end: a CUDA graph whose outputs are held is not replayed.
+    """
+
+    def __init__(
+        self, call: Callable[..., Any], args: Sequence[Tensor], tangents: dict[int, Tensor], loaded: Loaded
+    ) -> None:
+        self.call, self.args = call, args
+        self.numbers, self.tangents = list(tangents), list(tangents.values())
+        self.leaves = [leaf for _, leaf in loaded.tensors.leaves(list(args))] if tangents else []
+        self.autocast = bool(loaded.trace.fields["modes"]["autocast"])
+
+    def __call__(self) -> None:
+        if self.autocast:
+            torch.clear_autocast_cache()  # what leaving autocast does after each step of a program
+        outputs = self.call(*self.args)
+        if self.numbers:
+            torch.autograd.backward([outputs[i] for i in self.numbers], self.tangents)
+            for leaf in self.leaves:
+                leaf.grad = None

@@ -1,0 +1,170 @@
+"""The race: who wins, who is dropped and when, on clocks whose noise is known."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fuseplan.errors import OptionError
+from fuseplan.measure.race import AGAIN, LaneError, RaceResult, ReplayClock, Rule, Sample, race
+
+
+def sample(device: float, host: float = 1.0, seconds: float = 0.0) -> Sample:
+    return Sample(device, host, device, seconds)
+
+
+class NoisyClock:
+    """Times with a drift that all candidates share from one block to the next, and noise of their own."""
+
+    def __init__(self, true: dict[str, float], noise: float, seed: int, drift: float = 0.0) -> None:
+        self.true, self.noise, self.drift = true, noise, drift
+        self.random = random.Random(seed)
+        self.blocks: list[str] = []
+
+    def block(self, name: str) -> Sample:
+        self.blocks.append(name)
+        shared = 1 + self.drift * len(self.blocks)
+        return sample(self.true[name] * shared * self.random.gauss(1.0, self.noise))
+
+
+def test_the_fastest_wins_by_more_than_noise() -> None:
+    clock = NoisyClock({"default": 100.0, "a": 97.0, "b": 80.0, "c": 250.0}, noise=0.01, seed=1)
+    result = race(["default", "a", "b", "c"], clock, incumbent="default")
+    assert result.winner == "b"
+    assert result.lane("b").ratio == pytest.approx(0.8, abs=0.02)
+    assert result.lane("b").low < 0.8 < result.lane("b").high  # type: ignore[operator]
+    assert result.noise < 0.05
+
+
+def test_equals_go_to_the_incumbent() -> None:
+    wins = 0
+    for seed in range(40):
+        clock = NoisyClock(dict.fromkeys("abcd", 100.0), noise=0.02, seed=seed)
+        wins += race(list("abcd"), clock, incumbent="c", rule=Rule(seed=seed)).winner != "c"
+    assert wins <= 2  # three candidates, 40 races, and each has to be surely better by more than the noise
+
+
+def test_a_gain_below_the_floor_is_no_gain() -> None:
+    clock = ReplayClock({"default": [sample(100.0)], "new": [sample(99.9)]})
+    assert race(["default", "new"], clock, incumbent="default").winner == "default"
+    assert race(["default", "new"], clock, incumbent="default", rule=Rule(floor=0.0005)).winner == "new"
+
+
+def test_a_drift_that_all_share_decides_nothing() -> None:
+    clock = NoisyClock({"default": 100.0, "new": 100.0}, noise=0.001, seed=0, drift=0.01)
+    assert race(["default", "new"], clock, incumbent="default").winner == "default"
+
+
+def test_of_two_that_tie_the_earlier_wins() -> None:
+    clock = ReplayClock({"default": [sample(100.0)], "b": [sample(80.01)], "a": [sample(80.0)]})
+    assert race(["default", "b", "a"], clock, incumbent="default").winner == "b"
+    assert race(["default", "a", "b"], clock, incumbent="default").winner == "a"
+
+
+def test_the_hopeless_leave_at_once_and_the_slower_once_it_is_sure() -> None:
+    clock = NoisyClock({"default": 100.0, "slow": 115.0, "hopeless": 300.0}, noise=0.01, seed=3)
+    result = race(["default", "slow", "hopeless"], clock, incumbent="default")
+    assert result.lane("hopeless").dropped == 2
+    assert result.lane("slow").dropped == 7
+    assert result.rounds == 7  # nobody is left to race
+    assert clock.blocks.count("hopeless") == 2
+    assert clock.blocks.count("default") == 14  # with its duplicate
+
+
+def test_the_incumbent_stays_however_slow_it_is() -> None:
+    clock = NoisyClock({"default": 1000.0, "a": 100.0, "b": 99.9}, noise=0.01, seed=3)
+    result = race(["default", "a", "b"], clock, incumbent="default")
+    assert result.lane("default").dropped is None
+    assert len(result.lane(AGAIN).samples) == result.rounds
+
+
+def test_each_round_has_all_lanes_in_a_new_order() -> None:
+    clock = NoisyClock(dict.fromkeys("abc", 100.0), noise=0.01, seed=0)
+    race(list("abc"), clock, incumbent="a", rule=Rule(most=9))
+    rounds = [clock.blocks[i : i + 4] for i in range(0, 36, 4)]
+    assert all(sorted(one) == ["a", "a", "b", "c"] for one in rounds)
+    assert len({tuple(one) for one in rounds}) > 3
+
+
+def test_of_two_times_neither_alone_drops() -> None:
+    both = Rule(by=("device_us", "host_us"))
+    times = {"default": [sample(100.0, 10.0)], "frugal": [sample(120.0, 5.0)], "worse": [sample(120.0, 12.0)]}
+    result = race(list(times), ReplayClock(times), incumbent="default", rule=both)
+    assert result.lane("frugal").dropped is None
+    assert result.lane("worse").dropped == 7
+    assert result.winner == "default"
+    alone = race(list(times), ReplayClock(times), incumbent="default", rule=Rule(by=("device_us",)))
+    assert alone.lane("frugal").dropped == 7
+
+
+def test_a_budget_ends_a_race_after_its_least_rounds() -> None:
+    times = {"default": [sample(100.0, seconds=1.0)], "new": [sample(100.0, seconds=1.0)]}
+    assert race(list(times), ReplayClock(times), incumbent="default", rule=Rule(seconds=30.0)).rounds == 11
+    assert race(list(times), ReplayClock(times), incumbent="default", rule=Rule(seconds=1.0)).rounds == 7
+
+
+class FailingClock(ReplayClock):
+    """One candidate fails at its second block."""
+
+    def __init__(self, fails: str) -> None:
+        super().__init__({"default": [sample(100.0)], "new": [sample(50.0)]})
+        self.fails = fails
+
+    def block(self, name: str) -> Sample:
+        if name == self.fails and self.next[name] == 1:
+            raise LaneError("out-of-memory", "no memory")
+        return super().block(name)
+
+
+def test_a_candidate_that_fails_on_the_way_is_out() -> None:
+    result = race(["default", "new"], FailingClock("new"), incumbent="default")
+    assert (result.winner, result.lane("new").status, result.lane("new").detail) == (
+        "default",
+        "out-of-memory",
+        "no memory",
+    )
+    with pytest.raises(LaneError, match="no memory"):
+        race(["default", "new"], FailingClock("default"), incumbent="default")
+
+
+@pytest.mark.parametrize("names", [["a", "b"], ["a", "a", "c"], [AGAIN, "c"]])
+def test_names_are_checked(names: Sequence[str]) -> None:
+    with pytest.raises(OptionError):
+        race(names, ReplayClock({}), incumbent="c")
+
+
+def test_a_rule_is_checked() -> None:
+    with pytest.raises(OptionError, match="goes by"):
+        Rule(by=("wall",))
+    with pytest.raises(OptionError, match="at least one round"):
+        Rule(least=5, most=4)
+
+
+times = st.floats(0.01, 1e7).map(lambda us: round(us, 3))
+stored = st.dictionaries(
+    st.sampled_from("abcde"),
+    st.lists(st.builds(Sample, times, times, times, st.just(0.0)), min_size=1, max_size=25),
+    min_size=1,
+)
+
+
+@settings(max_examples=60)
+@given(stored, st.integers(0, 3))
+def test_the_same_samples_give_the_same_result_to_the_byte(samples: dict[str, list[Sample]], seed: int) -> None:
+    names = sorted(samples)
+    rule = Rule(by=("device_us", "host_us"), most=12, seed=seed)
+    results = [race(names, ReplayClock(samples), incumbent=names[0], rule=rule) for _ in range(2)]
+    texts = [json.dumps(result.fields()) for result in results]
+    assert texts[0] == texts[1]
+    assert RaceResult.of(json.loads(texts[0])) == results[0]
+    again = ReplayClock({lane.name: lane.samples for lane in results[0].lanes})
+    merged = again.samples[names[0]] + again.samples.pop(AGAIN)
+    assert sorted(merged, key=repr) == sorted(
+        (samples[names[0]] * 25)[: 2 * results[0].rounds], key=repr
+    )  # every block of the incumbent is kept, whichever lane it was for
+    assert results[0].winner in names
