@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from fuseplan.graph import Arg, Graph, Op, Ref, TensorType, Type
 from fuseplan.graph.limits import ITEM_SIZES
@@ -81,7 +82,7 @@ def facts_of(op: Op, graph: Graph, sizes: Sizes) -> OpFacts:
         written=written,
         kernels_alone=kinds.KERNELS_ALONE.get(name, 1),
         bytes_alone=moved * passes,
-        scattered_alone=sum(read.scattered for read in reads),
+        scattered_alone=_reordered(reads, results, graph.types, sizes),
     )
     return _with_arithmetic(alone, op, name, results, graph.types, sizes)
 
@@ -136,6 +137,18 @@ def _crosses(read: TensorType, written: TensorType) -> bool:
         (d for d in reversed(range(len(written.shape))) if written.stride[d] == 1 and written.shape[d] != 1), None
     )
     return inner is not None and read.stride[inner] not in (0, 1)
+
+
+def _reordered(reads: tuple[Read, ...], results: list[TensorType], types: Mapping[str, Type], sizes: Sizes) -> int:
+    """Bytes of operands whose dimensions lie in another order than those of the result: PyTorch tiles no such copy."""
+    found = 0
+    for read in reads:
+        kind = types[read.value]
+        if results and isinstance(kind, TensorType) and kind.shape == results[0].shape:
+            pairs = zip(sizes.all(kind.stride), sizes.all(results[0].stride), sizes.all(kind.shape), strict=True)
+            steps = sorted((written, step) for step, written, size in pairs if size > 1 and step and written)
+            found += read.bytes * any(a > b for (_, a), (_, b) in pairwise(steps))
+    return found
 
 
 def _operands(op: Op, types: Mapping[str, Type]) -> list[TensorType]:

@@ -37,9 +37,9 @@ class Work:
     bytes_alone: int = 0
     """Read and written by the ops one by one."""
     scattered: int = 0
-    """Those bytes of the fused region that are read across the order in which the result is written."""
+    """Those bytes of the fused region whose neighbours are written far apart."""
     scattered_alone: int = 0
-    """The same of the ops one by one."""
+    """What the ops one by one read in any other order than they write."""
     kernels: int = 0
     """How many kernels the fused region would become, by our guess: one, and more where reductions do not fit together."""
     kernels_alone: int = 0

@@ -195,7 +195,7 @@ def test_variants_are_told_apart_by_their_rows() -> None:
     assert flash.device_us < cudnn.device_us
 
 
-def test_what_decided_the_cases_that_facts_records_is_predicted() -> None:
+def test_cases_that_were_measured_on_an_h200_are_predicted() -> None:
     model = Roofline(H200)
     head = AnchorWork("unaligned", "bfloat16", 2 * 8192 * 768 * 50257, 2 * (8192 * 768 + 768 * 50257 + 8192 * 50257))
     gpt2_head = Work(ops=1, kernels=1, kernels_alone=1, inputs=2, outputs=1, anchors=(head,))
@@ -209,7 +209,7 @@ def test_what_decided_the_cases_that_facts_records_is_predicted() -> None:
     )
     assert eager.device_us == pytest.approx(6676, rel=0.3)
     assert padded.device_us == pytest.approx(875, rel=0.3)
-    assert fused.device_us == pytest.approx(53, rel=0.3)
+    assert fused.device_us == pytest.approx(50.6, rel=0.3)
 
 
 def test_a_cpu_is_its_own_host_so_that_calling_is_part_of_its_device_time() -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from fuseplan.graph import Alias, Graph, Op, Ref, Symbol, TensorType, Value
 from fuseplan.models import AnchorWork, Work, WorkTable, work_of
+from fuseplan.search.costs import region_of
 from fuseplan.segment import extract
 from small_graphs import graph, op, tensor
 
@@ -132,6 +133,17 @@ def test_a_transposed_operand_is_scattered_where_it_comes_from_memory() -> None:
     work = work_of(transposed)
     assert (work.scattered, work.scattered_alone, work.pointwise) == (ROWS_BYTES, ROWS_BYTES, 0)
     assert WorkTable(graph({"x": ROWS}, op("neg.default", ("%x",), ("y", ROWS)), out="y")).of((0,)).scattered == 0
+
+
+def test_rows_in_another_order_are_scattered_for_pytorch_alone() -> None:
+    heads = graph(
+        {"x": tensor(8, 4, 32, 16)},
+        op("transpose.int", ("%x", 1, 2), ("v", tensor(8, 32, 4, 16, stride=(2048, 16, 512, 1))), view=True),
+        op("clone.default", ("%v",), ("y", tensor(8, 32, 4, 16))),
+        out="y",
+    )
+    work = work_of(heads)
+    assert (work.scattered, work.scattered_alone) == (0, 4 * 8 * 4 * 32 * 16)
 
 
 def reductions(second: tuple[int, ...]) -> Graph:
@@ -269,6 +281,14 @@ def programs(draw: st.DrawFn) -> Graph:
 def test_the_table_gives_what_extracting_the_region_gives(whole: Graph, data: st.DataObject) -> None:
     chosen = data.draw(st.sets(st.integers(0, len(whole.ops) - 1), min_size=1))
     assert WorkTable(whole).of(chosen) == work_of(extract(whole, chosen))
+
+
+@given(programs(), st.data())
+def test_the_table_knows_what_a_region_gives_out_when_it_recomputes(whole: Graph, data: st.DataObject) -> None:
+    chosen = tuple(sorted(data.draw(st.sets(st.integers(0, len(whole.ops) - 1), min_size=1))))
+    others = [i for i in range(len(whole.ops)) if i not in chosen and not whole.ops[i].mutates]
+    again = tuple(sorted(data.draw(st.sets(st.sampled_from(others))))) if others else ()
+    assert WorkTable(whole).of(chosen, again) == work_of(region_of(whole, chosen, again))
 
 
 @given(programs())
