@@ -1,0 +1,184 @@
+"""What one region would cost under each executor that takes it: measured where it was, predicted where it was not.
+
+The solver asks here for every case region, so that answers are kept by the ops of the region.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fuseplan.graph import Graph, Ref
+from fuseplan.models import CostModel, Work, WorkTable
+from fuseplan.search.solve import Option
+from fuseplan.segment import Region, Segmentation, extract, flow_of
+
+Choice = tuple[str, str]
+"""An executor and one of its variants."""
+PLAIN: Choice = ("aten", "default")
+"""What every other choice is compared with, and what runs an op that is in no region."""
+
+
+@dataclass(frozen=True)
+class Runner:
+    """One executor as the search sees it: what it takes of one graph, and its variants for a region."""
+
+    name: str
+    takes: tuple[bool, ...]
+    refuses: Callable[[Graph], str | None]
+    variants: Callable[[Graph], tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What came of measuring a region under one choice; only a status of `ok` has times."""
+
+    status: str
+    device_us: float = math.inf
+    host_us: float = math.inf
+
+
+@dataclass
+class Timings:
+    """All that is known of regions, by their keys: out of the database, and from this run."""
+
+    known: dict[str, dict[Choice, Timing]] = field(default_factory=dict)
+
+    def of(self, key: str) -> Mapping[Choice, Timing]:
+        """What is known of one region."""
+        return self.known.get(key, {})
+
+    def add(self, key: str, choice: Choice, timing: Timing) -> None:
+        """Remember one; the latest counts."""
+        self.known.setdefault(key, {})[choice] = timing
+
+
+@dataclass(frozen=True)
+class Case:
+    """One set of ops of a graph as a region: its Graph, the choices it has, and the work that they would do."""
+
+    region: Graph
+    work: Work
+    choices: tuple[Choice, ...]
+
+
+class RegionCosts:
+    """The `Costs` of one graph. `optimism` is by how many spreads a prediction is lowered, for the search to look there."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        runners: Sequence[Runner],
+        model: CostModel,
+        timings: Timings,
+        *,
+        optimism: float = 0.0,
+    ) -> None:
+        self.graph = graph
+        self.runners = tuple(runners)
+        self.model = model
+        self.timings = timings
+        self.optimism = optimism
+        self._work = WorkTable(graph)
+        self._cases: dict[tuple[tuple[int, ...], tuple[int, ...]], Case] = {}
+
+    @property
+    def fusible(self) -> tuple[bool, ...]:
+        """Which ops some executor beside ATen takes."""
+        fusing = [runner.takes for runner in self.runners if runner.name != "aten"]
+        return tuple(any(takes[i] for takes in fusing) for i in range(len(self.graph.ops)))
+
+    def __call__(self, ops: tuple[int, ...], recompute: tuple[int, ...]) -> tuple[Option, ...]:
+        """The ways to run these ops as one region; none if nobody takes them together."""
+        case = self.case(ops, recompute)
+        known = self.timings.of(case.region.key) if self.timings.known else {}
+        options = []
+        unknown = [choice for choice in case.choices if choice not in known]
+        for choice in case.choices:
+            if choice in known and known[choice].status == "ok":
+                options.append(Option(*choice, known[choice].device_us, known[choice].host_us))  # noqa: PERF401 - reads better
+        predictions = self.model.predict([(case.work, *choice) for choice in unknown])
+        for choice, predicted in zip(unknown, predictions, strict=True):
+            lower = math.exp(-self.optimism * predicted.spread)
+            options.append(Option(*choice, predicted.device_us * lower, predicted.host_us * lower))
+        return tuple(options)
+
+    def case(self, ops: tuple[int, ...], recompute: tuple[int, ...] = ()) -> Case:
+        """The region of these ops, and who could run it."""
+        found = self._cases.get((ops, recompute))
+        if found is None:
+            region = region_of(self.graph, ops, recompute)
+            choices = tuple(self._choices(region, ops, recompute))
+            found = self._cases[ops, recompute] = Case(region, self._work.of(ops, recompute), choices)
+        return found
+
+    def unmeasured(self, region: Region) -> tuple[Case, tuple[Choice, ...]]:
+        """The case that a region of a segmentation is, and which of its choices nobody has measured here."""
+        case = self.case(region.ops, region.recompute)
+        known = self.timings.of(case.region.key)
+        return case, tuple(choice for choice in case.choices if choice not in known)
+
+    def of(self, region: Region) -> Option:
+        """What a region costs as a segmentation has it, expected and not lowered."""
+        case = self.case(region.ops, region.recompute)
+        choice = (region.executor, region.variant)
+        timing = self.timings.of(case.region.key).get(choice)
+        if timing is not None and timing.status == "ok":
+            return Option(*choice, timing.device_us, timing.host_us)
+        (predicted,) = self.model.predict([(case.work, *choice)])
+        return Option(*choice, predicted.device_us, predicted.host_us)
+
+    def _choices(self, region: Graph, ops: tuple[int, ...], recompute: tuple[int, ...]) -> Iterator[Choice]:
+        for runner in self.runners:
+            alone = runner.name == "aten"
+            if alone and len(ops) + len(recompute) > 1:
+                continue  # what ATen runs, it runs op by op
+            if not all(runner.takes[i] for i in (*ops, *recompute)) or (not alone and runner.refuses(region)):
+                continue
+            yield from ((runner.name, variant) for variant in runner.variants(region))
+
+
+def region_of(graph: Graph, ops: tuple[int, ...], recompute: tuple[int, ...] = ()) -> Graph:
+    """The Graph of a region whose recomputed ops are computed again by everyone who reads them.
+
+    A value that only recomputed ops read is given out where one of those is read elsewhere too.
+    """
+    inside, again = set(ops), set(recompute)
+    users = graph.users
+    kept = {name for arg in graph.outputs for name in _names(arg)}
+
+    def elsewhere(op: int) -> bool:
+        """Whether a recomputed op is read by anyone outside."""
+        names = [value.name for value in graph.ops[op].outputs]
+        return any(name in kept for name in names) or any(outside(user) for name in names for user in users[name])
+
+    def outside(user: int) -> bool:
+        return user not in inside and (user not in again or elsewhere(user))
+
+    wanted = {
+        value.name
+        for i in ops
+        for value in graph.ops[i].outputs
+        if value.name in kept or any(outside(user) for user in users[value.name])
+    }
+    return extract(graph, ops, recompute, wanted=frozenset(wanted))
+
+
+def units_of(graph: Graph, segmentation: Segmentation) -> Iterator[Region]:
+    """The regions, and every op that runs alone under ATen as one of its own, by the first op of each."""
+    regions = {region.ops[0]: region for region in segmentation.regions}
+    inside = {op for region in segmentation.regions for op in region.ops} | flow_of(graph, segmentation).dead
+    for i in range(len(graph.ops)):
+        if i in regions:
+            yield regions[i]
+        elif i not in inside:
+            yield Region((i,), *PLAIN)
+
+
+def _names(arg: object) -> Iterator[str]:
+    if isinstance(arg, tuple):
+        for item in arg:
+            yield from _names(item)
+    elif isinstance(arg, Ref):
+        yield arg.name

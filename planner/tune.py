@@ -1,0 +1,241 @@
+"""Tuning: from the trace of a program to its plan in the database. The whole flow; its stages are in `tuning`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import torch
+
+from fuseplan.capture.trace import Trace, retarget, write_trace
+from fuseplan.capture.trace_edit import identity
+from fuseplan.errors import FuseplanError, OptionError
+from fuseplan.measure.environment import environment, run_facts
+from fuseplan.measure.jobs import Calibrate, Capture, Found
+from fuseplan.measure.pool import Workers
+from fuseplan.models import Machine, Roofline
+from fuseplan.options import Options
+from fuseplan.plan import LAUNCHES, Plan
+from fuseplan.search.effort import Effort
+from fuseplan.tuning import plans
+from fuseplan.tuning.keep import Of, Tuned, keep, keep_prediction
+from fuseplan.tuning.ledger import PlanLedger, Settings
+from fuseplan.tuning.progress import Progress, Silent, bar
+from fuseplan.tuning.regions import RegionBook
+from fuseplan.tuning.segments import Search
+from fuseplan.tuning.session import Pool, Session
+from fuseplan.tuning.subject import box_of, device_of, sizes_of
+from fuseplan.tuning.worth import moves_of
+from fuseplan.tuning_db import Environment, Hit, Query, Run, Store, clock, places
+
+VETTERS = 4
+"""Workers that compile and check at once on a GPU's host; a CPU machine has its cores for one."""
+
+
+def tune(
+    programs: Trace | str | Path | Iterable[Trace | str | Path],
+    *,
+    effort: str = "quick",
+    launch: str = "plain",
+    device: str | None = None,
+    db: str | Path | None = None,
+    again: bool = False,
+    sampler: str = "ours",
+    storage: str | None = None,
+    progress: Progress | None = None,
+) -> list[Tuned]:
+    """Find, prove and store the fastest plan of each program, given as traces or files of traces.
+
+    `launch` is `plain`, `cudagraph` or `both`; `again` tunes what has a plan already. Each result is in the database
+    as soon as it is known: a run that is interrupted goes on where it was.
+
+    >>> tune([], effort="none")
+    []
+    """
+    wanted = LAUNCHES if launch == "both" else (launch,)
+    if not set(wanted) <= set(LAUNCHES):
+        raise OptionError(f"there is no launch {launch!r}; known are {', '.join(LAUNCHES)}, both")
+    traces = list(_traces(programs))
+    settings = Settings(sampler, storage)
+    store = Store(places(os.environ, db))
+    try:
+        with _shown(progress) as heard:
+            tuned: list[Tuned] = []
+            for where, group in _by_device(traces, device).items():
+                with _pool(where, Effort.named(effort)) as pool:
+                    tuner = Tuner(store, pool, where, effort, settings, heard)
+                    tuned += [one for trace in group for one in tuner.tune(trace, wanted, again=again)]
+            return tuned
+    finally:
+        store.close()
+
+
+def tune_online(gm: Any, example_inputs: Sequence[Any], effort: str, store: Store, options: Options) -> Plan:
+    """Tune one program while it is compiled, and return the plan to run. Called by the backend.
+
+    Of several processes that run one program together, only the first tunes; the others take the default until it has.
+    """
+    if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_rank() != 0:
+        return options.default()
+    trace = write_trace(gm, example_inputs)
+    where = device_of(trace)
+    with _shown(None) as heard, _pool(where, Effort.named(effort)) as pool:
+        (tuned,) = Tuner(store, pool, where, effort, Settings(), heard).tune(trace, (options.launch,))
+    if tuned.plan is None:
+        raise FuseplanError(tuned.detail or "no plan could be raced")
+    return tuned.plan
+
+
+@dataclass
+class Tuner:
+    """Tunes one program after another on one device."""
+
+    store: Store
+    pool: Pool
+    device: str
+    effort: str
+    settings: Settings
+    progress: Progress
+
+    def __post_init__(self) -> None:
+        self.environment: Environment = environment(self.device)
+        self.machine: Machine | None = None
+
+    def tune(self, trace: Trace, launches: Sequence[str], *, again: bool = False) -> Iterator[Tuned]:
+        """The verdict on a program under each launch; one that cannot be tuned is a verdict too."""
+        model = Roofline(self._machine())
+        timings = RegionBook(self._session(trace, model)).timings
+        for launch in launches:
+            known = None if again else self._known(trace, launch)
+            yield known or self._tune(trace, launch, model, timings)
+
+    def _known(self, trace: Trace, launch: str) -> Tuned | None:
+        """What an earlier run has found, if it holds here."""
+        answer = self.store.find_plan(Query(trace.key, self.environment, launch, sizes_of(trace)))
+        if not isinstance(answer, Hit):
+            return None
+        stored = answer.plan
+        return Tuned(
+            trace.key, trace.name, launch, stored.status, stored.plan, "the plan in the database", stored.wall_us,
+            stored.best_default or "", stored.best_default_us, moves=tuple(stored.moves.splitlines()),
+        )  # fmt: skip
+
+    def _tune(self, trace: Trace, launch: str, model: Roofline, timings: Any) -> Tuned:
+        session = self._session(trace, model)
+        run = Run(self.environment, trace.key, self.effort, **vars(run_facts(self.device)))
+        session.run = run.key
+        self.store.add_run(run)
+        state = "interrupted"
+        try:
+            tuned = self._flow(session, trace, launch, RegionBook(session, timings))
+            state = "failed" if tuned.status == "failed" else "finished"
+        finally:
+            self.store.add_run(replace(run, state=state, changed_at=clock.now()))
+        return replace(
+            tuned,
+            measured=session.measured,
+            reused=session.reused,
+            seconds=monotonic() - session.started,
+            device_seconds=session.spent_s,
+        )
+
+    def _flow(self, session: Session, trace: Trace, launch: str, book: RegionBook) -> Tuned:
+        found = self._capture(session, trace)
+        if isinstance(found, str):
+            return Tuned(trace.key, trace.name, launch, "failed", detail=found)
+        of = Of(found.key or trace.key, trace.name, launch, box_of(trace))
+        anchors = plans.proven(found)
+        search = Search(session, found, anchors, book, launch)
+        self.store.add_program(of.key, of.name or None, dict(zip(search.roles, search.graphs, strict=True)))
+        text = trace.to_json()
+        named = [*plans.defaults(session, launch), *plans.whole_candidates(session, found, launch)]
+        ledger = PlanLedger(search, named, of.key, self.environment.key, self.settings)
+        if not session.effort.measures:
+            return self._predicted(session, of, search)
+        fit, rows = plans.vetted(session, text, ledger.named_entries())
+        proposals = search.run()
+        cut, more = plans.vetted(session, text, ledger.next_entries(session.effort.plans, proposals))
+        verdict = plans.decide(session, text, [*fit, *cut], rows | more)
+        if verdict is None:
+            return Tuned(of.key, of.name, launch, "failed", detail="no default of this launch runs here")
+        for entry in (*fit, *cut):
+            row = verdict.rows[entry.name]
+            ledger.tell(entry, row.wall_us, row.status, verdict.result.noise)
+        winner = verdict.winner.plan
+        moves = moves_of(search, winner) if isinstance(winner, plans.SegmentedPlan) and winner.parts else ()
+        return keep(session, of, verdict, [*fit, *cut], moves)
+
+    def _capture(self, session: Session, trace: Trace) -> Found | str:
+        """The program's graphs, its attention with proven masks; or why it cannot be had."""
+        (outcome,) = session.carry_out("capturing", [Capture(trace.to_json(), attention="proven")])
+        if outcome.found is None:
+            return f"it cannot be captured in a worker: {outcome.detail}"
+        if outcome.found.key != trace.key and trace.key != identity(trace.fields):  # an edited one has a new key
+            return "the rebuilt program is another one: please report this with its trace"
+        return outcome.found
+
+    def _predicted(self, session: Session, of: Of, search: Search) -> Tuned:
+        proposals = search.run()
+        if not proposals:
+            return Tuned(of.key, of.name, of.launch, "failed", detail="no graph of it can be cut")
+        best = proposals[0]
+        return keep_prediction(session, of, best.plan, best.predicted_us, moves_of(search, best.plan))
+
+    def _session(self, trace: Trace, model: Roofline) -> Session:
+        name = trace.name or trace.key[:12]
+        return Session(
+            self.store, self.environment, self.pool, Effort.named(self.effort), model, self.progress, program=name
+        )
+
+    def _machine(self) -> Machine:
+        """The rates of this device; measured once, where anything is measured at all."""
+        if self.machine is None:
+            self.machine = Machine.guess(self.environment.gpu or self.environment.cpu or "")
+            if Effort.named(self.effort).measures:
+                (outcome,) = self.pool.map([Calibrate()])
+                self.machine = self.machine.calibrated(outcome.machine)
+        return self.machine
+
+
+@contextmanager
+def _pool(device: str, effort: Effort) -> Iterator[Pool]:
+    with Workers(device, vetters=VETTERS if device.startswith("cuda") and effort.measures else 1) as workers:
+        workers.start()
+        yield workers
+
+
+@contextmanager
+def _shown(progress: Progress | None) -> Iterator[Progress]:
+    """The caller's progress; without one, a bar where a person is watching."""
+    with ExitStack() as stack:
+        if progress is not None:
+            yield progress
+        else:
+            yield stack.enter_context(bar()) if _watched() else Silent()
+
+
+def _watched() -> bool:
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    return console.is_terminal or console.is_jupyter
+
+
+def _traces(programs: Trace | str | Path | Iterable[Trace | str | Path]) -> Iterator[Trace]:
+    given = [programs] if isinstance(programs, (Trace, str, Path)) else programs
+    for one in given:
+        yield one if isinstance(one, Trace) else Trace.from_json(Path(one).read_text(encoding="utf-8"))
+
+
+def _by_device(traces: Iterable[Trace], device: str | None) -> Mapping[str, list[Trace]]:
+    """The traces by where they are tuned: where they were recorded, unless a device is given."""
+    found: dict[str, list[Trace]] = {}
+    for trace in traces:
+        where = device or device_of(trace)
+        found.setdefault(where, []).append(retarget(trace, where) if device else trace)
+    return found

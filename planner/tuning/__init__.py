@@ -1,0 +1,1 @@
+"""The stages of tuning one program: capture, regions, whole plans, the race, and what is kept of it."""

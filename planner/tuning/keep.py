@@ -1,0 +1,141 @@
+"""What is kept of tuning one program: the plan with its evidence, the times of the defaults, and what a person is told."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from fuseplan.measure.jobs import Row
+from fuseplan.plan import Plan
+from fuseplan.tuning.plans import Entry, Verdict
+from fuseplan.tuning.session import Session
+from fuseplan.tuning_db import Box, DefaultTiming, StoredPlan
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One plan of the race, for people."""
+
+    name: str
+    default: bool
+    wall_us: float | None
+    device_us: float | None
+    predicted_us: float | None
+    status: str = "ok"
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What became of one program under one launch."""
+
+    program: str
+    """The key of its Dynamo graph."""
+    name: str
+    launch: str
+    status: str
+    """`tuned`, `default`, `unverified`; or `failed`, with the reason in `detail`."""
+    plan: Plan | None = None
+    winner: str = ""
+    wall_us: float | None = None
+    best_default: str = ""
+    best_default_us: float | None = None
+    noise: float | None = None
+    peak_bytes: int | None = None
+    moves: tuple[str, ...] = ()
+    timed: tuple[Timed, ...] = ()
+    measured: int = 0
+    reused: int = 0
+    seconds: float = 0.0
+    device_seconds: float = 0.0
+    detail: str = ""
+
+    @property
+    def speedup(self) -> float | None:
+        """How many times as fast as the best default."""
+        if not self.wall_us or self.best_default_us is None:
+            return None
+        return self.best_default_us / self.wall_us
+
+    @property
+    def prediction_errors(self) -> tuple[float, ...]:
+        """By how much the two clocks were off for each plan that was predicted and raced, relative."""
+        pairs = [(t.predicted_us, t.wall_us) for t in self.timed]
+        return tuple(sorted(abs(p / w - 1) for p, w in pairs if p is not None and w))
+
+    def error_at(self, share: float) -> float | None:
+        """The error of the two clocks that this share of the plans stays below: 0.5 for the median.
+
+        >>> Tuned("ab", "f", "plain", "tuned").error_at(0.5) is None
+        True
+        """
+        errors = self.prediction_errors
+        return errors[min(len(errors) - 1, math.ceil(share * len(errors)) - 1)] if errors else None
+
+
+@dataclass(frozen=True)
+class Of:
+    """Which program, under which launch, and for which sizes."""
+
+    key: str
+    name: str
+    launch: str
+    sizes: Box = field(default_factory=Box)
+
+
+def keep(session: Session, of: Of, verdict: Verdict, entries: Sequence[Entry], moves: Sequence[str]) -> Tuned:
+    """Write the verdict into the database, and return it for people."""
+    times = {name: row.wall_us for name, row in verdict.rows.items()}
+    for entry in entries:
+        if entry.default:
+            session.store.add_default_timing(_default_timing(session, of, entry.name, verdict.rows[entry.name]))
+    winner, row = verdict.winner, verdict.rows[verdict.winner.name]
+    status = "tuned" if verdict.tuned else "default"
+    noise_us = None if row.wall_us is None else round(row.wall_us * verdict.result.noise, 3)
+    session.store.add_plan(
+        StoredPlan(
+            of.key,
+            session.environment,
+            winner.plan,
+            status,
+            sizes=of.sizes,
+            predicted_us=winner.predicted_us,
+            wall_us=row.wall_us,
+            device_us=row.device_us,
+            host_us=row.host_us,
+            noise_us=noise_us,
+            peak_bytes=row.peak_bytes,
+            best_default=verdict.best_default.name,
+            best_default_us=times.get(verdict.best_default.name),
+            moves="\n".join(moves),
+            run=session.run,
+        )
+    )
+    return Tuned(
+        of.key, of.name, of.launch, status, winner.plan, winner.name, row.wall_us, verdict.best_default.name,
+        times.get(verdict.best_default.name), verdict.result.noise, row.peak_bytes, tuple(moves),
+        tuple(_timed(entry, verdict.rows[entry.name]) for entry in entries),
+    )  # fmt: skip
+
+
+def keep_prediction(session: Session, of: Of, plan: Plan, predicted_us: float, moves: Sequence[str]) -> Tuned:
+    """Write down a plan that nobody has raced: it is unverified, and only used by those who ask for such."""
+    stored = StoredPlan(
+        of.key, session.environment, plan, "unverified", sizes=of.sizes, predicted_us=predicted_us,
+        moves="\n".join(moves), run=session.run,
+    )  # fmt: skip
+    session.store.add_plan(stored)
+    timed = (Timed("predicted", False, None, None, predicted_us),)
+    return Tuned(of.key, of.name, of.launch, "unverified", plan, "predicted", moves=tuple(moves), timed=timed)
+
+
+def _timed(entry: Entry, row: Row) -> Timed:
+    return Timed(entry.name, entry.default, row.wall_us, row.device_us, entry.predicted_us, row.status, row.detail)
+
+
+def _default_timing(session: Session, of: Of, name: str, row: Row) -> DefaultTiming:
+    return DefaultTiming(
+        of.key, session.environment, name, of.launch, of.sizes, row.status, row.wall_us, row.device_us, row.host_us,
+        row.peak_bytes, row.repeats, row.detail, session.run,
+    )  # fmt: skip

@@ -1,0 +1,139 @@
+"""The whole plans of one program as an Optuna study: which to race next is asked of it, what they took is told to it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fuseplan.errors import PlanError
+from fuseplan.plan import Part, SegmentedPlan
+from fuseplan.search.names import encode
+from fuseplan.search.space import Point, Space, choice, space_of
+from fuseplan.search.study import Ledger, Proposal
+from fuseplan.segment import Segmentation
+from fuseplan.tuning.plans import Entry
+from fuseplan.tuning.segments import Proposal as Segmented
+from fuseplan.tuning.segments import Search, stored
+
+PROVEN = "proven"
+AS_IS = "as-is"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the study is kept: which sampler proposes, and where the study outlives the run, if anywhere."""
+
+    sampler: str = "ours"
+    storage: str | None = None
+    seed: int = 0
+
+
+class PlanLedger:
+    """Turns plans into points of the study and back."""
+
+    def __init__(
+        self, search: Search, named: Sequence[Entry], program: str, environment: str, settings: Settings
+    ) -> None:
+        self.search = search
+        self.named = {entry.name: entry for entry in named}
+        self.space = _space(search, tuple(self.named))
+        self.proposed: list[Segmented] = []
+        self.ledger = Ledger(
+            self.space, program, environment, sampler=settings.sampler, source=self._source,
+            storage=settings.storage, seed=settings.seed,
+        )  # fmt: skip
+        self.ledger.enqueue({name: self._named_point(name) for name in self.named})
+        self._waiting: dict[str, Proposal] = {}
+
+    def named_entries(self) -> list[Entry]:
+        """The plans that have a name, as the study hands them out: defaults first."""
+        return self._ask(len(self.named))
+
+    def next_entries(self, count: int, proposed: Sequence[Segmented]) -> list[Entry]:
+        """The next plans that are worth a race; `proposed` is what the solver has found, best first."""
+        self.proposed = list(proposed)
+        return self._ask(count)
+
+    def tell(self, entry: Entry, wall_us: float | None, status: str = "ok", noise: float | None = None) -> None:
+        """What a plan took end to end, or why it has no time."""
+        waiting = self._waiting.pop(entry.name, None)
+        if waiting is not None:
+            self.ledger.tell(waiting, wall_us, status, {"predicted_us": entry.predicted_us, "noise": noise})
+
+    def _ask(self, count: int) -> list[Entry]:
+        entries = []
+        for _ in range(count):
+            proposal = self.ledger.ask()
+            if proposal is None:
+                break
+            entry = self._entry(proposal.point)
+            self._waiting[entry.name] = proposal
+            entries.append(entry)
+        return entries
+
+    def _entry(self, point: Point) -> Entry:
+        if point.plan in self.named:
+            return self.named[point.plan]
+        search = self.search
+        cuts = dict(point.cuts)
+        for number, role in enumerate(search.roles):
+            cuts[role] = stored(Segmentation((*cuts[role].regions, *search.anchor_regions(number))))
+        parts = tuple(
+            Part(role, graph.key, cuts[role]) for role, graph in zip(search.roles, search.graphs, strict=True)
+        )
+        plan = SegmentedPlan(parts, launch=search.launch, anchors=search.anchors)
+        predicted = search.predict([cuts[role] for role in search.roles])
+        return Entry(f"cut {plan_name(plan)}", plan, predicted_us=predicted)
+
+    def _source(self) -> list[Mapping[str, str]]:
+        points = []
+        for proposal in self.proposed:
+            cuts = {part.role: self._islands_only(part) for part in proposal.plan.parts}
+            try:
+                points.append(encode(self.space, Point.of(cuts, self.search.launch, self._anchors)))
+            except PlanError:
+                continue  # equal islands that are cut unequally: no words for that
+        return points
+
+    def _islands_only(self, part: Part) -> Segmentation:
+        """A cut without its anchors, whose variants are no matter of the study: each is simply the fastest."""
+        number = self.search.roles.index(part.role)
+        anchors = set(self.search.anchor_regions(number))
+        return Segmentation(tuple(region for region in part.segmentation.regions if region not in anchors))
+
+    @property
+    def _anchors(self) -> str:
+        return PROVEN if self.search.anchors else AS_IS
+
+    def _named_point(self, name: str) -> Point:
+        return Point(name, self.search.launch, self._anchors)
+
+
+def plan_name(plan: SegmentedPlan) -> str:
+    """A short name that is the same for the same plan.
+
+    >>> plan_name(SegmentedPlan()) == plan_name(SegmentedPlan())
+    True
+    """
+    return hashlib.sha256(plan.to_json().encode()).hexdigest()[:8]
+
+
+def _space(search: Search, named: tuple[str, ...]) -> Space:
+    graphs = dict(zip(search.roles, search.graphs, strict=True))
+    costs = dict(zip(search.roles, search.costs, strict=True))
+
+    def runs(role: str, op: int) -> list[str]:
+        found = costs[role].case((op,), ()).choices
+        every = [choice(*one) for one in found]
+        fusing = [runner.name for runner in costs[role].runners if runner.name != "aten" and runner.takes[op]]
+        return list(dict.fromkeys([*every, *fusing]))
+
+    return space_of(
+        graphs,
+        {role: cost.fusible for role, cost in costs.items()},
+        runs,
+        plans=named,
+        launches=(search.launch,),
+        anchors=(PROVEN if search.anchors else AS_IS,),
+    )

@@ -1,0 +1,150 @@
+"""Whole plans of one program: which ones there are beside the segmented, vetting them, the race, and the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from fuseplan.measure.jobs import PLAN_RULE, Found, Job, Outcome, RacePlans, Row, Side, VetPlan
+from fuseplan.measure.race import RaceResult
+from fuseplan.plan import AnchorChoice, Plan, SegmentedPlan, WholePlan
+from fuseplan.tuning.session import Session
+
+KERNELS = ("cudnn", "flash", "efficient")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One plan in the race: its name there, whether nobody had to tune for it, and what was predicted."""
+
+    name: str
+    plan: Plan
+    default: bool = False
+    predicted_us: float | None = None
+
+    @property
+    def side(self) -> Side:
+        """As a job has it."""
+        return Side(self.name, self.plan)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the race decided: the plan to keep, and what it has to be better than."""
+
+    winner: Entry
+    best_default: Entry
+    result: RaceResult
+    rows: dict[str, Row]
+
+    @property
+    def tuned(self) -> bool:
+        """Whether a plan that nobody had before won beyond the noise."""
+        return not self.winner.default
+
+    @property
+    def ratio(self) -> float:
+        """The winner's time as a multiple of the best default's, from their paired differences."""
+        return self.result.lane(self.winner.name).ratio or 1.0
+
+
+def proven(found: Found) -> tuple[AnchorChoice, ...]:
+    """For each attention call the variant that keeps it whole and drops a mask that is proven to change nothing."""
+    return tuple(AnchorChoice(call.call, call.proven) for call in found.attention)
+
+
+def defaults(session: Session, launch: str) -> list[Entry]:
+    """The plans that need no tuning; the first is the one that ties go to."""
+    entries = [Entry("inductor", WholePlan("inductor", launch=launch), default=True)]
+    if launch == "plain":
+        entries.append(Entry("eager", WholePlan("eager"), default=True))
+    if session.environment.nvfuser is not None:
+        entries.append(Entry("nvfuser-greedy", SegmentedPlan(greedy="nvfuser", launch=launch), default=True))
+    return [entry for entry in entries if session.environment.inductor or "inductor" not in entry.name]
+
+
+def whole_candidates(session: Session, found: Found, launch: str) -> list[Entry]:
+    """Whole-program plans that differ from the defaults in their anchors, or in Inductor's own mode."""
+    if session.environment.inductor is None:
+        return []
+    anchors = proven(found)
+    base = WholePlan("inductor", launch=launch)
+    entries = [Entry("inductor, attention proven", replace(base, anchors=anchors))] if anchors else []
+    if session.effort.name == "full":
+        entries += [
+            Entry(f"inductor, attention {kernel}", replace(base, anchors=chosen))
+            for kernel in KERNELS
+            if (chosen := _under(found, kernel))
+        ]
+        if session.on_gpu:
+            searched = WholePlan("inductor", "max-autotune-no-cudagraphs", anchors, launch)
+            entries.append(Entry("inductor max-autotune" + (", attention proven" if anchors else ""), searched))
+    return entries
+
+
+def _under(found: Found, kernel: str) -> tuple[AnchorChoice, ...]:
+    """Every attention call under one kernel, with what is proven of its mask; none where a call cannot."""
+    chosen = []
+    for call in found.attention:
+        _, plus, ending = call.proven.partition("+")
+        variant = f"{kernel}{plus}{ending}"
+        if variant not in call.variants:
+            return ()
+        chosen.append(AnchorChoice(call.call, variant))
+    return tuple(chosen)
+
+
+def vetted(session: Session, trace: str, entries: Sequence[Entry]) -> tuple[list[Entry], dict[str, Row]]:
+    """Those of `entries` that compile here and compute what eager computes; and the row of each."""
+    rows: dict[str, Row] = {}
+
+    def heard(job: Job, outcome: Outcome) -> None:
+        assert isinstance(job, VetPlan)
+        row = next(iter(outcome.rows), Row(job.side.name, outcome.status, outcome.detail))
+        rows[job.side.name] = row
+        if row.status != "ok":
+            session.progress.note(f"{session.program}: {job.side.name} is out: {row.status}, {row.detail}")
+
+    session.carry_out("compiling and checking plans", [VetPlan(trace, entry.side) for entry in entries], heard)
+    return [entry for entry in entries if rows[entry.name].status == "ok"], rows
+
+
+def decide(session: Session, trace: str, entries: Sequence[Entry], rows: dict[str, Row]) -> Verdict | None:
+    """Race all plans; None where not one default runs. The best default wins ties, whichever it is."""
+    known = [entry for entry in entries if entry.default]
+    if not known:
+        return None
+    incumbent, racing = known[0], list(entries)
+    while True:
+        outcome = _race(session, trace, racing, incumbent)
+        if outcome.race is None:
+            return None
+        result = outcome.race
+        raced = rows | {row.name: _merged(rows.get(row.name), row) for row in outcome.rows}
+        by_name = {entry.name: entry for entry in racing}
+        ratios = {name: result.lane(name).ratio for name in by_name if result.lane(name).status == "ok"}
+        best = min((e for e in racing if e.default), key=lambda e: (ratios.get(e.name) or float("inf"), e.name))
+        winner = by_name[result.winner]
+        if best is incumbent or winner.default or (ratios.get(best.name) or 1.0) >= 1.0:
+            # a default that beats the incumbent within the noise is no better than it
+            return Verdict(winner, incumbent if not winner.default else winner, result, raced)
+        rest = [e for e in racing if not e.default and (ratios.get(e.name) or 2.0) <= 1.0]
+        incumbent, racing = best, [best, *rest]
+
+
+def _race(session: Session, trace: str, entries: Sequence[Entry], incumbent: Entry) -> Outcome:
+    rule = replace(PLAN_RULE, most=max(PLAN_RULE.least, session.effort.plan_blocks))
+    job = RacePlans(trace, tuple(entry.side for entry in entries), incumbent.name, rule)
+    (outcome,) = session.carry_out("racing whole plans", [job])
+    return outcome
+
+
+def _merged(vetted_row: Row | None, raced: Row) -> Row:
+    """What vetting found of memory and compiling beside what the race found of time."""
+    if vetted_row is None:
+        return raced
+    return replace(
+        raced,
+        compile_s=vetted_row.compile_s if raced.compile_s is None else raced.compile_s,
+        peak_bytes=vetted_row.peak_bytes if raced.peak_bytes is None else raced.peak_bytes,
+    )

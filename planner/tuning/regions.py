@@ -1,0 +1,113 @@
+"""Measuring regions: what the best plans need and nobody has measured here, vetted first, then raced; each result kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from fuseplan.graph import Graph
+from fuseplan.measure.jobs import Job, Outcome, RaceRegion, Row, VetRegion, choice_name
+from fuseplan.models import Row as ModelRow
+from fuseplan.search.costs import PLAIN, Case, Choice, Timing, Timings
+from fuseplan.tuning.session import Session
+from fuseplan.tuning_db.records import Measurement, Miss
+
+
+@dataclass
+class RegionBook:
+    """The timings of regions: out of the database where they are, measured where they are not."""
+
+    session: Session
+    timings: Timings = field(default_factory=Timings)
+    _asked: set[str] = field(default_factory=set)
+
+    def recall(self, cases: Sequence[Case]) -> None:
+        """Take what the database has on these regions, here or from an earlier run."""
+        for case in cases:
+            key = case.region.key
+            if key in self._asked:
+                continue
+            self._asked.add(key)
+            found = self.session.store.find_measurements(key, self.session.environment)
+            if isinstance(found, Miss):
+                continue
+            for one in sorted(found, key=lambda measurement: measurement.measured_at):
+                self._take(case, (one.executor, one.variant), _timing(one.status, one.device_us, one.host_us))
+                self.session.reused += 1
+
+    def measure(self, wanted: Sequence[tuple[Case, tuple[Choice, ...]]]) -> None:
+        """Vet and race the choices of each region; failures are rows, and no choice is tried twice."""
+        regions = {case.region.key: case for case, _ in wanted}
+        fit = self._vet(wanted)
+        jobs = [RaceRegion(regions[key].region, tuple(choices)) for key, choices in fit.items() if choices]
+
+        def heard(job: Job, outcome: Outcome) -> None:
+            assert isinstance(job, RaceRegion)
+            case = regions[job.graph.key]
+            rows = {row.name: row for row in outcome.rows}
+            failed = Row("", "error" if outcome.ok else outcome.status, outcome.detail)
+            self._keep(case, [(choice, rows.get(choice_name(choice), failed)) for choice in job.choices])
+
+        self.session.carry_out("timing regions", jobs, heard)
+
+    def _vet(self, wanted: Sequence[tuple[Case, tuple[Choice, ...]]]) -> dict[str, list[Choice]]:
+        """The choices that are right, by region."""
+        fit: dict[str, list[Choice]] = {}
+        jobs = []
+        regions = {}
+        for case, choices in wanted:
+            regions[case.region.key] = case
+            fit[case.region.key] = [choice for choice in choices if choice == PLAIN]
+            jobs += [VetRegion(case.region, *choice) for choice in choices if choice != PLAIN]
+
+        def heard(job: Job, outcome: Outcome) -> None:
+            assert isinstance(job, VetRegion)
+            choice = (job.executor, job.variant)
+            if outcome.ok and all(row.status == "ok" for row in outcome.rows):
+                fit[job.graph.key].append(choice)
+                return
+            bad = next((row for row in outcome.rows if row.status != "ok"), Row("", outcome.status, outcome.detail))
+            self._keep(regions[job.graph.key], [(choice, bad)])
+
+        self.session.carry_out("compiling and checking regions", jobs, heard)
+        return {key: sorted(choices, key=choices_order) for key, choices in fit.items()}
+
+    def _keep(self, case: Case, rows: Sequence[tuple[Choice, Row]]) -> None:
+        session = self.session
+        found = [_measurement(case.region, choice, row, session) for choice, row in rows]
+        session.store.add_measurements(case.region, found)
+        session.measured += len(found)
+        for choice, row in rows:
+            self._take(case, choice, _timing(row.status, row.device_us, row.host_us))
+
+    def _take(self, case: Case, choice: Choice, timing: Timing) -> None:
+        self.timings.add(case.region.key, choice, timing)
+        if timing.status == "ok":
+            self.session.model.update([ModelRow(case.work, *choice, timing.device_us, timing.host_us)])
+
+
+def choices_order(choice: Choice) -> tuple[bool, Choice]:
+    """ATen first: it is the incumbent of a race of regions."""
+    return choice != PLAIN, choice
+
+
+def _timing(status: str, device_us: float | None, host_us: float | None) -> Timing:
+    if status != "ok" or device_us is None:
+        return Timing(status if status != "ok" else "error")
+    return Timing(status, device_us, host_us or 0.0)
+
+
+def _measurement(region: Graph, choice: Choice, row: Row, session: Session) -> Measurement:
+    return Measurement(
+        region.key,
+        session.environment,
+        *choice,
+        status=row.status,
+        device_us=row.device_us,
+        host_us=row.host_us,
+        compile_s=row.compile_s,
+        peak_bytes=row.peak_bytes,
+        repeats=row.repeats,
+        detail=row.detail,
+        run=session.run,
+    )

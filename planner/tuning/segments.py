@@ -1,0 +1,169 @@
+"""The search for segmented plans of one program: solve, measure what the best need, and solve again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from fuseplan.errors import GraphError
+from fuseplan.executors import Executor, executors
+from fuseplan.graph import Graph
+from fuseplan.measure.jobs import Found
+from fuseplan.plan import AnchorChoice, Part, SegmentedPlan
+from fuseplan.search.costs import PLAIN, Case, Choice, RegionCosts, Runner, units_of
+from fuseplan.search.solve import Option, WholeSolution, solve, two_clock
+from fuseplan.segment import Region, Segmentation, is_anchor
+from fuseplan.tuning.regions import RegionBook
+from fuseplan.tuning.session import Session
+
+ORDER = ("inference", "forward", "backward")
+"""In which the graphs of a program run."""
+AT_ONCE = 8
+"""Regions that are measured before the budget is looked at again."""
+RESERVE = 0.45
+"""The share of the time that is kept for whole plans: compiling, checking and racing them."""
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A segmented plan, and how long it should take."""
+
+    plan: SegmentedPlan
+    predicted_us: float
+
+
+class Search:
+    """Finds the best ways to cut the graphs of one program, for one launch."""
+
+    def __init__(
+        self, session: Session, found: Found, anchors: tuple[AnchorChoice, ...], book: RegionBook, launch: str
+    ) -> None:
+        graphs = {role: graph for role, graph in found.graphs if not graph.opaque}
+        self.session, self.book, self.launch, self.anchors = session, book, launch, anchors
+        self.roles = tuple(role for role in ORDER if role in graphs)
+        self.graphs = tuple(graphs[role] for role in self.roles)
+        self.runners = [_runners(graph, session) for graph in self.graphs]
+        self.costs = self._costs(session.effort.optimism)
+
+    def run(self) -> list[Proposal]:
+        """The best plans after as many rounds of measuring as the effort allows, the best first."""
+        effort = self.session.effort
+        if not self.graphs:
+            return []
+        for _ in range(effort.rounds):
+            wanted = self._wanted(self._solve(self.costs))
+            for start in range(0, min(len(wanted), effort.regions_per_round), AT_ONCE):
+                if self.session.left_s < RESERVE * effort.wall_s or self.session.device_left_s <= 0:
+                    return self.proposals()
+                self.book.measure(wanted[start : min(start + AT_ONCE, effort.regions_per_round)])
+            if not wanted:
+                break
+        return self.proposals()
+
+    def proposals(self) -> list[Proposal]:
+        """The best plans by what is known now, expected and not hoped for."""
+        solutions = self._solve(self._costs(0.0))
+        unique = {self._plan(solution).to_json(): solution for solution in reversed(solutions)}
+        ranked = sorted(unique.values(), key=lambda solution: solution.total_us)
+        return [Proposal(self._plan(solution), solution.total_us) for solution in ranked]
+
+    def predict(self, cuts: Sequence[Segmentation]) -> float:
+        """How long the program should take, cut like this."""
+        calls = [
+            (option.host_us, option.device_us)
+            for costs, cut in zip(self.costs, cuts, strict=True)
+            for option in map(costs.of, units_of(costs.graph, cut))
+        ]
+        return two_clock(calls, self.launch)
+
+    def anchor_regions(self, number: int) -> tuple[Region, ...]:
+        """The anchors of a graph that are faster under another variant than the plain one, each by itself."""
+        costs, found = self.costs[number], []
+        for i in (i for i, fusible in enumerate(costs.fusible) if not fusible or is_anchor(costs.graph.ops[i])):
+            choices = costs.case((i,)).choices
+            if len(choices) > 1:
+                regions = [Region((i,), *choice) for choice in choices]
+                best = min(regions, key=lambda region: sum(_times(costs.of(region))))
+                if (best.executor, best.variant) != PLAIN:
+                    found.append(best)
+        return tuple(found)
+
+    def _costs(self, optimism: float) -> list[RegionCosts]:
+        return [
+            RegionCosts(graph, runners, self.session.model, self.book.timings, optimism=optimism)
+            for graph, runners in zip(self.graphs, self.runners, strict=True)
+        ]
+
+    def _solve(self, costs: Sequence[RegionCosts]) -> list[WholeSolution]:
+        effort = self.session.effort
+        fusible = [cost.fusible for cost in costs]
+        return solve(self.graphs, fusible, costs, launch=self.launch, k=effort.k, prices=effort.prices)
+
+    def _wanted(self, solutions: Sequence[WholeSolution]) -> list[tuple[Case, tuple[Choice, ...]]]:
+        """What the solutions rest on and nobody has measured, the weightiest first; each region once."""
+        weights: dict[str, float] = {}
+        wanted: dict[str, tuple[Case, tuple[Choice, ...]]] = {}
+        for solution in solutions:
+            for costs, segmentation in zip(self.costs, solution.segmentations, strict=True):
+                units = list(units_of(costs.graph, segmentation))
+                self.book.recall([costs.case(unit.ops, unit.recompute) for unit in units])
+                for unit in units:
+                    case, choices = costs.unmeasured(unit)
+                    if choices and measurable(case.region):
+                        key = case.region.key
+                        option = costs.of(unit)
+                        weights[key] = weights.get(key, 0.0) + option.device_us + option.host_us
+                        wanted[key] = case, choices
+        return [wanted[key] for key in sorted(wanted, key=lambda key: (-weights[key], key))]
+
+    def _plan(self, solution: WholeSolution) -> SegmentedPlan:
+        parts = tuple(
+            Part(role, graph.key, stored(segmentation))
+            for role, graph, segmentation in zip(self.roles, self.graphs, solution.segmentations, strict=True)
+        )
+        return SegmentedPlan(parts, launch=self.launch, anchors=self.anchors)
+
+
+def stored(segmentation: Segmentation) -> Segmentation:
+    """As a plan keeps it: what ATen runs op by op anyway is no region."""
+    kept = [r for r in segmentation.regions if (r.executor, r.variant) != PLAIN or r.recompute]
+    regions = (replace(r, ops=tuple(sorted(r.ops)), recompute=tuple(sorted(r.recompute))) for r in kept)
+    return Segmentation(tuple(sorted(regions, key=lambda region: region.ops)))
+
+
+def _times(option: Option) -> tuple[float, float]:
+    return option.device_us, option.host_us
+
+
+def measurable(region: Graph) -> bool:
+    """Whether a region can be run by itself: it can be written down, and its views cost next to nothing anyway."""
+    return not region.opaque and bool(region.outputs)
+
+
+def _runners(graph: Graph, session: Session) -> list[Runner]:
+    runners = []
+    for executor in executors().values():
+        if executor.available() is not None or (executor.name == "nvfuser" and not session.on_gpu):
+            continue
+        takes = tuple(executor.supports(op, graph) is None for op in graph.ops)
+        runners.append(Runner(executor.name, takes, _refusal(executor), _variants(executor, session)))
+    return runners
+
+
+def _refusal(executor: Executor) -> Callable[[Graph], str | None]:
+    refuses = getattr(executor, "refuses", None)
+    return refuses if refuses is not None else lambda region: None
+
+
+def _variants(executor: Executor, session: Session) -> Callable[[Graph], tuple[str, ...]]:
+    """All variants where the effort is full; a quick one takes those that cost no search of their own."""
+    every = session.effort.name == "full"
+
+    def variants(region: Graph) -> tuple[str, ...]:
+        try:
+            found = executor.variants(region)
+        except GraphError:
+            return ()
+        return found if every or executor.name == "aten" else found[:1]
+
+    return variants

@@ -1,0 +1,74 @@
+"""What one run of tuning has at hand, and how much of its budget is left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Protocol
+
+from fuseplan.measure.jobs import Job, Outcome
+from fuseplan.models import CostModel
+from fuseplan.search.effort import Effort
+from fuseplan.tuning.progress import Progress
+from fuseplan.tuning_db.environment import Environment
+from fuseplan.tuning_db.store import Store
+
+
+class Pool(Protocol):
+    """Carries out jobs in worker processes; a job that fails is an outcome with a status."""
+
+    def map(self, jobs: Sequence[Job], on_done: Callable[[Job, Outcome], None] | None = None) -> list[Outcome]:
+        """The outcomes of `jobs`, in order; `on_done` hears of each as it comes."""
+        ...
+
+
+@dataclass
+class Session:
+    """One run on one device. `spent_s` is the time that measuring had the device to itself."""
+
+    store: Store
+    environment: Environment
+    pool: Pool
+    effort: Effort
+    model: CostModel
+    progress: Progress
+    run: str | None = None
+    program: str = ""
+    started: float = field(default_factory=monotonic)
+    spent_s: float = 0.0
+    measured: int = 0
+    reused: int = 0
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether there is a GPU, and with it nvFuser and CUDA graphs."""
+        return self.environment.device != "cpu"
+
+    @property
+    def left_s(self) -> float:
+        """Seconds of wall time that are left of the budget."""
+        return self.effort.wall_s - (monotonic() - self.started)
+
+    @property
+    def device_left_s(self) -> float:
+        """Seconds of measuring that are left of the budget."""
+        return self.effort.device_s - self.spent_s
+
+    def carry_out(
+        self, text: str, jobs: Iterable[Job], heard: Callable[[Job, Outcome], None] | None = None
+    ) -> list[Outcome]:
+        """Run `jobs` with a bar that says `text`; `heard` gets each outcome at once, so that nothing waits to be kept."""
+        listed = list(jobs)
+        if not listed:
+            return []
+        self.progress.stage(self.program, text, len(listed))
+
+        def done(job: Job, outcome: Outcome) -> None:
+            if job.alone:
+                self.spent_s += outcome.seconds
+            if heard is not None:
+                heard(job, outcome)
+            self.progress.advance(outcome.detail if not outcome.ok else "")
+
+        return self.pool.map(listed, done)

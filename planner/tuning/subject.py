@@ -1,0 +1,67 @@
+"""What is tuned: where the program of a trace runs, which sizes it was seen with, and the box that its plan holds for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from fuseplan.capture.trace import Trace, write_trace
+from fuseplan.tuning_db import Box
+
+
+def traces_of(call: Callable[..., Any], *args: Any, name: str = "", **kwargs: Any) -> list[Trace]:
+    """Run `call` once, eagerly, and return the trace of each program that Dynamo finds in it.
+
+    >>> [trace.name for trace in traces_of(lambda x: x.relu() + 1, torch.ones(3), name="ramp")]
+    ['ramp']
+    """
+    found: list[Trace] = []
+
+    def backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        found.append(write_trace(gm, example_inputs, name))
+        return gm.forward  # type: ignore[no-any-return]
+
+    torch.compile(call, backend=backend)(*args, **kwargs)
+    return found
+
+
+def device_of(trace: Trace) -> str:
+    """Where a program spends its time: on its first accelerator, if it uses one.
+
+    >>> device_of(traces_of(lambda x: x.relu(), torch.ones(3))[0])
+    'cpu'
+    """
+    return next((device for device in _devices(trace) if device != "cpu"), "cpu")
+
+
+def _devices(trace: Trace) -> Iterator[str]:
+    for item in trace.fields["inputs"]:
+        if "device" in item:
+            yield item["device"]
+    for node in trace.fields["nodes"]:
+        for arg in (*node.get("args", ()), *node.get("kwargs", {}).values()):
+            if isinstance(arg, dict) and isinstance(arg.get("device"), str):
+                yield arg["device"]
+
+
+def sizes_of(trace: Trace) -> dict[str, int]:
+    """The dynamic sizes that the program was seen with."""
+    return {symbol["name"]: symbol["hint"] for symbol in trace.fields["symbols"] if symbol["hint"] is not None}
+
+
+def box_of(trace: Trace) -> Box:
+    """The sizes that a plan of this program is for: of each, from half to the whole of the next power of two.
+
+    The best plan changes with the size; one that was raced at 48 is taken for 33 to 64, and not beyond.
+    """
+    return Box.of({symbol["name"]: _span(symbol) for symbol in trace.fields["symbols"] if symbol["hint"] is not None})
+
+
+def _span(symbol: dict[str, Any]) -> tuple[int, int]:
+    hint = int(symbol["hint"])
+    high = 1 << max(0, hint - 1).bit_length()
+    low = min(hint, high // 2 + 1)
+    most = symbol["high"] if symbol["high"] is not None else high
+    return max(int(symbol["low"]), low), min(int(most), high)
