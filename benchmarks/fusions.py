@@ -85,8 +85,8 @@ def _measure_case(function: Callable[..., Tensor], shapes: tuple[tuple[int, ...]
         torch.testing.assert_close(by_hand(list(inputs[0]))[0], expected)
         candidates["nvfuser itself, defined by hand"] = _rotating(by_hand, inputs)
     rows: dict[str, Any] = side_by_side(candidates)
-    for name, call in candidates.items():
-        rows[name]["kernels"] = _kernels(call)
+    for name, candidate in candidates.items():
+        rows[name]["kernels"] = _kernels(candidate)
     return rows | failed
 
 
@@ -108,7 +108,7 @@ def _kernels(call: Callable[[], object]) -> int:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         call()
         torch.cuda.synchronize()
-    return sum(event.device_type == torch.autograd.DeviceType.CUDA for event in profile.events())
+    return sum(event.device_type.name == "CUDA" for event in profile.events())
 
 
 def _cuts(captured: Captured) -> Iterator[tuple[str, Segmentation]]:
