@@ -109,10 +109,17 @@ class Lookup:
 
     def write_down(self, record: RegionRecord) -> None:
         """Store, once, that a region will not compile here, so that tuning need not try it again."""
+        from fuseplan.measure.failures import line
+
         if record.failed is None:
             return
         one = Measurement(
-            record.failed.key, self.here, record.executor, record.variant, record.status, detail=_line(record.fallback)
+            record.failed.key,
+            self.here,
+            record.executor,
+            record.variant,
+            record.status,
+            detail=line(record.fallback or ""),
         )
         known = self.store.find_measurements(one.region, one.environment)
         same = (one.executor, one.variant, one.status)
@@ -195,11 +202,6 @@ def _known(answer: Hit | Stale) -> Choice:
         if stored.best_default_us is not None:
             why += f" where {stored.best_default} took {stored.best_default_us:.1f} µs"
     return Choice(stored.plan, f"{why}; {answer.detail}" if isinstance(answer, Stale) else why, stored)
-
-
-def _line(text: str | None) -> str:
-    """The first line of a message, as long as the database takes it."""
-    return (text or "").strip().partition("\n")[0][:1000]
 
 
 def _may_hold(promise: Span | None, low: int, high: int) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fuseplan.errors import FuseplanError, StoreError
 from fuseplan.graph import Graph
@@ -53,7 +53,7 @@ class Store:
             for name, path in (("packaged", where.packaged), ("site", where.site))
             if path is not None and path.exists()
         ]
-        self._memo: dict[tuple[object, ...], tuple[list[object], Hit | Stale | Miss]] = {}
+        self._memo: dict[tuple[object, ...], tuple[list[object], Any]] = {}
         self._runs: dict[str, Run] = {}
         self._counts: Counter[str] = Counter()
         self._persisted: Counter[str] = Counter()
@@ -82,24 +82,18 @@ class Store:
 
     def find_plan(self, query: Query) -> Hit | Stale | Miss:
         """The plan to run for a program here, or why there is none."""
-        key = query.memo_key
-        remembered = self._memo.get(key)
-        tokens = [database.token() for _, database in self._layers()]
-        if remembered is not None and remembered[0] == tokens:
-            answer = remembered[1]
-        else:
-            answer, lasting = self._find_plan(query)
-            if len(self._memo) >= _MEMO_SIZE:
-                self._memo.clear()
-            if lasting:
-                self._memo[key] = (tokens, answer)
+        answer = self._remembered(query.memo_key, lambda: self._find_plan(query))
         self.count(f"plan misses: {answer.reason}" if isinstance(answer, Miss) else f"plan {_kind(answer)}")
         return answer
 
     def knows(self, program: str) -> bool:
         """Whether any layer has a plan of this program, for whatever machine; True where one of them cannot tell."""
-        found, trouble = self._gather(lambda connection: knows(connection, program))
-        return trouble is not None or any(map(any, found))
+
+        def ask() -> tuple[bool, bool]:
+            found, trouble = self._gather(lambda connection: knows(connection, program))
+            return trouble is not None or any(map(any, found)), trouble is None
+
+        return self._remembered(("knows", program), ask)
 
     def boxes(self, query: Query) -> list[Box]:
         """The boxes of sizes for which `find_plan` would hit, were the sizes of the question within them."""
@@ -238,6 +232,20 @@ class Store:
         """All layers, the lowest first."""
         upper = (("user", self._user), ("memory", self._memory))
         return [*self._lower, *((name, database) for name, database in upper if database is not None)]
+
+    def _remembered(self, key: tuple[object, ...], ask: Callable[[], tuple[_T, bool]]) -> _T:
+        """What was answered last, until a file changes. `ask` returns an answer, and whether it is to be kept."""
+        known = self._memo.get(key)
+        tokens = [database.token() for _, database in self._layers()]
+        if known is not None and known[0] == tokens:
+            remembered: _T = known[1]
+            return remembered
+        answer, lasting = ask()
+        if len(self._memo) >= _MEMO_SIZE:
+            self._memo.clear()
+        if lasting:
+            self._memo[key] = (tokens, answer)
+        return answer
 
     def _find_plan(self, query: Query) -> tuple[Hit | Stale | Miss, bool]:
         """The answer, and whether it holds until a file changes."""

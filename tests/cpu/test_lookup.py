@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -119,6 +122,37 @@ def test_a_miss_looks_at_no_machine_and_traces_nothing(own_database: Path, monke
     monkeypatch.setattr("fuseplan.measure.environment.environment", never)
     monkeypatch.setattr("fuseplan.runtime.segmented.capture_fx", never)
     assert run().plan == Plan.named("eager")
+
+
+ELSEWHERE = """
+import sys
+import torch
+import fuseplan
+from fuseplan.backend import programs_of
+from fuseplan.explain import compiled_by
+
+torch.set_num_threads(1)
+def renamed(tensor):
+    doubled = tensor * 2
+    return doubled.relu() + 1
+
+compiled = fuseplan.compile(renamed)
+compiled(torch.randn(4, 8))
+(program,) = programs_of(compiled_by(compiled))
+print(program.why)
+"""
+
+
+def test_another_file_folder_and_home_find_the_same_plan(own_database: Path, tmp_path: Path) -> None:
+    plan = stored(run().key)
+    keep(own_database, plan)
+    script = tmp_path / "another.py"
+    script.write_text(ELSEWHERE)
+    kept = {name: value for name, value in os.environ.items() if name in ("PATH", "PYTHONPATH", "VIRTUAL_ENV")}
+    elsewhere = {**kept, "HOME": str(tmp_path), "FUSEPLAN_DB": str(own_database), "SOMETHING": "else"}
+    command = [sys.executable, str(script)]
+    shown = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=elsewhere)
+    assert shown.stdout == f"tuned plan {plan.key[:12]} of the user database, 10.0 µs\n", shown.stderr
 
 
 def test_stores_are_opened_once(own_database: Path, monkeypatch: pytest.MonkeyPatch) -> None:

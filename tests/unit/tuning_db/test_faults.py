@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from fuseplan.errors import StoreError
-from fuseplan.tuning_db import Hit, Miss
+from fuseplan.tuning_db import Box, Hit, Miss
 from fuseplan.tuning_db.exchange import export, import_file, merge
 from fuseplan.tuning_db.files import Database
 from fuseplan.tuning_db.upkeep import check
-from stored import HERE, NVFUSER, RELU, fill, measurement, plan, question, store_at
+from stored import HERE, NVFUSER, PROGRAM, RELU, fill, measurement, plan, question, store_at
 from stored_rows import exported
 
 CONNECT = sqlite3.connect
@@ -95,6 +95,23 @@ def test_lookups(tmp_path: Path, text: str) -> None:
 
     assert every_call(work, text) > 10
     assert sorted(one.name for one in tmp_path.iterdir()) == ["tuning.db"]
+
+
+def test_what_is_asked_before_and_beside_a_lookup(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "tuning.db"
+    fill(store_at(path))
+    store_at(path).add_plan(plan(sizes=Box.of({"s0": (1, 64)})))
+    asked = question(sizes={"s0": 100})
+
+    def work(shared: Faults, _: int) -> None:
+        store = store_at(path)
+        assert store.knows(PROGRAM)  # a file that cannot tell is asked again, by the look-up
+        assert store.boxes(asked) in ([], [Box.of({"s0": (1, 64)})])
+        assert store.program_names() in ({}, {PROGRAM: "GPT-2, 8×1024"})
+        if shared.happened:
+            assert not store.knows("00" * 32)
+
+    assert every_call(work, text) > 10
 
 
 @pytest.mark.parametrize(("new", "after"), [(True, False), (False, True)], ids=["new, before", "old, after"])

@@ -175,3 +175,28 @@ def test_what_a_plan_needs() -> None:
     assert needs_of(BOTH) == {"inductor", "nvfuser"}
     assert needs_of(Plan.named("aten")) == frozenset()
     assert Query(PROGRAM, HERE).memo_key != Query(PROGRAM, NEW_TRITON).memo_key
+
+
+def test_whether_a_program_is_known_at_all(tmp_path: Path) -> None:
+    store = store_at(tmp_path / "tuning.db")
+    assert not store.knows(PROGRAM)
+    assert not (tmp_path / "tuning.db").exists()
+    store_at(tmp_path / "tuning.db").add_plan(plan(environment=NEW_NVFUSER, word="disabled"))
+    assert store.knows(PROGRAM)  # though it was remembered otherwise, and is no hit
+    assert not store.knows(OTHER_PROGRAM)
+
+
+def test_boxes_are_those_of_plans_that_would_hit(tmp_path: Path) -> None:
+    boxes = [Box.of({"s0": (low, low + 9)}) for low in (10, 20, 30, 40)]
+    store = store_at(tmp_path / "tuning.db")
+    for one in (
+        plan(sizes=boxes[0]),
+        plan(sizes=boxes[1], word="disabled"),
+        plan(sizes=boxes[2], environment=replace(HERE, torch="1.0")),
+        plan(sizes=boxes[3], launch="cudagraph"),
+        plan(sizes=boxes[0], plan=NVFUSER),
+        plan(plan=BOTH, status="quarantined"),
+    ):
+        store.add_plan(one)
+    assert store.boxes(question(sizes={"s0": 99})) == [boxes[0]]
+    assert sorted(box.text for box in store.boxes(question(launch=None))) == [boxes[0].text, boxes[3].text]
