@@ -203,7 +203,16 @@ class Calibrate(Job):
         return {}
 
 
-JOBS: tuple[type[Job], ...] = (VetRegion, RaceRegion, Capture, VetPlan, RacePlans, Calibrate)
+@dataclass(frozen=True)
+class Rest(Job):
+    """Let go of the programs that were loaded, and of the memory of the device, so that another worker finds it free."""
+
+    def fields(self) -> dict[str, Any]:
+        """The job as plain data."""
+        return {}
+
+
+JOBS: tuple[type[Job], ...] = (VetRegion, RaceRegion, Capture, VetPlan, RacePlans, Calibrate, Rest)
 
 
 def _rule_fields(rule: Rule) -> dict[str, Any]:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -49,39 +46,45 @@ def limit_memory(device: torch.device, most: int | None = None, share: float = 1
         torch.cuda.set_per_process_memory_fraction(min(1.0, allowed / total))
 
 
-@dataclass
 class Peak:
-    """What was taken at most; None where this system does not say."""
+    """The memory that calls take at most beside what was taken before: of a GPU, or of the process on a CPU.
 
-    bytes: int | None = None
+    What compiling takes is not of it: `settle` is called after, and before calls as they will always be.
 
-
-@contextmanager
-def peak_memory(device: torch.device) -> Iterator[Peak]:
-    """Tell how many bytes more than at the beginning were taken within, at most: on the device, on a CPU by the process.
-
-    >>> with peak_memory(torch.device("cpu")) as peak:
-    ...     _ = torch.ones(2**25)
-    >>> peak.bytes is None or peak.bytes > 2**26
+    >>> peak = Peak(torch.device("cpu"))
+    >>> peak.settle()
+    >>> kept = torch.ones(2**25)
+    >>> found = peak.bytes()
+    >>> found is None or found > 2**26
     True
     """
-    found = Peak()
-    if device.type == "cuda":
-        # Reserved, since what a CUDA graph keeps for its next replay is taken, though nothing is allocated in it.
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-        before = torch.cuda.memory_reserved()
-        torch.cuda.reset_peak_memory_stats()
-        yield found
-        torch.cuda.synchronize()
-        found.bytes = torch.cuda.max_memory_reserved() - before
-        return
-    held = _kilobytes(_STATUS, "VmRSS")
-    reset = _reset_peak()
-    yield found
-    most = _kilobytes(_STATUS, "VmHWM")
-    if reset and held is not None and most is not None:
-        found.bytes = max(most - held, 0)
+
+    def __init__(self, device: torch.device) -> None:
+        self.on_gpu = device.type == "cuda"
+        self._known = True
+        self._before: int | None = None
+        if self.on_gpu:
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+            # Reserved, since what a CUDA graph keeps for its next replay is taken, though nothing is allocated in it.
+            self._before = torch.cuda.memory_reserved()
+
+    def settle(self) -> None:
+        """Begin to watch. What is held now counts on a GPU; on a CPU it is code, and what a compiler left."""
+        if self.on_gpu:
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        else:
+            self._known = _reset_peak()
+            self._before = _kilobytes(_STATUS, "VmRSS")
+
+    def bytes(self) -> int | None:
+        """What was taken at most since; None where this system does not say."""
+        if self.on_gpu:
+            torch.cuda.synchronize()
+        most = torch.cuda.max_memory_reserved() if self.on_gpu else _kilobytes(_STATUS, "VmHWM")
+        return None if most is None or self._before is None or not self._known else max(most - self._before, 0)
 
 
 def _reset_peak() -> bool:

@@ -24,6 +24,7 @@ from fuseplan.measure.jobs import (
     Outcome,
     RacePlans,
     RaceRegion,
+    Rest,
     Row,
     Setup,
     VetPlan,
@@ -131,6 +132,8 @@ class Workers:
             crowded = self._vet(jobs, settle)
             for i in crowded:  # what did not fit beside the others may fit alone
                 settle(i, self._answer(self.vetters[0], jobs[i]))
+            if any(job.alone for job in jobs):
+                self._clear_the_course()
             for i, job in enumerate(jobs):
                 if job.alone:
                     settle(i, self._answer(self.racer, job))
@@ -138,6 +141,12 @@ class Workers:
             self.close()
             raise
         return [outcomes[i] for i in range(len(jobs))]
+
+    def _clear_the_course(self) -> None:
+        """On a GPU the vetters let go of what they hold: the racer has the memory to itself, as a program would."""
+        for process in self.vetters if self.racer.setup.device != "cpu" else ():
+            if process.holds:
+                self._answer(process, Rest())
 
     def _vet(self, jobs: Sequence[Job], settle: Callable[[int, Outcome], None]) -> list[int]:
         """Run the jobs that may run beside each other; returns those that found no memory while they did."""

@@ -15,7 +15,7 @@ from time import monotonic
 from typing import IO, Any
 
 from fuseplan.errors import ExecutorError, FuseplanError
-from fuseplan.measure.jobs import Job, Outcome, Setup
+from fuseplan.measure.jobs import Job, Outcome, Rest, Setup
 
 _POLL = 0.2
 """Seconds between looks at a silent worker: something that it started may hold its pipe open after its death."""
@@ -43,6 +43,7 @@ class WorkerProcess:
         self.start_s = start_s
         self.at: str | None = None
         self.stage = ""
+        self.holds = False  # whether it may keep something of the device's memory
         self._process: subprocess.Popen[bytes] | None = None
         self._messages: queue.Queue[str | None] = queue.Queue()
         self._said = bytearray()
@@ -90,6 +91,7 @@ class WorkerProcess:
         if not self._ready:
             self._await_ready()
         self.at, self.stage = None, ""
+        self.holds = not isinstance(job, Rest)
         self._write(job.to_json())
         while True:
             kind, content = self._receive(limit_s)
@@ -107,6 +109,7 @@ class WorkerProcess:
         """End the process and all of its group, now."""
         with self._lock:
             process, self._process, self._ready = self._process, None, False
+            self.holds = False
         if process is None:
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -14,7 +14,18 @@ import torch
 from fuseplan.executors import Executor, executors
 from fuseplan.measure.environment import Flags
 from fuseplan.measure.failures import RUN, DeviceLostError, check_device, failure
-from fuseplan.measure.jobs import Calibrate, Capture, Job, Outcome, RacePlans, RaceRegion, Setup, VetPlan, VetRegion
+from fuseplan.measure.jobs import (
+    Calibrate,
+    Capture,
+    Job,
+    Outcome,
+    RacePlans,
+    RaceRegion,
+    Rest,
+    Setup,
+    VetPlan,
+    VetRegion,
+)
 from fuseplan.measure.memory import limit_memory
 from fuseplan.measure.worker import machine, programs, regions
 
@@ -77,6 +88,9 @@ class Bench:
                 return programs.race_sides(job, self)
             case Calibrate():
                 return Outcome(machine=machine.calibrate(self.device))
+            case Rest():
+                self.programs.forget()
+                return Outcome()
         raise NotImplementedError(type(job).__name__)
 
     def clear(self) -> None:

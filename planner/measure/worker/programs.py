@@ -20,7 +20,7 @@ from fuseplan.measure.agreement import Leaf, disagreement, expected
 from fuseplan.measure.clocks import clock_for
 from fuseplan.measure.failures import COMPILE, RUN, check_device, failure, line
 from fuseplan.measure.jobs import AttentionFound, Capture, Found, Outcome, RacePlans, Row, Side, VetPlan
-from fuseplan.measure.memory import peak_memory
+from fuseplan.measure.memory import Peak
 from fuseplan.measure.worker.regions import enter, run_race
 from fuseplan.plan import SegmentedPlan
 from fuseplan.runtime import Program
@@ -119,42 +119,51 @@ def _programs(compiled: Any) -> list[Program]:
 
 def vet(job: VetPlan, bench: Bench) -> Outcome:
     """Run the program under a plan several times, and compare each with what it should give."""
-    side = job.side
-    bench.at(side.name, "loading")
+    bench.at(job.side.name, "loading")
     case = bench.programs.case(job.trace)
-    leaves = {seed: _leaves(case, seed, bench) for seed in SEEDS}
-    bench.at(side.name, "compiling")
-    begin = perf_counter()
-    row = Row(side.name)
-    compiled: Any = None
-    stage, failed_before = COMPILE, stats().get(_FAILED, 0)
+    trial = _Trial(job.side, case, {seed: _leaves(case, seed, bench) for seed in SEEDS}, bench)
     try:
-        with peak_memory(bench.device) as peak:
-            for number in range(ROUNDS * len(SEEDS)):
-                seed = SEEDS[number % len(SEEDS)]
-                compiled = compile_side(side, case.loaded) if compiled is None else compiled
-                problem = disagreement(case.loaded.run(compiled, seed), leaves[seed])
-                if number == 0:
-                    stage = RUN
-                    row = replace(row, compile_s=round(perf_counter() - begin, 6))
-                    bench.at(side.name, "checking")
-                    stood_in = _stand_in(side, compiled)
-                    if stood_in is not None:
-                        return _failed(row, *stood_in)
-                if problem is not None:
-                    return _failed(row, "wrong", line(f"{problem} (call {number + 1})"))
-                if stats().get(_FAILED, 0) > failed_before:
-                    return _failed(row, RUN, f"a region failed at call {number + 1}, and ATen stood in for it")
+        trial.run()
     except Exception as error:  # noqa: BLE001 -- the boundary where failures of others' code become data
         check_device(error)
-        return _failed(row, *failure(error, stage))
+        trial.fail(*failure(error, trial.stage))
     finally:
         torch._dynamo.reset()
-    return Outcome(rows=(replace(row, peak_bytes=peak.bytes),))
+    return Outcome(trial.row.status, trial.row.detail, rows=(trial.row,))
 
 
-def _failed(row: Row, status: str, detail: str) -> Outcome:
-    return Outcome(status, detail, rows=(replace(row, status=status, detail=detail),))
+class _Trial:
+    """One side tried on one program; `row` is what is known of it so far."""
+
+    def __init__(self, side: Side, case: _Case, leaves: dict[int, dict[str, Leaf]], bench: Bench) -> None:
+        self.side, self.case, self.leaves, self.bench = side, case, leaves, bench
+        self.row, self.stage = Row(side.name), COMPILE
+
+    def fail(self, status: str, detail: str) -> None:
+        self.row = replace(self.row, status=status, detail=detail)
+
+    def run(self) -> None:
+        """All calls, or as many as go well."""
+        self.bench.at(self.side.name, "compiling")
+        begin, peak, failed_before = perf_counter(), Peak(self.bench.device), stats().get(_FAILED, 0)
+        compiled = compile_side(self.side, self.case.loaded)
+        for number, seed in enumerate(SEEDS * ROUNDS):
+            if number == len(SEEDS * ROUNDS) - 1:
+                peak.settle()
+            problem = disagreement(self.case.loaded.run(compiled, seed), self.leaves[seed])
+            if number == 0:
+                self.stage = RUN
+                self.row = replace(self.row, compile_s=round(perf_counter() - begin, 6))
+                self.bench.at(self.side.name, "checking")
+                stood_in = _stand_in(self.side, compiled)
+                if stood_in is not None:
+                    return self.fail(*stood_in)
+            if problem is not None:
+                return self.fail("wrong", line(f"{problem} (call {number + 1})"))
+            if stats().get(_FAILED, 0) > failed_before:
+                return self.fail(RUN, f"a region failed at call {number + 1}, and ATen stood in for it")
+        self.row = replace(self.row, peak_bytes=peak.bytes())
+        return None
 
 
 def _stand_in(side: Side, compiled: Any) -> tuple[str, str] | None:
@@ -207,7 +216,7 @@ def race_sides(job: RacePlans, bench: Bench) -> Outcome:
                 bench.at(side.name, "compiling")
                 compiled = compile_side(side, loaded)
                 calls = [_Step(compiled, args, tangents, loaded) for args in inputs]
-                rows[side.name] = enter(clock, Row(side.name), calls, peak_memory(bench.device))
+                rows[side.name] = enter(clock, Row(side.name), calls, bench.device)
             return run_race(clock, rows, job.incumbent, job.rule, bench)
     finally:
         clock.lanes.clear()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ from fuseplan.graph import Graph
 from fuseplan.measure.clocks import clock_for
 from fuseplan.measure.failures import COMPILE, RUN, check_device, failure, line
 from fuseplan.measure.jobs import Outcome, RaceRegion, Row, VetRegion, choice_name
-from fuseplan.measure.memory import Peak, peak_memory
+from fuseplan.measure.memory import Peak
 from fuseplan.measure.race import Clock, LaneError, RaceResult, Rule, race
 
 if TYPE_CHECKING:
@@ -34,17 +33,16 @@ def vet(job: VetRegion, bench: Bench) -> Outcome:
     """Compile the region, and see whether it computes what it says: four draws of inputs, two calls and more."""
     name = choice_name((job.executor, job.variant))
     bench.at(name, "compiling")
-    with peak_memory(bench.device) as peak:
-        row, compiled = compile_choice(name, job.executor, job.variant, job.graph, bench)
-        if compiled is None:
-            return Outcome(row.status, row.detail, rows=(row,))
-        bench.at(name, "checking")
-        with torch.no_grad():
-            found = check(job.graph, compiled)
+    row, compiled = compile_choice(name, job.executor, job.variant, job.graph, bench)
+    if compiled is None:
+        return Outcome(row.status, row.detail, rows=(row,))
+    bench.at(name, "checking")
+    with torch.no_grad():
+        found = check(job.graph, compiled)
     if not found.ok:
         status, detail = _verdict(found)
         return Outcome(status, detail, rows=(replace(row, status=status, detail=detail),))
-    return Outcome(rows=(replace(row, peak_bytes=peak.bytes),))
+    return Outcome(rows=(row,))
 
 
 def _verdict(found: CheckResult) -> tuple[str, str]:
@@ -83,7 +81,7 @@ def race_choices(job: RaceRegion, bench: Bench) -> Outcome:
             if compiled is not None:
                 calls = [_call(compiled, inputs) for inputs in sets]
                 bench.at(name, "running")
-                rows[name] = enter(clock, rows[name], calls, peak_memory(bench.device))
+                rows[name] = enter(clock, rows[name], calls, bench.device)
         return run_race(clock, rows, None, job.rule, bench)
 
 
@@ -91,16 +89,17 @@ def _call(compiled: Compiled, inputs: Sequence[Any]) -> Callable[[], object]:
     return lambda: compiled([*inputs])
 
 
-def enter(clock: Any, row: Row, calls: Sequence[Callable[[], object]], taking: AbstractContextManager[Peak]) -> Row:
+def enter(clock: Any, row: Row, calls: Sequence[Callable[[], object]], device: torch.device) -> Row:
     """Add a candidate to a clock; its row says how much memory its first calls took, or what they raised."""
-    begin = perf_counter()
+    begin, peak = perf_counter(), Peak(device)
     try:
-        with taking as peak:
-            clock.add(row.name, calls)
+        clock.add(row.name, calls)
+        spent = (row.compile_s or 0.0) + perf_counter() - begin
+        peak.settle()
+        clock.block(row.name)
     except LaneError as error:
         return replace(row, status=error.status, detail=error.detail)
-    spent = (row.compile_s or 0.0) + perf_counter() - begin
-    return replace(row, peak_bytes=peak.bytes, compile_s=round(spent, 6))
+    return replace(row, peak_bytes=peak.bytes(), compile_s=round(spent, 6))
 
 
 def run_race(clock: Clock, rows: dict[str, Row], incumbent: str | None, rule: Rule, bench: Bench) -> Outcome:

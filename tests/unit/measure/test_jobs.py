@@ -15,6 +15,7 @@ from fuseplan.measure.jobs import (
     Outcome,
     RacePlans,
     RaceRegion,
+    Rest,
     Row,
     Setup,
     Side,
@@ -41,6 +42,7 @@ JOBS = [
     VetPlan("{}", Side("tuned", PLAN)),
     RacePlans("{}", (Side("eager"), Side("torch", mode="max-autotune"), Side("x", Plan.named("aten"))), "eager", RULE),
     Calibrate(),
+    Rest(),
 ]
 
 
