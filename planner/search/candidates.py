@@ -5,16 +5,15 @@ Each stands there with and without the cheap ops at its head that it may compute
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from fuseplan.graph import Graph
 from fuseplan.search.dag import Frame, Links, bits
 from fuseplan.search.words import Limits
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A set of ops of a frame as one region: `own` belong to it alone, `again` are recomputed wherever they are read."""
 
     own: int
@@ -23,11 +22,6 @@ class Candidate:
     """What the region waits for."""
     above: int
     """All that must be done before it."""
-
-    @property
-    def ops(self) -> int:
-        """All that stands in the region."""
-        return self.own | self.again
 
 
 def candidates(
@@ -53,7 +47,20 @@ def regions_of(frame: Frame, limits: Limits, most: int) -> list[Candidate]:
     return everything
 
 
-Pair = tuple[int, int]
+class _Grown(NamedTuple):
+    """A region on its way to become larger, with what all its ops have in common with others."""
+
+    near: int
+    """The ops that its ops read, or that read them."""
+    after: int
+    """All that wait for one of its own ops."""
+    waited: int
+    """What its ops wait for."""
+    above: int
+
+
+_Level = dict[tuple[int, int], _Grown]
+"""Regions of one size, by their own and their recomputed ops."""
 
 
 def _grown(frame: Frame, size: int, most: int, width: int | None) -> list[Candidate] | None:
@@ -62,50 +69,49 @@ def _grown(frame: Frame, size: int, most: int, width: int | None) -> list[Candid
     A connected set without gaps has always an op at its head or tail that can be taken off without making it another
     kind of set, so that growing through such sets alone reaches them all. None if that gives more than `most`.
     """
-    found: list[list[Pair]] = [[] for _ in range(size + 1)]
+    found: list[list[Candidate]] = [[] for _ in range(size + 1)]
     total = 0
     for first in bits(~frame.done & (1 << len(frame.ops)) - 1):
-        level: Iterable[Pair] = [(1 << first, 0)]
+        level: _Level = {
+            (1 << first, 0): _Grown(
+                frame.reads[first] | frame.users[first], frame.below[first], frame.before[first], frame.above[first]
+            )
+        }
         for step in range(1, size + 1):
-            if not level:
-                break
-            good = [pair for pair in level if _useful(frame, *pair)]
-            found[step] += good
-            total += len(good)
+            for (own, again), one in level.items():
+                if not again or _useful(frame, own, again):
+                    inside = own | again
+                    found[step].append(Candidate(own, again, one.waited & ~inside, one.above & ~inside))
+                    total += 1
             if width is None and total > most:
                 return None
             if step < size:
                 level = _next(frame, level, first)
                 if width is not None and len(level) > width:
-                    level = sorted(level, key=lambda pair: _loose(frame, *pair))[:width]
-    return [_candidate(frame, *pair) for pairs in found for pair in pairs]
+                    level = dict(sorted(level.items(), key=_loose)[:width])
+    return [one for same_size in found for one in same_size]
 
 
-def _next(frame: Frame, level: Iterable[Pair], first: int) -> list[Pair]:
+def _next(frame: Frame, level: _Level, first: int) -> _Level:
     """All regions with one op more, whose own ops do not come before `first`."""
-    grown: dict[Pair, None] = {}
-    for own, again in level:
+    grown: _Level = {}
+    later = -1 << first & ~frame.done
+    for (own, again), one in level.items():
         inside = own | again
-        near = 0
-        for i in bits(inside):
-            near |= frame.reads[i] | frame.users[i]
-        for i in bits(near & ~inside):
-            if i > first and not frame.done >> i & 1:
-                grown[own | 1 << i, again] = None
-            if frame.again >> i & 1:
-                grown[own, again | 1 << i] = None
-    return [pair for pair in grown if _whole(frame, *pair)]
-
-
-def _whole(frame: Frame, own: int, again: int) -> bool:
-    """Whether nothing outside waits for an own op and is waited for inside."""
-    after = waited = 0
-    for i in bits(own):
-        after |= frame.below[i]
-        waited |= frame.before[i]
-    for i in bits(again):
-        waited |= frame.before[i]
-    return not after & waited & ~(own | again)
+        border = one.near & ~inside
+        # What waits for the region and is waited for by it lies in between; taking in one of those can fill a gap.
+        for i in bits(border & (later | frame.again)):
+            bit = 1 << i
+            waited = one.waited | frame.before[i]
+            if later & bit and (own | bit, again) not in grown:
+                after = one.after | frame.below[i]
+                if not after & waited & ~(inside | bit):
+                    near = one.near | frame.reads[i] | frame.users[i]
+                    grown[own | bit, again] = _Grown(near, after, waited, one.above | frame.above[i])
+            if frame.again & bit and (own, again | bit) not in grown and not one.after & waited & ~(inside | bit):
+                near = one.near | frame.reads[i] | frame.users[i]
+                grown[own, again | bit] = _Grown(near, one.after, waited, one.above | frame.above[i])
+    return grown
 
 
 def _useful(frame: Frame, own: int, again: int) -> bool:
@@ -122,21 +128,7 @@ def _useful(frame: Frame, own: int, again: int) -> bool:
     return True
 
 
-def _loose(frame: Frame, own: int, again: int) -> tuple[int, int, int]:
-    """By how many values a region hangs on others."""
-    inside = own | again
-    outside = given = 0
-    for i in bits(inside):
-        outside |= frame.reads[i]
-    for i in bits(own):
-        given += bool((frame.needed | frame.later) >> i & 1 or frame.users[i] & ~inside)
-    return (outside & ~inside).bit_count() + given, own, again
-
-
-def _candidate(frame: Frame, own: int, again: int) -> Candidate:
-    outside = above = 0
-    for i in bits(own | again):
-        outside |= frame.before[i]
-        above |= frame.above[i]
-    inside = own | again
-    return Candidate(own, again, outside & ~inside, above & ~inside)
+def _loose(item: tuple[tuple[int, int], _Grown]) -> tuple[int, tuple[int, int]]:
+    """By how many ops a region borders on others."""
+    (own, again), one = item
+    return (one.near & ~(own | again)).bit_count(), (own, again)

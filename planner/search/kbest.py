@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import NamedTuple
 
 from fuseplan.errors import PlanError
 from fuseplan.search.candidates import Candidate, regions_of
@@ -23,8 +25,7 @@ _REGIONS = 1 << 16
 _MARK = (1 << 64) - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """From one state to another: a region, and the ops that run alone from now on though others compute them again."""
 
     start: int
@@ -32,13 +33,12 @@ class Step:
     alone: int
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
+class Cut(NamedTuple):
     """The end of one way to get to a state: its cost, what tells it from others, and the step before."""
 
     cost: int
     mark: int
-    start: Cut | None = field(repr=False, default=None)
+    start: Cut | None = None
     step: Step | None = None
     option: int = 0
 
@@ -80,12 +80,16 @@ class Cuts:
         )
         self.priced = Priced(tuple(options[i] for i in known), tuple(alone))
         self._holding: list[list[int]] = [[] for _ in frame.ops]
-        for number, one in enumerate(self.candidates):
-            for i in bits(one.ops):
+        """For each op the candidates that hold it, those with late first ops first."""
+        for number in sorted(range(len(known)), key=lambda n: -_first(self.candidates[n].own)):
+            for i in bits(self.candidates[number].own | self.candidates[number].again):
                 self._holding[i].append(number)
         self.states: list[State] = []
         self.arrivals: list[list[Step]] = []
-        self._explore(start, limits.states)
+        self._explore(
+            start,
+            max(4, min(limits.states, limits.states * limits.region_ops * most // limits.regions // len(frame.ops))),
+        )
 
     def _explore(self, start: State, most: int) -> None:
         """Find all states and steps, fewer ops done before more."""
@@ -112,15 +116,18 @@ class Cuts:
         them likewise; no region has its turn that nobody waits for.
         """
         found: dict[int, None] = {}
-        asked, wanted = 0, ~done & (done + 1)
+        first = ~done & (done + 1)
+        asked, wanted = 0, first
         while wanted:
             op = wanted & -wanted
             asked |= op
             for number in self._holding[op.bit_length() - 1]:
-                one = self.candidates[number]
-                if one.own & done:
+                own, _, _, above = self.candidates[number]
+                if own & (first - 1):
+                    break  # all before the first is done, and so it is in the candidates that follow
+                if own & done:
                     continue
-                missing = one.above & ~done
+                missing = above & ~done
                 if missing:
                     wanted |= missing & -missing
                 else:
@@ -141,7 +148,7 @@ class Cuts:
         starting = self._starting(new, again | new, alone) if new else 0
         if any(self.priced.alone[i] is None for i in bits(starting)):
             return None
-        after = done | one.ops
+        after = done | one.own | one.again
         live = self._live(again | new, after)
         return (after, live, (alone | starting) & live), starting
 
@@ -174,13 +181,18 @@ class Cuts:
         alone = [0 if option is None else _cost(option, price) - 1 for option in self.priced.alone]
         best: list[list[Cut]] = []
         for steps in self.arrivals:
-            pool = _Pool(k)
+            # Steps with the best prospects first, so that the many others need not be looked at.
+            hopes = []
             for step in steps:
-                extra = sum(alone[i] for i in bits(step.alone))
-                for cut in best[step.start]:
-                    if not pool.take(cut, step, cut.cost + extra, options[step.region]):
-                        break
-            best.append(pool.sorted() if steps or best else [Cut(0, 0)])
+                extra = sum(alone[i] for i in bits(step.alone)) if step.alone else 0
+                hopes.append((best[step.start][0].cost + extra + options[step.region][0][0], extra, step))
+            hopes.sort()
+            pool: list[Cut] = []
+            for least, extra, step in hopes:
+                if len(pool) == k and least > pool[-1].cost:
+                    break
+                pool = _joined(pool, best[step.start], step, extra, options[step.region], k)
+            best.append(pool if best else [Cut(0, 0)])
         return best
 
     def ends(self) -> list[int]:
@@ -199,39 +211,32 @@ class Cuts:
             yield from ((None, lone) for i in bits(one.step.alone) if (lone := self.priced.alone[i]) is not None)
 
 
-class _Pool:
-    """Keeps the k cheapest of what it is given, each once."""
+def _joined(
+    pool: list[Cut], starts: Iterable[Cut], step: Step, extra: int, options: Iterable[tuple[int, int, int]], k: int
+) -> list[Cut]:
+    """The `k` best of `pool` and of all that `step` makes of `starts`, each once, in order."""
+    bound = pool[-1].cost if len(pool) == k else None
+    known = {(cut.cost, cut.mark) for cut in pool}
+    found = list(pool)
+    for start in starts:
+        before = start.cost + extra
+        for cost, mark, place in options:
+            total = before + cost
+            if bound is not None and total > bound:
+                break
+            name = (total, (start.mark + mark) & _MARK)
+            if name not in known:
+                known.add(name)
+                found.append(Cut(*name, start, step, place))
+    found.sort(key=_order)
+    return found[:k]
 
-    def __init__(self, k: int) -> None:
-        self.k = k
-        self.bound: float = math.inf
-        self.found: list[Cut] = []
 
-    def take(self, start: Cut, step: Step, cost: int, options: Iterable[tuple[int, int, int]]) -> bool:
-        """Take `start` with each option of the step's region; False once that is too dear, for dearer starts too."""
-        first = True
-        for option_cost, mark, place in options:
-            total = cost + option_cost
-            if total > self.bound:
-                return not first
-            first = False
-            self.found.append(Cut(total, (start.mark + mark) & _MARK, start, step, place))
-            if len(self.found) > 8 * self.k:
-                self._settle()
-        return True
+_order = itemgetter(0, 1)
 
-    def sorted(self) -> list[Cut]:
-        """The best, in order."""
-        self._settle()
-        return self.found
 
-    def _settle(self) -> None:
-        once: dict[tuple[int, int], Cut] = {}
-        for cut in self.found:
-            once.setdefault((cut.cost, cut.mark), cut)
-        self.found = [once[key] for key in sorted(once)[: self.k]]
-        if len(self.found) == self.k:
-            self.bound = self.found[-1].cost
+def _first(ops: int) -> int:
+    return ops & -ops
 
 
 def _cost(option: Option, price: float) -> int:

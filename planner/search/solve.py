@@ -151,8 +151,7 @@ class _Program:
             island = Island(self.links[which], ops, self.costs[which], limits, most)
             found: dict[tuple[Region, ...], tuple[int, Solution]] = {}
             first = []
-            for price in prices:
-                best = island.k_best(k, price)
+            for best in island.k_best(k, prices):
                 for one in best:
                     found.setdefault(one.regions, (len(found), one))
                 first.append(found[best[0].regions][0])

@@ -38,7 +38,7 @@ def k_best(
     [(0, 1)] 2.0
     [(0,), (1,)] 4.0
     """
-    return Island(Links.of(graph), island, costs, limits or Limits()).k_best(k, price)
+    return Island(Links.of(graph), island, costs, limits or Limits()).k_best(k, [price])[0]
 
 
 class Island:
@@ -50,36 +50,34 @@ class Island:
         self.inside = frozenset(ops)
         self.costs = _Remembered(costs)
         self.most = max(limits.regions if most is None else most, limits.region_ops * len(ops))
-        self._windows: dict[_Place, Cuts] = {}
+        self.window = max(limits.window, 2 * limits.region_ops)
 
-    def k_best(self, k: int, price: float) -> list[Solution]:
-        """The `k` cheapest ways to cut it. Windows that earlier prices had in common with this one are not worked out again."""
-        place = _Place(tuple(self.ops[: self.limits.window]), frozenset(), frozenset())
+    def k_best(self, k: int, prices: Sequence[float]) -> list[list[Solution]]:
+        """The `k` cheapest ways to cut it, for each price. Of several prices, the one in the middle says where windows end."""
+        guide = len(prices) // 2
+        place = _Place(tuple(self.ops[: self.window]), frozenset(), frozenset())
         taken = len(place.ops)
-        combined: list[tuple[int, Parts]] = [(0, [])]
+        so_far: list[list[tuple[int, Parts]]] = [[(0, [])] for _ in prices]
         while True:
             cuts = self._cuts(place)
-            found = cuts.k_best(k, price)
-            last = taken >= len(self.ops)
-            if last:
-                chosen = best_of([found[end] for end in cuts.ends()], k)
-                if not chosen:
-                    raise refuse(cuts.frame)
-                return [_solution(self.links, parts) for _, parts in _sums(combined, cuts, chosen, k)]
-            number = self._settled(cuts, found)
-            combined = _sums(combined, cuts, found[number], k)
-            place, taken = self._following(place, cuts, cuts.states[number], taken)
+            found = [cuts.k_best(k, price) for price in prices]
+            if taken >= len(self.ops):
+                break
+            number = self._settled(cuts, found[guide])
+            so_far = [_sums(before, cuts, best[number], k) for before, best in zip(so_far, found, strict=True)]
+            place, taken = self._following(cuts, cuts.states[number], taken)
+        ends = [best_of([best[end] for end in cuts.ends()], k) for best in found]
+        if not ends[0]:
+            raise refuse(cuts.frame)
+        whole = (_sums(before, cuts, end, k) for before, end in zip(so_far, ends, strict=True))
+        return [[_solution(self.links, parts) for _, parts in best] for best in whole]
 
     def _cuts(self, place: _Place) -> Cuts:
-        if place not in self._windows:
-            frame = Frame.of(self.links, place.ops, self.inside, place.again)
-            start = tuple(
-                sum(1 << i for i, op in enumerate(place.ops) if op in s)
-                for s in (place.again, place.again, place.alone)
-            )
-            most = self.most * len(place.ops) // len(self.ops)
-            self._windows[place] = Cuts(frame, self.costs, self.limits, most, (start[0], start[1], start[2]))
-        return self._windows[place]
+        frame = Frame.of(self.links, place.ops, self.inside, place.again)
+        again = sum(1 << i for i, op in enumerate(place.ops) if op in place.again)
+        alone = sum(1 << i for i, op in enumerate(place.ops) if op in place.alone)
+        most = self.most * len(place.ops) // len(self.ops)
+        return Cuts(frame, self.costs, self.limits, most, (again, again, alone))
 
     def _settled(self, cuts: Cuts, found: list[list[Cut]]) -> int:
         """The last state of the best cut that has nothing to do with the end of the window."""
@@ -99,11 +97,11 @@ class Island:
             raise refuse(cuts.frame)
         return chosen
 
-    def _following(self, place: _Place, cuts: Cuts, state: State, taken: int) -> tuple[_Place, int]:
+    def _following(self, cuts: Cuts, state: State, taken: int) -> tuple[_Place, int]:
         frame = cuts.frame
         again, alone = frozenset(frame.names(state[1])), frozenset(frame.names(state[2]))
         rest = set(frame.ops).difference(frame.names(state[0])) | again
-        more = max(self.limits.window - len(rest), 1)
+        more = max(self.window - len(rest), 1)
         ops = sorted([*rest, *self.ops[taken : taken + more]])
         return _Place(tuple(ops), again, alone), min(taken + more, len(self.ops))
 

@@ -1,0 +1,145 @@
+"""How long graphs of up to 10,000 ops take to be keyed, segmented and solved from a cost table, and how much memory.
+
+Each graph is planned in a process of its own, so that memory is its own too. The cost table is a formula over the ops.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+from benchmarks.graph import transformer
+from fuseplan.graph import Graph, Op, Ref, TensorType, Value
+from fuseplan.search.solve import Option, solve
+from fuseplan.segment import check_segmentation, is_anchor, islands
+
+SIZES = (1250, 2500, 5000, 10_000)
+KIND = TensorType("float32", (1024, 768), (768, 1), "cuda:0")
+LAYER = 100
+
+
+def measure(arguments: list[str]) -> dict[str, Any]:
+    """For each kind of graph, or those that `arguments` name: seconds and megabytes at several sizes, and the growth."""
+    kinds = arguments or list(GRAPHS)
+    result: dict[str, Any] = {"limit_s": 20.0, "limit_mib": 1024, "limit_growth": 1.2, "graphs": {}}
+    for kind in kinds:
+        rows = [_in_a_process(kind, size) for size in SIZES]
+        result["graphs"][kind] = {"rows": rows, "growth": growth([(row["ops"], row["total_s"]) for row in rows])}
+    return result
+
+
+def growth(points: list[tuple[int, float]]) -> float:
+    """The exponent of time over size, by least squares of the logarithms."""
+    logs = [(math.log(size), math.log(seconds)) for size, seconds in points]
+    x, y = (sum(found) / len(logs) for found in zip(*logs, strict=True))
+    return sum((a - x) * (b - y) for a, b in logs) / sum((a - x) ** 2 for a, _ in logs)
+
+
+def _in_a_process(kind: str, size: int) -> dict[str, Any]:
+    command = [sys.executable, "-c", f"import benchmarks.planning as p; p.report({kind!r}, {size})"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    row: dict[str, Any] = json.loads(done.stdout)
+    print(kind, row, file=sys.stderr)
+    return row
+
+
+def report(kind: str, size: int) -> None:
+    """Print one row."""
+    graph = GRAPHS[kind](size)
+    print(json.dumps({"ops": len(graph.ops), **plan(graph)}))
+
+
+def plan(graph: Graph) -> dict[str, Any]:
+    """Key, segment and solve a graph; the seconds of each."""
+    marks = [perf_counter()]
+    key = graph.key
+    marks.append(perf_counter())
+    fusible = [not is_anchor(op) for op in graph.ops]
+    found = islands(graph, fusible)
+    marks.append(perf_counter())
+    asked = 0
+
+    def costs(ops: tuple[int, ...], recompute: tuple[int, ...]) -> list[Option]:
+        nonlocal asked
+        asked += 1
+        return table(key, ops, recompute)
+
+    best = solve([graph], [fusible], [costs])
+    marks.append(perf_counter())
+    check_segmentation(graph, best[0].segmentations[0])
+    steps = [later - before for before, later in zip(marks, marks[1:], strict=False)]
+    return {
+        "islands": len(found),
+        "largest_island": max(map(len, found)),
+        "regions": len(best[0].segmentations[0].regions),
+        "costs_asked": asked,
+        "key_s": steps[0],
+        "segment_s": steps[1],
+        "solve_s": steps[2],
+        "total_s": sum(steps),
+        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+
+
+def table(key: str, ops: tuple[int, ...], recompute: tuple[int, ...]) -> list[Option]:
+    """Fusing saves traffic and launches, by an amount that differs from region to region."""
+    del key
+    size = len(ops) + len(recompute)
+    noise = (hash((ops, recompute)) & 1023) / 1023
+    options = [Option("inductor", "default", 2.0 + (0.4 + 0.8 * noise) * size, 10.7)]
+    if size == 1:
+        options.append(Option("aten", "default", 2.5, 5.2))
+    else:
+        options.append(Option("nvfuser", "default", 2.2 + (0.2 + 1.0 * (1 - noise)) * size, 7.4))
+    return options
+
+
+def _graph(ops: list[Op]) -> Graph:
+    read = {name for op in ops for name in op.reads}
+    outputs = [value.name for op in ops for value in op.outputs if value.name not in read]
+    inputs = (Value("x", KIND), Value("w", KIND))
+    return Graph(inputs, tuple(ops), tuple(map(Ref, outputs)))
+
+
+def _op(number: int, target: str, *reads: str) -> Op:
+    return Op(f"aten.{target}", tuple(map(Ref, reads)), (), (Value(f"v{number}", KIND),))
+
+
+def chain(size: int) -> Graph:
+    """One pointwise op after the other: one island."""
+    return _graph([_op(i, ("exp", "tanh", "neg")[i % 3] + ".default", f"v{i - 1}" if i else "x") for i in range(size)])
+
+
+def grid(size: int, width: int = 8) -> Graph:
+    """Rows of `width` ops, each of which reads its neighbour and the op above: one island."""
+    ops = []
+    for i in range(size):
+        above = f"v{i - width}" if i >= width else "x"
+        ops.append(_op(i, "add.Tensor", above, f"v{i - 1}" if i % width else "w"))
+    return _graph(ops)
+
+
+def random_dag(size: int) -> Graph:
+    """Ops that read one or two of the last thirty values; one in twelve is a matmul."""
+    rng = random.Random(size)
+    ops = []
+    for i in range(size):
+        one, two = (f"v{rng.randrange(max(0, i - 30), i)}" if i else "x" for _ in range(2))
+        target = "mm.default" if i % 12 == 11 else rng.choice(("add.Tensor", "mul.Tensor", "exp.default"))
+        ops.append(_op(i, target, *((one,) if target == "exp.default" else (one, two))))
+    return _graph(ops)
+
+
+GRAPHS: dict[str, Callable[[int], Graph]] = {
+    "transformer": transformer,
+    "chain": chain,
+    "grid": grid,
+    "random": random_dag,
+}
