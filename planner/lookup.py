@@ -178,6 +178,8 @@ class Lookup:
         answer = self._ask(str(self.identity.key))
         if isinstance(answer, Hit) and answer.plan.plan == plan:
             return _known(answer)
+        if plan == self.options.default():  # nothing came of it, such as where another process tunes the program
+            return self.default(str(answer))
         return Choice(plan, f"tuned just now, effort {effort}, since {miss if isinstance(miss, Miss) else miss.detail}")
 
 

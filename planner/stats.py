@@ -18,6 +18,9 @@ def count(event: str, by: int = 1) -> None:
 def stats() -> dict[str, int]:
     """Return how often each thing happened in this process so far.
 
+    Programs by what they run under, look-ups (`plan hits`, `plan stale hits`, `plan misses: …` with the reason), stored
+    plans that did not fit (`plans refused`), and regions that were compiled, fell back or failed later.
+
     >>> import fuseplan
     >>> fuseplan.stats().get("what never happened", 0)
     0

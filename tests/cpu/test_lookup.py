@@ -297,6 +297,12 @@ def test_a_program_is_tuned_where_it_was_asked_for(own_database: Path, monkeypat
     assert asked == ["quick"]
 
 
+def test_where_another_process_tunes_the_default_is_called_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    tuning = type("tuning", (), {"tune_online": staticmethod(lambda *given: given[-1].default())})
+    monkeypatch.setattr("fuseplan.lookup.import_module", lambda _: tuning)
+    assert run(tune="quick").why.startswith("no plan is stored for it")
+
+
 def test_what_cannot_be_tuned_runs_under_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     def tune_online(*_: Any) -> Plan:
         raise fuseplan.GraphError("it holds a user's function")
