@@ -8,7 +8,7 @@ from functools import cached_property
 
 from fuseplan.errors import GraphError
 from fuseplan.graph import canon, parse
-from fuseplan.graph.ir import Arg, Constant, Op, OpaqueType, Symbol, Type, Value
+from fuseplan.graph.ir import Arg, Constant, Op, OpaqueType, ScalarType, Symbol, Type, Value
 from fuseplan.graph.limits import place
 from fuseplan.graph.printing import graph_expression, listing
 from fuseplan.graph.validate import validate
@@ -115,6 +115,16 @@ class Graph:
             for name in op.reads:
                 found.setdefault(name, []).append(index)
         return {name: tuple(indices) for name, indices in found.items()}
+
+    @cached_property
+    def symbol_holders(self) -> Mapping[str, str]:
+        """For each symbol, the first value that is that symbol alone, where there is one."""
+        names = {symbol.name for symbol in self.symbols}
+        found: dict[str, str] = {}
+        for name, kind in self.types.items() if names else ():
+            if isinstance(kind, ScalarType) and kind.expr in names:
+                found.setdefault(kind.expr, name)
+        return found
 
     def __eq__(self, other: object) -> bool:
         """Equal to the letter, names included; for the same program under other names compare keys."""

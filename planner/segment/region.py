@@ -91,16 +91,9 @@ def _refs(arg: Arg) -> list[str]:
     return [name for item in arg for name in _refs(item)] if isinstance(arg, tuple) else []
 
 
-def symbol_holders(graph: Graph) -> dict[str, str]:
+def symbol_holders(graph: Graph) -> Mapping[str, str]:
     """For each symbol, the first value that is that symbol alone."""
-    names = {symbol.name for symbol in graph.symbols}
-    holders: dict[str, str] = {}
-    if not names:
-        return holders
-    for value in (*graph.inputs, *(v for op in graph.ops for v in op.outputs)):
-        if isinstance(value.type, ScalarType) and value.type.expr in names:
-            holders.setdefault(value.type.expr, value.name)
-    return holders
+    return graph.symbol_holders  # which is looked for once: the search extracts thousands of regions from one graph
 
 
 def _symbols_of(kinds: Iterable[object]) -> dict[str, None]:
