@@ -22,7 +22,7 @@ from fuseplan.search.names import Params, Point, encode
 from fuseplan.search.solve import Option, solve
 from fuseplan.search.study import SAMPLERS, Ledger
 
-SPENT = (20, 50, 100, 200, 500, 1000)
+SPENT = (50, 100, 150, 200, 300, 500)
 ELSEWHERE = "NVIDIA A100-SXM4-80GB"
 """Our search starts from the roofline of this GPU: were it that of the timings, there would be little to find out."""
 
@@ -43,8 +43,8 @@ class Trace:
 
 
 def measure(arguments: list[str]) -> dict[str, Any]:
-    """With `arguments[0]` whole plans proposed by each search (150), and `arguments[1]` seeds of TPE and random (3)."""
-    trials = int(arguments[0]) if arguments else 150
+    """With `arguments[0]` whole plans proposed by each search (60), and `arguments[1]` seeds of TPE and random (3)."""
+    trials = int(arguments[0]) if arguments else 60
     seeds = int(arguments[1]) if len(arguments) > 1 else 3
     programs, panels = {}, []
     for table in tables():
@@ -77,7 +77,9 @@ def _compare(table: Table, trials: int, seeds: int) -> tuple[dict[str, Any], Pan
         name: [(count, 100 * (us / best - 1)) for count, us in zip(many[0].spent, many[0].best_us, strict=True)]
         for name, many in traces.items()
     }
-    return found, Panel(table.name, "measurements spent", "regret, %", lines, log_x=True, steps=True)
+    return found, Panel(
+        table.name, "measurements spent", "regret, % (0 lies on the axis)", lines, log_x=True, log_y=True, steps=True
+    )
 
 
 def _search(replay: Replay, name: str, trials: int, seed: int) -> Trace:

@@ -128,6 +128,7 @@ def _components(ops: Sequence[int], edges: Iterable[tuple[int, int]]) -> list[li
 
     def find(op: int) -> int:
         while root[op] != op:
+            root[op] = root[root[op]]
             op = root[op]
         return op
 

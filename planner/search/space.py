@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import combinations, pairwise
 
 from fuseplan.graph import Graph
 from fuseplan.search.dag import Links
@@ -25,6 +26,8 @@ CUT_UP = "cut up"
 EDGE = ("cut", "join")
 AGAIN = "again"
 ALONE = "aten"
+MANY = 16
+"""Of more readers of one value, not every two get an edge: a constant that a thousand ops read would have half a million."""
 
 
 @dataclass(frozen=True)
@@ -161,5 +164,7 @@ def _joins(readers: dict[int, set[int]], again: set[int]) -> list[tuple[int, int
     for op in sorted(readers, reverse=True):
         readers[op] |= {far for near in readers[op] & again for far in readers[near]}
     pairs = {(op, reader) for op in readers for reader in readers[op]}
-    pairs |= {(a, b) for op in again for a in readers[op] for b in readers[op] if a < b}
+    for op in again:
+        near = sorted(readers[op])
+        pairs.update(combinations(near, 2) if len(near) <= MANY else pairwise(near))
     return sorted(pairs)
