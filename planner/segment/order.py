@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from fuseplan.graph import Graph, Op
 
+_RELAYING = frozenset(
+    "set_ resize_ resize_as_ resize_storage_bytes_ as_strided_ t_ transpose_ squeeze_ unsqueeze_ swapaxes_ swapdims_".split()
+)
+
+
+def relays(graph: Graph) -> bool:
+    """Whether some op changes how a tensor lies in memory, so that it matters even to views when they are taken."""
+    return any(op.mutates and not _RELAYING.isdisjoint(op.target.split(".")) for op in graph.ops)
+
 
 def order_edges(graph: Graph) -> list[tuple[int, int]]:
     """Return pairs of op positions, first and later, whose order must be kept though no value passes between them.
+
+    A view reads no data: it may be taken before a write or after it, and shows the same memory.
 
     >>> order_edges(Graph((), (), ()))
     []
@@ -16,10 +27,12 @@ def order_edges(graph: Graph) -> list[tuple[int, int]]:
     writer: dict[str, int] = {}
     readers: dict[str, list[int]] = {}
     effect: int | None = None
+    eager_views = relays(graph)
     mutable = {storage_of[name] for op in graph.ops for name in op.mutates}
     for i, op in enumerate(graph.ops):
         written = {storage_of[name] for name in op.mutates}
-        for storage in {storage_of[name] for name in op.reads if storage_of[name] in mutable}:
+        data = op.reads if eager_views or not op.is_view else ()
+        for storage in {storage_of[name] for name in data if storage_of[name] in mutable}:
             if storage in writer:
                 edges[writer[storage], i] = None
             if storage in written:

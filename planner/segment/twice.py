@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from fuseplan.graph import Graph, Op, Ref
-from fuseplan.segment.order import has_effect, storages
+from fuseplan.segment.order import has_effect, relays, storages
 
 
 def recomputable(graph: Graph) -> tuple[bool, ...]:
@@ -23,6 +23,7 @@ def only_once(graph: Graph) -> dict[int, str]:
 
     A view may run again even where memory is written to: it looks at the same memory, and moves none of it.
     """
+    moved = relays(graph)
     root = storages(graph)
     written = {root[name] for op in graph.ops for name in op.mutates}
     given = Counter(root[name] for name in {arg.name for arg in graph.outputs if isinstance(arg, Ref)})
@@ -30,7 +31,7 @@ def only_once(graph: Graph) -> dict[int, str]:
     found = {}
     for i, op in enumerate(graph.ops):
         why = _effect(op)
-        if why is None and not op.is_view:
+        if why is None and (moved or not op.is_view):
             made = {root[value.name] for value in op.outputs}
             if not written.isdisjoint({root[name] for name in op.reads} | made):
                 why = "the program writes to memory that it reads or makes"

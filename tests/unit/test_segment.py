@@ -128,6 +128,21 @@ def test_writes_and_reads_of_one_storage_keep_their_order() -> None:
     assert set(order_edges(graph)) >= {(1, 2), (2, 3)}
 
 
+def test_a_view_may_be_taken_at_any_time_unless_a_tensor_is_laid_out_anew() -> None:
+    def edges(write: str) -> list[tuple[int, int]]:
+        return order_edges(
+            program(
+                op("v", "view.default", "x", view=True),
+                op("w", write, "x", "y", writes="x"),
+                op("u", "view.default", "x", view=True),
+                outputs=("v", "u"),
+            )
+        )
+
+    assert edges("copy_.default") == []
+    assert set(edges("resize_.default")) == {(0, 1), (1, 2)}
+
+
 def test_random_numbers_are_drawn_in_order() -> None:
     graph = program(
         op("a", "bernoulli.default", "x", random=True),

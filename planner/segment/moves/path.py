@@ -1,24 +1,29 @@
 """A legal way from one segmentation to another: cut apart what the target has apart, then join what it has together.
 
 Every step is legal by construction, which is why none is checked here and a large graph costs no more than a small one
-per op. While regions are being cut, all that stands lies within regions of the start, and could run in their order; what
-lies within one region of it could run in the order of the target. While they are joined, the same holds with the roles
-exchanged. To recompute one more op is always legal, since its region waits for what that op reads in any case; hence
-what both cuts recompute is recomputed between, and ops are dropped from it last.
+per op:
+
+- What either cut recomputes is nobody's on the way: a region that has such an op of its own computes it again instead.
+  That is always legal, since the op alone waits for the region at most, and nobody waits for more than before.
+- While regions are cut into pieces, all that stands lies within regions of the start, which could run in some order; and
+  the pieces of one region depend on each other as their regions in the target do, which have an order too. While pieces
+  are joined, the same holds with the roles exchanged.
+- To recompute one more op that is nobody's is always legal, as a region waits for what that op reads in any case. Hence a
+  piece recomputes what both cuts do before it stops to recompute what only the start does.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from fuseplan.graph import Graph
 from fuseplan.segment.legality import check_segmentation
 from fuseplan.segment.moves.move import Move
 from fuseplan.segment.moves.peel import head_views, tail_views
-from fuseplan.segment.moves.pieces import Piece, Waiting, growth, in_order, owners, pieces_of
-from fuseplan.segment.moves.shape import read_again, target_text, tidy
+from fuseplan.segment.moves.pieces import Piece, Waiting, growth, in_order, pieces_of
+from fuseplan.segment.moves.shape import read_again, target_text, tidy, values_of
 from fuseplan.segment.region import Region, Segmentation
 
 
@@ -39,13 +44,18 @@ def moves_between(graph: Graph, start: Segmentation, target: Segmentation) -> tu
 
 
 class _Path:
-    """The two cuts, the pieces that they have in common, and what each piece recomputes on the way."""
+    """The two cuts without the ops that are recomputed, and the pieces that they have in common."""
 
     def __init__(self, graph: Graph, start: Segmentation, target: Segmentation) -> None:
         self.graph = graph
         self.start, self.target = start.regions, target.regions
+        again = _recomputed(self.start, self.target)
+        self.again = sorted(again)
+        self.start_again, self.target_again = (_who_has(again, regions) for regions in (self.start, self.target))
+        self.start_cores = [_core(graph, region, again) for region in self.start]
+        self.target_cores = [_core(graph, region, again) for region in self.target]
         self.waiting = Waiting(graph)
-        self.pieces = pieces_of(graph, start, target)
+        self.pieces = pieces_of(graph, self.start_cores, self.target_cores)
         self.of_start: defaultdict[int, list[Piece]] = defaultdict(list)
         self.of_target: defaultdict[int, list[Piece]] = defaultdict(list)
         for piece in self.pieces:
@@ -53,34 +63,51 @@ class _Path:
                 self.of_start[piece.start].append(piece)
             if piece.target is not None:
                 self.of_target[piece.target].append(piece)
-        # What the regions recompute while they are in pieces: less than they do, where it can be said of them as a whole.
-        here, there = owners(start), owners(target)
-        self.first = [_settled(graph, r, self.of_start[n], here, self._in_target) for n, r in enumerate(self.start)]
-        self.last = [_settled(graph, r, self.of_target[n], there, self._in_start) for n, r in enumerate(self.target)]
+        self.first = [
+            self._settled(region, core, self.of_start[n], self._in_target)
+            for n, (region, core) in enumerate(zip(self.start, self.start_cores, strict=True))
+        ]
+        self.last = [
+            self._settled(region, core, self.of_target[n], self._in_start)
+            for n, (region, core) in enumerate(zip(self.target, self.target_cores, strict=True))
+        ]
 
     def moves(self) -> Iterator[Move]:
-        for number, region in enumerate(self.start):
-            for op in region.recompute:
-                if op not in self.first[number]:
-                    yield self._again("reuse", op, region.ops[0])
+        for op in self.again:
+            yield from self._disowned(op)
         for number in range(len(self.start)):
             yield from self._cut(number)
         for piece in self.pieces:
             yield from self._to_target(piece)
         for number in range(len(self.target)):
             yield from self._join(number)
-        for number, region in enumerate(self.target):
-            for op in reversed(region.recompute):
-                if op not in self.last[number]:
-                    yield self._again("recompute", op, region.ops[0])
+        joined = {number: core.ops[0] for number, core in enumerate(self.target_cores) if core.ops}
+        for op in reversed(self.again):
+            yield from self._owned(op, joined)
 
-    # What a piece recomputes
+    # What a region, or a piece of it, recomputes
+
+    def _settled(
+        self, region: Region, core: Region, pieces: list[Piece], other: Callable[[Piece], tuple[int, ...]]
+    ) -> frozenset[int]:
+        """What a region has to recompute while it is in pieces.
+
+        What the other cut recomputes in none of the pieces is no part of it, unless it reads what the region makes: the
+        region as a whole stops to recompute it before it is cut, or begins to after it is joined.
+        """
+        candidates = sorted({*region.recompute, *region.ops}.difference(core.ops))
+        elsewhere = {op for piece in pieces for op in other(piece)} if candidates else set()
+        inside = set(core.ops)
+        for op in candidates:
+            if op in elsewhere or not self.waiting.before(op).isdisjoint(inside):
+                inside.add(op)
+        return frozenset(inside.intersection(candidates))
 
     def _in_start(self, piece: Piece) -> tuple[int, ...]:
-        return () if piece.start is None else self.start[piece.start].recompute
+        return () if piece.start is None else self.start_cores[piece.start].recompute
 
     def _in_target(self, piece: Piece) -> tuple[int, ...]:
-        return () if piece.target is None else self.target[piece.target].recompute
+        return () if piece.target is None else self.target_cores[piece.target].recompute
 
     def _before(self, piece: Piece) -> tuple[int, ...]:
         return () if piece.start is None else read_again(self.graph, piece.ops, self.first[piece.start])
@@ -88,19 +115,62 @@ class _Path:
     def _after(self, piece: Piece) -> tuple[int, ...]:
         return () if piece.target is None else read_again(self.graph, piece.ops, self.last[piece.target])
 
-    def _again(self, name: str, op: int, region: int) -> Move:
-        return Move(name, (op,), region, target=target_text(self.graph, op))
+    # First and last: what is recomputed by anybody becomes nobody's, in the order of the graph, and comes back the other way
+
+    def _disowned(self, op: int) -> Iterator[Move]:
+        having = [(self.start[number], op in self.first[number]) for number in self.start_again[op]]
+        for region, stays in having:
+            if op in region.ops:
+                goes = not stays or not self._read_in(region, op)
+                yield self._move("evict", (op,)) if goes else self._move("recompute", (op,), self._first(region, op))
+        for region, stays in having:
+            if op in region.recompute and not stays:
+                yield self._move("reuse", (op,), self._first(region, op))
+
+    def _first(self, region: Region, op: int) -> int:
+        """The first op of the region once those before `op` that are recomputed have left it."""
+        return next(i for i in region.ops if i >= op or i not in self.start_again)
+
+    def _owned(self, op: int, joined: dict[int, int]) -> Iterator[Move]:
+        for number in self.target_again[op]:
+            if op in self.target[number].recompute and op not in self.last[number]:
+                yield self._move("recompute", (op,), joined[number])
+        for number in self.target_again[op]:
+            region, first = self.target[number], joined.get(number)
+            if op not in region.ops:
+                continue
+            if first is None:
+                yield self._run(op, region)
+            elif self._read_in(region, op):
+                yield self._move("merge-up" if op in self.last[number] else "merge-down", (op,), first)
+            else:
+                yield from self._with_what_it_reads(op, number)
+                yield self._move("merge-up", (op,), first)
+            joined[number] = op if first is None else min(first, op)
+
+    def _read_in(self, region: Region, op: int) -> bool:
+        made = values_of(self.graph, (op,))
+        return any(not made.isdisjoint(self.graph.ops[i].reads) for i in (*region.ops, *region.recompute))
+
+    def _with_what_it_reads(self, op: int, number: int) -> Iterator[Move]:
+        """What only this op reads and the region recomputes comes with it."""
+        again = read_again(self.graph, (op,), [i for i in self.last[number] if i < op])
+        if not set(again) <= set(self.target_cores[number].recompute):
+            yield self._run(op, self.target[number])
+            for other in reversed(again):
+                yield self._move("recompute", (other,), op)
 
     # The first half: regions of the start come apart
 
     def _cut(self, number: int) -> Iterator[Move]:
         pieces = self.of_start[number]
-        region = Region(self.start[number].ops, "", recompute=self.first[number])
+        core = self.start_cores[number]
+        region = replace(core, recompute=read_again(self.graph, core.ops, self.first[number]))
         leaving = [piece.ops[0] for piece in pieces if self._leaves(piece)]
-        if tuple(leaving) == region.ops and (len(leaving) == 1 or all(self.graph.ops[i].is_view for i in leaving)):
+        all_leave = len(leaving) == len(region.ops)
+        if leaving and all_leave and (len(leaving) == 1 or all(self.graph.ops[i].is_view for i in leaving)):
             yield self._move("evict", region.ops)
-            return
-        if len(pieces) > 1:
+        elif len(pieces) > 1:
             yield from self._take_apart(region, pieces, leaving)
 
     def _take_apart(self, region: Region, pieces: list[Piece], leaving: list[int]) -> Iterator[Move]:
@@ -114,10 +184,13 @@ class _Path:
         left = _Left(region.ops, gone)
         at = order.index(stays)
         for piece in [*order[:at], *reversed(order[at + 1 :])]:
-            if piece.ops[0] in gone:
-                continue
-            yield self._move("evict" if self._leaves(piece) else "split", piece.ops, left.first)
-            left.remove(piece.ops)
+            if piece.ops[0] not in gone:
+                yield (
+                    self._move("evict", piece.ops)
+                    if self._leaves(piece)
+                    else self._move("split", piece.ops, left.first)
+                )
+                left.remove(piece.ops)
         if self._leaves(stays) and stays.ops[0] not in gone:
             yield self._move("evict", stays.ops)
 
@@ -127,29 +200,30 @@ class _Path:
 
     def _peeled(self, region: Region, leaving: list[int]) -> tuple[str, frozenset[int]] | None:
         """The one move that takes all views at the ends of a region, where all of them are to leave."""
-        head = head_views(self.graph, region)
-        left = Region(tuple(i for i in region.ops if i not in head), "", recompute=region.recompute)
-        tail = tail_views(self.graph, left)
-        head_goes, tail_goes = (bool(views) and views <= set(leaving) for views in (head, tail))
-        if head_goes and tail_goes:
-            return "peel-both", head | tail
-        tail = tail_views(self.graph, region)
-        if head_goes or (tail and tail <= set(leaving)):
-            return ("peel-head", head) if head_goes else ("peel-tail", tail)
-        return None
+        head = self._unordered(head_views(self.graph, region))
+        between = replace(region, ops=tuple(i for i in region.ops if i not in head))
+        if head and head <= set(leaving):
+            tail = self._unordered(tail_views(self.graph, between))
+            return ("peel-both", head | tail) if tail and tail <= set(leaving) else ("peel-head", head)
+        tail = self._unordered(tail_views(self.graph, region))
+        return ("peel-tail", tail) if tail and tail <= set(leaving) else None
+
+    def _unordered(self, views: frozenset[int]) -> frozenset[int]:
+        """The views, or none if writes that must come before or after them may hold them where they are."""
+        return frozenset() if any(i in self.waiting.earlier or i in self.waiting.later for i in views) else views
 
     # In the middle: pieces recompute what they will in the target
 
     def _to_target(self, piece: Piece) -> Iterator[Move]:
         before, after = self._before(piece), self._after(piece)
-        if piece.start is None and after:
-            yield self._run(piece.ops[0], piece)
+        if piece.start is None and piece.target is not None and after:
+            yield self._run(piece.ops[0], self.target[piece.target])
         for op in reversed(after):
             if op not in before:
-                yield self._again("recompute", op, piece.ops[0])
+                yield self._move("recompute", (op,), piece.ops[0])
         for op in before:
             if op not in after:
-                yield self._again("reuse", op, piece.ops[0])
+                yield self._move("reuse", (op,), piece.ops[0])
         if piece.target is None and before:
             yield self._move("evict", piece.ops)
 
@@ -157,18 +231,20 @@ class _Path:
 
     def _join(self, number: int) -> Iterator[Move]:
         pieces, region = self.of_target[number], self.target[number]
+        if not pieces:
+            return
         standing = [i for i, piece in enumerate(pieces) if piece.start is not None or self._after(piece)]
         seed = max(standing, key=lambda i: len(pieces[i].ops), default=0)
         if not standing:
-            yield self._run(pieces[seed].ops[0], pieces[seed])
+            yield self._run(pieces[seed].ops[0], region)
         if len(pieces) > 1:
             yield from self._grow(pieces, seed)
         source = pieces[seed].start
-        if source is not None and (self.start[source].executor, self.start[source].variant) != (
-            region.executor,
-            region.variant,
-        ):
-            yield self._run(region.ops[0], pieces[seed], region=True)
+        if source is not None:
+            old = self.start[source]
+            if (old.executor, old.variant) != (region.executor, region.variant):
+                first = self.target_cores[number].ops[0]
+                yield Move("run", (), first, region.executor, region.variant)
 
     def _grow(self, pieces: list[Piece], seed: int) -> Iterator[Move]:
         waits = self.waiting.among(pieces, [self._after(piece) for piece in pieces])
@@ -177,11 +253,9 @@ class _Path:
             yield self._move("merge-up" if below else "merge-down", pieces[found].ops, first)
             first = min(first, pieces[found].ops[0])
 
-    def _run(self, op: int, piece: Piece, *, region: bool = False) -> Move:
-        assert piece.target is not None
-        runner = self.target[piece.target]
-        named = Move("run", () if region else (op,), op if region else None, runner.executor, runner.variant)
-        return replace(named, target="" if region else target_text(self.graph, op))
+    def _run(self, op: int, region: Region) -> Move:
+        """An op of nobody becomes a region of its own."""
+        return Move("run", (op,), None, region.executor, region.variant, target_text(self.graph, op))
 
     def _move(self, name: str, ops: tuple[int, ...], region: int | None = None) -> Move:
         return Move(name, ops, region, target=target_text(self.graph, ops[0]))
@@ -190,7 +264,7 @@ class _Path:
 class _Left:
     """The ops that a region still has; all that is asked for is the first."""
 
-    def __init__(self, ops: tuple[int, ...], gone: frozenset[int]) -> None:
+    def __init__(self, ops: tuple[int, ...], gone: frozenset[int] = frozenset()) -> None:
         self._ops, self._gone, self._at = ops, set(gone), 0
 
     @property
@@ -203,20 +277,32 @@ class _Left:
         self._gone.update(ops)
 
 
-def _settled(
-    graph: Graph, region: Region, pieces: list[Piece], owned: Container[int], other: Callable[[Piece], tuple[int, ...]]
-) -> tuple[int, ...]:
-    """What a region recomputes while it is in pieces.
+def _recomputed(start: tuple[Region, ...], target: tuple[Region, ...]) -> frozenset[int]:
+    """What is recomputed by regions that do not stay as they are, since another recomputes an op of theirs if for nothing else."""
+    staying = {(region.ops, region.recompute) for region in start} & {(r.ops, r.recompute) for r in target}
+    found = {op for r in (*start, *target) if (r.ops, r.recompute) not in staying for op in r.recompute}
+    new = found
+    while new:
+        moved = {(ops, recompute) for ops, recompute in staying if not new.isdisjoint(ops)}
+        staying -= moved
+        new = {op for _, recompute in moved for op in recompute} - found
+        found |= new
+    return frozenset(found)
 
-    An op of nobody that the other cut recomputes in none of the pieces is no part of it: the region as a whole stops
-    recomputing it before it is cut, or begins to after it is joined. That is always legal, as nobody's op can run before
-    all who read it, unless it reads in turn what comes from a region.
-    """
-    if not region.recompute:
-        return ()
-    elsewhere = {op for piece in pieces for op in other(piece)}
-    kept = {op for op in region.recompute if op in owned or op in elsewhere}
-    for op in region.recompute:
-        if any(graph.producer.get(name) in kept for name in graph.ops[op].reads):
-            kept.add(op)
-    return tuple(op for op in region.recompute if op in kept)
+
+def _who_has(again: frozenset[int], regions: tuple[Region, ...]) -> dict[int, list[int]]:
+    """For each op of `again`, the regions that it is in or that recompute it."""
+    found: dict[int, list[int]] = {op: [] for op in again}
+    for number, region in enumerate(regions):
+        for op in again.intersection((*region.ops, *region.recompute)):
+            found[op].append(number)
+    return found
+
+
+def _core(graph: Graph, region: Region, again: frozenset[int]) -> Region:
+    """The region with those of its ops recomputed that are in `again`."""
+    own = again.intersection(region.ops)
+    if not own:
+        return region
+    ops = tuple(op for op in region.ops if op not in own)
+    return replace(region, ops=ops, recompute=read_again(graph, ops, (*region.recompute, *own)))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from fuseplan.graph import Graph
 from fuseplan.segment.order import order_edges
-from fuseplan.segment.region import Segmentation, reads_from_outside, symbol_holders
+from fuseplan.segment.region import Region, reads_from_outside, symbol_holders
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +21,9 @@ class Piece:
     target: int | None
 
 
-def pieces_of(graph: Graph, start: Segmentation, target: Segmentation) -> list[Piece]:
+def pieces_of(graph: Graph, start: Sequence[Region], target: Sequence[Region]) -> list[Piece]:
     """All pieces by their first op, those apart that are nobody's in both cuts."""
-    before, after = owners(start), owners(target)
+    before, after = _owners(start), _owners(target)
     shared: dict[tuple[int, int], list[int]] = {}
     found = []
     for i in range(len(graph.ops)):
@@ -36,9 +36,8 @@ def pieces_of(graph: Graph, start: Segmentation, target: Segmentation) -> list[P
     return sorted(found, key=lambda piece: piece.ops[0])
 
 
-def owners(segmentation: Segmentation) -> dict[int, int]:
-    """For each op in a region, the number of the region."""
-    return {op: number for number, region in enumerate(segmentation.regions) for op in region.ops}
+def _owners(regions: Sequence[Region]) -> dict[int, int]:
+    return {op: number for number, region in enumerate(regions) for op in region.ops}
 
 
 class Waiting:
@@ -48,8 +47,15 @@ class Waiting:
         self.graph = graph
         self.holders = symbol_holders(graph)
         self.later: defaultdict[int, list[int]] = defaultdict(list)
+        self.earlier: defaultdict[int, list[int]] = defaultdict(list)
         for before, after in order_edges(graph):
             self.later[before].append(after)
+            self.earlier[after].append(before)
+
+    def before(self, op: int) -> set[int]:
+        """The ops that `op` waits for: those whose values it reads, and those that write before it reads."""
+        made = (self.graph.producer.get(name) for name in self.graph.ops[op].reads)
+        return {*self.earlier.get(op, ()), *(producer for producer in made if producer is not None)}
 
     def among(self, pieces: Sequence[Piece], recompute: Sequence[tuple[int, ...]]) -> list[set[int]]:
         """For each piece, by position, those that it waits for directly. Each recomputes what `recompute` says."""

@@ -7,19 +7,22 @@ from dataclasses import replace
 from fuseplan.errors import PlanError
 from fuseplan.graph import Graph
 from fuseplan.segment.flow import wanted
-from fuseplan.segment.moves.shape import changed, op_text, region_at, region_of, values_of
+from fuseplan.segment.moves.shape import changed, op_text, read_again, region_at, region_of, values_of
 from fuseplan.segment.region import Region, Segmentation, reads_from_outside
 
 
 def recompute(graph: Graph, segmentation: Segmentation, op: int, region: int | None = None) -> Segmentation:
     """Compute `op` again in the region that op number `region` is in, or in each region that reads it from elsewhere.
 
-    In the second case it leaves its own region too, if nobody reads it there any more.
+    If that region is its own, it stays in it to be recomputed, and is nobody's otherwise. Where all others recompute it and
+    nothing reads it in its own region, it leaves that.
     """
+    if region is not None and op in region_at(graph, segmentation, region).ops:
+        return _disown(graph, segmentation, op)
     readers = _regions(graph, segmentation, op, region)
     made = values_of(graph, (op,))
     for reader in readers:
-        if op in reader.ops or op in reader.recompute:
+        if op in reader.recompute:
             raise PlanError(f"the region at op {reader.ops[0]} computes {op_text(graph, op)} already")
         if made.isdisjoint(reads_from_outside(graph, reader.ops, reader.recompute)):
             raise PlanError(f"the region at op {reader.ops[0]} does not read {op_text(graph, op)}")
@@ -59,3 +62,11 @@ def _without_idle(graph: Graph, segmentation: Segmentation, op: int) -> Segmenta
     if any(not made.isdisjoint(graph.ops[i].reads) for i in (*home.ops, *home.recompute)):
         return segmentation
     return changed(graph, segmentation, [home], [replace(home, ops=tuple(i for i in home.ops if i != op))])
+
+
+def _disown(graph: Graph, segmentation: Segmentation, op: int) -> Segmentation:
+    home = region_at(graph, segmentation, op)
+    left = replace(home, ops=tuple(i for i in home.ops if i != op), recompute=(*home.recompute, op))
+    if op not in read_again(graph, left.ops, left.recompute):
+        raise PlanError(f"nothing else in the region at op {home.ops[0]} reads {op_text(graph, op)}")
+    return changed(graph, segmentation, [home], [left])
