@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from fuseplan.errors import PlanError
 from fuseplan.graph import Graph
+from fuseplan.search.cuts import Cuts, State
 from fuseplan.search.dag import Frame, Links
-from fuseplan.search.kbest import Cut, Cuts, State, best_of, refuse
+from fuseplan.search.kbest import Cut, best_of, k_best_cuts, parts_of
 from fuseplan.search.words import Costs, Limits, Option, Solution
 from fuseplan.segment import Region
 
@@ -54,48 +56,46 @@ class Island:
 
     def k_best(self, k: int, prices: Sequence[float]) -> list[list[Solution]]:
         """The `k` cheapest ways to cut it, for each price. Of several prices, the one in the middle says where windows end."""
+        try:
+            return self._k_best(k, prices)
+        except _NoWayError:  # an op that reads what is computed again may have no executor that can do so
+            self.links = replace(self.links, again=(False,) * len(self.links.again))
+        try:
+            return self._k_best(k, prices)
+        except _NoWayError as error:
+            raise PlanError(f"no regions with a cost make up ops {error}; give each of them one alone") from None
+
+    def _k_best(self, k: int, prices: Sequence[float]) -> list[list[Solution]]:
         guide = len(prices) // 2
         place = _Place(tuple(self.ops[: self.window]), frozenset(), frozenset())
         taken = len(place.ops)
         so_far: list[list[tuple[int, Parts]]] = [[(0, [])] for _ in prices]
         while True:
-            cuts = self._cuts(place)
-            found = [cuts.k_best(k, price) for price in prices]
+            cuts = self._cuts(place, prices[guide])
+            found = [k_best_cuts(cuts, k, price) for price in prices]
+            ends = [best_of([best[end] for end in cuts.ends()], k) for best in found]
+            if not ends[guide]:
+                raise _NoWayError(f"{place.ops[0]}…{place.ops[-1]}")
             if taken >= len(self.ops):
                 break
-            number = self._settled(cuts, found[guide])
+            number = self._settled(cuts, ends[guide][0])
             so_far = [_sums(before, cuts, best[number], k) for before, best in zip(so_far, found, strict=True)]
             place, taken = self._following(cuts, cuts.states[number], taken)
-        ends = [best_of([best[end] for end in cuts.ends()], k) for best in found]
-        if not ends[0]:
-            raise refuse(cuts.frame)
         whole = (_sums(before, cuts, end, k) for before, end in zip(so_far, ends, strict=True))
         return [[_solution(self.links, parts) for _, parts in best] for best in whole]
 
-    def _cuts(self, place: _Place) -> Cuts:
+    def _cuts(self, place: _Place, guide: float) -> Cuts:
         frame = Frame.of(self.links, place.ops, self.inside, place.again)
         again = sum(1 << i for i, op in enumerate(place.ops) if op in place.again)
         alone = sum(1 << i for i, op in enumerate(place.ops) if op in place.alone)
         most = self.most * len(place.ops) // len(self.ops)
-        return Cuts(frame, self.costs, self.limits, most, (again, again, alone))
+        return Cuts(frame, self.costs, self.limits, most, (again, again, alone), guide)
 
-    def _settled(self, cuts: Cuts, found: list[list[Cut]]) -> int:
-        """The last state of the best cut that has nothing to do with the end of the window."""
-        ends = best_of([found[end] for end in cuts.ends()], 1)
-        if not ends:
-            raise refuse(cuts.frame)
+    def _settled(self, cuts: Cuts, best: Cut) -> int:
+        """The last state of the best cut that has nothing to do with the end of the window; but one step at least."""
         near = len(cuts.frame.ops) - self.limits.region_ops
-        steps = ends[0].steps()
-        chosen = None
-        for after in steps[1:]:
-            assert after.step is not None
-            state = after.step.start
-            if chosen is not None and cuts.states[state][0].bit_length() > near:
-                break
-            chosen = state
-        if chosen is None:
-            raise refuse(cuts.frame)
-        return chosen
+        later = [one.step.start for one in best.steps()[1:] if one.step is not None]
+        return max((state for state in later if cuts.states[state][0].bit_length() <= near), default=later[0])
 
     def _following(self, cuts: Cuts, state: State, taken: int) -> tuple[_Place, int]:
         frame = cuts.frame
@@ -115,6 +115,10 @@ class _Place:
     alone: frozenset[int]
 
 
+class _NoWayError(Exception):
+    """Some ops have no way to run."""
+
+
 class _Remembered:
     """Costs that are asked for once: windows overlap."""
 
@@ -132,7 +136,7 @@ class _Remembered:
 def _sums(before: list[tuple[int, Parts]], cuts: Cuts, found: Sequence[Cut], k: int) -> list[tuple[int, Parts]]:
     """The `k` cheapest ways to go on from one of `before` with one of `found`."""
     pairs = heapq.nsmallest(k, ((a + cut.cost, i, j) for i, (a, _) in enumerate(before) for j, cut in enumerate(found)))
-    parts = {j: list(cuts.parts(found[j])) for _, _, j in pairs}
+    parts = {j: list(parts_of(cuts, found[j])) for _, _, j in pairs}
     return [(cost, before[i][1] + parts[j]) for cost, i, j in pairs]
 
 

@@ -42,7 +42,7 @@ class Limits:
     """The most candidate regions of one island, but never less than a handful for each of its ops."""
     all_regions: int = 160_000
     """The most candidate regions of all islands together, by the same rule."""
-    states: int = 256
+    states: int = 128
     """The most ways to have done the same number of ops of a window, of those that are not far from the ops' order."""
 
 

@@ -1,0 +1,206 @@
+"""All that can be done of an island, step by step: which regions may follow which, and how that costs.
+
+Only this depends on how ops hang together; the k best ways for one price of host time are found over it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from fuseplan.search.candidates import Candidate, regions_of
+from fuseplan.search.dag import Frame, bits
+from fuseplan.search.words import Costs, Limits, Option
+
+State = tuple[int, int, int]
+"""What is done, as sets: all such ops; of these, those that whoever reads them computes again; of these, those that run
+alone all the same. An op that nobody will read any more is left out of the last two."""
+_REGIONS = 1 << 16
+"""Costs are whole numbers, so that the order of adding does not matter: picoseconds first, then the number of regions."""
+_FEWEST = 4
+"""So many states with the same number of ops done are kept at least."""
+
+
+class Step(NamedTuple):
+    """From one state to another: a region, and the ops that run alone from now on though others compute them again."""
+
+    start: int
+    region: int
+    alone: int
+
+
+@dataclass(frozen=True)
+class Priced:
+    """The candidates that somebody takes, and what they and the ops that may be computed again cost alone."""
+
+    regions: tuple[Candidate, ...]
+    options: tuple[tuple[Option, ...], ...]
+    alone: tuple[Option | None, ...]
+
+    @staticmethod
+    def of(frame: Frame, costs: Costs, limits: Limits, most: int) -> Priced:
+        """Ask for all costs."""
+        found = regions_of(frame, limits, most)
+        options = [tuple(costs(frame.names(one.own), frame.names(one.again))) for one in found]
+        known = [i for i, ways in enumerate(options) if ways]
+        alone = (_alone(costs, op) if frame.again >> i & 1 else None for i, op in enumerate(frame.ops))
+        return Priced(tuple(found[i] for i in known), tuple(options[i] for i in known), tuple(alone))
+
+
+def _alone(costs: Costs, op: int) -> Option | None:
+    return next((o for o in costs((op,), ()) if (o.executor, o.variant) == ("aten", "default")), None)
+
+
+def whole_cost(option: Option, price: float) -> int:
+    """What a region costs, as a whole number."""
+    us = option.host_us if math.isinf(price) else option.device_us + price * option.host_us
+    return round(us * 1e6) * _REGIONS + 1
+
+
+@dataclass
+class _Reached:
+    """A state on the way: how it is come by, the least cost so far, and the least that is still to come."""
+
+    cost: int
+    ahead: float
+    steps: list[Step] = field(default_factory=list)
+
+
+class Cuts:
+    """All ways to cut a frame, within limits: the states that can be reached, and the steps between them.
+
+    `start` is the state at which the frame begins; a state's number is its place in `states`, in which no step goes back.
+    Where there are too many states, those go on that look best at the price `guide`.
+    """
+
+    def __init__(self, frame: Frame, costs: Costs, limits: Limits, most: int, start: State, guide: float) -> None:
+        self.frame = frame
+        self.priced = Priced.of(frame, costs, limits, most)
+        self._holding: list[list[int]] = [[] for _ in frame.ops]
+        """For each op the candidates that hold it, those with late first ops first."""
+        regions = self.priced.regions
+        for number in sorted(range(len(regions)), key=lambda n: -(regions[n].own & -regions[n].own)):
+            for i in bits(regions[number].own | regions[number].again):
+                self._holding[i].append(number)
+        self.states: list[State] = []
+        self.arrivals: list[list[Step]] = []
+        share = limits.states * limits.region_ops * most // (limits.regions * len(frame.ops))
+        self._explore(start, max(_FEWEST, min(limits.states, share)), guide)
+
+    def _explore(self, start: State, most: int, guide: float) -> None:
+        """Find all states and steps, fewer ops done before more."""
+        cheapest = [min(whole_cost(option, guide) for option in options) for options in self.priced.options]
+        alone = [0 if option is None else whole_cost(option, guide) - 1 for option in self.priced.alone]
+        least = self._least(cheapest)
+        saved = [sum(least[i] for i in bits(one.own)) for one in self.priced.regions]
+        all_done = (1 << len(self.frame.ops)) - 1
+        ahead = sum(least[i] for i in bits(all_done & ~start[0]))
+        waiting: dict[int, dict[State, _Reached]] = {start[0].bit_count(): {start: _Reached(0, ahead)}}
+        for count in range(start[0].bit_count(), len(self.frame.ops) + 1):
+            for state, reached in _best(waiting.pop(count, {}), most):
+                number = len(self.states)
+                self.states.append(state)
+                self.arrivals.append(reached.steps)
+                for region in self._next(state[0]) if state[0] != all_done else ():
+                    after = self._after(state, self.priced.regions[region])
+                    if after is None:
+                        continue
+                    target, starting = after
+                    cost = reached.cost + cheapest[region]
+                    if starting:
+                        cost += sum(alone[i] for i in bits(starting))
+                    level = waiting.setdefault(target[0].bit_count(), {})
+                    there = level.get(target)
+                    if there is None:
+                        there = level[target] = _Reached(cost, reached.ahead - saved[region])
+                    elif cost < there.cost:
+                        there.cost = cost
+                    there.steps.append(Step(number, region, starting))
+
+    def _least(self, cheapest: list[int]) -> list[float]:
+        """For each op, the least share of it in the cost of a region; nothing for one that may be computed again."""
+        least = [math.inf] * len(self.frame.ops)
+        for one, cost in zip(self.priced.regions, cheapest, strict=True):
+            share = cost / (one.own & ~self.frame.again).bit_count() if one.own & ~self.frame.again else 0
+            for i in bits(one.own):
+                least[i] = min(least[i], share)
+        return [0.0 if self.frame.again >> i & 1 or math.isinf(x) else x for i, x in enumerate(least)]
+
+    def _next(self, done: int) -> list[int]:
+        """The regions that may come next: enough of them for each cut to be reached in one order at least.
+
+        The first op that is not done is in some region. If that region is not ready, it waits for others, the first of
+        them likewise; no region has its turn that nobody waits for.
+        """
+        found: dict[int, None] = {}
+        first = ~done & (done + 1)
+        asked, wanted = 0, first
+        while wanted:
+            op = wanted & -wanted
+            asked |= op
+            for number in self._holding[op.bit_length() - 1]:
+                own, _, _, above = self.priced.regions[number]
+                if own & (first - 1):
+                    break  # all before the first is done, and so it is in the candidates that follow
+                if own & done:
+                    continue
+                missing = above & ~done
+                if missing:
+                    wanted |= missing & -missing
+                else:
+                    found[number] = None
+            wanted &= ~asked
+        return list(found)
+
+    def _after(self, state: State, one: Candidate) -> tuple[State, int] | None:
+        """The state after the region, and the ops that begin to run alone with it; None if it cannot come next."""
+        done, again, alone = state
+        if one.again & done & ~again:
+            return None
+        if one.outside & again:
+            return None  # what is computed again is never read from elsewhere
+        if not again and not one.again:
+            return (done | one.own, 0, 0), 0
+        new = one.again & ~done
+        starting = self._starting(new, again | new, alone) if new else 0
+        if any(self.priced.alone[i] is None for i in bits(starting)):
+            return None
+        after = done | one.own | one.again
+        live = self._live(again | new, after)
+        return (after, live, (alone | starting) & live), starting
+
+    def _starting(self, new: int, again: int, alone: int) -> int:
+        """The recomputed ops that must run alone from now on, because somebody else reads them."""
+        found = 0
+        waiting = new & self.frame.needed
+        while waiting:
+            found |= waiting
+            read = 0
+            for i in bits(waiting):
+                read |= self.frame.reads[i]
+            waiting = read & again & ~found & ~alone
+        return found & ~alone
+
+    def _live(self, again: int, done: int) -> int:
+        """Those of `again` that somebody still reads."""
+        live = 0
+        for i in reversed(list(bits(again))):
+            if self.frame.later >> i & 1 or self.frame.users[i] & (~done | live):
+                live |= 1 << i
+        return live
+
+    def ends(self) -> list[int]:
+        """The numbers of the states in which all is done."""
+        full = (1 << len(self.frame.ops)) - 1
+        return [number for number, state in enumerate(self.states) if state[0] == full]
+
+
+def _best(level: dict[State, _Reached], most: int) -> list[tuple[State, _Reached]]:
+    """The `most` states that promise the lowest costs, and at least one from which every op can go on alone."""
+    if len(level) <= most:
+        return list(level.items())
+    order = sorted(level.items(), key=lambda item: (item[1].cost + item[1].ahead, item[0]))
+    safe = next((item for item in order if not item[0][1]), None)
+    kept = order[:most]
+    return kept if safe is None or safe in kept else [*kept[:-1], safe]
