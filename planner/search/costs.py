@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from fuseplan.graph import Graph, Ref
 from fuseplan.models import CostModel, Work, WorkTable
 from fuseplan.search.solve import Option
-from fuseplan.segment import Region, Segmentation, extract, flow_of
+from fuseplan.segment import Region, Segmentation, extract, flow_of, is_anchor
 
 Choice = tuple[str, str]
 """An executor and one of its variants."""
@@ -85,9 +85,9 @@ class RegionCosts:
 
     @property
     def fusible(self) -> tuple[bool, ...]:
-        """Which ops some executor beside ATen takes."""
+        """Which ops some executor beside ATen takes, anchors apart."""
         fusing = [runner.takes for runner in self.runners if runner.name != "aten"]
-        return tuple(any(takes[i] for takes in fusing) for i in range(len(self.graph.ops)))
+        return tuple(not is_anchor(op) and any(t[i] for t in fusing) for i, op in enumerate(self.graph.ops))
 
     def __call__(self, ops: tuple[int, ...], recompute: tuple[int, ...]) -> tuple[Option, ...]:
         """The ways to run these ops as one region; none if nobody takes them together."""
@@ -124,7 +124,7 @@ class RegionCosts:
         case = self.case(region.ops, region.recompute)
         choice = (region.executor, region.variant)
         timing = self.timings.of(case.region.key).get(choice)
-        if timing is not None and timing.status == "ok":
+        if timing is not None:  # a choice that failed takes forever
             return Option(*choice, timing.device_us, timing.host_us)
         (predicted,) = self.model.predict([(case.work, *choice)])
         return Option(*choice, predicted.device_us, predicted.host_us)

@@ -12,7 +12,7 @@ from fuseplan.measure.jobs import Found
 from fuseplan.plan import AnchorChoice, Part, SegmentedPlan
 from fuseplan.search.costs import PLAIN, Case, Choice, RegionCosts, Runner, units_of
 from fuseplan.search.solve import Option, WholeSolution, solve, two_clock
-from fuseplan.segment import Region, Segmentation, is_anchor
+from fuseplan.segment import Region, Segmentation
 from fuseplan.tuning.regions import RegionBook
 from fuseplan.tuning.session import Session
 
@@ -20,6 +20,8 @@ ORDER = ("inference", "forward", "backward")
 """In which the graphs of a program run."""
 AT_ONCE = 8
 """Regions that are measured before the budget is looked at again."""
+CAUTION = 1.0
+"""By how many spreads a prediction is raised where a plan is to rest on it."""
 RESERVE = 0.45
 """The share of the time that is kept for whole plans: compiling, checking and racing them."""
 
@@ -61,8 +63,8 @@ class Search:
         return self.proposals()
 
     def proposals(self) -> list[Proposal]:
-        """The best plans by what is known now, expected and not hoped for."""
-        solutions = self._solve(self._costs(0.0))
+        """The best plans by what is known now: what is only predicted counts as slower than it is thought to be."""
+        solutions = self._solve(self._costs(-CAUTION))
         unique = {self._plan(solution).to_json(): solution for solution in reversed(solutions)}
         ranked = sorted(unique.values(), key=lambda solution: solution.total_us)
         return [Proposal(self._plan(solution), solution.total_us) for solution in ranked]
@@ -79,7 +81,7 @@ class Search:
     def anchor_regions(self, number: int) -> tuple[Region, ...]:
         """The anchors of a graph that are faster under another variant than the plain one, each by itself."""
         costs, found = self.costs[number], []
-        for i in (i for i, fusible in enumerate(costs.fusible) if not fusible or is_anchor(costs.graph.ops[i])):
+        for i in (i for i, fusible in enumerate(costs.fusible) if not fusible):
             choices = costs.case((i,)).choices
             if len(choices) > 1:
                 regions = [Region((i,), *choice) for choice in choices]

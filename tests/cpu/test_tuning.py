@@ -1,0 +1,187 @@
+"""Tuning on replayed timings: what is proposed, measured, chosen and kept, without a clock in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fuseplan.capture.trace import Trace
+from fuseplan.measure.jobs import VetRegion
+from fuseplan.plan import SegmentedPlan, WholePlan
+from fuseplan.search.costs import region_of
+from fuseplan.tune import Tuner
+from fuseplan.tuning.keep import Tuned
+from fuseplan.tuning.ledger import Settings
+from fuseplan.tuning.progress import Silent
+from fuseplan.tuning.subject import box_of, sizes_of, traces_of
+from fuseplan.tuning_db import Hit, Miss, Places, Query, Store
+from replaying import ReplayingPool, captured, cut_plans
+
+
+class Norm(nn.Module):
+    """A few islands around two matmuls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.norm = nn.Linear(32, 64), nn.Linear(64, 32), nn.LayerNorm(32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = nn.functional.gelu(self.first(self.norm(x))) * 2
+        return (x + self.second(hidden)).view(4, 4, 32).tanh()
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    with torch.no_grad():
+        (found,) = traces_of(Norm(), torch.randn(16, 32), name="norm")
+    return found
+
+
+@pytest.fixture(scope="module")
+def training() -> Trace:
+    (found,) = traces_of(Norm(), torch.randn(16, 32), name="norm training")
+    return found
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    opened = Store(Places(user=tmp_path / "tuning.db"))
+    yield opened
+    opened.close()
+
+
+def tuned(trace: Trace, store: Store, pool: ReplayingPool, effort: str = "quick", **settings: str) -> Tuned:
+    tuner = Tuner(store, pool, "cpu", effort, Settings(**settings), Silent())
+    (found,) = tuner.tune(trace, ("plain",))
+    return found
+
+
+def winning(pool: ReplayingPool) -> dict[str, float]:
+    """Times under which the first segmented plan that the pool has seen wins."""
+    from fuseplan.tuning.ledger import plan_name
+
+    (first, *_) = cut_plans(pool.jobs)
+    assert isinstance(first, SegmentedPlan)
+    return {f"cut {plan_name(first)}": 500.0}
+
+
+def test_the_fastest_plan_is_kept_with_its_evidence(trace: Trace, store: Store) -> None:
+    rehearsal = ReplayingPool()
+    tuned(trace, Store(Places(user=None)), rehearsal)
+    found = tuned(trace, store, ReplayingPool(times=winning(rehearsal)))
+    assert (found.status, found.wall_us) == ("tuned", 500.0)
+    assert found.best_default in ("inductor", "eager")
+    assert found.best_default_us is not None
+    assert found.best_default_us >= 1000
+    answer = store.find_plan(
+        Query(trace.key, Tuner(store, ReplayingPool(), "cpu", "quick", Settings(), Silent()).environment)
+    )
+    assert isinstance(answer, Hit)
+    assert (answer.plan.plan, answer.plan.status, answer.plan.wall_us) == (found.plan, "tuned", 500.0)
+    assert answer.plan.moves.splitlines() == list(found.moves)
+    assert found.moves
+    assert all(line.startswith("inference: ") for line in found.moves)
+
+
+def test_a_default_that_nothing_beats_is_the_answer(trace: Trace, store: Store) -> None:
+    found = tuned(trace, store, ReplayingPool(times={"eager": 100.0}))
+    assert (found.status, found.winner, found.plan) == ("default", "eager", WholePlan("eager"))
+
+
+def test_a_tie_goes_to_the_default(trace: Trace, store: Store) -> None:
+    rehearsal = ReplayingPool()
+    tuned(trace, Store(Places(user=None)), rehearsal)
+    tie = dict.fromkeys(winning(rehearsal), 900.0)
+    found = tuned(trace, store, ReplayingPool(times={**tie, "inductor": 900.5, "eager": 900.2}))
+    assert found.status == "default"
+
+
+def test_the_same_measurements_give_the_same_plan_byte_for_byte(training: Trace) -> None:
+    plans = []
+    for _ in range(2):
+        pool = ReplayingPool()
+        first = tuned(training, Store(Places(user=None)), pool)
+        plans.append((first.plan and first.plan.to_json(), [plan.to_json() for plan in cut_plans(pool.jobs)]))
+    assert plans[0] == plans[1]
+    assert plans[0][1]
+
+
+def test_forward_and_backward_are_cut_together(training: Trace, store: Store) -> None:
+    pool = ReplayingPool()
+    tuned(training, store, pool)
+    assert all({part.role for part in plan.parts} == {"forward", "backward"} for plan in cut_plans(pool.jobs))
+
+
+def test_an_interrupted_run_goes_on_without_measuring_again(trace: Trace, store: Store) -> None:
+    whole = ReplayingPool()
+    expected = tuned(trace, Store(Places(user=None)), whole)
+    interrupted = ReplayingPool(fail_after=len(whole.jobs) - 8)
+    with pytest.raises(KeyboardInterrupt):
+        tuned(trace, store, interrupted)
+    rest = ReplayingPool()
+    found = tuned(trace, store, rest)
+    assert interrupted.measured
+    assert not set(interrupted.measured) & set(rest.measured)
+    assert (found.plan, found.wall_us) == (expected.plan, expected.wall_us)
+
+
+def test_what_is_tuned_is_not_tuned_again(trace: Trace, store: Store) -> None:
+    first = tuned(trace, store, ReplayingPool())
+    again = ReplayingPool()
+    found = tuned(trace, store, again)
+    assert found.plan == first.plan
+    assert not again.measured
+    assert not cut_plans(again.jobs)
+
+
+def test_a_wrong_choice_is_never_part_of_a_plan_and_stays_known(trace: Trace, store: Store) -> None:
+    pool = ReplayingPool(bad={"inductor": "wrong"})
+    tuned(trace, store, pool)
+    vetted = {(job.graph.key, job.executor) for job in pool.jobs if isinstance(job, VetRegion)}
+    graph = dict(captured(trace.to_json()).graphs)["inference"]
+    cuts = [part.segmentation for plan in cut_plans(pool.jobs) for part in plan.parts]
+    used = {(region_of(graph, r.ops, r.recompute).key, r.executor) for cut in cuts for r in cut.regions}
+    assert vetted
+    assert not used & vetted
+    later = ReplayingPool()
+    list(Tuner(store, later, "cpu", "quick", Settings(), Silent()).tune(trace, ("plain",), again=True))
+    assert not vetted & {(job.graph.key, job.executor) for job in later.jobs if isinstance(job, VetRegion)}
+
+
+def test_without_measuring_a_plan_is_unverified(trace: Trace, store: Store) -> None:
+    pool = ReplayingPool()
+    found = tuned(trace, store, pool, "none")
+    assert found.status == "unverified"
+    assert not pool.measured
+    query = Query(trace.key, Tuner(store, pool, "cpu", "none", Settings(), Silent()).environment)
+    missed = store.find_plan(query)
+    assert isinstance(missed, Miss)
+    assert missed.reason == "unverified"
+
+
+def test_no_default_that_runs_is_a_verdict_of_its_own(trace: Trace, store: Store) -> None:
+    found = tuned(trace, store, ReplayingPool(bad={"eager": "crashed", "inductor": "timeout"}))
+    assert found.status == "failed"
+    assert "no default" in found.detail
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+def test_other_samplers_propose_plans_too(trace: Trace, store: Store, sampler: str) -> None:
+    pool = ReplayingPool()
+    found = tuned(trace, store, pool, sampler=sampler)
+    assert found.status in ("tuned", "default")
+
+
+def test_a_plan_holds_for_sizes_near_those_it_was_tuned_at() -> None:
+    def double(x: Tensor) -> Tensor:
+        return x * 2 + x.shape[0]
+
+    x = torch.randn(48, 4)
+    torch._dynamo.mark_dynamic(x, 0)
+    (found,) = traces_of(double, x)
+    assert list(sizes_of(found).values()) == [48]
+    assert box_of(found).text.endswith("=33..64")

@@ -1,0 +1,106 @@
+"""A pool that measures nothing: it captures for real and answers with made-up times that are the same for each run."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fuseplan.backend import programs_of
+from fuseplan.capture.trace import Trace, load_trace
+from fuseplan.explain import compiled_by
+from fuseplan.measure.jobs import (
+    Calibrate,
+    Capture,
+    Found,
+    Job,
+    Outcome,
+    RacePlans,
+    RaceRegion,
+    Row,
+    VetPlan,
+    VetRegion,
+    choice_name,
+)  # fmt: skip
+from fuseplan.measure.race import AGAIN, ReplayClock, Sample, race
+from fuseplan.plan import SegmentedPlan
+from plans import compile_under
+
+OnDone = Callable[[Job, Outcome], None]
+
+
+@dataclass
+class ReplayingPool:
+    """`times` gives the µs of a region under a choice, or of a whole program under a plan; others are made of a digest."""
+
+    times: Mapping[str, float] = field(default_factory=dict)
+    bad: Mapping[str, str] = field(default_factory=dict)
+    """Choices or sides, by name, that fail when they are vetted, with their status."""
+    fail_after: int | None = None
+    """After so many jobs the run is interrupted, as by Ctrl-C."""
+    jobs: list[Job] = field(default_factory=list)
+
+    def map(self, jobs: Sequence[Job], on_done: OnDone | None = None) -> list[Outcome]:
+        outcomes = []
+        for job in jobs:
+            if self.fail_after is not None and len(self.jobs) >= self.fail_after:
+                raise KeyboardInterrupt
+            self.jobs.append(job)
+            outcomes.append(self._answer(job))
+            if on_done is not None:
+                on_done(job, outcomes[-1])
+        return outcomes
+
+    @property
+    def measured(self) -> list[tuple[str, str]]:
+        """Every region and choice that was timed."""
+        raced = [job for job in self.jobs if isinstance(job, RaceRegion)]
+        return [(job.graph.key, choice_name(choice)) for job in raced for choice in job.choices]
+
+    def _answer(self, job: Job) -> Outcome:
+        if isinstance(job, Calibrate):
+            return Outcome()
+        if isinstance(job, Capture):
+            return Outcome(found=captured(job.trace))
+        if isinstance(job, VetRegion):
+            return self._vetted(choice_name((job.executor, job.variant)))
+        if isinstance(job, VetPlan):
+            return self._vetted(job.side.name)
+        if isinstance(job, RaceRegion):
+            names = [choice_name(choice) for choice in job.choices]
+            return self._raced({name: self._us(name, job.graph.key) for name in names}, names[0])
+        assert isinstance(job, RacePlans)
+        return self._raced({s.name: self._us(s.name, s.name, 1000.0) for s in job.sides}, job.incumbent)
+
+    def _vetted(self, name: str) -> Outcome:
+        status = self.bad.get(name, "ok")
+        return Outcome(rows=(Row(name, status, "" if status == "ok" else "planted", peak_bytes=1000),))
+
+    def _raced(self, times: Mapping[str, float], incumbent: str) -> Outcome:
+        clock = ReplayClock({name: [Sample(us, 0.0, us)] for name, us in times.items()})
+        result = race(list(times), clock, incumbent=incumbent)
+        rows = tuple(
+            Row(lane.name, device_us=m.device_us, host_us=m.host_us, wall_us=m.wall_us, repeats=lane.repeats)
+            for lane in result.lanes
+            if lane.name != AGAIN and (m := lane.medians) is not None
+        )
+        return Outcome(rows=rows, race=result, seconds=0.01)
+
+    def _us(self, name: str, subject: str, scale: float = 10.0) -> float:
+        digest = hashlib.sha256(f"{subject} {name}".encode()).digest()
+        return self.times.get(name, scale * (1 + digest[0] / 256))
+
+
+def captured(text: str) -> Found:
+    """The graphs of a trace, by running it here once."""
+    loaded = load_trace(Trace.from_json(text))
+    compiled = compile_under("aten", loaded.module)
+    loaded.step(compiled)
+    (program,) = programs_of(compiled_by(compiled))
+    return Found(program.key, tuple((record.role, record.graph) for record in program.graphs))
+
+
+def cut_plans(jobs: Sequence[Job]) -> list[SegmentedPlan]:
+    """The segmented plans that were vetted."""
+    sides = [job.side for job in jobs if isinstance(job, VetPlan)]
+    return [side.plan for side in sides if isinstance(side.plan, SegmentedPlan) and side.plan.parts]
