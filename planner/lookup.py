@@ -132,11 +132,12 @@ class Lookup:
             self.store.persist_counts(stats())
 
     def _ask(self, key: str) -> Hit | Stale | Miss:
-        if self.device.type in _TUNED_DEVICES and self.store.knows(key):
+        answer: Hit | Stale | Miss | None = self.store.unknown(key)
+        if answer is None and self.device.type not in _TUNED_DEVICES:
+            answer = Miss("other environment", f"plans are kept for {' and '.join(_TUNED_DEVICES)} alone")
+        if answer is None:
             query = self._query(key)
             answer = self._within(self.store.find_plan(query), query)
-        else:
-            answer = Miss("no such program", "no plan is stored for it")
         counted = "hits" if isinstance(answer, Hit) else "stale hits"
         count(f"plan misses: {answer.reason}" if isinstance(answer, Miss) else f"plan {counted}")
         return answer

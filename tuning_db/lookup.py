@@ -69,7 +69,7 @@ def choose(query: Query, found: Sequence[Candidate]) -> Hit | Stale | Miss:
     """The best of what all layers hold: a pinned plan, else one for just this environment, else a stale one."""
     highest = _highest(found)
     if not highest:
-        return Miss("no such program", f"no plan is stored for program {query.program[:12]}")
+        return no_plan(query.program)
     judged = [(judge(query, candidate), candidate.rank) for candidate in highest]
     usable = [_Usable.of(answer, rank) for answer, rank in judged if not isinstance(answer, Miss)]
     if not usable:
@@ -81,6 +81,11 @@ def choose(query: Query, found: Sequence[Candidate]) -> Hit | Stale | Miss:
         if slot not in latest or (one.standing, one.changed_at) > (latest[slot].standing, latest[slot].changed_at):
             latest[slot] = one
     return max(latest.values(), key=lambda one: (one.standing, one.speed, one.changed_at)).answer
+
+
+def no_plan(program: str) -> Miss:
+    """No layer has any plan of this program."""
+    return Miss("no such program", f"no plan is stored for program {program[:12]}")
 
 
 def boxes(query: Query, found: Sequence[Candidate]) -> list[Box]:

@@ -20,7 +20,7 @@ from fuseplan.tuning_db import clock, tables
 from fuseplan.tuning_db.environment import Environment
 from fuseplan.tuning_db.files import SQL_ERRORS, Absent, Database, Identity, NotOurs, Unusable, Unwritable
 from fuseplan.tuning_db.layers import Places, network_file_system, places
-from fuseplan.tuning_db.lookup import Candidate, boxes, candidates, choose, environment_of, knows
+from fuseplan.tuning_db.lookup import Candidate, boxes, candidates, choose, environment_of, knows, no_plan
 from fuseplan.tuning_db.measured import default_timings, measurements
 from fuseplan.tuning_db.notify import notify
 from fuseplan.tuning_db.records import DefaultTiming, Hit, Measurement, Miss, Query, Run, Stale, StoredPlan
@@ -86,14 +86,16 @@ class Store:
         self.count(f"plan misses: {answer.reason}" if isinstance(answer, Miss) else f"plan {_kind(answer)}")
         return answer
 
-    def knows(self, program: str) -> bool:
-        """Whether any layer has a plan of this program, for whatever machine; True where one of them cannot tell."""
+    def unknown(self, program: str) -> Miss | None:
+        """Why there is nothing to look up of this program, whatever the machine; None where `find_plan` is to tell."""
 
-        def ask() -> tuple[bool, bool]:
+        def ask() -> tuple[Miss | None, bool]:
             found, trouble = self._gather(lambda connection: knows(connection, program))
-            return trouble is not None or any(map(any, found)), trouble is None
+            if any(map(any, found)):
+                return None, trouble is None
+            return trouble or no_plan(program), trouble is None
 
-        return self._remembered(("knows", program), ask)
+        return self._remembered(("unknown", program), ask)
 
     def boxes(self, query: Query) -> list[Box]:
         """The boxes of sizes for which `find_plan` would hit, were the sizes of the question within them."""

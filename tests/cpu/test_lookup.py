@@ -70,7 +70,7 @@ def keep(path: Path, *plans: StoredPlan) -> Store:
 def test_a_stored_plan_is_run_and_told_of(own_database: Path) -> None:
     missed = run()
     assert missed.plan == Plan.named("eager")
-    assert missed.why.startswith("no plan is stored for it")
+    assert missed.why.startswith("no plan is stored for program ")
     plan = stored(missed.key, best_default="inductor", best_default_us=15.0)
     keep(own_database, plan)
     before = fuseplan.stats().get("plan hits", 0)
@@ -300,7 +300,7 @@ def test_a_program_is_tuned_where_it_was_asked_for(own_database: Path, monkeypat
 def test_where_another_process_tunes_the_default_is_called_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     tuning = type("tuning", (), {"tune_online": staticmethod(lambda *given: given[-1].default())})
     monkeypatch.setattr("fuseplan.lookup.import_module", lambda _: tuning)
-    assert run(tune="quick").why.startswith("no plan is stored for it")
+    assert run(tune="quick").why.startswith("no plan is stored for program ")
 
 
 def test_what_cannot_be_tuned_runs_under_the_default(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,11 +105,12 @@ def test_what_is_asked_before_and_beside_a_lookup(tmp_path: Path, text: str) -> 
 
     def work(shared: Faults, _: int) -> None:
         store = store_at(path)
-        assert store.knows(PROGRAM)  # a file that cannot tell is asked again, by the look-up
+        unknown = store.unknown(PROGRAM)
+        assert unknown is None or unknown.reason == "database unusable"
         assert store.boxes(asked) in ([], [Box.of({"s0": (1, 64)})])
         assert store.program_names() in ({}, {PROGRAM: "GPT-2, 8×1024"})
         if shared.happened:
-            assert not store.knows("00" * 32)
+            assert store.unknown("00" * 32) == Miss("no such program", "no plan is stored for program 000000000000")
 
     assert every_call(work, text) > 10
 

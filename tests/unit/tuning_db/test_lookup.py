@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from dataclasses import replace
 from pathlib import Path
 
@@ -179,11 +180,23 @@ def test_what_a_plan_needs() -> None:
 
 def test_whether_a_program_is_known_at_all(tmp_path: Path) -> None:
     store = store_at(tmp_path / "tuning.db")
-    assert not store.knows(PROGRAM)
+    assert store.unknown(PROGRAM) == store.find_plan(question())
     assert not (tmp_path / "tuning.db").exists()
     store_at(tmp_path / "tuning.db").add_plan(plan(environment=NEW_NVFUSER, word="disabled"))
-    assert store.knows(PROGRAM)  # though it was remembered otherwise, and is no hit
-    assert not store.knows(OTHER_PROGRAM)
+    assert store.unknown(PROGRAM) is None  # though it was remembered otherwise, and is no hit
+    assert str(store.unknown(OTHER_PROGRAM)) == "no plan is stored for program cdcdcdcdcdcd"
+
+
+def test_a_file_that_cannot_be_read_is_asked_once(tmp_path: Path) -> None:
+    (tmp_path / "tuning.db").write_bytes(b"")
+    other = sqlite3.connect(tmp_path / "tuning.db")
+    other.execute("PRAGMA application_id = 77")
+    other.execute("CREATE TABLE mine (x)")
+    other.close()
+    with pytest.warns(UserWarning, match="is not a tuning database"):
+        found = store_at(tmp_path / "tuning.db").unknown(PROGRAM)
+    assert found is not None
+    assert found.reason == "database unusable"
 
 
 def test_boxes_are_those_of_plans_that_would_hit(tmp_path: Path) -> None:
