@@ -266,7 +266,10 @@ class _Race:
 
     def _noise(self) -> float:
         """How far the incumbent may be from itself, as a logarithm."""
-        low, high = _bounds(self._differences(AGAIN, self.incumbent, self.rule.by[0]), self.rule.sure)
+        differences = self._differences(AGAIN, self.incumbent, self.rule.by[0])
+        low, high = _bounds(differences, self.rule.sure)
+        if math.isinf(high):  # too few rounds to be sure of anything: as far as it was
+            low, high = min(differences), max(differences)
         return max(math.log1p(self.rule.floor), -low, high)
 
     def _beaten_by(self, name: str) -> bool:

@@ -13,6 +13,7 @@ import queue
 import signal
 import sys
 import threading
+import traceback
 from contextlib import suppress
 from time import perf_counter
 from typing import TextIO
@@ -48,6 +49,15 @@ class Pipe:
 
 def main() -> None:
     """Serve jobs until stdin closes, which is also how the death of the parent shows; then end at once."""
+    try:
+        _serve()
+    except BaseException:  # noqa: BLE001 -- nobody above it is left to hear of it, and threads must not keep it alive
+        traceback.print_exc()
+        sys.stderr.flush()
+    _end()
+
+
+def _serve() -> None:
     setup = Setup.from_json(sys.argv[1])
     pipe = Pipe(setup)
     faulthandler.enable()
@@ -67,7 +77,7 @@ def main() -> None:
             bench.clear()
         except DeviceLostError as lost:
             pipe.send("lost", str(lost))
-            _end()
+            return
         seconds = round(perf_counter() - begin, 6)
         pipe.send("outcome", Outcome(**{**vars(outcome), "seconds": seconds}).to_json())
         gc.collect()

@@ -108,6 +108,13 @@ def test_a_budget_ends_a_race_after_its_least_rounds() -> None:
     assert race(list(times), ReplayClock(times), incumbent="default", rule=Rule(seconds=1.0)).rounds == 7
 
 
+def test_too_few_rounds_to_be_sure_decide_nothing() -> None:
+    clock = NoisyClock({"default": 100.0, "new": 80.0}, noise=0.01, seed=1)
+    result = race(["default", "new"], clock, incumbent="default", rule=Rule(least=2, most=2))
+    assert (result.winner, result.lane("new").low) == ("default", None)
+    assert 0 < result.noise < 0.1
+
+
 class FailingClock(ReplayClock):
     """One candidate fails at its second block."""
 

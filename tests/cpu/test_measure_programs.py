@@ -1,0 +1,203 @@
+"""Jobs on whole programs: what is captured, which plans are right, and the race, in a real worker."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from cpu.test_measure import FLAGS
+from fuseplan.capture.trace import write_trace
+from fuseplan.measure.agreement import disagreement, expected
+from fuseplan.measure.jobs import Capture, Outcome, RacePlans, Side, VetPlan
+from fuseplan.measure.pool import Limits, Workers
+from fuseplan.measure.race import Rule
+from fuseplan.plan import AnchorChoice, Part, Plan, SegmentedPlan
+from fuseplan.segment import Region, Segmentation
+
+SHORT = Rule(most=2, least=2)
+TESTS = Path(__file__).parents[1]
+
+
+class Block(nn.Module):
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 8)
+        self.dropout = dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = F.gelu(self.norm(self.first(x)))
+        return self.last(F.dropout(hidden, self.dropout, self.training)).square().mean()
+
+
+def attend(q: Tensor, mask: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, q, q, torch.ones(4, 4, dtype=torch.bool).tril()) + mask
+
+
+def trace_of(program: Callable[..., Any], *args: Tensor) -> str:
+    found: list[str] = []
+
+    def look(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        found.append(write_trace(gm, example_inputs, "test").to_json())
+        return gm.forward
+
+    torch.compile(program, backend=look)(*args)
+    (trace,) = found
+    return trace
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Workers]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]))
+        with Workers("cpu", limits=Limits(plan_s=240.0), flags=FLAGS, plant="planted:executors") as pool:
+            yield pool
+
+
+@pytest.fixture(scope="module")
+def training(workers: Workers) -> tuple[str, Outcome]:
+    """A small model in training, and what it was captured as."""
+    trace = trace_of(Block(), torch.randn(4, 8))
+    (outcome,) = workers.map([Capture(trace)])
+    return trace, outcome
+
+
+def test_a_program_is_captured_as_its_graphs(training: tuple[str, Outcome]) -> None:
+    trace, outcome = training
+    assert outcome.found is not None
+    assert [role for role, _ in outcome.found.graphs] == ["forward", "backward"]
+    assert outcome.found.key is not None
+    assert f'"key":"{outcome.found.key}"' in trace
+    assert outcome.found.attention == ()
+
+
+def under(outcome: Outcome, executor: str, target: str, variant: str = "default") -> SegmentedPlan:
+    """The plan that gives the one op of the forward with that name to an executor."""
+    assert outcome.found is not None
+    forward = dict(outcome.found.graphs)["forward"]
+    (op,) = (i for i, op in enumerate(forward.ops) if op.target == target)
+    return SegmentedPlan((Part("forward", forward.key, Segmentation((Region((op,), executor, variant),))),))
+
+
+def test_plans_are_right_or_a_row_says_why_not(workers: Workers, training: tuple[str, Outcome]) -> None:
+    trace, captured = training
+    other = replace(under(captured, "inductor", "aten.gelu.default").parts[0], graph="0" * 64)
+    sides = {
+        "eager": (Side("eager", Plan.named("eager")), "ok", ""),
+        "right": (Side("right", under(captured, "inductor", "aten.gelu.default")), "ok", ""),
+        "lies": (Side("lies", under(captured, "wrong_values", "aten.gelu.default")), "wrong", "output 0 is off by"),
+        "second": (
+            Side("second", under(captured, "second", "aten.gelu.default")),
+            "error",
+            "a region failed at call 2",
+        ),
+        "falls back": (
+            Side("falls back", under(captured, "inductor", "aten.gelu.default", "no such variant")),
+            "compile-error",
+            "the region at op",
+        ),
+        "another's": (Side("another's", SegmentedPlan((other,))), "refused", "the plan was made for forward graph 000"),
+        "aborts": (Side("aborts", under(captured, "abort", "aten.gelu.default")), "crashed", "died of SIGABRT"),
+    }
+    outcomes = workers.map([VetPlan(trace, side) for side, _, _ in sides.values()])
+    for (name, (_, status, detail)), outcome in zip(sides.items(), outcomes, strict=True):
+        assert (outcome.status, outcome.row(name).status) == (status, status), outcome
+        assert outcome.detail.startswith(detail), outcome.detail
+    assert outcomes[0].row("eager").compile_s is not None
+
+
+def test_sides_race_and_one_that_fails_is_a_row(workers: Workers, training: tuple[str, Outcome]) -> None:
+    trace, captured = training
+    sides = (
+        Side("eager"),
+        Side("aten", Plan.named("aten")),
+        Side("never", under(captured, "never_compiles", "aten.gelu.default")),
+        Side("aborts", under(captured, "abort", "aten.gelu.default")),
+    )
+    (outcome,) = workers.map([RacePlans(trace, sides, "eager", SHORT)])
+    assert outcome.ok, outcome
+    statuses = {row.name: row.status for row in outcome.rows}
+    assert statuses["eager"] == statuses["aten"] == "ok"
+    assert statuses["aborts"] == "crashed"
+    assert outcome.race is not None
+    assert outcome.race.incumbent == "eager"
+    assert all(us is not None and us > 0 for us in (outcome.row("eager").wall_us, outcome.row("aten").wall_us))
+
+
+def test_dropout_is_not_held_against_a_plan(workers: Workers) -> None:
+    trace = trace_of(Block(0.5), torch.randn(64, 8))
+    vetted = workers.map([VetPlan(trace, Side("aten", Plan.named("aten"))), VetPlan(trace, Side("eager"))])
+    assert [(outcome.status, outcome.detail) for outcome in vetted] == [("ok", "")] * 2
+
+
+def test_attention_calls_are_found_with_their_proofs(workers: Workers) -> None:
+    trace = trace_of(attend, torch.randn(1, 2, 4, 8), torch.randn(4, 8))
+    plain, proven, chosen = workers.map(
+        [
+            Capture(trace),
+            Capture(trace, attention="proven"),
+            Capture(trace, anchors=(AnchorChoice(0, "auto+causal"),)),
+        ]
+    )
+    assert plain.found is not None
+    assert proven.found is not None
+    assert chosen.found is not None
+    (call,) = plain.found.attention
+    assert (call.call, call.proven) == (0, "auto+causal")
+    assert "math+causal" in call.variants
+    assert "auto+unmasked" not in call.variants
+    assert plain.found.graphs != proven.found.graphs
+    assert proven.found.graphs == chosen.found.graphs
+
+
+# agreement
+
+
+def leaves(**values: Tensor) -> dict[str, Tensor]:
+    return dict(values)
+
+
+def test_eagers_own_error_is_the_measure() -> None:
+    exact = torch.linspace(1, 2, 1000, dtype=torch.float64)
+    eager = (exact + 1e-5 * torch.sin(1e4 * exact)).float()
+    wanted = expected(leaves(y=eager), leaves(y=exact), leaves(y=eager))
+    assert disagreement(leaves(y=(exact + 3e-5).float()), wanted) is None
+    assert "off by" in str(disagreement(leaves(y=(exact + 1e-4).float()), wanted))
+    assert "NaN" in str(disagreement(leaves(y=eager.clone().index_fill_(0, torch.tensor([3]), float("nan"))), wanted))
+    assert "dtype" in str(disagreement(leaves(y=eager.double()), wanted))
+    assert "alone" in str(disagreement({}, wanted))
+
+
+def test_strides_of_outputs_count_and_those_of_gradients_do_not() -> None:
+    x = torch.randn(4, 6)
+    turned = x.t().contiguous().t()
+    for name, problem in (("output 0", True), ("gradient of x", False)):
+        found = disagreement({name: turned}, expected({name: x}, {name: x.double()}, {name: x}))
+        assert (found is not None and "strides" in found) is problem
+
+
+def test_integers_may_be_wrong_as_often_as_eagers() -> None:
+    exact = torch.arange(10_000)
+    eager = exact.clone()
+    eager[:20] += 1
+    mine = exact.clone()
+    mine[50:70] += 1
+    wanted = expected(leaves(n=eager), leaves(n=exact), leaves(n=eager))
+    assert disagreement(leaves(n=mine), wanted) is None
+    assert "differs from eager" in str(disagreement(leaves(n=exact + 1), wanted))
+
+
+def test_random_values_are_judged_by_their_size_alone() -> None:
+    draw = [torch.rand(1000), torch.rand(1000), torch.rand(1000)]
+    wanted = expected(leaves(r=draw[0]), leaves(r=draw[0].double()), leaves(r=draw[1]))
+    assert disagreement(leaves(r=draw[2]), wanted) is None
+    assert "random" in str(disagreement(leaves(r=draw[2] * 3), wanted))
+    assert "random" in str(disagreement(leaves(r=draw[2] * float("nan")), wanted))
