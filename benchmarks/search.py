@@ -23,6 +23,8 @@ from fuseplan.search.solve import Option, solve
 from fuseplan.search.study import SAMPLERS, Ledger
 
 SPENT = (50, 100, 150, 200, 300, 500)
+LEAST = 0.01
+"""In the plot, whose axis is logarithmic, what is less stands there."""
 ELSEWHERE = "NVIDIA A100-SXM4-80GB"
 """Our search starts from the roofline of this GPU: were it that of the timings, there would be little to find out."""
 
@@ -74,12 +76,19 @@ def _compare(table: Table, trials: int, seeds: int) -> tuple[dict[str, Any], Pan
         "searches": {name: _summary(many, best) for name, many in traces.items()},
     }
     lines = {
-        name: [(count, 100 * (us / best - 1)) for count, us in zip(many[0].spent, many[0].best_us, strict=True)]
+        name: [(n, max(LEAST, 100 * (us / best - 1))) for n, us in zip(many[0].spent, many[0].best_us, strict=True)]
         for name, many in traces.items()
     }
+    found["plotted"] = {name: [[n, round(y, 3)] for n, y in _corners(line)] for name, line in lines.items()}
     return found, Panel(
-        table.name, "measurements spent", "regret, % (0 lies on the axis)", lines, log_x=True, log_y=True, steps=True
+        table.name, "measurements spent", "regret, % (0.01 is none)", lines, log_x=True, log_y=True, steps=True
     )
+
+
+def _corners(line: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Where the best plan changed, and the end."""
+    kept = [point for before, point in zip([(0, -1.0), *line], line, strict=False) if point[1] != before[1]]
+    return kept if kept[-1] == line[-1] else [*kept, line[-1]]
 
 
 def _search(replay: Replay, name: str, trials: int, seed: int) -> Trace:
