@@ -5,15 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from statistics import median
-from time import perf_counter
 from typing import Any
 
-import torch
-
-CYCLES_PER_SECOND = 2e9
-"""At least what a GPU's clock ticks: it is kept busy for longer than the host needs, so that it never waits for it."""
-MOST_BUSY = 0.5
-"""Seconds that it is kept busy at most."""
+from fuseplan.measure.clocks import GpuClock
+from fuseplan.measure.race import LaneError, Sample
 
 
 def side_by_side(
@@ -21,58 +16,32 @@ def side_by_side(
 ) -> dict[str, dict[str, float]]:
     """Return the medians over `blocks` of the time per call, in µs: host (to enqueue), device (queued), wall (free).
 
-    `spread` is half the distance between the quartiles of the device time, over the median.
+    The clock is the one that tuning measures with; nobody is dropped. `spread` is half the distance between the
+    quartiles of the device time, over the median. What a candidate raises, it raises here.
     """
-    for call in candidates.values():
-        for _ in range(5):
-            call()
-    busy = {name: _busy_cycles(call, calls) for name, call in candidates.items()}
-    samples: dict[str, list[tuple[float, float, float]]] = {name: [] for name in candidates}
-    order, shuffler = list(candidates), random.Random(0)
-    for _ in range(blocks):
-        shuffler.shuffle(order)
-        for name in order:
-            samples[name].append(_block(candidates[name], calls, busy[name]))
-    return {name: _summary(rows) for name, rows in samples.items()}
+    clock, shuffler = GpuClock(calls), random.Random(0)
+    samples: dict[str, list[Sample]] = {name: [] for name in candidates}
+    order = list(candidates)
+    try:
+        for name, call in candidates.items():
+            clock.add(name, [call])
+        for _ in range(blocks):
+            shuffler.shuffle(order)
+            for name in order:
+                samples[name].append(clock.block(name))
+    except LaneError as failed:
+        raise failed.__cause__ or failed from None
+    return {name: _summary(taken) for name, taken in samples.items()}
 
 
-def _busy_cycles(call: Callable[[], object], calls: int) -> int:
-    torch.cuda.synchronize()
-    begin = perf_counter()
-    for _ in range(calls):
-        call()
-    host = perf_counter() - begin
-    torch.cuda.synchronize()
-    return int(min(2 * host + 1e-3, MOST_BUSY) * CYCLES_PER_SECOND)
-
-
-def _block(call: Callable[[], object], calls: int, busy: int) -> tuple[float, float, float]:
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize()
-    torch.cuda._sleep(busy)
-    start.record()
-    begin = perf_counter()
-    for _ in range(calls):
-        call()
-    host = perf_counter() - begin
-    end.record()
-    torch.cuda.synchronize()
-    device = start.elapsed_time(end) / 1e3
-    begin = perf_counter()
-    for _ in range(calls):
-        call()
-    torch.cuda.synchronize()
-    return host / calls * 1e6, device / calls * 1e6, (perf_counter() - begin) / calls * 1e6
-
-
-def _summary(rows: list[tuple[float, float, float]]) -> dict[str, float]:
-    host, device, wall = (sorted(column) for column in zip(*rows, strict=True))
-    quarter = len(device) // 4
+def _summary(samples: list[Sample]) -> dict[str, float]:
+    device = sorted(sample.device_us for sample in samples)
+    quarter, middle = len(device) // 4, median(device)
     return {
-        "host_us": round(median(host), 3),
-        "device_us": round(median(device), 3),
-        "wall_us": round(median(wall), 3),
-        "spread": round((device[-1 - quarter] - device[quarter]) / 2 / median(device), 4),
+        "host_us": round(median(sample.host_us for sample in samples), 3),
+        "device_us": round(middle, 3),
+        "wall_us": round(median(sample.wall_us for sample in samples), 3),
+        "spread": round((device[-1 - quarter] - device[quarter]) / 2 / middle, 4) if middle else 0.0,
     }
 
 
