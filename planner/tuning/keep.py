@@ -88,7 +88,7 @@ def keep(session: Session, of: Of, verdict: Verdict, entries: Sequence[Entry], m
     """Write the verdict into the database, and return it for people."""
     times = {name: row.wall_us for name, row in verdict.rows.items()}
     for entry in entries:
-        if entry.default:
+        if entry.default and (verdict.rows[entry.name].status != "ok" or times[entry.name] is not None):
             session.store.add_default_timing(_default_timing(session, of, entry.name, verdict.rows[entry.name]))
     winner, row = verdict.winner, verdict.rows[verdict.winner.name]
     status = "tuned" if verdict.tuned else "default"

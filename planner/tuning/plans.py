@@ -114,13 +114,13 @@ def decide(session: Session, trace: str, entries: Sequence[Entry], rows: dict[st
     known = [entry for entry in entries if entry.default]
     if not known:
         return None
-    incumbent, racing = known[0], list(entries)
+    incumbent, racing, raced = known[0], list(entries), dict(rows)
     while True:
         outcome = _race(session, trace, racing, incumbent)
         if outcome.race is None:
             return None
         result = outcome.race
-        raced = rows | {row.name: _merged(rows.get(row.name), row) for row in outcome.rows}
+        raced |= {row.name: _merged(rows.get(row.name), row) for row in outcome.rows}
         by_name = {entry.name: entry for entry in racing}
         ratios = {name: result.lane(name).ratio for name in by_name if result.lane(name).status == "ok"}
         best = min((e for e in racing if e.default), key=lambda e: (ratios.get(e.name) or float("inf"), e.name))
