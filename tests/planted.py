@@ -118,10 +118,41 @@ class Later:
         return right(args)
 
 
+class _Beyond:
+    """Memory that says it is much larger than it is."""
+
+    def __init__(self, memory: torch.Tensor) -> None:
+        data = (memory.data_ptr(), False)
+        self.__cuda_array_interface__ = {"shape": (1 << 36,), "typestr": "<f4", "data": data, "version": 2}
+
+
 def illegal_access(args: list[Any], right: Compiled) -> Sequence[Any]:
     """A read far outside of all memory: the context of the GPU is lost."""
-    x = torch.zeros(8, device="cuda").as_strided((8,), (1 << 40,))
-    return [value + x.sum() for value in right(args)]
+    memory = torch.zeros(8, device="cuda")
+    beyond = torch.as_tensor(_Beyond(memory), device="cuda")[-8:]
+    return [value + beyond.sum() for value in right(args)]
+
+
+def fill_gpu(args: list[Any], right: Compiled) -> Sequence[Any]:
+    taken = []
+    while True:
+        taken.append(torch.ones(2**28, device="cuda"))
+
+
+def hang_on_gpu(args: list[Any], right: Compiled) -> Sequence[Any]:
+    torch.cuda._sleep(1 << 50)
+    return right(args)
+
+
+class LaterIllegal:
+    """Poisons the GPU after enough calls to have been vetted."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, args: list[Any], right: Compiled) -> Sequence[Any]:
+        self.calls += 1
+        return illegal_access(args, right) if self.calls > 30 else right(args)
 
 
 def never_compiles() -> None:
@@ -141,10 +172,13 @@ def executors() -> dict[str, Executor]:
         wrong_strides,
         chatter,
         illegal_access,
+        fill_gpu,
+        hang_on_gpu,
     )
     found: dict[str, Executor] = {fault.__name__: Planted(fault.__name__, fault) for fault in faults}
     found["second"] = Planted("second", Second())
     found["later"] = Planted("later", Later())
+    found["later_illegal"] = Planted("later_illegal", LaterIllegal())
     found["never_compiles"] = Planted("never_compiles", chatter, never_compiles)
     real = regions.executors
     regions.executors = lambda: {**real(), **found}

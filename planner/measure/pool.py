@@ -85,8 +85,9 @@ class Workers:
         self.limits = limits or Limits()
         self.on_stage = on_stage
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        variables = _only(device)
         setup = Setup(
-            device,
+            device.partition(":")[0],
             flags=_flags() if flags is None else flags,
             compile_threads=cores,
             memory_bytes=self.limits.memory_bytes,
@@ -94,8 +95,8 @@ class Workers:
             plant=plant,
         )
         each = replace(setup, compile_threads=max(1, cores // vetters), share=1 / vetters)
-        self.racer = WorkerProcess(setup, self.limits.start_s)
-        self.vetters = [WorkerProcess(each, self.limits.start_s) for _ in range(vetters)]
+        self.racer = WorkerProcess(setup, self.limits.start_s, variables)
+        self.vetters = [WorkerProcess(each, self.limits.start_s, variables) for _ in range(vetters)]
         self._finalizer = weakref.finalize(self, _end, [self.racer, *self.vetters])
 
     def __enter__(self) -> Workers:
@@ -221,6 +222,16 @@ def _without(job: Job, culprit: str | None) -> Job | None:
 def _ordered(job: Job, rows: Sequence[Row]) -> tuple[Row, ...]:
     places = {name: i for i, name in enumerate(_names(job))}
     return tuple(sorted(rows, key=lambda row: places.get(row.name, len(places))))
+
+
+def _only(device: str) -> Mapping[str, str] | None:
+    """What hides all GPUs but this one from a worker: in graphs, the first GPU is always number 0."""
+    kind, _, index = device.partition(":")
+    if kind != "cuda" or index in ("", "0"):
+        return None
+    import torch
+
+    return {"CUDA_VISIBLE_DEVICES": f"GPU-{torch.cuda.get_device_properties(int(index)).uuid}"}
 
 
 def _flags() -> Mapping[str, Any]:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import monotonic
 from typing import IO, Any
@@ -38,8 +38,10 @@ class WorkerLostError(FuseplanError):
 class WorkerProcess:
     """A worker, started at the first question and again at the next one after it was lost."""
 
-    def __init__(self, setup: Setup, start_s: float) -> None:
+    def __init__(self, setup: Setup, start_s: float, variables: Mapping[str, str] | None = None) -> None:
+        """`variables` are for the environment of the process, beside those that it inherits."""
         self.setup = setup
+        self.variables = variables
         self.start_s = start_s
         self.at: str | None = None
         self.stage = ""
@@ -72,6 +74,7 @@ class WorkerProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
+            env={**os.environ, **self.variables} if self.variables else None,
         )
         self._kills = _out_of_memory_kills()
         self._messages, self._said, self._ready = queue.Queue(), bytearray(), False
