@@ -11,10 +11,9 @@ from fuseplan.plan import Part, SegmentedPlan
 from fuseplan.search.names import encode
 from fuseplan.search.space import Point, Space, choice, space_of
 from fuseplan.search.study import Ledger, Proposal
-from fuseplan.segment import Segmentation
 from fuseplan.tuning.plans import Entry
 from fuseplan.tuning.segments import Proposal as Segmented
-from fuseplan.tuning.segments import Search, stored
+from fuseplan.tuning.segments import Search
 
 PROVEN = "proven"
 AS_IS = "as-is"
@@ -77,8 +76,6 @@ class PlanLedger:
             return self.named[point.plan]
         search = self.search
         cuts = dict(point.cuts)
-        for number, role in enumerate(search.roles):
-            cuts[role] = stored(Segmentation((*cuts[role].regions, *search.anchor_regions(number))))
         parts = tuple(
             Part(role, graph.key, cuts[role]) for role, graph in zip(search.roles, search.graphs, strict=True)
         )
@@ -89,18 +86,12 @@ class PlanLedger:
     def _source(self) -> list[Mapping[str, str]]:
         points = []
         for proposal in self.proposed:
-            cuts = {part.role: self._islands_only(part) for part in proposal.plan.parts}
+            cuts = {part.role: part.segmentation for part in proposal.plan.parts}
             try:
                 points.append(encode(self.space, Point.of(cuts, self.search.launch, self._anchors)))
             except PlanError:
                 continue  # equal islands that are cut unequally: no words for that
         return points
-
-    def _islands_only(self, part: Part) -> Segmentation:
-        """A cut without its anchors, whose variants are no matter of the study: each is simply the fastest."""
-        number = self.search.roles.index(part.role)
-        anchors = set(self.search.anchor_regions(number))
-        return Segmentation(tuple(region for region in part.segmentation.regions if region not in anchors))
 
     @property
     def _anchors(self) -> str:

@@ -11,7 +11,7 @@ from fuseplan.graph import Graph
 from fuseplan.measure.jobs import Found
 from fuseplan.plan import AnchorChoice, Part, SegmentedPlan
 from fuseplan.search.costs import PLAIN, Case, Choice, RegionCosts, Runner, units_of
-from fuseplan.search.solve import Option, WholeSolution, solve, two_clock
+from fuseplan.search.solve import WholeSolution, solve, two_clock
 from fuseplan.segment import Region, Segmentation
 from fuseplan.tuning.regions import RegionBook
 from fuseplan.tuning.session import Session
@@ -78,18 +78,6 @@ class Search:
         ]
         return two_clock(calls, self.launch)
 
-    def anchor_regions(self, number: int) -> tuple[Region, ...]:
-        """The anchors of a graph that are faster under another variant than the plain one, each by itself."""
-        costs, found = self.costs[number], []
-        for i in (i for i, fusible in enumerate(costs.fusible) if not fusible):
-            choices = costs.case((i,)).choices
-            if len(choices) > 1:
-                regions = [Region((i,), *choice) for choice in choices]
-                best = min(regions, key=lambda region: sum(_times(costs.of(region))))
-                if (best.executor, best.variant) != PLAIN:
-                    found.append(best)
-        return tuple(found)
-
     def _costs(self, optimism: float) -> list[RegionCosts]:
         return [
             RegionCosts(graph, runners, self.session.model, self.book.timings, optimism=optimism)
@@ -131,10 +119,6 @@ def stored(segmentation: Segmentation) -> Segmentation:
     kept = [r for r in segmentation.regions if (r.executor, r.variant) != PLAIN or r.recompute]
     regions = (replace(r, ops=tuple(sorted(r.ops)), recompute=tuple(sorted(r.recompute))) for r in kept)
     return Segmentation(tuple(sorted(regions, key=lambda region: region.ops)))
-
-
-def _times(option: Option) -> tuple[float, float]:
-    return option.device_us, option.host_us
 
 
 def measurable(region: Graph) -> bool:
