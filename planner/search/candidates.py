@@ -44,7 +44,19 @@ def regions_of(frame: Frame, limits: Limits, most: int) -> list[Candidate]:
     if everything is None:
         width = max(1, most // max(1, len(frame.ops) * limits.region_ops))
         everything = _grown(frame, limits.region_ops, most, width) or []
-    return everything
+    return everything + _all_together(frame, limits.region_ops)
+
+
+def _all_together(frame: Frame, size: int) -> list[Candidate]:
+    """A frame that is an island of more than `size` ops as one region, as it is and without what others need of it.
+
+    Larger regions than `size` are not searched for, but this one is what compilers do by themselves.
+    """
+    if len(frame.ops) <= size or not frame.whole:
+        return []
+    everything = (1 << len(frame.ops)) - 1
+    again = frame.again & frame.needed
+    return [Candidate(everything & ~without, without, 0, 0) for without in dict.fromkeys((0, again))]
 
 
 class _Grown(NamedTuple):

@@ -89,6 +89,8 @@ class Frame:
     """The ops that others of the island read, who are not in the frame."""
     done: int = 0
     """The ops that need not run any more: others have computed them again, and so must whoever reads them here."""
+    whole: bool = True
+    """Whether the frame is all of its island."""
 
     @staticmethod
     def of(links: Links, ops: Sequence[int], island: frozenset[int], done: frozenset[int] = frozenset()) -> Frame:
@@ -121,6 +123,7 @@ class Frame:
             needed=some(op in links.kept or not island.issuperset(links.users[op]) for op in ops),
             later=some(any(u in island and u not in bit and u > ops[-1] for u in links.users[op]) for op in ops),
             done=some(op in done for op in ops),
+            whole=len(ops) == len(island),
         )
 
     def names(self, mask: int) -> tuple[int, ...]:

@@ -67,12 +67,14 @@ class Island:
 
     def _k_best(self, k: int, prices: Sequence[float]) -> list[list[Solution]]:
         guide = len(prices) // 2
+        # Each window adds alternatives: a few of each make many together.
+        each = max(2, -(-k * self.limits.region_ops // len(self.ops))) if len(self.ops) > self.window else k
         place = _Place(tuple(self.ops[: self.window]), frozenset(), frozenset())
         taken = len(place.ops)
         so_far: list[list[tuple[int, Parts]]] = [[(0, [])] for _ in prices]
         while True:
             cuts = self._cuts(place, prices[guide])
-            found = [k_best_cuts(cuts, k, price) for price in prices]
+            found = [k_best_cuts(cuts, each, price) for price in prices]
             ends = [best_of([best[end] for end in cuts.ends()], k) for best in found]
             if not ends[guide]:
                 raise _NoWayError(f"{place.ops[0]}…{place.ops[-1]}")
@@ -93,7 +95,7 @@ class Island:
 
     def _settled(self, cuts: Cuts, best: Cut) -> int:
         """The last state of the best cut that has nothing to do with the end of the window; but one step at least."""
-        near = len(cuts.frame.ops) - self.limits.region_ops
+        near = len(cuts.frame.ops) - self.limits.region_ops * 3 // 2
         later = [one.step.start for one in best.steps()[1:] if one.step is not None]
         return max((state for state in later if cuts.states[state][0].bit_length() <= near), default=later[0])
 

@@ -36,8 +36,8 @@ class Limits:
 
     region_ops: int = 16
     """The most ops of one region, recomputed ones included."""
-    window: int = 48
-    """The most ops that are looked at together; windows of a larger island overlap by `region_ops`."""
+    window: int = 64
+    """The most ops that are looked at together; windows of a larger island overlap by more than a region."""
     regions: int = 4096
     """The most candidate regions of one island, but never less than a handful for each of its ops."""
     all_regions: int = 160_000

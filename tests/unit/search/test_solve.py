@@ -1,0 +1,149 @@
+"""Whole programs: the best cuts by the two clocks, equal islands cut alike, and what is left to ATen."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from fuseplan.graph import Graph, Op, Ref, Value
+from fuseplan.search.dag import Links
+from fuseplan.search.solve import Option, island_key, solve
+from fuseplan.search.two_clock import two_clock
+from fuseplan.search.windows import run_order
+from fuseplan.segment import Segmentation, check_segmentation, is_anchor, islands
+from tests.unit.search.brute import KIND, Cost, RandomCosts, all_cuts, random_graph
+
+
+def total(links: Links, cut: Segmentation, costs: list[Cost]) -> float:
+    """The two-clock time of one way to cut a graph, in the order in which the runtime runs it."""
+    order = run_order(links, [(region.ops, region.recompute) for region in cut.regions])
+    calls = [costs[i] for i in order] + costs[len(order) :]
+    return two_clock((host, device) for device, host in calls)
+
+
+def compare(seed: int, most: int) -> bool:
+    """Compare with brute force, if the graph is one island; whether it is."""
+    size = random.Random(seed).randint(2, most)
+    graph, costs = random_graph(seed, size), RandomCosts(seed)
+    links = Links.of(graph)
+    if len(islands(graph, [True] * size)) > 1:
+        return False
+    best = min(total(links, cut, cost) for cut, cost in all_cuts(graph, costs))
+    found = solve([graph], [[True] * size], [costs])
+    assert found[0].total_us <= 1.005 * best
+    return True
+
+
+def test_one_island_is_within_half_a_percent_of_the_best_by_two_clocks() -> None:
+    assert sum(compare(seed, 6) for seed in range(120)) > 60
+
+
+@pytest.mark.exhaustive
+def test_the_same_for_up_to_nine_ops() -> None:
+    assert sum(compare(seed, 9) for seed in range(20_000, 20_500)) > 250
+
+
+def block(number: int, x: str) -> list[Op]:
+    """Two pointwise ops after a matmul."""
+    names = [f"{what}{number}" for what in "abc"]
+    return [
+        Op("aten.mm.default", (Ref(x), Ref(x)), (), (Value(names[0], KIND),)),
+        Op("aten.exp.default", (Ref(names[0]),), (), (Value(names[1], KIND),)),
+        Op("aten.tanh.default", (Ref(names[1]),), (), (Value(names[2], KIND),)),
+    ]
+
+
+def stack(count: int) -> tuple[Graph, list[bool]]:
+    ops: list[Op] = []
+    for number in range(count):
+        ops += block(number, ops[-1].outputs[0].name if ops else "x")
+    graph = Graph((Value("x", KIND),), tuple(ops), (Ref(f"c{count - 1}"),))
+    return graph, [not is_anchor(op) for op in ops]
+
+
+class Counting:
+    """Fusing saves device time and costs host time, wherever the op stands; counts how often it is asked."""
+
+    def __init__(self, matmul_us: float) -> None:
+        self.matmul_us = matmul_us
+        self.asked = 0
+
+    def __call__(self, ops: tuple[int, ...], recompute: tuple[int, ...]) -> list[Option]:
+        self.asked += 1
+        if len(ops) == 1:
+            return [Option("aten", "default", self.matmul_us if ops[0] % 3 == 0 else 4.0, 5.0)]
+        return [Option("inductor", "default", 5.0, 14.0)]
+
+
+def test_equal_islands_are_solved_once_and_cut_alike() -> None:
+    graph, fusible = stack(12)
+    assert (
+        len({island_key(graph, island) for island in islands(graph, fusible)}) == 2
+    )  # the last one gives its value out
+    few, many = Counting(1.0), Counting(1.0)
+    solve([graph], [fusible], [many])
+    solve([stack(4)[0]], [stack(4)[1]], [few])
+    assert many.asked - few.asked == 8  # the matmuls alone
+    for one in solve([graph], [fusible], [many]):
+        check_segmentation(graph, one.segmentations[0])
+        sizes = {len([r for r in one.segmentations[0].regions if r.ops[0] // 3 == layer]) for layer in range(11)}
+        assert len(sizes) == 1
+
+
+@pytest.mark.parametrize(("matmul_us", "fused"), [(1.0, 0), (50.0, 12)])
+def test_where_the_host_is_behind_its_time_counts_and_where_it_is_not_it_is_free(matmul_us: float, fused: int) -> None:
+    graph, fusible = stack(12)
+    best = solve([graph], [fusible], [Counting(matmul_us)])[0]
+    assert len(best.segmentations[0].regions) == fused
+
+
+def test_in_a_graph_of_calls_host_time_is_free() -> None:
+    graph, fusible = stack(12)
+    best = solve([graph], [fusible], [Counting(1.0)], launch="cudagraph")[0]
+    assert len(best.segmentations[0].regions) == 12
+    assert best.total_us == pytest.approx(12 * 6.0 + 1.9)
+
+
+def test_several_graphs_are_one_program() -> None:
+    graph, fusible = stack(3)
+    costs = Counting(1.0)
+    both = solve([graph, graph], [fusible, fusible], [costs, costs], k=3)
+    assert len(both) == 3
+    assert [one.total_us for one in both] == sorted(one.total_us for one in both)
+    assert len({one.segmentations for one in both}) == 3
+    assert all(one.segmentations[0] == one.segmentations[1] for one in both)
+
+
+def test_an_op_of_no_island_runs_as_is_cheapest() -> None:
+    graph, fusible = stack(1)
+
+    def costs(ops: tuple[int, ...], recompute: tuple[int, ...]) -> list[Option]:
+        times = {"aten": (9.0, 5.0), "inductor": (3.0, 5.0)}
+        return [Option(name, "default", *pair) for name, pair in times.items()] if len(ops) == 1 else []
+
+    best = solve([graph], [fusible], [costs], k=1)[0]
+    assert [(region.ops, region.executor) for region in best.segmentations[0].regions] == [
+        ((op,), "inductor") for op in range(3)
+    ]
+
+
+def test_the_same_costs_give_the_same_plans() -> None:
+    graph, costs = random_graph(7, 40, anchors=0.15), RandomCosts(7)
+    fusible = [not is_anchor(op) for op in graph.ops]
+    first, second = (solve([graph], [fusible], [costs]) for _ in range(2))
+    assert repr(first) == repr(second)
+    assert all(check_segmentation(graph, one.segmentations[0]) is None for one in first)
+
+
+def test_many_islands_are_chosen_together_better_than_one_by_one() -> None:
+    """Against the best of one price for all: the device is behind in one part of a program, the host in another."""
+    better = 0
+    for seed in range(8):
+        graph, costs = random_graph(seed, 60, anchors=0.25), RandomCosts(seed)
+        fusible = [not is_anchor(op) for op in graph.ops]
+        best = solve([graph], [fusible], [costs])[0].total_us
+        single = min(solve([graph], [fusible], [costs], prices=(price,), k=1)[0].total_us for price in (0.0, 0.5, 1.0))
+        assert best <= single + 1e-9
+        better += best < 0.999 * single
+    assert better
