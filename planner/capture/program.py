@@ -6,6 +6,7 @@ Names, files, addresses and device ordinals stay out; whatever changes what woul
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import BuiltinFunctionType, FunctionType
@@ -85,9 +86,9 @@ class _Writer:
                 raise _UnkeyableError(f"module {node.target} is called as a whole")
             else:
                 target = node.target if node.op in ("call_method", "output") else self._function(node.target)
-                self.lines.append(
-                    f"{node.op} {target} {self._arg(node.args, numbers)} {self._arg(node.kwargs, numbers)}"
-                )
+                # the message of an assertion that Dynamo adds names nodes and symbols
+                args = node.args[:1] if node.target is torch.ops.aten._assert_scalar.default else node.args
+                self.lines.append(f"{node.op} {target} {self._arg(args, numbers)} {self._arg(node.kwargs, numbers)}")
 
     def _attribute(self, gm: GraphModule, path: str) -> None:
         value: Any = gm
@@ -173,6 +174,8 @@ def _function_name(target: Callable[..., Any]) -> str:
     known = isinstance(target, (FunctionType, BuiltinFunctionType, type)) or hasattr(target, "__objclass__")
     if module is None and isinstance(target, BuiltinFunctionType):
         module = "torch"  # bindings such as torch.conv2d say nothing of where they live
+    if name is not None and "<" in name and getattr(sys.modules.get(str(module)), target.__name__, None) is target:
+        name = target.__name__  # what torch made inside a function but gave a place, as max_pool2d
     if not known or module is None or name is None or module.split(".")[0] not in _TRUSTED or "<" in name:
         raise _UnkeyableError(f"{module}.{name or type(target).__name__} is a function that fuseplan does not know")
     return f"{module}.{name}"

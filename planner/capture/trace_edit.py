@@ -43,7 +43,7 @@ def doubled(fields: Mapping[str, Any]) -> dict[str, Any]:
             return {**node, "target": "double"}
         if node["target"] == _ENTER_AUTOCAST:
             return {**node, "args": [*node["args"][:2], False, *node["args"][3:]]}
-        return node  # type: ignore[return-value]
+        return dict(node)
 
     modes = {**fields["modes"], "autocast": {}, "default": "float64"}
     return _rewritten({**fields, "modes": modes}, of_input, of_node, widen)
@@ -63,11 +63,12 @@ def moved(fields: Mapping[str, Any], device: str) -> dict[str, Any]:
     def of_node(node: Mapping[str, Any]) -> dict[str, Any]:
         if node.get("target") == _ENTER_AUTOCAST:
             return {**node, "args": [kind, *node["args"][1:]]}
-        if node.get("target") == "to" or "device" in node.get("kwargs", {}):
-            args = [here if i == 1 and isinstance(arg, str) else arg for i, arg in enumerate(node["args"])]
-            kwargs = {k: here if k == "device" and isinstance(v, str) else v for k, v in node["kwargs"].items()}
-            return {**node, "args": args, "kwargs": kwargs}
-        return node  # type: ignore[return-value]
+        spelled = {**node}
+        if node["op"] == "method" and node["target"] == "to":
+            spelled["args"] = [here if i == 1 and isinstance(arg, str) else arg for i, arg in enumerate(node["args"])]
+        if isinstance(node.get("kwargs", {}).get("device"), str):
+            spelled["kwargs"] = {**node["kwargs"], "device": here}
+        return spelled
 
     modes = dict(fields["modes"])
     modes["autocast"] = dict.fromkeys([kind], next(iter(modes["autocast"].values()))) if modes["autocast"] else {}
@@ -87,8 +88,14 @@ def _rewritten(
 def _arguments(node: dict[str, Any], edit: Edit) -> dict[str, Any]:
     if node["op"] == "constant":
         return node
-    kwargs = {name: _edited(arg, edit) for name, arg in node.get("kwargs", {}).items()}
-    return {**node, "args": _edited(node["args"], edit), "kwargs": kwargs}
+    parts = {part: node[part] for part in ("args", "kwargs") if part in node}
+    return {**node, **{part: _edited_parts(content, edit) for part, content in parts.items()}}
+
+
+def _edited_parts(content: Any, edit: Edit) -> Any:
+    if isinstance(content, dict):
+        return {name: _edited(arg, edit) for name, arg in content.items()}
+    return _edited(content, edit)
 
 
 def _edited(arg: Any, edit: Edit) -> Any:
@@ -100,5 +107,5 @@ def _edited(arg: Any, edit: Edit) -> Any:
     if tag in ("tuple", "slice"):
         return {tag: _edited(content, edit)}
     if tag == "dict":
-        return {tag: {name: _edited(item, edit) for name, item in content.items()}}
+        return {tag: _edited_parts(content, edit)}
     return dict((edit(tag, content),))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 
 from fuseplan.capture.trace_args import decode, device_named, named
+from fuseplan.capture.trace_code import write_blocks
 from fuseplan.capture.trace_format import Trace, check_fields
 from fuseplan.capture.trace_targets import ATTRIBUTES, Targets, method
 from fuseplan.capture.trace_tensors import Tensors
@@ -44,7 +45,7 @@ class Loaded:
             stack.callback(torch.use_deterministic_algorithms, deterministic)
             torch.set_default_dtype(named(modes["default"]))
             torch.use_deterministic_algorithms(modes["deterministic"])
-            stack.enter_context(torch._dynamo.config.patch(captured))  # type: ignore[no-untyped-call]
+            stack.enter_context(torch._dynamo.config.patch(captured))
             stack.enter_context(torch.inference_mode() if modes["inference"] else torch.set_grad_enabled(modes["grad"]))
             for device, dtype in modes["autocast"].items():
                 stack.enter_context(torch.autocast(device, named(dtype)))
@@ -78,9 +79,10 @@ class Loaded:
             outputs = self.step(call, args)
         results: dict[str, Any] = {f"output {i}": _kept(out) for i, out in enumerate(outputs)}
         for name, leaf in self.tensors.leaves(args):
-            results[f"gradient of {name}"] = leaf.grad
-            leaf.grad = None
-        results |= {f"{name} after": value for name, value in self.tensors.after(args).items()}
+            if leaf.grad is not None:
+                results[f"gradient of {name}"] = leaf.grad
+                leaf.grad = None
+        results |= {f"{name} after": value for name, value in self.tensors.after(args, kept).items()}
         self.tensors.restore(kept)
         return results
 
@@ -124,6 +126,7 @@ def _build(trace: Trace, tensors: Tensors, base: torch.device | None) -> GraphMo
     for node in fields["nodes"]:
         values.append(_node(graph, node, values, targets, base, constants))
     graph.output(tuple(decode(fields["output"], values, targets, base)))
+    write_blocks(graph)
     module = nn.Module()
     for name, tensor in tensors.attributes():
         setattr(module, name, tensor) if isinstance(tensor, nn.Parameter) else module.register_buffer(name, tensor)

@@ -7,7 +7,6 @@ ever found: none that reads a file, loads code or calls what it is given.
 from __future__ import annotations
 
 import importlib
-import math
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,22 +17,19 @@ from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from fuseplan.errors import GraphError
 from fuseplan.graph.limits import short
 
+_CHECKS = ("_check", "_check_is_size", "_check_value", "_check_with")
 _NUMBERS = ("abs", "bool", "complex", "divmod", "float", "getattr", "int", "len", "max", "min", "pow", "round", "sum")
 _NO_OPERATORS = ("attrgetter", "call", "itemgetter", "methodcaller")
-_PLACES: Mapping[str, tuple[str, ...]] = {
+_PLACES: Mapping[str, tuple[str, ...] | None] = {
     "torch": (
         *dir(torch._C._VariableFunctions),
+        *_CHECKS,
         *torch.functional.__all__,
         *(n for n in dir(torch) if n[:4] == "sym_"),
     ),
-    "torch.nn.functional": tuple(dir(torch.nn.functional)),
-    "torch._C._nn": tuple(dir(torch._C._nn)),
-    "torch.fft": tuple(dir(torch.fft)),
-    "torch.linalg": tuple(dir(torch.linalg)),
-    "torch.special": tuple(dir(torch.special)),
-    "torch._C._linalg": tuple(dir(torch._C._linalg)),
-    "torch._C._special": tuple(dir(torch._C._special)),
-    "torch._C._fft": tuple(dir(torch._C._fft)),
+    "torch.nn.functional": None,
+    **dict.fromkeys(("torch.fft", "torch.linalg", "torch.special")),
+    **dict.fromkeys(f"torch._C.{name}" for name in ("_nn", "_fft", "_linalg", "_special")),
     "torch._C": ("_set_grad_enabled", "_log_api_usage_once"),
     "torch.amp.autocast_mode": ("_enter_autocast", "_exit_autocast"),
     "torch._functorch.predispatch": (
@@ -44,10 +40,10 @@ _PLACES: Mapping[str, tuple[str, ...]] = {
         "_vmap_decrement_nesting",
     ),
     "operator": tuple(name for name in operator.__all__ if name not in _NO_OPERATORS),
-    "math": tuple(name for name in dir(math) if callable(getattr(math, name))),
+    "math": None,
     "builtins": _NUMBERS,
 }
-"""Modules by name, and what may be called there. The first place where a function is found gives it its name."""
+"""Modules by name, and what may be called there, None for all. The first place where a function is found gives it its name."""
 
 _HOMES = ("torch", "_operator", "math", "builtins")
 """Where a function in one of the places must come from: they import things that are not their own."""
@@ -75,8 +71,8 @@ class Targets:
         self._found: dict[str, Callable[..., Any]] = {}
         self._names: dict[int, str] = {}
         for place, names in _PLACES.items():
-            module = importlib.import_module(place)
-            for name in (name for name in names if name[:2] != "__"):
+            module = _module(place)
+            for name in (name for name in names or dir(module) if name[:2] != "__"):
                 function = getattr(module, name, None)
                 if callable(function) and name not in _REFUSED and _is_at_home(function):
                     self._found[f"{place}.{name}"] = function
@@ -124,6 +120,13 @@ def _operator(name: str, namespace: str, operation: str, overload: str | None = 
     raise GraphError(
         f"torch {torch.__version__} has no operator {short(name)} here; import the library that defines it"
     )
+
+
+def _module(place: str) -> Any:
+    parent, _, name = place.rpartition(".")
+    if parent == "torch._C":
+        return getattr(torch._C, name, None)  # made by a binding: nothing imports it
+    return importlib.import_module(place)
 
 
 def _is_at_home(function: Any) -> bool:

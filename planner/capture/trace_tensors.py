@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -103,11 +103,11 @@ class Tensors:
                 elif self.owned[i]._version != was:
                     self.owned[i].copy_(self._laid_out(i, sizes, self._seed, bases))
 
-    def after(self, args: list[Tensor]) -> dict[str, Tensor]:
+    def after(self, args: list[Tensor], kept: Mapping[int, Any]) -> dict[str, Tensor]:
         """All that a program may have written, as it is now; of the parameters, those that it did write."""
-        found = {self.name(i): t for i, t in self.owned.items() if not isinstance(t, nn.Parameter) or t._version > 0}
-        copies = {name: tensor.detach().clone() for name, tensor in found.items()}
-        return copies | {self.name(i): tensor.detach() for i, tensor in zip(self.argument_numbers, args, strict=True)}
+        written = [i for i, was in kept.items() if isinstance(was, Tensor) or self.owned[i]._version != was]
+        copies = {self.name(i): self.owned[i].detach().clone() for i in written}
+        return copies | {self.name(i): arg.detach() for i, arg in zip(self.argument_numbers, args, strict=True)}
 
     def cuda_devices(self) -> list[int]:
         found = {t.device.index for t in self.owned.values() if t.is_cuda}
@@ -155,35 +155,37 @@ class Tensors:
 
     def _laid_out(self, number: int, sizes: Mapping[str, int], seed: int, bases: dict[int, Tensor]) -> Tensor:
         """A tensor of this input's values, strides and, where it shares one, storage."""
-        item = self._items[number]
-        shape = [self._size(size, sizes) for size in item["shape"]]
-        stride = [self._size(step, sizes) for step in item["stride"]]
-        dtype, device = named(item["dtype"]), self._device(item)
-        offset = item.get("offset", 0)
-        group = item.get("storage", number)
-        if group not in bases:
-            extent = max(self._extent(i, sizes) for i in self._storage.get(group, [number]))
-            bases[group] = torch.zeros(extent, dtype=dtype, device=device)
-        if bases[group].dtype != dtype or bases[group].device != device:
-            raise GraphError(f"{self.name(number)} shares its storage with a tensor of another dtype")
-        tensor = bases[group].as_strided(shape, stride, offset)
-        once = [1 if step == 0 else size for size, step in zip(shape, stride, strict=True)]
-        values = make(item["values"], once, dtype, device, 1_000_003 * seed + number, item.get("rounded"))
-        single = tensor.as_strided(once, stride, offset)
-        if not _overlaps(once, stride):
-            single.copy_(values)
-        else:
-            flat = make(item["values"], [bases[group].numel()], dtype, device, 1_000_003 * seed + number)
-            bases[group].copy_(flat)
-        return tensor
+        item, (shape, stride, offset) = self._items[number], self._layout(number, sizes)
 
-    def _extent(self, number: int, sizes: Mapping[str, int]) -> int:
+        def values(shape: Sequence[int]) -> Tensor:
+            dtype, device = named(item["dtype"]), self._device(item)
+            return make(item["values"], shape, dtype, device, 1_000_003 * seed + number, item.get("rounded"))
+
+        once = [1 if step == 0 else size for size, step in zip(shape, stride, strict=True)]
+        dense = values(once)
+        if "storage" not in item and once == shape and list(dense.stride()) == stride:
+            return dense
+        base = self._base_of(number, sizes, bases, dense)
+        if _overlaps(once, stride):
+            base.copy_(values([base.numel()]))
+        else:
+            base.as_strided(once, stride, offset).copy_(dense)
+        return base.as_strided(shape, stride, offset)
+
+    def _base_of(self, number: int, sizes: Mapping[str, int], bases: dict[int, Tensor], like: Tensor) -> Tensor:
+        """The memory that this input lies in, as large as all who share it need."""
+        group = self._items[number].get("storage", number)
+        if group not in bases:
+            extents = [_extent(*self._layout(i, sizes)) for i in self._storage.get(group, [number])]
+            bases[group] = like.new_zeros(max(extents))
+        if bases[group].dtype != like.dtype or bases[group].device != like.device:
+            raise GraphError(f"{self.name(number)} shares its storage with a tensor of another dtype or device")
+        return bases[group]
+
+    def _layout(self, number: int, sizes: Mapping[str, int]) -> tuple[list[int], list[int], int]:
         item = self._items[number]
-        shape = [self._size(size, sizes) for size in item["shape"]]
-        if 0 in shape:
-            return int(item.get("offset", 0))
-        steps = (self._size(step, sizes) for step in item["stride"])
-        return 1 + item.get("offset", 0) + sum((size - 1) * step for size, step in zip(shape, steps, strict=True))
+        shape, stride = ([self._size(size, sizes) for size in item[part]] for part in ("shape", "stride"))
+        return shape, stride, item.get("offset", 0)
 
     def _device(self, item: Mapping[str, Any]) -> torch.device:
         return device_named(item.get("device", "cpu"), self._base)
@@ -200,6 +202,12 @@ class Tensors:
         if None in (known := {name: sizes.get(name) for name in symbols_in(size)}).values():
             raise GraphError(f"nothing is known of the size {short(size)}")
         return int(SizeSpace(known)(size))
+
+
+def _extent(shape: list[int], stride: list[int], offset: int) -> int:
+    """How many elements of memory a tensor reaches over."""
+    reach = sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+    return offset + (0 if 0 in shape else 1 + reach)
 
 
 def _overlaps(shape: list[int], stride: list[int]) -> bool:

@@ -20,6 +20,8 @@ from fuseplan.errors import GraphError
 
 FEW = 4
 """Distinct values up to which they are written one by one: masks, constants, weights of a fresh norm."""
+REPEATED = 4
+"""How often each of a few floats has to occur, or a small weight would be written down as it is."""
 SAMPLE = 2**16
 """Elements of a float tensor that are looked at. Of integers all are, since one out of range would be an error."""
 
@@ -55,7 +57,8 @@ def _few(flat: Tensor) -> Values | None:
     if head.unique().numel() > FEW:
         return None
     values, counts = flat.unique(return_counts=True)
-    if values.numel() > FEW:
+    plain = not flat.is_floating_point() or bool(((values == 0) | (values.abs() == 1)).all())
+    if values.numel() > FEW or (not plain and flat.numel() < REPEATED * values.numel()):
         return None
     numbers = [_written(number) for number in values.tolist()]
     return {"spread": "few", "values": numbers, "counts": counts.tolist()}
@@ -121,6 +124,8 @@ def make(
     >>> make({"spread": "range", "low": 3, "high": 5}, (2, 2), torch.int64, torch.device("cpu"), 0).min() >= 3
     tensor(True)
     """
+    if device.type == "meta":
+        return torch.empty(tuple(shape), dtype=dtype, device=device)
     generator = torch.Generator(device).manual_seed(seed)
     try:
         if dtype.is_complex:
@@ -186,7 +191,7 @@ def _chosen(
     whole = all(isinstance(number, int) for number in numbers)
     table = torch.tensor(numbers, dtype=None if whole else torch.float64, device=device)
     if len(numbers) == 1:
-        return table.expand(tuple(shape)).contiguous()
+        return table[0].expand(tuple(shape)).contiguous()
     shares = torch.tensor(values["counts"], dtype=torch.float32, device=device)
     bounds = (shares.cumsum(0) / shares.sum())[:-1].contiguous()
     drawn = torch.rand(tuple(shape), device=device, generator=generator)

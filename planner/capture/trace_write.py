@@ -103,7 +103,7 @@ class _Writer:
 
     def _node(self, node: Node) -> dict[str, Any]:
         if node.op == "get_attr":
-            return self._constant(str(node.target))
+            return self._constant(node)
         if node.op == "call_function":
             record = {"op": "function", "target": self.targets.name_of(node.target)}
         elif node.op == "call_method":
@@ -113,12 +113,15 @@ class _Writer:
         kwargs = {name: self._arg(arg) for name, arg in node.kwargs.items()}
         return {**record, "args": [self._arg(arg) for arg in node.args], **({"kwargs": kwargs} if kwargs else {})}
 
-    def _constant(self, path: str) -> dict[str, Any]:
+    def _constant(self, node: Node) -> dict[str, Any]:
         value: Any = self.gm
-        for part in path.split("."):
+        for part in str(node.target).split("."):
             value = getattr(value, part)
+        if isinstance(value, GraphModule):
+            users = ", ".join(sorted({str(user.target) for user in node.users}))
+            raise GraphError(f"{users} is a higher-order operator, which a trace cannot hold")
         if not isinstance(value, Tensor) or value.numel() > CONSTANT_ELEMENTS or value.is_complex():
-            raise GraphError(f"the program holds {path}, a {type(value).__name__} that is too large for a trace")
+            raise GraphError(f"the program holds a {type(value).__name__} that is too large for a trace")
         numbers = [self._arg(number) for number in value.detach().reshape(-1).tolist()]
         dtype = str(value.dtype).removeprefix("torch.")
         return {"op": "constant", "dtype": dtype, "shape": list(value.shape), "values": numbers}

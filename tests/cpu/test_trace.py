@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from agreement import assert_same
+import layer_programs
+import zoo
+from agreement import assert_as_accurate, assert_same
 from fuseplan.capture.program import program_key
-from fuseplan.capture.trace import Trace, load_trace, write_trace
+from fuseplan.capture.trace import Trace, load_trace, retarget, write_trace
+from fuseplan.errors import GraphError
 
 Scope = Callable[[], AbstractContextManager[Any]]
 
@@ -49,6 +54,13 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Dropout(0.2), nn.Linear(16, 4))
 
 
+def matrix(*shape: int, grad: bool = False) -> Tensor:
+    return torch.randn(shape or (4, 4), requires_grad=grad)
+
+
+# what is captured again
+
+
 SCOPES: dict[str, Scope] = {
     "training": nullcontext,
     "no_grad": torch.no_grad,
@@ -59,12 +71,328 @@ SCOPES: dict[str, Scope] = {
 
 @pytest.mark.parametrize("scope", SCOPES.values(), ids=SCOPES)
 def test_a_module_in_each_mode_is_captured_again_as_the_same_program(scope: Scope) -> None:
-    (trace,) = traces_of(mlp(), torch.randn(3, 8), scope=scope)
+    (trace,) = traces_of(mlp(), matrix(3, 8), scope=scope)
     assert_round_trips(trace)
 
 
-def test_the_trained_module_has_gradients_for_all_its_parameters() -> None:
-    (trace,) = traces_of(mlp(), torch.randn(3, 8))
-    gradients = {name: value for name, value in load_trace(trace).run().items() if name.startswith("gradient")}
-    assert len(gradients) == 6
-    assert all(isinstance(value, Tensor) and value.abs().sum() > 0 for value in gradients.values())
+@pytest.mark.parametrize("name", ["gpt2", "resnet"])
+def test_a_model_in_training_is_captured_again_as_the_same_program(name: str) -> None:
+    _check_model(name, training=True)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("name", zoo.TRANSFORMERS)
+def test_every_model_is_captured_again_as_the_same_programs(name: str, training: bool) -> None:
+    _check_model(name, training)
+
+
+def _check_model(name: str, training: bool) -> None:
+    entry = zoo.TRANSFORMERS[name]
+    model, inputs = entry.build(dropout=0.1)
+    model.train(training and entry.trainable)
+    traces = traces_of(model, scope=lambda: torch.set_grad_enabled(training), **inputs)
+    assert traces
+    for trace in traces:
+        assert_round_trips(trace)
+
+
+def _nested_autocast(x: Tensor, w: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        y = x @ w
+        with torch.autocast("cpu", enabled=False):
+            z = (x @ w).exp()
+        with torch.no_grad():
+            return y + z + y.exp()
+
+
+def _after_a_break(x: Tensor, w: Tensor) -> Tensor:
+    hidden = x @ w
+    torch._dynamo.graph_break()
+    return (hidden * w).sum(0)
+
+
+def _writes_shared_memory(x: Tensor, y: Tensor) -> Tensor:
+    x.add_(1)
+    return y * 2
+
+
+@torch.no_grad()
+def _writes_a_parameter(weight: Tensor, grad: Tensor) -> None:
+    weight.sub_(grad, alpha=0.1)
+
+
+def _sizes(x: Tensor, n: int) -> Tensor:
+    return x.reshape(-1, n) + x.shape[0] * n
+
+
+def _shared() -> tuple[Tensor, Tensor]:
+    memory = matrix(20)
+    return memory[:10], memory[4:12]
+
+
+Case = tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]
+CASES: dict[str, Case] = {
+    "autocast_blocks": (_nested_autocast, lambda: (matrix(grad=True), matrix())),
+    "input_that_is_no_leaf": (_after_a_break, lambda: (matrix(grad=True), matrix(grad=True))),
+    "shared_memory": (_writes_shared_memory, _shared),
+    "written_parameter": (_writes_a_parameter, lambda: (nn.Parameter(matrix(4)), matrix(4))),
+    "odd_strides": (torch.add, lambda: (matrix(3, 1).expand(3, 4), matrix(8, 8)[::2, 1:5][:3])),
+    "max_pool": (lambda x: F.max_pool2d(x, 2).mT, lambda: (matrix(1, 6, 6),)),
+    "literals": (lambda x: x + torch.tensor([1.0, float("inf"), -0.0]) + x.dtype.itemsize, lambda: (matrix(3),)),
+    "slices": (lambda x: x[..., 1:3, None].unbind(0)[0] ** 2, lambda: (matrix(5, 8, 8),)),
+    "complex": (lambda x: torch.view_as_real(torch.fft.fft(x) * 1j), lambda: (matrix(4).to(torch.complex64),)),
+    "encoder_layer": (nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), lambda: (matrix(3, 2, 8),)),
+    "lists": (lambda *x: torch._foreach_add(x, 1.0), lambda: (matrix(3), matrix(4))),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_programs_do_is_captured_again(name: str) -> None:
+    call, make = CASES[name]
+    traces = traces_of(call, *make())
+    assert traces
+    for trace in traces:
+        assert_round_trips(trace)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", {**layer_programs.FUNCTIONS, **layer_programs.ATTENTION})
+def test_layers_are_captured_again(name: str) -> None:
+    call, make = {**layer_programs.FUNCTIONS, **layer_programs.ATTENTION}[name]
+    (trace,) = traces_of(call, *make())
+    assert_round_trips(trace)
+
+
+@pytest.mark.parametrize("marked", [(0,), (0, 1)])
+def test_dynamic_sizes_stay_dynamic_and_can_be_chosen(marked: tuple[int, ...]) -> None:
+    x = matrix(5, 6, 8)
+    for dim in marked:
+        torch._dynamo.mark_dynamic(x, dim)
+    (trace,) = traces_of(lambda x, w: (x @ w).reshape(x.shape[0] * x.shape[1], 8), x, matrix(8, 8))
+    assert_round_trips(trace)
+    assert [symbol["hint"] for symbol in trace.fields["symbols"]] == [5, 6][: len(marked)]
+    loaded = load_trace(trace)
+    (larger, _) = loaded.inputs(0, {"s0": 9})
+    assert larger.shape == (9, 6, 8)
+    with pytest.raises(GraphError, match="no size 's7'; it has s0"):
+        loaded.inputs(0, {"s7": 9})
+
+
+def test_a_number_that_varies_stays_one() -> None:
+    traces: list[Trace] = []
+
+    def backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        traces.append(write_trace(gm, example_inputs))
+        return gm.forward
+
+    torch.compile(_sizes, backend=backend, dynamic=True)(matrix(6, 8), 4)
+    torch._dynamo.reset()
+    assert_round_trips(traces[0])
+
+
+# what a loaded trace runs on
+
+
+def test_a_loaded_module_with_the_weights_of_the_first_gives_what_the_first_gave() -> None:
+    model, x = mlp().eval(), matrix(3, 8)
+    given: list[Any] = []
+
+    def backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        given.extend((write_trace(gm, example_inputs), list(example_inputs)))
+        return gm.forward
+
+    expected = torch.compile(model, backend=backend)(x)
+    trace, values = given
+    loaded = load_trace(trace)
+    with torch.no_grad():
+        for number, tensor in loaded.tensors.owned.items():
+            tensor.copy_(values[number])
+    assert_same(list(loaded.module(x)), [expected])
+
+
+def test_the_trained_module_has_gradients_and_starts_anew_each_time() -> None:
+    (trace,) = traces_of(nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6), nn.Dropout()), matrix(3, 8, grad=True))
+    loaded = load_trace(trace)
+    first = loaded.run()
+    gradients = [value for name, value in first.items() if name.startswith("gradient")]
+    assert len(gradients) == 5  # of four parameters and the input
+    assert all(value.isfinite().all() for value in gradients)
+    statistics = [value for name, value in first.items() if name.startswith("buffer") and value.shape == (6,)]
+    assert len(statistics) == 2
+    assert not torch.equal(statistics[0], torch.zeros(6))
+    assert_same(loaded.run(), first)
+    assert not torch.equal(loaded.run(seed=1)["output 0"], first["output 0"])
+
+
+def test_the_gradient_of_what_adds_up_to_a_constant_shows() -> None:
+    (trace,) = traces_of(lambda x: x.softmax(-1), matrix(5, 8, grad=True))
+    loaded = load_trace(trace)
+    (gradient,) = [value for name, value in loaded.run().items() if name.startswith("gradient")]
+    assert gradient.abs().max() > 1e-3
+
+
+def _embedded(ids: Tensor, mask: Tensor, places: Tensor, table: Tensor, labels: Tensor) -> Tensor:
+    hidden = F.embedding(ids, table) + F.embedding(places, table) * mask[..., None]
+    return F.cross_entropy(hidden.flatten(0, 1), labels.flatten())
+
+
+def test_inputs_are_made_up_in_the_range_and_the_order_that_was_seen() -> None:
+    ids = torch.randint(3, 90, (4, 32))
+    mask = (torch.arange(32) < torch.tensor([[32], [20], [9], [31]])).long()
+    places = torch.arange(32).expand(4, 32)
+    labels = torch.where(mask == 1, torch.randint(0, 16, (4, 32)), -100)
+    (trace,) = traces_of(_embedded, ids, mask, places, matrix(100, 16), labels)
+    made = load_trace(trace).inputs(seed=5)
+    assert made[0].min() >= 3
+    assert made[0].max() < 90
+    assert not torch.equal(made[0], ids)
+    by_shape = dict(zip(_order(trace), made, strict=True))
+    assert torch.equal(by_shape["places"], places)
+    assert by_shape["mask"].unique().tolist() == [0, 1]
+    assert (by_shape["mask"].diff(dim=-1) <= 0).all()
+    assert set(by_shape["labels"].unique().tolist()) <= {-100, *range(16)}
+    assert -100 in by_shape["labels"]
+
+
+def _order(trace: Trace) -> list[str]:
+    """Which argument each input of `_embedded` is, told by how its values are spread."""
+
+    def name(item: Mapping[str, Any]) -> str:
+        values = item["values"]
+        if item["dtype"] == "float32":
+            return "table"
+        if values.get("order"):
+            return "places" if values["order"] == "counting" else "mask"
+        return "labels" if "marks" in values else "ids"
+
+    return [name(item) for item in trace.fields["inputs"]]
+
+
+def test_the_trace_holds_no_weights() -> None:
+    layer = nn.Linear(8, 3)
+    (trace,) = traces_of(layer, matrix(2, 8))
+    numbers = {f"{number:.6g}" for number in [*layer.weight.flatten().tolist(), *layer.bias.tolist()]}
+    assert not [number for number in numbers if number in trace.to_json()]
+
+
+# the edited trace
+
+
+def test_in_double_is_the_same_program_of_the_same_values() -> None:
+    def program(x: Tensor, w: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            hidden = x @ w
+        return hidden.float().softmax(-1, dtype=torch.float32) + torch.zeros(4, dtype=x.dtype)
+
+    (trace,) = traces_of(program, matrix(4, 4, grad=True), matrix())
+    exact, eager = load_trace(trace.in_double()).run(), load_trace(trace).run()
+    assert {value.dtype for value in exact.values()} == {torch.float64}
+    assert (exact["output 0"] - eager["output 0"]).abs().max() < 0.05
+    assert_as_accurate(eager, eager, exact)
+    assert trace.in_double().key != trace.key
+    assert trace.in_double().in_double() == trace.in_double()
+
+
+def test_values_in_double_are_those_that_the_narrow_dtype_can_hold() -> None:
+    (trace,) = traces_of(lambda x: x + 1, matrix(64).bfloat16())
+    (narrow,), (wide,) = load_trace(trace).inputs(3), load_trace(trace.in_double()).inputs(3)
+    assert wide.dtype == torch.float64
+    assert torch.equal(narrow.double(), wide)
+
+
+def test_a_retargeted_trace_names_the_other_device_throughout() -> None:
+    def program(x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, torch.bfloat16):
+            return (x @ x).to("cpu") + torch.arange(4, device=x.device)
+
+    with torch.autocast("cpu", torch.bfloat16):
+        (trace,) = traces_of(program, matrix())
+    moved = retarget(trace, "cuda").fields
+    assert "cpu" not in json.dumps({**moved, "torch": ""})
+    assert retarget(trace, "cpu").key == trace.key
+    on_meta = load_trace(retarget(traces_of(mlp(), matrix(3, 8))[0], "meta"))
+    assert [out.device.type for out in on_meta.step()] == ["meta"]
+
+
+# what is refused
+
+
+def test_what_cannot_be_written_is_named() -> None:
+    refusals: list[str] = []
+
+    def backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        with pytest.raises(GraphError) as refusal:
+            write_trace(gm, example_inputs, "mine")
+        refusals.append(str(refusal.value))
+        return gm.forward
+
+    torch.compile(lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), backend=backend)(matrix(3))
+    torch._dynamo.reset()
+    assert refusals == ["cond is a higher-order operator, which a trace cannot hold"]
+
+
+@pytest.fixture(scope="module")
+def small() -> Mapping[str, Any]:
+    """A trace as JSON holds it, to be spoilt."""
+    (trace,) = traces_of(lambda x: x.exp() + 1, matrix(3))
+    return json.loads(trace.to_json())  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "complaint"),
+    [
+        (["format"], "fuseplan trace 0", "its format is not"),
+        (["key"], 3, "the key is 3"),
+        (["extra"], 3, "unknown field 'extra'"),
+        (["inputs", 0, "kind"], "file", "of the kind 'file'"),
+        (["inputs", 0, "stride"], [], "1 sizes and 0 strides"),
+        (["inputs", 0, "shape", 0], -4, "has the size -4"),
+        (["nodes", 0, "args", 0], {"ref": 1}, "refers to 1"),
+        (["nodes", 0, "args", 0], {"pickle": "x"}, "no kind of argument"),
+        (["nodes", 0, "op"], "module", "of the kind 'module'"),
+        (["output"], [{"ref": -1}], "refers to -1"),
+    ],
+)
+def test_garbage_is_refused_in_one_line(small: Any, path: list[Any], value: Any, complaint: str) -> None:
+    with pytest.raises(GraphError) as refusal:
+        Trace.from_json(json.dumps(_changed(small, path, value)))
+    assert complaint in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("node", "complaint"),
+    [
+        ({"op": "function", "target": "builtins.eval", "args": ["1"]}, "'builtins.eval' is a function"),
+        ({"op": "function", "target": "torch.os.system", "args": ["true"]}, "'torch.os.system' is a function"),
+        ({"op": "function", "target": "torch.load", "args": ["f"]}, "'torch.load' is a function"),
+        ({"op": "function", "target": "torch.from_file", "args": ["f"]}, "'torch.from_file' is a function"),
+        ({"op": "function", "target": "ops.aten.from_file", "args": ["f"]}, "'ops.aten.from_file' is a function"),
+        ({"op": "function", "target": "ops.load_library", "args": ["f"]}, "'ops.load_library' is a function"),
+        ({"op": "function", "target": "ops.nobody.knows", "args": []}, "has no operator 'ops.nobody.knows'"),
+        ({"op": "function", "target": "builtins.getattr", "args": [{"ref": 0}, "__class__"]}, "may not see"),
+        ({"op": "method", "target": "__reduce_ex__", "args": [{"ref": 0}, 2]}, "'__reduce_ex__' is a method"),
+        ({"op": "method", "target": "exp(); import os; x", "args": [{"ref": 0}]}, "is a method"),
+        ({"op": "method", "target": "exp", "args": [{"dtype": "load"}]}, "has no dtype 'load'"),
+        ({"op": "method", "target": "exp", "args": [{"device": "a b"}]}, "'a b' is no device"),
+        (
+            {"op": "function", "target": "torch.amp.autocast_mode._enter_autocast", "args": [{"ref": 0}]},
+            "arguments that are none of it",
+        ),
+    ],
+)
+def test_a_trace_calls_nothing_but_functions_of_tensors(small: Any, node: Any, complaint: str) -> None:
+    with pytest.raises(GraphError) as refusal:
+        load_trace(Trace.from_json(json.dumps(_changed(small, ["nodes", 0], node))))
+    assert complaint in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def _changed(document: Any, path: list[Any], value: Any) -> Any:
+    copied = json.loads(json.dumps(document))
+    part = copied
+    for step in path[:-1]:
+        part = part[step]
+    part[path[-1]] = value
+    return copied
