@@ -85,7 +85,7 @@ def tune_online(gm: Any, example_inputs: Sequence[Any], effort: str, store: Stor
     trace = write_trace(gm, example_inputs)
     where = device_of(trace)
     with _shown(None) as heard, _pool(where, Effort.named(effort)) as pool:
-        (tuned,) = Tuner(store, pool, where, effort, Settings(), heard).tune(trace, (options.launch,))
+        (tuned,) = Tuner(store, pool, where, effort, Settings(), heard).tune(trace, (options.launch or "plain",))
     if tuned.plan is None:
         raise FuseplanError(tuned.detail or "no plan could be raced")
     return tuned.plan

@@ -12,7 +12,7 @@ from fuseplan.measure.jobs import Found
 from fuseplan.plan import AnchorChoice, Part, SegmentedPlan
 from fuseplan.search.costs import PLAIN, Case, Choice, RegionCosts, Runner, units_of
 from fuseplan.search.solve import WholeSolution, solve, two_clock
-from fuseplan.segment import Region, Segmentation
+from fuseplan.segment import Segmentation
 from fuseplan.tuning.regions import RegionBook
 from fuseplan.tuning.session import Session
 

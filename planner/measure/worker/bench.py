@@ -44,7 +44,8 @@ class Bench:
     def __init__(self, setup: Setup, announce: Announce) -> None:
         self.setup = setup
         self.at = announce.at
-        self.device = torch.device(setup.device)
+        named = torch.device(setup.device)
+        self.device = torch.device("cuda", 0) if named.type == "cuda" and named.index is None else named
         self.executors: Mapping[str, Executor] = executors()
         self.programs = programs.Programs(self.device)
         warnings.filterwarnings("ignore")
