@@ -5,6 +5,7 @@ Written against torch 2.10 to 2.13. Importing this module costs a second: caller
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -33,6 +34,7 @@ from fuseplan.executors.base import Compiled
 from fuseplan.graph import Symbol
 
 Condition = Callable[[Mapping[str, int]], bool]
+_TAKES_DEVICE = "input_device" in inspect.signature(_recursive_joint_graph_passes).parameters  # not in torch 2.10
 
 
 def missing(device_type: str) -> str | None:
@@ -69,7 +71,8 @@ def compile_graph(gm: GraphModule, patches: Mapping[str, Any]) -> Compiled:
         traced = _decompose(gm, fakes, mode, [node.meta["val"] for node in wanted])
         device = next((f.device for f in fakes if isinstance(f, torch.Tensor)), torch.device("cpu"))
         # without these passes, lowering meets ops that "should have been handled" by them
-        traced = _recursive_joint_graph_passes(traced, input_device=device) or traced
+        told: dict[str, Any] = {"input_device": device} if _TAKES_DEVICE else {}
+        traced = _recursive_joint_graph_passes(traced, **told) or traced
         output = traced.graph.output_node()
         # the strides of these are kept as they are, of all others they are Inductor's to choose
         output.meta["user_visible_output_idxs"] = list(range(len(wanted)))

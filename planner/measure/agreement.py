@@ -119,8 +119,9 @@ def _problem(name: str, got: Any, leaf: Leaf, usual: float, gaps: bool) -> str |
 
 def _order(tensor: Tensor) -> list[int]:
     """The dimensions that matter, the one with the largest steps first."""
+    steps = tensor.stride()
     dims = [i for i, size in enumerate(tensor.shape) if size != 1]
-    return sorted(dims, key=lambda i: (-tensor.stride(i), i))
+    return sorted(dims, key=lambda i: (-steps[i], i))
 
 
 def _exact_problem(name: str, got: Tensor, leaf: Leaf) -> str | None:
