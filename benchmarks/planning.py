@@ -12,17 +12,18 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
+from benchmarks.chart import Panel, chart
 from benchmarks.graph import transformer
+from benchmarks.result import RESULTS
 from fuseplan.graph import Graph, Op, Ref, TensorType, Value
 from fuseplan.search.solve import Option, solve
 from fuseplan.segment import check_segmentation, is_anchor, islands
 
 SIZES = (1250, 2500, 5000, 10_000)
 KIND = TensorType("float32", (1024, 768), (768, 1), "cuda:0")
-LAYER = 100
 
 
 def measure(arguments: list[str]) -> dict[str, Any]:
@@ -31,8 +32,16 @@ def measure(arguments: list[str]) -> dict[str, Any]:
     result: dict[str, Any] = {"limit_s": 20.0, "limit_mib": 1024, "limit_growth": 1.2, "graphs": {}}
     for kind in kinds:
         rows = [_in_a_process(kind, size) for size in SIZES]
-        result["graphs"][kind] = {"rows": rows, "growth": growth([(row["ops"], row["total_s"]) for row in rows])}
-    return result
+        result["graphs"][kind] = {"rows": rows, "growth": growth([(row["ops"], row["cpu_s"]) for row in rows])}
+    seconds = Panel("Planning", "ops", "s", _lines(result, "total_s"), log_x=True, log_y=True)
+    memory = Panel("Peak memory", "ops", "MiB", _lines(result, "peak_mib"), log_x=True)
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    (RESULTS / "planning.svg").write_text(chart([seconds, memory]), encoding="utf-8")
+    return {**result, "plot": "planning.svg"}
+
+
+def _lines(result: dict[str, Any], field: str) -> dict[str, list[tuple[float, float]]]:
+    return {kind: [(row["ops"], row[field]) for row in found["rows"]] for kind, found in result["graphs"].items()}
 
 
 def growth(points: list[tuple[int, float]]) -> float:
@@ -57,9 +66,13 @@ def report(kind: str, size: int) -> None:
 
 
 def plan(graph: Graph) -> dict[str, Any]:
-    """Key, segment and solve a graph; the seconds of each."""
+    """Key, segment and solve a graph; the seconds of each, and what the processor was busy for all of them.
+
+    The growth is taken of the latter, which other processes of the machine disturb less.
+    """
+    started = process_time()
     marks = [perf_counter()]
-    key = graph.key
+    assert graph.key
     marks.append(perf_counter())
     fusible = [not is_anchor(op) for op in graph.ops]
     found = islands(graph, fusible)
@@ -69,10 +82,11 @@ def plan(graph: Graph) -> dict[str, Any]:
     def costs(ops: tuple[int, ...], recompute: tuple[int, ...]) -> list[Option]:
         nonlocal asked
         asked += 1
-        return table(key, ops, recompute)
+        return table(ops, recompute)
 
     best = solve([graph], [fusible], [costs])
     marks.append(perf_counter())
+    busy = process_time() - started
     check_segmentation(graph, best[0].segmentations[0])
     steps = [later - before for before, later in zip(marks, marks[1:], strict=False)]
     return {
@@ -84,13 +98,13 @@ def plan(graph: Graph) -> dict[str, Any]:
         "segment_s": steps[1],
         "solve_s": steps[2],
         "total_s": sum(steps),
+        "cpu_s": busy,
         "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
 
 
-def table(key: str, ops: tuple[int, ...], recompute: tuple[int, ...]) -> list[Option]:
+def table(ops: tuple[int, ...], recompute: tuple[int, ...]) -> list[Option]:
     """Fusing saves traffic and launches, by an amount that differs from region to region."""
-    del key
     size = len(ops) + len(recompute)
     noise = (hash((ops, recompute)) & 1023) / 1023
     options = [Option("inductor", "default", 2.0 + (0.4 + 0.8 * noise) * size, 10.7)]

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from fuseplan.graph import Graph
 from fuseplan.search.dag import Frame, Links, bits
 from fuseplan.search.words import Limits
+from fuseplan.segment.greedy import MAX_OPS
 
 
 class Candidate(NamedTuple):
@@ -48,11 +49,11 @@ def regions_of(frame: Frame, limits: Limits, most: int) -> list[Candidate]:
 
 
 def _all_together(frame: Frame, size: int) -> list[Candidate]:
-    """A frame that is an island of more than `size` ops as one region, as it is and without what others need of it.
+    """A frame that is an island of more than `size` ops, but not too many, as one region, as it is and without what others need of it.
 
     Larger regions than `size` are not searched for, but this one is what compilers do by themselves.
     """
-    if len(frame.ops) <= size or not frame.whole:
+    if not size < len(frame.ops) <= MAX_OPS or not frame.whole:
         return []
     everything = (1 << len(frame.ops)) - 1
     again = frame.again & frame.needed
@@ -130,7 +131,7 @@ def _useful(frame: Frame, own: int, again: int) -> bool:
     """Whether each op that is computed again is read here, and needed somewhere else too."""
     inside = own | again
     useful = 0
-    for i in reversed(list(bits(again))):
+    for i in reversed(bits(again)):
         users = frame.users[i]
         if not users & inside:
             return False

@@ -35,17 +35,39 @@ class Priced:
     """The candidates that somebody takes, and what they and the ops that may be computed again cost alone."""
 
     regions: tuple[Candidate, ...]
+    own: tuple[tuple[int, ...], ...]
+    """The own ops of each, by number in the frame."""
     options: tuple[tuple[Option, ...], ...]
+    marks: tuple[tuple[int, ...], ...]
+    """A number for each option of each, so that sums of them tell sets of options apart."""
     alone: tuple[Option | None, ...]
 
     @staticmethod
     def of(frame: Frame, costs: Costs, limits: Limits, most: int) -> Priced:
         """Ask for all costs."""
-        found = regions_of(frame, limits, most)
-        options = [tuple(costs(frame.names(one.own), frame.names(one.again))) for one in found]
-        known = [i for i, ways in enumerate(options) if ways]
+        regions, own, options = [], [], []
+        for one in regions_of(frame, limits, most):
+            places = bits(one.own)
+            ways = costs(tuple([frame.ops[i] for i in places]), frame.names(one.again) if one.again else ())
+            if ways:
+                regions.append(one)
+                own.append(tuple(places))
+                options.append(tuple(ways))
+        marks = (tuple([hash((number, place)) for place in range(len(ways))]) for number, ways in enumerate(options))
         alone = (_alone(costs, op) if frame.again >> i & 1 else None for i, op in enumerate(frame.ops))
-        return Priced(tuple(found[i] for i in known), tuple(options[i] for i in known), tuple(alone))
+        return Priced(tuple(regions), tuple(own), tuple(options), tuple(marks), tuple(alone))
+
+    def at(self, price: float) -> list[list[tuple[int, int, int]]]:
+        """The options of each candidate as cost, mark and place, the cheapest first."""
+        found = []
+        for ways, marks in zip(self.options, self.marks, strict=True):
+            costs = [whole_cost(option, price) for option in ways]
+            found.append(sorted(zip(costs, marks, range(len(ways)), strict=True)))
+        return found
+
+    def alone_at(self, price: float) -> list[int]:
+        """What each op costs that runs alone though others compute it again. It is no region."""
+        return [0 if option is None else whole_cost(option, price) - 1 for option in self.alone]
 
 
 def _alone(costs: Costs, op: int) -> Option | None:
@@ -81,7 +103,7 @@ class Cuts:
         """For each op the candidates that hold it, those with late first ops first."""
         regions = self.priced.regions
         for number in sorted(range(len(regions)), key=lambda n: -(regions[n].own & -regions[n].own)):
-            for i in bits(regions[number].own | regions[number].again):
+            for i in (*self.priced.own[number], *bits(regions[number].again)):
                 self._holding[i].append(number)
         self.states: list[State] = []
         self.arrivals: list[list[Step]] = []
@@ -90,10 +112,9 @@ class Cuts:
 
     def _explore(self, start: State, most: int, guide: float) -> None:
         """Find all states and steps, fewer ops done before more."""
-        cheapest = [min(whole_cost(option, guide) for option in options) for options in self.priced.options]
-        alone = [0 if option is None else whole_cost(option, guide) - 1 for option in self.priced.alone]
+        cheapest, alone = [options[0][0] for options in self.priced.at(guide)], self.priced.alone_at(guide)
         least = self._least(cheapest)
-        saved = [sum(least[i] for i in bits(one.own)) for one in self.priced.regions]
+        saved = [sum([least[i] for i in own]) for own in self.priced.own]
         all_done = (1 << len(self.frame.ops)) - 1
         ahead = sum(least[i] for i in bits(all_done & ~start[0]))
         waiting: dict[int, dict[State, _Reached]] = {start[0].bit_count(): {start: _Reached(0, ahead)}}
@@ -121,10 +142,12 @@ class Cuts:
     def _least(self, cheapest: list[int]) -> list[float]:
         """For each op, the least share of it in the cost of a region; nothing for one that may be computed again."""
         least = [math.inf] * len(self.frame.ops)
-        for one, cost in zip(self.priced.regions, cheapest, strict=True):
-            share = cost / (one.own & ~self.frame.again).bit_count() if one.own & ~self.frame.again else 0
-            for i in bits(one.own):
-                least[i] = min(least[i], share)
+        once = ~self.frame.again
+        for one, own, cost in zip(self.priced.regions, self.priced.own, cheapest, strict=True):
+            share = cost / max(1, (one.own & once).bit_count())
+            for i in own:
+                if share < least[i]:
+                    least[i] = share
         return [0.0 if self.frame.again >> i & 1 or math.isinf(x) else x for i, x in enumerate(least)]
 
     def _next(self, done: int) -> list[int]:
@@ -185,7 +208,7 @@ class Cuts:
     def _live(self, again: int, done: int) -> int:
         """Those of `again` that somebody still reads."""
         live = 0
-        for i in reversed(list(bits(again))):
+        for i in reversed(bits(again)):
             if self.frame.later >> i & 1 or self.frame.users[i] & (~done | live):
                 live |= 1 << i
         return live

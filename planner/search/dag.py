@@ -5,7 +5,7 @@ A Frame is a few dozen ops of one island, numbered in the order of the graph, so
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fuseplan.graph import Graph, Op, Ref, TensorType
@@ -128,7 +128,8 @@ class Frame:
 
     def names(self, mask: int) -> tuple[int, ...]:
         """The positions in the graph of a set of ops."""
-        return tuple(self.ops[i] for i in bits(mask))
+        ops = self.ops
+        return tuple([ops[i] for i in bits(mask)])
 
 
 def _worth_it(links: Links, op: int, island: frozenset[int]) -> bool:
@@ -138,13 +139,15 @@ def _worth_it(links: Links, op: int, island: frozenset[int]) -> bool:
     return links.again[op] and not island.isdisjoint(users) and (elsewhere or len(users) > 1)
 
 
-def bits(mask: int) -> Iterator[int]:
+def bits(mask: int) -> list[int]:
     """The members of a set, in order.
 
-    >>> list(bits(0b1010))
+    >>> bits(0b1010)
     [1, 3]
     """
+    found = []
     while mask:
         low = mask & -mask
-        yield low.bit_length() - 1
+        found.append(low.bit_length() - 1)
         mask ^= low
+    return found

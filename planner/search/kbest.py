@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import NamedTuple
 
-from fuseplan.search.cuts import Cuts, Step, whole_cost
+from fuseplan.search.cuts import Cuts, Step
 from fuseplan.search.dag import bits
 from fuseplan.search.words import Option
 from fuseplan.segment import Region
@@ -34,18 +34,16 @@ class Cut(NamedTuple):
 
 def k_best_cuts(cuts: Cuts, k: int, price: float) -> list[list[Cut]]:
     """For each state, the `k` cheapest ways to get there, the best first."""
-    options = [
-        sorted((whole_cost(option, price), hash((number, place)), place) for place, option in enumerate(found))
-        for number, found in enumerate(cuts.priced.options)
-    ]
-    alone = [0 if option is None else whole_cost(option, price) - 1 for option in cuts.priced.alone]
+    options, alone = cuts.priced.at(price), cuts.priced.alone_at(price)
+    cheapest = [found[0][0] for found in options]
     best: list[list[Cut]] = []
     for steps in cuts.arrivals:
         # Steps with the best prospects first, so that the many others need not be looked at.
         hopes = []
         for step in steps:
-            extra = sum(alone[i] for i in bits(step.alone)) if step.alone else 0
-            hopes.append((best[step.start][0].cost + extra + options[step.region][0][0], extra, step))
+            start, region, starting = step
+            extra = sum([alone[i] for i in bits(starting)]) if starting else 0
+            hopes.append((best[start][0].cost + extra + cheapest[region], extra, step))
         hopes.sort()
         pool: list[Cut] = []
         for least, extra, step in hopes:

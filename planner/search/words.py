@@ -36,7 +36,7 @@ class Limits:
 
     region_ops: int = 16
     """The most ops of one region, recomputed ones included."""
-    window: int = 64
+    window: int = 96
     """The most ops that are looked at together; windows of a larger island overlap by more than a region."""
     regions: int = 4096
     """The most candidate regions of one island, but never less than a handful for each of its ops."""

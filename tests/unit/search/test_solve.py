@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+from itertools import product
 
 import pytest
 
 from fuseplan.graph import Graph, Op, Ref, Value
 from fuseplan.search.dag import Links
 from fuseplan.search.solve import Option, island_key, solve
-from fuseplan.search.two_clock import two_clock
+from fuseplan.search.two_clock import Span, two_clock
+from fuseplan.search.whole import Whole
 from fuseplan.search.windows import run_order
 from fuseplan.segment import Segmentation, check_segmentation, is_anchor, islands
 from tests.unit.search.brute import KIND, Cost, RandomCosts, all_cuts, random_graph
@@ -136,14 +138,26 @@ def test_the_same_costs_give_the_same_plans() -> None:
     assert all(check_segmentation(graph, one.segmentations[0]) is None for one in first)
 
 
-def test_many_islands_are_chosen_together_better_than_one_by_one() -> None:
-    """Against the best of one price for all: the device is behind in one part of a program, the host in another."""
-    better = 0
-    for seed in range(8):
-        graph, costs = random_graph(seed, 60, anchors=0.25), RandomCosts(seed)
-        fusible = [not is_anchor(op) for op in graph.ops]
-        best = solve([graph], [fusible], [costs])[0].total_us
-        single = min(solve([graph], [fusible], [costs], prices=(price,), k=1)[0].total_us for price in (0.0, 0.5, 1.0))
-        assert best <= single + 1e-9
-        better += best < 0.999 * single
-    assert better
+def test_islands_are_chosen_together_nearly_as_well_as_by_trying_everything() -> None:
+    """More choices than are all tried, from the best of each island alone at four prices of host time."""
+    alone, together = 0.0, 0.0
+    for seed in range(6):
+        rng = random.Random(seed)
+        alternatives = tuple(
+            tuple(Span.of([(rng.uniform(4, 12), rng.uniform(1, 15))] * rng.randint(1, 4)) for _ in range(5))
+            for _ in range(6)
+        )
+        row = tuple(rng.choice([rng.randrange(6), Span.of([(5.2, rng.uniform(1, 12))])]) for _ in range(20))
+        whole = Whole(row, alternatives)
+        best = min(whole.total(choice) for choice in product(range(5), repeat=6))
+        starts = [
+            tuple(min(range(5), key=lambda i: spans[i].device + price * spans[i].host) for spans in alternatives)
+            for price in (0.0, 0.5, 1.0, 100.0)
+        ]
+        found = whole.k_best(8, starts)
+        assert [total for total, _ in found] == sorted(total for total, _ in found)
+        assert all(whole.total(choice) == pytest.approx(total) for total, choice in found)
+        assert found[0][0] <= 1.005 * best
+        alone += min(whole.total(start) for start in starts)
+        together += found[0][0]
+    assert together < 0.99 * alone
