@@ -81,7 +81,12 @@ def _rewritten(
     of_node: Callable[[Mapping[str, Any]], dict[str, Any]],
     edit: Edit,
 ) -> dict[str, Any]:
-    nodes = [_arguments(of_node(node), edit) for node in fields["nodes"]]
+    def rewritten(node: Mapping[str, Any]) -> dict[str, Any]:
+        if node["op"] == "block":
+            return {**node, "nodes": [rewritten(inner) for inner in node["nodes"]]}
+        return _arguments(of_node(node), edit)
+
+    nodes = [rewritten(node) for node in fields["nodes"]]
     return {**fields, "inputs": [of_input(item) for item in fields["inputs"]], "nodes": nodes}
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from fuseplan.capture.trace_edit import doubled, identity, moved
 from fuseplan.errors import GraphError
-from fuseplan.graph.limits import MAX_NESTING, MAX_RANK, short
+from fuseplan.graph.limits import MAX_DOCUMENT, MAX_NESTING, MAX_RANK, short
 from fuseplan.graph.parse import load_json
 
 FORMAT = "fuseplan trace 1"
@@ -99,10 +99,7 @@ def check_fields(fields: Mapping[str, Any]) -> None:
         _record(symbol, {"name": str, "low": int, "high": object, "hint": object}, {}, f"symbol {i}")
     for i, item in enumerate(fields["inputs"]):
         _input(item, f"input {i}", i)
-    known = len(fields["inputs"])
-    for i, node in enumerate(fields["nodes"]):
-        _node(node, f"node {i}", known + i)
-    _arg(fields["output"], "the output", known + len(fields["nodes"]), 0)
+    _calls(fields, len(fields["inputs"]), "", 0)
 
 
 def _input(item: Any, where: str, number: int) -> None:
@@ -125,9 +122,24 @@ def _input(item: Any, where: str, number: int) -> None:
         raise GraphError(f"{where} has a negative offset")
 
 
-def _node(node: Any, where: str, number: int) -> None:
-    if isinstance(node, dict) and node.get("op") == "constant":
+def _calls(part: Mapping[str, Any], known: int, where: str, depth: int) -> None:
+    if depth > MAX_NESTING:
+        raise GraphError(f"blocks nested too deep in {short(where)}")
+    for i, node in enumerate(part["nodes"]):
+        _node(node, f"node {i}{where}", known + i, depth)
+    _arg(part["output"], f"the output{where}", known + len(part["nodes"]), 0)
+
+
+def _node(node: Any, where: str, number: int, depth: int) -> None:
+    kind = node.get("op") if isinstance(node, dict) else None
+    if kind == "constant":
         _record(node, {"op": str, "dtype": str, "shape": list, "values": list}, {}, where)
+        return
+    if kind == "block":
+        _record(node, {"op": str, "inputs": int, "nodes": list, "output": list}, {}, where)
+        if not 0 <= node["inputs"] < MAX_DOCUMENT:
+            raise GraphError(f"{where} has {node['inputs']} inputs")
+        _calls(node, node["inputs"], f" of {where}", depth + 1)
         return
     _record(node, {"op": str, "target": str, "args": list}, {"kwargs": dict}, where)
     if node["op"] not in ("function", "method"):

@@ -10,16 +10,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, GraphModule
 
-from fuseplan.capture.trace_args import decode, device_named, named
-from fuseplan.capture.trace_code import write_blocks
+from fuseplan.capture.trace_args import device_named, named
+from fuseplan.capture.trace_build import Builder
 from fuseplan.capture.trace_format import Trace, check_fields
-from fuseplan.capture.trace_targets import ATTRIBUTES, Targets, method
+from fuseplan.capture.trace_targets import Targets
 from fuseplan.capture.trace_tensors import Tensors
-from fuseplan.errors import GraphError
+from fuseplan.capture.trace_write import modes as present_modes
 
 Call = Callable[..., Any]
+
+_DYNAMO = {"scalars": "capture_scalar_outputs", "sizes": "capture_dynamic_output_shape_ops"}
+"""Of the modes, those that are settings of Dynamo."""
 
 
 @dataclass(eq=False)
@@ -36,19 +39,28 @@ class Loaded:
 
     @contextmanager
     def modes(self) -> Iterator[None]:
-        """The grad and autocast modes that the program was captured in."""
-        modes = self.trace.fields["modes"]
-        default, deterministic = torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()
-        captured = {"capture_scalar_outputs": modes["scalars"], "capture_dynamic_output_shape_ops": modes["sizes"]}
+        """The grad and autocast modes that the program was captured in.
+
+        Modes that hold already are left alone: what is timed in here should not pay for them.
+        """
+        modes, now = self.trace.fields["modes"], present_modes()
+        dynamo = {name: modes[mode] for mode, name in _DYNAMO.items() if modes[mode] != now[mode]}
         with ExitStack() as stack:
-            stack.callback(torch.set_default_dtype, default)
-            stack.callback(torch.use_deterministic_algorithms, deterministic)
-            torch.set_default_dtype(named(modes["default"]))
-            torch.use_deterministic_algorithms(modes["deterministic"])
-            stack.enter_context(torch._dynamo.config.patch(captured))
-            stack.enter_context(torch.inference_mode() if modes["inference"] else torch.set_grad_enabled(modes["grad"]))
-            for device, dtype in modes["autocast"].items():
-                stack.enter_context(torch.autocast(device, named(dtype)))
+            if modes["default"] != now["default"]:
+                stack.callback(torch.set_default_dtype, named(now["default"]))
+                torch.set_default_dtype(named(modes["default"]))
+            if modes["deterministic"] != now["deterministic"]:
+                stack.callback(torch.use_deterministic_algorithms, now["deterministic"])
+                torch.use_deterministic_algorithms(modes["deterministic"])
+            if dynamo:
+                stack.enter_context(torch._dynamo.config.patch(dynamo))
+            if modes["inference"] != now["inference"]:
+                stack.enter_context(torch.inference_mode(modes["inference"]))
+            if modes["grad"] != torch.is_grad_enabled():
+                stack.enter_context(torch.set_grad_enabled(modes["grad"]))
+            for device in {**now["autocast"], **modes["autocast"]}:
+                dtype = modes["autocast"].get(device)
+                stack.enter_context(torch.autocast(device, named(dtype) if dtype else None, enabled=dtype is not None))
             yield
 
     def step(self, call: Call | None = None, args: Sequence[Tensor] | None = None) -> list[Any]:
@@ -109,7 +121,7 @@ def load_trace(trace: Trace, device: torch.device | str | None = None, seed: int
 
 def _build(trace: Trace, tensors: Tensors, base: torch.device | None) -> GraphModule:
     """The module: first all its inputs, touched in their order, so that Dynamo finds them in that order again."""
-    fields, targets, graph = trace.fields, Targets(), Graph()
+    fields, graph, module = trace.fields, Graph(), nn.Module()
     values: list[Any] = [None] * len(fields["inputs"])
     for i in tensors.argument_numbers:
         values[i] = graph.placeholder(tensors.name(i))
@@ -122,40 +134,9 @@ def _build(trace: Trace, tensors: Tensors, base: torch.device | None) -> GraphMo
         source, dim = tensors.source_of_size(i)
         shape = graph.call_function(getattr, (values[source], "shape"))
         values[i] = graph.call_function(operator.getitem, (shape, dim))
-    constants: dict[str, Tensor] = {}
-    for node in fields["nodes"]:
-        values.append(_node(graph, node, values, targets, base, constants))
-    graph.output(tuple(decode(fields["output"], values, targets, base)))
-    write_blocks(graph)
-    module = nn.Module()
     for name, tensor in tensors.attributes():
         setattr(module, name, tensor) if isinstance(tensor, nn.Parameter) else module.register_buffer(name, tensor)
-    for name, tensor in constants.items():
-        module.register_buffer(name, tensor)
-    return GraphModule(module, graph, class_name="Traced")
-
-
-def _node(
-    graph: Graph,
-    node: Mapping[str, Any],
-    values: Sequence[Any],
-    targets: Targets,
-    base: torch.device | None,
-    constants: dict[str, Tensor],
-) -> Node:
-    if node["op"] == "constant":
-        name = f"constant_{len(constants)}"
-        numbers = decode(node["values"], (), targets, base)
-        constants[name] = torch.tensor(numbers, dtype=named(node["dtype"])).reshape(node["shape"])
-        return graph.get_attr(name)
-    args = tuple(decode(node["args"], values, targets, base))
-    kwargs = {name: decode(arg, values, targets, base) for name, arg in node.get("kwargs", {}).items()}
-    if node["op"] == "method":
-        return graph.call_method(method(node["target"]), args, kwargs)
-    function = targets.find(node["target"])
-    if function is getattr and (len(args) != 2 or args[1] not in ATTRIBUTES):
-        raise GraphError("a trace asks for an attribute that it may not see")
-    return graph.call_function(function, args, kwargs)
+    return Builder(Targets(), base).module(graph, module, values, fields)
 
 
 def _kept(output: Any) -> Any:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 from fuseplan.errors import GraphError
@@ -64,6 +65,10 @@ ATTRIBUTES = frozenset(
 """What a trace may ask of a value with getattr."""
 
 
+CHECKPOINT = "torch.utils.checkpoint.checkpoint"
+"""Dynamo writes it as a higher-order operator; called on a block by its own name, it is captured as one again."""
+
+
 class Targets:
     """The functions by name and by identity, looked up once."""
 
@@ -80,6 +85,8 @@ class Targets:
 
     def name_of(self, target: Any) -> str:
         """How a trace calls a function."""
+        if target is torch.ops.higher_order.tag_activation_checkpoint:
+            return CHECKPOINT
         if isinstance(target, HigherOrderOperator):
             raise GraphError(f"{target.name()} is a higher-order operator, which a trace cannot hold")
         if isinstance(target, OpOverload):
@@ -94,6 +101,8 @@ class Targets:
 
     def find(self, name: str) -> Callable[..., Any]:
         """The function of that name, if a trace may call it."""
+        if name == CHECKPOINT:
+            return torch.utils.checkpoint.checkpoint
         if name in self._found:
             return self._found[name]
         parts = name.split(".")

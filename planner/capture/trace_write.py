@@ -58,23 +58,29 @@ class _Writer:
         for i, (node, given) in enumerate(zip(placeholders, self.given, strict=True)):
             self.numbers[node] = i
             inputs.append(self._input(node, given, first.get(i)))
-        nodes, output = [], None
-        for node in self.gm.graph.nodes:
-            if node.op == "output":
-                output = self._arg(node.args[0])
-            elif node.op != "placeholder":
-                nodes.append(self._node(node))
-                self.numbers[node] = len(self.numbers)
+        nodes, output = self._calls(self.gm)
         symbols = [{"name": s.name, "low": s.low, "high": s.high, "hint": s.hint} for s in self.symbols.seen()]
-        output = output["tuple"] if isinstance(output, dict) and "tuple" in output else output
         return {
             "torch": torch.__version__,
             "modes": modes(),
             "symbols": symbols,
             "inputs": inputs,
             "nodes": nodes,
-            "output": output if isinstance(output, list) else [output],
+            "output": output,
         }
+
+    def _calls(self, gm: GraphModule) -> tuple[list[Any], list[Any]]:
+        """What is called, in order, and what is given out; the placeholders have their numbers."""
+        nodes: list[Any] = []
+        output: Any = []
+        for node in gm.graph.nodes:
+            if node.op == "output":
+                output = self._arg(node.args[0])
+            elif node.op != "placeholder":
+                nodes.append(self._node(gm, node))
+                self.numbers[node] = len(self.numbers)
+        output = output["tuple"] if isinstance(output, dict) and "tuple" in output else output
+        return nodes, output if isinstance(output, list) else [output]
 
     def _input(self, node: Node, given: Any, storage: int | None) -> dict[str, Any]:
         fake = node.meta.get("example_value")
@@ -101,9 +107,9 @@ class _Writer:
             **shared,
         }
 
-    def _node(self, node: Node) -> dict[str, Any]:
+    def _node(self, gm: GraphModule, node: Node) -> dict[str, Any]:
         if node.op == "get_attr":
-            return self._constant(node)
+            return self._attribute(gm, node)
         if node.op == "call_function":
             record = {"op": "function", "target": self.targets.name_of(node.target)}
         elif node.op == "call_method":
@@ -113,18 +119,29 @@ class _Writer:
         kwargs = {name: self._arg(arg) for name, arg in node.kwargs.items()}
         return {**record, "args": [self._arg(arg) for arg in node.args], **({"kwargs": kwargs} if kwargs else {})}
 
-    def _constant(self, node: Node) -> dict[str, Any]:
-        value: Any = self.gm
+    def _attribute(self, gm: GraphModule, node: Node) -> dict[str, Any]:
+        value: Any = gm
         for part in str(node.target).split("."):
             value = getattr(value, part)
         if isinstance(value, GraphModule):
-            users = ", ".join(sorted({str(user.target) for user in node.users}))
-            raise GraphError(f"{users} is a higher-order operator, which a trace cannot hold")
+            return self._block(value, node)
         if not isinstance(value, Tensor) or value.numel() > CONSTANT_ELEMENTS or value.is_complex():
             raise GraphError(f"the program holds a {type(value).__name__} that is too large for a trace")
         numbers = [self._arg(number) for number in value.detach().reshape(-1).tolist()]
         dtype = str(value.dtype).removeprefix("torch.")
         return {"op": "constant", "dtype": dtype, "shape": list(value.shape), "values": numbers}
+
+    def _block(self, block: GraphModule, node: Node) -> dict[str, Any]:
+        """What runs under activation checkpointing is a graph of its own, with numbers of its own."""
+        for user in node.users:
+            self.targets.name_of(user.target)  # other higher-order operators are refused by name
+        outer, self.numbers = self.numbers, {}
+        for placeholder in block.graph.find_nodes(op="placeholder"):
+            self.numbers[placeholder] = len(self.numbers)
+        count = len(self.numbers)
+        nodes, output = self._calls(block)
+        self.numbers = outer
+        return {"op": "block", "inputs": count, "nodes": nodes, "output": output}
 
     def _arg(self, arg: Any) -> Any:
         return encode(arg, self.numbers, self.targets, self.devices)

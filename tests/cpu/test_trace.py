@@ -11,6 +11,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._dynamo.backends.debugging import aot_eager
+from torch.utils.checkpoint import checkpoint
 
 import layer_programs
 import zoo
@@ -164,6 +166,29 @@ def test_layers_are_captured_again(name: str) -> None:
     assert_round_trips(trace)
 
 
+def test_checkpointed_blocks_are_captured_again_and_draw_the_same_random_numbers() -> None:
+    layer, weight = mlp(), matrix(4, 8)
+
+    def program(x: Tensor) -> Tensor:
+        hidden = checkpoint(layer, x * 2, use_reentrant=False)
+        with torch.autocast("cpu", torch.bfloat16):
+            left, right = checkpoint(lambda a, n: (a @ weight + n, a * n), hidden, 3.0, use_reentrant=False)
+        return left.sum() + right.mean()
+
+    (trace,) = traces_of(program, matrix(3, 8, grad=True))
+    keys: list[str | None] = []
+
+    def backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        keys.append(program_key(gm, example_inputs).key)
+        return aot_eager(gm, example_inputs)  # Dynamo's own "eager" draws other numbers when it computes a block again
+
+    loaded = load_trace(trace)
+    captured = loaded.run(torch.compile(loaded.module, backend=backend))
+    assert keys == [trace.key]
+    assert_same(captured, loaded.run())
+    assert {value.dtype for value in load_trace(trace.in_double()).run().values()} == {torch.float64}
+
+
 @pytest.mark.parametrize("marked", [(0,), (0, 1)])
 def test_dynamic_sizes_stay_dynamic_and_can_be_chosen(marked: tuple[int, ...]) -> None:
     x = matrix(5, 6, 8)
@@ -223,6 +248,20 @@ def test_the_trained_module_has_gradients_and_starts_anew_each_time() -> None:
     assert not torch.equal(statistics[0], torch.zeros(6))
     assert_same(loaded.run(), first)
     assert not torch.equal(loaded.run(seed=1)["output 0"], first["output 0"])
+
+
+def test_modes_hold_while_it_runs_and_no_longer() -> None:
+    (trace,) = traces_of(mlp(), matrix(3, 8), scope=lambda: torch.autocast("cpu", torch.bfloat16))
+    assert [out.dtype for out in load_trace(trace).step()] == [torch.bfloat16]
+    assert not torch.is_autocast_enabled("cpu")
+    (trace,) = traces_of(mlp(), matrix(3, 8), scope=torch.inference_mode)
+    assert [out.requires_grad for out in load_trace(trace).step()] == [False]
+    assert torch.is_grad_enabled()
+    (trace,) = traces_of(mlp(), matrix(3, 8))
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        (out,) = load_trace(trace).step()
+    assert out.dtype == torch.float32
+    assert out.requires_grad
 
 
 def test_the_gradient_of_what_adds_up_to_a_constant_shows() -> None:
@@ -332,6 +371,9 @@ def test_what_cannot_be_written_is_named() -> None:
     assert refusals == ["cond is a higher-order operator, which a trace cannot hold"]
 
 
+_CHECKPOINT = "torch.utils.checkpoint.checkpoint"
+
+
 @pytest.fixture(scope="module")
 def small() -> Mapping[str, Any]:
     """A trace as JSON holds it, to be spoilt."""
@@ -351,6 +393,7 @@ def small() -> Mapping[str, Any]:
         (["nodes", 0, "args", 0], {"ref": 1}, "refers to 1"),
         (["nodes", 0, "args", 0], {"pickle": "x"}, "no kind of argument"),
         (["nodes", 0, "op"], "module", "of the kind 'module'"),
+        (["nodes", 0], {"op": "block", "inputs": 1, "nodes": [], "output": [{"ref": 1}]}, "refers to 1"),
         (["output"], [{"ref": -1}], "refers to -1"),
     ],
 )
@@ -372,6 +415,8 @@ def test_garbage_is_refused_in_one_line(small: Any, path: list[Any], value: Any,
         ({"op": "function", "target": "ops.load_library", "args": ["f"]}, "'ops.load_library' is a function"),
         ({"op": "function", "target": "ops.nobody.knows", "args": []}, "has no operator 'ops.nobody.knows'"),
         ({"op": "function", "target": "builtins.getattr", "args": [{"ref": 0}, "__class__"]}, "may not see"),
+        ({"op": "function", "target": _CHECKPOINT, "args": [{"function": "operator.add"}]}, "no block of its own"),
+        ({"op": "function", "target": _CHECKPOINT, "args": [{"ref": 0}, 1]}, "no block of its own"),
         ({"op": "method", "target": "__reduce_ex__", "args": [{"ref": 0}, 2]}, "'__reduce_ex__' is a method"),
         ({"op": "method", "target": "exp(); import os; x", "args": [{"ref": 0}]}, "is a method"),
         ({"op": "method", "target": "exp", "args": [{"dtype": "load"}]}, "has no dtype 'load'"),
