@@ -47,8 +47,13 @@ class _LiveClock(ABC):
     def __init__(self) -> None:
         self.lanes: dict[str, Any] = {}
 
-    def add(self, name: str, calls: Sequence[Call]) -> None:
-        """Take a candidate in: warm it up, and see how many of its calls make a block. LaneError if it fails."""
+    def add(self, name: str, calls: Sequence[Call], first: str = RUN) -> None:
+        """Take a candidate in: warm it up, and see how many of its calls make a block. LaneError if it fails.
+
+        `first` is the stage at which it is when its first call fails: some compile in it.
+        """
+        with _failing(first):
+            calls[0]()
         with _failing():
             for call in islice(cycle(calls), max(WARM_UPS, 2 * len(calls))):
                 call()
@@ -197,13 +202,13 @@ def _seconds(call: Call) -> float:
 
 
 @contextmanager
-def _failing() -> Iterator[None]:
+def _failing(stage: str = RUN) -> Iterator[None]:
     """What a call raises is data: it costs one candidate."""
     try:
         yield
     except Exception as error:
         check_device(error)
-        raise LaneError(*failure(error, RUN)) from error
+        raise LaneError(*failure(error, stage)) from error
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import queue
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
@@ -240,6 +240,8 @@ def _flags() -> Mapping[str, Any]:
     return vars(Flags.here())
 
 
-def _end(processes: Iterable[WorkerProcess]) -> None:
+def _end(processes: Sequence[WorkerProcess]) -> None:
+    for process in processes:  # all at once: each may take a second to die, if it has a GPU to leave
+        process.strike()
     for process in processes:
         process.end()

@@ -115,18 +115,23 @@ class WorkerProcess:
             self.holds = False
         if process is None:
             return
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
+        _strike(process)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_KILLED_WITHIN)
         with contextlib.suppress(OSError):
             assert process.stdin is not None
             process.stdin.close()
 
-    def end(self) -> None:
-        """Kill it, and start no other."""
+    def strike(self) -> None:
+        """Kill it without waiting for it to be gone, and start no other."""
         with self._lock:
             self._ended = True
+            if self._process is not None:
+                _strike(self._process)
+
+    def end(self) -> None:
+        """Kill it, and start no other."""
+        self.strike()
         self.kill()
 
     def _await_ready(self) -> None:
@@ -189,6 +194,13 @@ class WorkerProcess:
 
         lines = [entry for entry in self._said.decode(errors="replace").splitlines() if entry.strip()]
         return line(lines[-1]) if lines else ""
+
+
+def _strike(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process and its group; the number of one that has ended already may be another's by now."""
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _read_messages(pipe: IO[bytes], into: queue.Queue[str | None]) -> None:

@@ -171,6 +171,14 @@ def _is_torchs(side: Side) -> bool:
     return side.mode is not None or (isinstance(side.plan, WholePlan) and side.plan.executor == "inductor")
 
 
+def _as_planned(row: Row, side: Side, compiled: Any, failed_before: int) -> Row:
+    """The row of a side that runs, unless something else runs in its place."""
+    if stats().get(_FAILED, 0) > failed_before:
+        return replace(row, status=RUN, detail="a region failed, and ATen stood in for it")
+    status, detail = _stand_in(side, compiled) or ("ok", "")
+    return replace(row, status=status, detail=detail)
+
+
 def _stand_in(side: Side, compiled: Any) -> tuple[str, str] | None:
     """What runs instead of what the plan says: its time would be another plan's. A greedy plan names no regions."""
     for program in _programs(compiled) if side.plan is not None else []:
@@ -221,7 +229,9 @@ def race_sides(job: RacePlans, bench: Bench) -> Outcome:
                 bench.at(side.name, "compiling")
                 compiled = compile_side(side, loaded)
                 calls = [_Step(compiled, args, tangents, loaded) for args in inputs]
-                rows[side.name] = enter(clock, Row(side.name), calls, bench.device)
+                failed_before = stats().get(_FAILED, 0)
+                row = enter(clock, Row(side.name), calls, bench.device)
+                rows[side.name] = row if row.status != "ok" else _as_planned(row, side, compiled, failed_before)
             return run_race(clock, rows, job.incumbent, job.rule, bench)
     finally:
         clock.lanes.clear()

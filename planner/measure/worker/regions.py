@@ -93,7 +93,7 @@ def enter(clock: Any, row: Row, calls: Sequence[Callable[[], object]], device: t
     """Add a candidate to a clock; its row says how much memory its first calls took, or what they raised."""
     begin, peak = perf_counter(), Peak(device)
     try:
-        clock.add(row.name, calls)
+        clock.add(row.name, calls, COMPILE if row.compile_s is None else RUN)
         spent = (row.compile_s or 0.0) + perf_counter() - begin
         peak.settle()
         clock.block(row.name)
