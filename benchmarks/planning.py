@@ -12,6 +12,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from time import perf_counter, process_time
 from typing import Any
 
@@ -48,7 +49,8 @@ def growth(points: list[tuple[int, float]]) -> float:
     """The exponent of time over size, by least squares of the logarithms."""
     logs = [(math.log(size), math.log(seconds)) for size, seconds in points]
     x, y = (sum(found) / len(logs) for found in zip(*logs, strict=True))
-    return sum((a - x) * (b - y) for a, b in logs) / sum((a - x) ** 2 for a, _ in logs)
+    slope: float = sum((a - x) * (b - y) for a, b in logs) / sum((a - x) ** 2 for a, _ in logs)
+    return slope
 
 
 def _in_a_process(kind: str, size: int) -> dict[str, Any]:
@@ -88,7 +90,7 @@ def plan(graph: Graph) -> dict[str, Any]:
     marks.append(perf_counter())
     busy = process_time() - started
     check_segmentation(graph, best[0].segmentations[0])
-    steps = [later - before for before, later in zip(marks, marks[1:], strict=False)]
+    steps = [later - before for before, later in pairwise(marks)]
     return {
         "islands": len(found),
         "largest_island": max(map(len, found)),

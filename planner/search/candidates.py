@@ -41,11 +41,23 @@ def candidates(
 
 def regions_of(frame: Frame, limits: Limits, most: int) -> list[Candidate]:
     """The candidates of a frame, smaller ones first; where there are more than `most`, those that cut few values."""
-    everything = _grown(frame, limits.region_ops, most, None)
-    if everything is None:
-        width = max(1, most // max(1, len(frame.ops) * limits.region_ops))
-        everything = _grown(frame, limits.region_ops, most, width) or []
-    return everything + _all_together(frame, limits.region_ops)
+    found = _grown(frame, limits.region_ops, most, None)
+    if found is None:
+        found = _as_many_as_allowed(frame, limits.region_ops, most)
+    return found + _all_together(frame, limits.region_ops)
+
+
+def _as_many_as_allowed(frame: Frame, size: int, most: int) -> list[Candidate]:
+    """Grow fewer regions of each size, yet so many that not much of what is allowed is left over."""
+    width = max(1, most // (len(frame.ops) * size))
+    found = _grown(frame, size, 2 * most, width) or []
+    while 3 * len(found) < most:
+        width *= 2
+        wider = _grown(frame, size, most, width)
+        if wider is None or len(wider) == len(found):
+            break
+        found = wider
+    return found
 
 
 def _all_together(frame: Frame, size: int) -> list[Candidate]:
@@ -96,7 +108,7 @@ def _grown(frame: Frame, size: int, most: int, width: int | None) -> list[Candid
                     inside = own | again
                     found[step].append(Candidate(own, again, one.waited & ~inside, one.above & ~inside))
                     total += 1
-            if width is None and total > most:
+            if total > most:
                 return None
             if step < size:
                 level = _next(frame, level, first)

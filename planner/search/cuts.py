@@ -18,7 +18,7 @@ State = tuple[int, int, int]
 alone all the same. An op that nobody will read any more is left out of the last two."""
 _REGIONS = 1 << 16
 """Costs are whole numbers, so that the order of adding does not matter: picoseconds first, then the number of regions."""
-_FEWEST = 4
+_FEWEST = 6
 """So many states with the same number of ops done are kept at least."""
 
 
@@ -107,8 +107,8 @@ class Cuts:
                 self._holding[i].append(number)
         self.states: list[State] = []
         self.arrivals: list[list[Step]] = []
-        share = limits.states * limits.region_ops * most // (limits.regions * len(frame.ops))
-        self._explore(start, max(_FEWEST, min(limits.states, share)), guide)
+        few = min(1.0, limits.region_ops / len(frame.ops)) ** 2 * min(1.0, most / limits.regions)
+        self._explore(start, max(_FEWEST, int(limits.states * few)), guide)
 
     def _explore(self, start: State, most: int, guide: float) -> None:
         """Find all states and steps, fewer ops done before more."""

@@ -88,6 +88,7 @@ class Island:
 
     def _cuts(self, place: _Place, guide: float) -> Cuts:
         frame = Frame.of(self.links, place.ops, self.inside, place.again)
+        self.costs.next_window()
         again = sum(1 << i for i, op in enumerate(place.ops) if op in place.again)
         alone = sum(1 << i for i, op in enumerate(place.ops) if op in place.alone)
         most = self.most * len(place.ops) // len(self.ops)
@@ -122,17 +123,24 @@ class _NoWayError(Exception):
 
 
 class _Remembered:
-    """Costs that are asked for once: windows overlap."""
+    """Costs that are asked for once: windows overlap. What the last window did not ask for is forgotten."""
 
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
-        self._known: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[Option, ...]] = {}
+        self._now: dict[tuple[tuple[int, ...], tuple[int, ...]], Sequence[Option]] = {}
+        self._before = self._now
 
-    def __call__(self, ops: tuple[int, ...], recompute: tuple[int, ...]) -> tuple[Option, ...]:
-        found = self._known.get((ops, recompute))
+    def __call__(self, ops: tuple[int, ...], recompute: tuple[int, ...]) -> Sequence[Option]:
+        key = (ops, recompute)
+        found = self._now.get(key)
         if found is None:
-            found = self._known[ops, recompute] = tuple(self._costs(ops, recompute))
+            found = self._before.get(key)
+            self._now[key] = found = self._costs(ops, recompute) if found is None else found
         return found
+
+    def next_window(self) -> None:
+        """Forget what is asked for no more."""
+        self._before, self._now = self._now, {}
 
 
 def _sums(before: list[tuple[int, Parts]], cuts: Cuts, found: Sequence[Cut], k: int) -> list[tuple[int, Parts]]:

@@ -38,12 +38,13 @@ class Limits:
     """The most ops of one region, recomputed ones included."""
     window: int = 96
     """The most ops that are looked at together; windows of a larger island overlap by more than a region."""
-    regions: int = 4096
+    regions: int = 8192
     """The most candidate regions of one island, but never less than a handful for each of its ops."""
-    all_regions: int = 160_000
+    all_regions: int = 60_000
     """The most candidate regions of all islands together, by the same rule."""
-    states: int = 128
-    """The most ways to have done the same number of ops of a window, of those that are not far from the ops' order."""
+    states: int = 512
+    """The most ways to have done the same number of ops of an island of `region_ops`, fewer of a larger one: those go on
+    that promise the lowest cost."""
 
 
 @dataclass(frozen=True, slots=True)
