@@ -10,6 +10,11 @@ from fuseplan.measure.race import RaceResult
 from fuseplan.plan import AnchorChoice, Plan, SegmentedPlan, WholePlan
 from fuseplan.tuning.session import Session
 
+LEAST_RACE_S = 3.0
+RACE_SHARE = 0.4
+"""Of the time with the device that an effort grants, what a race of whole plans may take at most."""
+RESERVE_S = 10.0
+"""What a race needs besides its blocks: its plans are compiled once more, out of the compilers' caches."""
 KERNELS = ("cudnn", "flash", "efficient")
 
 
@@ -133,7 +138,8 @@ def decide(session: Session, trace: str, entries: Sequence[Entry], rows: dict[st
 
 
 def _race(session: Session, trace: str, entries: Sequence[Entry], incumbent: Entry) -> Outcome:
-    rule = replace(PLAN_RULE, most=max(PLAN_RULE.least, session.effort.plan_blocks))
+    seconds = max(LEAST_RACE_S, min(RACE_SHARE * session.effort.device_s, session.left_s - RESERVE_S))
+    rule = replace(PLAN_RULE, most=max(PLAN_RULE.least, session.effort.plan_blocks), seconds=seconds)
     job = RacePlans(trace, tuple(entry.side for entry in entries), incumbent.name, rule)
     (outcome,) = session.carry_out("racing whole plans", [job])
     return outcome

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from fuseplan.plan import SegmentedPlan
 from fuseplan.segment import Segmentation, maximal_regions
@@ -14,23 +16,26 @@ MOST = 200
 
 
 def moves_of(search: Search, plan: SegmentedPlan) -> tuple[str, ...]:
-    """One line a move, as the plan keeps them: what it is worth in µs by what was measured, and what it is."""
+    """One line a move, as the plan keeps them: what it is worth in µs by what was measured, and what it is.
+
+    Equal layers are cut alike: of moves that differ in their place alone, the first stands for all.
+    """
     start = [_all_fused(search, number) for number in range(len(search.graphs))]
     target = [_part(plan, role) for role in search.roles]
-    lines: list[str] = []
+    steps: list[_Step] = []
     now = list(start)
     for number, role in enumerate(search.roles):
         graph = search.graphs[number]
         moves = moves_between(graph, start[number], target[number])
         if len(moves) > MOST:
-            lines += [_line(role, None, move) for move in moves]
+            steps += [_Step(role, move, None) for move in moves]
             now[number] = target[number]
             continue
         for move in moves:
             before = search.predict(now)
             now[number] = apply(graph, now[number], move)
-            lines.append(_line(role, search.predict(now) - before, move))
-    return tuple(lines)
+            steps.append(_Step(role, move, round(search.predict(now) - before, 1)))
+    return tuple(_lines(steps))
 
 
 def _all_fused(search: Search, number: int) -> Segmentation:
@@ -47,6 +52,29 @@ def _part(plan: SegmentedPlan, role: str) -> Segmentation:
     return parts[0] if parts else Segmentation()
 
 
-def _line(role: str, change_us: float | None, move: Move) -> str:
-    worth = "" if change_us is None else f"{change_us:+.1f} µs: "
-    return f"{role}: {worth}{move.text}"
+@dataclass(frozen=True)
+class _Step:
+    """A move in the graph of one role, and by how much it changes the predicted time."""
+
+    role: str
+    move: Move
+    change_us: float | None
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What it has in common with the same move in another layer."""
+        move = self.move
+        return self.role, move.name, len(move.ops), move.target, move.executor, move.variant, self.change_us
+
+    def line(self, times: int) -> str:
+        """For people."""
+        often = "" if times == 1 else f"{times} × "
+        worth = "" if self.change_us is None else f"{self.change_us:+.1f} µs: "
+        first = "" if times == 1 else ", and the like"
+        return f"{self.role}: {often}{worth}{self.move.text}{first}"
+
+
+def _lines(steps: Sequence[_Step]) -> list[str]:
+    times = Counter(step.kind for step in steps)
+    first = {step.kind: step for step in reversed(steps)}
+    return [step.line(times[step.kind]) for step in steps if first[step.kind] is step]
