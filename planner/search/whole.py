@@ -7,7 +7,7 @@ device is behind, and device time where it waits.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
@@ -48,35 +48,53 @@ class Whole:
 
     def _descend(self, choice: Choice, best: _Best) -> None:
         """Change the cut of one island after another, to what is best with all others as they are."""
-        total = self.total(choice)
+        tree = _Tree([one if isinstance(one, Span) else self.alternatives[one][choice[one]] for one in self.row])
+        places: list[list[int]] = [[] for _ in self.alternatives]
+        for place, one in enumerate(self.row):
+            if not isinstance(one, Span):
+                places[one].append(place)
+        total = tree.whole.total(self.launch)
         best.add(total, choice)
         for _ in range(_SWEEPS):
             before = total
-            for island in range(len(self.alternatives)):
-                changed = [(found, number) for number, found in self._changed(choice, island)]
-                for found, number in changed:
-                    best.add_changed(found, choice, island, number)
-                lowest, number = min(changed)
-                if lowest < total:
-                    total, choice = lowest, (*choice[:island], number, *choice[island + 1 :])
+            for island, spans in enumerate(self.alternatives):
+                changed = []
+                for number, span in enumerate(spans):
+                    tree.put(places[island], span)
+                    changed.append((tree.whole.total(self.launch), number))
+                    best.add_changed(changed[-1][0], choice, island, number)
+                lowest = min(changed)
+                if lowest[0] < total:
+                    total, choice = lowest[0], (*choice[:island], lowest[1], *choice[island + 1 :])
+                tree.put(places[island], spans[choice[island]])
             if total >= before:
                 return
 
-    def _changed(self, choice: Choice, island: int) -> Iterator[tuple[int, float]]:
-        """Each alternative of one island with the time that the program takes with it."""
-        pieces: list[Span | None] = [Span()]  # None stands where the island does
-        for one in self.row:
-            if one == island and not isinstance(one, Span):
-                pieces += [None, Span()]
-            else:
-                last = pieces[-1]
-                assert last is not None
-                pieces[-1] = last.then(one if isinstance(one, Span) else self.alternatives[one][choice[one]])
-        for number, span in enumerate(self.alternatives[island]):
-            whole = Span()
-            for piece in pieces:
-                whole = whole.then(span if piece is None else piece)
-            yield number, whole.total(self.launch)
+
+class _Tree:
+    """The spans of a row, and of its halves, quarters and so on: changing a few does not take going through all."""
+
+    def __init__(self, row: Sequence[Span]) -> None:
+        self._size = 1 << max(len(row) - 1, 0).bit_length()
+        self._spans = [Span()] * (2 * self._size)
+        self._spans[self._size : self._size + len(row)] = row
+        for i in range(self._size - 1, 0, -1):
+            self._spans[i] = self._spans[2 * i].then(self._spans[2 * i + 1])
+
+    @property
+    def whole(self) -> Span:
+        """The span of all."""
+        return self._spans[1]
+
+    def put(self, places: Sequence[int], span: Span) -> None:
+        """Put `span` at each of `places`."""
+        touched = [self._size + place for place in places]
+        for i in touched:
+            self._spans[i] = span
+        while touched and touched[0] > 1:
+            touched = list(dict.fromkeys(i // 2 for i in touched))
+            for i in touched:
+                self._spans[i] = self._spans[2 * i].then(self._spans[2 * i + 1])
 
 
 @dataclass
