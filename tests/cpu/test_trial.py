@@ -32,6 +32,11 @@ def test_what_ends_in_time_is_not_refused_and_the_process_goes_on(tmp_path: Path
     assert len(set(pids)) == 1, "in one process"
 
 
+def test_a_region_whose_json_has_several_lines_is_one_region() -> None:
+    tried = trials("print('done' if line == 'one  two\\n' else 'part', flush=True)")
+    assert tried.refusal("key", "one\n\ntwo") is None
+
+
 def test_what_takes_too_long_is_given_up_and_remembered() -> None:
     tried = trials("time.sleep(60) if 'slow' in line else print('done', flush=True)", seconds=2.0)
     assert tried.refusal("slow", "slow one") == "it was not compiled within 2 s"

@@ -111,7 +111,7 @@ class _Process:
     def write(self, text: str) -> None:
         assert self.popen.stdin is not None
         try:
-            data = memoryview(text.encode() + b"\n")
+            data = memoryview(text.replace("\n", " ").encode() + b"\n")  # JSON may be on several lines
             while data:  # an unbuffered pipe may take a part only
                 data = data[self.popen.stdin.write(data) :]
         except BrokenPipeError:
