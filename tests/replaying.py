@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from fuseplan.backend import programs_of
 from fuseplan.capture.trace import Trace, load_trace
 from fuseplan.explain import compiled_by
+from fuseplan.graph import Graph
 from fuseplan.measure.jobs import (
     Calibrate,
     Capture,
@@ -23,6 +24,7 @@ from fuseplan.measure.jobs import (
     choice_name,
 )  # fmt: skip
 from fuseplan.measure.race import AGAIN, ReplayClock, Sample, race
+from fuseplan.models import CostModel, work_of
 from fuseplan.plan import SegmentedPlan
 from plans import compile_under
 
@@ -36,6 +38,8 @@ class ReplayingPool:
     times: Mapping[str, float] = field(default_factory=dict)
     bad: Mapping[str, str] = field(default_factory=dict)
     """Choices or sides, by name, that fail when they are vetted, with their status."""
+    like: CostModel | None = None
+    """What the times of regions are like, give or take a few percent; without one they are any."""
     fail_after: int | None = None
     """After so many jobs the run is interrupted, as by Ctrl-C."""
     jobs: list[Job] = field(default_factory=list)
@@ -67,8 +71,8 @@ class ReplayingPool:
         if isinstance(job, VetPlan):
             return self._vetted(job.side.name)
         if isinstance(job, RaceRegion):
-            names = [choice_name(choice) for choice in job.choices]
-            return self._raced({name: self._us(name, job.graph.key) for name in names}, names[0])
+            times = {choice_name(choice): self._region_us(job.graph, choice) for choice in job.choices}
+            return self._raced(times, next(iter(times)))
         assert isinstance(job, RacePlans)
         return self._raced({s.name: self._us(s.name, s.name, 1000.0) for s in job.sides}, job.incumbent)
 
@@ -85,6 +89,13 @@ class ReplayingPool:
             if lane.name != AGAIN and (m := lane.medians) is not None
         )
         return Outcome(rows=rows, race=result, seconds=0.01)
+
+    def _region_us(self, region: Graph, choice: tuple[str, str]) -> float:
+        us = self._us(choice_name(choice), region.key)
+        if self.like is None:
+            return us
+        (expected,) = self.like.predict([(work_of(region), *choice)])
+        return expected.device_us * (0.95 + us / 10 * 0.05)
 
     def _us(self, name: str, subject: str, scale: float = 10.0) -> float:
         digest = hashlib.sha256(f"{subject} {name}".encode()).digest()

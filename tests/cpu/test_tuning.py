@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fuseplan.capture.trace import Trace
 from fuseplan.measure.jobs import VetRegion
+from fuseplan.models import Machine, Roofline
 from fuseplan.plan import SegmentedPlan, WholePlan
 from fuseplan.search.costs import region_of
 from fuseplan.tune import Tuner
@@ -136,6 +137,20 @@ def test_what_is_tuned_is_not_tuned_again(trace: Trace, store: Store) -> None:
     assert found.plan == first.plan
     assert not again.measured
     assert not cut_plans(again.jobs)
+
+
+def test_a_second_model_of_the_same_layers_costs_next_to_nothing(store: Store) -> None:
+    def layers(count: int) -> Trace:
+        model = nn.Sequential(*(nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0) for _ in range(count)))
+        (found,) = traces_of(model, torch.randn(6, 2, 32), name=f"{count} layers")
+        return found
+
+    like = Roofline(Machine.guess("a CPU"))
+    first, second = ReplayingPool(like=like), ReplayingPool(like=like)
+    tuned(layers(2), store, first)
+    tuned(layers(5), store, second)
+    assert first.measured
+    assert len(second.measured) <= len(first.measured) / 10
 
 
 def test_a_wrong_choice_is_never_part_of_a_plan_and_stays_known(trace: Trace, store: Store) -> None:
