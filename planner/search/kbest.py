@@ -84,14 +84,23 @@ def best_of(ends: Sequence[list[Cut]], k: int) -> list[Cut]:
     return [ends[number][place] for _, number, place in merged[:k]]
 
 
-def parts_of(cuts: Cuts, cut: Cut) -> Iterator[tuple[Region | None, Option]]:
-    """What a cut runs, in an order in which it can: regions, and ops alone (None) that others compute again too."""
+class Part(NamedTuple):
+    """Something that a cut runs: a region, or, if `alone`, an op that others compute again but that is needed as well."""
+
+    region: Region
+    option: Option
+    alone: bool = False
+
+
+def parts_of(cuts: Cuts, cut: Cut) -> Iterator[Part]:
+    """What a cut runs."""
+    names = cuts.frame.names
     for one in cut.steps():
         assert one.step is not None
         region = cuts.priced.regions[one.step.region]
         option = cuts.priced.options[one.step.region][one.option]
-        yield (
-            Region(cuts.frame.names(region.own), option.executor, option.variant, cuts.frame.names(region.again)),
-            option,
-        )
-        yield from ((None, lone) for i in bits(one.step.alone) if (lone := cuts.priced.alone[i]) is not None)
+        yield Part(Region(names(region.own), option.executor, option.variant, names(region.again)), option)
+        for i in bits(one.step.alone):
+            lone = cuts.priced.alone[i]
+            assert lone is not None
+            yield Part(Region((cuts.frame.ops[i],), lone.executor, lone.variant), lone, alone=True)

@@ -13,11 +13,10 @@ from fuseplan.errors import PlanError
 from fuseplan.graph import Graph
 from fuseplan.search.cuts import Cuts, State
 from fuseplan.search.dag import Frame, Links
-from fuseplan.search.kbest import Cut, best_of, k_best_cuts, parts_of
+from fuseplan.search.kbest import Cut, Part, best_of, k_best_cuts, parts_of
 from fuseplan.search.words import Costs, Limits, Option, Solution
-from fuseplan.segment import Region
 
-Parts = list[tuple[Region | None, Option]]
+Parts = list[Part]
 
 
 def k_best(
@@ -150,27 +149,15 @@ def _sums(before: list[tuple[int, Parts]], cuts: Cuts, found: Sequence[Cut], k: 
     return [(cost, before[i][1] + parts[j]) for cost, i, j in pairs]
 
 
-def _solution(links: Links, parts: Parts) -> Solution:
-    parts = _in_order(links, parts)
+def _solution(links: Links, parts: Sequence[Part]) -> Solution:
+    order = run_order(links, [(part.region.ops, part.region.recompute) for part in parts])
+    parts = [parts[number] for number in order]
     return Solution(
-        tuple(region for region, _ in parts if region is not None),
-        sum(option.device_us for _, option in parts),
-        sum(option.host_us for _, option in parts),
-        tuple((option.host_us, option.device_us) for _, option in parts),
+        tuple(part.region for part in parts if not part.alone),
+        sum(part.option.device_us for part in parts),
+        sum(part.option.host_us for part in parts),
+        tuple((part.option.host_us, part.option.device_us) for part in parts),
     )
-
-
-def _in_order(links: Links, parts: Parts) -> Parts:
-    """The parts as the runtime runs them: what is ready, by its first op. An op alone stays behind what it came with."""
-    units: list[Parts] = []
-    for part in parts:
-        if part[0] is None:
-            units[-1].append(part)
-        else:
-            units.append([part])
-    regions = [unit[0][0] for unit in units if unit[0][0] is not None]
-    order = run_order(links, [(region.ops, region.recompute) for region in regions])
-    return [part for number in order for part in units[number]]
 
 
 def run_order(links: Links, units: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[int]:

@@ -61,8 +61,12 @@ class RandomCosts:
 Cost = tuple[float, float]
 
 
-def all_cuts(graph: Graph, costs: RandomCosts) -> Iterator[tuple[Segmentation, list[Cost]]]:
-    """Each segmentation of a graph that is one island, with the (device, host) costs of what it runs."""
+Run = dict[tuple[int, ...], Cost]
+"""The (device, host) costs of what runs, by its own ops: regions, and ops alone that are also computed again."""
+
+
+def all_cuts(graph: Graph, costs: RandomCosts) -> Iterator[tuple[Segmentation, Run]]:
+    """Each segmentation of a graph that is one island, with what runs."""
     links = Links.of(graph)
     cheap = [
         i
@@ -78,7 +82,7 @@ def all_cuts(graph: Graph, costs: RandomCosts) -> Iterator[tuple[Segmentation, l
 
 def _regions(
     graph: Graph, links: Links, again: frozenset[int], blocks: list[tuple[int, ...]], costs: RandomCosts
-) -> Iterator[tuple[Segmentation, list[Cost]]]:
+) -> Iterator[tuple[Segmentation, Run]]:
     choices = []
     for block in blocks:
         read = _closure(links, block, again)
@@ -92,10 +96,11 @@ def _regions(
     lone = _lone(graph, again, shape, costs)
     if lone is not None:
         for picked in product(*choices):
-            yield Segmentation(tuple(region for region, _ in picked)), [cost for _, cost in picked] + lone
+            run = {region.ops: cost for region, cost in picked}
+            yield Segmentation(tuple(region for region, _ in picked)), run | lone
 
 
-def _lone(graph: Graph, again: frozenset[int], regions: tuple[Region, ...], costs: RandomCosts) -> list[Cost] | None:
+def _lone(graph: Graph, again: frozenset[int], regions: tuple[Region, ...], costs: RandomCosts) -> Run | None:
     """What runs alone though it is recomputed; None if the segmentation is illegal or recomputes to no end."""
     cut = Segmentation(regions)
     try:
@@ -107,8 +112,8 @@ def _lone(graph: Graph, again: frozenset[int], regions: tuple[Region, ...], cost
         times = sum(op in region.recompute for region in regions)
         if times == 0 or (times == 1 and op in dead):
             return None
-    alone = [next(o for o in costs((op,), ()) if o.executor == "aten") for op in again if op not in dead]
-    return [(o.device_us, o.host_us) for o in alone]
+    alone = {op: next(o for o in costs((op,), ()) if o.executor == "aten") for op in again if op not in dead}
+    return {(op,): (option.device_us, option.host_us) for op, option in alone.items()}
 
 
 def _closure(links: Links, block: tuple[int, ...], again: frozenset[int]) -> tuple[int, ...]:

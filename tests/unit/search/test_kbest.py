@@ -21,7 +21,7 @@ def compare(seed: int, most: int) -> bool:
     size = rng.randint(2, most)
     graph, costs = random_graph(seed, size), RandomCosts(seed)
     price, k = rng.choice([0.0, 0.3, 1.0, 5.0]), rng.choice([1, 5, 40])
-    expected = sorted(sum(device + price * host for device, host in cost) for _, cost in all_cuts(graph, costs))
+    expected = sorted(sum(device + price * host for device, host in run.values()) for _, run in all_cuts(graph, costs))
     found = k_best(graph, range(size), costs, k=k, price=price)
     for one in found:
         check_segmentation(graph, Segmentation(one.regions))

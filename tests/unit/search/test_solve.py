@@ -14,14 +14,15 @@ from fuseplan.search.two_clock import Span, two_clock
 from fuseplan.search.whole import Whole
 from fuseplan.search.windows import run_order
 from fuseplan.segment import Segmentation, check_segmentation, is_anchor, islands
-from tests.unit.search.brute import KIND, Cost, RandomCosts, all_cuts, random_graph
+from tests.unit.search.brute import KIND, RandomCosts, Run, all_cuts, random_graph
 
 
-def total(links: Links, cut: Segmentation, costs: list[Cost]) -> float:
+def total(links: Links, cut: Segmentation, run: Run) -> float:
     """The two-clock time of one way to cut a graph, in the order in which the runtime runs it."""
-    order = run_order(links, [(region.ops, region.recompute) for region in cut.regions])
-    calls = [costs[i] for i in order] + costs[len(order) :]
-    return two_clock((host, device) for device, host in calls)
+    again = {region.ops: region.recompute for region in cut.regions}
+    order = run_order(links, [(ops, again.get(ops, ())) for ops in run])
+    costs = list(run.values())
+    return two_clock((costs[number][1], costs[number][0]) for number in order)
 
 
 def compare(seed: int, most: int) -> bool:
@@ -31,7 +32,7 @@ def compare(seed: int, most: int) -> bool:
     links = Links.of(graph)
     if len(islands(graph, [True] * size)) > 1:
         return False
-    best = min(total(links, cut, cost) for cut, cost in all_cuts(graph, costs))
+    best = min(total(links, cut, run) for cut, run in all_cuts(graph, costs))
     found = solve([graph], [[True] * size], [costs])
     assert found[0].total_us <= 1.005 * best
     return True
