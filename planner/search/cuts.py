@@ -18,7 +18,7 @@ State = tuple[int, int, int]
 alone all the same. An op that nobody will read any more is left out of the last two."""
 _REGIONS = 1 << 16
 """Costs are whole numbers, so that the order of adding does not matter: picoseconds first, then the number of regions."""
-_FEWEST = 6
+_FEWEST = 4
 """So many states with the same number of ops done are kept at least."""
 
 
