@@ -21,15 +21,21 @@ def maximal_regions(graph: Graph, takes: Sequence[bool], executor: str, max_ops:
     regions = []
     for island in islands(graph, fusible):
         for start in range(0, len(island), max_ops):
-            region = _without_escaping_views(graph, island[start : start + max_ops], executor)
+            region = without_escaping_views(graph, island[start : start + max_ops], executor)
             if region is not None:
                 regions.append(region)
     return Segmentation(tuple(regions))
 
 
-def _without_escaping_views(graph: Graph, ops: Sequence[int], executor: str) -> Region | None:
+def without_escaping_views(
+    graph: Graph, ops: Sequence[int], executor: str, recompute: Sequence[int] = ()
+) -> Region | None:
+    """The region of `ops`, in order, less the views that others need: it computes those again that it reads itself.
+
+    None if that leaves nothing.
+    """
     kept = {ref.name for ref in graph.outputs if isinstance(ref, Ref)}
-    inside, again = set(ops), set[int]()
+    inside, again = set(ops), set(recompute).difference(ops)
     for i in reversed(ops):
         op = graph.ops[i]
         names = [value.name for value in op.outputs]

@@ -15,18 +15,19 @@ _ANCHORS = frozenset(
     "mm bmm addmm baddbmm addbmm addmv mv dot linear matmul convolution convolution_backward embedding_bag grouped_mm "
     "_scaled_mm _grouped_mm _scaled_dot_product_attention_math _cudnn_rnn mkldnn_rnn_layer _thnn_fused_lstm_cell".split()
 )
+_ATTENTION = ("_scaled_dot_product", "sdpa", "_flash_attention", "_efficient_attention")
 
 
 def is_anchor(op: Op) -> bool:
     """Whether fusion turns around the op: matmuls, convolutions, attention, collectives, and what we cannot look into."""
     namespace, _, rest = op.target.partition(".")
     name = rest.partition(".")[0]
-    return (
-        op.opaque is not None
-        or namespace == "_c10d_functional"
-        or name in _ANCHORS
-        or name.startswith(("_scaled_dot_product", "sdpa", "_flash_attention", "_efficient_attention"))
-    )
+    return op.opaque is not None or namespace == "_c10d_functional" or name in _ANCHORS or is_attention(op)
+
+
+def is_attention(op: Op) -> bool:
+    """Whether the op is attention, or its gradient: an anchor that no compiler fuses anything into."""
+    return op.target.partition(".")[2].startswith(_ATTENTION)
 
 
 def islands(graph: Graph, fusible: Sequence[bool]) -> list[tuple[int, ...]]:
@@ -49,6 +50,15 @@ def islands(graph: Graph, fusible: Sequence[bool]) -> list[tuple[int, ...]]:
         if fusible[i]:
             groups.setdefault(find(i), []).append(i)
     return sorted(tuple(group) for group in groups.values())
+
+
+def depths(graph: Graph, fusible: Sequence[bool]) -> list[int]:
+    """For each op, the most ops that are not `fusible` on any path from an input to it; it never falls along a path.
+
+    >>> depths(Graph((), (), ()), ())
+    []
+    """
+    return _depths(graph, fusible, _edges(graph))
 
 
 def _edges(graph: Graph) -> list[tuple[int, int]]:
