@@ -9,7 +9,10 @@ from pathlib import Path
 
 from benchmarks.result import write_result
 
-NOT_BENCHMARKS = {"__init__", "__main__", "chart", "result", "search_replay", "search_tables", "timing", "zoo"}
+NOT_BENCHMARKS = {
+    "__init__", "__main__", "bars", "chart", "fleet", "one_model", "result", "search_replay", "search_tables",
+    "timing", "zoo",
+}  # fmt: skip
 
 
 def main(arguments: list[str]) -> int:

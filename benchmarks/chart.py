@@ -29,21 +29,21 @@ class Panel:
         across = _Axis([x for line in self.lines.values() for x, _ in line], self.log_x, LEFT, WIDTH - RIGHT)
         up = _Axis([y for line in self.lines.values() for _, y in line], self.log_y, HEIGHT - BOTTOM, TOP)
         parts = [
-            _text(WIDTH / 2, 18, self.title, "middle", 13),
-            _text(WIDTH / 2, HEIGHT - 8, self.x, "middle"),
-            f'<g transform="rotate(-90 12 {HEIGHT / 2})">{_text(12, HEIGHT / 2, self.y, "middle")}</g>',
+            svg_text(WIDTH / 2, 18, self.title, "middle", 13),
+            svg_text(WIDTH / 2, HEIGHT - 8, self.x, "middle"),
+            f'<g transform="rotate(-90 12 {HEIGHT / 2})">{svg_text(12, HEIGHT / 2, self.y, "middle")}</g>',
         ]
         for tick in across.ticks:
             at = across(tick)
-            parts += [_line(at, TOP, at, HEIGHT - BOTTOM), _text(at, HEIGHT - BOTTOM + 15, f"{tick:g}", "middle")]
+            parts += [svg_line(at, TOP, at, HEIGHT - BOTTOM), svg_text(at, HEIGHT - BOTTOM + 15, f"{tick:g}", "middle")]
         for tick in up.ticks:
             at = up(tick)
-            parts += [_line(LEFT, at, WIDTH - RIGHT, at), _text(LEFT - 5, at + 4, f"{tick:g}", "end")]
+            parts += [svg_line(LEFT, at, WIDTH - RIGHT, at), svg_text(LEFT - 5, at + 4, f"{tick:g}", "end")]
         for number, (name, line) in enumerate(self.lines.items()):
             colour = COLOURS[number % len(COLOURS)]
             path = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in (_stairs(line) if self.steps else line))
             parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"/>')
-            parts.append(_text(WIDTH - RIGHT - 4, TOP + 14 * (number + 1), name, "end", colour=colour))
+            parts.append(svg_text(WIDTH - RIGHT - 4, TOP + 14 * (number + 1), name, "end", colour=colour))
         return "\n".join(parts)
 
 
@@ -98,9 +98,11 @@ def _stairs(line: Points) -> list[tuple[float, float]]:
     return found
 
 
-def _text(x: float, y: float, text: str, anchor: str, size: int = 11, colour: str = "#333") -> str:
+def svg_text(x: float, y: float, text: str, anchor: str, size: int = 11, colour: str = "#333") -> str:
+    """One piece of text, anchored at its start, middle or end."""
     return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" font-size="{size}" fill="{colour}">{escape(text)}</text>'
 
 
-def _line(x1: float, y1: float, x2: float, y2: float) -> str:
+def svg_line(x1: float, y1: float, x2: float, y2: float) -> str:
+    """One thin grey line."""
     return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="#ddd"/>'

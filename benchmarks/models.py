@@ -1,148 +1,168 @@
-"""Whole models, each in a process of its own: eager, torch.compile and fuseplan's plans, interleaved step by step.
+"""Whole models: torch's own ways to run them against what tuning has found, interleaved, one process per model.
 
-scripts/bench models [--only NAME] [--side SIDE]; results of models that are not named stay as they are in the file.
+A model is tuned first, into the database of --db (kept, and taken again), and the tuned sides must then find their plans
+there. Results may be filled in model by model with --append, and several models measured at a time with --gpus.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
-import sys
-from collections.abc import Callable
+import math
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-import torch
+from benchmarks.bars import bars
+from benchmarks.fleet import Task, run_all, slug
+from benchmarks.result import RESULTS, ROOT, earlier_results, write_result
+from benchmarks.zoo import EVERY, SHOWN
 
-from benchmarks.result import RESULTS
-from benchmarks.timing import print_table, side_by_side
-from benchmarks.zoo import CASES, step_of
+SIDES = (
+    "torch.compile", "eager", "reduce-overhead", "max-autotune-no-cudagraphs",
+    "fuseplan tuned", "fuseplan tuned cudagraph",
+)  # fmt: skip
+ATTEMPTS = 3
+"""A process that a side ends is started again without it, so often at most."""
 
-SIDES: dict[str, dict[str, Any] | None] = {
-    "eager": None,
-    "torch.compile": {"backend": "inductor"},
-    "reduce-overhead": {"backend": "inductor", "mode": "reduce-overhead"},
-    "max-autotune-no-cudagraphs": {"backend": "inductor", "mode": "max-autotune-no-cudagraphs"},
-    "fuseplan aten": {"backend": "fuseplan", "options": {"plan": "aten"}},
-    "fuseplan nvfuser-greedy": {"backend": "fuseplan", "options": {"plan": "nvfuser-greedy"}},
-    "fuseplan inductor, attention proven": {
-        "backend": "fuseplan", "options": {"plan": "inductor", "attention": "proven"}},
-    "fuseplan nvfuser-greedy, attention proven": {
-        "backend": "fuseplan", "options": {"plan": "nvfuser-greedy", "attention": "proven"}},
-    "fuseplan inductor, attention proven, cudagraph": {
-        "backend": "fuseplan", "options": {"plan": "inductor", "attention": "proven", "launch": "cudagraph"}},
-    "fuseplan nvfuser-greedy, attention proven, cudagraph": {
-        "backend": "fuseplan", "options": {"plan": "nvfuser-greedy", "attention": "proven", "launch": "cudagraph"}},
-}  # fmt: skip
 
-SECONDS = 1800
-"""What the sides of one model may take together, compiling included."""
+def parser(name: str, description: str | None) -> argparse.ArgumentParser:
+    """The arguments that benchmarks of whole models share."""
+    found = argparse.ArgumentParser(prog=f"scripts/bench {name}", description=description)
+    found.add_argument("--only", action="append", choices=list(EVERY), metavar="NAME", help="may be given again")
+    found.add_argument("--append", action="store_true", help="keep the results of models that are not measured now")
+    found.add_argument("--effort", choices=("quick", "full"), default="quick")
+    found.add_argument("--db", type=Path, help="the tuning database, made if there is none; without: a temporary one")
+    found.add_argument("--gpus", type=int, default=1, help="models at a time, each with a GPU of its own")
+    found.add_argument("--limit-s", type=float, default=540.0, help="what one model may take")
+    found.add_argument("--within-s", type=float, default=math.inf, help="what all may take; the rest is not begun")
+    found.add_argument("--seconds", type=float, default=20.0, help="what the final race of a model may take")
+    found.add_argument("--logs", type=Path, default=ROOT / "build" / f"bench_{name}", help="a folder for the output")
+    found.add_argument("--device", default="cuda", help="cpu is for trying it out")
+    return found
 
 
 def measure(arguments: list[str]) -> dict[str, Any]:
-    """Measure the chosen models; needs an NVIDIA GPU."""
-    parser = argparse.ArgumentParser(prog="scripts/bench models", description=__doc__)
-    parser.add_argument("--only", action="append", choices=list(CASES), help="a model; may be given again")
-    parser.add_argument("--side", action="append", choices=list(SIDES), help="what to compare; may be given again")
-    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
-    chosen = parser.parse_args(arguments)
-    sides = chosen.side or list(SIDES)
-    if chosen.one:
-        return _measure_one(chosen.only[0], sides)
-    path = RESULTS / "models.gpu.json"
-    results: dict[str, Any] = json.loads(path.read_text())["results"] if path.exists() else {}
-    for name in chosen.only or list(CASES):
-        results[name] = _in_own_process(name, sides)
-        print_table(name, results[name])
-    return results
+    """Tune and measure the chosen models, longest first; write the result file whenever one is done."""
+    given = parser("models", __doc__)
+    given.add_argument("--side", action="append", choices=SIDES, metavar="SIDE", help="may be given again")
+    chosen = given.parse_args(arguments)
+    sides = [side for side in SIDES if side in (chosen.side or SIDES)]
+    if chosen.device == "cpu":
+        sides = [side for side in sides if "cudagraph" not in side or "no-cudagraph" in side]
+    earlier = earlier_results("models").get("models", {}) if chosen.append else {}
+    rows: dict[str, Any] = {name: row for name, row in earlier.items() if name in EVERY}
+    with tempfile.TemporaryDirectory() as folder:
+        own = {"sides": sides, "db": str((chosen.db or Path(folder) / "tuning.db").absolute())}
+        tasks = tasks_of("one_model", chosen, {**shared(chosen), **own})
+
+        def done(task: Task, report: dict[str, Any], failed: str) -> Task | None:
+            row, again = settled(task, report, failed)
+            rows[task.name] = row
+            write_result("models", arguments, results_of(rows))
+            print_rows({task.name: row})
+            return again
+
+        for task in run_all(tasks, chosen.gpus, chosen.within_s, done):
+            rows.setdefault(task.name, {"failed": "no time was left for it"})
+    print_rows(rows)
+    (RESULTS / "models.svg").write_text(_chart(rows), encoding="utf-8")
+    return results_of(rows)
 
 
-class SideError(Exception):
-    """A side failed while it was measured; the others are measured again without it."""
-
-    def __init__(self, side: str, error: Exception) -> None:
-        super().__init__(side)
-        self.side, self.error = side, error
+def shared(chosen: argparse.Namespace) -> dict[str, Any]:
+    """What every task is told."""
+    return {"effort": chosen.effort, "device": chosen.device, "seconds": chosen.seconds}
 
 
-def _in_own_process(name: str, sides: list[str]) -> dict[str, Any]:
-    """The rows of all sides. Where the process ends, each side is tried in one of its own, and those that end it are left out."""
-    rows = _run(name, sides)
-    if not isinstance(rows, str):
-        return rows
-    ended = {side: row for side in sides if isinstance(row := _run(name, [side]), str)}
-    rest = [side for side in sides if side not in ended]
-    if not ended:
-        return {"failed": {"failed": f"all sides together: {rows}"}}
-    rows = _run(name, rest) if rest else {}
-    failed = {side: {"failed": why} for side, why in ended.items()}
-    return failed | (rows if not isinstance(rows, str) else {"failed": {"failed": f"the other sides together: {rows}"}})
+def tasks_of(module: str, chosen: argparse.Namespace, arguments: Mapping[str, Any]) -> list[Task]:
+    """A task for each model, the longest first."""
+    logs = chosen.logs.absolute()
+    names = sorted(chosen.only or SHOWN, key=lambda name: (-EVERY[name].weight, name))
+    tasks = []
+    for name in names:
+        out = logs / f"{slug(name)}.json"
+        out.unlink(missing_ok=True)
+        tasks.append(Task(name, f"benchmarks.{module}", out, out.with_suffix(".log"), dict(arguments), chosen.limit_s))
+    return tasks
 
 
-def _run(name: str, sides: list[str]) -> dict[str, Any] | str:
-    """The rows that a process of its own measures, or how that process ended."""
-    arguments = ["--one", "--only", name, *(word for side in sides for word in ("--side", side))]
-    script = f"import json, benchmarks.models as models; print('\\n' + json.dumps(models.measure({arguments!r})))"
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, check=False, timeout=SECONDS
+def settled(task: Task, report: dict[str, Any], failed: str) -> tuple[dict[str, Any], Task | None]:
+    """The row of a model, and what to run again: the others, where one side has ended the process."""
+    lost = task.arguments.get("lost", {})
+    row = {**report, "sides": {**report.get("sides", {}), **lost}}
+    at, side = report.get("at", ""), report.get("at_side", "")
+    if not failed:
+        return {key: value for key, value in row.items() if key not in ("at", "at_side")}, None
+    why = f"{failed}, at: {at or 'the start'} {side}".strip()
+    left = [other for other in task.arguments["sides"] if other != side]
+    if side in task.arguments["sides"] and left and len(lost) < ATTEMPTS and "within" not in failed:
+        lost = {**lost, side: {"failed": why}}
+        return row, replace(task, arguments={**task.arguments, "sides": left, "lost": lost})
+    return {**row, "failed": why}, None
+
+
+def results_of(rows: Mapping[str, Any]) -> dict[str, Any]:
+    """The rows in the order of the zoo, below what they come to."""
+    speedups = {name: row["speedup"] for name, row in rows.items() if row.get("speedup")}
+    tuned = {
+        launch: [row["over_default"][launch] for row in rows.values() if launch in row.get("over_default", {})]
+        for launch in ("plain", "cudagraph")
+    }
+    summary = {
+        "models": len(rows),
+        "failed": [name for name, row in rows.items() if "failed" in row],
+        "geomean over the best of torch": geomean(list(speedups.values())),
+        "geomean over the default of the same launch": {launch: geomean(found) for launch, found in tuned.items()},
+        "speedups": speedups,
+    }
+    return {"summary": summary, "models": {name: rows[name] for name in EVERY if name in rows}}
+
+
+def geomean(values: list[float]) -> float | None:
+    """The geometric mean.
+
+    >>> geomean([1.0, 4.0])
+    2.0
+    """
+    return round(math.exp(sum(map(math.log, values)) / len(values)), 4) if values else None
+
+
+def print_rows(rows: Mapping[str, Any]) -> None:
+    """One line a model, for people, on stderr."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="ms a step; × is the tuned side's gain", title_justify="left")
+    headings = ("model", "eager", "compile", "r-o", "m-a", "tuned", "tuned cg", "× best", "× plain", "× cg", "tuning s")
+    for heading in (*headings, "winners"):
+        table.add_column(heading, justify="left" if heading in ("model", "winners") else "right")
+    order = ("eager", "torch.compile", "reduce-overhead", "max-autotune-no-cudagraphs", *SIDES[4:])
+    for name, row in rows.items():
+        sides, over, tuning = row.get("sides", {}), row.get("over_default", {}), row.get("tuning", {})
+        failures = [f"{side}: {found['failed']}" for side, found in sides.items() if "failed" in found]
+        found = [one for launch in tuning.get("launches", {}).values() for one in launch]
+        winners = [f"{one['winner']} ({one['status']})" for one in found]
+        table.add_row(
+            name,
+            *(f"{sides[side]['wall_us'] / 1e3:.3f}" if "wall_us" in sides.get(side, {}) else "-" for side in order),
+            *(_number(value) for value in (row.get("speedup"), over.get("plain"), over.get("cudagraph"))),
+            _number(tuning.get("seconds")),
+            "\n".join([*winners, *failures, *([row["failed"]] if "failed" in row else [])]) or "-",
         )
-    except subprocess.TimeoutExpired:
-        return f"the process did not end within {SECONDS} s"
-    if done.returncode:
-        return f"the process ended with {done.returncode}"
-    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return result
+    Console(stderr=True, width=190).print(table)
 
 
-def _measure_one(name: str, sides: list[str]) -> dict[str, Any]:
-    case = CASES[name]
-    model, inputs = case.load()
-    steps: dict[str, Callable[[], object]] = {}
-    failed: dict[str, Any] = {}
-    for side in sides:
-        options = SIDES[side]
-        try:
-            # a callable of its own for each side, so that no two share what Dynamo compiled
-            call = model if options is None else torch.compile(_fresh(model), **options)
-            step = step_of(call, model, inputs, case.train)
-            for _ in range(4):
-                step()
-        except Exception as error:  # noqa: BLE001 - one side that fails is a row, and the others are measured
-            failed[side] = _failure(error)
-            continue
-        steps[side] = _named(side, step)
-    return _side_by_side(steps) | failed
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
 
 
-def _side_by_side(steps: dict[str, Callable[[], object]]) -> dict[str, Any]:
-    """The times of all sides; of those that fail meanwhile, that they did."""
-    if not steps:
-        return {}
-    try:
-        return dict(side_by_side(steps, blocks=11, calls=2))
-    except SideError as failure:
-        rest = {side: step for side, step in steps.items() if side != failure.side}
-        return _side_by_side(rest) | {failure.side: _failure(failure.error)}
-
-
-def _failure(error: Exception) -> dict[str, str]:
-    """The row of a side that failed. A GPU that takes no more work ends the process, or the next side would get the blame."""
-    torch.cuda.synchronize()
-    return {"failed": f"{type(error).__name__}: {(str(error).strip() or '-').splitlines()[0][:300]}"}
-
-
-def _named(side: str, step: Callable[[], object]) -> Callable[[], object]:
-    def run() -> object:
-        try:
-            return step()
-        except Exception as error:
-            raise SideError(side, error) from error
-
-    return run
-
-
-def _fresh(model: torch.nn.Module) -> Callable[..., Any]:
-    namespace = {"model": model}
-    exec("def call(**inputs):\n    return model(**inputs)", namespace)
-    return namespace["call"]
+def _chart(rows: Mapping[str, Any]) -> str:
+    """Of each model, how many times as fast as torch.compile each side is."""
+    groups: dict[str, dict[str, float]] = {}
+    for name, row in rows.items():
+        walls = {side: found["wall_us"] for side, found in row.get("sides", {}).items() if "wall_us" in found}
+        if "torch.compile" in walls:
+            groups[name] = {side: walls["torch.compile"] / walls[side] for side in SIDES if side in walls}
+    return bars("Steps a second, torch.compile = 1", groups)

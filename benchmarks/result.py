@@ -24,7 +24,7 @@ def write_result(name: str, arguments: Sequence[str], results: Any) -> Path:
     On a GPU machine the file is NAME.gpu.json: a figure of a CPU must not stand in the place of one of a GPU.
     """
     machine = environment()
-    path = RESULTS / (f"{name}.gpu.json" if "gpu" in machine else f"{name}.json")
+    path = result_file(name)
     content = {
         "command": shlex.join(["scripts/bench", name, *arguments]),
         "when": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -33,8 +33,27 @@ def write_result(name: str, arguments: Sequence[str], results: Any) -> Path:
         "results": results,
     }
     RESULTS.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    return write_json(path, content)
+
+
+def write_json(path: Path, content: Any) -> Path:
+    """Write a file at once or not at all: whoever is interrupted leaves the one that was there."""
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    part.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    part.replace(path)
     return path
+
+
+def result_file(name: str) -> Path:
+    """Where the results of a benchmark are on this kind of machine."""
+    return RESULTS / (f"{name}.gpu.json" if _gpu() else f"{name}.json")
+
+
+def earlier_results(name: str) -> dict[str, Any]:
+    """What an earlier run of a benchmark has written here; nothing where there was none."""
+    path = result_file(name)
+    found: Any = json.loads(path.read_text(encoding="utf-8"))["results"] if path.exists() else {}
+    return found if isinstance(found, dict) else {}
 
 
 def environment() -> dict[str, Any]:

@@ -2,13 +2,72 @@
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from statistics import median
+from time import perf_counter
 from typing import Any
 
-from fuseplan.measure.clocks import GpuClock
-from fuseplan.measure.race import LaneError, Sample
+import torch
+
+from fuseplan.measure.clocks import CpuClock, GpuClock
+from fuseplan.measure.race import LaneError, RaceResult, Rule, Sample, race
+
+LOOP_S = 0.05
+"""How long the loop should last that the wall time of a step is taken from."""
+ROUNDS = (9, 31)
+
+
+class SteppingClock(GpuClock):
+    """Wall time as of a loop of steps, as people train and serve: the queue is filled once, not every second step."""
+
+    def _free(self, lane: Any) -> tuple[float, float]:
+        first, each = super()._free(lane)
+        count = max(2, math.ceil(LOOP_S / max(each, 1e-6)))
+        torch.cuda.synchronize()
+        begin = perf_counter()
+        for call in islice(lane.calls, count):
+            call()
+        torch.cuda.synchronize()
+        return first, (perf_counter() - begin) / count
+
+
+def contest(
+    steps: Mapping[str, Callable[[], object]], device: str, seconds: float, at: Callable[[str, str], None]
+) -> tuple[dict[str, dict[str, Any]], RaceResult | None]:
+    """All steps against each other, nobody dropped, in as many rounds as the seconds allow; a step that fails is a row.
+
+    The first step that runs is also run a second time in each round: its distance from itself is the noise.
+    """
+    clock = SteppingClock() if device.startswith("cuda") else CpuClock()
+    rows: dict[str, dict[str, Any]] = {}
+    cost = 0.0
+    for name, step in steps.items():
+        at("warming up", name)
+        try:
+            clock.add(name, [step])
+            cost += clock.block(name).seconds
+        except LaneError as failed:
+            rows[name] = {"failed": f"{failed.status}: {failed.detail}"}
+    able = [name for name in steps if name not in rows]
+    if not able:
+        return rows, None
+    least, most = ROUNDS
+    rounds = max(least, min(most, int(seconds / max(cost, 1e-3))))
+    at("measuring", "")
+    result = race(able, clock, incumbent=able[0], rule=Rule(most=rounds, least=rounds, hopeless=math.inf))
+    for name in able:
+        lane = result.lane(name)
+        rows[name] = {"failed": f"{lane.status}: {lane.detail}"} if lane.status != "ok" else _summary(lane.samples)
+    return {name: rows[name] for name in steps}, result
+
+
+def paired(result: RaceResult, name: str, to: str) -> float:
+    """The wall time of one side as a multiple of another's: the median of the ratios of the blocks beside each other."""
+    pairs = zip(result.lane(name).samples, result.lane(to).samples, strict=False)
+    return round(median(a.wall_us / b.wall_us for a, b in pairs), 5)
 
 
 def side_by_side(
@@ -34,7 +93,7 @@ def side_by_side(
     return {name: _summary(taken) for name, taken in samples.items()}
 
 
-def _summary(samples: list[Sample]) -> dict[str, float]:
+def _summary(samples: Sequence[Sample]) -> dict[str, float]:
     device = sorted(sample.device_us for sample in samples)
     quarter, middle = len(device) // 4, median(device)
     return {

@@ -20,6 +20,8 @@ class Case:
     build: Callable[[], nn.Module]
     inputs: Callable[[str], Inputs]
     train: bool = False
+    weight: int = 1
+    """How long it takes beside the others, roughly: of several at a time, the longest begin."""
 
     def load(self, device: str = "cuda", dtype: torch.dtype = torch.bfloat16) -> tuple[nn.Module, Inputs]:
         """The model and one batch, from fixed seeds."""
@@ -112,18 +114,51 @@ def _images(batch: int, labels: bool = False) -> Callable[..., Inputs]:
     return make
 
 
+def _tiny_bert() -> nn.Module:
+    from transformers import BertConfig, BertModel
+
+    return BertModel(
+        BertConfig(
+            hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=128, vocab_size=100,
+            hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+        )
+    )  # fmt: skip
+
+
+def _tiny_gpt2() -> nn.Module:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    return GPT2LMHeadModel(
+        GPT2Config(
+            n_embd=64, n_layer=1, n_head=2, vocab_size=100, n_positions=32, use_cache=False,
+            resid_pdrop=0.0, attn_pdrop=0.0, embd_pdrop=0.0,
+        )
+    )  # fmt: skip
+
+
 CASES = {
-    "bert 32x128": Case(_bert, _tokens(32, 128, 30522)),
-    "bert 32x128 masked": Case(_bert, _tokens(32, 128, 30522, mask=True)),
-    "bert 1x128": Case(_bert, _tokens(1, 128, 30522)),
-    "bert 32x128 train": Case(_bert_with_head, _tokens(32, 128, 30522, labels=True), train=True),
-    "gpt2 8x1024": Case(_gpt2, _tokens(8, 1024, 50257)),
-    "gpt2 8x1024 train": Case(_gpt2, _tokens(8, 1024, 50257, labels=True), train=True),
-    "llama 4x2048": Case(_llama, _tokens(4, 2048, 32000)),
-    "llama 4x2048 train": Case(_llama, _tokens(4, 2048, 32000, labels=True), train=True),
-    "llama 1x16": Case(_llama, _tokens(1, 16, 32000)),
-    "resnet50 64": Case(_resnet, _images(64)),
-    "resnet50 64 train": Case(_resnet, _images(64, labels=True), train=True),
-    "vit-b 64": Case(_vit, _images(64)),
-    "vit-b 64 train": Case(_vit, _images(64, labels=True), train=True),
+    "bert 32x128": Case(_bert, _tokens(32, 128, 30522), weight=3),
+    "bert 32x128 masked": Case(_bert, _tokens(32, 128, 30522, mask=True), weight=3),
+    "bert 1x128": Case(_bert, _tokens(1, 128, 30522), weight=3),
+    "bert 32x128 train": Case(_bert_with_head, _tokens(32, 128, 30522, labels=True), train=True, weight=8),
+    "gpt2 8x1024": Case(_gpt2, _tokens(8, 1024, 50257), weight=5),
+    "gpt2 8x1024 train": Case(_gpt2, _tokens(8, 1024, 50257, labels=True), train=True, weight=10),
+    "llama 4x2048": Case(_llama, _tokens(4, 2048, 32000), weight=4),
+    "llama 4x2048 train": Case(_llama, _tokens(4, 2048, 32000, labels=True), train=True, weight=9),
+    "llama 1x16": Case(_llama, _tokens(1, 16, 32000), weight=2),
+    "resnet50 64": Case(_resnet, _images(64), weight=6),
+    "resnet50 64 train": Case(_resnet, _images(64, labels=True), train=True, weight=10),
+    "vit-b 64": Case(_vit, _images(64), weight=4),
+    "vit-b 64 train": Case(_vit, _images(64, labels=True), train=True, weight=9),
 }
+TINY = {
+    "tiny bert": Case(_tiny_bert, _tokens(2, 16, 100)),
+    "tiny gpt2 train": Case(_tiny_gpt2, _tokens(2, 16, 100, labels=True), train=True),
+}
+SHOWN = (
+    "gpt2 8x1024", "gpt2 8x1024 train", "bert 32x128", "bert 1x128", "llama 4x2048", "llama 4x2048 train", "llama 1x16",
+    "resnet50 64 train", "vit-b 64",
+)  # fmt: skip
+"""The models that results are about."""
+EVERY = CASES | TINY
+"""Those too on which benchmarks are tried on a CPU."""

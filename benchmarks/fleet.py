@@ -1,0 +1,195 @@
+"""Several benchmarks at a time, each in a process of its own with a GPU and a share of the cores to itself.
+
+`python -m benchmarks.fleet TASK` is such a process: it takes its cores before anything counts them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from benchmarks.result import ROOT, write_json
+
+GRACE_S = 8.0
+"""What a process that is out of time gets to end its workers and to keep what was measured."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """`module.run(task)` in a process of its own, which keeps its result in the file `out`, and its output in `log`."""
+
+    name: str
+    module: str
+    out: Path
+    log: Path
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    limit_s: float = 540.0
+    cores: tuple[int, ...] = ()
+
+    def to_json(self) -> str:
+        """One line."""
+        return json.dumps({**vars(self), "out": str(self.out), "log": str(self.log)})
+
+    @staticmethod
+    def from_json(text: str) -> Task:
+        """What `to_json` wrote."""
+        data = json.loads(text)
+        return Task(
+            **{**data, "out": Path(data["out"]), "log": Path(data["log"]), "cores": tuple(data["cores"])},
+        )
+
+
+class Report:
+    """The result of a task as far as it is known, on disk at each step: a process that dies leaves where it was."""
+
+    def __init__(self, path: Path, **fields: Any) -> None:
+        self.path, self.fields = path, dict(fields)
+
+    def put(self, **fields: Any) -> None:
+        """Add to it."""
+        self.fields |= fields
+        write_json(self.path, self.fields)
+
+    def at(self, stage: str, side: str = "") -> None:
+        """Say what is done now, and with which side."""
+        print(f"[{monotonic() - STARTED:7.1f} s] {stage} {side}".rstrip(), file=sys.stderr, flush=True)
+        self.put(at=stage, at_side=side)
+
+
+STARTED = monotonic()
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One GPU and some cores."""
+
+    number: int
+    gpu: str | None
+    cores: tuple[int, ...]
+
+
+def slots(count: int) -> list[Slot]:
+    """So many slots; the cores are shared out evenly. With one, the GPU is whichever is the first."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    each = max(1, len(cores) // count)
+    seen = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
+    gpus = seen or [str(number) for number in range(count)]
+    return [
+        Slot(i, gpus[i % len(gpus)] if count > 1 else None, tuple(cores[i * each : (i + 1) * each] or cores))
+        for i in range(count)
+    ]
+
+
+def run_all(
+    tasks: Sequence[Task], count: int, within_s: float, on_done: Callable[[Task, dict[str, Any], str], Task | None]
+) -> list[Task]:
+    """Run the tasks, so many at a time, in their order; returns those that no time was left for.
+
+    `on_done` hears, one at a time and in this thread, of each: what it has reported, and why it failed if it did. It may
+    return a task to run in its stead.
+    """
+    deadline = monotonic() + within_s
+    waiting: queue.Queue[Task] = queue.Queue()
+    for task in tasks:
+        waiting.put(task)
+    done: queue.Queue[tuple[Slot, Task, str]] = queue.Queue()
+    free, running = slots(count), 0
+    with _children() as children:
+        while running or not waiting.empty():
+            while free and not waiting.empty() and monotonic() < deadline:
+                slot, task = free.pop(0), waiting.get()
+                limit = min(task.limit_s, deadline - monotonic())
+                process = _start(replace(task, cores=slot.cores), slot)
+                children.append(process)
+                threading.Thread(target=_watch, args=(process, slot, task, limit, done), daemon=True).start()
+                running += 1
+            if not running:
+                break
+            slot, task, failed = done.get()
+            running -= 1
+            free.insert(0, slot)
+            again = on_done(task, read(task), failed)
+            if again is not None:
+                waiting.put(again)
+    return list(waiting.queue)
+
+
+def read(task: Task) -> dict[str, Any]:
+    """What a task has reported so far."""
+    try:
+        found: dict[str, Any] = json.loads(task.out.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found
+
+
+def slug(name: str) -> str:
+    """A name as part of a file's.
+
+    >>> slug("bert 32x128")
+    'bert-32x128'
+    """
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
+def _start(task: Task, slot: Slot) -> subprocess.Popen[bytes]:
+    for path in (task.out, task.log):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    environment = os.environ if slot.gpu is None else {**os.environ, "CUDA_VISIBLE_DEVICES": slot.gpu}
+    with task.log.open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.fleet", task.to_json()],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=ROOT, env=environment, start_new_session=True,
+        )  # fmt: skip
+
+
+def _watch(process: subprocess.Popen[bytes], slot: Slot, task: Task, limit_s: float, done: Any) -> None:
+    try:
+        code = process.wait(limit_s)
+        failed = "" if code == 0 else f"the process ended with {code}"
+    except subprocess.TimeoutExpired:
+        _end(process)
+        failed = f"it did not end within {limit_s:.0f} s"
+    done.put((slot, task, failed))
+
+
+@contextlib.contextmanager
+def _children() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Processes that are gone afterwards, whatever happens."""
+    children: list[subprocess.Popen[bytes]] = []
+    try:
+        yield children
+    finally:
+        for process in children:
+            if process.poll() is None:
+                _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """As Ctrl-C would; then for good."""
+    process.send_signal(signal.SIGINT)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(GRACE_S)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+if __name__ == "__main__":
+    mine = Task.from_json(sys.argv[1])
+    if mine.cores and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, mine.cores)
+    import_module(mine.module).run(mine)

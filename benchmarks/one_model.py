@@ -1,0 +1,244 @@
+"""One model in a process of its own: tuned, and then all its sides against each other. `models` starts it."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import torch
+
+import fuseplan
+from benchmarks.fleet import Report, Task, slug
+from benchmarks.result import commit, write_json
+from benchmarks.timing import contest, paired
+from benchmarks.zoo import EVERY, Case, step_of
+from fuseplan.measure.failures import RUN, check_device, failure
+from fuseplan.tune import tune
+from fuseplan.tuning.keep import Tuned
+from fuseplan.tuning.subject import traces_of
+
+LAUNCHES = ("plain", "cudagraph")
+TORCH: dict[str, dict[str, Any] | None] = {
+    "torch.compile": {"backend": "inductor"},
+    "eager": None,
+    "reduce-overhead": {"backend": "inductor", "mode": "reduce-overhead"},
+    "max-autotune-no-cudagraphs": {"backend": "inductor", "mode": "max-autotune-no-cudagraphs"},
+}
+TUNED = {"fuseplan tuned": "plain", "fuseplan tuned cudagraph": "cudagraph"}
+SIDES = (*TORCH, *TUNED)
+OF_LAUNCH = {"plain": ("torch.compile", "eager"), "cudagraph": ("reduce-overhead",)}
+"""What torch itself does at each launch, without being asked to search."""
+BAD = ("plan misses", "plan stale hits", "plans refused", "regions fallen back", "regions failed at run time")
+
+
+class LogProgress:
+    """What tuning says, with the seconds since it began, one line a stage."""
+
+    def __init__(self, report: Report) -> None:
+        self.report, self.began = report, monotonic()
+
+    def stage(self, program: str, text: str, total: int) -> None:
+        """A line of its own, and where the process is if it dies."""
+        self.report.at(f"tuning: {text} ({total})")
+
+    def advance(self, text: str = "") -> None:
+        """Failures alone are worth a line."""
+        if text:
+            self.note(text)
+
+    def note(self, text: str) -> None:
+        """One line."""
+        print(f"    {text[:200]}", file=sys.stderr, flush=True)
+
+
+def run(task: Task) -> None:
+    """Tune and measure; the report grows as things become known."""
+    given = task.arguments
+    report = Report(task.out, commit=commit(), gpu=_gpu(), effort=given["effort"])
+    case, began = EVERY[task.name], monotonic()
+    tuning: dict[str, Any] = {}
+    if any(side in TUNED for side in given["sides"]):
+        report.at("loading, to be traced")
+        try:
+            tuning = tuned(task, case, report)
+        except Exception as error:  # noqa: BLE001 - a model that cannot be tuned is still measured
+            check_device(error)
+            tuning = {"failed": ": ".join(failure(error, RUN))}
+        report.put(tuning=tuning)
+    report.at("loading")
+    model, inputs = load(case, given["device"])
+    programs = tuning.get("programs", 0)
+    rows, steps = {}, {}
+    for side in given["sides"]:
+        report.at("compiling", side)
+        try:
+            steps[side], rows[side] = side_of(side, case, model, inputs, given["db"], programs)
+        except Exception as error:  # noqa: BLE001 - one side that fails is a row, and the others are measured
+            check_device(error)
+            rows[side] = {"failed": ": ".join(failure(error, RUN))}
+        if "failed" in rows[side]:
+            steps.pop(side, None)
+        report.put(sides=rows)
+    times, result = contest(steps, given["device"], given["seconds"], report.at)
+    rows = {side: {**rows[side], **times.get(side, {})} for side in given["sides"]}
+    report.put(sides=rows, seconds=round(monotonic() - began, 1), at="", at_side="")
+    if result is not None:
+        good = [side for side in given["sides"] if "wall_us" in rows[side]]
+        ratio = partial(paired, result)
+        report.put(noise=result.noise, rounds=result.rounds, **speedups(good, rows, ratio))
+
+
+def speedups(
+    good: Sequence[str], rows: dict[str, dict[str, Any]], ratio: Callable[[str, str], float]
+) -> dict[str, Any]:
+    """The tuned sides against the best of torch's, by the blocks that ran beside each other."""
+
+    def best(sides: Sequence[str]) -> str | None:
+        return min((side for side in sides if side in good), key=lambda side: rows[side]["wall_us"], default=None)
+
+    found: dict[str, Any] = {"best_torch": best(list(TORCH)), "best_tuned": best(list(TUNED))}
+    for side in (side for side in TUNED if side in good):
+        default = best(OF_LAUNCH[TUNED[side]])
+        if found["best_torch"]:
+            found.setdefault("over_best_torch", {})[TUNED[side]] = ratio(found["best_torch"], side)
+        if default:
+            found.setdefault("over_default", {})[TUNED[side]] = ratio(default, side)
+    if found["best_tuned"] and found["best_torch"]:
+        found["speedup"] = ratio(found["best_torch"], found["best_tuned"])
+    return found
+
+
+def load(case: Case, device: str) -> tuple[torch.nn.Module, dict[str, Any]]:
+    """The model; a CPU is given float32, which it is made for."""
+    return case.load(device, torch.bfloat16 if device.startswith("cuda") else torch.float32)
+
+
+def side_of(
+    side: str, case: Case, model: torch.nn.Module, inputs: dict[str, Any], db: str, programs: int
+) -> tuple[Callable[[], Any], dict[str, Any]]:
+    """One step of a side, compiled, and what was counted meanwhile; a tuned side that has no stored plan has failed.
+
+    Each side has a callable of its own, so that no two share what Dynamo compiled.
+    """
+    options = TORCH.get(side)
+    if side in TUNED:
+        options = {"backend": "fuseplan", "options": {"db": db, "launch": TUNED[side]}}
+    call = model if options is None else torch.compile(fresh(model), **options)
+    step = step_of(call, model, inputs, case.train)
+    before, begin = fuseplan.stats(), monotonic()
+    step()
+    row: dict[str, Any] = {"first_s": round(monotonic() - begin, 2)}
+    if side not in TUNED:
+        return step, row
+    step()
+    counted = {event: n - before.get(event, 0) for event, n in fuseplan.stats().items() if n > before.get(event, 0)}
+    wrong = [event for event in counted if event.startswith(BAD)]
+    if wrong or counted.get("plan hits", 0) != max(1, programs):
+        row["failed"] = f"not the stored plans of {programs} programs: {wrong or counted}"
+    return step, {**row, "counted": counted}
+
+
+def fresh(model: torch.nn.Module) -> Callable[..., Any]:
+    """A function of its own that calls the model."""
+    namespace = {"model": model}
+    exec("def call(**inputs):\n    return model(**inputs)", namespace)
+    return namespace["call"]
+
+
+def traced(name: str, case: Case, device: str) -> list[Any]:
+    """The programs of a model; nothing of it stays in memory."""
+    model, inputs = load(case, device)
+    with nullcontext() if case.train else torch.no_grad():
+        traces = traces_of(fresh(model), name=name, **inputs)
+    del model, inputs
+    clear(device)
+    return traces
+
+
+def clear(device: str) -> None:
+    """Let go of what was compiled, and of the memory that it held."""
+    torch._dynamo.reset()
+    gc.collect()
+    if device.startswith("cuda"):
+        torch.cuda.empty_cache()
+
+
+def tuned(task: Task, case: Case, report: Report) -> dict[str, Any]:
+    """Tune the programs of a model, or take the plans that the database has; what it cost and what came of it."""
+    given = task.arguments
+    traces = traced(task.name, case, given["device"])
+    launches = [TUNED[side] for side in given["sides"] if side in TUNED]
+    launch = launches[0] if len(launches) == 1 else "both"
+    kept = Accounts(given["db"], task.name)
+    began = monotonic()
+    results = tune(traces, effort=given["effort"], launch=launch, db=given["db"], progress=LogProgress(report))
+    seconds = round(monotonic() - began, 2)
+    kept.add(results)
+    clear(given["device"])
+    found = {one.launch: kept.of(one.launch) for one in results}
+    return {"programs": len(traces), "seconds": seconds, "launches": found}
+
+
+@dataclass
+class Accounts:
+    """What tuning a model has cost, in a file beside the database: a plan that is found there was tuned earlier."""
+
+    db: str
+    name: str
+
+    @property
+    def path(self) -> Path:
+        """One file for each model."""
+        return Path(f"{self.db}.tuned") / f"{slug(self.name)}.json"
+
+    def add(self, results: Sequence[Tuned]) -> None:
+        """Keep what is new; what was found in the database only where nothing is known of it."""
+        known = json.loads(self.path.read_text(encoding="utf-8")) if self.path.exists() else {}
+        for one in results:
+            programs = known.setdefault(one.launch, {})
+            if one.timed or one.program not in programs:
+                programs[one.program] = account(one)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(self.path, known)
+
+    def of(self, launch: str) -> list[dict[str, Any]]:
+        """The accounts of all programs of a launch."""
+        found: dict[str, dict[str, Any]] = json.loads(self.path.read_text(encoding="utf-8"))[launch]
+        return list(found.values())
+
+
+def account(one: Tuned) -> dict[str, Any]:
+    """The verdict on one program, as plain data."""
+    timed = [{k: v for k, v in vars(t).items() if v not in (None, "")} for t in one.timed]
+    fields = ("status", "winner", "wall_us", "best_default", "best_default_us", "speedup", "noise", "peak_bytes")
+    costs = {"measured": one.measured, "reused": one.reused}
+    errors = {"median": one.error_at(0.5), "p90": one.error_at(0.9), "plans": len(one.prediction_errors)}
+    return {
+        "program": one.program[:12],
+        **{field: _rounded(getattr(one, field)) for field in fields},
+        "seconds": round(one.seconds, 2),
+        "device_seconds": round(one.device_seconds, 2),
+        **costs,
+        "prediction_error": {name: _rounded(value) for name, value in errors.items()},
+        "moves": list(one.moves),
+        "timed": timed,
+        "detail": one.detail,
+    }
+
+
+def _rounded(value: Any) -> Any:
+    return round(value, 4) if isinstance(value, float) else value
+
+
+def _gpu() -> str | None:
+    number = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
+    return f"{torch.cuda.get_device_name(0)}, number {number}" if torch.cuda.is_available() else None
