@@ -90,9 +90,12 @@ class Coarse:
 
     def joined(self, cut: Segmentation, place: Place, executor: str, variant: str = "default") -> Segmentation:
         """The cut with `place` joined; PlanError where its regions may not stand, or tear others apart."""
-        groups = [(copy, ()) for copy in place.copies]
         if place.kind in (EPILOGUE, PROLOGUE):
             groups = self._with_neighbours(cut, place)
+            made = [without_escaping_views(self.graph, ops, executor, again) for ops, again in groups]
+        else:
+            groups = [(copy, ()) for copy in place.copies]
+            made = list(self.regions(place, executor))
         taken = {op: number for number, (ops, _) in enumerate(groups) for op in ops}
         kept = []
         for region in cut.regions:
@@ -101,11 +104,15 @@ class Coarse:
                 kept.append(region)
             elif len(owners) > 1:
                 raise PlanError(f"{place.name} would tear the region at op {region.ops[0]} apart")
-        made = [without_escaping_views(self.graph, sorted(ops), executor, again) for ops, again in groups]
         kept += [replace(region, variant=variant) for region in made if region is not None]
         result = tidy(self.graph, Segmentation(tuple(kept)))
         check_segmentation(self.graph, result)
         return result
+
+    def regions(self, place: Place, executor: str = "inductor") -> tuple[Region, ...]:
+        """What becomes of a run, in whatever cut: views that others need stay outside, where they cost nothing."""
+        made = (without_escaping_views(self.graph, ops, executor) for ops in place.copies)
+        return tuple(region for region in made if region is not None)
 
     # Runs
 
@@ -160,7 +167,7 @@ class Coarse:
     def _is_worth_it(self, ops: Sequence[int]) -> bool:
         """Whether there is an anchor and something else that moves data; and not too much of it."""
         working = [op for op in ops if not self.graph.ops[op].is_view]
-        return 1 < len(working) and len(ops) <= MOST_OPS and not all(self.fusible[op] for op in working)
+        return len(working) > 1 and len(ops) <= MOST_OPS and not all(self.fusible[op] for op in working)
 
     def _everything(self) -> list[Place]:
         """All that attention leaves in as few regions as can be: what lies between the same calls need not hang together."""

@@ -4,16 +4,18 @@ Equal islands of a graph share their parameters. `forward.island3.cut 4-5` says 
 `forward.island3.run 4 aten.add.Tensor` who runs an op, numbers being those of the first of the equal islands. A region is
 what edges that are not cut join, and runs as its first op says; an op that runs `again` is computed anew by each region
 that reads it. An op of no island has a parameter of its own where there is a choice: `forward.run 7 aten.mm.default`.
+`forward.join run 3-17 (9 ops)` says whether islands are one region with the anchors between them, and under whom.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations, pairwise
 
 from fuseplan.graph import Graph
+from fuseplan.search.coarse import Coarse, Place
 from fuseplan.search.dag import Links
 from fuseplan.search.solve import island_key
 from fuseplan.segment import Region, Segmentation, islands
@@ -24,6 +26,7 @@ Params = dict[str, str]
 CUT_UP = "cut up"
 """The `plan` that the other parameters spell; any other is a plan with a name, and the others say nothing."""
 EDGE = ("cut", "join")
+APART = "apart"
 AGAIN = "again"
 ALONE = "aten"
 MANY = 16
@@ -86,6 +89,15 @@ class Space:
     """The plans that have a name, the defaults among them."""
     launches: tuple[str, ...] = ("plain",)
     anchors: tuple[str, ...] = ("as-is",)
+    coarse: Mapping[str, Coarse] = field(default_factory=dict)
+    """What can be joined across the anchors of a graph, by its name."""
+    joins: tuple[str, ...] = ()
+    """Who may run what is joined, as `choice` writes it."""
+
+    def places(self, graph: str) -> Iterator[tuple[str, Place]]:
+        """What can be joined in a graph, with the parameter that says so."""
+        if self.joins and graph in self.coarse:
+            yield from ((f"{graph}.join {place.name}", place) for place in self.coarse[graph].places)
 
     @cached_property
     def parameters(self) -> Mapping[str, tuple[str, ...]]:
@@ -94,6 +106,7 @@ class Space:
         for graph, spaces in self.islands.items():
             for island in spaces:
                 words.update(island.parameters(self.graphs[graph]))
+            words.update({name: (APART, *self.joins) for name, _ in self.places(graph)})
         return words
 
 
@@ -121,8 +134,12 @@ def space_of(
     plans: Sequence[str] = (),
     launches: Sequence[str] = ("plain",),
     anchors: Sequence[str] = ("as-is",),
+    coarse: Mapping[str, Coarse] | None = None,
+    joins: Sequence[str] = (),
 ) -> Space:
     """The space of a program. `runs` says who may run an op of a graph, as `choice` writes it, beside ATen.
+
+    `coarse` says what can be joined across the anchors of a graph, and `joins` who may run that.
 
     >>> space_of({"inference": Graph((), (), ())}, {"inference": ()}, lambda graph, op: ("inductor",)).parameters
     {'plan': ('cut up',), 'launch': ('plain',), 'anchors': ('as-is',)}
@@ -136,7 +153,7 @@ def space_of(
         spaces = [_island(f"{name}.island{number}", copies, links, who) for number, copies in enumerate(equal)]
         spaces += [_island(name, copies, links, who) for copies in _equal(graph, apart, links)]
         found[name] = tuple(spaces)
-    return Space(dict(graphs), found, tuple(plans), tuple(launches), tuple(anchors))
+    return Space(dict(graphs), found, tuple(plans), tuple(launches), tuple(anchors), dict(coarse or {}), tuple(joins))
 
 
 def _equal(graph: Graph, found: Iterable[tuple[int, ...]], links: Links) -> list[list[tuple[int, ...]]]:
