@@ -43,6 +43,7 @@ def fuseplan_backend(
             raise
         choice = lookup.refused(choice.stored, error)
         program, compiled = _carry_out(choice, lookup)
+    lookup.hold()
     count("programs")
     count(f"programs under plan {_short(program.plan)}")
     lookup.keep_counters()

@@ -16,7 +16,6 @@ from torch.fx import GraphModule
 
 from fuseplan.capture.program import ProgramKey
 from fuseplan.capture.promised import EVERY, Span, promised_sizes
-from fuseplan.capture.symbols import Symbols
 from fuseplan.errors import FuseplanError, OptionError, StoreError
 from fuseplan.options import Options
 from fuseplan.plan import Plan, WholePlan
@@ -54,6 +53,7 @@ class Lookup:
         self.gm = gm
         self.example_inputs = example_inputs
         self.environ = environ
+        self._bounds: list[tuple[str, int | None, int | None]] = []
 
     @property
     def store(self) -> Store:
@@ -77,13 +77,18 @@ class Lookup:
         """The plan to run."""
         if self.options.plan is not None:
             return Choice(self.options.plan, "asked for by option")
-        if self.identity.key is None:
-            return self.default(f"no plan can be stored for it, since {self.identity.why}")
-        answer = self._ask(self.identity.key)
         wanted = self.options.tune != "off"
+        if self.identity.key is None:
+            why = f"no plan can be stored for it, since {self.identity.why}"
+            return self._untuned(why) if wanted else self.default(why)
+        answer = self._ask(self.identity.key)
         if isinstance(answer, Hit) or (isinstance(answer, Stale) and not wanted):
             return _known(answer)
-        return self._tune(answer) if wanted else self.default(str(answer))
+        if not wanted or (isinstance(answer, Miss) and answer.reason == "disabled"):  # somebody said no
+            return self.default(str(answer))
+        if self.device.type not in _TUNED_DEVICES:
+            return self._untuned(str(answer))
+        return self._tune(answer)
 
     def default(self, why: str) -> Choice:
         """What torch.compile does, or eager where Inductor has no compiler."""
@@ -147,41 +152,50 @@ class Lookup:
         return Query(key, self.here, self.options.launch, seen, self.options.unverified)
 
     def _within(self, answer: Hit | Stale | Miss, query: Query) -> Hit | Stale | Miss:
-        """Tell Dynamo how far this answer holds: it compiles anew, and asks again, where a size crosses a box's side."""
+        """Note how far this answer holds, by the sides of the boxes that plans are for."""
+        self._bounds = []
         if not query.sizes:
             return answer
         symbols = self.identity.symbols
         promised = promised_sizes(self.gm, self.example_inputs, symbols)
         if isinstance(answer, Miss):
-            for box in self.store.boxes(query):
-                _hold_outside(box, query.sizes, promised, symbols)
+            outside = (_outside(box, query.sizes, promised) for box in self.store.boxes(query))
+            self._bounds = [bound for bound in outside if bound is not None]
             return answer
         spans = answer.plan.sizes.spans
         for name, low, high in spans:
             if not _may_hold(promised.get(name), low, high):
                 detail = f"{name} was promised to vary beyond {low}..{high}, which plan {answer.plan.key[:12]} is for"
                 return Miss("outside the tuned sizes", detail)
-        for name, low, high in spans:
-            symbols.hold(name, low, high)
+        self._bounds = list(spans)
         return answer
 
-    def _tune(self, miss: Miss | Stale) -> Choice:
+    def hold(self) -> None:
+        """Tell Dynamo how far the answer holds: it compiles anew, and asks again, where a size crosses a box's side.
+
+        After compiling: graphs are traced as they were when the plan was made, under no such bounds, and what Inductor
+        puts into its cache, for other programs than this one too, is narrowed by none.
+        """
+        for bound in self._bounds:
+            self.identity.symbols.hold(*bound)
+
+    def _tune(self, known: Miss | Stale) -> Choice:
         tune_online = tuner()
-        effort = self.options.tune
         try:
-            plan = tune_online(self.gm, self.example_inputs, effort, self.store, self.options)
+            tune_online(self.gm, self.example_inputs, self.options.tune, self.store, self.options)
         except OptionError:
             raise
         except FuseplanError as error:
-            notify(f"a program could not be tuned, and runs under the default: {error}")
-            return self.default(f"it could not be tuned: {error}")
-        count("programs tuned when compiled")
+            return _known(known) if isinstance(known, Stale) else self._untuned(str(error))
         answer = self._ask(str(self.identity.key))
-        if isinstance(answer, Hit) and answer.plan.plan == plan:
-            return _known(answer)
-        if plan == self.options.default():  # nothing came of it, such as where another process tunes the program
+        if isinstance(answer, Miss):  # such as where another process tunes the program
             return self.default(str(answer))
-        return Choice(plan, f"tuned just now, effort {effort}, since {miss if isinstance(miss, Miss) else miss.detail}")
+        count("programs tuned when compiled")
+        return _known(answer)
+
+    def _untuned(self, why: str) -> Choice:
+        notify(f"a program could not be tuned, and runs under the default: {why}")
+        return self.default(f"it could not be tuned: {why}")
 
 
 def tuner() -> Any:
@@ -216,11 +230,13 @@ def _may_hold(promise: Span | None, low: int, high: int) -> bool:
     return low <= promise[0] and promise[1] <= high
 
 
-def _hold_outside(box: Box, sizes: Mapping[str, int], promised: Mapping[str, Span], symbols: Symbols) -> None:
-    """Guard one size that keeps this program out of a box: within it, Dynamo is to ask for the plan that is there."""
+def _outside(
+    box: Box, sizes: Mapping[str, int], promised: Mapping[str, Span]
+) -> tuple[str, int | None, int | None] | None:
+    """Bounds of one size that keep this program out of a box: within it, Dynamo is to ask for the plan that is there."""
     for name, low, high in box.spans:
         size = sizes.get(name)
         if size is None or low <= size <= high or promised.get(name, EVERY) != EVERY:
             continue
-        symbols.hold(name, *((None, low - 1) if size < low else (high + 1, None)))
-        return
+        return (name, None, low - 1) if size < low else (name, high + 1, None)
+    return None

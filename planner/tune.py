@@ -12,18 +12,23 @@ from typing import Any
 
 import torch
 
+from fuseplan.capture.program import program_key
+from fuseplan.capture.promised import EVERY, promised_sizes
 from fuseplan.capture.trace import Trace, retarget, write_trace
 from fuseplan.capture.trace_edit import identity
-from fuseplan.errors import FuseplanError, OptionError
+from fuseplan.errors import FuseplanError, OptionError, StoreError
+from fuseplan.log import logger
 from fuseplan.measure.environment import environment, run_facts
-from fuseplan.measure.jobs import Calibrate, Capture, Found
+from fuseplan.measure.jobs import Calibrate, Capture, Found, Row
 from fuseplan.measure.pool import Workers
 from fuseplan.models import Machine, Roofline
 from fuseplan.options import Options
-from fuseplan.plan import LAUNCHES, Plan
+from fuseplan.plan import LAUNCHES, Plan, SegmentedPlan
+from fuseplan.runtime.compiler import devices_of
+from fuseplan.search.costs import Timings
 from fuseplan.search.effort import Effort
 from fuseplan.tuning import plans
-from fuseplan.tuning.keep import Of, Tuned, keep, keep_prediction
+from fuseplan.tuning.keep import Of, Tuned, keep, keep_failure, keep_prediction, recalled
 from fuseplan.tuning.ledger import PlanLedger, Settings
 from fuseplan.tuning.progress import Progress, Silent, bar
 from fuseplan.tuning.regions import RegionBook
@@ -32,6 +37,7 @@ from fuseplan.tuning.session import Pool, Session
 from fuseplan.tuning.subject import box_of, device_of, sizes_of
 from fuseplan.tuning.worth import moves_of
 from fuseplan.tuning_db import Environment, Hit, Query, Run, Store, clock, places
+from fuseplan.tuning_db.words import traces_of
 
 VETTERS = 4
 """Workers that compile and check at once on a GPU's host; a CPU machine has its cores for one."""
@@ -51,6 +57,8 @@ def tune(
 ) -> list[Tuned]:
     """Find, prove and store the fastest plan of each program, given as traces or files of traces.
 
+    A text that names no file means programs that were tuned before: the beginning of a program's key or of its plan's,
+    or its name.
     `launch` is `plain`, `cudagraph` or `both`; `again` tunes what has a plan already. Each result is in the database
     as soon as it is known: a run that is interrupted goes on where it was.
 
@@ -60,10 +68,10 @@ def tune(
     wanted = LAUNCHES if launch == "both" else (launch,)
     if not set(wanted) <= set(LAUNCHES):
         raise OptionError(f"there is no launch {launch!r}; known are {', '.join(LAUNCHES)}, both")
-    traces = list(_traces(programs))
     settings = Settings(sampler, storage)
     store = Store(places(os.environ, db))
     try:
+        traces = list(_traces(programs, store))
         with _shown(progress) as heard:
             tuned: list[Tuned] = []
             for where, group in _by_device(traces, device).items():
@@ -75,20 +83,33 @@ def tune(
         store.close()
 
 
-def tune_online(gm: Any, example_inputs: Sequence[Any], effort: str, store: Store, options: Options) -> Plan:
-    """Tune one program while it is compiled, and return the plan to run. Called by the backend.
+def tune_online(gm: Any, example_inputs: Sequence[Any], effort: str, store: Store, options: Options) -> None:
+    """Tune one program while it is compiled; the backend finds its plan in the store. An error says why there is none.
 
     Of several processes that run one program together, only the first tunes; the others take the default until it has.
     """
     if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_rank() != 0:
-        return options.default()
+        return
     trace = write_trace(gm, example_inputs)
-    where = device_of(trace)
+    _refuse_promises(gm, example_inputs, trace)
+    where = next((str(d) for d in devices_of(gm, example_inputs) if d.type == "cuda"), "cpu")
+    logger.info("tuning program %s on %s, effort %s", trace.key[:12], where, effort)
     with _shown(None) as heard, _pool(where, Effort.named(effort)) as pool:
         (tuned,) = Tuner(store, pool, where, effort, Settings(), heard).tune(trace, (options.launch or "plain",))
+    logger.info("program %s: %s, %s, after %.0f s", trace.key[:12], tuned.status, tuned.winner, tuned.seconds)
     if tuned.plan is None:
         raise FuseplanError(tuned.detail or "no plan could be raced")
-    return tuned.plan
+
+
+def _refuse_promises(gm: Any, example_inputs: Sequence[Any], trace: Trace) -> None:
+    """A size that a caller promised to vary further than a plan holds: what is found would not be used."""
+    promised = promised_sizes(gm, example_inputs, program_key(gm, example_inputs).symbols)
+    for name, low, high in box_of(trace).spans:
+        promise = promised.get(name, EVERY)
+        if promise != EVERY and not low <= promise[0] <= promise[1] <= high:
+            raise FuseplanError(
+                f"{name} was promised to vary over {promise[0]}..{promise[1]}, and a plan tuned here is for {low}..{high}"
+            )
 
 
 @dataclass
@@ -108,24 +129,21 @@ class Tuner:
 
     def tune(self, trace: Trace, launches: Sequence[str], *, again: bool = False) -> Iterator[Tuned]:
         """The verdict on a program under each launch; one that cannot be tuned is a verdict too."""
-        model = Roofline(self._machine())
-        timings = RegionBook(self._session(trace, model)).timings
+        model: Roofline | None = None
+        timings = Timings()
         for launch in launches:
             known = None if again else self._known(trace, launch)
-            yield known or self._tune(trace, launch, model, timings)
+            if known is None:
+                model = model or Roofline(self._machine())
+                known = self._tune(trace, launch, model, timings)
+            yield known
 
     def _known(self, trace: Trace, launch: str) -> Tuned | None:
         """What an earlier run has found, if it holds here."""
         answer = self.store.find_plan(Query(trace.key, self.environment, launch, sizes_of(trace)))
-        if not isinstance(answer, Hit):
-            return None
-        stored = answer.plan
-        return Tuned(
-            trace.key, trace.name, launch, stored.status, stored.plan, "the plan in the database", stored.wall_us,
-            stored.best_default or "", stored.best_default_us, moves=tuple(stored.moves.splitlines()),
-        )  # fmt: skip
+        return recalled(trace, answer.plan) if isinstance(answer, Hit) else None
 
-    def _tune(self, trace: Trace, launch: str, model: Roofline, timings: Any) -> Tuned:
+    def _tune(self, trace: Trace, launch: str, model: Roofline, timings: Timings) -> Tuned:
         session = self._session(trace, model)
         run = Run(self.environment, trace.key, self.effort, **vars(run_facts(self.device)))
         session.run = run.key
@@ -134,6 +152,9 @@ class Tuner:
         try:
             tuned = self._flow(session, trace, launch, RegionBook(session, timings))
             state = "failed" if tuned.status == "failed" else "finished"
+        except FuseplanError:
+            state = "failed"
+            raise
         finally:
             self.store.add_run(replace(run, state=state, changed_at=clock.now()))
         return replace(
@@ -151,24 +172,26 @@ class Tuner:
         of = Of(found.key or trace.key, trace.name, launch, box_of(trace))
         anchors = plans.proven(found)
         search = Search(session, found, anchors, book, launch)
-        self.store.add_program(of.key, of.name or None, dict(zip(search.roles, search.graphs, strict=True)))
         text = trace.to_json()
+        own = replace(trace, key=of.key).to_json()  # an edited trace goes by another key until it is captured
+        graphs = dict(zip(search.roles, search.graphs, strict=True))
+        self.store.add_program(of.key, of.name or None, graphs, trace=own, sizes=of.sizes)
         named = [*plans.defaults(session, launch), *plans.whole_candidates(session, found, launch)]
         ledger = PlanLedger(search, named, of.key, self.environment.key, self.settings)
         if not session.effort.measures:
             return self._predicted(session, of, search)
-        fit, rows = plans.vetted(session, text, ledger.named_entries())
-        proposals = search.run()
-        cut, more = plans.vetted(session, text, ledger.next_entries(session.effort.plans, proposals))
-        verdict = plans.decide(session, text, [*fit, *cut], rows | more)
+        rows: dict[str, Row] = {}
+        known = ledger.named_entries()
+        fit = plans.vetted(session, text, known, rows)
+        cut = ledger.next_entries(session.effort.plans, search.run())
+        fit += plans.vetted(session, text, cut, rows)
+        verdict = plans.decide(session, text, fit, rows)
+        noise = None if verdict is None else verdict.result.noise
+        for entry in (*known, *cut):
+            ledger.tell(entry, rows.get(entry.name), noise)
         if verdict is None:
-            return Tuned(of.key, of.name, launch, "failed", detail="no default of this launch runs here")
-        for entry in (*fit, *cut):
-            row = verdict.rows[entry.name]
-            ledger.tell(entry, row.wall_us, row.status, verdict.result.noise)
-        winner = verdict.winner.plan
-        moves = moves_of(search, winner) if isinstance(winner, plans.SegmentedPlan) and winner.parts else ()
-        return keep(session, of, verdict, [*fit, *cut], moves)
+            return keep_failure(session, of, "no default of this launch runs here", [*known, *cut], rows)
+        return keep(session, of, verdict, [*known, *cut], _moves(search, verdict.winner.plan))
 
     def _capture(self, session: Session, trace: Trace) -> Found | str:
         """The program's graphs, its attention with proven masks; or why it cannot be had."""
@@ -184,7 +207,7 @@ class Tuner:
         if not proposals:
             return Tuned(of.key, of.name, of.launch, "failed", detail="no graph of it can be cut")
         best = proposals[0]
-        return keep_prediction(session, of, best.plan, best.predicted_us, moves_of(search, best.plan))
+        return keep_prediction(session, of, best.plan, best.predicted_us, _moves(search, best.plan))
 
     def _session(self, trace: Trace, model: Roofline) -> Session:
         name = trace.name or trace.key[:12]
@@ -200,6 +223,10 @@ class Tuner:
                 (outcome,) = self.pool.map([Calibrate()])
                 self.machine = self.machine.calibrated(outcome.machine)
         return self.machine
+
+
+def _moves(search: Search, plan: Plan) -> tuple[str, ...]:
+    return moves_of(search, plan) if isinstance(plan, SegmentedPlan) and plan.parts else ()
 
 
 @contextmanager
@@ -226,10 +253,18 @@ def _watched() -> bool:
     return console.is_terminal or console.is_jupyter
 
 
-def _traces(programs: Trace | str | Path | Iterable[Trace | str | Path]) -> Iterator[Trace]:
+def _traces(programs: Trace | str | Path | Iterable[Trace | str | Path], store: Store) -> Iterator[Trace]:
     given = [programs] if isinstance(programs, (Trace, str, Path)) else programs
     for one in given:
-        yield one if isinstance(one, Trace) else Trace.from_json(Path(one).read_text(encoding="utf-8"))
+        if isinstance(one, Trace):
+            yield one
+        elif isinstance(one, Path) or Path(one).exists():
+            yield Trace.from_json(Path(one).read_text(encoding="utf-8"))
+        else:
+            known = traces_of(store, one)
+            if not known:
+                raise StoreError(f"there is no file {one}, and no trace of such a program in the database")
+            yield from map(Trace.from_json, known)
 
 
 def _by_device(traces: Iterable[Trace], device: str | None) -> Mapping[str, list[Trace]]:

@@ -40,6 +40,7 @@ def program_key(gm: GraphModule, example_inputs: Sequence[Any]) -> ProgramKey:
         writer.modes()
         writer.sharing(example_inputs)
         writer.graph(gm)
+        writer.ranges()
     except _UnkeyableError as unkeyable:
         return ProgramKey(None, str(unkeyable))
     return ProgramKey(hashlib.sha256("\n".join(writer.lines).encode()).hexdigest(), symbols=writer.symbols)
@@ -89,6 +90,10 @@ class _Writer:
                 # the message of an assertion that Dynamo adds names nodes and symbols
                 args = node.args[:1] if node.target is torch.ops.aten._assert_scalar.default else node.args
                 self.lines.append(f"{node.op} {target} {self._arg(args, numbers)} {self._arg(node.kwargs, numbers)}")
+
+    def ranges(self) -> None:
+        """Which sizes are possible, as was promised or asked on the way here: graphs are traced under that."""
+        self.lines += [f"size {symbol.name} {symbol.low} {symbol.high}" for symbol in self.symbols.seen()]
 
     def _attribute(self, gm: GraphModule, path: str) -> None:
         value: Any = gm
