@@ -17,13 +17,13 @@ from time import perf_counter, process_time
 from typing import Any
 
 from benchmarks.chart import Panel, chart
-from benchmarks.graph import transformer
 from benchmarks.result import RESULTS
 from fuseplan.graph import Graph, Op, Ref, TensorType, Value
 from fuseplan.search.solve import Option, solve
 from fuseplan.segment import check_segmentation, is_anchor, islands
 
 SIZES = (1250, 2500, 5000, 10_000)
+LAYERS = 100
 KIND = TensorType("float32", (1024, 768), (768, 1), "cuda:0")
 
 
@@ -131,6 +131,22 @@ def _op(number: int, target: str, *reads: str) -> Op:
 def chain(size: int) -> Graph:
     """One pointwise op after the other: one island."""
     return _graph([_op(i, ("exp", "tanh", "neg")[i % 3] + ".default", f"v{i - 1}" if i else "x") for i in range(size)])
+
+
+def transformer(size: int) -> Graph:
+    """A hundred layers, each of matmuls with islands of a dozen ops between them and a residual into its last op."""
+    layer, ops = size // LAYERS, []
+    for i in range(size):
+        place, previous = i % layer, f"v{i - 1}" if i else "x"
+        if place == layer - 1:
+            ops.append(_op(i, "add.Tensor", previous, f"v{i - layer}" if i >= layer else "x"))
+        elif place % 12 == 0:
+            ops.append(_op(i, "mm.default", previous, "w"))
+        elif place % 4 == 3:
+            ops.append(_op(i, "mul.Tensor", previous, f"v{i - 2}"))
+        else:
+            ops.append(_op(i, ("exp", "tanh", "neg")[place % 3] + ".default", previous))
+    return _graph(ops)
 
 
 def grid(size: int, width: int = 8) -> Graph:
