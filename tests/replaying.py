@@ -44,7 +44,7 @@ class ReplayingPool:
     """After so many jobs the run is interrupted, as by Ctrl-C."""
     jobs: list[Job] = field(default_factory=list)
 
-    def map(self, jobs: Sequence[Job], on_done: OnDone | None = None) -> list[Outcome]:
+    def map(self, jobs: Sequence[Job], on_done: OnDone | None = None, limit_s: float | None = None) -> list[Outcome]:
         outcomes = []
         for job in jobs:
             if self.fail_after is not None and len(self.jobs) >= self.fail_after:

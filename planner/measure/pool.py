@@ -13,6 +13,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from time import monotonic
 from types import TracebackType
 from typing import Any
 
@@ -50,9 +51,10 @@ class Limits:
     memory_bytes: int | None = None
     """None: all that is free when a job begins, but for a tenth."""
 
-    def of(self, job: Job) -> float:
-        """The limit of one job."""
-        return self.region_s if isinstance(job, (VetRegion, RaceRegion)) else self.plan_s
+    def of(self, job: Job, limit_s: float | None = None) -> float:
+        """The limit of one job: `limit_s`, where that is less."""
+        own = self.region_s if isinstance(job, (VetRegion, RaceRegion)) else self.plan_s
+        return own if limit_s is None else min(own, limit_s)
 
 
 class Workers:
@@ -114,11 +116,12 @@ class Workers:
         for process in (self.racer, *self.vetters):
             process.start()
 
-    def map(self, jobs: Sequence[Job], on_done: OnDone | None = None) -> list[Outcome]:
+    def map(self, jobs: Sequence[Job], on_done: OnDone | None = None, limit_s: float | None = None) -> list[Outcome]:
         """Return the outcome of each job. `on_done` hears of each as soon as it is known, in this thread.
 
-        First all that only vets, several at once, then what measures, one by one. Whatever interrupts this, Ctrl-C or
-        an error of `on_done`, ends the workers before it goes on.
+        First all that only vets, several at once, then what measures, one by one. A worker that is silent for
+        `limit_s` hangs, where the limits of the pool are not less. Whatever interrupts this, Ctrl-C or an error of
+        `on_done`, ends the workers before it goes on.
         """
         outcomes: dict[int, Outcome] = {}
 
@@ -130,14 +133,14 @@ class Workers:
         try:
             if any(job.alone for job in jobs):
                 self.racer.start()
-            crowded = self._vet(jobs, settle)
+            crowded = self._vet(jobs, settle, limit_s)
             for i in crowded:  # what did not fit beside the others may fit alone
-                settle(i, self._answer(self.vetters[0], jobs[i]))
+                settle(i, self._answer(self.vetters[0], jobs[i], limit_s))
             if any(job.alone for job in jobs):
                 self._clear_the_course()
             for i, job in enumerate(jobs):
                 if job.alone:
-                    settle(i, self._answer(self.racer, job))
+                    settle(i, self._answer(self.racer, job, limit_s))
         except BaseException:
             self.close()
             raise
@@ -149,7 +152,7 @@ class Workers:
             if process.holds:
                 self._answer(process, Rest())
 
-    def _vet(self, jobs: Sequence[Job], settle: Callable[[int, Outcome], None]) -> list[int]:
+    def _vet(self, jobs: Sequence[Job], settle: Callable[[int, Outcome], None], limit_s: float | None) -> list[int]:
         """Run the jobs that may run beside each other; returns those that found no memory while they did."""
         waiting = deque(i for i, job in enumerate(jobs) if not job.alone)
         crew = self.vetters[: len(waiting)]
@@ -162,7 +165,7 @@ class Workers:
                 except IndexError:
                     return
                 try:
-                    told.put((i, self._answer(process, jobs[i])))
+                    told.put((i, self._answer(process, jobs[i], limit_s)))
                 except BaseException as error:  # noqa: BLE001 -- raised again where the caller waits
                     told.put((i, error))
                     return
@@ -181,18 +184,20 @@ class Workers:
                 settle(i, outcome)
         return crowded
 
-    def _answer(self, process: WorkerProcess, job: Job) -> Outcome:
+    def _answer(self, process: WorkerProcess, job: Job, limit_s: float | None = None) -> Outcome:
         """The outcome of a job; a race goes on without the candidate that its worker died of."""
+        begin = monotonic()
         try:
-            return process.ask(job, self.limits.of(job), self.on_stage)
+            return process.ask(job, self.limits.of(job, limit_s), self.on_stage)
         except WorkerLostError as loss:
+            spent = round(monotonic() - begin, 6)
             culprits = [loss.at] if loss.at else _names(job)
             rows = [Row(name, loss.status, loss.detail) for name in culprits]
             rest = _without(job, loss.at)
             if rest is None:
-                return Outcome(loss.status, loss.detail, rows=tuple(rows))
-        again = self._answer(process, rest)
-        return replace(again, rows=_ordered(job, [*again.rows, *rows]))
+                return Outcome(loss.status, loss.detail, spent, tuple(rows))
+        again = self._answer(process, rest, limit_s)
+        return replace(again, seconds=spent + again.seconds, rows=_ordered(job, [*again.rows, *rows]))
 
 
 def _names(job: Job) -> list[str]:

@@ -93,11 +93,9 @@ class RegionCosts:
         """The ways to run these ops as one region; none if nobody takes them together."""
         case = self.case(ops, recompute)
         known = self.timings.of(case.region.key) if self.timings.known else {}
-        options = []
-        unknown = [choice for choice in case.choices if choice not in known]
-        for choice in case.choices:
-            if choice in known and known[choice].status == "ok":
-                options.append(Option(*choice, known[choice].device_us, known[choice].host_us))  # noqa: PERF401 - reads better
+        times = {choice: known[choice] for choice in case.choices if choice in known}
+        options = [Option(*choice, t.device_us, t.host_us) for choice, t in times.items() if t.status == "ok"]
+        unknown = [choice for choice in case.choices if choice not in times or _stands_anyway(choice, times[choice])]
         predictions = self.model.predict([(case.work, *choice) for choice in unknown])
         for choice, predicted in zip(unknown, predictions, strict=True):
             lower = math.exp(-self.optimism * predicted.spread)
@@ -124,7 +122,7 @@ class RegionCosts:
         case = self.case(region.ops, region.recompute)
         choice = (region.executor, region.variant)
         timing = self.timings.of(case.region.key).get(choice)
-        if timing is not None:  # a choice that failed takes forever
+        if timing is not None and not _stands_anyway(choice, timing):  # a choice that failed takes forever
             return Option(*choice, timing.device_us, timing.host_us)
         (predicted,) = self.model.predict([(case.work, *choice)])
         return Option(*choice, predicted.device_us, predicted.host_us)
@@ -137,6 +135,11 @@ class RegionCosts:
             if not all(runner.takes[i] for i in (*ops, *recompute)) or (not alone and runner.refuses(region)):
                 continue
             yield from ((runner.name, variant) for variant in runner.variants(region))
+
+
+def _stands_anyway(choice: Choice, timing: Timing) -> bool:
+    """Whether a choice failed, and is there all the same: what ATen cannot do by itself, it does in the program."""
+    return choice == PLAIN and timing.status != "ok"
 
 
 def region_of(graph: Graph, ops: tuple[int, ...], recompute: tuple[int, ...] = ()) -> Graph:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+from fuseplan.capture.trace import Trace
 from fuseplan.measure.jobs import Row
 from fuseplan.plan import Plan
 from fuseplan.tuning.plans import Entry, Verdict
@@ -85,37 +86,23 @@ class Of:
 
 
 def keep(session: Session, of: Of, verdict: Verdict, entries: Sequence[Entry], moves: Sequence[str]) -> Tuned:
-    """Write the verdict into the database, and return it for people."""
-    times = {name: row.wall_us for name, row in verdict.rows.items()}
-    for entry in entries:
-        if entry.default and (verdict.rows[entry.name].status != "ok" or times[entry.name] is not None):
-            session.store.add_default_timing(_default_timing(session, of, entry.name, verdict.rows[entry.name]))
-    winner, row = verdict.winner, verdict.rows[verdict.winner.name]
+    """Write the verdict on `entries` into the database, those that failed among them; return it for people."""
+    rows, winner, best = verdict.rows, verdict.winner, verdict.best_default
+    _keep_defaults(session, of, entries, rows)
+    row, best_us = rows[winner.name], rows[best.name].wall_us
     status = "tuned" if verdict.tuned else "default"
     noise_us = None if row.wall_us is None else round(row.wall_us * verdict.result.noise, 3)
-    session.store.add_plan(
-        StoredPlan(
-            of.key,
-            session.environment,
-            winner.plan,
-            status,
-            sizes=of.sizes,
-            predicted_us=winner.predicted_us,
-            wall_us=row.wall_us,
-            device_us=row.device_us,
-            host_us=row.host_us,
-            noise_us=noise_us,
-            peak_bytes=row.peak_bytes,
-            best_default=verdict.best_default.name,
-            best_default_us=times.get(verdict.best_default.name),
-            moves="\n".join(moves),
-            run=session.run,
-        )
-    )
+    stored = StoredPlan(
+        of.key, session.environment, winner.plan, status, sizes=of.sizes, predicted_us=winner.predicted_us,
+        wall_us=row.wall_us, device_us=row.device_us, host_us=row.host_us, noise_us=noise_us,
+        peak_bytes=row.peak_bytes, best_default=best.name, best_default_us=best_us, moves="\n".join(moves),
+        run=session.run,
+    )  # fmt: skip
+    known = _known(session, stored)
+    session.store.add_plan(stored if known is None else replace(stored, word=known.word))  # a person's word stays
     return Tuned(
-        of.key, of.name, of.launch, status, winner.plan, winner.name, row.wall_us, verdict.best_default.name,
-        times.get(verdict.best_default.name), verdict.result.noise, row.peak_bytes, tuple(moves),
-        tuple(_timed(entry, verdict.rows[entry.name]) for entry in entries),
+        of.key, of.name, of.launch, status, winner.plan, winner.name, row.wall_us, best.name, best_us,
+        verdict.result.noise, row.peak_bytes, tuple(moves), _timings(entries, rows),
     )  # fmt: skip
 
 
@@ -125,9 +112,43 @@ def keep_prediction(session: Session, of: Of, plan: Plan, predicted_us: float, m
         of.key, session.environment, plan, "unverified", sizes=of.sizes, predicted_us=predicted_us,
         moves="\n".join(moves), run=session.run,
     )  # fmt: skip
-    session.store.add_plan(stored)
+    known = _known(session, stored)
+    if known is None or (known.status == "unverified" and known.word is None):  # else more is known of it than this
+        session.store.add_plan(stored)
     timed = (Timed("predicted", False, None, None, predicted_us),)
     return Tuned(of.key, of.name, of.launch, "unverified", plan, "predicted", moves=tuple(moves), timed=timed)
+
+
+def keep_failure(session: Session, of: Of, why: str, entries: Sequence[Entry], rows: Mapping[str, Row]) -> Tuned:
+    """Write down what became of the defaults of a program for which there is no verdict."""
+    _keep_defaults(session, of, entries, rows)
+    return Tuned(of.key, of.name, of.launch, "failed", timed=_timings(entries, rows), detail=why)
+
+
+def recalled(trace: Trace, stored: StoredPlan) -> Tuned:
+    """What an earlier run has found, for people."""
+    noise = stored.noise_us / stored.wall_us if stored.noise_us is not None and stored.wall_us else None
+    return Tuned(
+        trace.key, trace.name, stored.launch, stored.status, stored.plan, "the plan in the database", stored.wall_us,
+        stored.best_default or "", stored.best_default_us, noise, stored.peak_bytes, tuple(stored.moves.splitlines()),
+    )  # fmt: skip
+
+
+def _known(session: Session, stored: StoredPlan) -> StoredPlan | None:
+    """What the database has of the same plan in the same place."""
+    return next(iter(session.store.plans(stored.key)), None)
+
+
+def _keep_defaults(session: Session, of: Of, entries: Sequence[Entry], rows: Mapping[str, Row]) -> None:
+    for entry in entries:
+        row = rows.get(entry.name)
+        if entry.default and row is not None and (row.status != "ok" or row.wall_us is not None):
+            session.store.add_default_timing(_default_timing(session, of, entry.name, row))
+
+
+def _timings(entries: Sequence[Entry], rows: Mapping[str, Row]) -> tuple[Timed, ...]:
+    """All that were looked at: of some there was no time left to say anything."""
+    return tuple(_timed(entry, rows[entry.name]) for entry in entries if entry.name in rows)
 
 
 def _timed(entry: Entry, row: Row) -> Timed:

@@ -7,16 +7,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fuseplan.errors import PlanError
+from fuseplan.measure.jobs import Row
 from fuseplan.plan import Part, SegmentedPlan
 from fuseplan.search.names import encode
+from fuseplan.search.sampler import INTERRUPTED
 from fuseplan.search.space import Point, Space, choice, space_of
 from fuseplan.search.study import Ledger, Proposal
+from fuseplan.tuning.coarser import JOINER
 from fuseplan.tuning.plans import Entry
 from fuseplan.tuning.segments import Proposal as Segmented
 from fuseplan.tuning.segments import Search
 
 PROVEN = "proven"
 AS_IS = "as-is"
+JOINS = (JOINER, choice(JOINER, "tuned"))
+"""Who may run what is joined across anchors."""
 
 
 @dataclass(frozen=True)
@@ -37,35 +42,40 @@ class PlanLedger:
         self.search = search
         self.named = {entry.name: entry for entry in named}
         self.space = _space(search, tuple(self.named))
-        self.proposed: list[Segmented] = []
+        self._proposed: list[Mapping[str, str]] = []
         self.ledger = Ledger(
-            self.space, program, environment, sampler=settings.sampler, source=self._source,
+            self.space, program, environment, sampler=settings.sampler, source=lambda: self._proposed,
             storage=settings.storage, seed=settings.seed,
         )  # fmt: skip
         self.ledger.enqueue({name: self._named_point(name) for name in self.named})
         self._waiting: dict[str, Proposal] = {}
 
     def named_entries(self) -> list[Entry]:
-        """The plans that have a name, as the study hands them out: defaults first."""
-        return self._ask(len(self.named))
+        """The plans that have a name, defaults first; a race is not without them, though a study may know their times."""
+        self._ask(len(self.named))
+        return list(self.named.values())
 
     def next_entries(self, count: int, proposed: Sequence[Segmented]) -> list[Entry]:
-        """The next plans that are worth a race; `proposed` is what the solver has found, best first."""
-        self.proposed = list(proposed)
-        return self._ask(count)
+        """The next plans that are worth a race; `proposed` is what the solver has found, best first.
 
-    def tell(self, entry: Entry, wall_us: float | None, status: str = "ok", noise: float | None = None) -> None:
-        """What a plan took end to end, or why it has no time."""
+        Where the study outlives the run, the best that it has from earlier races anew: it is to be beaten.
+        """
+        self._proposed = self._points(proposed)
+        best = self.ledger.best_cut
+        return [*([] if best is None else [self._entry(best)]), *self._ask(count)]
+
+    def tell(self, entry: Entry, row: Row | None, noise: float | None = None) -> None:
+        """What came of a plan: its time end to end, or why it has none. No row: there was no time to look at it."""
         waiting = self._waiting.pop(entry.name, None)
-        if waiting is not None:
-            self.ledger.tell(waiting, wall_us, status, {"predicted_us": entry.predicted_us, "noise": noise})
+        if waiting is None:
+            return
+        facts = {"predicted_us": entry.predicted_us, "noise": noise, "detail": row.detail if row else ""}
+        status = INTERRUPTED if row is None or (row.status == "ok" and row.wall_us is None) else row.status
+        self.ledger.tell(waiting, row.wall_us if row and status == "ok" else None, status, facts)
 
     def _ask(self, count: int) -> list[Entry]:
-        entries = []
-        for _ in range(count):
-            proposal = self.ledger.ask()
-            if proposal is None:
-                break
+        entries: list[Entry] = []
+        while len(entries) < count and (proposal := self.ledger.ask()) is not None:
             entry = self._entry(proposal.point)
             self._waiting[entry.name] = proposal
             entries.append(entry)
@@ -83,9 +93,9 @@ class PlanLedger:
         predicted = search.predict([cuts[role] for role in search.roles])
         return Entry(f"cut {plan_name(plan)}", plan, predicted_us=predicted)
 
-    def _source(self) -> list[Mapping[str, str]]:
+    def _points(self, proposed: Sequence[Segmented]) -> list[Mapping[str, str]]:
         points = []
-        for proposal in self.proposed:
+        for proposal in proposed:
             cuts = {part.role: part.segmentation for part in proposal.plan.parts}
             try:
                 points.append(encode(self.space, Point.of(cuts, self.search.launch, self._anchors)))
@@ -127,4 +137,6 @@ def _space(search: Search, named: tuple[str, ...]) -> Space:
         plans=named,
         launches=(search.launch,),
         anchors=(PROVEN if search.anchors else AS_IS,),
+        coarse=dict(zip(search.roles, search.coarse, strict=True)),
+        joins=JOINS,
     )

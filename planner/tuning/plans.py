@@ -15,6 +15,8 @@ RACE_SHARE = 0.4
 """Of the time with the device that an effort grants, what a race of whole plans may take at most."""
 RESERVE_S = 10.0
 """What a race needs besides its blocks: its plans are compiled once more, out of the compilers' caches."""
+LEAST_LIMIT_S = 60.0
+"""How long a plan that is no default may keep a worker silent at least, however little of the budget is left."""
 KERNELS = ("cudnn", "flash", "efficient")
 
 
@@ -99,9 +101,12 @@ def _under(found: Found, kernel: str) -> tuple[AnchorChoice, ...]:
     return tuple(chosen)
 
 
-def vetted(session: Session, trace: str, entries: Sequence[Entry]) -> tuple[list[Entry], dict[str, Row]]:
-    """Those of `entries` that compile here and compute what eager computes; and the row of each."""
-    rows: dict[str, Row] = {}
+def vetted(session: Session, trace: str, entries: Sequence[Entry], rows: dict[str, Row]) -> list[Entry]:
+    """Those of `entries` that compile here and compute what eager computes; `rows` gets the row of each.
+
+    Defaults are vetted whatever it takes. The others are as long as there is time to race them too, and those that
+    there is none for stay without a row.
+    """
 
     def heard(job: Job, outcome: Outcome) -> None:
         assert isinstance(job, VetPlan)
@@ -110,39 +115,69 @@ def vetted(session: Session, trace: str, entries: Sequence[Entry]) -> tuple[list
         if row.status != "ok":
             session.progress.note(f"{session.program}: {job.side.name} is out: {row.status}, {row.detail}")
 
-    session.carry_out("compiling and checking plans", [VetPlan(trace, entry.side) for entry in entries], heard)
-    return [entry for entry in entries if rows[entry.name].status == "ok"], rows
+    text = "compiling and checking plans"
+    known = [entry for entry in entries if entry.default]
+    session.carry_out(text, [VetPlan(trace, entry.side) for entry in known], heard)
+    rest = [entry for entry in entries if not entry.default]
+    while rest and session.left_s > RESERVE_S:
+        now, rest = rest[: session.at_once], rest[session.at_once :]
+        limit_s = max(LEAST_LIMIT_S, session.left_s)
+        session.carry_out(text, [VetPlan(trace, entry.side) for entry in now], heard, limit_s)
+    return [entry for entry in entries if entry.name in rows and rows[entry.name].status == "ok"]
 
 
 def decide(session: Session, trace: str, entries: Sequence[Entry], rows: dict[str, Row]) -> Verdict | None:
-    """Race all plans; None where not one default runs. The best default wins ties, whichever it is."""
-    known = [entry for entry in entries if entry.default]
-    if not known:
-        return None
-    incumbent, racing, raced = known[0], list(entries), dict(rows)
-    while True:
-        outcome = _race(session, trace, racing, incumbent)
-        if outcome.race is None:
-            return None
-        result = outcome.race
-        raced |= {row.name: _merged(rows.get(row.name), row) for row in outcome.rows}
-        by_name = {entry.name: entry for entry in racing}
-        ratios = {name: result.lane(name).ratio for name in by_name if result.lane(name).status == "ok"}
-        best = min((e for e in racing if e.default), key=lambda e: (ratios.get(e.name) or float("inf"), e.name))
-        winner = by_name[result.winner]
-        if best is incumbent or winner.default or (ratios.get(best.name) or 1.0) >= 1.0:
-            # a default that beats the incumbent within the noise is no better than it
-            return Verdict(winner, incumbent if not winner.default else winner, result, raced)
-        rest = [e for e in racing if not e.default and (ratios.get(e.name) or 2.0) <= 1.0]
-        incumbent, racing = best, [best, *rest]
+    """Race all plans; None where not one default runs. The best default wins ties, whichever it is.
+
+    `rows` has what vetting found of each, and gets what the races find.
+    """
+    able = list(entries)
+    while known := [entry for entry in able if entry.default]:
+        incumbent, racing = known[0], able
+        while (result := _raced(session, trace, racing, incumbent, rows)) is not None:
+            verdict, best = _judged(racing, incumbent, result, rows)
+            if verdict is not None:
+                return verdict
+            incumbent, racing = best, [best, *(entry for entry in racing if _may_win(entry, result))]
+        # It failed in the place of the one that all are compared with: another default takes that.
+        able = [entry for entry in able if entry is not incumbent and rows[entry.name].status == "ok"]
+    return None
 
 
-def _race(session: Session, trace: str, entries: Sequence[Entry], incumbent: Entry) -> Outcome:
+def _judged(
+    racing: Sequence[Entry], incumbent: Entry, result: RaceResult, rows: dict[str, Row]
+) -> tuple[Verdict | None, Entry]:
+    """The verdict, if the race was against the best default; and which that is."""
+    ratios = {lane.name: lane.ratio for lane in result.lanes if lane.status == "ok" and lane.ratio is not None}
+    here = [entry for entry in racing if entry.default and entry.name in ratios]
+    best = min(here, key=lambda entry: ratios[entry.name])
+    winner = next(entry for entry in racing if entry.name == result.winner)
+    if winner.default:
+        return Verdict(winner, winner, result, rows), winner
+    if best is incumbent or ratios[best.name] >= 1.0:
+        return Verdict(winner, incumbent, result, rows), incumbent
+    return None, best
+
+
+def _may_win(entry: Entry, result: RaceResult) -> bool:
+    """Whether a plan that somebody had to tune for came to the end of a race at least as fast as its incumbent."""
+    lane = next((lane for lane in result.lanes if lane.name == entry.name), None)  # none if it did not get that far
+    return not entry.default and lane is not None and lane.status == "ok" and (lane.ratio or 2.0) <= 1.0
+
+
+def _raced(
+    session: Session, trace: str, entries: Sequence[Entry], incumbent: Entry, rows: dict[str, Row]
+) -> RaceResult | None:
+    """One race; None where the incumbent fails in it, which its row says then."""
     seconds = max(LEAST_RACE_S, min(RACE_SHARE * session.effort.device_s, session.left_s - RESERVE_S))
     rule = replace(PLAN_RULE, most=max(PLAN_RULE.least, session.effort.plan_blocks), seconds=seconds)
     job = RacePlans(trace, tuple(entry.side for entry in entries), incumbent.name, rule)
     (outcome,) = session.carry_out("racing whole plans", [job])
-    return outcome
+    rows |= {row.name: _merged(rows.get(row.name), row) for row in outcome.rows}
+    if outcome.race is None and rows[incumbent.name].status == "ok":
+        status = "error" if outcome.ok else outcome.status
+        rows[incumbent.name] = replace(rows[incumbent.name], status=status, detail=outcome.detail)
+    return outcome.race
 
 
 def _merged(vetted_row: Row | None, raced: Row) -> Row:

@@ -46,9 +46,12 @@ class RegionBook:
             case = regions[job.graph.key]
             rows = {row.name: row for row in outcome.rows}
             failed = Row("", "error" if outcome.ok else outcome.status, outcome.detail)
-            self._keep(case, [(choice, rows.get(choice_name(choice), failed)) for choice in job.choices])
+            found = [(choice, rows.get(choice_name(choice), failed)) for choice in job.choices]
+            self._keep(
+                case, [(choice, row) for choice, row in found if row.status != "ok" or row.device_us is not None]
+            )
 
-        self.session.carry_out("timing regions", jobs, heard)
+        self.session.carry_out("timing regions", jobs, heard, self.session.region_s)
 
     def _vet(self, wanted: Sequence[tuple[Case, tuple[Choice, ...]]]) -> dict[str, list[Choice]]:
         """The choices that are right, by region."""
@@ -69,7 +72,7 @@ class RegionBook:
             bad = next((row for row in outcome.rows if row.status != "ok"), Row("", outcome.status, outcome.detail))
             self._keep(regions[job.graph.key], [(choice, bad)])
 
-        self.session.carry_out("compiling and checking regions", jobs, heard)
+        self.session.carry_out("compiling and checking regions", jobs, heard, self.session.region_s)
         return {key: sorted(choices, key=choices_order) for key, choices in fit.items()}
 
     def _keep(self, case: Case, rows: Sequence[tuple[Choice, Row]]) -> None:

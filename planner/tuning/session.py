@@ -14,12 +14,24 @@ from fuseplan.tuning.progress import Progress
 from fuseplan.tuning_db.environment import Environment
 from fuseplan.tuning_db.store import Store
 
+LEAST_REGION_S = 20.0
+REGION_SHARE = 0.25
+"""Of the wall time of an effort, what one step with one region may take."""
+
 
 class Pool(Protocol):
     """Carries out jobs in worker processes; a job that fails is an outcome with a status."""
 
-    def map(self, jobs: Sequence[Job], on_done: Callable[[Job, Outcome], None] | None = None) -> list[Outcome]:
-        """The outcomes of `jobs`, in order; `on_done` hears of each as it comes."""
+    def map(
+        self,
+        jobs: Sequence[Job],
+        on_done: Callable[[Job, Outcome], None] | None = None,
+        limit_s: float | None = None,
+    ) -> list[Outcome]:
+        """The outcomes of `jobs`, in order; `on_done` hears of each as it comes.
+
+        A worker that is silent for longer than `limit_s` hangs; None leaves it to the pool how long that is.
+        """
         ...
 
 
@@ -55,8 +67,22 @@ class Session:
         """Seconds of measuring that are left of the budget."""
         return self.effort.device_s - self.spent_s
 
+    @property
+    def region_s(self) -> float:
+        """How long a worker may be silent over one region: one that hangs must leave time for the others."""
+        return max(LEAST_REGION_S, REGION_SHARE * self.effort.wall_s)
+
+    @property
+    def at_once(self) -> int:
+        """Whole plans that are compiled and checked before the budget is looked at again."""
+        return 4 if self.on_gpu else 1  # a CPU machine has its cores for one
+
     def carry_out(
-        self, text: str, jobs: Iterable[Job], heard: Callable[[Job, Outcome], None] | None = None
+        self,
+        text: str,
+        jobs: Iterable[Job],
+        heard: Callable[[Job, Outcome], None] | None = None,
+        limit_s: float | None = None,
     ) -> list[Outcome]:
         """Run `jobs` with a bar that says `text`; `heard` gets each outcome at once, so that nothing waits to be kept."""
         listed = list(jobs)
@@ -71,4 +97,4 @@ class Session:
                 heard(job, outcome)
             self.progress.advance(outcome.detail if not outcome.ok else "")
 
-        return self.pool.map(listed, done)
+        return self.pool.map(listed, done, limit_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,7 +35,9 @@ def moves_of(search: Search, plan: SegmentedPlan) -> tuple[str, ...]:
         for move in moves:
             before = search.predict(now)
             now[number] = apply(graph, now[number], move)
-            steps.append(_Step(role, move, round(search.predict(now) - before, 1)))
+            change = search.predict(now) - before
+            # What failed here takes forever, and what it is worth to leave that is no number.
+            steps.append(_Step(role, move, round(change, 1) if math.isfinite(change) else None))
     return tuple(_lines(steps))
 
 

@@ -103,17 +103,22 @@ def enter(clock: Any, row: Row, calls: Sequence[Callable[[], object]], device: t
 
 
 def run_race(clock: Clock, rows: dict[str, Row], incumbent: str | None, rule: Rule, bench: Bench) -> Outcome:
-    """Race those that have come so far, and put the times into their rows. Without an incumbent there is no race."""
-    able = [name for name, row in rows.items() if row.status == "ok"]
-    if not able or incumbent not in (None, *able):
-        stuck = rows[incumbent] if incumbent is not None else next(iter(rows.values()))
-        return Outcome(stuck.status, stuck.detail, rows=tuple(rows.values()))
-    try:
-        result = race(able, _Announced(clock, bench), incumbent=incumbent or able[0], rule=rule)
-    except LaneError as error:
-        first = replace(rows[incumbent or able[0]], status=error.status, detail=error.detail)
-        return Outcome(error.status, error.detail, rows=tuple({**rows, first.name: first}.values()))
-    return Outcome(rows=_timed(rows.values(), result), race=result)
+    """Race those that have come so far, and put the times into their rows. Without an incumbent there is no race.
+
+    Where none is named it is the first that is able, and if that fails on the way, the next.
+    """
+    while True:
+        able = [name for name, row in rows.items() if row.status == "ok"]
+        if not able or incumbent not in (None, *able):
+            stuck = rows[incumbent] if incumbent is not None else next(iter(rows.values()))
+            return Outcome(stuck.status, stuck.detail, rows=tuple(rows.values()))
+        first = incumbent or able[0]
+        try:
+            result = race(able, _Announced(clock, bench), incumbent=first, rule=rule)
+        except LaneError as error:
+            rows[first] = replace(rows[first], status=error.status, detail=error.detail)
+        else:
+            return Outcome(rows=_timed(rows.values(), result), race=result)
 
 
 def _timed(rows: Iterable[Row], result: RaceResult) -> tuple[Row, ...]:
