@@ -123,8 +123,13 @@ class Coarse:
             for start in range(len(ranks)):
                 for end in range(start + 1, min(start + STEPS, len(ranks))):
                     yield from self._spanning(belt, ranks[start : end + 1])
-            whole = [op for rank in ranks for op in belt[rank]]
-            yield from (ops for ops in self._connected(whole) if self._is_worth_it(ops))
+        yield from self.whole
+
+    @cached_property
+    def whole(self) -> list[tuple[int, ...]]:
+        """The runs that nothing else could join."""
+        every = ((op for ops in belt.values() for op in ops) for belt in self._belts)
+        return [ops for belt in every for ops in self._connected(belt) if self._is_worth_it(ops)]
 
     @cached_property
     def _belts(self) -> list[dict[int, list[int]]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fuseplan.errors import OptionError
 
@@ -26,6 +26,8 @@ class Effort:
     """The prices of host time under which islands are solved: 0 for a device that is behind, 1 for one that waits."""
     optimism: float
     """By how many spreads a prediction is lowered before it is measured: more looks further."""
+    coarse: int
+    """How many regions that hold anchors are measured, after the rounds."""
     plans: int
     """How many whole plans race, beside the defaults."""
     region_blocks: int
@@ -37,6 +39,16 @@ class Effort:
     def measures(self) -> bool:
         """Whether anything runs; without, a plan is predicted only and stays unverified."""
         return self.plans > 0
+
+    def within(self, seconds: float) -> Effort:
+        """The same effort, with no more than so many seconds to spend.
+
+        >>> QUICK.within(60.0).device_s
+        20.0
+        """
+        if seconds >= self.wall_s:
+            return self
+        return replace(self, wall_s=seconds, device_s=self.device_s * seconds / self.wall_s)
 
     @staticmethod
     def named(name: str) -> Effort:
@@ -62,6 +74,7 @@ NONE = Effort(
     k=8,
     prices=(0.0, 0.5, 1.0),
     optimism=0.0,
+    coarse=0,
     plans=0,
     region_blocks=0,
     plan_blocks=0,
@@ -75,6 +88,7 @@ QUICK = Effort(
     k=8,
     prices=(0.0, 0.5, 1.0),
     optimism=1.0,
+    coarse=4,
     plans=4,
     region_blocks=12,
     plan_blocks=24,
@@ -88,6 +102,7 @@ FULL = Effort(
     k=24,
     prices=(0.0, 0.25, 0.5, 0.75, 1.0),
     optimism=1.5,
+    coarse=24,
     plans=10,
     region_blocks=24,
     plan_blocks=60,

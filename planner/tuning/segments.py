@@ -10,9 +10,11 @@ from fuseplan.executors import Executor, executors
 from fuseplan.graph import Graph
 from fuseplan.measure.jobs import Found
 from fuseplan.plan import AnchorChoice, Part, SegmentedPlan
+from fuseplan.search.coarse import Coarse
 from fuseplan.search.costs import PLAIN, Case, Choice, RegionCosts, Runner, units_of
 from fuseplan.search.solve import WholeSolution, solve, two_clock
 from fuseplan.segment import Segmentation
+from fuseplan.tuning.coarser import JOINER, Coarser
 from fuseplan.tuning.regions import RegionBook
 from fuseplan.tuning.session import Session
 
@@ -24,6 +26,8 @@ CAUTION = 1.0
 """By how many spreads a prediction is raised where a plan is to rest on it."""
 RESERVE = 0.45
 """The share of the time that is kept for whole plans: compiling, checking and racing them."""
+COARSE_SHARE = 0.1
+"""The share of the time that is kept for regions across anchors, after the rounds over islands."""
 
 
 @dataclass(frozen=True)
@@ -46,28 +50,48 @@ class Search:
         self.graphs = tuple(graphs[role] for role in self.roles)
         self.runners = [_runners(graph, session) for graph in self.graphs]
         self.costs = self._costs(session.effort.optimism)
+        self.coarse = tuple(map(_coarse, self.costs))
 
     def run(self) -> list[Proposal]:
         """The best plans after as many rounds of measuring as the effort allows, the best first."""
-        effort = self.session.effort
         if not self.graphs:
             return []
-        for _ in range(effort.rounds):
-            wanted = self._wanted(self._solve(self.costs))
-            for start in range(0, min(len(wanted), effort.regions_per_round), AT_ONCE):
-                if self.session.left_s < RESERVE * effort.wall_s or self.session.device_left_s <= 0:
-                    return self.proposals()
-                self.book.measure(wanted[start : min(start + AT_ONCE, effort.regions_per_round)])
-            if not wanted:
+        for _ in range(self.session.effort.rounds):
+            if not self._round():
                 break
-        return self.proposals()
+        return self._with_coarser(self.proposals())
+
+    def has_time(self, share: float = RESERVE) -> bool:
+        """Whether more may be measured, with this share of the time kept for what comes after."""
+        session = self.session
+        return session.left_s >= share * session.effort.wall_s and session.device_left_s > 0
+
+    def _round(self) -> bool:
+        """Measure what the best plans rest on; False where nothing is wanted, or there is no time."""
+        wanted = self._wanted(self._solve(self.costs))[: self.session.effort.regions_per_round]
+        for start in range(0, len(wanted), AT_ONCE):
+            if not self.has_time(RESERVE + COARSE_SHARE):
+                return False
+            self.book.measure(wanted[start : start + AT_ONCE])
+        return bool(wanted)
+
+    def _with_coarser(self, fine: list[Proposal]) -> list[Proposal]:
+        """Beside the best cut those that join some of it across anchors, where that was measured to save time."""
+        if not fine or not self.session.effort.coarse:
+            return fine
+        best = fine[0]
+        cuts = {part.role: part.segmentation for part in best.plan.parts}
+        coarser = Coarser(self, tuple(cuts[role] for role in self.roles))
+        coarser.measure(self.session.effort.coarse)
+        found = [Proposal(self._plan(cuts), best.predicted_us - saved) for cuts, saved in coarser.plans()]
+        return sorted([*found, *fine], key=lambda proposal: proposal.predicted_us)
 
     def proposals(self) -> list[Proposal]:
         """The best plans by what is known now: what is only predicted counts as slower than it is thought to be."""
         solutions = self._solve(self._costs(-CAUTION))
-        unique = {self._plan(solution).to_json(): solution for solution in reversed(solutions)}
-        ranked = sorted(unique.values(), key=lambda solution: solution.total_us)
-        return [Proposal(self._plan(solution), solution.total_us) for solution in ranked]
+        plans = [Proposal(self._plan(solution.segmentations), solution.total_us) for solution in solutions]
+        unique = {proposal.plan.to_json(): proposal for proposal in reversed(plans)}
+        return sorted(unique.values(), key=lambda proposal: proposal.predicted_us)
 
     def predict(self, cuts: Sequence[Segmentation]) -> float:
         """How long the program should take, cut like this."""
@@ -106,12 +130,17 @@ class Search:
                         wanted[key] = case, choices
         return [wanted[key] for key in sorted(wanted, key=lambda key: (-weights[key], key))]
 
-    def _plan(self, solution: WholeSolution) -> SegmentedPlan:
+    def _plan(self, cuts: Sequence[Segmentation]) -> SegmentedPlan:
         parts = tuple(
             Part(role, graph.key, stored(segmentation))
-            for role, graph, segmentation in zip(self.roles, self.graphs, solution.segmentations, strict=True)
+            for role, graph, segmentation in zip(self.roles, self.graphs, cuts, strict=True)
         )
         return SegmentedPlan(parts, launch=self.launch, anchors=self.anchors)
+
+
+def _coarse(costs: RegionCosts) -> Coarse:
+    takes = next((runner.takes for runner in costs.runners if runner.name == JOINER), ())
+    return Coarse(costs.graph, costs.fusible, takes or [False] * len(costs.graph.ops))
 
 
 def stored(segmentation: Segmentation) -> Segmentation:

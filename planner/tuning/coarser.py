@@ -1,0 +1,179 @@
+"""Coarser plans: regions across anchors that could win are measured like any other, and those that do join the best cut.
+
+A coarse plan saves host time and lets one compiler schedule, a fine one picks winners: what is joined has to beat, by the
+clocks of the launch, what it replaces.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from fuseplan.errors import PlanError
+from fuseplan.search.coarse import ALL, Place
+from fuseplan.search.costs import Case, Choice, units_of
+from fuseplan.search.two_clock import two_clock
+from fuseplan.segment import Region, Segmentation
+from fuseplan.segment.moves import tidy
+
+if TYPE_CHECKING:
+    from fuseplan.tuning.segments import Search
+
+JOINER = "inductor"
+"""Who runs regions that hold anchors: what it has no kernel of its own for, it calls."""
+AT_ONCE = 4
+"""Regions that are measured before the budget is looked at again: large ones, that take long to compile."""
+Cuts = tuple[Segmentation, ...]
+Times = tuple[float, float]
+"""Host and device µs."""
+
+
+@dataclass(frozen=True)
+class Join:
+    """One place of the best cut joined, with nothing else."""
+
+    number: int
+    """Of the graph."""
+    place: Place
+    made: tuple[Region, ...]
+    row: tuple[Region | int, ...]
+    """What runs then in this graph, in order; numbers are those of `made`."""
+    choice: Choice = (JOINER, "default")
+    total_us: float = math.inf
+    """How long the program takes so, or may take at best; forever where it cannot run."""
+
+
+@dataclass
+class Coarser:
+    """What is worth joining in the best cut of a program."""
+
+    search: Search
+    cuts: Cuts
+    _known: dict[tuple[int, Region], Times] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        graphs = self.search.graphs
+        self.cuts = tuple(tidy(graph, cut) for graph, cut in zip(graphs, self.cuts, strict=True))
+        self.rows = [self._row(number, cut, ()) for number, cut in enumerate(self.cuts)]
+        self.joins = list(self._joins())
+        self.search.book.recall([case for join in self.joins for case in self._cases(join)])
+
+    def measure(self, most: int) -> None:
+        """Measure the regions of joins that could win, the most promising first, as long as there is time."""
+        asked: set[str] = set()
+        while most > 0 and self.search.has_time():
+            wanted = self._wanted(asked)[: min(AT_ONCE, most)]
+            if not wanted:
+                return
+            most -= len(wanted)
+            asked.update(case.region.key for case, _ in wanted)
+            self.search.book.measure(wanted)
+
+    def plans(self) -> list[tuple[Cuts, float]]:
+        """What beats the cut by what was measured, with the µs that it saves: all that wins and does not overlap, the best
+        first; the best alone; and all in as few regions as can be, of which nobody knows what else it saves."""
+        now = self.total(self.cuts)
+        measured = [self._best(join, self._measured(join)) for join in self.joins]
+        winners = sorted((j for j in measured if j.total_us < now), key=lambda j: (j.total_us, j.number, j.place.name))
+        ways = [winners, winners[:1], self._everything(measured)]
+        found = [(cuts, now - self.total(cuts)) for cuts in dict.fromkeys(map(self._together, ways))]
+        return [(cuts, saved) for cuts, saved in found if saved > 0]
+
+    def total(self, cuts: Cuts) -> float:
+        """How long the program takes, cut like this."""
+        rows = [self._row(number, cut, ()) for number, cut in enumerate(cuts)]
+        return self._clocked([self._times(number, unit) for number, row in enumerate(rows) for unit in row])
+
+    # What there is to join
+
+    def _joins(self) -> Iterator[Join]:
+        for number, (coarse, cut) in enumerate(zip(self.search.coarse, self.cuts, strict=True)):
+            standing = set(cut.regions)
+            for place in coarse.places:
+                try:
+                    joined = coarse.joined(cut, place, JOINER)
+                except PlanError:
+                    continue  # not in this cut
+                made = tuple(region for region in joined.regions if region not in standing)
+                join = Join(number, place, made, self._row(number, joined, made))
+                if made and all(case.choices for case in self._cases(join)):
+                    yield join
+
+    def _row(self, number: int, cut: Segmentation, made: Sequence[Region]) -> tuple[Region | int, ...]:
+        index = {region: i for i, region in enumerate(made)}
+        return tuple(index.get(unit, unit) for unit in units_of(self.search.graphs[number], cut))
+
+    def _cases(self, join: Join) -> list[Case]:
+        return [self.search.costs[join.number].case(region.ops, region.recompute) for region in join.made]
+
+    # What it is worth
+
+    def _wanted(self, asked: set[str]) -> list[tuple[Case, tuple[Choice, ...]]]:
+        """Regions that nobody has measured, of the joins that could save the most; equal ones once."""
+        now = self.total(self.cuts)
+        hopeful = [self._best(join, self._hoped(join)) for join in self.joins]
+        wanted: dict[str, tuple[Case, tuple[Choice, ...]]] = {}
+        for join in sorted(hopeful, key=lambda join: join.total_us):
+            for region in join.made if join.total_us < now else ():
+                case, choices = self.search.costs[join.number].unmeasured(region)
+                if choices and case.region.key not in asked:
+                    wanted.setdefault(case.region.key, (case, choices))
+        return list(wanted.values())
+
+    def _hoped(self, join: Join) -> list[Mapping[Choice, Times]]:
+        """What each region takes at best: predictions are lowered by their doubt."""
+        costs = self.search.costs[join.number]
+        options = (costs(region.ops, region.recompute) for region in join.made)
+        return [{(o.executor, o.variant): (o.host_us, o.device_us) for o in found} for found in options]
+
+    def _measured(self, join: Join) -> list[Mapping[Choice, Times]]:
+        timings = (self.search.book.timings.of(case.region.key) for case in self._cases(join))
+        return [{c: (t.host_us, t.device_us) for c, t in known.items() if t.status == "ok"} for known in timings]
+
+    def _best(self, join: Join, times: Sequence[Mapping[Choice, Times]]) -> Join:
+        """The join under the best choice that all its regions have."""
+        shared = set(times[0]).intersection(*times)
+        priced = []
+        for choice in sorted(one for one in shared if one[0] == JOINER):
+            calls = [
+                times[unit][choice] if isinstance(unit, int) else self._times(number, unit)
+                for number, row in enumerate((*self.rows[: join.number], join.row, *self.rows[join.number + 1 :]))
+                for unit in row
+            ]
+            made = tuple(replace(region, variant=choice[1]) for region in join.made)
+            priced.append(replace(join, made=made, choice=choice, total_us=self._clocked(calls)))
+        return min(priced, key=lambda join: join.total_us, default=replace(join, total_us=math.inf))
+
+    def _times(self, number: int, unit: Region | int) -> Times:
+        assert isinstance(unit, Region)
+        found = self._known.get((number, unit))
+        if found is None:
+            option = self.search.costs[number].of(unit)
+            found = self._known[number, unit] = option.host_us, option.device_us
+        return found
+
+    def _clocked(self, calls: Sequence[Times]) -> float:
+        return two_clock(calls, self.search.launch)
+
+    # Several at once
+
+    def _together(self, joins: Sequence[Join]) -> Cuts:
+        """The cut with those of `joins` that are still what was measured when those before them are joined."""
+        cuts = list(self.cuts)
+        for join in joins:
+            try:
+                joined = self.search.coarse[join.number].joined(cuts[join.number], join.place, *join.choice)
+            except PlanError:
+                continue  # it overlaps
+            if set(join.made) <= set(joined.regions):
+                cuts[join.number] = joined
+        return tuple(cuts)
+
+    def _everything(self, measured: Sequence[Join]) -> list[Join]:
+        """All that attention leaves in as few regions as can be, as far as those run."""
+        fit = [join for join in measured if join.total_us < math.inf]
+        whole = [set(coarse.whole) for coarse in self.search.coarse]
+        together = [join for join in fit if join.place.kind == ALL]
+        return together + [join for join in fit if join.place.copies[0] in whole[join.number]]
