@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,6 +35,11 @@ INDUCTOR = Plan.named("inductor")
 NVFUSER = SegmentedPlan((Part("inference", "12" * 32, Segmentation((Region((0, 1), "nvfuser"),))),))
 BOTH = SegmentedPlan((Part("inference", "12" * 32, Segmentation((Region((0,), "nvfuser"), Region((1,), "inductor")))),))
 AT = "2026-11-20T12:00:00.000Z"
+TRACE = json.dumps(
+    {"format": "fuseplan trace 1", "key": PROGRAM, "name": "GPT-2", "torch": "2.11.0", "nodes": [{"op": "é"}]},
+    separators=(",", ":"),
+)
+"""A trace as the database sees it: what its calls mean is none of its business."""
 
 
 def graph_of(*targets: str, size: int = 16) -> Graph:
@@ -81,7 +87,7 @@ def fill(store: Store) -> None:
     run = Run(HERE, PROGRAM, seed=3, host="box", driver="580", started_at=AT, changed_at=AT, key="5" * 32)
     results = [
         store.add_run(run),
-        store.add_program(PROGRAM, "GPT-2, 8×1024", {"inference": GELU}),
+        store.add_program(PROGRAM, "GPT-2, 8×1024", {"inference": GELU}, trace=TRACE),
         store.add_regions(GELU, [(RELU, 12)]),
         store.add_measurement(RELU, measurement(run=run.key)),
         store.add_measurement(RELU, measurement(executor="aten", status="timeout", device_us=None, detail="60 s")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from fuseplan.plan import Plan
 from fuseplan.tuning_db import Box, DefaultTiming, Measurement, Repeats, Run, StoredPlan
 from fuseplan.tuning_db.exchange.export import lines
 from fuseplan.tuning_db.files import Database
+from fuseplan.tuning_db.records import trace_key
 from fuseplan.tuning_db.store import region_row
 from fuseplan.tuning_db.tables import (
     DEFAULT_TIMING,
@@ -24,6 +26,7 @@ from fuseplan.tuning_db.tables import (
     PROGRAM_GRAPH,
     REGION,
     RUN,
+    TRACE,
     Row,
     Table,
     Writer,
@@ -71,12 +74,22 @@ plans = st.builds(
 )  # fmt: skip
 
 
+def trace_row(program: str, sizes: str, name: str, moment: str) -> Row:
+    """A trace of a program; its name stands for all that two traces of one program may differ in."""
+    text = json.dumps({"format": "fuseplan trace 1", "key": program, "name": name}, separators=(",", ":"))
+    return {
+        "key": trace_key(program, sizes), "program": program, "sizes": sizes, "json": text, "changed_at": moment,
+    }  # fmt: skip
+
+
 @st.composite
 def contents(draw: st.DrawFn) -> Rows:
     """Rows of all tables, each after those that it refers to."""
     rows: Rows = [(ENVIRONMENT, environment.row()) for environment in ENVIRONMENTS]
     for key in PROGRAMS:
         rows.append((PROGRAM, {"key": key, "name": draw(st.none() | names), "changed_at": draw(moments)}))
+        for sizes in draw(st.sets(boxes, max_size=2)):
+            rows.append((TRACE, trace_row(key, sizes.text, draw(names), draw(moments))))
     for graph in GRAPHS:
         rows.append((GRAPH, {"key": graph.key, "ops": len(graph.ops), "json": graph.to_json()}))
         rows.append((REGION, {**region_row(graph), "title": draw(st.sampled_from(("one", "two")))}))

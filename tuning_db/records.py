@@ -202,6 +202,11 @@ def plan_key(program: Value, environment: Value, launch: Value, sizes: Value, pl
     return content_key("plan", (program, environment, launch, sizes, plan_json))
 
 
+def trace_key(program: Value, sizes: Value) -> str:
+    """The key that the trace of a program has in the database: there is one for each box of sizes that is tuned."""
+    return content_key("trace", (program, sizes))
+
+
 def _row(record: Measurement | DefaultTiming | StoredPlan) -> dict[str, Value]:
     row: dict[str, Value] = {}
     for name, value in vars(record).items():

@@ -44,6 +44,8 @@ _DIGEST = "digest BLOB NOT NULL CHECK (length(digest) = 16)"
 _UNIQUE_DIGEST = "digest BLOB NOT NULL UNIQUE CHECK (length(digest) = 16)"
 _MAX_PLAN = 16 * 2**20
 _MAX_GRAPH = 64 * 2**20
+MAX_TRACE = 8 * 2**20
+"""Characters of a trace; one of 10,000 calls takes about 3 million. A longer one is not kept."""
 
 TABLES = {
     "schema": f"""CREATE TABLE schema (
@@ -82,6 +84,15 @@ TABLES = {
     id INTEGER PRIMARY KEY,
     key TEXT NOT NULL UNIQUE {_key()},
     name TEXT {_at_most("name", 400)},
+    changed_at TEXT NOT NULL {_time("changed_at")},
+    {_DIGEST}
+) STRICT""",
+    "trace": f"""CREATE TABLE trace (
+    id INTEGER PRIMARY KEY,
+    key TEXT NOT NULL UNIQUE {_key(length=32)},
+    program_id INTEGER NOT NULL REFERENCES program(id) ON DELETE CASCADE,
+    sizes TEXT NOT NULL {_at_most("sizes", 2000)},
+    json TEXT NOT NULL {_at_most("json", MAX_TRACE)},
     changed_at TEXT NOT NULL {_time("changed_at")},
     {_DIGEST}
 ) STRICT""",
@@ -211,6 +222,7 @@ INDEXES = {
     ON measurement(region_id, environment_id, status, device_us, executor, variant)""",
     "measurement_of_run": "CREATE INDEX measurement_of_run ON measurement(run_id) WHERE run_id IS NOT NULL",
     "measurement_failed": "CREATE INDEX measurement_failed ON measurement(measured_at) WHERE status <> 'ok'",
+    "trace_of_program": "CREATE INDEX trace_of_program ON trace(program_id)",
     "program_graph_of_program": "CREATE INDEX program_graph_of_program ON program_graph(program_id)",
     "program_graph_of_graph": "CREATE INDEX program_graph_of_graph ON program_graph(graph_id)",
     "graph_region_of_graph": "CREATE INDEX graph_region_of_graph ON graph_region(graph_id)",
@@ -255,6 +267,7 @@ NOTES = {
     "schema": "One row: the version of what follows, and which fuseplan made the file.",
     "environment": "Kinds of machines with one set of versions: what a timing is true for.",
     "program": "What one Dynamo graph became. The name is for people.",
+    "trace": "Programs as they can be run again elsewhere: the Dynamo graph as JSON, with neither weights nor data.",
     "graph": "ATen graphs of programs, as canonical JSON.",
     "program_graph": "Which graphs a program became, and in what role.",
     "region": "Pieces of graphs that one executor runs as a unit; equal pieces of all programs are one row.",

@@ -23,8 +23,9 @@ from fuseplan.tuning_db.layers import Places, network_file_system, places
 from fuseplan.tuning_db.lookup import Candidate, boxes, candidates, choose, environment_of, knows, no_plan
 from fuseplan.tuning_db.measured import default_timings, measurements
 from fuseplan.tuning_db.notify import notify
-from fuseplan.tuning_db.records import DefaultTiming, Hit, Measurement, Miss, Query, Run, Stale, StoredPlan
-from fuseplan.tuning_db.sizes import Box
+from fuseplan.tuning_db.records import DefaultTiming, Hit, Measurement, Miss, Query, Run, Stale, StoredPlan, trace_key
+from fuseplan.tuning_db.schema import MAX_TRACE
+from fuseplan.tuning_db.sizes import STATIC, Box
 from fuseplan.tuning_db.tables import Row, Table, Writer, everything, put_all
 
 _T = TypeVar("_T")
@@ -121,6 +122,19 @@ class Store:
             return trouble or Miss("no such program", f"no default is timed here for program {program[:12]}")
         return tuple(sorted(rows.values(), key=lambda record: record.measured_at))
 
+    def find_trace(self, program: str, sizes: Box = STATIC) -> str | None:
+        """The trace of a program for plans of these sizes, as JSON; None where no layer holds one that is whole."""
+        found = self._gather(lambda connection: _traces(connection, "trace.key = ?", trace_key(program, sizes.text)))[0]
+        return next((text for layer in reversed(found) for _, text in layer), None)
+
+    def traces(self, program: str) -> list[str]:
+        """All traces of a program, by key: one for each box of sizes that it was tuned for."""
+        highest: dict[str, str] = {}
+        where = "trace.program_id = (SELECT id FROM program WHERE key = ?)"
+        for layer in self._gather(lambda connection: _traces(connection, where, program), within_s=60.0)[0]:
+            highest.update(layer)
+        return [highest[key] for key in sorted(highest)]
+
     # writes: each is on the disk when it returns True, and in this process alone when it returns False
 
     def add_plan(self, stored: StoredPlan) -> bool:
@@ -145,9 +159,23 @@ class Store:
         around = self._around(timing.environment, timing.program, timing.run)
         return self._put([*around, (tables.DEFAULT_TIMING, timing.row())])
 
-    def add_program(self, key: str, name: str | None = None, graphs: Mapping[str, Graph] | None = None) -> bool:
-        """Store a program: a name for people, and its ATen graphs by role."""
+    def add_program(
+        self,
+        key: str,
+        name: str | None = None,
+        graphs: Mapping[str, Graph] | None = None,
+        *,
+        trace: str | None = None,
+        sizes: Box = STATIC,
+    ) -> bool:
+        """Store a program: a name for people, its ATen graphs by role, and the trace of it that was seen with `sizes`.
+
+        A trace is what it takes to run the program again: to verify a plan that was made elsewhere, or to tune it anew.
+        One that is too long for the database is left out.
+        """
         rows: _Rows = [(tables.PROGRAM, _program_row(key, name))]
+        if trace is not None and len(trace) <= MAX_TRACE:
+            rows.append((tables.TRACE, _trace_row(key, sizes.text, trace)))
         for role, graph in (graphs or {}).items():
             rows.append((tables.GRAPH, _graph_row(graph)))
             rows.append((tables.PROGRAM_GRAPH, {"program": key, "graph": graph.key, "role": role}))
@@ -400,6 +428,18 @@ def _plans(connection: sqlite3.Connection, prefix: str) -> list[StoredPlan]:
 def _names(connection: sqlite3.Connection) -> list[tuple[str, str]]:
     rows = (tables.PROGRAM.logical(values) for values in connection.execute(tables.PROGRAM.select))
     return [(str(row["key"]), str(row["name"])) for row in rows if row is not None and row["name"] is not None]
+
+
+def _traces(connection: sqlite3.Connection, where: str, argument: str) -> list[tuple[str, str]]:
+    """Keys and texts of traces."""
+    found = connection.execute(f"{tables.TRACE.select} WHERE {where}", (argument,)).fetchall()
+    rows = (tables.TRACE.logical(values) for values in found)
+    return [(str(row["key"]), str(row["json"])) for row in rows if row is not None]
+
+
+def _trace_row(program: str, sizes: str, text: str) -> Row:
+    key = trace_key(program, sizes)
+    return {"key": key, "program": program, "sizes": sizes, "json": text, "changed_at": clock.now()}
 
 
 def _program_row(key: str, name: str | None) -> Row:

@@ -99,6 +99,13 @@ ENVIRONMENT = Table(
     keyed=True,
 )  # fmt: skip
 PROGRAM = Table("program", {"key": "text", "name": "text", "changed_at": "text"}, keyed=True, dated=True)
+TRACE = Table(
+    "trace",
+    {"key": "text", "program": "text", "sizes": "text", "json": "text", "changed_at": "text"},
+    {"program": "program"},
+    keyed=True,
+    dated=True,
+)
 GRAPH = Table("graph", {"key": "text", "ops": "integer", "json": "text"}, keyed=True)
 PROGRAM_GRAPH = Table(
     "program_graph",
@@ -153,7 +160,9 @@ PLAN = Table(
     dated=True,
 )  # fmt: skip
 
-ALL = (ENVIRONMENT, PROGRAM, GRAPH, PROGRAM_GRAPH, REGION, GRAPH_REGION, RUN, MEASUREMENT, DEFAULT_TIMING, PLAN)
+ALL = (
+    ENVIRONMENT, PROGRAM, TRACE, GRAPH, PROGRAM_GRAPH, REGION, GRAPH_REGION, RUN, MEASUREMENT, DEFAULT_TIMING, PLAN,
+)  # fmt: skip
 """Each table after those that it refers to."""
 BY_NAME = {table.name: table for table in ALL}
 

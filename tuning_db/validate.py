@@ -5,14 +5,16 @@ Types, what its key says it holds, and that plans, graphs and repeats are what t
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 
 from fuseplan.errors import FuseplanError
 from fuseplan.graph import Graph
+from fuseplan.graph.parse import load_json
 from fuseplan.plan import Plan
 from fuseplan.tuning_db.environment import Environment
-from fuseplan.tuning_db.records import Repeats, plan_key
+from fuseplan.tuning_db.records import Repeats, plan_key, trace_key
 from fuseplan.tuning_db.sizes import Box
 from fuseplan.tuning_db.tables import ENVIRONMENT, PLAN, Row, RowError, Table, Value
 
@@ -51,7 +53,7 @@ def _value(table: Table, name: str, kind: str, value: object) -> Value:
 
 
 def _plain(table: Table, name: str, text: str) -> None:
-    if "\0" in text or any("\ud800" <= letter <= "\udfff" for letter in text):
+    if "\0" in text or not (text.isascii() or all(not "\ud800" <= letter <= "\udfff" for letter in text)):
         raise RowError(f"{table.name}: {name} holds what is no text")
     if name not in ("json", "moves", "detail") and not text.isprintable():
         raise RowError(f"{table.name}: {name} holds characters that do not print")
@@ -68,6 +70,25 @@ def _graph(row: Row) -> None:
         raise RowError("its key is not that of the graph it holds")
     if len(graph.ops) != row["ops"]:
         raise RowError("it does not hold as many ops as it says")
+
+
+def _trace(row: Row) -> None:
+    """Its form alone: what the calls mean is told where it is run, which needs torch."""
+    text = str(row["json"])
+    found = load_json(text)
+    if not isinstance(found, dict) or not str(found.get("format")).startswith("fuseplan trace "):
+        raise RowError("trace: it does not begin like a trace")
+    if found.get("key") != row["program"]:
+        raise RowError("trace: it is of another program")
+    try:
+        written = json.dumps(found, separators=(",", ":"))
+    except RecursionError:  # it was shallow enough to be read, just so
+        written = ""
+    if written != text:
+        raise RowError("trace: its JSON is not written as fuseplan writes it")
+    Box.parse(str(row["sizes"]))
+    if trace_key(row["program"], row["sizes"]) != row["key"]:
+        raise RowError("trace: its key is not that of what it holds")
 
 
 def _timing(row: Row) -> None:
@@ -88,6 +109,6 @@ def _plan(row: Row) -> None:
 
 
 _MEANINGS: Mapping[str, Callable[[Row], None]] = {
-    "environment": _environment, "graph": _graph, "region": _graph, "measurement": _timing,
+    "environment": _environment, "trace": _trace, "graph": _graph, "region": _graph, "measurement": _timing,
     "default_timing": _timing, "plan": _plan,
 }  # fmt: skip

@@ -10,6 +10,9 @@ from fuseplan.plan import Plan, SegmentedPlan, WholePlan
 from fuseplan.tuning_db.records import StoredPlan
 from fuseplan.tuning_db.store import Store
 
+SLOWER = "no faster here"
+"""How the detail of a plan begins that is out because it lost its race, not because it failed."""
+
 
 @dataclass(frozen=True)
 class Listed:
@@ -36,6 +39,13 @@ def listed(store: Store, wanted: str = "") -> list[Listed]:
     return sorted(chosen, key=lambda one: (one.stored.changed_at, one.stored.key), reverse=True)
 
 
+def traces_of(store: Store, wanted: str) -> list[str]:
+    """The traces of the programs that `wanted` means: the beginning of a key, of one of its plans', or of a name."""
+    programs = {one.stored.program for one in listed(store, wanted)}
+    programs |= {key for key, name in store.program_names().items() if wanted in (name, key[: len(wanted)])}
+    return [text for key in sorted(programs) for text in store.traces(key)] if wanted else []
+
+
 def plan_named(store: Store, key: str) -> StoredPlan:
     """The one plan whose key begins with `key`."""
     found = store.plans(key) if key else []
@@ -48,11 +58,13 @@ def plan_named(store: Store, key: str) -> StoredPlan:
 def pin(store: Store, key: str) -> StoredPlan:
     """Run this plan wherever it may run, though others be faster, or it unverified. Another pinned there is let go."""
     chosen = plan_named(store, key)
-    if chosen.status == "quarantined":
+    if chosen.status == "quarantined" and not chosen.detail.startswith(SLOWER):
         raise StoreError(f"plan {chosen.key[:12]} failed here ({chosen.detail}): fuseplan plan retune, then tune again")
     for other in _beside(store, chosen):
         if other.key != chosen.key and other.word == "pinned":
             store.pin(other.key, None)
+    if chosen.status == "quarantined":  # it is right, if slow: the person is to have it
+        store.change_plan(chosen.key, status="unverified", detail="")
     return _say(store, chosen, "pinned")
 
 

@@ -103,6 +103,7 @@ def _choose(connection: sqlite3.Connection, selection: Selection) -> None:
         _follow(connection, table, "run")
     for table in ("plan", "default_timing", "run"):
         _follow(connection, table, "program")
+    _add(connection, "trace", f"SELECT id FROM trace WHERE program_id IN {_ids('program')}")
     _add(connection, "program_graph", f"SELECT id FROM program_graph WHERE program_id IN {_ids('program')}")
     _follow(connection, "program_graph", "graph")
     _add(connection, "graph_region", f"SELECT id FROM graph_region WHERE graph_id IN {_ids('graph')}")

@@ -23,7 +23,7 @@ from fuseplan.errors import StoreError
 from fuseplan.tuning_db.exchange.lines import MAX_LINE, check_header, from_line
 from fuseplan.tuning_db.files import SQL_ERRORS, Database
 from fuseplan.tuning_db.foreign import Source
-from fuseplan.tuning_db.tables import PLAN, Row, RowError, Table, Writer
+from fuseplan.tuning_db.tables import PLAN, TRACE, Row, RowError, Table, Writer
 from fuseplan.tuning_db.validate import checked
 
 _BATCH = 1000
@@ -172,8 +172,8 @@ def _write(database: Database, batch: list[Taken], report: Report, trust: str) -
 def _put(
     connection: sqlite3.Connection, writer: Writer, done: Report, place: str, table: Table, row: Row, trust: str
 ) -> None:
-    if table is PLAN and trust != "replay":
-        known = connection.execute("SELECT 1 FROM plan WHERE key = ?", (row["key"],)).fetchone()
+    if table in (PLAN, TRACE) and trust != "replay":
+        known = connection.execute(f"SELECT 1 FROM {table.name} WHERE key = ?", (row["key"],)).fetchone()
         if known is not None:  # what was learned of it here counts more than what somebody says of it
             done.known += 1
             return
