@@ -77,7 +77,7 @@ def _unjoined(space: Space, name: str, cut: Segmentation) -> tuple[Params, Segme
     places = list(space.places(name))
     for parameter, place in places:
         made = () if place.kind in (EPILOGUE, PROLOGUE) else space.coarse[name].regions(place)
-        found = [left[region.ops] for region in made if region.ops in left]
+        found = [left[r.ops] for r in made if r.ops in left and left[r.ops].recompute == r.recompute]
         words = {choice(region.executor, region.variant) for region in found}
         if found and len(found) == len(made) and len(words) == 1 and words <= set(space.joins):
             params[parameter] = words.pop()
