@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from benchmarks.chart import svg_line, svg_text
 
 COLOURS = ("#7a7a7a", "#c9c9c9", "#a5a5a5", "#5f5f5f", "#7fb2d9", "#1b6ca8")
-LEFT, ACROSS, BAR, GAP, TOP = 150, 460, 11, 14, 64
+LEFT, ACROSS, BAR, GAP, TOP = 150, 460, 11, 14, 64.0
 
 
 def bars(title: str, groups: Mapping[str, Mapping[str, float]]) -> str:
@@ -21,9 +21,9 @@ def bars(title: str, groups: Mapping[str, Mapping[str, float]]) -> str:
     most = max([1.0, *(value for group in groups.values() for value in group.values())])
     parts = [svg_text(LEFT, 18, title, "start", 13)]
     for i, name in enumerate(names):
-        x, y = LEFT + (i % 3) * 170, 28 + 15 * (i // 3)
+        x, y = float(LEFT + (i % 3) * 170), 28.0 + 15 * (i // 3)
         parts += [_bar(x, y, 10, 10, colours[name]), svg_text(x + 14, y + 9, name, "start", 10)]
-    y = float(TOP)
+    y = TOP
     for group, values in groups.items():
         parts.append(svg_text(LEFT - 8, y + BAR * len(values) / 2 + 4, group, "end"))
         for name, value in values.items():

@@ -19,6 +19,7 @@ from benchmarks.timing import print_table, side_by_side
 from fuseplan.capture import Captured, capture_fx
 from fuseplan.errors import FuseplanError
 from fuseplan.executors.flat import Boxed, flatten
+from fuseplan.graph import Graph
 from fuseplan.runtime.regions import RegionCompiler
 from fuseplan.segment import Region, Segmentation, check_segmentation, order_edges
 
@@ -120,29 +121,28 @@ def _cuts(captured: Captured) -> Iterator[tuple[str, Segmentation]]:
         for count in range(len(views) + 1):
             for outside in combinations(views, count):
                 inside = tuple(sorted(everything - set(outside)))
-                what = "all views inside" if not outside else f"views {_letters(views, outside)} outside"
-                regions = _pieces(captured, inside, executor)
+                what = "all views inside" if not outside else f"views {letters(views, outside)} outside"
+                regions = tuple(Region(ops, executor) for ops in pieces(graph, inside))
                 if regions:
                     yield f"{executor}, {what}", Segmentation(regions)
 
 
-def _pieces(captured: Captured, inside: tuple[int, ...], executor: str) -> tuple[Region, ...]:
+def pieces(graph: Graph, inside: tuple[int, ...]) -> list[tuple[int, ...]]:
     """The connected pieces of `inside` that compute something: a view taken out of a chain cuts it in two."""
-    pieces: list[list[int]] = []
+    found: list[list[int]] = []
     for op in inside:
-        reads = {captured.graph.producer.get(name) for name in captured.graph.ops[op].reads}
-        home = next((piece for piece in pieces if reads & set(piece)), None)
+        reads = {graph.producer.get(name) for name in graph.ops[op].reads}
+        home = next((piece for piece in found if reads & set(piece)), None)
         if home is None:
-            pieces.append([op])
+            found.append([op])
         else:
             home.append(op)
-    views = [op.is_view for op in captured.graph.ops]
-    return tuple(
-        Region(tuple(piece), executor) for piece in pieces if len(pieces) == 1 or not all(views[i] for i in piece)
-    )
+    views = [op.is_view for op in graph.ops]
+    return [tuple(piece) for piece in found if len(piece) == 1 or not all(views[i] for i in piece)]
 
 
-def _letters(views: list[int], outside: tuple[int, ...]) -> str:
+def letters(views: list[int], outside: tuple[int, ...]) -> str:
+    """The views outside, as people call them: A is the first."""
     return "".join("ABCDEFGH"[views.index(view)] for view in outside)
 
 

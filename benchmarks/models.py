@@ -83,8 +83,10 @@ def tasks_of(module: str, chosen: argparse.Namespace, arguments: Mapping[str, An
     tasks = []
     for name in names:
         out = logs / f"{slug(name)}.json"
-        out.unlink(missing_ok=True)
-        tasks.append(Task(name, f"benchmarks.{module}", out, out.with_suffix(".log"), dict(arguments), chosen.limit_s))
+        log = out.with_suffix(".log")
+        for left in (out, log):
+            left.unlink(missing_ok=True)
+        tasks.append(Task(name, f"benchmarks.{module}", out, log, dict(arguments), chosen.limit_s))
     return tasks
 
 

@@ -70,6 +70,20 @@ def paired(result: RaceResult, name: str, to: str) -> float:
     return round(median(a.wall_us / b.wall_us for a, b in pairs), 5)
 
 
+def compared(result: RaceResult, name: str, to: str) -> dict[str, Any]:
+    """The wall time of `to` as a multiple of that of `name`, between which bounds, and whether that is beyond noise."""
+    if name == to:
+        return {"ratio": 1.0, "low": 1.0, "high": 1.0, "beyond noise": False}
+    pairs = zip(result.lane(to).samples, result.lane(name).samples, strict=False)
+    ratios = sorted(a.wall_us / b.wall_us for a, b in pairs)
+    rank = max(0, int(len(ratios) / 2 - len(ratios) ** 0.5))  # the median lies between, in 95 of 100 cases
+    low, high, middle = ratios[rank], ratios[-1 - rank], median(ratios)
+    return {
+        "ratio": round(middle, 4), "low": round(low, 4), "high": round(high, 4),
+        "beyond noise": low > 1.0 and middle > 1 + result.noise,
+    }  # fmt: skip
+
+
 def side_by_side(
     candidates: Mapping[str, Callable[[], object]], blocks: int = 15, calls: int = 20
 ) -> dict[str, dict[str, float]]:

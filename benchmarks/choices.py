@@ -1,0 +1,137 @@
+"""Does tuning pick the fastest? The four cases of `fusions`: every choice of views inside or outside under every executor
+as a whole plan, all side by side, and among them the plan that tuning with full effort has found for the same program.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from itertools import combinations, product
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.fusions import CASES, letters, pieces
+from benchmarks.timing import compared, print_table
+from fuseplan.capture.trace import Trace
+from fuseplan.executors import Executor, executors
+from fuseplan.graph import Graph
+from fuseplan.measure.jobs import Capture, Outcome, RacePlans, Side, VetPlan
+from fuseplan.measure.pool import Workers
+from fuseplan.measure.race import Rule
+from fuseplan.plan import Part, Plan, SegmentedPlan, WholePlan
+from fuseplan.segment import Region, Segmentation, extract
+from fuseplan.tune import tune
+from fuseplan.tuning.subject import traces_of
+
+PICKED = "picked by tuning"
+ROUNDS = 25
+DEFAULTS: dict[str, Plan] = {"inductor": WholePlan("inductor"), "eager": WholePlan("eager")}
+
+
+def measure(arguments: list[str]) -> dict[str, Any]:
+    """All cases, or those that are named."""
+    parser = argparse.ArgumentParser(prog="scripts/bench choices", description=__doc__)
+    parser.add_argument("--only", action="append", choices=list(CASES), metavar="NAME", help="may be given again")
+    parser.add_argument("--effort", choices=("quick", "full"), default="full")
+    parser.add_argument("--device", default="cuda", help="cpu is for trying it out")
+    chosen = parser.parse_args(arguments)
+    result = {}
+    for name in chosen.only or CASES:
+        result[name] = found = _measure_case(name, chosen.device, chosen.effort)
+        print_table(f"{name}: {found['verdict']}", found["plans"])
+    return {"all fastest or tied": all(found["fastest or tied"] for found in result.values()), "cases": result}
+
+
+def _measure_case(name: str, device: str, effort: str) -> dict[str, Any]:
+    function, shapes = CASES[name]
+    with torch.no_grad():
+        (trace,) = traces_of(function, *(torch.randn(shape, device=device) for shape in shapes), name=name)
+    torch._dynamo.reset()
+    with tempfile.TemporaryDirectory() as folder:
+        (tuned,) = tune(trace, effort=effort, launch="plain", db=Path(folder) / "tuning.db")
+    if tuned.plan is None:
+        raise SystemExit(f"{name} could not be tuned: {tuned.detail}")
+    with Workers(device, vetters=4 if device != "cpu" else 1) as workers:
+        plans = {PICKED: tuned.plan, **DEFAULTS, **dict(_every(_graph(trace, workers)))}
+        fit = _vetted(trace, plans, workers)
+        plans = {name: plan for name, plan in plans.items() if fit[name].ok}
+        sides = tuple(Side(name, plan) for name, plan in plans.items())
+        rule = Rule(most=ROUNDS, least=ROUNDS, hopeless=1e9)
+        (raced,) = workers.map([RacePlans(trace.to_json(), sides, PICKED, rule)])
+    found = _verdict(raced)
+    same = [other for other, plan in plans.items() if other != PICKED and plan == tuned.plan]
+    refused = {name: f"{one.status}: {one.detail}" for name, one in fit.items() if not one.ok}
+    picked = {"winner": tuned.winner, "status": tuned.status, "seconds": round(tuned.seconds, 1), "same as": same}
+    return {**found, "picked": {**picked, "moves": list(tuned.moves)}, "refused": refused}
+
+
+def _graph(trace: Trace, workers: Workers) -> Graph:
+    (outcome,) = workers.map([Capture(trace.to_json(), attention="proven")])
+    if outcome.found is None:
+        raise SystemExit(f"{trace.name} cannot be captured: {outcome.detail}")
+    ((_, graph),) = outcome.found.graphs
+    return graph
+
+
+def _every(graph: Graph) -> Iterator[tuple[str, Plan]]:
+    """Each plan once: every choice of views outside, and of who runs each piece that is left; ATen runs op by op."""
+    views = [i for i, op in enumerate(graph.ops) if op.is_view]
+    seen: set[Plan] = set()
+    for count in range(len(views) + 1):
+        for outside in combinations(views, count):
+            inside = tuple(i for i in range(len(graph.ops)) if i not in outside)
+            groups = pieces(graph, inside)
+            runs = [list(_runs(graph, ops, variants=len(groups) == 1)) for ops in groups]
+            for choice in product(*runs):
+                regions = tuple(Region(ops, *by) for ops, by in zip(groups, choice, strict=True) if by[0] != "aten")
+                plan = SegmentedPlan((Part("inference", graph.key, Segmentation(regions)),))
+                if plan not in seen:
+                    seen.add(plan)
+                    yield _name(views, outside, choice) if regions else "all under aten", plan
+
+
+def _runs(graph: Graph, ops: Sequence[int], variants: bool) -> Iterator[tuple[str, str]]:
+    """Who may run these ops as one region, and how."""
+    region = extract(graph, ops)
+    yield "aten", "default"
+    for executor in executors().values():
+        if executor.name != "aten" and executor.available() is None and _takes(executor, graph, ops, region):
+            found = executor.variants(region) if variants else ("default",)
+            yield from ((executor.name, variant) for variant in found)
+
+
+def _takes(executor: Executor, graph: Graph, ops: Sequence[int], region: Graph) -> bool:
+    refuses = getattr(executor, "refuses", lambda region: None)
+    return all(executor.supports(graph.ops[i], graph) is None for i in ops) and not refuses(region)
+
+
+def _name(views: list[int], outside: tuple[int, ...], choice: Sequence[tuple[str, str]]) -> str:
+    where = f"views {letters(views, outside)} outside" if outside else "all views inside"
+    return f"{' + '.join(f'{e} {v}'.removesuffix(' default') for e, v in choice)}, {where}"
+
+
+def _vetted(trace: Trace, plans: dict[str, Plan], workers: Workers) -> dict[str, Outcome]:
+    """What came of checking each."""
+    jobs = [VetPlan(trace.to_json(), Side(name, plan)) for name, plan in plans.items()]
+    print(f"{trace.name}: {len(jobs)} plans are compiled and checked", file=sys.stderr, flush=True)
+    return dict(zip(plans, workers.map(jobs), strict=True))
+
+
+def _verdict(raced: Outcome) -> dict[str, Any]:
+    """All times, the fastest first, and whether the plan that was picked is as fast as the fastest."""
+    if raced.race is None:
+        raise SystemExit(f"the race did not come to its end: {raced.status}, {raced.detail}")
+    timed = sorted((row for row in raced.rows if row.wall_us is not None), key=lambda row: row.wall_us or 0.0)
+    plans = {row.name: {"wall_us": row.wall_us, "device_us": row.device_us, "host_us": row.host_us} for row in timed}
+    fastest = next(row.name for row in timed if row.name != PICKED)
+    behind = compared(raced.race, fastest, PICKED)
+    tied = not behind["beyond noise"]
+    words = "fastest, or tied with it within noise" if tied else f"{behind['ratio']} times the time of {fastest}"
+    return {
+        "verdict": f"the plan that was picked is {words}", "fastest or tied": tied, "fastest of all others": fastest,
+        "picked over fastest": behind, "noise": raced.race.noise, "plans": plans,
+    }  # fmt: skip
