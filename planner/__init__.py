@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fuseplan.backend import compile
     from fuseplan.bisect import bisect
+    from fuseplan.capture.trace import Trace
     from fuseplan.doctor import doctor
     from fuseplan.errors import (
         ExecutorError,
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from fuseplan.graph import Graph
     from fuseplan.plan import Plan
     from fuseplan.stats import stats
+    from fuseplan.tune import tune
+    from fuseplan.tuning.subject import traces_of
 
 __version__ = "0.1.0"
 
@@ -37,12 +40,15 @@ _HOME = {
     "Plan": "fuseplan.plan",
     "PlanError": "fuseplan.errors",
     "StoreError": "fuseplan.errors",
+    "Trace": "fuseplan.capture.trace",
     "UnsupportedError": "fuseplan.errors",
     "bisect": "fuseplan.bisect",
     "compile": "fuseplan.backend",
     "doctor": "fuseplan.doctor",
     "explain": "fuseplan.explain",
     "stats": "fuseplan.stats",
+    "traces_of": "fuseplan.tuning.subject",
+    "tune": "fuseplan.tune",
 }
 
 __all__ = [
@@ -54,6 +60,7 @@ __all__ = [
     "Plan",
     "PlanError",
     "StoreError",
+    "Trace",
     "UnsupportedError",
     "__version__",
     "bisect",
@@ -61,6 +68,8 @@ __all__ = [
     "doctor",
     "explain",
     "stats",
+    "traces_of",
+    "tune",
 ]
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -34,7 +35,7 @@ from fuseplan.tuning.progress import Progress, Silent, bar
 from fuseplan.tuning.regions import RegionBook
 from fuseplan.tuning.segments import Search
 from fuseplan.tuning.session import Pool, Session
-from fuseplan.tuning.subject import box_of, device_of, sizes_of
+from fuseplan.tuning.subject import box_of, check_device, device_of, read_traces, sizes_of
 from fuseplan.tuning.worth import moves_of
 from fuseplan.tuning_db import Environment, Hit, Query, Run, Store, clock, places
 from fuseplan.tuning_db.words import traces_of
@@ -50,33 +51,48 @@ def tune(
     launch: str = "plain",
     device: str | None = None,
     db: str | Path | None = None,
+    budget: float | None = None,
     again: bool = False,
     sampler: str = "ours",
     storage: str | None = None,
     progress: Progress | None = None,
 ) -> list[Tuned]:
-    """Find, prove and store the fastest plan of each program, given as traces or files of traces.
+    """Find, prove and store the fastest plan of each program, given as traces, or as files or folders of them.
 
     A text that names no file means programs that were tuned before: the beginning of a program's key or of its plan's,
     or its name.
-    `launch` is `plain`, `cudagraph` or `both`; `again` tunes what has a plan already. Each result is in the database
-    as soon as it is known: a run that is interrupted goes on where it was.
 
-    >>> tune([], effort="none")
-    []
+    `launch` is `plain`, `cudagraph` or `both`; `device` is where to tune, else where the trace was recorded; `db` is the
+    tuning database, else the user's own. `budget` are seconds for all of it, where the effort grants more; the best plan
+    that is proven by then stands. `again` tunes what has a plan already. Each result is in the database as soon as it is
+    known: a run that is interrupted goes on where it was. `progress` hears how far it is; else there is a bar on a
+    terminal and in a notebook. `sampler` and `storage` are for those who study the search: Optuna's samplers, and the
+    URL of a study's storage.
+
+    >>> import torch
+    >>> import fuseplan
+    >>> traces = fuseplan.traces_of(lambda x: x.relu() + 1, torch.ones(3), name="ramp")
+    >>> fuseplan.tune(traces, effort="none")[0].status
+    'unverified'
     """
     wanted = LAUNCHES if launch == "both" else (launch,)
     if not set(wanted) <= set(LAUNCHES):
         raise OptionError(f"there is no launch {launch!r}; known are {', '.join(LAUNCHES)}, both")
+    if budget is not None and not budget > 0:
+        raise OptionError(f"a budget is a number of seconds, not {budget!r}")
+    Effort.named(effort)
     settings = Settings(sampler, storage)
     store = Store(places(os.environ, db))
     try:
-        traces = list(_traces(programs, store))
+        groups = _by_device(_traces(programs, store), device)
+        verdicts = sum(map(len, groups.values())) * len(wanted)
+        time = Time(budget, verdicts)
         with _shown(progress) as heard:
+            heard.begin(verdicts)
             tuned: list[Tuned] = []
-            for where, group in _by_device(traces, device).items():
+            for where, group in groups.items():
                 with _pool(where, Effort.named(effort)) as pool:
-                    tuner = Tuner(store, pool, where, effort, settings, heard)
+                    tuner = Tuner(store, pool, where, effort, settings, heard, time)
                     tuned += [one for trace in group for one in tuner.tune(trace, wanted, again=again)]
             return tuned
     finally:
@@ -112,6 +128,18 @@ def _refuse_promises(gm: Any, example_inputs: Sequence[Any], trace: Trace) -> No
             )
 
 
+class Time:
+    """The seconds of a whole run, of which each verdict that is still to come gets an equal share."""
+
+    def __init__(self, budget: float | None = None, verdicts: int = 1) -> None:
+        self.ends = math.inf if budget is None else monotonic() + budget
+        self.verdicts = verdicts
+
+    def share(self) -> float:
+        """What the next verdict may take."""
+        return max(0.0, self.ends - monotonic()) / max(1, self.verdicts)
+
+
 @dataclass
 class Tuner:
     """Tunes one program after another on one device."""
@@ -122,6 +150,7 @@ class Tuner:
     effort: str
     settings: Settings
     progress: Progress
+    time: Time = field(default_factory=Time)
 
     def __post_init__(self) -> None:
         self.environment: Environment = environment(self.device)
@@ -136,6 +165,8 @@ class Tuner:
             if known is None:
                 model = model or Roofline(self._machine())
                 known = self._tune(trace, launch, model, timings)
+            self.time.verdicts -= 1
+            self.progress.end(_told(known))
             yield known
 
     def _known(self, trace: Trace, launch: str) -> Tuned | None:
@@ -211,9 +242,8 @@ class Tuner:
 
     def _session(self, trace: Trace, model: Roofline) -> Session:
         name = trace.name or trace.key[:12]
-        return Session(
-            self.store, self.environment, self.pool, Effort.named(self.effort), model, self.progress, program=name
-        )
+        effort = Effort.named(self.effort).within(self.time.share())
+        return Session(self.store, self.environment, self.pool, effort, model, self.progress, program=name)
 
     def _machine(self) -> Machine:
         """The rates of this device; measured once, where anything is measured at all."""
@@ -223,6 +253,17 @@ class Tuner:
                 (outcome,) = self.pool.map([Calibrate()])
                 self.machine = self.machine.calibrated(outcome.machine)
         return self.machine
+
+
+def _told(tuned: Tuned) -> str:
+    """One line on a verdict, for who watches."""
+    name = f"{tuned.name or tuned.program[:12]}, {tuned.launch}: {tuned.status}"
+    if tuned.wall_us is None:
+        return f"{name}{tuned.detail and f', {tuned.detail}'}"
+    against = (
+        "" if tuned.best_default_us is None else f" against {tuned.best_default_us:,.1f} µs of {tuned.best_default}"
+    )
+    return f"{name}, {tuned.wall_us:,.1f} µs{against}"
 
 
 def _moves(search: Search, plan: Plan) -> tuple[str, ...]:
@@ -253,23 +294,28 @@ def _watched() -> bool:
     return console.is_terminal or console.is_jupyter
 
 
-def _traces(programs: Trace | str | Path | Iterable[Trace | str | Path], store: Store) -> Iterator[Trace]:
-    given = [programs] if isinstance(programs, (Trace, str, Path)) else programs
-    for one in given:
+def _traces(programs: Trace | str | Path | Iterable[Trace | str | Path], store: Store) -> list[Trace]:
+    """Each program once."""
+    found: dict[str, Trace] = {}
+    for one in [programs] if isinstance(programs, (Trace, str, Path)) else programs:
         if isinstance(one, Trace):
-            yield one
+            traces = [one]
         elif isinstance(one, Path) or Path(one).exists():
-            yield Trace.from_json(Path(one).read_text(encoding="utf-8"))
+            traces = read_traces(Path(one))
         else:
-            known = traces_of(store, one)
-            if not known:
+            traces = list(map(Trace.from_json, traces_of(store, one)))
+            if not traces:
                 raise StoreError(f"there is no file {one}, and no trace of such a program in the database")
-            yield from map(Trace.from_json, known)
+        for trace in traces:
+            found.setdefault(trace.key, trace)
+    return list(found.values())
 
 
 def _by_device(traces: Iterable[Trace], device: str | None) -> Mapping[str, list[Trace]]:
     """The traces by where they are tuned: where they were recorded, unless a device is given."""
     found: dict[str, list[Trace]] = {}
+    if device is not None:
+        check_device(device)
     for trace in traces:
         where = device or device_of(trace)
         found.setdefault(where, []).append(retarget(trace, where) if device else trace)

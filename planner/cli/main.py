@@ -11,6 +11,7 @@ from fuseplan.cli.bisect import bisect
 from fuseplan.cli.db import db
 from fuseplan.cli.doctor import doctor
 from fuseplan.cli.plan import plan
+from fuseplan.cli.tune import tune
 from fuseplan.errors import FuseplanError
 
 
@@ -40,3 +41,4 @@ main.add_command(bisect)
 main.add_command(db)
 main.add_command(doctor)
 main.add_command(plan)
+main.add_command(tune)

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from fuseplan.capture.trace import Trace, write_trace
+from fuseplan.errors import GraphError, OptionError
 from fuseplan.tuning_db import Box
 
 
 def traces_of(call: Callable[..., Any], *args: Any, name: str = "", **kwargs: Any) -> list[Trace]:
     """Run `call` once, eagerly, and return the trace of each program that Dynamo finds in it.
 
-    >>> [trace.name for trace in traces_of(lambda x: x.relu() + 1, torch.ones(3), name="ramp")]
+    A trace holds no weights and no data. It is tuned for what the call did: with gradients, unless under
+    `torch.no_grad()`, in its autocast mode, and at these sizes. `trace.to_json()` is a text for a file.
+
+    >>> import torch
+    >>> import fuseplan
+    >>> traces = fuseplan.traces_of(lambda x: x.relu() + 1, torch.ones(3), name="ramp")
+    >>> [trace.name for trace in traces]
     ['ramp']
     """
     found: list[Trace] = []
@@ -25,6 +33,41 @@ def traces_of(call: Callable[..., Any], *args: Any, name: str = "", **kwargs: An
 
     torch.compile(call, backend=backend)(*args, **kwargs)
     return found
+
+
+def read_traces(path: Path) -> list[Trace]:
+    """The trace in a file, or those in the `*.json` of a folder; an error names the file that is none."""
+    try:
+        files = sorted(path.glob("*.json")) if path.is_dir() else [path]
+        texts = {file: file.read_bytes() for file in files}
+    except OSError as error:
+        raise OptionError(f"{error.filename or path} cannot be read: {error.strerror or error}") from None
+    if not texts:
+        raise OptionError(f"there is no trace in {path}: their names end in .json")
+    return [_read(file, text) for file, text in texts.items()]
+
+
+def _read(file: Path, text: bytes) -> Trace:
+    try:
+        return Trace.from_json(text.decode())
+    except (GraphError, UnicodeDecodeError) as error:
+        raise GraphError(f"{file} is no trace: {error}") from None
+
+
+def check_device(device: str) -> None:
+    """OptionError unless programs can be tuned on this device, here.
+
+    >>> check_device("cpu")
+    """
+    try:
+        wanted = torch.device(device)
+    except RuntimeError:
+        raise OptionError(f"there is no device {device!r}: known are cpu, cuda and cuda:0, cuda:1 …") from None
+    if wanted.type not in ("cpu", "cuda"):
+        raise OptionError(f"plans are tuned on cpu and cuda, not on {device}")
+    count = torch.cuda.device_count() if wanted.type == "cuda" else 1
+    if (wanted.index or 0) >= count:
+        raise OptionError(f"there is no device {device} here: torch sees {count or 'no'} GPU{'s' * (count != 1)}")
 
 
 def device_of(trace: Trace) -> str:
