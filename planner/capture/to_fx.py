@@ -20,7 +20,9 @@ from torch.utils._sympy.value_ranges import ValueRanges
 from fuseplan.capture.targets import find_target
 from fuseplan.errors import GraphError
 from fuseplan.graph import Arg, Constant, Dim, Enum, Graph, NoneType, Op, Ref, ScalarType, TensorType, Type
+from fuseplan.graph.limits import MAX_SIZE, short
 
+_MAX_EXPONENT = 63
 DEFAULT_HINT = 8
 """The size that a symbol takes where no size was recorded; no edge case (0, 1), and even."""
 
@@ -77,7 +79,15 @@ class SizeSpace:
             return dim
         if dim in self.values:
             return self.values[dim]
-        return self._eval(ast.parse(dim, mode="eval").body)
+        try:
+            return self._eval(ast.parse(dim, mode="eval").body)
+        except (
+            ArithmeticError,
+            MemoryError,
+            RecursionError,
+            SyntaxError,
+        ) as error:  # what others wrote need not be a size
+            raise GraphError(f"a size that cannot be evaluated: {short(dim)}: {type(error).__name__}") from None
 
     def _eval(self, node: ast.expr) -> Any:
         if isinstance(node, ast.Constant):
@@ -91,6 +101,14 @@ class SizeSpace:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _CALLS:
             return _CALLS[node.func.id](*[self._eval(a) for a in node.args])
         raise GraphError(f"a size that cannot be evaluated: {ast.unparse(node)}")
+
+
+def _power(base: Any, exponent: Any) -> Any:
+    """A power whose number can be written down; ``9**9**9`` would take hours and all memory there is."""
+    written = [n for n in (base, exponent) if isinstance(n, int)]
+    if any(abs(n) > MAX_SIZE for n in written) or (isinstance(exponent, int) and abs(exponent) > _MAX_EXPONENT):
+        raise GraphError(f"a size with too large a power, of exponent {short(str(exponent))}")
+    return base**exponent
 
 
 def _ceil_div(a: Any, b: Any) -> Any:
@@ -108,7 +126,7 @@ _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.FloorDiv: operator.floordiv,
     ast.Div: operator.truediv,
     ast.Mod: operator.mod,
-    ast.Pow: operator.pow,
+    ast.Pow: _power,
 }
 _CALLS: dict[str, Callable[..., Any]] = {
     "Max": torch.sym_max,
@@ -124,8 +142,8 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "FloorToInt": torch.sym_int,
     "TruncToInt": torch.sym_int,
     "ToFloat": torch.sym_float,
-    "PowByNatural": operator.pow,
-    "Pow": operator.pow,
+    "PowByNatural": _power,
+    "Pow": _power,
     "ModularIndexing": _modular_indexing,
     "Abs": abs,
 }

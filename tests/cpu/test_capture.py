@@ -51,6 +51,31 @@ def arguments() -> tuple[Tensor, Tensor, Tensor]:
     return torch.randn(4, 16), torch.randn(16, 16), torch.rand(4, 1, 8) > 0.5
 
 
+ENDLESS = {
+    "tower": "9**9**9",
+    "calls": "Pow(9, Pow(9, 9))",
+    "exponent": "PowByNatural(s0, 10**6)",
+    "powers of powers": "((s0**60)**60)**60",
+    "fraction": "2**-(10**9)",
+    "division": "s0//0",
+    "float": "1.5**(1e308)",
+    "signs": "-" * 8000 + "1",
+    "sum": "+".join("1" * 4000),
+    "parentheses": "(" * 4000 + "s0" + ")" * 4000,
+}
+
+
+@pytest.mark.parametrize("size", ENDLESS.values(), ids=ENDLESS)
+def test_a_foreign_size_without_end_is_refused(size: str) -> None:
+    with pytest.raises(GraphError, match="a size "):
+        SizeSpace({"s0": 8})(size)
+
+
+def test_powers_of_sizes_are_evaluated() -> None:
+    sizes = SizeSpace({"s0": 8})
+    assert [sizes(text) for text in ("s0**2", "PowByNatural(s0, 3)", "2**62", "Pow(2, -1)")] == [64, 512, 2**62, 0.5]
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_graph_runs_from_its_written_form(dynamic: bool) -> None:
     args = arguments()
