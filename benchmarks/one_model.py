@@ -24,6 +24,7 @@ from benchmarks.zoo import EVERY, Case, step_of
 from fuseplan.measure.failures import RUN, check_device, failure
 from fuseplan.tune import tune
 from fuseplan.tuning.keep import Tuned
+from fuseplan.tuning.progress import Silent
 from fuseplan.tuning.subject import traces_of
 
 LAUNCHES = ("plain", "cudagraph")
@@ -40,7 +41,7 @@ OF_LAUNCH = {"plain": ("torch.compile", "eager"), "cudagraph": ("reduce-overhead
 BAD = ("plan misses", "plan stale hits", "plans refused", "regions fallen back", "regions failed at run time")
 
 
-class LogProgress:
+class LogProgress(Silent):
     """What tuning says, with the seconds since it began, one line a stage."""
 
     def __init__(self, report: Report) -> None:

@@ -132,5 +132,5 @@ def print_table(title: str, rows: Mapping[str, Mapping[str, Any]]) -> None:
             table.add_row(name, str(row.get("failed", "")))
             continue
         numbers = (f"{row[key]:.1f}" for key in ("device_us", "host_us", "wall_us"))
-        table.add_row(name, *numbers, f"{row['device_us'] / best:.3f}")
+        table.add_row(name, *numbers, f"{row['device_us'] / best:.3f}" if best else "-")
     Console(stderr=True, width=120).print(table)
