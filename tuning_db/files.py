@@ -353,6 +353,8 @@ def _identity(path: Path | None) -> Identity | None:
 
 _CORRUPT, _NOT_A_DATABASE = 11, 26
 _BUSY, _LOCKED = 5, 6
+_JOURNAL_GONE = 10 | 23 << 8
+"""Another process has deleted the journal that this one was playing back: of the file that stood here before, it may be."""
 _DAMAGED_TEXT = ("malformed", "not a database")
 
 
@@ -362,11 +364,12 @@ def _problem(error: Exception, path: Path | None) -> Unusable:
         return error
     if isinstance(error, _Moved):
         return Unwritable(f"{path} is replaced again and again")
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # Python 3.10 does not have it
+    exact = getattr(error, "sqlite_errorcode", 0)  # Python 3.10 does not have it
+    code = exact & 0xFF
     text = f"{path}: {error}"
     unreadable = isinstance(error, UnicodeDecodeError)
     if unreadable or code in (_CORRUPT, _NOT_A_DATABASE) or any(word in str(error) for word in _DAMAGED_TEXT):
         return Damaged(text)
-    if code in (_BUSY, _LOCKED) or "is locked" in str(error):
+    if code in (_BUSY, _LOCKED) or exact == _JOURNAL_GONE or "is locked" in str(error):
         return Busy(text)
     return Unwritable(text)

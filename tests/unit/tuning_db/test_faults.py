@@ -22,6 +22,9 @@ from stored_rows import exported
 
 CONNECT = sqlite3.connect
 FAULTS = ("disk I/O error", "database is locked")
+JOURNAL_GONE = "disk I/O error: the journal is gone"
+CODES = {JOURNAL_GONE: 5898}
+"""SQLITE_IOERR_DELETE_NOENT: what a reader gets who plays back a journal that another process deletes just then."""
 
 
 class Faults:
@@ -41,7 +44,9 @@ class Faults:
             return call()
         if self.after:
             call()
-        raise sqlite3.OperationalError(self.text)
+        error = sqlite3.OperationalError(self.text)
+        error.sqlite_errorcode = CODES.get(self.text, 1)
+        raise error
 
 
 @contextmanager
@@ -95,6 +100,16 @@ def test_lookups(tmp_path: Path, text: str) -> None:
 
     assert every_call(work, text) > 10
     assert sorted(one.name for one in tmp_path.iterdir()) == ["tuning.db"]
+
+
+def test_a_journal_that_another_process_deletes_keeps_no_lookup_up(tmp_path: Path) -> None:
+    path = tmp_path / "tuning.db"
+    fill(store_at(path))
+    assert every_call(lambda *_: _hits(path), JOURNAL_GONE) > 5
+
+
+def _hits(path: Path) -> None:
+    assert isinstance(store_at(path).find_plan(question()), Hit)
 
 
 def test_what_is_asked_before_and_beside_a_lookup(tmp_path: Path, text: str) -> None:
