@@ -37,7 +37,7 @@ from fuseplan.tuning.segments import Search
 from fuseplan.tuning.session import Pool, Session
 from fuseplan.tuning.subject import box_of, check_device, device_of, read_traces, sizes_of
 from fuseplan.tuning.worth import moves_of
-from fuseplan.tuning_db import Environment, Hit, Query, Run, Store, clock, places
+from fuseplan.tuning_db import Box, Environment, Hit, Query, Run, Store, clock, places
 from fuseplan.tuning_db.words import traces_of
 
 VETTERS = 4
@@ -296,7 +296,7 @@ def _watched() -> bool:
 
 def _traces(programs: Trace | str | Path | Iterable[Trace | str | Path], store: Store) -> list[Trace]:
     """Each program once."""
-    found: dict[str, Trace] = {}
+    found: dict[tuple[str, Box], Trace] = {}
     for one in [programs] if isinstance(programs, (Trace, str, Path)) else programs:
         if isinstance(one, Trace):
             traces = [one]
@@ -307,7 +307,7 @@ def _traces(programs: Trace | str | Path | Iterable[Trace | str | Path], store: 
             if not traces:
                 raise StoreError(f"there is no file {one}, and no trace of such a program in the database")
         for trace in traces:
-            found.setdefault(trace.key, trace)
+            found.setdefault((trace.key, box_of(trace)), trace)
     return list(found.values())
 
 

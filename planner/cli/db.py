@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,6 +16,7 @@ import click
 from fuseplan.cli.text import printable
 
 if TYPE_CHECKING:
+    from fuseplan.tuning_db import StoredPlan
     from fuseplan.tuning_db.exchange import Report
     from fuseplan.tuning_db.files import Database
 
@@ -135,6 +138,46 @@ def merge(files: tuple[Path, ...], file: Path | None, as_json: bool, within: flo
 
     into = _open(file)
     _report({path: take(into, path, within_s=within) for path in files}, as_json)
+
+
+@db.command(epilog="Example: fuseplan db verify 3f2c")
+@click.argument("plans", nargs=-1, metavar="[PLAN]…")
+@_file
+@_json
+@click.option("--device", help="Where: cpu, cuda, cuda:1; without it, each plan where it is for.")
+def verify(plans: tuple[str, ...], file: Path | None, as_json: bool, device: str | None) -> None:
+    """Check the numbers of unverified plans and race them here: then they may run, or never will.
+
+    PLAN is the beginning of a plan's key, of its program's, or of its name; without any, all are meant. Exit code 1 if
+    one failed, or could not be raced.
+    """
+    from fuseplan.tuning.progress import Silent, bar
+    from fuseplan.verify import verify as race
+
+    with bar() if sys.stderr.isatty() else nullcontext(Silent()) as progress:
+        done = race(plans, db=file, device=device, progress=progress)
+    told = [(stored, stored.status, _result(stored)) for stored in done.raced]
+    told += [(stored, "unverified", why) for stored, why in done.left]
+    told += [(stored, "unverified", f"it is for another machine: {why}") for stored, why in done.elsewhere if plans]
+    if as_json:
+        fields = [{"key": one.key, "program": one.program, "status": status, "why": why} for one, status, why in told]
+        click.echo(json.dumps({"plans": fields, "elsewhere": len(done.elsewhere)}, indent=2))
+    else:
+        for stored, status, why in told:
+            click.echo(printable(f"plan {stored.key[:12]} is {status}: {why}"))
+        if done.elsewhere and not plans:
+            click.echo(f"{len(done.elsewhere):,} plans are for other machines or versions")
+        if not told:
+            click.echo("no plan here is unverified")
+    if done.left or any(stored.status == "quarantined" for stored in done.raced):
+        raise SystemExit(1)
+
+
+def _result(stored: StoredPlan) -> str:
+    if stored.detail or stored.wall_us is None:
+        return stored.detail
+    rival = "" if stored.best_default_us is None else f", {stored.best_default} {stored.best_default_us:,.1f}"
+    return f"it takes {stored.wall_us:,.1f} µs{rival}"
 
 
 @db.command(epilog="Example: fuseplan db prune --older-than 180 --dry-run")

@@ -88,7 +88,7 @@ class Of:
 def keep(session: Session, of: Of, verdict: Verdict, entries: Sequence[Entry], moves: Sequence[str]) -> Tuned:
     """Write the verdict on `entries` into the database, those that failed among them; return it for people."""
     rows, winner, best = verdict.rows, verdict.winner, verdict.best_default
-    _keep_defaults(session, of, entries, rows)
+    keep_defaults(session, of, entries, rows)
     row, best_us = rows[winner.name], rows[best.name].wall_us
     status = "tuned" if verdict.tuned else "default"
     noise_us = None if row.wall_us is None else round(row.wall_us * verdict.result.noise, 3)
@@ -121,7 +121,7 @@ def keep_prediction(session: Session, of: Of, plan: Plan, predicted_us: float, m
 
 def keep_failure(session: Session, of: Of, why: str, entries: Sequence[Entry], rows: Mapping[str, Row]) -> Tuned:
     """Write down what became of the defaults of a program for which there is no verdict."""
-    _keep_defaults(session, of, entries, rows)
+    keep_defaults(session, of, entries, rows)
     return Tuned(of.key, of.name, of.launch, "failed", timed=_timings(entries, rows), detail=why)
 
 
@@ -139,7 +139,8 @@ def _known(session: Session, stored: StoredPlan) -> StoredPlan | None:
     return next(iter(session.store.plans(stored.key)), None)
 
 
-def _keep_defaults(session: Session, of: Of, entries: Sequence[Entry], rows: Mapping[str, Row]) -> None:
+def keep_defaults(session: Session, of: Of, entries: Sequence[Entry], rows: Mapping[str, Row]) -> None:
+    """Write down how the defaults did."""
     for entry in entries:
         row = rows.get(entry.name)
         if entry.default and row is not None and (row.status != "ok" or row.wall_us is not None):
