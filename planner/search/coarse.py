@@ -85,6 +85,8 @@ class Coarse:
         for ops in dict.fromkeys(self._runs()):
             found.setdefault(alike.of(ops), []).append(ops)
         runs = [Place(RUN, tuple(_apart(copies))) for copies in found.values()]
+        # Those that differ in views that stay outside are one: the larger leaves no region of its own to such a view.
+        runs = list({self.regions(one): one for one in sorted(runs, key=lambda one: len(one.copies[0]))}.values())
         runs = sorted(_named_apart(runs), key=lambda place: -sum(map(len, place.copies)))[:MOST_RUNS]
         return (*sorted(runs, key=_by_first_op), *self._everything(), *self._anchors(alike))
 

@@ -73,15 +73,19 @@ def _unjoined(space: Space, name: str, cut: Segmentation) -> tuple[Params, Segme
     """What is joined in a cut, what is left to be spelled, and the ops of islands that say less for having been joined."""
     params: Params = {}
     left = {region.ops: region for region in cut.regions}
+    owned = {op for region in cut.regions for op in region.ops}
     joined: set[int] = set()
     places = list(space.places(name))
     for parameter, place in places:
         made = () if place.kind in (EPILOGUE, PROLOGUE) else space.coarse[name].regions(place)
         found = [left[r.ops] for r in made if r.ops in left and left[r.ops].recompute == r.recompute]
         words = {choice(region.executor, region.variant) for region in found}
-        if found and len(found) == len(made) and len(words) == 1 and words <= set(space.joins):
+        # A view that joining would leave outside may be in a region of its own; then this is not how the cut came about.
+        ops = {op for copy in place.copies for op in copy}
+        alone = owned.isdisjoint(ops.difference(*(region.ops for region in found)))
+        if found and len(found) == len(made) and alone and len(words) == 1 and words <= set(space.joins):
             params[parameter] = words.pop()
-            joined.update(op for ops in place.copies for op in ops)
+            joined |= ops
             for region in found:
                 del left[region.ops]
     for parameter, place in places:

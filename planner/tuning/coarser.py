@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from fuseplan.errors import PlanError
-from fuseplan.search.coarse import ALL, Place
+from fuseplan.search.coarse import ALL, RUN, Place
 from fuseplan.search.costs import Case, Choice, units_of
 from fuseplan.search.two_clock import two_clock
 from fuseplan.segment import Region, Segmentation
@@ -39,10 +39,15 @@ class Join:
     place: Place
     made: tuple[Region, ...]
     row: tuple[Region | int, ...]
-    """What runs then in this graph, in order; numbers are those of `made`."""
+    """What runs then in this graph, in order; numbers are those of `distinct`."""
     choice: Choice = (JOINER, "default")
     total_us: float = math.inf
     """How long the program takes so, or may take at best; forever where it cannot run."""
+
+    @property
+    def distinct(self) -> tuple[Region, ...]:
+        """The regions that have to be measured: of a run, all copies are equal."""
+        return self.made[:1] if self.place.kind == RUN else self.made
 
 
 @dataclass
@@ -56,7 +61,7 @@ class Coarser:
     def __post_init__(self) -> None:
         graphs = self.search.graphs
         self.cuts = tuple(tidy(graph, cut) for graph, cut in zip(graphs, self.cuts, strict=True))
-        self.rows = [self._row(number, cut, ()) for number, cut in enumerate(self.cuts)]
+        self.rows = [self._row(number, cut, {}) for number, cut in enumerate(self.cuts)]
         self.joins = list(self._joins())
         self.search.book.recall([case for join in self.joins for case in self._cases(join)])
 
@@ -83,7 +88,7 @@ class Coarser:
 
     def total(self, cuts: Cuts) -> float:
         """How long the program takes, cut like this."""
-        rows = [self._row(number, cut, ()) for number, cut in enumerate(cuts)]
+        rows = [self._row(number, cut, {}) for number, cut in enumerate(cuts)]
         return self._clocked([self._times(number, unit) for number, row in enumerate(rows) for unit in row])
 
     # What there is to join
@@ -97,16 +102,16 @@ class Coarser:
                 except PlanError:
                     continue  # not in this cut
                 made = tuple(region for region in joined.regions if region not in standing)
-                join = Join(number, place, made, self._row(number, joined, made))
+                numbers = {region: 0 if place.kind == RUN else i for i, region in enumerate(made)}
+                join = Join(number, place, made, self._row(number, joined, numbers))
                 if made and all(case.choices for case in self._cases(join)):
                     yield join
 
-    def _row(self, number: int, cut: Segmentation, made: Sequence[Region]) -> tuple[Region | int, ...]:
-        index = {region: i for i, region in enumerate(made)}
-        return tuple(index.get(unit, unit) for unit in units_of(self.search.graphs[number], cut))
+    def _row(self, number: int, cut: Segmentation, numbers: Mapping[Region, int]) -> tuple[Region | int, ...]:
+        return tuple(numbers.get(unit, unit) for unit in units_of(self.search.graphs[number], cut))
 
     def _cases(self, join: Join) -> list[Case]:
-        return [self.search.costs[join.number].case(region.ops, region.recompute) for region in join.made]
+        return [self.search.costs[join.number].case(region.ops, region.recompute) for region in join.distinct]
 
     # What it is worth
 
@@ -116,7 +121,7 @@ class Coarser:
         hopeful = [self._best(join, self._hoped(join)) for join in self.joins]
         wanted: dict[str, tuple[Case, tuple[Choice, ...]]] = {}
         for join in sorted(hopeful, key=lambda join: join.total_us):
-            for region in join.made if join.total_us < now else ():
+            for region in join.distinct if join.total_us < now else ():
                 case, choices = self.search.costs[join.number].unmeasured(region)
                 if choices and case.region.key not in asked:
                     wanted.setdefault(case.region.key, (case, choices))
@@ -125,7 +130,7 @@ class Coarser:
     def _hoped(self, join: Join) -> list[Mapping[Choice, Times]]:
         """What each region takes at best: predictions are lowered by their doubt."""
         costs = self.search.costs[join.number]
-        options = (costs(region.ops, region.recompute) for region in join.made)
+        options = (costs(region.ops, region.recompute) for region in join.distinct)
         return [{(o.executor, o.variant): (o.host_us, o.device_us) for o in found} for found in options]
 
     def _measured(self, join: Join) -> list[Mapping[Choice, Times]]:

@@ -140,6 +140,16 @@ def test_a_graph_is_gone_through_a_few_times_however_large(count: int) -> None:
     assert sum(len(copy) for one in coarse_of(graph).places for copy in one.copies) <= 12 * len(graph.ops)
 
 
+def test_equal_runs_are_equal_regions() -> None:
+    graph = layers(5)
+    coarse = coarse_of(graph)
+    for one in coarse.places:
+        if one.kind == RUN:
+            regions = coarse.regions(one)
+            assert len({extract(graph, region.ops, region.recompute).key for region in regions}) == 1
+    assert any(one.kind == RUN and len(one.copies) >= 4 for one in coarse.places)
+
+
 def test_a_graph_in_which_nothing_repeats_keeps_its_places_few() -> None:
     assert len(coarse_of(random_graph(3, 600, anchors=0.3)).places) <= 64 + 1 + 2 * 24
 
