@@ -5,7 +5,6 @@ as a whole plan, all side by side, and among them the plan that tuning with full
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from itertools import combinations, product
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 
 from benchmarks.fusions import CASES, letters, pieces
+from benchmarks.progress import LogProgress, say
 from benchmarks.timing import compared, print_table
 from fuseplan.capture.trace import Trace
 from fuseplan.executors import Executor, executors
@@ -52,7 +52,7 @@ def _measure_case(name: str, device: str, effort: str) -> dict[str, Any]:
         (trace,) = traces_of(function, *(torch.randn(shape, device=device) for shape in shapes), name=name)
     torch._dynamo.reset()
     with tempfile.TemporaryDirectory() as folder:
-        (tuned,) = tune(trace, effort=effort, launch="plain", db=Path(folder) / "tuning.db")
+        (tuned,) = tune(trace, effort=effort, launch="plain", db=Path(folder) / "tuning.db", progress=LogProgress(say))
     if tuned.plan is None:
         raise SystemExit(f"{name} could not be tuned: {tuned.detail}")
     with Workers(device, vetters=4 if device != "cpu" else 1) as workers:
@@ -117,7 +117,7 @@ def _name(views: list[int], outside: tuple[int, ...], choice: Sequence[tuple[str
 def _vetted(trace: Trace, plans: dict[str, Plan], workers: Workers) -> dict[str, Outcome]:
     """What came of checking each."""
     jobs = [VetPlan(trace.to_json(), Side(name, plan)) for name, plan in plans.items()]
-    print(f"{trace.name}: {len(jobs)} plans are compiled and checked", file=sys.stderr, flush=True)
+    say(f"{trace.name}: {len(jobs)} plans are compiled and checked")
     return dict(zip(plans, workers.map(jobs), strict=True))
 
 

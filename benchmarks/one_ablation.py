@@ -15,7 +15,8 @@ from unittest import mock
 from benchmarks.ablation import STAGES, own_copy
 from benchmarks.fleet import Report, Task, slug
 from benchmarks.kernels import differences, kernels_of
-from benchmarks.one_model import LogProgress, clear, traced
+from benchmarks.one_model import clear, traced
+from benchmarks.progress import LogProgress
 from benchmarks.result import commit
 from benchmarks.timing import compared
 from benchmarks.zoo import EVERY
@@ -132,7 +133,7 @@ class Subject:
         self.report.at(f"{self.launch}: tuning" + (f" without {without}" if without else ""))
         device = device_of(self.trace)
         with _without(without):
-            tuner = Tuner(self.store, self.pool, device, self.given["effort"], Settings(), LogProgress(self.report))
+            tuner = Tuner(self.store, self.pool, device, self.given["effort"], Settings(), LogProgress(self.report.at))
             for tuned in tuner.tune(self.trace, (self.launch,), again=True):
                 print(f"    {tuned.status}: {tuned.winner} {tuned.wall_us} {tuned.detail}", flush=True)
 
@@ -152,7 +153,7 @@ class Subject:
         """As `whole_candidates` wants it: with all effort."""
         here = environment(device_of(self.trace))
         model = Roofline(Machine.guess(here.gpu or here.cpu or ""))
-        return Session(self.store, here, self.pool, Effort.named("full"), model, LogProgress(self.report))
+        return Session(self.store, here, self.pool, Effort.named("full"), model, LogProgress(self.report.at))
 
     def _sort(self, stage: str) -> None:
         """Give the plans that are new their stage: that of the run which proposed them, unless they say themselves."""

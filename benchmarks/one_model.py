@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -18,13 +17,13 @@ import torch
 
 import fuseplan
 from benchmarks.fleet import Report, Task, slug
+from benchmarks.progress import LogProgress
 from benchmarks.result import commit, write_json
 from benchmarks.timing import contest, paired
 from benchmarks.zoo import EVERY, Case, step_of
 from fuseplan.measure.failures import RUN, check_device, failure
 from fuseplan.tune import tune
 from fuseplan.tuning.keep import Tuned
-from fuseplan.tuning.progress import Silent
 from fuseplan.tuning.subject import traces_of
 
 LAUNCHES = ("plain", "cudagraph")
@@ -39,26 +38,6 @@ SIDES = (*TORCH, *TUNED)
 OF_LAUNCH = {"plain": ("torch.compile", "eager"), "cudagraph": ("reduce-overhead",)}
 """What torch itself does at each launch, without being asked to search."""
 BAD = ("plan misses", "plan stale hits", "plans refused", "regions fallen back", "regions failed at run time")
-
-
-class LogProgress(Silent):
-    """What tuning says, with the seconds since it began, one line a stage."""
-
-    def __init__(self, report: Report) -> None:
-        self.report, self.began = report, monotonic()
-
-    def stage(self, program: str, text: str, total: int) -> None:
-        """A line of its own, and where the process is if it dies."""
-        self.report.at(f"tuning: {text} ({total})")
-
-    def advance(self, text: str = "") -> None:
-        """Failures alone are worth a line."""
-        if text:
-            self.note(text)
-
-    def note(self, text: str) -> None:
-        """One line."""
-        print(f"    {text[:200]}", file=sys.stderr, flush=True)
 
 
 def run(task: Task) -> None:
@@ -181,7 +160,7 @@ def tuned(task: Task, case: Case, report: Report) -> dict[str, Any]:
     launch = launches[0] if len(launches) == 1 else "both"
     kept = Accounts(given["db"], task.name)
     began = monotonic()
-    results = tune(traces, effort=given["effort"], launch=launch, db=given["db"], progress=LogProgress(report))
+    results = tune(traces, effort=given["effort"], launch=launch, db=given["db"], progress=LogProgress(report.at))
     seconds = round(monotonic() - began, 2)
     kept.add(results)
     clear(given["device"])

@@ -1,0 +1,33 @@
+"""What tuning says while a benchmark runs it, as lines of a log."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from fuseplan.tuning.progress import Silent
+
+
+class LogProgress(Silent):
+    """One line a stage, told to `at`; failures and notes are lines of their own."""
+
+    def __init__(self, at: Callable[[str], None]) -> None:
+        self.at = at
+
+    def stage(self, program: str, text: str, total: int) -> None:
+        """Where the process is, if it dies."""
+        self.at(f"tuning: {text} ({total})")
+
+    def advance(self, text: str = "") -> None:
+        """Failures alone are worth a line."""
+        if text:
+            self.note(text)
+
+    def note(self, text: str) -> None:
+        """One line."""
+        say(f"    {text[:200]}")
+
+
+def say(text: str) -> None:
+    """A line on stderr, now."""
+    print(text, file=sys.stderr, flush=True)
