@@ -17,12 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fuseplan.errors import StoreError
-from fuseplan.tuning_db import Hit, Miss
+from fuseplan.tuning_db import Box, Hit, Miss, tables
 from fuseplan.tuning_db.exchange import Selection, export, import_file, import_lines, merge
 from fuseplan.tuning_db.files import Database
+from fuseplan.tuning_db.records import trace_key
+from fuseplan.tuning_db.schema import MAX_TRACE
 from fuseplan.tuning_db.tables import PLAN
 from fuseplan.tuning_db.upkeep import check
-from stored import CPU, HERE, INDUCTOR, NVFUSER, fill, plan, question, store_at
+from stored import AT, CPU, HERE, INDUCTOR, NVFUSER, OTHER_PROGRAM, PROGRAM, TRACE, fill, plan, question, store_at
 from stored_rows import Rows, contents, database_of, exported
 
 
@@ -90,6 +92,52 @@ def test_what_a_stranger_says_changes_no_plan_that_is_known_here(mine: Rows, the
             assert row["word"] is None
 
 
+def test_a_stranger_replaces_no_trace_that_is_known_here(tmp_path: Path) -> None:
+    """Else a later one, of another program, would keep all plans from being verified."""
+    mine, theirs = store_at(tmp_path / "a.db"), store_at(tmp_path / "b.db")
+    mine.add_program(PROGRAM, trace=TRACE)
+    theirs.add_program(PROGRAM, trace=TRACE.replace("GPT-2", "GPT-3"))
+    theirs.add_program(PROGRAM, trace=TRACE.replace("GPT-2", "GPT-3"), sizes=Box.of({"s0": (1, 64)}))
+    export(theirs.file, tmp_path / "rows.jsonl")
+    assert import_file(mine.file, tmp_path / "rows.jsonl").taken["trace"] == 1
+    assert mine.find_trace(PROGRAM) == TRACE
+    assert merge(mine.file, tmp_path / "b.db").taken["trace"] == 1  # of one's own files the later counts
+    assert mine.traces(PROGRAM) == [TRACE.replace("GPT-2", "GPT-3")] * 2
+
+
+def trace_line(**fields: object) -> str:
+    """The line of a trace whose fields were tampered with, and whose digest was made to fit."""
+    row = {"key": trace_key(PROGRAM, ""), "program": PROGRAM, "sizes": "", "json": TRACE, "changed_at": AT, **fields}
+    return json.dumps({"table": "trace", "row": row, "digest": tables.TRACE.digest(row).hex()})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (trace_line(json="nonsense"), "not JSON"),
+        (trace_line(json="[]"), "does not begin like a trace"),
+        (trace_line(json="[" * 100_000), "nested too deep"),
+        (trace_line(json=TRACE.replace("trace 1", "graph 1")), "does not begin like a trace"),
+        (trace_line(json=TRACE.replace(PROGRAM, OTHER_PROGRAM)), "of another program"),
+        (trace_line(json=TRACE.replace(":", ": ")), "not written as"),
+        (trace_line(json=TRACE.replace('"GPT-2"', "1e999")), "out of range"),
+        (trace_line(json=TRACE.replace('"GPT-2"', "NaN")), "trace: "),
+        (trace_line(sizes="s0=1..4"), "its key is not"),
+        (trace_line(sizes="s0=4..1"), "trace: "),
+        (trace_line(json=TRACE.replace("GPT-2", "x" * (MAX_TRACE + 1))), "CHECK"),
+    ],
+)
+def test_what_is_no_trace_is_refused(tmp_path: Path, line: str, why: str) -> None:
+    source = store_at(tmp_path / "a.db")
+    source.add_plan(plan())
+    export(source.file, tmp_path / "rows.jsonl")
+    text = (tmp_path / "rows.jsonl").read_text() + line + "\n"
+    report = import_lines(Database(tmp_path / "b.db"), io.BytesIO(text.encode()))
+    assert len(report.refused) == 1
+    assert why in report.refused[0]
+    assert store_at(tmp_path / "b.db").find_trace(PROGRAM) is None
+
+
 def test_imported_plans_are_used_by_those_who_ask_or_trust(tmp_path: Path) -> None:
     export(database_of([]), tmp_path / "empty.jsonl")
     source = store_at(tmp_path / "a.db")
@@ -108,8 +156,11 @@ def test_imported_plans_are_used_by_those_who_ask_or_trust(tmp_path: Path) -> No
     ("selection", "tables"),
     [
         (Selection(program="abab"), {"plan": 2, "measurement": 2, "region": 1, "run": 1, "environment": 1, "graph": 1}),
-        (Selection(program="GPT-2, 8×1024"), {"plan": 2, "default_timing": 1, "program": 1}),
-        (Selection(environment="a CPU"), {"plan": 1, "measurement": 1, "environment": 1, "region": 1, "run": None}),
+        (Selection(program="GPT-2, 8×1024"), {"plan": 2, "default_timing": 1, "program": 1, "trace": 1}),
+        (
+            Selection(environment="a CPU"),
+            {"plan": 1, "measurement": 1, "environment": 1, "region": 1, "run": None, "trace": None},
+        ),
         (Selection(environment=HERE.key[:8]), {"plan": 2, "measurement": 2, "program": 1}),
         (Selection(since="2026-11-20T12:00:00.001Z"), {"run": 1, "plan": None, "measurement": None, "program": 1}),
     ],

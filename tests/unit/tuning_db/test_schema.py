@@ -102,6 +102,24 @@ def test_an_older_file_is_brought_up_and_keeps_its_rows(tmp_path: Path) -> None:
     assert rows(path, "SELECT key, family FROM program WHERE name IS NOT NULL") == [(PROGRAM, None)]
 
 
+UPGRADE = """
+import sqlite3, sys
+from fuseplan.tuning_db.migrations import MIGRATIONS, migrate
+connection = sqlite3.connect(sys.argv[1], isolation_level=None, timeout=30)
+migrate(connection, [*MIGRATIONS, lambda c: c.execute("ALTER TABLE program ADD COLUMN family TEXT") and None])
+"""
+
+
+def test_twelve_processes_bring_an_older_file_up_once(tmp_path: Path) -> None:
+    """Twice would fail: the column is there then."""
+    path = tmp_path / "tuning.db"
+    fill(store_at(path))
+    processes = [subprocess.Popen([sys.executable, "-c", UPGRADE, str(path)]) for _ in range(12)]
+    assert [process.wait() for process in processes] == [0] * 12
+    assert rows(path, "SELECT version FROM schema") == [(2,)]
+    assert rows(path, "SELECT count(*) FROM plan") == [(3,)]
+
+
 def test_a_migration_that_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "tuning.db"
     fill(store_at(path))

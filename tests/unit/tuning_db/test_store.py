@@ -17,9 +17,13 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from fuseplan.errors import StoreError
-from fuseplan.tuning_db import DefaultTiming, Hit, Miss, Places, Repeats, Run, Store, layers
+from fuseplan.tuning_db import Box, DefaultTiming, Hit, Miss, Places, Repeats, Run, Store, layers
+from fuseplan.tuning_db.files import Database
 from fuseplan.tuning_db.layers import SHIPPED, network_file_system, places
-from stored import AT, CPU, GELU, HERE, NVFUSER, PROGRAM, RELU, fill, measurement, plan, question, store_at
+from fuseplan.tuning_db.schema import MAX_TRACE
+from fuseplan.tuning_db.upkeep import check
+from fuseplan.tuning_db.words import traces_of
+from stored import AT, CPU, GELU, HERE, NVFUSER, PROGRAM, RELU, TRACE, fill, measurement, plan, question, store_at
 
 LOOK = """
 import sys
@@ -89,6 +93,26 @@ def test_a_name_once_given_stays(tmp_path: Path) -> None:
     store.add_program(PROGRAM)
     connection = sqlite3.connect(tmp_path / "tuning.db")
     assert connection.execute("SELECT name FROM program").fetchall() == [("GPT-2",)]
+
+
+def test_a_program_keeps_its_trace_for_each_box_of_sizes(tmp_path: Path) -> None:
+    store, wide = store_at(tmp_path / "tuning.db"), Box.of({"s0": (1, 64)})
+    store.add_program(PROGRAM, "GPT-2", trace=TRACE)
+    store.add_program(PROGRAM, "GPT-2")  # who has none to give takes none away
+    store.add_program(PROGRAM, trace=TRACE + " " * MAX_TRACE, sizes=wide)  # too long
+    assert (store.find_trace(PROGRAM), store.find_trace(PROGRAM, wide)) == (TRACE, None)
+    assert traces_of(store, "GPT-2") == traces_of(store, PROGRAM[:6]) == [TRACE]
+    assert traces_of(store, "") == traces_of(store, "ffff") == []
+    store.add_plan(plan(plan=NVFUSER))
+    assert traces_of(store, plan(plan=NVFUSER).key[:8]) == [TRACE]
+
+
+def test_a_damaged_trace_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "tuning.db"
+    fill(store_at(path))
+    sqlite3.connect(path, isolation_level=None).execute("UPDATE trace SET json = replace(json, 'GPT', 'BERT')")
+    assert store_at(path).find_trace(PROGRAM) is None
+    assert [problem.table for problem in check(Database(path))] == ["trace"]
 
 
 def test_mistakes_of_the_caller_are_errors(tmp_path: Path) -> None:
