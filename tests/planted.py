@@ -176,6 +176,7 @@ def executors() -> dict[str, Executor]:
         hang_on_gpu,
     )
     found: dict[str, Executor] = {fault.__name__: Planted(fault.__name__, fault) for fault in faults}
+    found["right"] = Planted("right", lambda args, right: right(args))
     found["second"] = Planted("second", Second())
     found["later"] = Planted("later", Later())
     found["later_illegal"] = Planted("later_illegal", LaterIllegal())

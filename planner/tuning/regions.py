@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fuseplan.graph import Graph
-from fuseplan.measure.jobs import Job, Outcome, RaceRegion, Row, VetRegion, choice_name
+from fuseplan.measure.jobs import REGION_RULE, Job, Outcome, RaceRegion, Row, VetRegion, choice_name
 from fuseplan.models import Row as ModelRow
 from fuseplan.search.costs import PLAIN, Case, Choice, Timing, Timings
 from fuseplan.tuning.session import Session
@@ -39,7 +39,8 @@ class RegionBook:
         """Vet and race the choices of each region; failures are rows, and no choice is tried twice."""
         regions = {case.region.key: case for case, _ in wanted}
         fit = self._vet(wanted)
-        jobs = [RaceRegion(regions[key].region, tuple(choices)) for key, choices in fit.items() if choices]
+        rule = replace(REGION_RULE, most=max(REGION_RULE.least, self.session.effort.region_blocks))
+        jobs = [RaceRegion(regions[key].region, tuple(choices), rule) for key, choices in fit.items() if choices]
 
         def heard(job: Job, outcome: Outcome) -> None:
             assert isinstance(job, RaceRegion)

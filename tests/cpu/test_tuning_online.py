@@ -1,0 +1,168 @@
+"""Programs that are tuned while they are compiled, or used without having raced: what runs then, and what runs later."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+import planted
+from fuseplan.backend import programs_of
+from fuseplan.capture.trace import Trace, write_trace
+from fuseplan.executors import executors
+from fuseplan.explain import compiled_by
+from fuseplan.measure.jobs import Capture, Found, Job, Outcome
+from fuseplan.plan import SegmentedPlan, WholePlan
+from fuseplan.runtime import Program, regions
+from fuseplan.tune import Tuner
+from fuseplan.tuning import segments
+from fuseplan.tuning.ledger import Settings
+from fuseplan.tuning.progress import Silent
+from fuseplan.tuning_db import Places, Store
+from replaying import ReplayingPool, captured
+
+WORKER = Path(__file__).with_name("ddp_tuning.py")
+WORLD = 2
+
+
+@pytest.fixture(autouse=True)
+def quick_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default is eager, and regions run under ATen by another name: what is chosen does not depend on it."""
+    monkeypatch.setattr("fuseplan.lookup.missing_compiler", lambda *_: "no compiler in this test")
+    monkeypatch.setattr(regions, "executors", regions.executors)  # given back after planting
+    there = {"aten": executors()["aten"], "right": planted.executors()["right"]}
+    monkeypatch.setattr(segments, "executors", lambda: there)
+
+
+def scaled(x: Tensor, y: Tensor) -> Tensor:
+    return (x * 2).sin().sum(0) + y.sum()
+
+
+def arguments(size: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(size, 8), torch.randn(3)
+
+
+def trace_of(dynamic: bool) -> Trace:
+    """What Dynamo makes of the program, at the size of 48."""
+    found = []
+
+    def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        found.append(write_trace(gm, example_inputs))
+        return gm.forward
+
+    with torch.no_grad():
+        torch.compile(scaled, backend=backend, dynamic=dynamic)(*arguments(48))
+    torch._dynamo.reset()
+    return found[0]
+
+
+def programs(compiled: Callable[..., Any]) -> list[Program]:
+    return programs_of(compiled_by(compiled))
+
+
+@dataclass
+class Knowing(ReplayingPool):
+    """Knows what the program becomes: it cannot be captured in this process while it is being compiled in it."""
+
+    graphs: Found | None = None
+
+    def _answer(self, job: Job) -> Outcome:
+        return Outcome(found=self.graphs) if isinstance(job, Capture) else super()._answer(job)
+
+
+@pytest.fixture
+def pool(monkeypatch: pytest.MonkeyPatch) -> Knowing:
+    """What tuning gets in place of workers; every cut of a program is faster there than each default."""
+    knowing = Knowing(times={"eager": 9000.0, "inductor": 9000.0})
+
+    @contextmanager
+    def workers(*_: Any) -> Iterator[ReplayingPool]:
+        yield knowing
+
+    monkeypatch.setattr(import_module("fuseplan.tune"), "_pool", workers)
+    return knowing
+
+
+def test_a_plan_of_a_dynamic_program_is_for_the_sizes_around(pool: Knowing) -> None:
+    pool.graphs = captured(trace_of(dynamic=True).to_json())
+    torch._dynamo.reset()
+    tuning = torch.compile(scaled, backend="fuseplan", dynamic=True, options={"tune": "quick"})
+    with torch.no_grad():
+        tuning(*arguments(48))
+    (first,) = programs(tuning)
+    assert isinstance(first.plan, SegmentedPlan)
+    assert first.plan.parts
+    asked = len(pool.jobs)
+
+    torch._dynamo.reset()
+    later = torch.compile(scaled, backend="fuseplan", dynamic=True)
+    compiled = []
+    with torch.no_grad():
+        for size in (40, 33, 64, 65, 200, 32, 50):
+            given = arguments(size)
+            torch.testing.assert_close(later(*given), scaled(*given))
+            compiled.append(len(programs(later)))
+    assert compiled == [1, 1, 1, 2, 2, 3, 3]
+    within, above, below = programs(later)
+    assert within.plan == first.plan
+    assert above.plan == below.plan == WholePlan("eager")
+    assert "outside the tuned sizes" in above.why
+    assert len(pool.jobs) == asked
+
+
+def test_a_predicted_plan_runs_for_those_who_ask_for_such(own_database: Path, pool: Knowing) -> None:
+    trace = trace_of(dynamic=False)
+    pool.graphs = captured(trace.to_json())
+    store = Store(Places(own_database))
+    (found,) = Tuner(store, pool, "cpu", "none", Settings(), Silent()).tune(trace, ("plain",))
+    store.close()
+    assert (found.status, pool.measured) == ("unverified", [])
+    given = arguments(48)
+    ran = {}
+    for unverified in (True, False):
+        torch._dynamo.reset()
+        compiled = torch.compile(scaled, backend="fuseplan", dynamic=False, options={"unverified": unverified})
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(*given), scaled(*given))
+        (ran[unverified],) = programs(compiled)
+    assert ran[True].plan == found.plan
+    assert ran[True].why.startswith("unverified plan")
+    assert ran[False].plan == WholePlan("eager")
+    assert "unverified" in ran[False].why
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(300)
+def test_of_two_processes_the_first_tunes_and_the_other_runs_the_default(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    workers = [
+        subprocess.Popen(
+            [sys.executable, str(WORKER), str(rank), str(WORLD), str(tmp_path / "store"), str(tmp_path / "db.sqlite3")],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(WORLD)
+    ]
+    try:
+        said = [worker.communicate(timeout=250) for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+    assert [worker.returncode for worker in workers] == [0] * WORLD, "\n".join(errors for _, errors in said)
+    first, other = (json.loads(out.splitlines()[-1]) for out, _ in said)
+    assert (first["tuned"], other["tuned"]) == (1, 0)
+    assert (first["from the database"], other["from the database"]) == ([1, 1], [0, 1])
