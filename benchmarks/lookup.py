@@ -23,8 +23,10 @@ from fuseplan.plan import Part, Plan, SegmentedPlan
 from fuseplan.segment import Region, Segmentation
 from fuseplan.tuning_db import Environment, Hit, Measurement, Miss, Places, Query, Repeats, Store, StoredPlan
 from fuseplan.tuning_db.files import Database
+from fuseplan.tuning_db.records import trace_key
+from fuseplan.tuning_db.schema import OBJECTS
 from fuseplan.tuning_db.store import region_row
-from fuseplan.tuning_db.tables import ENVIRONMENT, MEASUREMENT, PLAN, PROGRAM, REGION, Row, Table, Writer
+from fuseplan.tuning_db.tables import ENVIRONMENT, MEASUREMENT, PLAN, PROGRAM, REGION, TRACE, Row, Table, Writer
 
 HERE = Environment(
     "cuda", "2.11.0+cu130", gpu="NVIDIA H200", gpu_sms=132, gpu_l2_mib=60, gpu_memory_gib=140, cuda="13.0",
@@ -64,7 +66,7 @@ def measure(arguments: list[str]) -> dict[str, Any]:
     """With `arguments[0]` plans (10,000) and `arguments[1]` measurements (1,000,000)."""
     plans = int(arguments[0]) if arguments else 10_000
     measurements = int(arguments[1]) if len(arguments) > 1 else 1_000_000
-    path = ROOT / "build" / f"lookup-{plans}-{measurements}.db"
+    path = ROOT / "build" / f"lookup-{_schema()}-{plans}-{measurements}.db"
     making = 0.0
     if not path.exists():
         start = perf_counter()
@@ -117,6 +119,11 @@ def region(number: int) -> Graph:
     return Graph((Value("x", kind),), ops, (Ref("y"),))
 
 
+def _schema() -> str:
+    """The beginning of a digest of the schema: a file of another one is made anew."""
+    return sha256("\n".join(OBJECTS.values()).encode()).hexdigest()[:8]
+
+
 def _put(connection: sqlite3.Connection, rows: list[tuple[Table, Row]]) -> None:
     writer = Writer(connection)
     for table, row in rows:
@@ -134,7 +141,17 @@ def _program_rows(number: int) -> list[tuple[Table, Row]]:
         for place, plan, status in ((HERE, cut, "tuned"), (ENVIRONMENTS[1], Plan.named("inductor"), "default"))
     ]  # fmt: skip
     named = {"key": key, "name": name, "changed_at": stored[0].changed_at}
-    return [(PROGRAM, named), *((PLAN, one.row()) for one in stored)]
+    trace = {
+        "key": trace_key(key, ""), "program": key, "sizes": "", "json": _trace(key), "changed_at": stored[0].changed_at
+    }  # fmt: skip
+    return [(PROGRAM, named), (TRACE, trace), *((PLAN, one.row()) for one in stored)]
+
+
+def _trace(key: str) -> str:
+    """As long as that of a few transformer layers: 200 calls."""
+    call = {"op": "function", "target": "torch.nn.functional.linear", "args": [{"ref": 1}, {"ref": 2}, {"ref": 3}]}
+    fields = {"format": "fuseplan trace 1", "key": key, "name": "", "nodes": [call] * 200}
+    return json.dumps(fields, separators=(",", ":"))
 
 
 def _region_rows(number: int) -> list[tuple[Table, Row]]:
