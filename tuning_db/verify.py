@@ -120,7 +120,7 @@ def _where(stored: StoredPlan) -> tuple[object, ...]:
 def _keep(store: Store, here: Environment, origin: StoredPlan | None, raced: StoredPlan) -> StoredPlan:
     """Its evidence is of this environment from now on; where that is another, the row of elsewhere stays beside it."""
     kept = replace(raced, environment=here)
-    (known,) = store.plans(kept.key) or [None]
+    known = next(iter(store.plans(kept.key)), None)
     kept = replace(kept, word=known.word if known is not None else origin.word if origin is not None else None)
     kept = replace(kept, changed_at=clock.after(max(one.changed_at for one in (raced, known, origin) if one)))
     store.add_plan(kept)
