@@ -179,15 +179,16 @@ class Tuner:
         run = Run(self.environment, trace.key, self.effort, **vars(run_facts(self.device)))
         session.run = run.key
         self.store.add_run(run)
-        state = "interrupted"
+        ended = replace(run, state="interrupted")
         try:
             tuned = self._flow(session, trace, launch, RegionBook(session, timings))
             state = "failed" if tuned.status == "failed" else "finished"
+            ended = replace(run, state=state, error_median=tuned.error_at(0.5), error_p90=tuned.error_at(0.9))
         except FuseplanError:
-            state = "failed"
+            ended = replace(run, state="failed")
             raise
         finally:
-            self.store.add_run(replace(run, state=state, changed_at=clock.now()))
+            self.store.add_run(replace(ended, changed_at=clock.now()))
         return replace(
             tuned,
             measured=session.measured,

@@ -84,7 +84,18 @@ def measurement(region: Graph = RELU, **fields: object) -> Measurement:
 
 def fill(store: Store) -> None:
     """At least one row of every table that files exchange."""
-    run = Run(HERE, PROGRAM, seed=3, host="box", driver="580", started_at=AT, changed_at=AT, key="5" * 32)
+    run = Run(
+        HERE,
+        PROGRAM,
+        seed=3,
+        host="box",
+        driver="580",
+        error_median=0.05,
+        error_p90=0.25,
+        started_at=AT,
+        changed_at=AT,
+        key="5" * 32,
+    )
     results = [
         store.add_run(run),
         store.add_program(PROGRAM, "GPT-2, 8×1024", {"inference": GELU}, trace=TRACE),

@@ -64,6 +64,10 @@ class Run:
     host: str | None = None
     driver: str | None = None
     clocks: str | None = None
+    error_median: float | None = None
+    """By how much the predicted times of whole plans were off in their race, relative: half of them by less …"""
+    error_p90: float | None = None
+    """… and nine of ten."""
     fuseplan: str = __version__
     key: str = field(default_factory=lambda: uuid.uuid4().hex)
     started_at: str = field(default_factory=clock.now)

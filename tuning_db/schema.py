@@ -137,6 +137,8 @@ TABLES = {
     host TEXT {_at_most("host", 200)},
     driver TEXT {_at_most("driver", 100)},
     clocks TEXT {_at_most("clocks", 200)},
+    error_median REAL CHECK (error_median >= 0),
+    error_p90 REAL CHECK (error_p90 >= 0),
     started_at TEXT NOT NULL {_time("started_at")},
     changed_at TEXT NOT NULL {_time("changed_at")},
     {_DIGEST}
@@ -272,7 +274,7 @@ NOTES = {
     "program_graph": "Which graphs a program became, and in what role.",
     "region": "Pieces of graphs that one executor runs as a unit; equal pieces of all programs are one row.",
     "graph_region": "Which regions a graph was cut into, and how often each stands in it.",
-    "run": "Runs of tuning: how hard, and what of the machine is recorded without being compared.",
+    "run": "Runs of tuning: how hard, how far predicted times of whole plans were off, and what of the machine is recorded.",
     "measurement": "What came of running a region under one executor and variant, failures included.",
     "default_timing": "How fast a program ran under the plans that nobody tuned.",
     "plan": "Plans with their evidence. `word` is a person's, and counts more than `status`.",

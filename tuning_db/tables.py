@@ -122,8 +122,8 @@ RUN = Table(
     "run",
     {
         "key": "text", "program": "text", "environment": "text", "effort": "text", "seed": "integer", "state": "text",
-        "fuseplan": "text", "host": "text", "driver": "text", "clocks": "text", "started_at": "text",
-        "changed_at": "text",
+        "fuseplan": "text", "host": "text", "driver": "text", "clocks": "text", "error_median": "real",
+        "error_p90": "real", "started_at": "text", "changed_at": "text",
     },
     {"program": "program", "environment": "environment"},
     keyed=True,

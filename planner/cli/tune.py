@@ -67,7 +67,7 @@ def _fields(one: Tuned) -> dict[str, Any]:
     flat = {field.name: getattr(one, field.name) for field in fields(one)}
     flat["plan"] = None if one.plan is None else json.loads(one.plan.to_json())
     flat["timed"] = [vars(timed) for timed in one.timed]
-    return flat | {"speedup": one.speedup}
+    return flat | {"speedup": one.speedup, "error_median": one.error_at(0.5), "error_p90": one.error_at(0.9)}
 
 
 def _show(found: list[Tuned]) -> None:
@@ -82,6 +82,7 @@ def _show(found: list[Tuned]) -> None:
         "tuned",
         "speed-up",
         "noise",
+        "off by",
         "status",
         "cost",
         box=None,
@@ -96,6 +97,12 @@ def _show(found: list[Tuned]) -> None:
             console.print(f"{printable(one.name or one.program[:12])}: {printable(one.detail)}", markup=False)
 
 
+def _off_by(one: Tuned) -> str:
+    """How far the predicted times of whole plans were from those of their race: median and P90."""
+    half, most = one.error_at(0.5), one.error_at(0.9)
+    return "-" if half is None or most is None else f"{half:.0%} (P90 {most:.0%})"
+
+
 def _row(one: Tuned) -> tuple[str, ...]:
     cost = f"{one.seconds:.0f} s" if one.seconds else "-"
     return (
@@ -105,6 +112,7 @@ def _row(one: Tuned) -> tuple[str, ...]:
         "-" if one.wall_us is None else _time(one.wall_us),
         "-" if one.speedup is None else f"{one.speedup:.2f}×",
         "-" if one.noise is None else f"{one.noise:.1%}",
+        _off_by(one),
         one.status,
         cost if not one.measured else f"{cost}, {one.measured} timed",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -91,7 +92,8 @@ class PlanLedger:
         )
         plan = SegmentedPlan(parts, launch=search.launch, anchors=search.anchors)
         predicted = search.predict([cuts[role] for role in search.roles])
-        return Entry(f"cut {plan_name(plan)}", plan, predicted_us=predicted)
+        # A sampler may propose what is known to fail, which takes forever by prediction.
+        return Entry(f"cut {plan_name(plan)}", plan, predicted_us=predicted if math.isfinite(predicted) else None)
 
     def _points(self, proposed: Sequence[Segmented]) -> list[Mapping[str, str]]:
         points = []

@@ -30,7 +30,7 @@ from fuseplan.tuning.keep import Tuned
 from fuseplan.tuning.ledger import Settings
 from fuseplan.tuning.progress import Silent
 from fuseplan.tuning.subject import traces_of
-from fuseplan.tuning_db import Places, Store
+from fuseplan.tuning_db import Places, Store, clock
 from replaying import ReplayingPool, cut_plans
 
 TESTS = Path(__file__).parents[1]
@@ -214,10 +214,27 @@ def test_a_prediction_takes_nothing_from_what_was_proven(chain: Trace, store: St
     predicted = tuned(chain, store, ReplayingPool(), "none")
     (kept,) = store.plans()
     assert (kept.status, kept.plan) == ("unverified", predicted.plan)
-    proven = replace(kept, status="tuned", wall_us=10.0)
+    proven = replace(kept, status="tuned", wall_us=10.0, changed_at=clock.after(kept.changed_at))
     store.add_plan(proven)
     tuned(chain, store, ReplayingPool(), "none", again=True)
     assert [(one.status, one.wall_us) for one in store.plans()] == [("tuned", 10.0)]
+
+
+def test_how_far_predictions_were_off_is_kept_with_the_run(chain: Trace, store: Store, own_database: Path) -> None:
+    found = tuned(chain, store, ReplayingPool())
+    raced = [one for one in found.timed if one.predicted_us and one.wall_us]
+    errors = sorted(abs(one.predicted_us / one.wall_us - 1) for one in raced if one.predicted_us and one.wall_us)
+    assert len(errors) > 1
+    (kept,) = query(own_database, "SELECT error_median, error_p90, state FROM run")
+    assert kept == (errors[(len(errors) + 1) // 2 - 1], errors[-1], "finished")
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+def test_a_sampler_may_propose_what_is_known_to_fail(chain: Trace, store: Store, sampler: str) -> None:
+    pool = ReplayingPool(bad={"inductor": "crashed"}, times={"eager": 9000.0})
+    (found,) = tuner(store, pool, sampler=sampler).tune(chain, ("plain",))
+    assert found.status in ("tuned", "default")
+    assert all(one.predicted_us is None or one.predicted_us < 1e9 for one in found.timed)
 
 
 def test_a_study_that_outlives_the_run_races_its_best_again(chain: Trace, store: Store, tmp_path: Path) -> None:
