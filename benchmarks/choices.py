@@ -15,6 +15,7 @@ import torch
 
 from benchmarks.fusions import CASES, letters, pieces
 from benchmarks.progress import LogProgress, say
+from benchmarks.result import earlier_results
 from benchmarks.timing import compared, print_table
 from fuseplan.capture.trace import Trace
 from fuseplan.executors import Executor, executors
@@ -36,10 +37,11 @@ def measure(arguments: list[str]) -> dict[str, Any]:
     """All cases, or those that are named."""
     parser = argparse.ArgumentParser(prog="scripts/bench choices", description=__doc__)
     parser.add_argument("--only", action="append", choices=list(CASES), metavar="NAME", help="may be given again")
+    parser.add_argument("--append", action="store_true", help="keep the results of cases that are not measured now")
     parser.add_argument("--effort", choices=("quick", "full"), default="full")
     parser.add_argument("--device", default="cuda", help="cpu is for trying it out")
     chosen = parser.parse_args(arguments)
-    result = {}
+    result: dict[str, Any] = earlier_results("choices").get("cases", {}) if chosen.append else {}
     for name in chosen.only or CASES:
         result[name] = found = _measure_case(name, chosen.device, chosen.effort)
         print_table(f"{name}: {found['verdict']}", found["plans"])

@@ -38,6 +38,8 @@ class Task:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     limit_s: float = 540.0
     cores: tuple[int, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """For its environment."""
 
     def to_json(self) -> str:
         """One line."""
@@ -148,11 +150,11 @@ def slug(name: str) -> str:
 def _start(task: Task, slot: Slot) -> subprocess.Popen[bytes]:
     for path in (task.out, task.log):
         path.parent.mkdir(parents=True, exist_ok=True)
-    environment = os.environ if slot.gpu is None else {**os.environ, "CUDA_VISIBLE_DEVICES": slot.gpu}
+    gpu = {} if slot.gpu is None else {"CUDA_VISIBLE_DEVICES": slot.gpu}
     with task.log.open("ab") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "benchmarks.fleet", task.to_json()],
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=ROOT, env=environment, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=ROOT, env={**os.environ, **gpu, **task.variables}, start_new_session=True,
         )  # fmt: skip
 
 

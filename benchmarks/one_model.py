@@ -20,7 +20,7 @@ from benchmarks.fleet import Report, Task, slug
 from benchmarks.progress import LogProgress
 from benchmarks.result import commit, write_json
 from benchmarks.timing import contest, paired
-from benchmarks.zoo import EVERY, Case, step_of
+from benchmarks.zoo import EVERY, Case, fresh, load, step_of
 from fuseplan.measure.failures import RUN, check_device, failure
 from fuseplan.tune import tune
 from fuseplan.tuning.keep import Tuned
@@ -97,11 +97,6 @@ def speedups(
     return found
 
 
-def load(case: Case, device: str) -> tuple[torch.nn.Module, dict[str, Any]]:
-    """The model; a CPU is given float32, which it is made for."""
-    return case.load(device, torch.bfloat16 if device.startswith("cuda") else torch.float32)
-
-
 def side_of(
     side: str, case: Case, model: torch.nn.Module, inputs: dict[str, Any], db: str, programs: int
 ) -> tuple[Callable[[], Any], dict[str, Any]]:
@@ -125,13 +120,6 @@ def side_of(
     if wrong or counted.get("plan hits", 0) != max(1, programs):
         row["failed"] = f"not the stored plans of {programs} programs: {wrong or counted}"
     return step, {**row, "counted": counted}
-
-
-def fresh(model: torch.nn.Module) -> Callable[..., Any]:
-    """A function of its own that calls the model."""
-    namespace = {"model": model}
-    exec("def call(**inputs):\n    return model(**inputs)", namespace)
-    return namespace["call"]
 
 
 def traced(name: str, case: Case, device: str) -> list[Any]:

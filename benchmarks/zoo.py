@@ -47,6 +47,19 @@ def step_of(call: Callable[..., Any], model: nn.Module, inputs: Inputs, train: b
     return step if train else infer
 
 
+def load(case: Case, device: str) -> tuple[nn.Module, Inputs]:
+    """The model; a CPU is given float32, which it is made for."""
+    return case.load(device, torch.bfloat16 if device.startswith("cuda") else torch.float32)
+
+
+def fresh(model: nn.Module) -> Callable[..., Any]:
+    """A function of its own that calls the model."""
+    namespace: dict[str, Any] = {"model": model}
+    exec("def call(**inputs):\n    return model(**inputs)", namespace)
+    found: Callable[..., Any] = namespace["call"]
+    return found
+
+
 def _bert() -> nn.Module:
     from transformers import BertConfig, BertModel
 

@@ -1,0 +1,54 @@
+"""One first call in a process of its own. `startup` starts it, with caches of its own.
+
+Nothing of fuseplan is imported before the clock runs: what a program pays for it at its first call is counted.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from benchmarks.fleet import Report, Task
+from benchmarks.zoo import EVERY, fresh, load, step_of
+
+
+def run(task: Task) -> None:
+    """The seconds until the first call has returned; or, for the side `tune`, the plan that others will find."""
+    given = task.arguments
+    report = Report(task.out)
+    report.at("loading", given["side"])
+    case = EVERY[given["model"]]
+    if given["side"] == "tune":
+        from benchmarks.one_model import tuned
+
+        report.put(tuning=tuned(task, case, report))
+        return
+    model, inputs = load(case, given["device"])
+    wait = torch.cuda.synchronize if given["device"].startswith("cuda") else _nothing
+    wait()
+    begin = perf_counter()
+    compiled = torch.compile(fresh(model), **options_of(given["side"], given["db"]))
+    step = step_of(compiled, model, inputs, case.train)
+    step()
+    wait()
+    first = perf_counter() - begin
+    step()
+    wait()
+    report.put(first_s=first, second_s=perf_counter() - begin - first, at="")
+    if given["side"] != "torch.compile":
+        import fuseplan
+
+        report.put(counted=fuseplan.stats())
+
+
+def options_of(side: str, db: str) -> dict[str, Any]:
+    """What torch.compile is told."""
+    if side == "torch.compile":
+        return {"backend": "inductor"}
+    return {"backend": "fuseplan", "options": {"db": db, "launch": "plain"}}
+
+
+def _nothing() -> None:
+    pass

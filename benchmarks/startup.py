@@ -1,0 +1,113 @@
+"""Seconds until the first call of a model has returned, under torch.compile and as a tuned program, in new processes.
+
+Interpreter, imports and the model itself are apart. Cold: the caches of Inductor and Triton are empty folders; warm: a
+process before has filled them. Sides take turns. Without a GPU, tiny models on the CPU.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from benchmarks.fleet import Task, run_all, slug
+from benchmarks.models import parser
+from benchmarks.result import earlier_results, write_result
+from benchmarks.zoo import EVERY, TINY
+
+SIDES = ("torch.compile", "fuseplan tuned")
+SHOWN = ("bert 32x128", "gpt2 8x1024", "gpt2 8x1024 train", "llama 4x2048 train")
+LIMITS = {"cold": 1.5, "warm": 1.3}
+"""What a tuned program may take, as a multiple of torch.compile's time."""
+
+
+def measure(arguments: list[str]) -> dict[str, Any]:
+    """The chosen models, one process at a time."""
+    given = parser("startup", __doc__)
+    given.add_argument("--cold", type=int, default=1, help="processes of each side with empty caches")
+    given.add_argument("--warm", type=int, default=3, help="processes of each side with the caches of the first")
+    given.set_defaults(device=None)
+    chosen = given.parse_args(arguments)
+    device = chosen.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    rows: dict[str, Any] = earlier_results("startup").get("models", {}) if chosen.append else {}
+    with tempfile.TemporaryDirectory() as folder:
+        common = {"device": device, "effort": chosen.effort, "sides": ["fuseplan tuned"]}
+        common["db"] = str((chosen.db or Path(folder) / "tuning.db").absolute())
+        names = chosen.only or (SHOWN if device != "cpu" else tuple(TINY))
+        tasks = [task for name in names for task in _tasks(name, chosen, common, Path(folder))]
+        taken: dict[str, dict[str, Any]] = {name: {} for name in names}
+
+        def done(task: Task, report: dict[str, Any], failed: str) -> None:
+            model, side, caches = (task.arguments[key] for key in ("model", "side", "caches"))
+            taken[model].setdefault(side, {}).setdefault(caches, []).append({"failed": failed} if failed else report)
+            rows[model] = row_of(taken[model])
+            write_result("startup", arguments, _results(rows))
+
+        run_all(tasks, 1, chosen.within_s, done)
+    _print(rows)
+    return _results(rows)
+
+
+def _tasks(name: str, chosen: Any, common: Mapping[str, Any], folder: Path) -> Iterator[Task]:
+    """First the tuning; then each side in turn, cold and warm."""
+
+    def task(side: str, caches: str, number: int) -> Task:
+        out = chosen.logs.absolute() / f"{slug(name)}.{slug(side)}.{caches}{number}.json"
+        for left in (out, out.with_suffix(".log")):
+            left.unlink(missing_ok=True)
+        kept = folder / f"{slug(name)}.{slug(side)}.{number if caches == 'cold' else 0}"
+        places = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH")
+        variables = {} if side == "tune" else {place: str(kept / place.lower()) for place in places}
+        told = {**common, "model": name, "side": side, "caches": caches}
+        return Task(name, "benchmarks.one_startup", out, out.with_suffix(".log"), told, chosen.limit_s, (), variables)
+
+    assert name in EVERY
+    yield task("tune", "cold", 0)
+    for caches, times in (("cold", chosen.cold), ("warm", chosen.warm)):
+        yield from (task(side, caches, number) for number in range(times) for side in SIDES)
+
+
+def row_of(taken: Mapping[str, Any]) -> dict[str, Any]:
+    """All seconds of a model, and the tuned program's as multiples of torch.compile's."""
+    row: dict[str, Any] = {"failed": [], "ratios": {}}
+    for side, found in taken.items():
+        for caches, reports in found.items():
+            row["failed"] += [f"{side}, {caches}: {one['failed']}" for one in reports if "failed" in one]
+            seconds = [round(one["first_s"], 3) for one in reports if "first_s" in one]
+            if seconds:
+                row.setdefault(side, {})[f"{caches}_s"] = seconds
+            for one in reports:
+                if side == "fuseplan tuned" and "counted" in one and not one["counted"].get("plan hits"):
+                    row["failed"].append(f"{caches}: the stored plan was not found: {one['counted']}")
+    for caches, limit in LIMITS.items():
+        base, own = (row.get(side, {}).get(f"{caches}_s") for side in SIDES)
+        if base and own:
+            ratio = median(own) / median(base)
+            row["ratios"][caches] = {"ratio": round(ratio, 3), "limit": limit, "within": ratio <= limit}
+    return row
+
+
+def _results(rows: Mapping[str, Any]) -> dict[str, Any]:
+    ratios = [one for row in rows.values() for one in row["ratios"].values()]
+    fine = all(one["within"] for one in ratios) and not any(row["failed"] for row in rows.values())
+    return {"all within limits": bool(ratios) and fine, "models": dict(rows)}
+
+
+def _print(rows: Mapping[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="seconds until the first call has returned (median)", title_justify="left")
+    for heading in ("model", "caches", *SIDES, "ratio", "limit"):
+        table.add_column(heading, justify="left" if heading in ("model", "caches") else "right")
+    for name, row in rows.items():
+        for caches, one in row["ratios"].items():
+            seconds = (f"{median(row[side][f'{caches}_s']):.2f}" for side in SIDES)
+            table.add_row(name, caches, *seconds, f"{one['ratio']:.2f}", f"{one['limit']}")
+        for failed in row["failed"]:
+            table.add_row(name, failed)
+    Console(stderr=True, width=140).print(table)
