@@ -29,7 +29,7 @@ def traces_of(call: Callable[..., Any], *args: Any, name: str = "", **kwargs: An
 
     def backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
         found.append(write_trace(gm, example_inputs, name))
-        return gm.forward  # type: ignore[no-any-return]
+        return gm.forward
 
     torch.compile(call, backend=backend)(*args, **kwargs)
     return found
