@@ -5,6 +5,7 @@ The solver asks here for every case region, so that answers are kept by the ops 
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -82,6 +83,12 @@ class RegionCosts:
         self.optimism = optimism
         self._work = WorkTable(graph)
         self._cases: dict[tuple[tuple[int, ...], tuple[int, ...]], Case] = {}
+
+    def leaning(self, optimism: float) -> RegionCosts:
+        """The same under another optimism; what is known of regions by their ops is shared, since making it takes long."""
+        other = copy.copy(self)
+        other.optimism = optimism
+        return other
 
     @property
     def fusible(self) -> tuple[bool, ...]:

@@ -96,7 +96,7 @@ class PlanLedger:
         return Entry(f"cut {plan_name(plan)}", plan, predicted_us=predicted if math.isfinite(predicted) else None)
 
     def _points(self, proposed: Sequence[Segmented]) -> list[Mapping[str, str]]:
-        points = []
+        points: list[Mapping[str, str]] = []
         for proposal in proposed:
             cuts = {part.role: part.segmentation for part in proposal.plan.parts}
             try:

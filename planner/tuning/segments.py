@@ -49,7 +49,10 @@ class Search:
         self.roles = tuple(role for role in ORDER if role in graphs)
         self.graphs = tuple(graphs[role] for role in self.roles)
         self.runners = [_runners(graph, session) for graph in self.graphs]
-        self.costs = self._costs(session.effort.optimism)
+        self.costs = [
+            RegionCosts(graph, runners, session.model, book.timings, optimism=session.effort.optimism)
+            for graph, runners in zip(self.graphs, self.runners, strict=True)
+        ]
         self.coarse = tuple(map(_coarse, self.costs))
 
     def run(self) -> list[Proposal]:
@@ -88,7 +91,7 @@ class Search:
 
     def proposals(self) -> list[Proposal]:
         """The best plans by what is known now: what is only predicted counts as slower than it is thought to be."""
-        solutions = self._solve(self._costs(-CAUTION))
+        solutions = self._solve([costs.leaning(-CAUTION) for costs in self.costs])
         plans = [Proposal(self._plan(solution.segmentations), solution.total_us) for solution in solutions]
         unique = {proposal.plan.to_json(): proposal for proposal in reversed(plans)}
         return sorted(unique.values(), key=lambda proposal: proposal.predicted_us)
@@ -101,12 +104,6 @@ class Search:
             for option in map(costs.of, units_of(costs.graph, cut))
         ]
         return two_clock(calls, self.launch)
-
-    def _costs(self, optimism: float) -> list[RegionCosts]:
-        return [
-            RegionCosts(graph, runners, self.session.model, self.book.timings, optimism=optimism)
-            for graph, runners in zip(self.graphs, self.runners, strict=True)
-        ]
 
     def _solve(self, costs: Sequence[RegionCosts]) -> list[WholeSolution]:
         effort = self.session.effort
