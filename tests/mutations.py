@@ -23,7 +23,21 @@ from fuseplan.tuning_db.exchange import import_file
 from fuseplan.tuning_db.files import Database
 from fuseplan.tuning_db.tables import ALL
 from fuseplan.tuning_db.upkeep import check
-from stored import CPU, GELU, HERE, NVFUSER, OTHER_PROGRAM, PROGRAM, RELU, fill, measurement, plan, question, store_at
+from stored import (
+    CPU,
+    GELU,
+    HERE,
+    NVFUSER,
+    OTHER_PROGRAM,
+    PROGRAM,
+    RELU,
+    TRACE,
+    fill,
+    measurement,
+    plan,
+    question,
+    store_at,
+)
 
 LIMIT_S = 2.0
 
@@ -190,6 +204,8 @@ def _look_up(path: Path, plans: dict[str, StoredPlan]) -> list[str]:
         records = () if isinstance(measured, Miss) else measured
         wrong += [f"a wrong measurement: {one}" for one in records if (one.device_us, one.region) not in good]
     store.find_default_timings(PROGRAM, HERE)
+    if store.find_trace(PROGRAM) not in (None, TRACE):
+        wrong.append("a wrong trace")
     store.add_plan(plan(launch="cudagraph"))
     if isinstance(store.find_plan(question(launch="cudagraph")), Miss):
         wrong.append("a plan that was just stored is not found")

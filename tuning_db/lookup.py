@@ -164,5 +164,5 @@ def _withheld(query: Query, stored: StoredPlan, name: str) -> Miss | None:
     if stored.status == "quarantined":
         return Miss("quarantined", f"{name} failed here: {stored.detail}")
     if stored.status == "unverified" and stored.word != "pinned" and not query.unverified:
-        return Miss("unverified", f"{name} is unverified: tune, or ask with unverified=True")
+        return Miss("unverified", f"{name} is unverified: fuseplan db verify, tune, or ask with unverified=True")
     return None

@@ -17,7 +17,7 @@ from fuseplan.tuning_db import Box, Hit, Miss
 from fuseplan.tuning_db.exchange import export, import_file, merge
 from fuseplan.tuning_db.files import Database
 from fuseplan.tuning_db.upkeep import check
-from stored import HERE, NVFUSER, PROGRAM, RELU, fill, measurement, plan, question, store_at
+from stored import HERE, NVFUSER, PROGRAM, RELU, TRACE, fill, measurement, plan, question, store_at
 from stored_rows import exported
 
 CONNECT = sqlite3.connect
@@ -94,6 +94,8 @@ def test_lookups(tmp_path: Path, text: str) -> None:
         assert isinstance(found, Hit) or found.reason == "database unusable"
         store.find_measurements(RELU.key, HERE)
         store.find_default_timings(question().program, HERE)
+        assert store.find_trace(PROGRAM) in (None, TRACE)
+        assert store.traces(PROGRAM) in ([], [TRACE])
         store.plans()
         over = shared.happened
         assert isinstance(store.find_plan(question()), Hit) or not over
