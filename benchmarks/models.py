@@ -67,7 +67,8 @@ def measure(arguments: list[str]) -> dict[str, Any]:
         for task in run_all(tasks, chosen.gpus, chosen.within_s, done):
             rows.setdefault(task.name, {"failed": "no time was left for it"})
     print_rows(rows)
-    (RESULTS / "models.svg").write_text(_chart(rows), encoding="utf-8")
+    chart = (RESULTS if chosen.device != "cpu" else chosen.logs) / "models.svg"
+    chart.write_text(_chart(rows), encoding="utf-8")
     return results_of(rows)
 
 

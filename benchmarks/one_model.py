@@ -21,6 +21,8 @@ from benchmarks.progress import LogProgress
 from benchmarks.result import commit, write_json
 from benchmarks.timing import contest, paired
 from benchmarks.zoo import EVERY, Case, fresh, load, step_of
+from fuseplan.backend import fuseplan_backend
+from fuseplan.capture.trace import Trace, write_trace
 from fuseplan.measure.failures import RUN, check_device, failure
 from fuseplan.tune import tune
 from fuseplan.tuning.keep import Tuned
@@ -37,6 +39,7 @@ TUNED = {"fuseplan tuned": "plain", "fuseplan tuned cudagraph": "cudagraph"}
 SIDES = (*TORCH, *TUNED)
 OF_LAUNCH = {"plain": ("torch.compile", "eager"), "cudagraph": ("reduce-overhead",)}
 """What torch itself does at each launch, without being asked to search."""
+PASSES = 3
 BAD = ("plan misses", "plan stale hits", "plans refused", "regions fallen back", "regions failed at run time")
 
 
@@ -56,12 +59,11 @@ def run(task: Task) -> None:
         report.put(tuning=tuning)
     report.at("loading")
     model, inputs = load(case, given["device"])
-    programs = tuning.get("programs", 0)
     rows, steps = {}, {}
     for side in given["sides"]:
         report.at("compiling", side)
         try:
-            steps[side], rows[side] = side_of(side, case, model, inputs, given["db"], programs)
+            steps[side], rows[side] = side_of(side, case, model, inputs, given["db"])
         except Exception as error:  # noqa: BLE001 - one side that fails is a row, and the others are measured
             check_device(error)
             rows[side] = {"failed": ": ".join(failure(error, RUN))}
@@ -98,7 +100,7 @@ def speedups(
 
 
 def side_of(
-    side: str, case: Case, model: torch.nn.Module, inputs: dict[str, Any], db: str, programs: int
+    side: str, case: Case, model: torch.nn.Module, inputs: dict[str, Any], db: str
 ) -> tuple[Callable[[], Any], dict[str, Any]]:
     """One step of a side, compiled, and what was counted meanwhile; a tuned side that has no stored plan has failed.
 
@@ -117,19 +119,32 @@ def side_of(
     step()
     counted = {event: n - before.get(event, 0) for event, n in fuseplan.stats().items() if n > before.get(event, 0)}
     wrong = [event for event in counted if event.startswith(BAD)]
-    if wrong or counted.get("plan hits", 0) != max(1, programs):
-        row["failed"] = f"not the stored plans of {programs} programs: {wrong or counted}"
+    if wrong or not counted.get("plan hits") or counted["plan hits"] != counted["programs"]:
+        row["failed"] = f"not the stored plans of its programs: {wrong or counted}"
     return step, {**row, "counted": counted}
 
 
-def traced(name: str, case: Case, device: str) -> list[Any]:
-    """The programs of a model; nothing of it stays in memory."""
+def traced(name: str, case: Case, device: str, under: dict[str, Any] | None = None) -> list[Trace]:
+    """The programs of a model; nothing of it stays in memory.
+
+    With `under`, options of fuseplan's, each program runs as it will then: what comes after a graph break sees the
+    strides of what came before, and Inductor may pad those.
+    """
     model, inputs = load(case, device)
+    found: list[Trace] = []
+
+    def backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        found.append(write_trace(gm, example_inputs, name))
+        return fuseplan_backend(gm, example_inputs, options=under)
+
     with nullcontext() if case.train else torch.no_grad():
-        traces = traces_of(fresh(model), name=name, **inputs)
+        if under is None:
+            found = traces_of(fresh(model), name=name, **inputs)
+        else:
+            torch.compile(fresh(model), backend=backend)(**inputs)
     del model, inputs
     clear(device)
-    return traces
+    return found
 
 
 def clear(device: str) -> None:
@@ -143,17 +158,28 @@ def clear(device: str) -> None:
 def tuned(task: Task, case: Case, report: Report) -> dict[str, Any]:
     """Tune the programs of a model, or take the plans that the database has; what it cost and what came of it."""
     given = task.arguments
-    traces = traced(task.name, case, given["device"])
+    name, device, db = task.name, given["device"], given["db"]
     launches = [TUNED[side] for side in given["sides"] if side in TUNED]
-    launch = launches[0] if len(launches) == 1 else "both"
-    kept = Accounts(given["db"], task.name)
-    began = monotonic()
-    results = tune(traces, effort=given["effort"], launch=launch, db=given["db"], progress=LogProgress(report.at))
+    kept, began = Accounts(db, name), monotonic()
+
+    def tune_these(traces: Sequence[Trace], launch: str) -> None:
+        kept.add(tune(traces, effort=given["effort"], launch=launch, db=db, progress=LogProgress(report.at)))
+
+    traces = traced(name, case, device)
+    if len(traces) == 1:
+        tune_these(traces, launches[0] if len(launches) == 1 else "both")
+    for launch in launches if len(traces) > 1 else ():
+        keys: set[str] = set()
+        for _ in range(PASSES):  # once the first have plans, what comes after them may be another program
+            traces = traced(name, case, device, {"db": db, "launch": launch})
+            new = [trace for trace in traces if trace.key not in keys]
+            if not new:
+                break
+            keys |= {trace.key for trace in new}
+            tune_these(new, launch)
+    clear(device)
     seconds = round(monotonic() - began, 2)
-    kept.add(results)
-    clear(given["device"])
-    found = {one.launch: kept.of(one.launch) for one in results}
-    return {"programs": len(traces), "seconds": seconds, "launches": found}
+    return {"programs": len(traces), "seconds": seconds, "launches": {one: kept.of(one) for one in launches}}
 
 
 @dataclass
@@ -180,8 +206,8 @@ class Accounts:
 
     def of(self, launch: str) -> list[dict[str, Any]]:
         """The accounts of all programs of a launch."""
-        found: dict[str, dict[str, Any]] = json.loads(self.path.read_text(encoding="utf-8"))[launch]
-        return list(found.values())
+        found: dict[str, Any] = json.loads(self.path.read_text(encoding="utf-8"))
+        return list(found.get(launch, {}).values())
 
 
 def account(one: Tuned) -> dict[str, Any]:

@@ -1,0 +1,95 @@
+"""The benchmarks about tuning: what they make of what was measured, without a clock."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import ablation, choices, fusions, one_ablation, startup
+from benchmarks.fleet import Report
+from fuseplan.measure.race import RaceResult, ReplayClock, Rule, Sample, race
+from fuseplan.plan import AnchorChoice, Part, Plan, SegmentedPlan, WholePlan
+from fuseplan.segment import Region, Segmentation, check_segmentation
+from fuseplan.tuning.subject import traces_of
+from replaying import captured
+
+ANCHORS = (AnchorChoice(0, "auto+causal"),)
+
+
+def cut(executor: str) -> SegmentedPlan:
+    return SegmentedPlan((Part("inference", "ab", Segmentation((Region((0,), executor),))),), anchors=ANCHORS)
+
+
+PLANS: dict[str, tuple[Plan, float]] = {
+    "inductor": (WholePlan("inductor"), 10.0),
+    "inductor, attention proven": (WholePlan("inductor", anchors=ANCHORS), 8.0),
+    "cut a": (cut("inductor"), 7.0),
+    "cut b": (cut("nvfuser"), 7.5),
+}
+
+
+def raced() -> RaceResult:
+    clock = ReplayClock({name: [Sample(us, 1.0, us)] for name, (_, us) in PLANS.items()})
+    return race(list(PLANS), clock, incumbent="inductor", rule=Rule(most=15, least=15, hopeless=1e9))
+
+
+@pytest.fixture
+def subject(tmp_path: Path) -> Any:
+    pool = one_ablation.Listening(pool=None)  # type: ignore[arg-type]
+    pool.plans = {name: plan for name, (plan, _) in PLANS.items()}
+    found = one_ablation.Subject(None, "plain", None, pool, {}, Report(tmp_path / "r.json"))  # type: ignore[arg-type]
+    found._sort("segmented")
+    return found
+
+
+def test_each_stage_takes_the_best_of_those_before_it_too(subject: Any) -> None:
+    found = subject._table(raced())
+    best = {stage: one["best"] for stage, one in found["stages"].items()}
+    assert best == {
+        "defaults": "inductor",
+        "anchors": "inductor, attention proven",
+        "segmented": "cut a",
+        "nvfuser": "cut a",
+    }
+    assert found["stages"]["nvfuser"]["ratio"] == 1.0
+    over = found["segmented over whole"]
+    assert (over["segmented"], over["whole"]) == ("cut a", "inductor, attention proven")
+    assert over["beyond noise"] is True
+    assert over["ratio"] == pytest.approx(8 / 7, abs=1e-4)
+    rows = {"bert 1x128": {"launches": {"plain": found}}}
+    ablation.print_rows(rows)
+    assert ablation.results_of(rows)["summary"]["segmented beats whole beyond noise"]["either"] == ["bert 1x128"]
+
+
+def test_every_choice_of_views_and_executors_is_a_legal_plan_once() -> None:
+    shapes = ((512, 48), (4, 128, 48), (512, 48))
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        patch.setattr(fusions, "FLAT", shapes[0])
+        patch.setattr(fusions, "STACKED", shapes[1])
+        (trace,) = traces_of(fusions.view_chain, *(torch.randn(shape) for shape in shapes))
+    ((_, graph),) = captured(trace.to_json()).graphs
+    plans = dict(choices._every(graph))
+    cuts = [plan.parts[0].segmentation for plan in plans.values() if isinstance(plan, SegmentedPlan)]
+    for segmentation in cuts:
+        check_segmentation(graph, segmentation)
+    assert len(set(cuts)) == len(plans)
+    views = sum(op.is_view for op in graph.ops)
+    names = {"all views inside", *(f"views {word} outside" for word in ("A", "B", "C", "AB", "AC", "BC", "ABC"))}
+    assert views == 3
+    assert {name.rsplit(", ", 1)[1] for name in plans if "inductor" in name} == names
+
+
+def test_startup_compares_medians_and_a_miss_is_a_failure() -> None:
+    hit, miss = {"plan hits": 1}, {"plan misses: no such program": 1}
+    row = startup.row_of(
+        {
+            "torch.compile": {"warm": [{"first_s": 2.0}, {"first_s": 9.0}, {"first_s": 2.0}]},
+            "fuseplan tuned": {"warm": [{"first_s": 2.5, "counted": hit}, {"first_s": 2.5, "counted": miss}]},
+        }
+    )
+    assert row["ratios"]["warm"] == {"ratio": 1.25, "limit": 1.3, "within": True}
+    assert row["failed"] == [f"warm: the stored plan was not found: {miss}"]
+    assert startup._results({"tiny": row})["all within limits"] is False
