@@ -32,7 +32,8 @@ _OLDEST_SQLITE = (3, 37, 0)  # the first with STRICT tables
 _RACY_S = 1.0
 """A file that changed less than this before it was looked at may change again without a new time stamp."""
 _FORK_WAIT_S = 5.0
-_READ_WAIT_S, _WRITE_WAIT_S = 5.0, 30.0  # for other processes, one of which may just be playing back a journal
+_READ_WAIT_S, _WRITE_WAIT_S = 5.0, 30.0  # for another process that is stuck, or just playing back a journal
+_MOST_WAITS = 6  # of that length, as long as the others get on
 _COMMIT_WAIT_MS = 10_000  # for readers to leave: none can come in while a commit waits
 _NAP_S = (0.0005, 0.004)
 _REOPENINGS = 3
@@ -170,14 +171,14 @@ class Database:
 
     def _attempt(self, work: Callable[[sqlite3.Connection], _T], create: bool) -> _T:
         with self._lock:
-            until = time.monotonic() + (_WRITE_WAIT_S if create else _READ_WAIT_S)
+            patience = Patience(self.path, _WRITE_WAIT_S if create else _READ_WAIT_S)
             for _ in range(_REOPENINGS):
                 while True:
                     try:
                         return work(self._ready(create))
                     except (*SQL_ERRORS, UnicodeEncodeError, Damaged, _Moved) as error:  # noqa: PERF203
                         problem = _problem(error, self.path)
-                        if not isinstance(problem, Busy) or time.monotonic() > until:
+                        if not isinstance(problem, Busy) or not patience.lasts():
                             break
                         # SQLite's own waiting backs off to a tenth of a second: a reader among many writers starves.
                         time.sleep(random.uniform(*_NAP_S))
@@ -304,6 +305,40 @@ class Database:
         self._lock = threading.RLock()
         # SQLite in this child believes that the parent's thread still holds its lock, and would write without one.
         self._orphaned = not held
+
+
+class Patience:
+    """How long to wait for other processes: not for one that is stuck, but longer for many that take their turns.
+
+    On a machine with more to do than it can, whoever reads among many writers may miss every gap for a while.
+    """
+
+    def __init__(self, path: Path | None, wait_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path, self._wait_s, self._clock = path, wait_s, clock
+        now = clock()
+        self._until, self._end = now + wait_s, now + _MOST_WAITS * wait_s
+        self._seen = self._stamp()
+
+    def lasts(self) -> bool:
+        """Whether it is worth to try again."""
+        now = self._clock()
+        if now <= self._until:
+            return True
+        seen = self._stamp()
+        if seen == self._seen or now > self._end:
+            return False
+        self._seen, self._until = seen, now + self._wait_s
+        return True
+
+    def _stamp(self) -> tuple[int, int, int] | None:
+        """What changes with each commit of another process."""
+        if self._path is None:
+            return None
+        try:
+            found = os.stat(self._path)
+        except OSError:
+            return None
+        return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 class _Moved(Exception):  # noqa: N818

@@ -18,7 +18,7 @@ import pytest
 
 from fuseplan.errors import StoreError
 from fuseplan.tuning_db import Box, DefaultTiming, Hit, Miss, Places, Repeats, Run, Store, layers
-from fuseplan.tuning_db.files import Database
+from fuseplan.tuning_db.files import Database, Patience
 from fuseplan.tuning_db.layers import SHIPPED, network_file_system, places
 from fuseplan.tuning_db.schema import MAX_TRACE
 from fuseplan.tuning_db.upkeep import check
@@ -240,6 +240,24 @@ def test_forked_children_use_the_file_on_their_own(tmp_path: Path) -> None:
     assert not isinstance(found, Miss)
     assert sum(one.variant.startswith("child") for one in found) == 15
     assert sqlite3.connect(path).execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def test_who_waits_for_others_waits_longer_while_they_get_on(tmp_path: Path) -> None:
+    """Five seconds for a file that nobody changes; while others commit, six times as long."""
+    path, now = tmp_path / "tuning.db", [0.0]
+    fill(store_at(path))
+    stuck, busy = (Patience(path, 5.0, lambda: now[0]) for _ in range(2))
+    now[0] = 4.9
+    assert stuck.lasts()
+    now[0] = 5.1
+    assert not stuck.lasts()
+    for second in range(6, 31, 3):
+        store_at(path).add_plan(plan(wall_us=float(second), changed_at=f"2026-11-21T12:00:{second:02}.000Z"))
+        now[0] = second
+        assert busy.lasts()
+    store_at(path).add_plan(plan(wall_us=1.0, changed_at="2026-11-22T12:00:00.000Z"))
+    now[0] = 40
+    assert not busy.lasts()
 
 
 def test_threads_share_a_store(tmp_path: Path) -> None:
