@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch._guards import tracing
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
@@ -112,7 +113,8 @@ class MaskSource:
             build = torch.func.functionalize(build, remove="mutations")
         trace = make_fx(build, tracing_mode="real", _allow_non_fake_inputs=True)
         try:
-            with example.fake_mode, torch.no_grad():
+            # Without Dynamo's own context: torch 2.10 refuses to functionalize under another fake mode than its.
+            with tracing(None), example.fake_mode, torch.no_grad():
                 return trace(*self.given.values())
         except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
             first = str(error).strip().splitlines()[:1] or [type(error).__name__]
