@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -11,6 +12,9 @@ import pytest
 from fuseplan.tuning_db import layers
 
 _numbers = count()
+signal.signal(
+    signal.SIGINT, signal.default_int_handler
+)  # a shell's background job ignores it, and so would its children
 
 
 @pytest.fixture(scope="session")

@@ -25,8 +25,17 @@ def after(earlier: str) -> str:
     >>> after("2098-12-31T23:59:59.999Z")
     '2099-01-01T00:00:00.000Z'
     """
+    return max(now(), just_after(earlier))
+
+
+def just_after(earlier: str) -> str:
+    """The moment after that: for what changes a row without being news of it.
+
+    >>> just_after("2026-11-20T09:30:00.000Z")
+    '2026-11-20T09:30:00.001Z'
+    """
     moment = datetime.fromisoformat(earlier.replace("Z", "+00:00"))
-    return max(now(), written(moment + timedelta(milliseconds=1)))
+    return written(moment + timedelta(milliseconds=1))
 
 
 def written(moment: datetime) -> str:

@@ -208,7 +208,9 @@ class Store:
         if len(found) != 1:
             what = "no plan" if not found else f"{len(found)} plans"
             raise StoreError(f"{what} with a key that begins with {key!r}: see fuseplan db info")
-        changed = replace(found[0], changed_at=clock.after(found[0].changed_at), run=None, **changes)  # type: ignore[arg-type]
+        # A word is no news of a plan: taken back, what was raced since must run again, as it did before.
+        after = clock.just_after if set(changes) == {"word"} else clock.after
+        changed = replace(found[0], changed_at=after(found[0].changed_at), run=None, **changes)  # type: ignore[arg-type]
         return self.add_plan(changed)
 
     def plans(self, prefix: str = "") -> list[StoredPlan]:

@@ -50,7 +50,8 @@ class Flags:
     def set(self) -> None:
         """Make them those of this process."""
         torch.set_float32_matmul_precision(self.matmul_precision)
-        torch.backends.cudnn.allow_tf32 = self.cudnn_tf32
+        if _cudnn_tf32() != self.cudnn_tf32:  # torch.testing freezes cuDNN's flags, and refuses even what is so already
+            torch.backends.cudnn.allow_tf32 = self.cudnn_tf32
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = self.fp16_reduction
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = self.bf16_reduction
         torch.set_num_threads(self.threads)

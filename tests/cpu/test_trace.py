@@ -204,6 +204,7 @@ def test_dynamic_sizes_stay_dynamic_and_can_be_chosen(marked: tuple[int, ...]) -
         loaded.inputs(0, {"s7": 9})
 
 
+@pytest.mark.xfail(strict=True, reason="captured again, its range is that of a tensor's size: not tuned, and said so")
 def test_a_number_that_varies_stays_one() -> None:
     traces: list[Trace] = []
 
