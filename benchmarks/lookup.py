@@ -142,7 +142,8 @@ def _program_rows(number: int) -> list[tuple[Table, Row]]:
     ]  # fmt: skip
     named = {"key": key, "name": name, "changed_at": stored[0].changed_at}
     trace = {
-        "key": trace_key(key, ""), "program": key, "sizes": "", "json": _trace(key), "changed_at": stored[0].changed_at
+        "key": trace_key(key, ""), "program": key, "sizes": "", "json": _trace(key), "calls": 1,
+        "changed_at": stored[0].changed_at,
     }  # fmt: skip
     return [(PROGRAM, named), (TRACE, trace), *((PLAN, one.row()) for one in stored)]
 

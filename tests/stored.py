@@ -13,9 +13,12 @@ from fuseplan.tuning_db import (
     Box,
     DefaultTiming,
     Environment,
+    Evidence,
     Measurement,
     Places,
     Query,
+    Raced,
+    RegionEvidence,
     Repeats,
     Run,
     Store,
@@ -35,6 +38,30 @@ INDUCTOR = Plan.named("inductor")
 NVFUSER = SegmentedPlan((Part("inference", "12" * 32, Segmentation((Region((0, 1), "nvfuser"),))),))
 BOTH = SegmentedPlan((Part("inference", "12" * 32, Segmentation((Region((0,), "nvfuser"), Region((1,), "inductor")))),))
 AT = "2026-11-20T12:00:00.000Z"
+EVIDENCE = Evidence(
+    (
+        Raced("inductor", True, wall_us=150.0, device_us=140.0, host_us=60.0, walls=(150.0, 151.5, 149.5)),
+        Raced("cut 1", wall_us=100.0, predicted_us=97.5, walls=(100.0, 101.0, 99.5)),
+        Raced("cut 2", status="timeout", detail="silent for 60 s", predicted_us=95.0),
+    ),
+    (
+        RegionEvidence(
+            "inference",
+            0,
+            "ef" * 32,
+            "nvfuser",
+            ops=2,
+            predicted_device_us=20.0,
+            predicted_host_us=6.0,
+            spread=0.25,
+            device_us=12.5,
+            host_us=5.0,
+            roofline_us=8.0,
+            model="roofline",
+        ),
+        RegionEvidence("inference", -1, "fe" * 32, "aten", ops=1, times=12),
+    ),
+)
 TRACE = json.dumps(
     {"format": "fuseplan trace 1", "key": PROGRAM, "name": "GPT-2", "torch": "2.11.0", "nodes": [{"op": "é"}]},
     separators=(",", ":"),
@@ -98,13 +125,21 @@ def fill(store: Store) -> None:
     )
     results = [
         store.add_run(run),
-        store.add_program(PROGRAM, "GPT-2, 8×1024", {"inference": GELU}, trace=TRACE),
+        store.add_program(PROGRAM, "GPT-2, 8×1024", {"inference": GELU}, trace=TRACE, calls=3),
         store.add_regions(GELU, [(RELU, 12)]),
         store.add_measurement(RELU, measurement(run=run.key)),
         store.add_measurement(RELU, measurement(executor="aten", status="timeout", device_us=None, detail="60 s")),
         store.add_measurement(GELU, measurement(GELU, environment=CPU, device_us=20.0)),
         store.add_default_timing(DefaultTiming(PROGRAM, HERE, "eager", wall_us=300.0, run=run.key, measured_at=AT)),
-        store.add_plan(plan(run=run.key, best_default="inductor", best_default_us=150.0, moves="evict op 7: -21 µs")),
+        store.add_plan(
+            plan(
+                run=run.key,
+                best_default="inductor",
+                best_default_us=150.0,
+                moves="evict op 7: -21 µs",
+                evidence=EVIDENCE,
+            )
+        ),
         store.add_plan(plan(plan=NVFUSER, status="quarantined", detail="illegal address")),
         store.add_plan(plan(program=OTHER_PROGRAM, environment=CPU, sizes=Box.of({"s0": (1, 64)}), word="pinned")),
         store.add_run(replace(run, state="finished", changed_at="2026-11-20T12:30:00.000Z")),

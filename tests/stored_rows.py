@@ -10,7 +10,17 @@ from pathlib import Path
 from hypothesis import strategies as st
 
 from fuseplan.plan import Plan
-from fuseplan.tuning_db import Box, DefaultTiming, Measurement, Repeats, Run, StoredPlan
+from fuseplan.tuning_db import (
+    Box,
+    DefaultTiming,
+    Evidence,
+    Measurement,
+    Raced,
+    RegionEvidence,
+    Repeats,
+    Run,
+    StoredPlan,
+)
 from fuseplan.tuning_db.exchange.export import lines
 from fuseplan.tuning_db.files import Database
 from fuseplan.tuning_db.records import trace_key
@@ -65,20 +75,27 @@ timings = st.builds(
     DefaultTiming, st.sampled_from(PROGRAMS), environments, st.sampled_from(("eager", "inductor")), sizes=boxes,
     wall_us=st.floats(0, 1e6), repeats=repeats, run=run_keys, measured_at=moments,
 )  # fmt: skip
+short = st.none() | st.integers(0, 10**9).map(lambda us: us / 8)  # evidence keeps times to the nanosecond
+raced = st.builds(
+    Raced, names, st.booleans(), statuses, names, short, walls=st.lists(st.just(2.5), max_size=3).map(tuple)
+)
+of_regions = st.builds(RegionEvidence, st.just("forward"), st.integers(-1, 9), names, names, names, device_us=short)
+evidence = st.builds(Evidence, st.lists(raced, max_size=2).map(tuple), st.lists(of_regions, max_size=2).map(tuple))
 plans = st.builds(
     StoredPlan, st.sampled_from(PROGRAMS), environments,
     st.sampled_from((INDUCTOR, NVFUSER, BOTH, Plan.named("eager"))),
     st.sampled_from(("tuned", "default", "unverified", "quarantined")),
     st.sampled_from((None, None, "pinned", "disabled")), sizes=boxes, wall_us=times, predicted_us=times,
-    moves=names, detail=names, run=run_keys, changed_at=moments,
+    moves=names, evidence=evidence, detail=names, run=run_keys, changed_at=moments,
 )  # fmt: skip
 
 
-def trace_row(program: str, sizes: str, name: str, moment: str) -> Row:
+def trace_row(program: str, sizes: str, name: str, moment: str, calls: int = 0) -> Row:
     """A trace of a program; its name stands for all that two traces of one program may differ in."""
     text = json.dumps({"format": "fuseplan trace 1", "key": program, "name": name}, separators=(",", ":"))
     return {
-        "key": trace_key(program, sizes), "program": program, "sizes": sizes, "json": text, "changed_at": moment,
+        "key": trace_key(program, sizes), "program": program, "sizes": sizes, "json": text, "calls": calls,
+        "changed_at": moment,
     }  # fmt: skip
 
 
@@ -89,7 +106,7 @@ def contents(draw: st.DrawFn) -> Rows:
     for key in PROGRAMS:
         rows.append((PROGRAM, {"key": key, "name": draw(st.none() | names), "changed_at": draw(moments)}))
         for sizes in draw(st.sets(boxes, max_size=2)):
-            rows.append((TRACE, trace_row(key, sizes.text, draw(names), draw(moments))))
+            rows.append((TRACE, trace_row(key, sizes.text, draw(names), draw(moments), draw(st.integers(0, 2)))))
     for graph in GRAPHS:
         rows.append((GRAPH, {"key": graph.key, "ops": len(graph.ops), "json": graph.to_json()}))
         rows.append((REGION, {**region_row(graph), "title": draw(st.sampled_from(("one", "two")))}))

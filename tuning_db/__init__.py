@@ -1,6 +1,7 @@
 """The SQLite database of measurements and plans: never lost, never wrong, and it says why it misses."""
 
 from fuseplan.tuning_db.environment import Difference, Environment, needs_of
+from fuseplan.tuning_db.evidence import Evidence, Raced, RegionEvidence
 from fuseplan.tuning_db.layers import Places, places
 from fuseplan.tuning_db.records import (
     DefaultTiming,
@@ -21,11 +22,14 @@ __all__ = [
     "DefaultTiming",
     "Difference",
     "Environment",
+    "Evidence",
     "Hit",
     "Measurement",
     "Miss",
     "Places",
     "Query",
+    "Raced",
+    "RegionEvidence",
     "Repeats",
     "Run",
     "Stale",

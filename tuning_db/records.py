@@ -13,6 +13,7 @@ from fuseplan.errors import StoreError
 from fuseplan.plan import Plan
 from fuseplan.tuning_db import clock
 from fuseplan.tuning_db.environment import Difference, Environment
+from fuseplan.tuning_db.evidence import NO_EVIDENCE, Evidence
 from fuseplan.tuning_db.sizes import STATIC, Box
 from fuseplan.tuning_db.tables import Row, Value, content_key
 
@@ -164,6 +165,7 @@ class StoredPlan:
     best_default_us: float | None = None
     moves: str = ""
     """The moves that led here, one a line, with what each was worth."""
+    evidence: Evidence = NO_EVIDENCE
     detail: str = ""
     """Why it is quarantined."""
     run: str | None = None
@@ -198,6 +200,7 @@ class StoredPlan:
         }
         values |= {"environment": environment, "sizes": Box.parse(str(row["sizes"]))}
         values["plan"] = Plan.from_json(str(row["json"]))
+        values["evidence"] = Evidence.from_json(str(row["evidence"]))
         return StoredPlan(**values)  # type: ignore[arg-type]
 
 
@@ -222,7 +225,7 @@ def _row(record: Measurement | DefaultTiming | StoredPlan) -> dict[str, Value]:
             row[name] = value.key
         elif isinstance(value, Box):
             row[name] = value.text
-        elif isinstance(value, (Plan, Repeats)):
+        elif isinstance(value, (Plan, Repeats, Evidence)):
             row[name] = value.to_json()
         else:
             row[name] = value

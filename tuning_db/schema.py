@@ -46,6 +46,8 @@ _MAX_PLAN = 16 * 2**20
 _MAX_GRAPH = 64 * 2**20
 MAX_TRACE = 8 * 2**20
 """Characters of a trace; one of 10,000 calls takes about 3 million. A longer one is not kept."""
+MAX_EVIDENCE = 4 * 2**20
+"""Characters of the evidence for a plan: some ten thousand regions."""
 
 TABLES = {
     "schema": f"""CREATE TABLE schema (
@@ -93,6 +95,7 @@ TABLES = {
     program_id INTEGER NOT NULL REFERENCES program(id) ON DELETE CASCADE,
     sizes TEXT NOT NULL {_at_most("sizes", 2000)},
     json TEXT NOT NULL {_at_most("json", MAX_TRACE)},
+    calls INTEGER NOT NULL DEFAULT 0 CHECK (calls >= 0),
     changed_at TEXT NOT NULL {_time("changed_at")},
     {_DIGEST}
 ) STRICT""",
@@ -200,6 +203,7 @@ TABLES = {
     best_default TEXT {_at_most("best_default", 100)},
     best_default_us REAL {_measured("best_default_us")},
     moves TEXT NOT NULL {_at_most("moves", 2**20)},
+    evidence TEXT NOT NULL DEFAULT '' {_at_most("evidence", MAX_EVIDENCE)},
     detail TEXT NOT NULL {_at_most("detail", 4000)},
     changed_at TEXT NOT NULL {_time("changed_at")},
     {_DIGEST}
@@ -269,7 +273,8 @@ NOTES = {
     "schema": "One row: the version of what follows, and which fuseplan made the file.",
     "environment": "Kinds of machines with one set of versions: what a timing is true for.",
     "program": "What one Dynamo graph became. The name is for people.",
-    "trace": "Programs as they can be run again elsewhere: the Dynamo graph as JSON, with neither weights nor data.",
+    "trace": "Programs as they can be run again elsewhere: the Dynamo graph as JSON, with neither weights nor data; and how"
+    " often each was called while it was recorded.",
     "graph": "ATen graphs of programs, as canonical JSON.",
     "program_graph": "Which graphs a program became, and in what role.",
     "region": "Pieces of graphs that one executor runs as a unit; equal pieces of all programs are one row.",
@@ -277,7 +282,8 @@ NOTES = {
     "run": "Runs of tuning: how hard, how far predicted times of whole plans were off, and what of the machine is recorded.",
     "measurement": "What came of running a region under one executor and variant, failures included.",
     "default_timing": "How fast a program ran under the plans that nobody tuned.",
-    "plan": "Plans with their evidence. `word` is a person's, and counts more than `status`.",
+    "plan": "Plans with their evidence: the race, and each region as it was predicted and measured. `word` is a person's, and"
+    " counts more than `status`.",
     "counter": "Hits, misses and fallbacks by day, of processes that asked for it with the option `counters`.",
     "tuned_vs_default": "Each plan beside the best default, the largest gain first.",
     "slowest_regions": "The fastest timing of each region and device, the slowest region first.",

@@ -167,15 +167,17 @@ class Store:
         *,
         trace: str | None = None,
         sizes: Box = STATIC,
+        calls: int = 0,
     ) -> bool:
         """Store a program: a name for people, its ATen graphs by role, and the trace of it that was seen with `sizes`.
 
         A trace is what it takes to run the program again: to verify a plan that was made elsewhere, or to tune it anew.
-        One that is too long for the database is left out.
+        One that is too long for the database is left out. `calls` says how often the program was called while it was
+        recorded; of what was told of one trace the largest number stays.
         """
         rows: _Rows = [(tables.PROGRAM, _program_row(key, name))]
         if trace is not None and len(trace) <= MAX_TRACE:
-            rows.append((tables.TRACE, _trace_row(key, sizes.text, trace)))
+            rows.append((tables.TRACE, _trace_row(key, sizes.text, trace, calls)))
         for role, graph in (graphs or {}).items():
             rows.append((tables.GRAPH, _graph_row(graph)))
             rows.append((tables.PROGRAM_GRAPH, {"program": key, "graph": graph.key, "role": role}))
@@ -439,9 +441,9 @@ def _traces(connection: sqlite3.Connection, where: str, argument: str) -> list[t
     return [(str(row["key"]), str(row["json"])) for row in rows if row is not None]
 
 
-def _trace_row(program: str, sizes: str, text: str) -> Row:
+def _trace_row(program: str, sizes: str, text: str, calls: int) -> Row:
     key = trace_key(program, sizes)
-    return {"key": key, "program": program, "sizes": sizes, "json": text, "changed_at": clock.now()}
+    return {"key": key, "program": program, "sizes": sizes, "json": text, "calls": calls, "changed_at": clock.now()}
 
 
 def _program_row(key: str, name: str | None) -> Row:

@@ -1,7 +1,8 @@
 """Rows that can move between files: their columns, what identifies them, their digest, and how one replaces another.
 
 A *logical* row maps column names to values, with references spelled as the key of the row they mean. Files merge as
-sets of logical rows: of two with one key the later wins, then the greater digest, so the order of merging is nothing.
+sets of logical rows: of two with one key the later wins, then the greater digest, so the order of merging is nothing. Of
+two traces the one that was called more often wins: the later may have been written by somebody who did not count.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ class Table:
     """Has a column `key`. Rows without are what their digest says, and never replace each other."""
     dated: bool = False
     """Of two rows with one key, the one with the later `changed_at` wins."""
+    largest: str | None = None
+    """A column that counts more than the date: of two rows with one key, the one that has more of it wins."""
 
     def digest(self, row: Row) -> bytes:
         """16 bytes that stand for all of a logical row, so that a flipped bit anywhere in it shows."""
@@ -51,7 +54,7 @@ class Table:
         """SQL that adds a row, or lets it replace an older one of its key."""
         if not self.keyed:
             return f"{self._insert} ON CONFLICT (digest) DO NOTHING"
-        order = ("changed_at", "digest") if self.dated else ("digest",)
+        order = [name for name in (self.largest, "changed_at" if self.dated else None, "digest") if name is not None]
         new, old = (", ".join(f"{prefix}.{name}" for name in order) for prefix in ("excluded", self.name))
         return f"{self.replace} WHERE ({new}) > ({old})"
 
@@ -101,10 +104,11 @@ ENVIRONMENT = Table(
 PROGRAM = Table("program", {"key": "text", "name": "text", "changed_at": "text"}, keyed=True, dated=True)
 TRACE = Table(
     "trace",
-    {"key": "text", "program": "text", "sizes": "text", "json": "text", "changed_at": "text"},
+    {"key": "text", "program": "text", "sizes": "text", "json": "text", "calls": "integer", "changed_at": "text"},
     {"program": "program"},
     keyed=True,
     dated=True,
+    largest="calls",
 )
 GRAPH = Table("graph", {"key": "text", "ops": "integer", "json": "text"}, keyed=True)
 PROGRAM_GRAPH = Table(
@@ -153,7 +157,7 @@ PLAN = Table(
         "key": "text", "program": "text", "environment": "text", "run": "text", "launch": "text", "sizes": "text",
         "status": "text", "word": "text", "json": "text", "predicted_us": "real", "wall_us": "real",
         "device_us": "real", "host_us": "real", "noise_us": "real", "peak_bytes": "integer", "best_default": "text",
-        "best_default_us": "real", "moves": "text", "detail": "text", "changed_at": "text",
+        "best_default_us": "real", "moves": "text", "evidence": "text", "detail": "text", "changed_at": "text",
     },
     {"program": "program", "environment": "environment", "run": "run"},
     keyed=True,

@@ -14,6 +14,7 @@ from fuseplan.graph import Graph
 from fuseplan.graph.parse import load_json
 from fuseplan.plan import Plan
 from fuseplan.tuning_db.environment import Environment
+from fuseplan.tuning_db.evidence import Evidence
 from fuseplan.tuning_db.records import Repeats, plan_key, trace_key
 from fuseplan.tuning_db.sizes import Box
 from fuseplan.tuning_db.tables import ENVIRONMENT, PLAN, Row, RowError, Table, Value
@@ -103,6 +104,9 @@ def _plan(row: Row) -> None:
         raise RowError("plan: its JSON is not written as fuseplan writes it")
     if getattr(plan, "launch", "plain") != row["launch"]:
         raise RowError("plan: its launch is not that of the plan it holds")
+    evidence = str(row["evidence"])
+    if Evidence.from_json(evidence).to_json() != evidence:
+        raise RowError("plan: its evidence is not written as fuseplan writes it")
     Box.parse(str(row["sizes"]))
     if plan_key(row["program"], row["environment"], row["launch"], row["sizes"], text) != row["key"]:
         raise RowError(f"{PLAN.name}: its key is not that of what it holds")

@@ -107,7 +107,15 @@ def test_a_stranger_replaces_no_trace_that_is_known_here(tmp_path: Path) -> None
 
 def trace_line(**fields: object) -> str:
     """The line of a trace whose fields were tampered with, and whose digest was made to fit."""
-    row = {"key": trace_key(PROGRAM, ""), "program": PROGRAM, "sizes": "", "json": TRACE, "changed_at": AT, **fields}
+    row = {
+        "key": trace_key(PROGRAM, ""),
+        "program": PROGRAM,
+        "sizes": "",
+        "json": TRACE,
+        "calls": 0,
+        "changed_at": AT,
+        **fields,
+    }
     return json.dumps({"table": "trace", "row": row, "digest": tables.TRACE.digest(row).hex()})  # type: ignore[arg-type]
 
 

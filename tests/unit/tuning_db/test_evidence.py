@@ -1,0 +1,106 @@
+"""The evidence for a plan: kept whole, refused where it is no such thing, and bounded."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fuseplan.errors import StoreError
+from fuseplan.tuning_db import Box, Evidence, Hit, Raced, RegionEvidence
+from fuseplan.tuning_db.evidence import MOST_RACED, told
+from fuseplan.tuning_db.exchange.intake import merge
+from fuseplan.tuning_db.schema import MAX_EVIDENCE
+from stored import EVIDENCE, PROGRAM, TRACE, plan, question, store_at
+
+
+def rows(path: Path, sql: str) -> list[tuple[object, ...]]:
+    connection = sqlite3.connect(path)
+    try:
+        return connection.execute(sql).fetchall()
+    finally:
+        connection.close()
+
+
+def test_a_plan_keeps_its_evidence(tmp_path: Path) -> None:
+    store = store_at(tmp_path / "tuning.db")
+    store.add_plan(plan(evidence=EVIDENCE))
+    answer = store.find_plan(question())
+    assert isinstance(answer, Hit)
+    assert answer.plan.evidence == EVIDENCE
+    walls = "SELECT json_extract(each.value, '$.wall_us') FROM plan, json_each(evidence, '$.raced') AS each ORDER BY each.key"
+    assert rows(tmp_path / "tuning.db", walls) == [(150.0,), (100.0,), (None,)]
+
+
+def test_a_plan_without_evidence_is_as_good(tmp_path: Path) -> None:
+    store = store_at(tmp_path / "tuning.db")
+    store.add_plan(plan())
+    answer = store.find_plan(question())
+    assert isinstance(answer, Hit)
+    assert answer.plan.evidence == Evidence()
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ((), []), (("format",), 2), (("more",), 1), (("raced",), {}), (("raced", 0, "more"), 1),
+        (("raced", 0, "wall_us"), -1.0), (("raced", 0, "wall_us"), "fast"), (("raced", 0, "wall_us"), 150),
+        (("raced", 0, "walls"), [1.0] * 65), (("raced", 0, "walls"), [None]), (("raced", 0, "default"), 1),
+        (("raced", 0, "status"), "fine"), (("raced", 0, "name"), "a\nb"), (("raced", 0, "name"), "x" * 401),
+        (("regions", 0, "role"), "main"), (("regions", 0, "region"), -2), (("regions", 0, "ops"), True),
+        (("regions", 0, "device_us"), 1e14), (("raced", 0, "peak_bytes"), 2**63), (("raced",), [1] * (MOST_RACED + 1)),
+    ],
+)  # fmt: skip
+def test_what_is_no_evidence_is_refused(path: tuple[Any, ...], value: object) -> None:
+    document: Any = json.loads(EVIDENCE.to_json())
+    if path:
+        inside = document
+        for step in path[:-1]:
+            inside = inside[step]
+        inside[path[-1]] = value
+    else:
+        document = value
+    with pytest.raises(StoreError, match="evidence"):
+        Evidence.from_json(json.dumps(document))
+
+
+@pytest.mark.parametrize("text", ["{", "[" * 100_000, "NaN", '{"format":1,"raced":[],"regions":NaN}', "null"])
+def test_what_is_no_json_of_evidence_is_refused(text: str) -> None:
+    with pytest.raises(StoreError, match="evidence"):
+        Evidence.from_json(text)
+
+
+def test_a_time_that_is_none_is_refused_when_it_is_written() -> None:
+    with pytest.raises(StoreError, match="wall_us is nan"):
+        Evidence((Raced("eager", wall_us=float("nan")),)).to_json()
+
+
+def test_of_more_than_the_database_takes_the_weightiest_regions_stay() -> None:
+    regions = tuple(RegionEvidence("forward", i, "ab" * 32, "nvfuser", device_us=float(i)) for i in range(15_000))
+    raced = (Raced("cut"), Raced("eager", True))
+    kept = Evidence(raced, regions).bounded()
+    assert len(kept.to_json()) <= MAX_EVIDENCE < len(Evidence((), regions).to_json())
+    places = [region.region for region in kept.regions]
+    assert places == list(range(15_000 - len(places), 15_000))
+    assert set(kept.raced) == set(raced)
+
+
+def test_a_reason_becomes_one_short_line() -> None:
+    assert told("a\n  b\x00\u202e c") == "a b c"
+    assert len(told("x" * 1000)) == 400
+
+
+def test_of_one_trace_the_largest_count_of_calls_stays(tmp_path: Path) -> None:
+    mine, theirs = store_at(tmp_path / "a.db"), store_at(tmp_path / "b.db")
+    mine.add_program(PROGRAM, trace=TRACE, calls=7)
+    mine.add_program(PROGRAM, trace=TRACE)  # tuned again, by somebody who did not count
+    mine.add_program(PROGRAM, trace=TRACE, sizes=Box.of({"s0": (1, 64)}), calls=2)
+    theirs.add_program(PROGRAM, trace=TRACE, calls=5)
+    for into, other in ((mine, "b.db"), (theirs, "a.db")):
+        merge(into.file, tmp_path / other)
+        counts = "SELECT sizes, calls FROM trace ORDER BY calls"
+        assert rows(into.file.path, counts) == [("s0=1..64", 2), ("", 7)]  # type: ignore[arg-type]
+    assert mine.find_trace(PROGRAM) == TRACE

@@ -1,0 +1,200 @@
+"""The evidence for a plan: what it raced against, and what each of its regions was thought to take and took.
+
+For whoever asks why a plan runs: closed-schema JSON beside the plan, which no look-up acts on. A plan without is as good.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from fuseplan.errors import StoreError
+from fuseplan.tuning_db.schema import MAX_EVIDENCE, ROLES, STATUSES
+
+MOST_WALLS = 64
+"""Blocks of one plan that are kept: enough to draw its race."""
+MOST_RACED = 1000
+MOST_REGIONS = 20_000
+_LONGEST = 400
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Raced:
+    """One plan that was looked at. One that failed has a status and no time."""
+
+    name: str
+    default: bool = False
+    status: str = "ok"
+    detail: str = ""
+    wall_us: float | None = None
+    device_us: float | None = None
+    host_us: float | None = None
+    peak_bytes: int | None = None
+    predicted_us: float | None = None
+    walls: tuple[float, ...] = ()
+    """The wall time of a call in each block of the race, in the order they were taken. Blocks of one number ran side by
+    side; whoever was dropped has fewer."""
+
+
+@dataclass(frozen=True)
+class RegionEvidence:
+    """One region of a plan. Predictions are from before this region was measured, so that they can be held against it."""
+
+    role: str
+    region: int
+    """Its place among the regions of its graph; -1 for an op that no region holds, and that ATen runs alone."""
+    key: str
+    executor: str
+    variant: str = "default"
+    ops: int = 0
+    times: int = 1
+    """How often it stands in the graph: more than once only for ops alone, of which equal ones are told of together."""
+    predicted_device_us: float | None = None
+    predicted_host_us: float | None = None
+    spread: float | None = None
+    """One standard deviation of the logarithm of the predicted device time."""
+    device_us: float | None = None
+    host_us: float | None = None
+    roofline_us: float | None = None
+    """What moving its bytes and doing its arithmetic takes at least, at the rates of the machine."""
+    model: str = ""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All that speaks for a plan.
+
+    >>> found = Evidence((Raced("eager", True, wall_us=12.5),))
+    >>> Evidence.from_json(found.to_json()) == found, Evidence().to_json()
+    (True, '')
+    """
+
+    raced: tuple[Raced, ...] = ()
+    regions: tuple[RegionEvidence, ...] = ()
+
+    def to_json(self) -> str:
+        """One line of canonical JSON; nothing where there is no evidence."""
+        if not self.raced and not self.regions:
+            return ""
+        document = {
+            "format": _FORMAT,
+            "raced": list(map(_plain, self.raced)),
+            "regions": list(map(_plain, self.regions)),
+        }
+        return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+    @staticmethod
+    def from_json(text: str) -> Evidence:
+        """What `to_json` wrote, or StoreError."""
+        if not text:
+            return Evidence()
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise StoreError(f"evidence is no JSON: {error}") from None
+        if not isinstance(found, dict) or set(found) != {"format", "raced", "regions"} or found["format"] != _FORMAT:
+            raise StoreError("evidence has a format that this fuseplan reads, raced plans and regions")
+        raced = _records("a raced plan", Raced, _RACED, found["raced"], MOST_RACED)
+        return Evidence(raced, _records("a region", RegionEvidence, _REGION, found["regions"], MOST_REGIONS))
+
+    def bounded(self) -> Evidence:
+        """As much of it as the database takes: of too many regions those stay that take longest."""
+        raced = tuple(sorted(self.raced, key=lambda one: not one.default)[:MOST_RACED])
+        kept = sorted(self.regions, key=_weight, reverse=True)[:MOST_REGIONS]
+        while kept and len(Evidence(raced, tuple(kept)).to_json()) > MAX_EVIDENCE:
+            kept = kept[: len(kept) // 2]
+        order = {id(one): place for place, one in enumerate(self.regions)}
+        return Evidence(raced, tuple(sorted(kept, key=lambda one: order[id(one)])))
+
+
+NO_EVIDENCE = Evidence()
+
+
+def told(text: str) -> str:
+    """A text as evidence keeps it: one short line that prints.
+
+    >>> told("out of\\n memory")
+    'out of memory'
+    """
+    line = "".join(letter for letter in " ".join(text.split()) if letter.isprintable())
+    return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
+
+
+def _weight(region: RegionEvidence) -> float:
+    known = region.device_us if region.device_us is not None else region.predicted_device_us
+    return (known or 0.0) * region.times
+
+
+def _plain(record: Raced | RegionEvidence) -> dict[str, Any]:
+    return {field.name: _value(field.name, getattr(record, field.name)) for field in fields(record)}
+
+
+def _value(name: str, value: Any) -> Any:
+    if name == "walls":
+        return [_time(name, time) for time in value]
+    if value is not None and (name.endswith("_us") or name == "spread"):
+        return _time(name, value)
+    return value
+
+
+def _time(name: str, value: float) -> float:
+    if not 0 <= value < 1e14:
+        raise StoreError(f"{name} is {value}, which is no time")
+    return round(float(value), 3) + 0.0
+
+
+_Check = Callable[[Any], bool]
+
+
+def _text(value: Any) -> bool:
+    return type(value) is str and len(value) <= _LONGEST and value.isprintable()
+
+
+def _is_time(value: Any) -> bool:
+    return value is None or _sure(value)
+
+
+def _sure(value: Any) -> bool:
+    return type(value) is float and 0 <= value < 1e14
+
+
+def _count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+_RACED: Mapping[str, _Check] = {
+    "name": _text,
+    "default": lambda value: type(value) is bool,
+    "status": lambda value: value in STATUSES,
+    "detail": _text,
+    **dict.fromkeys(("wall_us", "device_us", "host_us", "predicted_us"), _is_time),
+    "peak_bytes": lambda value: value is None or _count(value),
+    "walls": lambda value: isinstance(value, list) and len(value) <= MOST_WALLS and all(map(_sure, value)),
+}
+_REGION: Mapping[str, _Check] = {
+    "role": lambda value: value in ROLES,
+    "region": lambda value: value == -1 or _count(value),
+    **dict.fromkeys(("key", "executor", "variant", "model"), _text),
+    **dict.fromkeys(("ops", "times"), _count),
+    **dict.fromkeys(
+        ("predicted_device_us", "predicted_host_us", "spread", "device_us", "host_us", "roofline_us"), _is_time
+    ),
+}
+
+
+def _records(what: str, kind: type[Any], checks: Mapping[str, _Check], found: Any, most: int) -> tuple[Any, ...]:
+    if not isinstance(found, list) or len(found) > most:
+        raise StoreError(f"evidence lists {what} at most {most} times")
+    return tuple(_record(what, kind, checks, one) for one in found)
+
+
+def _record(what: str, kind: type[Any], checks: Mapping[str, _Check], found: Any) -> Any:
+    if not isinstance(found, dict) or found.keys() != checks.keys():
+        raise StoreError(f"{what} in evidence has exactly the fields {', '.join(checks)}")
+    for name, check in checks.items():
+        if not check(found[name]):
+            raise StoreError(f"{what} in evidence has {name} = {str(found[name])[:40]!r}")
+    return kind(**{name: tuple(value) if type(value) is list else value for name, value in found.items()})
