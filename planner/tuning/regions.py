@@ -28,15 +28,46 @@ class RegionBook:
             if key in self._asked:
                 continue
             self._asked.add(key)
-            found = self.session.store.find_measurements(key, self.session.environment)
-            if isinstance(found, Miss):
-                continue
-            for one in sorted(found, key=lambda measurement: measurement.measured_at):
-                self._take(case, (one.executor, one.variant), _timing(one.status, one.device_us, one.host_us))
-                self.session.reused += 1
+            for one in self._found(key):
+                if one.run not in self.session.unfinished:
+                    self._reuse(case, one)
 
     def measure(self, wanted: Sequence[tuple[Case, tuple[Choice, ...]]]) -> None:
-        """Vet and race the choices of each region; failures are rows, and no choice is tried twice."""
+        """Vet and race the choices of each region; failures are rows, and no choice is tried twice.
+
+        What another device of this kind is measuring now is waited for.
+        """
+        claims = self.session.claims
+        with claims.taken(case.region.key for case, _ in wanted) as mine:
+            self._measure(self._left([one for one in wanted if one[0].region.key in mine]))
+        others = [one for one in wanted if one[0].region.key not in mine]
+        claims.wait(case.region.key for case, _ in others)
+        self._left(others)
+
+    def _found(self, key: str) -> list[Measurement]:
+        """What the database has on a region, the latest last."""
+        found = self.session.store.find_measurements(key, self.session.environment)
+        if isinstance(found, Miss):
+            return []
+        return [one for one in sorted(found, key=lambda one: one.measured_at) if self.session.counts(one)]
+
+    def _reuse(self, case: Case, one: Measurement) -> None:
+        self._take(case, (one.executor, one.variant), _timing(one.status, one.device_us, one.host_us))
+        self.session.reused += 1
+
+    def _left(self, wanted: Sequence[tuple[Case, tuple[Choice, ...]]]) -> list[tuple[Case, tuple[Choice, ...]]]:
+        """What nobody has measured by now; what an interrupted run or another device has, is taken."""
+        left = []
+        for case, choices in wanted:
+            latest = {(one.executor, one.variant): one for one in self._found(case.region.key)}
+            for choice in sorted(choices, key=choices_order):
+                if choice in latest:
+                    self._reuse(case, latest[choice])
+            if rest := tuple(choice for choice in choices if choice not in latest):
+                left.append((case, rest))
+        return left
+
+    def _measure(self, wanted: Sequence[tuple[Case, tuple[Choice, ...]]]) -> None:
         regions = {case.region.key: case for case, _ in wanted}
         fit = self._vet(wanted)
         rule = replace(REGION_RULE, most=max(REGION_RULE.least, self.session.effort.region_blocks))

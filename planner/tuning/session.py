@@ -10,8 +10,10 @@ from typing import Protocol
 from fuseplan.measure.jobs import Job, Outcome
 from fuseplan.models import CostModel
 from fuseplan.search.effort import Effort
+from fuseplan.tuning.claims import Claims
 from fuseplan.tuning.progress import Progress
 from fuseplan.tuning_db.environment import Environment
+from fuseplan.tuning_db.records import Measurement
 from fuseplan.tuning_db.store import Store
 
 LEAST_REGION_S = 20.0
@@ -51,6 +53,17 @@ class Session:
     spent_s: float = 0.0
     measured: int = 0
     reused: int = 0
+    claims: Claims = field(default_factory=Claims)
+    """What other devices of this kind are measuring."""
+    unfinished: frozenset[str] = frozenset()
+    """Runs on this program that were interrupted. What they have measured is taken when it is asked for, not before: so
+    this run goes the way that they went, and ends where they would have ended."""
+    anew: str | None = None
+    """Failures that are older than this moment are tried again."""
+
+    def counts(self, one: Measurement) -> bool:
+        """Whether what was measured earlier still says something."""
+        return one.status == "ok" or self.anew is None or one.measured_at >= self.anew
 
     @property
     def on_gpu(self) -> bool:
