@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from functorch.compile import default_partition, min_cut_rematerialization_partition
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx import GraphModule
+from torch.utils.checkpoint import CheckpointPolicy
 
 from fuseplan.capture import capture_fx
 from fuseplan.capture.composites import composites_kept
@@ -24,7 +26,20 @@ from fuseplan.segment import order_edges
 if TYPE_CHECKING:
     from fuseplan.runtime.cudagraph import CudaGraphLaunch
 
-_PARTITIONS = {"min-cut": min_cut_rematerialization_partition, "all": default_partition}
+
+def _min_cut(joint: GraphModule, *args: Any, **options: Any) -> tuple[GraphModule, GraphModule]:
+    """Torch's own cut, but for log_softmax, which is computed again from its input.
+
+    Torch takes it in pieces, and so reads the logits again; whole, it would be saved instead. For a language model that
+    is one value per token and word, in float32 for logits of half the width: written in the forward for the backward alone.
+    """
+    for node in joint.graph.nodes:
+        if node.target is torch.ops.aten._log_softmax.default:
+            node.meta.setdefault("recompute", CheckpointPolicy.PREFER_RECOMPUTE)
+    return min_cut_rematerialization_partition(joint, *args, **options)
+
+
+_PARTITIONS = {"min-cut": _min_cut, "all": default_partition}
 
 
 def compile_segmented(

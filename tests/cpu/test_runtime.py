@@ -114,6 +114,27 @@ def test_either_saving_policy_gives_eagers_gradients(saving: str) -> None:
     assert torch.equal(grads[0], grads[1])
 
 
+def test_the_logits_of_a_loss_are_saved_as_they_came() -> None:
+    """Saved as float32 log-probabilities they would take twice the memory, and be written for nothing else."""
+    torch._dynamo.reset()
+
+    def loss(x: torch.Tensor, w: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy((x @ w).float(), labels)
+
+    labels = torch.randint(0, 50, (16,))
+    compiled = torch.compile(loss, backend="fuseplan", options={"plan": SegmentedPlan()})
+    grads = []
+    for step in (loss, compiled):
+        torch.manual_seed(0)
+        x, w = torch.randn(16, 8, dtype=torch.bfloat16), torch.randn(8, 50, dtype=torch.bfloat16, requires_grad=True)
+        step(x, w, labels).backward()
+        grads.append(w.grad)
+    assert torch.equal(grads[0], grads[1])
+    forward = next(one.graph for one in programs_of(compiled_by(compiled))[0].graphs if one.role == "forward")
+    kinds = [forward.types[out.name] for out in forward.outputs if isinstance(out, Ref)]
+    assert [kind.dtype for kind in kinds if isinstance(kind, TensorType) and kind.shape == (16, 50)] == ["bfloat16"]
+
+
 def test_every_named_plan_is_told_apart_in_stats() -> None:
     before = fuseplan.stats().get("programs", 0)
     run("aten")
