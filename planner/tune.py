@@ -29,6 +29,7 @@ from fuseplan.runtime.compiler import devices_of
 from fuseplan.search.costs import Timings
 from fuseplan.search.effort import Effort
 from fuseplan.tuning import plans
+from fuseplan.tuning.evidence import keep_regions, regions_of
 from fuseplan.tuning.keep import Of, Tuned, keep, keep_failure, keep_prediction, recalled
 from fuseplan.tuning.ledger import PlanLedger, Settings
 from fuseplan.tuning.progress import Progress, Silent, bar
@@ -223,7 +224,9 @@ class Tuner:
             ledger.tell(entry, rows.get(entry.name), noise)
         if verdict is None:
             return keep_failure(session, of, "no default of this launch runs here", [*known, *cut], rows)
-        return keep(session, of, verdict, [*known, *cut], _moves(search, verdict.winner.plan))
+        winner = verdict.winner.plan
+        keep_regions(search, [entry.plan for entry in fit])
+        return keep(session, of, verdict, [*known, *cut], _moves(search, winner), regions_of(search, winner))
 
     def _capture(self, session: Session, trace: Trace) -> Found | str:
         """The program's graphs, its attention with proven masks; or why it cannot be had."""
@@ -239,7 +242,8 @@ class Tuner:
         if not proposals:
             return Tuned(of.key, of.name, of.launch, "failed", detail="no graph of it can be cut")
         best = proposals[0]
-        return keep_prediction(session, of, best.plan, best.predicted_us, _moves(search, best.plan))
+        regions = regions_of(search, best.plan)
+        return keep_prediction(session, of, best.plan, best.predicted_us, _moves(search, best.plan), regions)
 
     def _session(self, trace: Trace, model: Roofline) -> Session:
         name = trace.name or trace.key[:12]

@@ -18,6 +18,7 @@ from fuseplan.measure.pool import Workers
 from fuseplan.models import Machine, Roofline
 from fuseplan.search.effort import Effort
 from fuseplan.tuning import plans
+from fuseplan.tuning.evidence import raced_of
 from fuseplan.tuning.keep import Of, keep_defaults
 from fuseplan.tuning.plans import Entry, Verdict
 from fuseplan.tuning.progress import Progress, Silent
@@ -142,7 +143,10 @@ def _raced(session: Session, of: Of, contest: Contest, text: str) -> list[Stored
         results.append(
             _evidence(session, of, StoredPlan(of.key, contest.here, verdict.winner.plan), verdict, "default")
         )
-    return results
+    if verdict is None:
+        return results
+    raced = raced_of(list(by_plan.values()), rows)
+    return [replace(one, evidence=replace(one.evidence, raced=raced).bounded()) for one in results]
 
 
 def _standing(

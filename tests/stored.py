@@ -104,7 +104,16 @@ def measurement(region: Graph = RELU, **fields: object) -> Measurement:
     """A good measurement of a region on HERE."""
     repeats = Repeats(device=(12.5, 12.75), host=(5.0, 5.125))
     good = Measurement(
-        region.key, HERE, "inductor", device_us=12.5, host_us=5.0, repeats=repeats, compile_s=0.5, measured_at=AT
+        region.key,
+        HERE,
+        "inductor",
+        device_us=12.5,
+        host_us=5.0,
+        repeats=repeats,
+        compile_s=0.5,
+        measured_at=AT,
+        predicted_us=20.0,
+        spread=0.25,
     )
     return replace(good, **fields)  # type: ignore[arg-type]
 

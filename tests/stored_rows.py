@@ -69,7 +69,8 @@ failures = st.builds(
 measurements = failures | st.builds(
     Measurement, st.sampled_from(GRAPHS).map(lambda graph: graph.key), environments,
     st.sampled_from(("aten", "inductor")), device_us=st.floats(0, 1e6), host_us=times, repeats=repeats,
-    peak_bytes=st.none() | st.integers(0, 2**40), run=run_keys, measured_at=moments,
+    peak_bytes=st.none() | st.integers(0, 2**40), run=run_keys, measured_at=moments, predicted_us=times,
+    spread=st.none() | st.floats(0, 5),
 )  # fmt: skip
 timings = st.builds(
     DefaultTiming, st.sampled_from(PROGRAMS), environments, st.sampled_from(("eager", "inductor")), sizes=boxes,

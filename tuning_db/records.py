@@ -98,6 +98,10 @@ class Measurement:
     """One line on what went wrong."""
     run: str | None = None
     measured_at: str = field(default_factory=clock.now)
+    predicted_us: float | None = None
+    """The device time that a cost model thought of before it heard this one."""
+    spread: float | None = None
+    """How sure it was: one standard deviation of the logarithm."""
 
     def row(self) -> Row:
         """The measurement as a logical row."""
@@ -217,7 +221,7 @@ def trace_key(program: Value, sizes: Value) -> str:
 def _row(record: Measurement | DefaultTiming | StoredPlan) -> dict[str, Value]:
     row: dict[str, Value] = {}
     for name, value in vars(record).items():
-        if name.endswith(("_us", "_s")) and value is not None:
+        if (name.endswith(("_us", "_s")) or name == "spread") and value is not None:
             if not math.isfinite(value):
                 raise StoreError(f"{name} is {value}, which is no time")
             row[name] = float(value) + 0.0  # minus zero would come back as zero, and its digest would not fit

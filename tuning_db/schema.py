@@ -161,6 +161,8 @@ TABLES = {
     repeats TEXT NOT NULL {_at_most("repeats", 2**20)},
     detail TEXT NOT NULL {_at_most("detail", 4000)},
     measured_at TEXT NOT NULL {_time("measured_at")},
+    predicted_us REAL {_measured("predicted_us")},
+    spread REAL {_measured("spread")},
     {_UNIQUE_DIGEST},
     CHECK (status <> 'ok' OR device_us IS NOT NULL)
 ) STRICT""",

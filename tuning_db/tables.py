@@ -138,7 +138,7 @@ MEASUREMENT = Table(
     {
         "region": "text", "environment": "text", "run": "text", "executor": "text", "variant": "text",
         "status": "text", "device_us": "real", "host_us": "real", "compile_s": "real", "peak_bytes": "integer",
-        "repeats": "text", "detail": "text", "measured_at": "text",
+        "repeats": "text", "detail": "text", "measured_at": "text", "predicted_us": "real", "spread": "real",
     },
     {"region": "region", "environment": "environment", "run": "run"},
 )  # fmt: skip

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fuseplan.graph import Graph, Ref
-from fuseplan.models import CostModel, Work, WorkTable
+from fuseplan.models import CostModel, Prediction, Work, WorkTable
 from fuseplan.search.solve import Option
 from fuseplan.segment import Region, Segmentation, extract, flow_of, is_anchor
 
@@ -45,6 +45,8 @@ class Timings:
     """All that is known of regions, by their keys: out of the database, and from this run."""
 
     known: dict[str, dict[Choice, Timing]] = field(default_factory=dict)
+    foreseen: dict[tuple[str, Choice], Prediction] = field(default_factory=dict)
+    """What a model said of each before it heard how long it takes: what is known cannot be predicted any more."""
 
     def of(self, key: str) -> Mapping[Choice, Timing]:
         """What is known of one region."""

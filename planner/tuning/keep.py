@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, replace
 from fuseplan.capture.trace import Trace
 from fuseplan.measure.jobs import Row
 from fuseplan.plan import Plan
+from fuseplan.tuning.evidence import raced_of
 from fuseplan.tuning.plans import Entry, Verdict
 from fuseplan.tuning.session import Session
-from fuseplan.tuning_db import Box, DefaultTiming, StoredPlan
+from fuseplan.tuning_db import Box, DefaultTiming, Evidence, RegionEvidence, StoredPlan
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,18 @@ class Of:
     sizes: Box = field(default_factory=Box)
 
 
-def keep(session: Session, of: Of, verdict: Verdict, entries: Sequence[Entry], moves: Sequence[str]) -> Tuned:
-    """Write the verdict on `entries` into the database, those that failed among them; return it for people."""
+def keep(
+    session: Session,
+    of: Of,
+    verdict: Verdict,
+    entries: Sequence[Entry],
+    moves: Sequence[str],
+    regions: tuple[RegionEvidence, ...] = (),
+) -> Tuned:
+    """Write the verdict on `entries` into the database, those that failed among them; return it for people.
+
+    `regions` are those of the plan that won.
+    """
     rows, winner, best = verdict.rows, verdict.winner, verdict.best_default
     keep_defaults(session, of, entries, rows)
     row, best_us = rows[winner.name], rows[best.name].wall_us
@@ -96,7 +107,7 @@ def keep(session: Session, of: Of, verdict: Verdict, entries: Sequence[Entry], m
         of.key, session.environment, winner.plan, status, sizes=of.sizes, predicted_us=winner.predicted_us,
         wall_us=row.wall_us, device_us=row.device_us, host_us=row.host_us, noise_us=noise_us,
         peak_bytes=row.peak_bytes, best_default=best.name, best_default_us=best_us, moves="\n".join(moves),
-        run=session.run,
+        evidence=Evidence(raced_of(entries, rows), regions).bounded(), run=session.run,
     )  # fmt: skip
     known = _known(session, stored)
     session.store.add_plan(stored if known is None else replace(stored, word=known.word))  # a person's word stays
@@ -106,11 +117,18 @@ def keep(session: Session, of: Of, verdict: Verdict, entries: Sequence[Entry], m
     )  # fmt: skip
 
 
-def keep_prediction(session: Session, of: Of, plan: Plan, predicted_us: float, moves: Sequence[str]) -> Tuned:
+def keep_prediction(
+    session: Session,
+    of: Of,
+    plan: Plan,
+    predicted_us: float,
+    moves: Sequence[str],
+    regions: tuple[RegionEvidence, ...] = (),
+) -> Tuned:
     """Write down a plan that nobody has raced: it is unverified, and only used by those who ask for such."""
     stored = StoredPlan(
         of.key, session.environment, plan, "unverified", sizes=of.sizes, predicted_us=predicted_us,
-        moves="\n".join(moves), run=session.run,
+        moves="\n".join(moves), evidence=Evidence(regions=regions).bounded(), run=session.run,
     )  # fmt: skip
     known = _known(session, stored)
     if known is None or (known.status == "unverified" and known.word is None):  # else more is known of it than this

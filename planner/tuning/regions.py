@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from fuseplan.graph import Graph
 from fuseplan.measure.jobs import REGION_RULE, Job, Outcome, RaceRegion, Row, VetRegion, choice_name
+from fuseplan.models import Prediction
 from fuseplan.models import Row as ModelRow
 from fuseplan.search.costs import PLAIN, Case, Choice, Timing, Timings
 from fuseplan.tuning.session import Session
@@ -23,10 +25,9 @@ class RegionBook:
 
     def recall(self, cases: Sequence[Case]) -> None:
         """Take what the database has on these regions, here or from an earlier run."""
-        for case in cases:
-            key = case.region.key
-            if key in self._asked:
-                continue
+        new = {case.region.key: case for case in cases if case.region.key not in self._asked}
+        self._foresee(list(new.values()))
+        for key, case in new.items():
             self._asked.add(key)
             for one in self._found(key):
                 if one.run not in self.session.unfinished:
@@ -43,6 +44,13 @@ class RegionBook:
         others = [one for one in wanted if one[0].region.key not in mine]
         claims.wait(case.region.key for case, _ in others)
         self._left(others)
+
+    def _foresee(self, cases: Sequence[Case]) -> None:
+        """Note what the model thinks of these regions, before it learns what they take."""
+        asked = [(case, choice) for case in cases for choice in case.choices]
+        predicted = self.session.model.predict([(case.work, *choice) for case, choice in asked])
+        for (case, choice), prediction in zip(asked, predicted, strict=True):
+            self.timings.foreseen.setdefault((case.region.key, choice), prediction)
 
     def _found(self, key: str) -> list[Measurement]:
         """What the database has on a region, the latest last."""
@@ -109,7 +117,11 @@ class RegionBook:
 
     def _keep(self, case: Case, rows: Sequence[tuple[Choice, Row]]) -> None:
         session = self.session
-        found = [_measurement(case.region, choice, row, session) for choice, row in rows]
+        foreseen = self.timings.foreseen
+        found = [
+            _measurement(case.region, choice, row, session, foreseen.get((case.region.key, choice)))
+            for choice, row in rows
+        ]
         session.store.add_measurements(case.region, found)
         session.measured += len(found)
         for choice, row in rows:
@@ -132,7 +144,7 @@ def _timing(status: str, device_us: float | None, host_us: float | None) -> Timi
     return Timing(status, device_us, host_us or 0.0)
 
 
-def _measurement(region: Graph, choice: Choice, row: Row, session: Session) -> Measurement:
+def _measurement(region: Graph, choice: Choice, row: Row, session: Session, foreseen: Prediction | None) -> Measurement:
     return Measurement(
         region.key,
         session.environment,
@@ -145,4 +157,6 @@ def _measurement(region: Graph, choice: Choice, row: Row, session: Session) -> M
         repeats=row.repeats,
         detail=row.detail,
         run=session.run,
+        predicted_us=foreseen.device_us if foreseen is not None and math.isfinite(foreseen.device_us) else None,
+        spread=None if foreseen is None else foreseen.spread,
     )

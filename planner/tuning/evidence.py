@@ -1,0 +1,122 @@
+"""The evidence for a plan: the race that it won, and each of its regions as it was predicted and measured."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from fuseplan.measure.jobs import Row
+from fuseplan.models import Machine, Work
+from fuseplan.plan import Plan, SegmentedPlan
+from fuseplan.search.costs import Case, RegionCosts, units_of
+from fuseplan.segment import Region, Segmentation
+from fuseplan.tuning.plans import Entry
+from fuseplan.tuning.segments import Search, measurable
+from fuseplan.tuning_db.evidence import MOST_WALLS, Raced, RegionEvidence, told
+
+ALONE = -1
+"""The place of an op that no region holds."""
+
+
+def raced_of(entries: Sequence[Entry], rows: Mapping[str, Row]) -> tuple[Raced, ...]:
+    """All plans that were looked at, with how they did; those that there was no time for are not among them."""
+    return tuple(_raced(entry, rows[entry.name]) for entry in entries if entry.name in rows)
+
+
+def _raced(entry: Entry, row: Row) -> Raced:
+    return Raced(
+        told(entry.name), entry.default, row.status, told(row.detail), row.wall_us, row.device_us, row.host_us,
+        row.peak_bytes, _finite(entry.predicted_us), row.repeats.wall[:MOST_WALLS],
+    )  # fmt: skip
+
+
+def regions_of(search: Search, plan: Plan) -> tuple[RegionEvidence, ...]:
+    """The regions of a plan in the order in which they run, and the ops that ATen runs alone; equal ones of those once."""
+    found: list[RegionEvidence] = []
+    alone: dict[tuple[str, str], int] = {}
+    for number, place, unit in _units(search, plan):
+        one = _region(search, number, place, unit)
+        known = alone.get((one.role, one.key)) if place == ALONE else None
+        if known is not None:
+            found[known] = replace(found[known], times=found[known].times + 1)
+            continue
+        if place == ALONE:
+            alone[one.role, one.key] = len(found)
+        found.append(one)
+    return tuple(found)
+
+
+def keep_regions(search: Search, plans: Sequence[Plan]) -> None:
+    """Write down which regions the graphs were cut into: it is how what was measured of a program is found again."""
+    often: dict[int, dict[str, int]] = {}
+    cases: dict[str, Case] = {}
+    for plan in plans:
+        times: dict[int, Counter[str]] = {}
+        for number, _, unit in _units(search, plan):
+            case = search.costs[number].case(unit.ops, unit.recompute)
+            if measurable(case.region):
+                cases[case.region.key] = case
+                times.setdefault(number, Counter())[case.region.key] += 1
+        for number, counted in times.items():
+            most = often.setdefault(number, {})
+            most |= {key: max(count, most.get(key, 0)) for key, count in counted.items()}
+    for number, counts in often.items():
+        regions = [(cases[key].region, count) for key, count in counts.items()]
+        search.session.store.add_regions(search.graphs[number], regions)
+
+
+def _units(search: Search, plan: Plan) -> Iterator[tuple[int, int, Region]]:
+    """All that a plan runs: the number of its graph, its place among the regions of that, and what it is."""
+    if not isinstance(plan, SegmentedPlan) or not plan.parts:
+        return
+    cuts = {part.role: part.segmentation for part in plan.parts}
+    for number, role in enumerate(search.roles):
+        cut = cuts.get(role, Segmentation())
+        places = {region.ops: place for place, region in enumerate(cut.regions)}
+        for unit in units_of(search.graphs[number], cut):
+            yield number, places.get(unit.ops, ALONE), unit
+
+
+def _region(search: Search, number: int, place: int, unit: Region) -> RegionEvidence:
+    costs, session = search.costs[number], search.session
+    case = costs.case(unit.ops, unit.recompute)
+    predicted = _predicted(costs, case, unit)
+    timing = costs.timings.of(case.region.key).get((unit.executor, unit.variant))
+    measured = timing is not None and timing.status == "ok"
+    machine = getattr(session.model, "machine", None)
+    return RegionEvidence(
+        search.roles[number], place, case.region.key, unit.executor, unit.variant, len(case.region.ops), 1,
+        _finite(predicted[0]), _finite(predicted[1]), _finite(predicted[2]),
+        _finite(timing.device_us) if timing is not None and measured else None,
+        _finite(timing.host_us) if timing is not None and measured else None,
+        _finite(bound_us(case.work, machine)) if isinstance(machine, Machine) else None,
+        type(session.model).__name__.lower(),
+    )  # fmt: skip
+
+
+def _predicted(costs: RegionCosts, case: Case, unit: Region) -> tuple[float, float, float]:
+    """Device time, host time and spread: as foreseen before it was measured, and of what never was, as thought now."""
+    choice = (unit.executor, unit.variant)
+    found = costs.timings.foreseen.get((case.region.key, choice))
+    if found is None:
+        (found,) = costs.model.predict([(case.work, *choice)])
+    return found.device_us, found.host_us, found.spread
+
+
+def bound_us(work: Work, machine: Machine) -> float:
+    """What a region takes at least, however it is run: what goes in and out, and its arithmetic, at the machine's rates.
+
+    >>> round(bound_us(Work(bytes_in=43_000_000, bytes_out=43_000_000), Machine.guess("NVIDIA H200")), 1)
+    20.0
+    """
+    memory = (work.bytes_in + work.bytes_out) * 1e-3 / machine.bandwidth_gbs
+    arithmetic = sum(anchor.flops * 1e-6 / machine.matmul_rate(anchor.dtype) for anchor in work.anchors)
+    elements = (work.pointwise + work.reduced) * 1e-6 / machine.pointwise_tops
+    return max(memory, arithmetic, elements)
+
+
+def _finite(time: float | None) -> float | None:
+    """What the database takes for a time."""
+    return time if time is not None and math.isfinite(time) and 0 <= time < 1e14 else None
