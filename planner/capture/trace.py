@@ -4,8 +4,9 @@ A worker measures any plan with it by `torch.compile(loaded.module, backend="fus
 eager and plain torch.compile: Dynamo captures the rebuilt module to a graph of the same key.
 """
 
+from fuseplan.capture.trace_calls import Calls
 from fuseplan.capture.trace_format import Trace, retarget
 from fuseplan.capture.trace_load import Loaded, load_trace
 from fuseplan.capture.trace_write import write_trace
 
-__all__ = ["Loaded", "Trace", "load_trace", "retarget", "write_trace"]
+__all__ = ["Calls", "Loaded", "Trace", "load_trace", "retarget", "write_trace"]

@@ -6,11 +6,14 @@ It holds sizes, types, modes and the calls, and how the values of the inputs are
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from fuseplan.capture.trace_calls import Calls, read_calls
 from fuseplan.capture.trace_edit import doubled, identity, moved
+from fuseplan.capture.trace_text import text_of
 from fuseplan.errors import GraphError
 from fuseplan.graph.limits import MAX_DOCUMENT, MAX_NESTING, MAX_RANK, short
 from fuseplan.graph.parse import load_json
@@ -44,15 +47,29 @@ class Trace:
     """The program's key. Of an edited trace, which no one has captured yet, the digest of its text."""
     name: str
     fields: Mapping[str, Any]
+    calls: tuple[Calls, ...] = ()
+    """How often it was called with which sizes, where that was counted. Two traces of one program may differ in it."""
+
+    @property
+    def times(self) -> int:
+        """How often it was called; once, if nobody counted."""
+        return sum(one.calls for one in self.calls) or 1
 
     def to_json(self) -> str:
         """The trace as one line of JSON."""
-        document = {"format": FORMAT, "key": self.key, "name": self.name, **self.fields}
-        return json.dumps(document, separators=(",", ":"), allow_nan=False)
+        return json.dumps(self._document(), separators=(",", ":"), allow_nan=False)
+
+    def to_text(self) -> str:
+        """The trace as JSON with one thing a line, for a file that a person may read and compare."""
+        return text_of(self._document()) + "\n"
+
+    def _document(self) -> dict[str, Any]:
+        calls = {"calls": [one.fields() for one in self.calls]} if self.calls else {}
+        return {"format": FORMAT, "key": self.key, "name": self.name, **calls, **self.fields}
 
     @staticmethod
     def from_json(text: str) -> Trace:
-        """Read what `to_json` wrote; a GraphError for anything else.
+        """Read what `to_json` or `to_text` wrote; a GraphError for anything else.
 
         >>> Trace.from_json("[]")
         Traceback (most recent call last):
@@ -61,11 +78,11 @@ class Trace:
         document = load_json(text)
         if not isinstance(document, dict) or "format" not in document:
             raise GraphError("not a trace: it has no 'format'")
-        if document.pop("format") != FORMAT:
-            raise GraphError(f"not a trace that this fuseplan reads: its format is not {FORMAT!r}")
+        _check_format(document.pop("format"))
         key, name = (_expect(document.pop(part, None), str, f"the {part}") for part in ("key", "name"))
+        calls = document.pop("calls", [])
         check_fields(document)
-        return Trace(key, name, document)
+        return Trace(key, name, document, read_calls(calls, document["symbols"]))
 
     def in_double(self) -> Trace:
         """The same program in double precision, of the same values: the reference for a check of numbers."""
@@ -76,7 +93,7 @@ class Trace:
         return self._edited(moved(self.fields, device))
 
     def _edited(self, fields: Mapping[str, Any]) -> Trace:
-        return self if fields == self.fields else Trace(identity(fields), self.name, fields)
+        return self if fields == self.fields else replace(self, key=identity(fields), fields=fields)
 
 
 def retarget(trace: Trace, device: str) -> Trace:
@@ -87,6 +104,15 @@ def retarget(trace: Trace, device: str) -> Trace:
     {'cuda': 'bfloat16'}
     """
     return trace.on(device)
+
+
+def _check_format(found: object) -> None:
+    if found == FORMAT:
+        return
+    other = re.fullmatch(r"fuseplan trace (\d{1,9})", found) if isinstance(found, str) else None
+    if other is not None and int(other[1]) > int(FORMAT.split()[-1]):
+        raise GraphError(f"its format is {found!r}, which a newer fuseplan wrote: this one reads {FORMAT!r}")
+    raise GraphError(f"not a trace that this fuseplan reads: its format is not {FORMAT!r}")
 
 
 def check_fields(fields: Mapping[str, Any]) -> None:

@@ -33,8 +33,11 @@ class Loaded:
     module: nn.Module
     tensors: Tensors
 
-    def inputs(self, seed: int = 0, sizes: Mapping[str, int] | None = None) -> list[Tensor]:
-        """New arguments of the module, the same for the same seed; `sizes` gives dynamic sizes by their names."""
+    def inputs(self, seed: int = 0, sizes: Mapping[str, int] | None = None) -> list[Any]:
+        """New arguments of the module, the same for the same seed; `sizes` gives dynamic sizes by their names.
+
+        They are tensors, and integers that are no tensor's size.
+        """
         return self.tensors.arguments(seed, sizes or {})
 
     @contextmanager
@@ -63,7 +66,7 @@ class Loaded:
                 stack.enter_context(torch.autocast(device, named(dtype) if dtype else None, enabled=dtype is not None))
             yield
 
-    def step(self, call: Call | None = None, args: Sequence[Tensor] | None = None) -> list[Any]:
+    def step(self, call: Call | None = None, args: Sequence[Any] | None = None) -> list[Any]:
         """Run `call` (the module itself, or what was compiled of it) once, and backward where gradients are recorded.
 
         Backward starts from fixed random numbers, since the gradient of a plain sum through a norm or a softmax is
@@ -71,7 +74,8 @@ class Loaded:
         """
         args = self.inputs() if args is None else args
         for leaf in (*self.tensors.parameters, *args):
-            leaf.grad = None
+            if isinstance(leaf, Tensor):
+                leaf.grad = None
         with self.modes():
             outputs = list((self.module if call is None else call)(*args))
         wanted = [out for out in outputs if isinstance(out, Tensor) and out.requires_grad]
@@ -131,9 +135,12 @@ def _build(trace: Trace, tensors: Tensors, base: torch.device | None) -> GraphMo
         if item["kind"] != "size":
             graph.call_function(getattr, (values[i], "dtype"))
             continue
-        source, dim = tensors.source_of_size(i)
-        shape = graph.call_function(getattr, (values[source], "shape"))
-        values[i] = graph.call_function(operator.getitem, (shape, dim))
+        source = tensors.source_of_size(i)
+        if source is None:
+            graph.call_function(callable, (values[i],))
+            continue
+        shape = graph.call_function(getattr, (values[source[0]], "shape"))
+        values[i] = graph.call_function(operator.getitem, (shape, source[1]))
     for name, tensor in tensors.attributes():
         setattr(module, name, tensor) if isinstance(tensor, nn.Parameter) else module.register_buffer(name, tensor)
     return Builder(Targets(), base).module(graph, module, values, fields)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.sym_node import DynamicInt
 
 from fuseplan.capture.to_fx import SizeSpace
 from fuseplan.capture.trace_args import device_named, named
@@ -14,9 +15,6 @@ from fuseplan.capture.trace_values import make
 from fuseplan.errors import GraphError
 from fuseplan.graph.expr import symbols_in
 from fuseplan.graph.limits import short
-
-_SIZE_CARRIER = 0
-"""A size that no tensor has comes as the first size of a tensor without elements, or torch.compile would fix it."""
 
 
 class Tensors:
@@ -48,28 +46,28 @@ class Tensors:
         for i, tensor in self.owned.items():
             yield self.name(i), tensor
 
-    def arguments(self, seed: int, sizes: Mapping[str, int]) -> list[Tensor]:
-        """What the module takes, anew."""
+    def arguments(self, seed: int, sizes: Mapping[str, int]) -> list[Any]:
+        """What the module takes, anew: tensors, and integers that are no tensor's size."""
         known = self._sizes(sizes)
         bases: dict[int, Tensor] = {}
         with torch.inference_mode(False):
             return [self._argument(i, known, seed, bases) for i in self.argument_numbers]
 
-    def source_of_size(self, number: int) -> tuple[int, int]:
-        """The input, and its dimension, that a size is read from."""
+    def source_of_size(self, number: int) -> tuple[int, int] | None:
+        """The input, and its dimension, that a size is read from; None of a number that is no tensor's size."""
         size = self._items[number]["size"]
         for i, item in enumerate(self._items):
             if item["kind"] != "size" and size in item["shape"]:
                 return i, item["shape"].index(size)
-        return number, _SIZE_CARRIER
+        return None
 
-    def leaves(self, args: list[Tensor]) -> Iterator[tuple[str, Tensor]]:
+    def leaves(self, args: Sequence[Any]) -> Iterator[tuple[str, Tensor]]:
         """What gradients are collected for."""
         for i, tensor in self.owned.items():
             if tensor.requires_grad:
                 yield self.name(i), tensor
         for i, tensor in zip(self.argument_numbers, args, strict=True):
-            if tensor.requires_grad:
+            if isinstance(tensor, Tensor) and tensor.requires_grad:
                 yield self.name(i), tensor
 
     def tangent(self, number: int, output: Tensor) -> Tensor:
@@ -103,11 +101,12 @@ class Tensors:
                 elif self.owned[i]._version != was:
                     self.owned[i].copy_(self._laid_out(i, sizes, self._seed, bases))
 
-    def after(self, args: list[Tensor], kept: Mapping[int, Any]) -> dict[str, Tensor]:
+    def after(self, args: Sequence[Any], kept: Mapping[int, Any]) -> dict[str, Tensor]:
         """All that a program may have written, as it is now; of the parameters, those that it did write."""
         written = [i for i, was in kept.items() if isinstance(was, Tensor) or self.owned[i]._version != was]
         copies = {self.name(i): self.owned[i].detach().clone() for i in written}
-        return copies | {self.name(i): arg.detach() for i, arg in zip(self.argument_numbers, args, strict=True)}
+        given = zip(self.argument_numbers, args, strict=True)
+        return copies | {self.name(i): arg.detach() for i, arg in given if isinstance(arg, Tensor)}
 
     def cuda_devices(self) -> list[int]:
         found = {t.device.index for t in self.owned.values() if t.is_cuda}
@@ -121,7 +120,7 @@ class Tensors:
         return bool(kinds & {"parameter", "buffer"}) and item["kind"] != "size"
 
     def _is_argument(self, number: int, item: Mapping[str, Any]) -> bool:
-        return item["kind"] != "size" or self.source_of_size(number)[0] == number
+        return item["kind"] != "size" or self.source_of_size(number) is None
 
     def _storages(self) -> dict[int, list[int]]:
         groups: dict[int, list[int]] = {}
@@ -135,12 +134,11 @@ class Tensors:
         tensor = self._laid_out(number, sizes, self._seed, bases)
         return nn.Parameter(tensor, requires_grad=item["grad"]) if item["kind"] == "parameter" else tensor
 
-    def _argument(self, number: int, sizes: Mapping[str, int], seed: int, bases: dict[int, Tensor]) -> Tensor:
+    def _argument(self, number: int, sizes: Mapping[str, int], seed: int, bases: dict[int, Tensor]) -> Any:
         item = self._items[number]
         if item["kind"] == "size":
-            carrier = torch.empty(self._size(item["size"], sizes), 0)
-            torch._dynamo.maybe_mark_dynamic(carrier, _SIZE_CARRIER)
-            return carrier
+            # an int would be fixed; as the size of a tensor it would be captured with the range that sizes have
+            return DynamicInt(self._size(item["size"], sizes))
         tensor = self._laid_out(number, sizes, seed, bases)
         tensor.requires_grad_(item["grad"])
         if not item["leaf"]:
