@@ -12,12 +12,8 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map
 
-FACTOR = 4.0
-"""How much larger than eager's error another order of the same float operations may be."""
-FEW = 64
-"""Elements up to which a tensor is too small a sample of eager's error."""
-ULPS = 8.0
-"""What is granted on top, in units of the largest value's last place: eager may be exact by luck."""
+# The numbers are the product's; how they are applied is stated a second time here, as a judge of its own.
+from fuseplan.measure.agreement import FACTOR, FEW, ULPS
 
 
 def assert_as_accurate(actual: Any, eager: Any, reference: Any) -> None:
