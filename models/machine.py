@@ -37,6 +37,8 @@ class Machine:
     """What PyTorch takes on the host to call one op; nothing on a CPU, where all of it is device time."""
     view_device_us: float
     view_host_us: float
+    units: float = 108.0
+    """Multiprocessors of a GPU, cores of a CPU: how many blocks run side by side."""
 
     def matmul_rate(self, dtype: str) -> float:
         """The rate of matmuls in `dtype`; of one that is not known, the rate of float32 or else the lowest."""
@@ -90,6 +92,7 @@ class _Sheet:
     half_tflops: float
     float32_tflops: float
     l2_mib: float
+    units: float
     fp8: bool = False
 
     def machine(self, name: str) -> Machine:
@@ -116,28 +119,29 @@ class _Sheet:
             launch_host_us=7.5,
             view_device_us=0.0,
             view_host_us=1.3,
+            units=self.units,
         )
 
 
 # In the order in which names are searched: an H100 PCIe is also an H100.
 _GPUS = {
-    "B200": _Sheet(7000.0, 1550.0, 70.0, 126.0, fp8=True),
-    "H200": _Sheet(4300.0, 790.0, 50.0, 60.0, fp8=True),
-    "H100 PCIE": _Sheet(1800.0, 520.0, 40.0, 50.0, fp8=True),
-    "H100": _Sheet(3000.0, 700.0, 50.0, 50.0, fp8=True),
-    "H20": _Sheet(3600.0, 130.0, 36.0, 60.0, fp8=True),
-    "A100": _Sheet(1700.0, 270.0, 18.0, 40.0),
-    "A10": _Sheet(520.0, 70.0, 24.0, 6.0),
-    "L40": _Sheet(760.0, 200.0, 70.0, 96.0, fp8=True),
-    "L4": _Sheet(260.0, 80.0, 24.0, 48.0, fp8=True),
-    "V100": _Sheet(800.0, 95.0, 14.0, 6.0),
-    "T4": _Sheet(250.0, 40.0, 7.0, 4.0),
-    "RTX 5090": _Sheet(1600.0, 200.0, 90.0, 96.0, fp8=True),
-    "RTX 4090": _Sheet(900.0, 160.0, 70.0, 72.0, fp8=True),
-    "RTX 3090": _Sheet(840.0, 70.0, 30.0, 6.0),
-    "MI300": _Sheet(4000.0, 600.0, 80.0, 256.0, fp8=True),
+    "B200": _Sheet(7000.0, 1550.0, 70.0, 126.0, 148, fp8=True),
+    "H200": _Sheet(4300.0, 790.0, 50.0, 60.0, 132, fp8=True),
+    "H100 PCIE": _Sheet(1800.0, 520.0, 40.0, 50.0, 114, fp8=True),
+    "H100": _Sheet(3000.0, 700.0, 50.0, 50.0, 132, fp8=True),
+    "H20": _Sheet(3600.0, 130.0, 36.0, 60.0, 78, fp8=True),
+    "A100": _Sheet(1700.0, 270.0, 18.0, 40.0, 108),
+    "A10": _Sheet(520.0, 70.0, 24.0, 6.0, 72),
+    "L40": _Sheet(760.0, 200.0, 70.0, 96.0, 142, fp8=True),
+    "L4": _Sheet(260.0, 80.0, 24.0, 48.0, 58, fp8=True),
+    "V100": _Sheet(800.0, 95.0, 14.0, 6.0, 80),
+    "T4": _Sheet(250.0, 40.0, 7.0, 4.0, 40),
+    "RTX 5090": _Sheet(1600.0, 200.0, 90.0, 96.0, 170, fp8=True),
+    "RTX 4090": _Sheet(900.0, 160.0, 70.0, 72.0, 128, fp8=True),
+    "RTX 3090": _Sheet(840.0, 70.0, 30.0, 6.0, 82),
+    "MI300": _Sheet(4000.0, 600.0, 80.0, 256.0, 304, fp8=True),
 }
-_UNKNOWN_GPU = _Sheet(800.0, 100.0, 20.0, 32.0)
+_UNKNOWN_GPU = _Sheet(800.0, 100.0, 20.0, 32.0, 80)
 _GPU_MAKERS = ("NVIDIA", "GEFORCE", "TESLA", "QUADRO", "RTX", "RADEON", "INSTINCT")
 
 
@@ -156,4 +160,5 @@ def _cpu(name: str) -> Machine:
         launch_host_us=0.0,
         view_device_us=0.4,
         view_host_us=0.0,
+        units=4.0,
     )

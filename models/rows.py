@@ -7,9 +7,12 @@ every other line is one row:
     {"region": key, "family": "bert-1x128", "island": key, "choice": "0-4,7", "executor": "inductor",
      "variant": "default", "status": "ok", "device_us": 12.5, "host_us": 20.1, "peak_bytes": 1024}
 
-`island` is what the region was cut out of; rows of equal island are alternatives and parts of one decision. `choice` are
-the numbers of the region's ops within the island, those computed again after a `+`: with them, cuts of an island can be
-put together from its rows and compared. Times are missing from rows whose status is not `ok`.
+`island` is what the region was cut out of, and `choice` the numbers of its ops there, those computed again after a `+`.
+Times are missing from rows whose status is not `ok`. Lastly, a line for each island says how it was cut, a move from one
+way to the next, and what runs then:
+
+    {"cuts": key, "family": "bert-1x128", "segmentations": [
+        {"name": "maximal", "base": "", "units": [["0-4,7", key], …]}, {"name": "evict 7", "base": "maximal", …}]}
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from __future__ import annotations
 import json
 import lzma
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -48,16 +51,38 @@ class Measured:
     @property
     def ok(self) -> bool:
         """Whether there are times."""
-        return self.status == "ok" and 0 < self.device_us < math.inf and 0 <= self.host_us < math.inf
+        return self.status == "ok" and 0 <= self.device_us < math.inf and 0 <= self.host_us < math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """One way to cut an island."""
+
+    name: str
+    """The move, and where: `evict 7`."""
+    base: str
+    """The cut that it was made from by that move, or nothing."""
+    units: tuple[tuple[str, str], ...]
+    """The choice and the region key of all that runs, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Island:
+    """One island with ways to cut it."""
+
+    key: str
+    family: str
+    cuts: tuple[Cut, ...]
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of one environment, with the graphs of their regions."""
+    """The rows of one environment, with the graphs of their regions, and the islands that those are cut from."""
 
     header: Mapping[str, Any]
     rows: tuple[Measured, ...]
     graphs: Mapping[str, Graph] = field(repr=False)
+    islands: tuple[Island, ...] = ()
 
     @property
     def device(self) -> str:
@@ -76,24 +101,27 @@ def read_rows(path: Path) -> Rows:
     header: dict[str, Any] = {}
     rows: list[Measured] = []
     graphs: dict[str, Graph] = {}
+    islands: list[Island] = []
+    number = 1
     try:
         with _open(path) as lines:
             for number, line in enumerate(lines, 1):
-                try:
-                    content = json.loads(line)
-                    if number == 1:
-                        header = _header(content)
-                    elif "graph" in content:
-                        graphs[content["graph"]] = _graph(content["json"])
-                    else:
-                        rows.append(_row(content))
-                except (KeyError, TypeError, ValueError, GraphError) as error:
-                    raise OptionError(f"{path}, line {number}: not a row: {error}") from error
-    except (OSError, EOFError, lzma.LZMAError, UnicodeDecodeError) as error:
+                content = json.loads(line)
+                if number == 1:
+                    header = _header(content)
+                elif "cuts" in content:
+                    islands.append(_island(content))
+                elif "graph" in content:
+                    graphs[content["graph"]] = _graph(content["json"])
+                else:
+                    rows.append(_row(content))
+    except (OSError, EOFError, lzma.LZMAError) as error:
         raise OptionError(f"{path} cannot be read: {error}") from error
+    except (AttributeError, KeyError, TypeError, ValueError, GraphError) as error:
+        raise OptionError(f"{path}, line {number}: not a row: {type(error).__name__}: {error}") from error
     if missing := sorted({row.region for row in rows} - graphs.keys()):
         raise OptionError(f"{path}: {len(missing)} regions have rows but no graph, the first is {missing[0]}")
-    return Rows(header, tuple(rows), graphs)
+    return Rows(header, tuple(rows), graphs, tuple(islands))
 
 
 def write_rows(path: Path, rows: Rows) -> None:
@@ -103,47 +131,6 @@ def write_rows(path: Path, rows: Rows) -> None:
     part = path.with_name(f"{path.name}.part")
     part.write_bytes(lzma.compress(text, preset=9) if path.suffix == ".xz" else text)
     part.replace(path)
-
-
-def choice_ops(choice: str) -> tuple[frozenset[int], frozenset[int]] | None:
-    """The ops of a choice, and those that it computes again; None where it is some other name.
-
-    >>> choice_ops("0-2,7+9") == (frozenset({0, 1, 2, 7}), frozenset({9}))
-    True
-    >>> choice_ops("whole") is None
-    True
-    """
-    own, _, again = choice.partition("+")
-    try:
-        return frozenset(_numbers(own)), frozenset(_numbers(again))
-    except ValueError:
-        return None
-
-
-def choice_name(ops: Iterable[int], recompute: Iterable[int] = ()) -> str:
-    """How a set of ops of an island is written.
-
-    >>> choice_name([7, 0, 1, 2], [9])
-    '0-2,7+9'
-    """
-    again = _runs(recompute)
-    return f"{_runs(ops)}+{again}" if again else _runs(ops)
-
-
-def _numbers(text: str) -> Iterator[int]:
-    for part in filter(None, text.split(",")):
-        first, _, last = part.partition("-")
-        yield from range(int(first), int(last or first) + 1)
-
-
-def _runs(ops: Iterable[int]) -> str:
-    found: list[list[int]] = []
-    for op in sorted(ops):
-        if found and found[-1][1] == op - 1:
-            found[-1][1] = op
-        else:
-            found.append([op, op])
-    return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in found)
 
 
 def _open(path: Path) -> IO[str]:
@@ -168,6 +155,14 @@ def _row(content: Mapping[str, Any]) -> Measured:
     return Measured(*(str(content[name]) for name in names), *times, content.get("peak_bytes"))
 
 
+def _island(content: Mapping[str, Any]) -> Island:
+    cuts = (
+        Cut(str(cut["name"]), str(cut["base"]), tuple((str(choice), str(key)) for choice, key in cut["units"]))
+        for cut in content["segmentations"]
+    )
+    return Island(str(content["cuts"]), str(content["family"]), tuple(cuts))
+
+
 def _lines(rows: Rows) -> Iterator[str]:
     yield _compact({"format": FORMAT, **rows.header})
     given: set[str] = set()
@@ -177,6 +172,9 @@ def _lines(rows: Rows) -> Iterator[str]:
             yield _compact({"graph": row.region, "json": json.loads(rows.graphs[row.region].to_json())})
         content = {name: getattr(row, name) for name in Measured.__slots__}
         yield _compact({name: one for name, one in content.items() if one is not None and one != math.inf})
+    for island in rows.islands:
+        cuts = [{"name": cut.name, "base": cut.base, "units": list(map(list, cut.units))} for cut in island.cuts]
+        yield _compact({"cuts": island.key, "family": island.family, "segmentations": cuts})
 
 
 def _compact(content: Any) -> str:

@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterable, Mapping
 from fuseplan.graph import Arg, Graph, Ref, TensorType
 from fuseplan.models.facts import OpFacts, Signature, bytes_of, facts_of
 from fuseplan.models.sizes import Sizes
-from fuseplan.models.work import Work
+from fuseplan.models.traits import op_traits, traits_of
+from fuseplan.models.work import Traits, Work
 
 
 def work_of(region: Graph, sizes: Mapping[str, int] | None = None) -> Work:
@@ -36,6 +37,12 @@ class WorkTable:
         }
         self._users = {name: frozenset(users) for name, users in graph.users.items()}
         self._kept = frozenset(name for arg in graph.outputs for name in _names(arg))
+        self._traits = [
+            op_traits(op, graph, facts, self._producer, known) for op, facts in zip(graph.ops, self._facts, strict=True)
+        ]
+        self._readers = [
+            frozenset(user for name in names for user in self._users.get(name, ())) for names in self._outputs
+        ]
 
     def of(self, ops: Iterable[int], recompute: Iterable[int] = (), wanted: Collection[str] | None = None) -> Work:
         """The work of `ops` and `recompute` as one region, as if it had been extracted.
@@ -52,12 +59,14 @@ class WorkTable:
                 fusion.skip(self._outputs[i])
             else:
                 fusion.add(i, facts, self._outputs[i])
+        given = set()
         for i in inside:
             for name in self._outputs[i]:
                 needed = self._escapes(name, inside, again) if wanted is None else name in wanted
                 if needed:
                     fusion.give_out(name)
-        return fusion.work()
+                    given.add(i)
+        return fusion.work(traits_of(sorted(inside | again), self._traits, given, self._readers))
 
     def _escapes(self, name: str, inside: frozenset[int], again: frozenset[int]) -> bool:
         if name in self._kept:
@@ -157,7 +166,7 @@ class _Fusion:
             self.given.add(origin)
             self.written += self.bytes_of[origin]
 
-    def work(self) -> Work:
+    def work(self, traits: Traits) -> Work:
         """All of it together."""
         bytes_in, between = 0, self.between
         for origin, kernels in self.read.items():
@@ -184,6 +193,7 @@ class _Fusion:
             special=sum([one.special for one in facts]),
             reduced=sum([one.reduced for one in facts]),
             anchors=tuple(sorted([one.anchor for one in facts if one.anchor is not None])),
+            traits=traits,
         )
 
 

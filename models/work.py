@@ -17,6 +17,59 @@ class AnchorWork:
     """What it reads and writes."""
 
 
+CLASSES = (
+    "pointwise", "special", "cast", "softmax", "norm", "norm_backward", "reduction", "move", "join", "gather", "random",
+    "library",
+)  # fmt: skip
+"""The classes of ops that are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """Shapes and structure of a region; a region of views alone has next to none."""
+
+    classes: tuple[int, ...] = (0,) * len(CLASSES)
+    """How many ops there are of each of CLASSES."""
+    largest: int = 0
+    """Elements of the largest tensor that an op computes with."""
+    inner: int = 0
+    """The innermost size of that tensor."""
+    item: int = 0
+    """Bytes of one of its elements."""
+    touched: int = 0
+    """Bytes of all operands and results, each time they are used: what the shares below are shares of."""
+    broadcast: int = 0
+    """Those of operands that are smaller than the result and repeated."""
+    aligned: int = 0
+    """Those whose rows lie at multiples of a vector load."""
+    strided: int = 0
+    """Those that do not lie row after row without gaps."""
+    wide: int = 0
+    """Those of elements of four bytes and more."""
+    sum_length: int = 0
+    """The most elements that one sum adds up."""
+    sums: int = 0
+    """How many sums there are, where they are the fewest."""
+    inner_sums: int = 0
+    """Ops that sum along memory."""
+    outer_sums: int = 0
+    """Ops that sum across it."""
+    axes: int = 0
+    """Distinct shapes of reductions: what cannot share one loop."""
+    depth: int = 0
+    """Ops on the longest chain."""
+    width: int = 0
+    """The most ops at equal distance from the inputs."""
+    live: int = 0
+    """The most values made here that are alive at once."""
+    head_views: int = 0
+    """Views that look at what comes in."""
+    tail_views: int = 0
+    """Views that nothing in here computes with."""
+    escaping: int = 0
+    """Values that others need and that ops in here read too."""
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
     """What has to be done, counted once for a region that is fused and, where that differs, for its ops one by one."""
@@ -52,6 +105,8 @@ class Work:
     """Elements that go into sums, maxima and the like."""
     anchors: tuple[AnchorWork, ...] = ()
     """Matmuls, convolutions, attention and what we cannot look into, sorted; what they move is in the bytes above too."""
+    traits: Traits = Traits()
+    """Its shapes and its structure: what learned models look at beside the amounts."""
 
     @property
     def bytes_moved(self) -> int:
