@@ -29,7 +29,7 @@ from fuseplan.runtime.compiler import devices_of
 from fuseplan.search.costs import Timings
 from fuseplan.search.effort import Effort
 from fuseplan.tuning import plans
-from fuseplan.tuning.evidence import keep_regions, regions_of
+from fuseplan.tuning.evidence import evidence_of, keep_regions
 from fuseplan.tuning.keep import Of, Tuned, keep, keep_failure, keep_prediction, recalled
 from fuseplan.tuning.ledger import PlanLedger, Settings
 from fuseplan.tuning.progress import Progress, Silent, bar
@@ -208,7 +208,8 @@ class Tuner:
         text = trace.to_json()
         own = replace(trace, key=of.key).to_json()  # an edited trace goes by another key until it is captured
         graphs = dict(zip(search.roles, search.graphs, strict=True))
-        self.store.add_program(of.key, of.name or None, graphs, trace=own, sizes=of.sizes)
+        calls = trace.times if trace.calls else 0  # nobody counted
+        self.store.add_program(of.key, of.name or None, graphs, trace=own, sizes=of.sizes, calls=calls)
         named = [*plans.defaults(session, launch), *plans.whole_candidates(session, found, launch)]
         ledger = PlanLedger(search, named, of.key, self.environment.key, self.settings)
         if not session.effort.measures:
@@ -226,7 +227,7 @@ class Tuner:
             return keep_failure(session, of, "no default of this launch runs here", [*known, *cut], rows)
         winner = verdict.winner.plan
         keep_regions(search, [entry.plan for entry in fit])
-        return keep(session, of, verdict, [*known, *cut], _moves(search, winner), regions_of(search, winner))
+        return keep(session, of, verdict, [*known, *cut], _moves(search, winner), evidence_of(search, winner))
 
     def _capture(self, session: Session, trace: Trace) -> Found | str:
         """The program's graphs, its attention with proven masks; or why it cannot be had."""
@@ -242,8 +243,8 @@ class Tuner:
         if not proposals:
             return Tuned(of.key, of.name, of.launch, "failed", detail="no graph of it can be cut")
         best = proposals[0]
-        regions = regions_of(search, best.plan)
-        return keep_prediction(session, of, best.plan, best.predicted_us, _moves(search, best.plan), regions)
+        evidence = evidence_of(search, best.plan)
+        return keep_prediction(session, of, best.plan, best.predicted_us, _moves(search, best.plan), evidence)
 
     def _session(self, trace: Trace, model: Roofline) -> Session:
         name = trace.name or trace.key[:12]

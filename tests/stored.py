@@ -21,6 +21,7 @@ from fuseplan.tuning_db import (
     RegionEvidence,
     Repeats,
     Run,
+    Start,
     Store,
     StoredPlan,
 )
@@ -61,6 +62,7 @@ EVIDENCE = Evidence(
         ),
         RegionEvidence("inference", -1, "fe" * 32, "aten", ops=1, times=12),
     ),
+    (Start("inference", "nvfuser", ((0, 1),)),),
 )
 TRACE = json.dumps(
     {"format": "fuseplan trace 1", "key": PROGRAM, "name": "GPT-2", "torch": "2.11.0", "nodes": [{"op": "é"}]},

@@ -1,7 +1,7 @@
 """The SQLite database of measurements and plans: never lost, never wrong, and it says why it misses."""
 
 from fuseplan.tuning_db.environment import Difference, Environment, needs_of
-from fuseplan.tuning_db.evidence import Evidence, Raced, RegionEvidence
+from fuseplan.tuning_db.evidence import Evidence, Raced, RegionEvidence, Start
 from fuseplan.tuning_db.layers import Places, places
 from fuseplan.tuning_db.records import (
     DefaultTiming,
@@ -33,6 +33,7 @@ __all__ = [
     "Repeats",
     "Run",
     "Stale",
+    "Start",
     "Store",
     "StoredPlan",
     "needs_of",

@@ -17,6 +17,8 @@ MOST_WALLS = 64
 """Blocks of one plan that are kept: enough to draw its race."""
 MOST_RACED = 1000
 MOST_REGIONS = 20_000
+MOST_OPS = 50_000
+"""Ops of the cuts that moves start from."""
 _LONGEST = 400
 _FORMAT = 1
 
@@ -64,6 +66,16 @@ class RegionEvidence:
 
 
 @dataclass(frozen=True)
+class Start:
+    """The cut of one graph that the plan's moves lead away from: what those would run who always fuse."""
+
+    role: str
+    executor: str
+    regions: tuple[tuple[int, ...], ...] = ()
+    """The ops of each, by their places in the graph."""
+
+
+@dataclass(frozen=True)
 class Evidence:
     """All that speaks for a plan.
 
@@ -74,15 +86,17 @@ class Evidence:
 
     raced: tuple[Raced, ...] = ()
     regions: tuple[RegionEvidence, ...] = ()
+    start: tuple[Start, ...] = ()
 
     def to_json(self) -> str:
         """One line of canonical JSON; nothing where there is no evidence."""
-        if not self.raced and not self.regions:
+        if self == NO_EVIDENCE:
             return ""
         document = {
             "format": _FORMAT,
             "raced": list(map(_plain, self.raced)),
             "regions": list(map(_plain, self.regions)),
+            "start": list(map(_plain, self.start)),
         }
         return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
@@ -95,19 +109,25 @@ class Evidence:
             found = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise StoreError(f"evidence is no JSON: {error}") from None
-        if not isinstance(found, dict) or set(found) != {"format", "raced", "regions"} or found["format"] != _FORMAT:
+        if (
+            not isinstance(found, dict)
+            or set(found) != {"format", "raced", "regions", "start"}
+            or found["format"] != _FORMAT
+        ):
             raise StoreError("evidence has a format that this fuseplan reads, raced plans and regions")
         raced = _records("a raced plan", Raced, _RACED, found["raced"], MOST_RACED)
-        return Evidence(raced, _records("a region", RegionEvidence, _REGION, found["regions"], MOST_REGIONS))
+        regions = _records("a region", RegionEvidence, _REGION, found["regions"], MOST_REGIONS)
+        return Evidence(raced, regions, _records("a start", Start, _START, found["start"], len(ROLES)))
 
     def bounded(self) -> Evidence:
         """As much of it as the database takes: of too many regions those stay that take longest."""
         raced = tuple(sorted(self.raced, key=lambda one: not one.default)[:MOST_RACED])
         kept = sorted(self.regions, key=_weight, reverse=True)[:MOST_REGIONS]
-        while kept and len(Evidence(raced, tuple(kept)).to_json()) > MAX_EVIDENCE:
+        start = self.start if sum(len(ops) for one in self.start for ops in one.regions) <= MOST_OPS else ()
+        while kept and len(Evidence(raced, tuple(kept), start).to_json()) > MAX_EVIDENCE:
             kept = kept[: len(kept) // 2]
         order = {id(one): place for place, one in enumerate(self.regions)}
-        return Evidence(raced, tuple(sorted(kept, key=lambda one: order[id(one)])))
+        return Evidence(raced, tuple(sorted(kept, key=lambda one: order[id(one)])), start)
 
 
 NO_EVIDENCE = Evidence()
@@ -128,13 +148,15 @@ def _weight(region: RegionEvidence) -> float:
     return (known or 0.0) * region.times
 
 
-def _plain(record: Raced | RegionEvidence) -> dict[str, Any]:
+def _plain(record: Raced | RegionEvidence | Start) -> dict[str, Any]:
     return {field.name: _value(field.name, getattr(record, field.name)) for field in fields(record)}
 
 
 def _value(name: str, value: Any) -> Any:
     if name == "walls":
         return [_time(name, time) for time in value]
+    if name == "regions":
+        return list(map(list, value))
     if value is not None and (name.endswith("_us") or name == "spread"):
         return _time(name, value)
     return value
@@ -165,6 +187,10 @@ def _count(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**63
 
 
+def _ops(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_count, value))
+
+
 _RACED: Mapping[str, _Check] = {
     "name": _text,
     "default": lambda value: type(value) is bool,
@@ -184,6 +210,12 @@ _REGION: Mapping[str, _Check] = {
     ),
 }
 
+_START: Mapping[str, _Check] = {
+    "role": lambda value: value in ROLES,
+    "executor": _text,
+    "regions": lambda value: isinstance(value, list) and all(map(_ops, value)) and sum(map(len, value)) <= MOST_OPS,
+}
+
 
 def _records(what: str, kind: type[Any], checks: Mapping[str, _Check], found: Any, most: int) -> tuple[Any, ...]:
     if not isinstance(found, list) or len(found) > most:
@@ -197,4 +229,8 @@ def _record(what: str, kind: type[Any], checks: Mapping[str, _Check], found: Any
     for name, check in checks.items():
         if not check(found[name]):
             raise StoreError(f"{what} in evidence has {name} = {str(found[name])[:40]!r}")
-    return kind(**{name: tuple(value) if type(value) is list else value for name, value in found.items()})
+    return kind(**{name: _frozen(value) for name, value in found.items()})
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if type(value) is list else value

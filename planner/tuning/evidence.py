@@ -14,7 +14,8 @@ from fuseplan.search.costs import Case, RegionCosts, units_of
 from fuseplan.segment import Region, Segmentation
 from fuseplan.tuning.plans import Entry
 from fuseplan.tuning.segments import Search, measurable
-from fuseplan.tuning_db.evidence import MOST_WALLS, Raced, RegionEvidence, told
+from fuseplan.tuning.worth import all_fused
+from fuseplan.tuning_db.evidence import MOST_WALLS, Evidence, Raced, RegionEvidence, Start, told
 
 ALONE = -1
 """The place of an op that no region holds."""
@@ -46,6 +47,22 @@ def regions_of(search: Search, plan: Plan) -> tuple[RegionEvidence, ...]:
             alone[one.role, one.key] = len(found)
         found.append(one)
     return tuple(found)
+
+
+def start_of(search: Search) -> tuple[Start, ...]:
+    """The cut that the moves of a plan lead away from, graph by graph."""
+    cuts = [all_fused(search, number) for number in range(len(search.graphs))]
+    executors = [cut.regions[0].executor if cut.regions else "aten" for cut in cuts]
+    return tuple(
+        Start(role, executor, tuple(region.ops for region in cut.regions))
+        for role, executor, cut in zip(search.roles, executors, cuts, strict=True)
+    )
+
+
+def evidence_of(search: Search, plan: Plan) -> Evidence:
+    """What is known of a plan but for its race."""
+    regions = regions_of(search, plan)
+    return Evidence(regions=regions, start=start_of(search) if regions else ())
 
 
 def keep_regions(search: Search, plans: Sequence[Plan]) -> None:

@@ -12,7 +12,8 @@ from fuseplan.plan import Plan
 from fuseplan.tuning.evidence import raced_of
 from fuseplan.tuning.plans import Entry, Verdict
 from fuseplan.tuning.session import Session
-from fuseplan.tuning_db import Box, DefaultTiming, Evidence, RegionEvidence, StoredPlan
+from fuseplan.tuning_db import Box, DefaultTiming, Evidence, StoredPlan
+from fuseplan.tuning_db.evidence import NO_EVIDENCE
 
 
 @dataclass(frozen=True)
@@ -92,11 +93,11 @@ def keep(
     verdict: Verdict,
     entries: Sequence[Entry],
     moves: Sequence[str],
-    regions: tuple[RegionEvidence, ...] = (),
+    evidence: Evidence = NO_EVIDENCE,
 ) -> Tuned:
     """Write the verdict on `entries` into the database, those that failed among them; return it for people.
 
-    `regions` are those of the plan that won.
+    `evidence` is what is known of the plan that won, but for its race.
     """
     rows, winner, best = verdict.rows, verdict.winner, verdict.best_default
     keep_defaults(session, of, entries, rows)
@@ -107,7 +108,7 @@ def keep(
         of.key, session.environment, winner.plan, status, sizes=of.sizes, predicted_us=winner.predicted_us,
         wall_us=row.wall_us, device_us=row.device_us, host_us=row.host_us, noise_us=noise_us,
         peak_bytes=row.peak_bytes, best_default=best.name, best_default_us=best_us, moves="\n".join(moves),
-        evidence=Evidence(raced_of(entries, rows), regions).bounded(), run=session.run,
+        evidence=replace(evidence, raced=raced_of(entries, rows)).bounded(), run=session.run,
     )  # fmt: skip
     known = _known(session, stored)
     session.store.add_plan(stored if known is None else replace(stored, word=known.word))  # a person's word stays
@@ -123,12 +124,12 @@ def keep_prediction(
     plan: Plan,
     predicted_us: float,
     moves: Sequence[str],
-    regions: tuple[RegionEvidence, ...] = (),
+    evidence: Evidence = NO_EVIDENCE,
 ) -> Tuned:
     """Write down a plan that nobody has raced: it is unverified, and only used by those who ask for such."""
     stored = StoredPlan(
         of.key, session.environment, plan, "unverified", sizes=of.sizes, predicted_us=predicted_us,
-        moves="\n".join(moves), evidence=Evidence(regions=regions).bounded(), run=session.run,
+        moves="\n".join(moves), evidence=evidence.bounded(), run=session.run,
     )  # fmt: skip
     known = _known(session, stored)
     if known is None or (known.status == "unverified" and known.word is None):  # else more is known of it than this

@@ -21,7 +21,7 @@ def moves_of(search: Search, plan: SegmentedPlan) -> tuple[str, ...]:
 
     Equal layers are cut alike: of moves that differ in their place alone, the first stands for all.
     """
-    start = [_all_fused(search, number) for number in range(len(search.graphs))]
+    start = [all_fused(search, number) for number in range(len(search.graphs))]
     target = [_part(plan, role) for role in search.roles]
     steps: list[_Step] = []
     now = list(start)
@@ -41,7 +41,7 @@ def moves_of(search: Search, plan: SegmentedPlan) -> tuple[str, ...]:
     return tuple(_lines(steps))
 
 
-def _all_fused(search: Search, number: int) -> Segmentation:
+def all_fused(search: Search, number: int) -> Segmentation:
     """Every op that the first fusing executor takes, in regions as large as may be."""
     runners = [runner for runner in search.runners[number] if runner.name != "aten"]
     if not runners:

@@ -11,7 +11,7 @@ import pytest
 
 from fuseplan.errors import StoreError
 from fuseplan.tuning_db import Box, Evidence, Hit, Raced, RegionEvidence
-from fuseplan.tuning_db.evidence import MOST_RACED, told
+from fuseplan.tuning_db.evidence import MOST_OPS, MOST_RACED, told
 from fuseplan.tuning_db.exchange.intake import merge
 from fuseplan.tuning_db.schema import MAX_EVIDENCE
 from stored import EVIDENCE, PROGRAM, TRACE, plan, question, store_at
@@ -52,6 +52,7 @@ def test_a_plan_without_evidence_is_as_good(tmp_path: Path) -> None:
         (("raced", 0, "status"), "fine"), (("raced", 0, "name"), "a\nb"), (("raced", 0, "name"), "x" * 401),
         (("regions", 0, "role"), "main"), (("regions", 0, "region"), -2), (("regions", 0, "ops"), True),
         (("regions", 0, "device_us"), 1e14), (("raced", 0, "peak_bytes"), 2**63), (("raced",), [1] * (MOST_RACED + 1)),
+        (("start", 0, "regions"), [[-1]]), (("start", 0, "regions"), [[0] * (MOST_OPS + 1)]), (("start", 0, "role"), ""),
     ],
 )  # fmt: skip
 def test_what_is_no_evidence_is_refused(path: tuple[Any, ...], value: object) -> None:
@@ -67,7 +68,9 @@ def test_what_is_no_evidence_is_refused(path: tuple[Any, ...], value: object) ->
         Evidence.from_json(json.dumps(document))
 
 
-@pytest.mark.parametrize("text", ["{", "[" * 100_000, "NaN", '{"format":1,"raced":[],"regions":NaN}', "null"])
+@pytest.mark.parametrize(
+    "text", ["{", "[" * 100_000, "NaN", '{"format":1,"raced":[],"regions":NaN,"start":[]}', "null"]
+)
 def test_what_is_no_json_of_evidence_is_refused(text: str) -> None:
     with pytest.raises(StoreError, match="evidence"):
         Evidence.from_json(text)
