@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from fuseplan.stats import stats
     from fuseplan.tune import tune
     from fuseplan.tuning.subject import traces_of
+    from fuseplan.tuning_db.dashboard.serve import dashboard
 
 __version__ = "0.1.0"
 
@@ -44,6 +45,7 @@ _HOME = {
     "UnsupportedError": "fuseplan.errors",
     "bisect": "fuseplan.bisect",
     "compile": "fuseplan.backend",
+    "dashboard": "fuseplan.tuning_db.dashboard.serve",
     "doctor": "fuseplan.doctor",
     "explain": "fuseplan.explain",
     "stats": "fuseplan.stats",
@@ -65,6 +67,7 @@ __all__ = [
     "__version__",
     "bisect",
     "compile",
+    "dashboard",
     "doctor",
     "explain",
     "stats",

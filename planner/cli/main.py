@@ -8,6 +8,7 @@ import click
 
 import fuseplan
 from fuseplan.cli.bisect import bisect
+from fuseplan.cli.dashboard import dashboard
 from fuseplan.cli.db import db
 from fuseplan.cli.doctor import doctor
 from fuseplan.cli.plan import plan
@@ -38,6 +39,7 @@ def main() -> None:
 
 
 main.add_command(bisect)
+main.add_command(dashboard)
 main.add_command(db)
 main.add_command(doctor)
 main.add_command(plan)

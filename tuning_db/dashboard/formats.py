@@ -1,0 +1,96 @@
+"""How numbers are written: with their unit, and "–" where there is none. static/table.js writes them alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+NONE = "–"
+
+
+def us(value: float | None) -> str:
+    """A time in microseconds, in the unit that fits it.
+
+    >>> us(12.34), us(4567.8), us(2_500_000), us(None)
+    ('12.3 µs', '4.57 ms', '2.50 s', '–')
+    """
+    if value is None:
+        return NONE
+    if abs(value) < 1000:
+        return f"{value:.1f} µs"
+    return f"{value / 1e3:,.2f} ms" if abs(value) < 1e6 else f"{value / 1e6:,.2f} s"
+
+
+def times(value: float | None) -> str:
+    """A ratio.
+
+    >>> times(1.234)
+    '1.23×'
+    """
+    if value is None:
+        return NONE
+    return f"{value:.3g}×" if value >= 1000 or 0 < value < 0.01 else f"{value:.2f}×"
+
+
+def percent(value: float | None) -> str:
+    """A share, to a tenth of a percent.
+
+    >>> percent(0.0123)
+    '1.2 %'
+    """
+    return NONE if value is None else f"{value * 100:,.1f} %"
+
+
+def count(value: float | None) -> str:
+    """A whole number with its thousands apart.
+
+    >>> count(1234567)
+    '1,234,567'
+    """
+    return NONE if value is None else f"{value:,.0f}"
+
+
+def size(value: float | None) -> str:
+    """Bytes, in the unit that fits them.
+
+    >>> size(3 * 2**20)
+    '3.0 MiB'
+    """
+    if value is None:
+        return NONE
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(value) < 1024:
+            return f"{value:,.0f} B" if unit == "B" else f"{value:,.1f} {unit}"
+        value /= 1024
+    return f"{value:,.1f} TiB"
+
+
+def seconds(value: float | None) -> str:
+    """A longer time.
+
+    >>> seconds(0.25), seconds(90), seconds(7200), seconds(864000)
+    ('250 ms', '90.0 s', '120 min', '240 h')
+    """
+    if value is None:
+        return NONE
+    amount = abs(value)
+    for limit, scale, unit, digits in (
+        (1e-3, 1e6, "µs", 0), (1, 1e3, "ms", 0), (120, 1, "s", 1), (7200.5, 1 / 60, "min", 0), (math.inf, 1 / 3600, "h", 0),
+    ):  # fmt: skip
+        if amount < limit:
+            return f"{value * scale:,.{digits}f} {unit}"
+    return f"{value:.3g} s"
+
+
+def when(value: str | None) -> str:
+    """A moment of the database, to the minute.
+
+    >>> when("2026-11-20T09:30:00.000Z")
+    '2026-11-20 09:30'
+    """
+    return value[:16].replace("T", " ") if value else NONE
+
+
+FILTERS: dict[str, Callable[..., str]] = {
+    "us": us, "times": times, "percent": percent, "count": count, "bytes": size, "seconds": seconds, "when": when,
+}  # fmt: skip

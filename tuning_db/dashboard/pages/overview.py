@@ -1,0 +1,221 @@
+"""The overview: whether tuning paid, by how much, and where to look next."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median, quantiles
+
+from fuseplan.tuning_db.dashboard.ask import Ask
+from fuseplan.tuning_db.dashboard.charts import Figure
+from fuseplan.tuning_db.dashboard.page import Page
+from fuseplan.tuning_db.dashboard.queries.slots import BEST, DEFAULTS, STANDINGS, Slot, slots
+from fuseplan.tuning_db.dashboard.reader import Reader
+
+_SHOWN = 8
+"""Programs in each of the two lists."""
+_BINS_PER_DOUBLING = 8
+_LEAST, _MOST = -3.0, 5.0
+"""Doublings that the distribution shows; what lies beyond is counted in its last bin."""
+
+
+@dataclass(frozen=True)
+class Gain:
+    """How much faster than one default, over all programs that were timed under both."""
+
+    default: str
+    programs: int
+    geomean: float | None = None
+    noise: float | None = None
+    """By how much the geomean may be off, relative: the noise of each race, as if they were independent."""
+    median: float | None = None
+    low: float | None = None
+    high: float | None = None
+    """What a tenth of the programs stay below, and above."""
+    faster: int = 0
+    same: int = 0
+    slower: int = 0
+    bins: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Calls times the difference to the best default."""
+
+    seconds: float | None
+    noise_s: float
+    of_s: float
+    """What those calls take under the best default."""
+    programs: int
+    calls: int
+
+
+@dataclass(frozen=True)
+class Overview:
+    """All that the page shows."""
+
+    slots: int
+    programs: int
+    environments: tuple[str, ...]
+    standings: Mapping[str, int]
+    stale: int
+    gains: tuple[Gain, ...]
+    saved: Saved
+    noise: float | None
+    """The median of the races' noise floors."""
+    noise_p90: float | None
+    unmeasured_noise: int
+    best: tuple[Slot, ...]
+    worst: tuple[Slot, ...]
+    figures: tuple[Figure, ...]
+
+
+def load(reader: Reader, ask: Ask) -> Overview:
+    """Read the slots that the filters let through, and sum them up."""
+    return summed(reader.remembered(("slots", ask.filters), lambda connection: slots(connection, ask.filters)))
+
+
+def summed(found: Sequence[Slot]) -> Overview:
+    """The overview of some slots."""
+    ranked = sorted((slot for slot in found if slot.speedup() is not None), key=lambda slot: slot.speedup() or 0.0)
+    gains = tuple(gain(default, found) for default in (BEST, *DEFAULTS))
+    noises = [slot.noise for slot in ranked if slot.noise is not None]
+    standings = Counter(slot.standing for slot in found)
+    return Overview(
+        len(found), len({slot.program for slot in found}),
+        tuple(sorted({f"{slot.device}, torch {slot.torch}" for slot in found})),
+        {name: standings[name] for name in STANDINGS}, sum(slot.stale for slot in found), gains, saved(found),
+        median(noises) if noises else None, share_below(noises, 0.9), len(ranked) - len(noises),
+        tuple(slot for slot in reversed(ranked[-_SHOWN:]) if slot.verdict == "good"),
+        tuple(slot for slot in ranked[:_SHOWN] if slot.verdict == "regression"), _figures(gains, ranked),
+    )  # fmt: skip
+
+
+def gain(default: str, found: Iterable[Slot]) -> Gain:
+    """The gain over one default."""
+    pairs = [(slot, ratio) for slot in found if (ratio := slot.speedup(default)) is not None]
+    if not pairs:
+        return Gain(default, 0)
+    ratios = sorted(ratio for _, ratio in pairs)
+    noise = math.sqrt(sum((slot.noise or 0.0) ** 2 for slot, _ in pairs)) / len(pairs)
+    faster = sum(ratio > 1 + (slot.noise or 0.0) for slot, ratio in pairs)
+    slower = sum(ratio * (1 + (slot.noise or 0.0)) < 1 for slot, ratio in pairs)
+    return Gain(
+        default, len(pairs), math.exp(math.fsum(map(math.log, ratios)) / len(pairs)), noise, median(ratios),
+        share_below(ratios, 0.1), share_below(ratios, 0.9), faster, len(pairs) - faster - slower, slower, _bins(ratios),
+    )  # fmt: skip
+
+
+def saved(found: Iterable[Slot]) -> Saved:
+    """What all recorded calls save. A program that was tuned for both launches is run under the faster one."""
+    fastest: dict[tuple[str, str, str], Slot] = {}
+    for slot in found:
+        if slot.saved_s is None:
+            continue
+        place = (slot.program, slot.environment, slot.sizes)
+        if place not in fastest or (slot.plan_us or 0.0) < (fastest[place].plan_us or 0.0):
+            fastest[place] = slot
+    chosen = list(fastest.values())
+    return Saved(
+        math.fsum(slot.saved_s or 0.0 for slot in chosen) if chosen else None,
+        math.sqrt(math.fsum(slot.saved_noise_s**2 for slot in chosen)),
+        math.fsum(slot.calls * (slot.best_us or 0.0) for slot in chosen) / 1e6,
+        len({slot.program for slot in chosen}), sum(slot.calls for slot in chosen),
+    )  # fmt: skip
+
+
+def share_below(values: Sequence[float], share: float) -> float | None:
+    """The value that this share of them stay below.
+
+    >>> share_below([1.0, 2.0, 3.0, 4.0, 5.0], 0.9)
+    4.6
+    """
+    if len(values) < 2:
+        return values[0] if values else None
+    return quantiles(values, n=10, method="inclusive")[round(share * 10) - 1]
+
+
+def _bins(ratios: Iterable[float]) -> tuple[int, ...]:
+    """How many lie in each bin of an eighth of a doubling; one bin has 1× in its middle."""
+    last = round((_MOST - _LEAST) * _BINS_PER_DOUBLING)
+    counted = [0] * (last + 1)
+    for ratio in ratios:
+        place = math.log2(ratio) if ratio > 0 else _LEAST
+        counted[round((min(max(place, _LEAST), _MOST) - _LEAST) * _BINS_PER_DOUBLING)] += 1
+    return tuple(counted)
+
+
+def bin_middle(index: int) -> float:
+    """The ratio in the middle of a bin."""
+    return float(2 ** (_LEAST + index / _BINS_PER_DOUBLING))
+
+
+def _figures(gains: Sequence[Gain], ranked: Sequence[Slot]) -> tuple[Figure, ...]:
+    if not ranked:
+        return ()
+    return (_distribution(gains), _sorted(ranked))
+
+
+def _distribution(gains: Sequence[Gain]) -> Figure:
+    shown = [one for one in gains if one.programs]
+    used = [index for one in shown for index, times in enumerate(one.bins) if times]
+    span = range(min(used), max(used) + 1)
+    middles = [bin_middle(index) for index in span]
+    traces = [
+        {
+            "type": "bar", "name": f"over {title(one.default)}", "x": middles, "y": [one.bins[index] for index in span],
+            "width": [middle * 0.08 for middle in middles],
+            "visible": True if one.default == BEST else "legendonly",
+            "marker": {"color": f"var(--series-{number + 1})"},
+            "hovertemplate": "about %{x:.2f}×: %{y} programs<extra></extra>",
+        }
+        for number, one in enumerate(shown)
+    ]  # fmt: skip
+    ticks = [0.125, 0.25, 0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 3, 4, 8, 16, 32]
+    layout = {
+        "barmode": "group", "bargap": 0.06,
+        "xaxis": {"type": "log", "title": {"text": "speed-up"}, "tickvals": ticks, "ticktext": [f"{tick:g}×" for tick in ticks]},
+        "yaxis": {"title": {"text": "programs"}, "rangemode": "tozero"},
+        "shapes": [{"type": "line", "x0": 1, "x1": 1, "yref": "paper", "y0": 0, "y1": 1, "line": {"color": "var(--muted)", "dash": "dot", "width": 1}}],
+    }  # fmt: skip
+    rows = [
+        [f"{middle:.2f}×", *(one.bins[index] for one in shown)] for index, middle in zip(span, middles, strict=True)
+    ]
+    return Figure(
+        "distribution", "Distribution of the speed-up", traces, layout, ["about", *(f"over {title(one.default)}" for one in shown)],
+        rows, "Click a default in the legend to show or hide it.",
+    )  # fmt: skip
+
+
+def _sorted(ranked: Sequence[Slot]) -> Figure:
+    """Every program from slowest to fastest. Of many, every so-manieth: the eye sees no more than a few hundred."""
+    step = max(1, len(ranked) // 400)
+    chosen = [*ranked[::step], ranked[-1]]
+    places = [100 * index / max(1, len(chosen) - 1) for index in range(len(chosen))]
+    ratios = [slot.speedup() or 0.0 for slot in chosen]
+    band = [slot.noise or 0.0 for slot in chosen]
+    traces = [
+        {"type": "scatter", "x": places, "y": [1 + one for one in band], "mode": "lines", "line": {"width": 0}, "showlegend": False, "hoverinfo": "skip"},
+        {"type": "scatter", "x": places, "y": [1 / (1 + one) for one in band], "mode": "lines", "line": {"width": 0}, "fill": "tonexty", "fillcolor": "var(--band)", "name": "noise", "hoverinfo": "skip"},
+        {"type": "scatter", "x": places, "y": ratios, "mode": "lines+markers" if len(ratios) < 60 else "lines", "name": "over the best default", "line": {"color": "var(--series-1)", "width": 2}, "text": [slot.title[:80] for slot in chosen], "hovertemplate": "%{y:.2f}×<br>%{text}<extra></extra>"},
+    ]  # fmt: skip
+    layout = {
+        "xaxis": {"title": {"text": "share of programs"}, "ticksuffix": " %", "range": [0, 100]},
+        "yaxis": {"type": "log", "title": {"text": "speed-up"}, "ticksuffix": "×", "tickformat": ".3~g", "nticks": 6},
+    }  # fmt: skip
+    tenths = [min(len(ranked) - 1, round(tenth * (len(ranked) - 1) / 10)) for tenth in range(11)]
+    rows = [[f"{10 * number} %", f"{ranked[index].speedup() or 0.0:.2f}×"] for number, index in enumerate(tenths)]
+    return Figure(
+        "sorted", "Every program over its best default, from slowest to fastest", traces, layout,
+        ["share of programs", "speed-up"], rows, "Within the grey band a difference is noise.",
+    )  # fmt: skip
+
+
+def title(default: str) -> str:
+    """What a default is called in a sentence."""
+    return "the best default" if default == BEST else default
+
+
+PAGE = Page("overview", "Overview", "overview.html", load, nav="Overview")

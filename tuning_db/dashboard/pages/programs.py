@@ -1,0 +1,93 @@
+"""The table of all programs: sorted by any column, searched, and downloaded as it is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fuseplan.tuning_db.dashboard.ask import Ask, Param
+from fuseplan.tuning_db.dashboard.page import Page
+from fuseplan.tuning_db.dashboard.queries.slots import Slot, slots
+from fuseplan.tuning_db.dashboard.reader import Reader
+from fuseplan.tuning_db.dashboard.table import PER_PAGE, Cell, Column, ordered, searched
+
+COLUMNS: tuple[Column[Slot], ...] = (
+    Column("program", "Program", "link", lambda slot: slot.title, searched=True),
+    Column("speedup", "Speed-up", "times", lambda slot: slot.speedup(), "Best default divided by the plan"),
+    Column("noise", "Noise", "percent", lambda slot: slot.noise, "How far two timings of one plan lie apart"),
+    Column("verdict", "Verdict", "verdict", lambda slot: slot.verdict if slot.verdict != "none" else None,
+           "Good and regression differ by more than the noise", searched=True),
+    Column("standing", "Status", "standing", lambda slot: slot.standing + (" (stale)" if slot.stale else ""), searched=True),
+    Column("plan_us", "Plan", "us", lambda slot: slot.plan_us, "Wall time of one call under the plan"),
+    Column("best_default", "Best default", "text", lambda slot: slot.best, searched=True),
+    Column("best_us", "its time", "us", lambda slot: slot.best_us),
+    Column("eager_us", "Eager", "us", lambda slot: slot.defaults.get("eager")),
+    Column("inductor_us", "Inductor", "us", lambda slot: slot.defaults.get("inductor")),
+    Column("nvfuser_greedy_us", "nvFuser greedy", "us", lambda slot: slot.defaults.get("nvfuser-greedy")),
+    Column("saved_s", "Saved", "seconds", lambda slot: slot.saved_s, "Recorded calls times the difference"),
+    Column("calls", "Calls", "count", lambda slot: slot.calls or None, "How often it was called while it was recorded"),
+    Column("peak_bytes", "Peak memory", "bytes", lambda slot: slot.peak_bytes),
+    Column("launch", "Launch", "text", lambda slot: slot.launch, searched=True),
+    Column("sizes", "Sizes", "text", lambda slot: slot.sizes or None, searched=True),
+    Column("device", "Device", "text", lambda slot: slot.device, searched=True),
+    Column("torch", "torch", "text", lambda slot: slot.torch, searched=True),
+    Column("nvfuser", "nvFuser", "text", lambda slot: slot.nvfuser or None, searched=True),
+    Column("changed_at", "Changed", "when", lambda slot: slot.changed_at or None),
+    Column("key", "Key", "text", lambda slot: slot.program, "Of the program's Dynamo graph", searched=True),
+)  # fmt: skip
+IDS = tuple(column.id for column in COLUMNS)
+SEARCHED = tuple(place for place, column in enumerate(COLUMNS) if column.searched)
+KEY = IDS.index("key")
+
+
+@dataclass(frozen=True)
+class Programs:
+    """The table, and the part of it that a page without scripts shows."""
+
+    columns: Sequence[Column[Slot]]
+    rows: Sequence[Sequence[Cell]]
+    """All that fit the search, sorted."""
+    total: int
+    """How many there are without the search."""
+    sort: str
+    descending: bool
+    wanted: str
+    number: int
+    """Of the page, from 1."""
+    key: int = KEY
+    noise: int = IDS.index("noise")
+    verdict: int = IDS.index("verdict")
+    searched: tuple[int, ...] = SEARCHED
+
+    @property
+    def pages(self) -> int:
+        """How many there are, at least one."""
+        return max(1, -(-len(self.rows) // PER_PAGE))
+
+    @property
+    def part(self) -> Sequence[Sequence[Cell]]:
+        """The rows of this page."""
+        return self.rows[(self.number - 1) * PER_PAGE : self.number * PER_PAGE]
+
+    @property
+    def first(self) -> int:
+        """The number of the first row of this page, from 0."""
+        return (self.number - 1) * PER_PAGE
+
+
+def load(reader: Reader, ask: Ask) -> Programs:
+    """Read, search, sort."""
+    found = reader.remembered(("slots", ask.filters), lambda connection: slots(connection, ask.filters))
+    rows = [tuple(column.value(slot) for column in COLUMNS) for slot in found]
+    sort = ask["sort"] or "speedup"
+    descending = ask["order"] == "down" if ask["order"] else COLUMNS[IDS.index(sort)].numeric
+    chosen = ordered(searched(rows, SEARCHED, ask["q"]), IDS.index(sort), descending)
+    table = Programs(COLUMNS, chosen, len(rows), sort, descending, ask["q"], 1)
+    return Programs(COLUMNS, chosen, len(rows), sort, descending, ask["q"], min(int(ask["page"] or 1), table.pages))
+
+
+PAGE = Page(
+    "programs", "Programs", "programs.html", load,
+    (Param("q"), Param("sort", f"({'|'.join(IDS)})?"), Param("order", "(up|down)?"), Param("page", r"([1-9]\d{0,6})?")),
+    nav="Programs",
+)  # fmt: skip

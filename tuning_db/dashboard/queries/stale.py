@@ -1,0 +1,47 @@
+"""Which plans are stale: something that they do not use has changed since, so that there may be a better one by now.
+
+A look-up asks this for the machine that it runs on. Here the newest environment in the database that a plan may run in
+stands for it.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+
+from fuseplan.tuning_db.environment import VERSIONED, Environment
+from fuseplan.tuning_db.lookup import environments
+
+_LATEST = """SELECT environment.key, max(plan.changed_at) FROM environment
+  JOIN plan ON plan.environment_id = environment.id GROUP BY environment.id"""
+# An executor stands in a plan's JSON as a word of its own.
+_PLANS = f"""SELECT plan.key, {", ".join(f"instr(plan.json, :{name}) > 0" for name in VERSIONED)}
+  FROM plan JOIN environment ON environment.id = plan.environment_id
+ WHERE environment.key = :older AND plan.status IN ('tuned', 'default') AND plan.word IS NOT 'disabled'
+   AND NOT EXISTS (SELECT 1 FROM plan AS newer JOIN environment AS place ON place.id = newer.environment_id
+                    WHERE newer.program_id = plan.program_id AND newer.launch = plan.launch
+                      AND newer.sizes = plan.sizes AND place.key = :newer)"""
+
+
+def stale_plans(connection: sqlite3.Connection) -> frozenset[str]:
+    """Their keys."""
+    return frozenset(_stale(connection))
+
+
+def _stale(connection: sqlite3.Connection) -> Iterator[str]:
+    known = environments(connection)
+    latest = {key: changed for key, changed in connection.execute(_LATEST).fetchall() if key in known}
+    words = {name: f'"{name}"' for name in VERSIONED}
+    for older in latest:
+        for newer in latest:
+            if latest[newer] <= latest[older] or known[older].differences(known[newer], ()):
+                continue
+            for key, *uses in connection.execute(_PLANS, {**words, "older": older, "newer": newer}):
+                needs = {name for name, used in zip(VERSIONED, uses, strict=True) if used}
+                if _worth_another_look(known[older], known[newer], needs):
+                    yield key
+
+
+def _worth_another_look(older: Environment, newer: Environment, needs: set[str]) -> bool:
+    """Whether the plan may run in the newer one, and was not chosen there."""
+    return not older.differences(newer, needs) and bool(older.other_differences(newer, needs))

@@ -1,0 +1,1 @@
+// to come: rows that are made as they come into sight
