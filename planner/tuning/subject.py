@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from fuseplan.capture.nvfuser_script import read_scripts
 from fuseplan.capture.trace import Trace, write_trace
-from fuseplan.errors import GraphError, OptionError
+from fuseplan.errors import OptionError
+from fuseplan.graph.limits import MAX_DOCUMENT
 from fuseplan.tuning_db import Box
 
 
@@ -33,25 +34,6 @@ def traces_of(call: Callable[..., Any], *args: Any, name: str = "", **kwargs: An
 
     torch.compile(call, backend=backend)(*args, **kwargs)
     return found
-
-
-def read_traces(path: Path) -> list[Trace]:
-    """The trace in a file, or those in the `*.json` of a folder; an error names the file that is none."""
-    try:
-        files = sorted(path.glob("*.json")) if path.is_dir() else [path]
-        texts = {file: file.read_bytes() for file in files}
-    except OSError as error:
-        raise OptionError(f"{error.filename or path} cannot be read: {error.strerror or error}") from None
-    if not texts:
-        raise OptionError(f"there is no trace in {path}: their names end in .json")
-    return [_read(file, text) for file, text in texts.items()]
-
-
-def _read(file: Path, text: bytes) -> Trace:
-    try:
-        return Trace.from_json(text.decode())
-    except (GraphError, UnicodeDecodeError) as error:
-        raise GraphError(f"{file} is no trace: {error}") from None
 
 
 def check_device(device: str) -> None:

@@ -1,0 +1,114 @@
+"""Writes the calls of a fusion into an FX graph, and runs each on fake tensors, so that shapes and dtypes are torch's own."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx import Graph, Node
+
+from fuseplan.capture.nvfuser_script.words import Number, Value
+
+Function = Callable[..., Any]
+
+DEVICE = torch.device("cuda", 0)
+"""Where nvFuser's fusions run."""
+MAX_CALLS = 20_000
+
+
+class Builder:
+    """The graph of one fusion, as it grows."""
+
+    def __init__(self) -> None:
+        self.graph = Graph()
+        self.mode = FakeTensorMode()
+        self.inputs: list[Value] = []
+        self.indices: dict[int, int] = {}
+        """For each input that is an index: how many there are to choose from."""
+        self._calls = 0
+
+    def input(self, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, on_cpu: bool) -> Value:
+        """One more input, laid out so."""
+        with self.mode:
+            device = torch.device("cpu") if on_cpu else DEVICE
+            fake = torch.empty_strided(list(shape), list(stride), dtype=dtype, device=device)
+        number = len(self.inputs)
+        self.inputs.append(Value(self.graph.placeholder(f"input_{number}"), fake, number))
+        return self.inputs[-1]
+
+    def call(self, target: Function, *args: Any, **kwargs: Any) -> Any:
+        """The result of a function of torch: a tensor, or a tuple of such."""
+        fakes, named = self._faked(args), self._faked(kwargs)
+        with self.mode:
+            fake = target(*fakes, **named)
+        return self._result(self.graph.call_function(target, _of(args, _node), _of(kwargs, _node)), fake)
+
+    def method(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """The result of a method of a tensor, which is the first of the arguments."""
+        fakes, named = self._faked(args), self._faked(kwargs)
+        with self.mode:
+            fake = getattr(fakes[0], name)(*fakes[1:], **named)
+        return self._result(self.graph.call_method(name, _of(args, _node), _of(kwargs, _node)), fake)
+
+    def elementwise(self, target: Function, *args: Any) -> Any:
+        """The result of a function of each element; of numbers alone, a number."""
+        if any(isinstance(arg, Value) for arg in args):
+            return self.call(target, *args)
+        numbers = [arg if isinstance(arg, Number) or arg is None else Number.of(arg) for arg in args]
+        result = target(*(None if n is None else torch.tensor(n.value, dtype=n.dtype) for n in numbers))
+        return Number(result.item(), result.dtype)
+
+    def tensor(self, number: Any) -> Value:
+        """A number as a tensor, for the functions of torch that take no number there."""
+        if isinstance(number, Value):
+            return number
+        known = number if isinstance(number, Number) else Number.of(number)
+        dtype = torch.get_default_dtype() if known.dtype == torch.float64 else known.dtype
+        result: Value = self.call(torch.full, [], known.value, dtype=dtype, device=DEVICE)
+        return result
+
+    def same_elements(self, value: Value, of: Value) -> Value:
+        """Note that a result has the elements of another tensor, moved or repeated."""
+        return Value(value.node, value.fake, of.source)
+
+    def index(self, value: Value, count: int) -> None:
+        """Note that a tensor holds numbers of elements, of which there are so many."""
+        if value.source is not None:
+            self.indices[value.source] = min(count, self.indices.get(value.source, count))
+
+    def _faked(self, args: Any) -> Any:
+        self._calls += 1
+        if self._calls > 2 * MAX_CALLS:
+            raise ValueError(f"a fusion of more than {MAX_CALLS} ops")
+        return _of(args, lambda value: value.fake)
+
+    def _result(self, node: Node, fake: Any) -> Any:
+        if isinstance(fake, FakeTensor):
+            return Value(node, fake)
+        parts = []
+        for i, part in enumerate(fake):
+            if isinstance(part, FakeTensor):
+                parts.append(self._result(self.graph.call_function(operator.getitem, (node, i)), part))
+            else:
+                parts.append(part)
+        return tuple(parts)
+
+
+def _node(value: Value) -> Node:
+    return value.node
+
+
+def _of(arg: Any, make: Callable[[Value], Any]) -> Any:
+    """Arguments with each tensor of the fusion replaced by what `make` gives, and each number by its value."""
+    if isinstance(arg, Value):
+        return make(arg)
+    if isinstance(arg, Number):
+        return arg.value
+    if isinstance(arg, (list, tuple)):
+        return type(arg)(_of(item, make) for item in arg)
+    if isinstance(arg, dict):
+        return {name: _of(item, make) for name, item in arg.items()}
+    return arg

@@ -1,0 +1,151 @@
+"""From the text of an nvFuser script to traces: a fusion becomes the FX graph of a program, which Dynamo then captures."""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from fuseplan.capture.nvfuser_script.builder import Builder
+from fuseplan.capture.nvfuser_script.calls import Handle
+from fuseplan.capture.nvfuser_script.definition import Definition
+from fuseplan.capture.nvfuser_script.interpreter import Interpreter, parameters
+from fuseplan.capture.nvfuser_script.sizes import ResizeError, Sizes
+from fuseplan.capture.nvfuser_script.source import Fusion, fusions, parse, run_on
+from fuseplan.capture.nvfuser_script.words import Example, fail
+from fuseplan.capture.trace_format import Trace
+from fuseplan.capture.trace_write import write_trace
+from fuseplan.errors import GraphError
+
+_READINGS = 1000
+"""How often a script without inputs is read again, at most once for each size that it leaves open."""
+
+
+def read_script(text: str, name: str = "") -> Trace:
+    """Return the program that an nvFuser script defines; a GraphError names the line of what is not understood.
+
+    The script is parsed and never executed. The program is for CUDA, with the sizes of the inputs that the script makes;
+    where it makes none, sizes are chosen, and a warning says which.
+
+    >>> trace = read_script('''
+    ... with FusionDefinition() as fd:
+    ...     t0 = fd.define_tensor(shape=[4, -1], contiguity=True)
+    ...     fd.add_output(fd.ops.relu(t0))
+    ... inputs = [torch.randn(4, 16, device="cuda")]
+    ... ''', "relu")
+    >>> trace.fields["inputs"][0]["shape"], trace.fields["nodes"][0]["target"]
+    ([4, 16], 'torch.relu')
+    """
+    traces = read_scripts(text, name)
+    if len(traces) != 1:
+        raise GraphError(f"the script defines {len(traces)} fusions, not one")
+    return traces[0]
+
+
+def read_scripts(text: str, name: str = "") -> list[Trace]:
+    """Return the programs of all fusions that a script defines, in their order.
+
+    >>> read_scripts("import torch")
+    Traceback (most recent call last):
+    fuseplan.errors.GraphError: no FusionDefinition in it: nothing that defines a tensor and adds an output
+    """
+    tree = parse(text)
+    found = fusions(tree)
+    if not found:
+        raise GraphError("no FusionDefinition in it: nothing that defines a tensor and adds an output")
+    names = [name] if len(found) == 1 else [f"{name}-{i}" for i in range(len(found))]
+    literals = frozenset(
+        node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and type(node.value) is int
+    )
+    loaded = frozenset(n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
+    return [_trace(fusion, label, literals, loaded) for fusion, label in zip(found, names, strict=True)]
+
+
+def _trace(fusion: Fusion, name: str, literals: frozenset[int], loaded: frozenset[str]) -> Trace:
+    given = _given(fusion)
+    sizes = Sizes(literals)
+    definition = _defined(fusion, given, sizes, loaded)
+    if given is None and sizes.choose():
+        definition = _defined(fusion, given, sizes, loaded)
+    if definition.made_up:
+        chosen = ", ".join(definition.made_up)
+        warnings.warn(f"fuseplan: {name or 'the script'} gives no inputs; chosen were {chosen}", stacklevel=4)
+    return _captured(definition, name)
+
+
+def _given(fusion: Fusion) -> list[Any] | None:
+    """The inputs that the script makes, one after the other; None where it makes none."""
+    expression = run_on(fusion)
+    if expression is None:
+        return None
+    made = Interpreter(fusion.scope).value(expression)
+    if not isinstance(made, (list, tuple)):
+        fail(expression, "the inputs of a fusion are a list")
+    flat: list[Any] = []
+    for item in made:
+        flat.extend(item) if isinstance(item, (list, tuple)) else flat.append(item)
+    for item in flat:
+        if not isinstance(item, (Example, bool, int, float, complex)):
+            fail(expression, "an input that is neither a tensor nor a number")
+    return flat
+
+
+def _defined(fusion: Fusion, given: Sequence[Any] | None, sizes: Sizes, loaded: frozenset[str]) -> Definition:
+    """The fusion, read until no size is learned any more."""
+    for _ in range(_READINGS):
+        definition = Definition(given, sizes)
+        reader = Interpreter(fusion.scope, definition)
+        reader.loaded = loaded
+        if fusion.defaults is not None:
+            reader.names |= parameters(reader, fusion.defaults, fusion.defaults, (), {})
+        reader.names[fusion.handle] = Handle()
+        try:
+            reader.run(fusion.body)
+        except ResizeError:
+            continue
+        try:
+            definition.finish()
+        except ValueError as error:
+            raise GraphError(f"line {fusion.line}: {error}") from None
+        return definition
+    raise GraphError(f"line {fusion.line}: the sizes of it do not fit together; give it inputs")
+
+
+def _captured(definition: Definition, name: str) -> Trace:
+    """What Dynamo makes of the program, so that its key is the one that the program has when it runs."""
+    builder, found = definition.builder, list[Trace]()
+    used = [i for i, value in enumerate(builder.inputs) if value.node.users]
+    _touch(builder, used)
+
+    def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Any:
+        found.append(write_trace(gm, example_inputs, name))
+        return gm.forward
+
+    program = GraphModule({}, builder.graph, class_name="Fusion")
+    with builder.mode, _plain_modes():
+        torch.compile(program, backend=backend, dynamic=False)(*(value.fake for value in builder.inputs))
+    if len(found) != 1 or len(found[0].fields["inputs"]) != len(used):
+        raise GraphError("the fusion computes nothing")
+    (trace,), spreads = found, definition.spreads()
+    inputs = [{**item, "values": spreads[i]} for item, i in zip(trace.fields["inputs"], used, strict=True)]
+    return Trace(trace.key, name, {**trace.fields, "inputs": inputs})
+
+
+def _touch(builder: Builder, used: Sequence[int]) -> None:
+    """Inputs are read in their order first, or Dynamo would order them by their first use."""
+    first = next(node for node in builder.graph.nodes if node.op != "placeholder")
+    with builder.graph.inserting_before(first):
+        for i in used:
+            builder.graph.call_function(getattr, (builder.inputs[i].node, "dtype"))
+
+
+@contextmanager
+def _plain_modes() -> Iterator[None]:
+    """A fusion has no gradients, and is what it is whatever its reader's modes are."""
+    with torch.no_grad(), torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=False):
+        yield
