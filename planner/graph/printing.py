@@ -82,12 +82,12 @@ def listing(graph: Graph) -> str:
     """The graph as Python-looking text, with the types as comments."""
     lines = [f"# {_symbol(symbol)}" for symbol in graph.symbols]
     lines.append("def graph(")
-    lines.extend(f"    {value.name},  # {_type(value.type)}" for value in graph.inputs)
+    lines.extend(f"    {value.name},  # {type_text(value.type)}" for value in graph.inputs)
     lines.append("):")
     for constant in graph.constants:
         data = constant.data if len(constant.data) <= 32 else f"{constant.data[:32]}…"
-        lines.append(f'    {constant.value.name} = constant("{data}")  # {_type(constant.value.type)}')
-    lines.extend(f"    {_op(op)}" for op in graph.ops)
+        lines.append(f'    {constant.value.name} = constant("{data}")  # {type_text(constant.value.type)}')
+    lines.extend(f"    {op_line(op)}" for op in graph.ops)
     lines.append(f"    return {', '.join(map(_arg, graph.outputs)) or 'None'}")
     return "\n".join(lines)
 
@@ -98,11 +98,12 @@ def _symbol(symbol: Symbol) -> str:
     return f"{symbol.low} <= {symbol.name}{high}{hint}"
 
 
-def _op(op: Op) -> str:
+def op_line(op: Op) -> str:
+    """One op as it stands in the listing of its graph."""
     arguments = [_arg(arg) for arg in op.args] + [f"{name}={_arg(arg)}" for name, arg in op.kwargs]
     call = f"{op.target}({', '.join(arguments)})"
     names = ", ".join(value.name for value in op.outputs)
-    notes = [", ".join(_type(value.type) for value in op.outputs)] if op.outputs else []
+    notes = [", ".join(type_text(value.type) for value in op.outputs)] if op.outputs else []
     notes.extend(_effects(op))
     comment = f"  # {'; '.join(notes)}" if notes else ""
     return f"{names} = {call}{comment}" if names else f"{call}{comment}"
@@ -134,7 +135,8 @@ def _arg(arg: Arg, depth: int = 0) -> str:
     return expression(arg)
 
 
-def _type(kind: Type) -> str:
+def type_text(kind: Type) -> str:
+    """What is known of a value, in a few words, as the listing has it."""
     from fuseplan.graph.ir import OpaqueType, ScalarType, TensorType
 
     if isinstance(kind, TensorType):

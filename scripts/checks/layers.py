@@ -14,7 +14,7 @@ from checks.project import ROOT, modules
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "log"),
     ("graph",),
-    ("segment", "models", "tuning_db", "plan", "options"),
+    ("segment", "models", "tuning_db", "plan", "options", "drawing"),
     ("capture", "executors", "measure", "search"),
     ("runtime", "stats"),
     ("lookup", "backend", "tune", "tuning", "verify", "explain", "doctor", "bisect"),
