@@ -29,7 +29,9 @@ def times(value: float | None) -> str:
     """
     if value is None:
         return NONE
-    return f"{value:.3g}×" if value >= 1000 or 0 < value < 0.01 else f"{value:.2f}×"
+    if value >= 1000:
+        return f"{value:,.0f}×"
+    return f"{value:.4f}×" if 0 < value < 0.01 else f"{value:.2f}×"
 
 
 def percent(value: float | None) -> str:

@@ -41,6 +41,11 @@ class Reader:
         """Like `read`, for what several pages show: read again once the file has changed."""
         return self._kept.get(key, self.token(), lambda: self.read(work))
 
+    @property
+    def file(self) -> str:
+        """The name of the file, for a command to paste: not where it lies."""
+        return self.database.path.name if self.database.path is not None else ""
+
     def token(self) -> object:
         """Equal as long as nothing was written."""
         return self.database.token()

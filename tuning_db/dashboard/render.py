@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -143,6 +143,13 @@ class Frame:
     def served(self, view: View) -> str:
         """One page as a document."""
         return self._render("served.html", view=view, url=view.links.url, ask=view.ask, choices=self.choices)
+
+    def exported(
+        self, views: Sequence[tuple[View, Markup]], links: Exported, *, icon: Asset, **more: object
+    ) -> str:  # fmt: skip
+        """All pages as one document."""
+        packed = b64encode(icon.content).decode("ascii")
+        return self._render("exported.html", views=views, url=links.url, icon=packed, **more)
 
     def message(self, title: str, text: str, links: Served, ask: Ask) -> str:
         """A page that says only this."""

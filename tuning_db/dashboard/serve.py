@@ -20,7 +20,7 @@ PORT = 8765
 
 
 @dataclass(frozen=True)
-class Exported:
+class Written:
     """What was written, and how much is in it."""
 
     path: Path
@@ -38,7 +38,7 @@ def dashboard(
     db: str | Path | Sequence[str | Path] | None = None, *, port: int = PORT, host: str = "127.0.0.1", open: bool = False,
     export: str | Path | None = None, token: str | None = None, names: Iterable[str] = (),
     tell: Callable[[str], object] = _print,
-) -> Exported | None:  # fmt: skip
+) -> Written | None:  # fmt: skip
     """Serve the dashboard of one or more databases until Ctrl-C, or write it into one file that needs no network.
 
     Without `db` it is the database that tuning writes to. On another `host` than this machine's own, a token is asked for:
@@ -47,7 +47,7 @@ def dashboard(
 
     >>> import fuseplan
     >>> fuseplan.dashboard("tuning.db", export="report.html")  # doctest: +SKIP
-    Exported(path=PosixPath('report.html'), bytes=5123456, sections=12)
+    Written(path=PosixPath('report.html'), bytes=5123456, sections=12)
     """
     needed.require()
     databases = _databases(db)

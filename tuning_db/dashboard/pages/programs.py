@@ -81,13 +81,15 @@ def load(reader: Reader, ask: Ask) -> Programs:
     rows = [tuple(column.value(slot) for column in COLUMNS) for slot in found]
     sort = ask["sort"] or "speedup"
     descending = ask["order"] == "down" if ask["order"] else COLUMNS[IDS.index(sort)].numeric
-    chosen = ordered(searched(rows, SEARCHED, ask["q"]), IDS.index(sort), descending)
+    chosen = searched(rows, SEARCHED, ask["q"])
+    if ask["order"] != "none":  # for the script, which sorts by itself, and from this order
+        chosen = ordered(chosen, IDS.index(sort), descending)
     table = Programs(COLUMNS, chosen, len(rows), sort, descending, ask["q"], 1)
     return Programs(COLUMNS, chosen, len(rows), sort, descending, ask["q"], min(int(ask["page"] or 1), table.pages))
 
 
 PAGE = Page(
     "programs", "Programs", "programs.html", load,
-    (Param("q"), Param("sort", f"({'|'.join(IDS)})?"), Param("order", "(up|down)?"), Param("page", r"([1-9]\d{0,6})?")),
+    (Param("q"), Param("sort", f"({'|'.join(IDS)})?"), Param("order", "(up|down|none)?"), Param("page", r"([1-9]\d{0,6})?")),
     nav="Programs",
 )  # fmt: skip
