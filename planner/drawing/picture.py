@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fuseplan.drawing.fold import Stretch, Unit, folded, units_of
@@ -222,22 +222,22 @@ def short_type(kind: Type) -> str:
     return f"{dtype}[{', '.join(map(str, kind.shape))}]"
 
 
-def _lumped(blocks: Sequence[Stretch], may: object, least: int = 1) -> list[Stretch]:
-    """Neighbours that may be lumped together, are; with `least` 2 they are taken in pairs."""
-    assert callable(may)
-    found: list[Stretch] = []
-    open_, pairs = False, 0
+def _lumped(blocks: Sequence[Stretch], may: Callable[[Stretch], bool], most: int | None = None) -> list[Stretch]:
+    """Neighbours that may be lumped together, are: up to `most` of them."""
+    groups: list[list[Stretch]] = []
+    growing = False
     for block in blocks:
-        can = bool(may(block))
-        if can and open_ and (least == 1 or pairs < least):
-            last = found.pop()
-            found.append(Stretch((tuple(unit for one in (last, block) for turn in one.turns for unit in turn),)))
-            pairs += 1
+        can = may(block)
+        if can and growing and (most is None or len(groups[-1]) < most):
+            groups[-1].append(block)
         else:
-            found.append(block)
-            pairs = 1
-        open_ = can
-    return found
+            groups.append([block])
+        growing = can
+    return [group[0] if len(group) == 1 else _lump(group) for group in groups]
+
+
+def _lump(blocks: Sequence[Stretch]) -> Stretch:
+    return Stretch((tuple(unit for block in blocks for turn in block.turns for unit in turn),))
 
 
 def _is_lump(block: Stretch) -> bool:
