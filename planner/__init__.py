@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fuseplan.explain import explain
     from fuseplan.graph import Graph
     from fuseplan.plan import Plan
+    from fuseplan.record import record
     from fuseplan.stats import stats
     from fuseplan.tune import tune
     from fuseplan.tuning.subject import traces_of
@@ -48,6 +49,7 @@ _HOME = {
     "dashboard": "fuseplan.tuning_db.dashboard.serve",
     "doctor": "fuseplan.doctor",
     "explain": "fuseplan.explain",
+    "record": "fuseplan.record",
     "stats": "fuseplan.stats",
     "traces_of": "fuseplan.tuning.subject",
     "tune": "fuseplan.tune",
@@ -70,6 +72,7 @@ __all__ = [
     "dashboard",
     "doctor",
     "explain",
+    "record",
     "stats",
     "traces_of",
     "tune",

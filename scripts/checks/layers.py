@@ -17,7 +17,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("segment", "models", "tuning_db", "plan", "options", "drawing"),
     ("capture", "executors", "measure", "search"),
     ("runtime", "stats"),
-    ("lookup", "backend", "tune", "tuning", "verify", "explain", "doctor", "bisect"),
+    ("lookup", "backend", "tune", "tuning", "verify", "explain", "doctor", "bisect", "record", "recording", "run"),
     ("cli", "tuning_db.dashboard", "measure.worker"),
 )
 TORCH_FREE = LAYERS[:3]

@@ -1,0 +1,182 @@
+"""What is recorded: each program once, for each box of its sizes, with its calls; and what could not be, and why.
+
+Nothing here imports torch: a recording begins before the script does, and a script may set variables that torch reads.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakSet
+
+from fuseplan.capture.trace_calls import Calls, larger
+from fuseplan.capture.trace_format import Trace, retarget
+from fuseplan.errors import FuseplanError
+from fuseplan.log import logger
+from fuseplan.recording.folder import keep
+from fuseplan.tuning_db import Box
+
+if TYPE_CHECKING:
+    from fuseplan.recording.counting import Sizes, Tally
+
+_WRITE_AGAIN_S = 20.0
+"""How often counts are written while a script runs, so that one that is killed has about the right ones."""
+_MOST_SIZES = 256
+"""Choices of sizes that a trace lists; the rest is counted with the most frequent one."""
+
+
+class Clock(Protocol):
+    """May have times that are still to be read."""
+
+    def settle(self) -> None:
+        """Read them."""
+        ...
+
+
+@dataclass
+class Entry:
+    """One program in one box of sizes."""
+
+    trace: Trace
+    names: tuple[str, ...]
+    tallies: dict[Sizes, Tally] = field(default_factory=dict)
+
+    def counted(self) -> Trace:
+        """The trace with its calls, most calls first."""
+        calls = [
+            Calls(dict(zip(self.names, sizes, strict=True)), tally.forward.runs, tally.seconds)
+            for sizes, tally in list(self.tallies.items())
+            if tally.forward.runs
+        ]
+        return replace(self.trace, calls=_shortened(larger(calls, ())))
+
+
+def _shortened(calls: tuple[Calls, ...]) -> tuple[Calls, ...]:
+    if len(calls) <= _MOST_SIZES:
+        return calls
+    first, rest = calls[0], calls[_MOST_SIZES:]
+    more, seconds = sum(one.calls for one in rest), sum(one.seconds for one in rest)
+    return (replace(first, calls=first.calls + more, seconds=first.seconds + seconds), *calls[1:_MOST_SIZES])
+
+
+class Recording:
+    """The programs that are met, while it is open. Nothing that goes wrong here reaches the script."""
+
+    def __init__(self, folder: Path | None = None, *, name: str = "", device: str | None = None) -> None:
+        self.folder = folder
+        self.device = device
+        self.open = True
+        self._name = name
+        self._entries: dict[tuple[str, Box], Entry] = {}
+        self._notes: dict[str, int] = {}
+        self._clocks: WeakSet[Clock] = WeakSet()
+        self._lock = threading.RLock()
+        self._written = monotonic()
+
+    @property
+    def programs(self) -> list[Trace]:
+        """The trace of each program that was met, for the device that was asked for, with its calls up to now."""
+        with self._lock:
+            return [self._aimed(entry.counted()) for entry in self._entries.values()]
+
+    @property
+    def notes(self) -> list[str]:
+        """What was not recorded, and why."""
+        with self._lock:
+            return [text if times == 1 else f"{text} (met {times} times)" for text, times in self._notes.items()]
+
+    def __repr__(self) -> str:
+        programs = self.programs
+        lines = [f"{len(programs)} program{'s' * (len(programs) != 1)}{f' in {self.folder}' if self.folder else ''}"]
+        lines += [f"  {trace.name} {trace.key[:12]}: {_times(trace)}" for trace in programs]
+        return "\n".join([*lines, *(f"  not recorded: {note}" for note in self.notes)])
+
+    def met(self, wrapper: object, gm: Any, example_inputs: Sequence[Any]) -> Callable[[Any], Any] | None:
+        """See a program, write it down, and have its calls counted."""
+        if not self.open:
+            return None
+        try:
+            from fuseplan.recording.meeting import meet  # brings what torch need not import until something is compiled
+
+            return meet(self, gm, example_inputs)
+        except FuseplanError as error:
+            self.note(f"{self.called(_safe_name(gm))}: {error}")
+        except Exception as error:  # noqa: BLE001 – whatever goes wrong is no concern of the script
+            logger.warning("a program could not be recorded", exc_info=True)
+            self.note(f"{self.called(_safe_name(gm))}: {type(error).__name__}: {error}")
+        return None
+
+    def called(self, name: str) -> str:
+        """The whole name of a program."""
+        return f"{self._name}.{name}" if self._name else name
+
+    def entry(self, box: Box, trace: Trace, names: tuple[str, ...]) -> Entry:
+        """Where this program is kept; one that is new is written at once."""
+        with self._lock:
+            found = self._entries.get((trace.key, box))
+            if found is None:
+                found = self._entries[trace.key, box] = Entry(trace, names)
+                self._write([found])
+            return found
+
+    def note(self, text: str) -> None:
+        """One line on what was not recorded."""
+        text = " ".join(text.split())
+        with self._lock:
+            self._notes[text] = self._notes.get(text, 0) + 1
+
+    def settle_at_end(self, clock: Clock) -> None:
+        """Have this clock read its last times before the counts are written."""
+        self._clocks.add(clock)
+
+    def write_now_and_then(self) -> None:
+        """Write the counts up to now, if that was long ago."""
+        if monotonic() - self._written > _WRITE_AGAIN_S:
+            with self._lock:
+                self._write(self._entries.values())
+
+    def close(self) -> None:
+        """Stop counting, and write the last counts."""
+        if not self.open:
+            return
+        for clock in list(self._clocks):
+            clock.settle()
+        self.open = False
+        with self._lock:
+            self._write(self._entries.values())
+
+    def _aimed(self, trace: Trace) -> Trace:
+        return trace if self.device is None else retarget(trace, self.device)
+
+    def _write(self, entries: Iterable[Entry]) -> None:
+        self._written = monotonic()
+        if self.folder is None:
+            return
+        for entry in entries:
+            self._keep(self.folder, entry)
+
+    def _keep(self, folder: Path, entry: Entry) -> None:
+        try:
+            keep(folder, self._aimed(entry.counted()))
+        except (OSError, FuseplanError) as error:
+            self.note(f"{entry.trace.name} could not be written: {getattr(error, 'strerror', None) or error}")
+
+
+def _times(trace: Trace) -> str:
+    if not trace.calls:
+        return "not called"
+    seconds = sum(one.seconds for one in trace.calls)
+    return f"{trace.times} call{'s' * (trace.times != 1)}, {seconds:.2f} s"
+
+
+def _safe_name(gm: Any) -> str:
+    try:
+        from fuseplan.recording.names import name_of
+
+        return name_of(gm)
+    except Exception:  # noqa: BLE001 – a name is no reason to fail
+        return "a program"

@@ -1,0 +1,61 @@
+"""The folder of a recording: one file for each program, written at once and whole, so that a killed run keeps what it met."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from fuseplan.capture.trace_calls import larger
+from fuseplan.capture.trace_format import Trace
+from fuseplan.errors import GraphError, OptionError
+
+_NAME, _SIZES = 60, 40
+"""Characters of a file's name for what the program is called, and for its sizes."""
+
+
+def open_folder(folder: Path) -> None:
+    """Make it; OptionError where nothing can be written there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OptionError(f"nothing can be recorded in {folder}: {error.strerror or error}") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise OptionError(f"nothing can be recorded in {folder}: it cannot be written")
+
+
+def keep(folder: Path, trace: Trace) -> Path:
+    """Write a trace to its file. What an earlier run, or another process, counted there stays where it is more."""
+    file = folder / file_name(trace)
+    known = _known(file)
+    if known is not None and known.key == trace.key:
+        trace = replace(trace, calls=larger(trace.calls, known.calls))
+    unfinished = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        unfinished.write_text(trace.to_text(), encoding="utf-8")
+        os.replace(unfinished, file)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return file
+
+
+def file_name(trace: Trace) -> str:
+    """What the file of a trace is called: its name, the beginning of its key, and the sizes it was first seen with.
+
+    >>> file_name(Trace("0123456789abcdef", "train.Block", {"symbols": [{"name": "s0", "hint": 48}]}))
+    'train.Block-0123456789ab-48.json'
+    """
+    name = re.sub(r"[^\w.]+", "-", trace.name, flags=re.ASCII).strip("-.")[:_NAME] or "program"
+    sizes = "x".join(str(symbol["hint"]) for symbol in trace.fields["symbols"])
+    if len(sizes) > _SIZES:
+        sizes = hashlib.sha256(sizes.encode()).hexdigest()[:12]
+    return f"{name}-{trace.key[:12]}{sizes and f'-{sizes}'}.json"
+
+
+def _known(file: Path) -> Trace | None:
+    try:
+        return Trace.from_json(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, GraphError):
+        return None

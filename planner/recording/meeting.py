@@ -1,0 +1,77 @@
+"""What happens where a program is met: it is written down, its calls are counted, and sizes that are new are noted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from fuseplan.capture.trace import Trace, write_trace
+from fuseplan.capture.trace_values import observe
+from fuseplan.log import logger
+from fuseplan.recording.book import Entry, Recording
+from fuseplan.recording.counting import Counted, SizeReader, Sizes, Tally
+from fuseplan.recording.names import name_of
+from fuseplan.runtime.compiler import devices_of
+from fuseplan.tuning.subject import box_of
+
+
+def meet(recording: Recording, gm: Any, example_inputs: Sequence[Any]) -> Callable[[Any], Any]:
+    """Write a program down, unless it is known; what is returned has the calls of what a backend makes of it counted."""
+    trace = write_trace(gm, example_inputs, recording.called(name_of(gm)))
+    on_cuda = any(device.type == "cuda" for device in devices_of(gm, example_inputs))
+    entry_of(recording, trace)
+    reader = SizeReader.of(trace.fields)
+    tallies: dict[Sizes, Tally] = {}
+
+    def tally_of(sizes: Sizes, args: Sequence[Any]) -> Tally | None:
+        if not recording.open:
+            return None
+        known = tallies.get(sizes)
+        if known is None:
+            known = tallies[sizes] = _tally(recording, trace, sizes, args)
+        recording.write_now_and_then()
+        return known
+
+    return partial(_count, recording, reader, tally_of, on_cuda)
+
+
+def entry_of(recording: Recording, trace: Trace) -> Entry:
+    """Where a program in its box of sizes is kept."""
+    return recording.entry(box_of(trace), trace, SizeReader.names(trace.fields))
+
+
+def _count(
+    recording: Recording, reader: SizeReader, tally_of: Callable[[Sizes, Sequence[Any]], Tally | None], on_cuda: bool,
+    compiled: Any,
+) -> Any:  # fmt: skip
+    if not callable(compiled) or hasattr(compiled, "serialize_compile_artifacts"):
+        return compiled  # of what is to be pickled, Dynamo wants the very object
+    counted = Counted(compiled, reader, tally_of, on_cuda)
+    recording.settle_at_end(counted.clock)
+    return counted.call
+
+
+def _tally(recording: Recording, first: Trace, sizes: Sizes, args: Sequence[Any]) -> Tally:
+    """The count for these sizes; sizes outside every box so far are another trace of the program."""
+    try:
+        names = SizeReader.names(first.fields)
+        seen = dict(zip(names, sizes, strict=True))
+        hints = {symbol["name"]: symbol["hint"] for symbol in first.fields["symbols"] if symbol["name"] in names}
+        trace = first if seen == hints else _with_sizes(first, seen, args)
+        return entry_of(recording, trace).tallies.setdefault(sizes, Tally())
+    except Exception as error:  # noqa: BLE001 – whatever goes wrong is no concern of the script
+        logger.warning("sizes could not be recorded", exc_info=True)
+        recording.note(f"{first.name} with the sizes {sizes}: {type(error).__name__}: {error}")
+        return Tally()
+
+
+def _with_sizes(trace: Trace, sizes: dict[str, int], args: Sequence[Any]) -> Trace:
+    """The program as it would have been met with these sizes, and with the values that came with them."""
+    symbols = [{**symbol, "hint": sizes.get(symbol["name"], symbol["hint"])} for symbol in trace.fields["symbols"]]
+    inputs = [
+        item if item["kind"] != "input" else {**item, "values": observe(arg)}
+        for item, arg in zip(trace.fields["inputs"], args, strict=True)
+    ]
+    return replace(trace, fields={**trace.fields, "symbols": symbols, "inputs": inputs})

@@ -1,0 +1,130 @@
+"""Runs a script as Python itself would: its arguments, its `__main__`, its output, its traceback and its exit code."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import runpy
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from fuseplan.errors import OptionError
+
+_INTERRUPTED = 130
+"""What a shell sees of a command that Ctrl-C has ended."""
+
+
+@dataclass(frozen=True)
+class Script:
+    """A file, or with `module` a module by its dotted name, and its arguments."""
+
+    target: str
+    args: tuple[str, ...] = ()
+    module: bool = False
+
+    @property
+    def name(self) -> str:
+        """What it is called, without folders and without its ending.
+
+        >>> Script("examples/train.py").name, Script("examples.train", module=True).name
+        ('train', 'train')
+        """
+        return self.target.split(".")[-1] if self.module else Path(self.target).stem
+
+    def check(self) -> None:
+        """OptionError where there is no such script."""
+        if not self.module:
+            if not Path(self.target).exists():
+                raise OptionError(f"there is no script {self.target}")
+            return
+        sys.path.insert(0, os.getcwd())
+        try:
+            found = importlib.util.find_spec(self.target.split(".")[0])
+        except (ImportError, ValueError):
+            found = None
+        finally:
+            del sys.path[0]
+        if found is None:
+            raise OptionError(f"there is no module {self.target}")
+
+    def run(self) -> None:
+        """Run it to its end; what it raises is raised."""
+        argv, path = sys.argv[:], sys.path[:]
+        sys.argv[:] = [self.target, *self.args]
+        sys.path.insert(0, os.getcwd() if self.module else str(Path(self.target).resolve().parent))
+        try:
+            if self.module:
+                runpy.run_module(self.target, run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(self.target, run_name="__main__")
+        finally:
+            sys.argv[:], sys.path[:] = argv, path
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a script ended: what it raised, if it did."""
+
+    error: BaseException | None = None
+
+    def tell(self) -> int:
+        """Print what Python prints of it, and return the exit code that Python gives it."""
+        error = self.error
+        if error is None:
+            return 0
+        if isinstance(error, SystemExit):
+            if error.code is None or isinstance(error.code, int):
+                return error.code or 0
+            print(error.code, file=sys.stderr)  # noqa: T201 – as Python does
+            return 1
+        sys.excepthook(type(error), error, _of_the_script(error.__traceback__))
+        return _INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+
+
+def run_to_end(script: Script, *, at_end: Callable[[], None] = lambda: None) -> Ended:
+    """Run a script; whatever it raises is how it ended. `at_end` is called also where the process is told to end."""
+    stopped = _end_on_sigterm()
+    try:
+        script.run()
+    except BaseException as error:  # noqa: BLE001 – a script may raise anything, and that is its own affair
+        return Ended(error)
+    finally:
+        stopped()
+        at_end()
+    return Ended()
+
+
+def _end_on_sigterm() -> Callable[[], None]:
+    """A job that is told to end does so, as it would have; first its counts are written. Returns what undoes this."""
+    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        return lambda: None
+
+    def end(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    try:
+        signal.signal(signal.SIGTERM, end)
+    except ValueError:  # not the main thread
+        return lambda: None
+    return lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL) and None
+
+
+def _of_the_script(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback from the script's own first line on."""
+    ours = {__file__, runpy.__file__, "<frozen runpy>"}
+    while trace is not None and trace.tb_frame.f_code.co_filename in ours:
+        trace = trace.tb_next
+    return trace
+
+
+def arguments(words: Sequence[str], *, module: bool) -> Script:
+    """The script of a command line.
+
+    >>> arguments(["train.py", "--steps", "3"], module=False)
+    Script(target='train.py', args=('--steps', '3'), module=False)
+    """
+    return Script(words[0], tuple(words[1:]), module)
