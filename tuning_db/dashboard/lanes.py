@@ -1,0 +1,57 @@
+"""Who took part in the race of a plan: as its evidence has it, else as the timings of the defaults do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fuseplan.tuning_db.dashboard.queries.program import PlanRow, Timed
+from fuseplan.tuning_db.dashboard.race import Lane, against
+from fuseplan.tuning_db.evidence import Raced
+
+
+def lanes_of(plan: PlanRow | None, timed: Sequence[Timed]) -> tuple[Lane, ...]:
+    """All that raced, the fastest first, those that failed last; of a plan without evidence it and the defaults."""
+    if plan is not None and plan.evidence.raced:
+        lanes = [_raced(one, plan) for one in plan.evidence.raced]
+    else:
+        lanes = list(map(_timed, timed))
+        if plan is not None and plan.wall_us is not None and plan.standing != "default":
+            lanes.append(_own(plan))
+    reference = _reference(lanes, plan.best_default if plan is not None else None)
+    if reference is not None:
+        lanes = [against(lane, reference) for lane in lanes]
+    return tuple(sorted(lanes, key=_order))
+
+
+def _order(lane: Lane) -> tuple[bool, bool, float, str]:
+    return lane.status != "ok", lane.wall_us is None, lane.wall_us or 0.0, lane.name
+
+
+def _reference(lanes: Sequence[Lane], best: str | None) -> Lane | None:
+    named = next((lane for lane in lanes if lane.name == best and lane.wall_us), None)
+    defaults = [lane for lane in lanes if lane.default and lane.wall_us]
+    return named or min(defaults, key=lambda lane: lane.wall_us or 0.0, default=None)
+
+
+def _raced(one: Raced, plan: PlanRow) -> Lane:
+    # What the plan is called in its race is not stored with it; its time is that of one candidate to the nanosecond.
+    won = one.status == "ok" and one.wall_us is not None and one.wall_us == plan.wall_us
+    role = "winner" if won else "default" if one.default else "loser"
+    return Lane(
+        one.name, role, one.default, one.status, one.detail, one.wall_us, one.device_us, one.host_us, one.peak_bytes,
+        one.predicted_us, one.walls,
+    )  # fmt: skip
+
+
+def _timed(one: Timed) -> Lane:
+    return Lane(
+        one.name, "default", True, one.status, one.detail, one.wall_us, one.device_us, one.host_us, one.peak_bytes,
+        None, one.walls,
+    )  # fmt: skip
+
+
+def _own(plan: PlanRow) -> Lane:
+    return Lane(
+        "the plan", "winner", False, "ok", "", plan.wall_us, plan.device_us, plan.host_us, plan.peak_bytes,
+        plan.predicted_us,
+    )  # fmt: skip

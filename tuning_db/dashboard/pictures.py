@@ -1,0 +1,133 @@
+"""How a program is cut, drawn: under its plan, under the default that it is compared with, and where its moves start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from fuseplan.drawing import svg
+from fuseplan.errors import FuseplanError
+from fuseplan.graph import Graph
+from fuseplan.plan import Plan, SegmentedPlan, WholePlan
+from fuseplan.segment import Region, Segmentation
+from fuseplan.tuning_db.dashboard.formats import us
+from fuseplan.tuning_db.evidence import Evidence
+
+MOST_SVG = 4 * 2**20
+"""Characters of a drawing that is still shown."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One drawing, or why there is none."""
+
+    title: str
+    text: str
+    """For who cannot see it, and below it."""
+    svg: str = ""
+    trouble: str = ""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """One graph of a program: the default, the plan, and where the moves start."""
+
+    role: str
+    ops: int
+    default: Picture
+    tuned: Picture
+    start: Picture | None = None
+
+
+def cuts_of(
+    graphs: Iterable[tuple[str, str, int, str]], plan: Plan | None, default: str | None, evidence: Evidence
+) -> tuple[Cut, ...]:
+    """Drawings of each graph; `graphs` are roles, keys, numbers of ops and JSON."""
+    parts = {part.role: part for part in plan.parts} if isinstance(plan, SegmentedPlan) else {}
+    found = []
+    for role, key, ops, text in _meant(graphs, {role: part.graph for role, part in parts.items()}):
+        graph = _graph(text)
+        if isinstance(graph, str):
+            found.append(Cut(role, ops, Picture("", "", trouble=graph), Picture("", "", trouble=graph)))
+            continue
+        own = parts[role].segmentation if role in parts and parts[role].graph == key else None
+        begun = next((one for one in evidence.start if one.role == role), None)
+        fused = None if begun is None else Segmentation(tuple(Region(ops, begun.executor) for ops in begun.regions))
+        executor = "" if begun is None else begun.executor
+        labels = {
+            one.region: us(one.device_us) for one in evidence.regions if one.role == role and one.device_us is not None
+        }
+        tuned = _tuned(graph, plan, own, labels)
+        found.append(
+            Cut(role, ops, _default(graph, default, executor, fused), tuned, _start(graph, executor, fused, default))
+        )
+    return tuple(found)
+
+
+def _meant(
+    graphs: Iterable[tuple[str, str, int, str]], wanted: Mapping[str, str]
+) -> Sequence[tuple[str, str, int, str]]:
+    """One graph of each role: the one that the plan cuts, else the latest."""
+    chosen: dict[str, tuple[str, str, int, str]] = {}
+    for graph in graphs:
+        role, key = graph[0], graph[1]
+        if role not in chosen or chosen[role][1] != wanted.get(role) or key == wanted.get(role):
+            chosen[role] = graph
+    order = ("inference", "forward", "backward")
+    return sorted(chosen.values(), key=lambda graph: order.index(graph[0]) if graph[0] in order else len(order))
+
+
+def _graph(text: str) -> Graph | str:
+    if not text:
+        return "This graph is too long to be drawn."
+    try:
+        return Graph.from_json(text)
+    except FuseplanError:
+        return "This graph cannot be read: its row is damaged."
+
+
+def _default(graph: Graph, default: str | None, executor: str, fused: Segmentation | None) -> Picture:
+    if default == "nvfuser-greedy" and executor == "nvfuser" and fused is not None:
+        return _drawn(graph, fused, "nvfuser-greedy", "every op that nvFuser takes, fused as far as may be", {})
+    if default == "nvfuser-greedy":
+        return _drawn(graph, None, "nvfuser-greedy", "the islands within which nvFuser fuses all that it takes", {})
+    if default == "inductor":
+        whole = Segmentation((Region(tuple(range(len(graph.ops))), "inductor"),))
+        return _drawn(graph, whole, "inductor", "all of it goes to Inductor, which cuts it by its own rules", {})
+    return _drawn(graph, Segmentation(), default or "eager", "every op runs alone, one kernel or more each", {})
+
+
+def _tuned(graph: Graph, plan: Plan | None, cut: Segmentation | None, labels: Mapping[int, str]) -> Picture:
+    if cut is not None:
+        number = len(cut.regions)
+        text = f"{number} region{'s' * (number != 1)}; what is in none runs under ATen, op by op"
+        return _drawn(graph, cut, "the plan", text, labels)
+    if isinstance(plan, WholePlan) and plan.executor == "inductor":
+        whole = Segmentation((Region(tuple(range(len(graph.ops))), "inductor"),))
+        return _drawn(graph, whole, "the plan", "all of it goes to Inductor" + _how(plan), {})
+    if isinstance(plan, SegmentedPlan) and plan.greedy:
+        return _drawn(graph, None, "the plan", f"the islands within which {plan.greedy} fuses all that it takes", {})
+    return _drawn(graph, Segmentation(), "the plan", "every op runs alone under ATen", {})
+
+
+def _how(plan: WholePlan) -> str:
+    more = [f"in mode {plan.mode}"] if plan.mode != "default" else []
+    more += [f"attention call {one.call} as {one.variant}" for one in plan.anchors[:8]]
+    return ", " + ", ".join(more) if more else ""
+
+
+def _start(graph: Graph, executor: str, fused: Segmentation | None, default: str | None) -> Picture | None:
+    """The cut that moves lead away from, where that is not the default anyway."""
+    if fused is None or (default == "nvfuser-greedy" and executor == "nvfuser"):
+        return None
+    return _drawn(graph, fused, "where the moves start", f"every op that {executor} takes, fused as far as may be", {})
+
+
+def _drawn(graph: Graph, cut: Segmentation | None, title: str, text: str, labels: Mapping[int, str]) -> Picture:
+    try:
+        drawn = svg(graph, cut, title=title, labels=labels)
+    except (FuseplanError, LookupError, ValueError, RecursionError) as error:
+        return Picture(title, text, trouble=f"This cut does not fit its graph: {type(error).__name__}.")
+    if len(drawn) > MOST_SVG:
+        return Picture(title, text, trouble="The drawing would be too large to look at.")
+    return Picture(title, text, drawn)

@@ -1,0 +1,241 @@
+"""One program: its plans, its graphs, what the defaults took, and what was measured of the regions of a plan."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from fuseplan.errors import StoreError
+from fuseplan.tuning_db.dashboard.queries.filters import DEVICE
+from fuseplan.tuning_db.dashboard.queries.values import count, number, text
+from fuseplan.tuning_db.evidence import NO_EVIDENCE, Evidence
+from fuseplan.tuning_db.records import Repeats
+
+MOST_GRAPH = 24 * 2**20
+"""Characters of a graph that is still drawn: one of 10,000 ops takes about 6 million."""
+_AT_ONCE = 400
+_MOST_PLANS = 200
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """One stored plan, as far as a page shows it."""
+
+    key: str
+    program: str
+    name: str | None
+    environment: str
+    device: str
+    torch: str
+    nvfuser: str
+    launch: str
+    sizes: str
+    standing: str
+    detail: str
+    json: str
+    moves: str
+    evidence: Evidence
+    readable: bool
+    """Whether its evidence could be read."""
+    predicted_us: float | None
+    wall_us: float | None
+    device_us: float | None
+    host_us: float | None
+    noise_us: float | None
+    peak_bytes: int | None
+    best_default: str | None
+    best_default_us: float | None
+    changed_at: str
+    run: str | None
+    effort: str | None
+
+
+@dataclass(frozen=True)
+class PlanLine:
+    """One plan in a list of them."""
+
+    key: str
+    device: str
+    torch: str
+    launch: str
+    sizes: str
+    standing: str
+    wall_us: float | None
+    best_default_us: float | None
+    changed_at: str
+
+
+@dataclass(frozen=True)
+class Timed:
+    """How a default did in a run."""
+
+    name: str
+    status: str
+    wall_us: float | None
+    device_us: float | None
+    host_us: float | None
+    peak_bytes: int | None
+    detail: str
+    walls: tuple[float, ...]
+    run: str | None
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One way to run a region that was measured, or that failed."""
+
+    executor: str
+    variant: str
+    status: str
+    device_us: float | None
+    host_us: float | None
+    detail: str
+
+
+def name_of(connection: sqlite3.Connection, program: str) -> tuple[bool, str | None]:
+    """Whether there is such a program, and what it is called."""
+    found = connection.execute("SELECT name FROM program WHERE key = ?", (program,)).fetchone()
+    return found is not None, text(found[0]) or None if found else None
+
+
+def plan_row(connection: sqlite3.Connection, key: str) -> PlanRow | None:
+    """The plan of this key."""
+    row = connection.execute(_PLAN, (key,)).fetchone()
+    if row is None:
+        return None
+    evidence, readable = _evidence(row[12])
+    return PlanRow(
+        text(row[0]), text(row[1]), text(row[2]) or None, text(row[3]), text(row[4]), text(row[5]), text(row[6]),
+        text(row[7]), text(row[8]), text(row[9]), text(row[10]), text(row[11]), text(row[13]), evidence, readable,
+        number(row[14]), number(row[15]), number(row[16]), number(row[17]), number(row[18]), count(row[19]) or None,
+        text(row[20]) or None, number(row[21]), text(row[22]), text(row[23]) or None, text(row[24]) or None,
+    )  # fmt: skip
+
+
+_STANDING = "coalesce(plan.word, CASE plan.status WHEN 'quarantined' THEN 'failed' ELSE plan.status END)"
+_PLAN = f"""SELECT plan.key, program.key, program.name, environment.key, {DEVICE}, environment.torch, environment.nvfuser,
+       plan.launch, plan.sizes, {_STANDING}, plan.detail, plan.json, plan.evidence, plan.moves, plan.predicted_us,
+       plan.wall_us, plan.device_us, plan.host_us, plan.noise_us, plan.peak_bytes, plan.best_default,
+       plan.best_default_us, plan.changed_at, run.key, run.effort
+  FROM plan JOIN program ON program.id = plan.program_id JOIN environment ON environment.id = plan.environment_id
+  LEFT JOIN run ON run.id = plan.run_id WHERE plan.key = ?"""
+
+
+def _evidence(value: object) -> tuple[Evidence, bool]:
+    try:
+        return Evidence.from_json(text(value)), True
+    except StoreError:
+        return NO_EVIDENCE, False
+
+
+def plans_of(connection: sqlite3.Connection, program: str) -> list[PlanLine]:
+    """All plans of a program, the latest first."""
+    return [
+        PlanLine(
+            text(row[0]),
+            text(row[1]),
+            text(row[2]),
+            text(row[3]),
+            text(row[4]),
+            text(row[5]),
+            number(row[6]),
+            number(row[7]),
+            text(row[8]),
+        )  # fmt: skip
+        for row in connection.execute(_PLANS, (program, _MOST_PLANS))
+    ]
+
+
+_PLANS = f"""SELECT plan.key, {DEVICE}, environment.torch, plan.launch, plan.sizes, {_STANDING}, plan.wall_us,
+       plan.best_default_us, plan.changed_at
+  FROM plan JOIN environment ON environment.id = plan.environment_id
+ WHERE plan.program_id = (SELECT id FROM program WHERE key = ?)
+ ORDER BY plan.changed_at DESC, plan.key LIMIT ?"""
+
+
+def graphs_of(connection: sqlite3.Connection, program: str) -> list[tuple[str, str, int, str]]:
+    """Role, key, number of ops and JSON of each graph of a program; the JSON is empty where it is too long to draw."""
+    return [
+        (text(role), text(key), count(ops), text(json))
+        for role, key, ops, json in connection.execute(_GRAPHS, (MOST_GRAPH, program))
+    ]
+
+
+_GRAPHS = """SELECT program_graph.role, graph.key, graph.ops,
+       CASE WHEN length(graph.json) <= ? THEN graph.json ELSE '' END
+  FROM program_graph JOIN graph ON graph.id = program_graph.graph_id
+ WHERE program_graph.program_id = (SELECT id FROM program WHERE key = ?) ORDER BY program_graph.id"""
+
+
+def defaults_of(
+    connection: sqlite3.Connection, program: str, environment: str, launch: str, sizes: str, run: str | None
+) -> list[Timed]:
+    """The timing of each default in one place: of the race that the plan was in, else the latest."""
+    rows = connection.execute(_DEFAULTS, (program, environment, launch, sizes)).fetchall()
+    found: dict[str, Timed] = {}
+    for row in rows:
+        one = Timed(
+            text(row[0]), text(row[1]), number(row[2]), number(row[3]), number(row[4]), count(row[5]) or None,
+            text(row[6]), _walls(row[7]), text(row[8]) or None,
+        )  # fmt: skip
+        known = found.get(one.name)
+        if known is None or known.run != run or one.run == run:
+            found[one.name] = one
+    return sorted(found.values(), key=lambda one: (one.wall_us is None, one.wall_us or 0.0, one.name))
+
+
+_DEFAULTS = """SELECT default_timing.name, default_timing.status, default_timing.wall_us, default_timing.device_us,
+       default_timing.host_us, default_timing.peak_bytes, default_timing.detail, default_timing.repeats, run.key
+  FROM default_timing LEFT JOIN run ON run.id = default_timing.run_id
+ WHERE default_timing.program_id = (SELECT id FROM program WHERE key = ?)
+   AND default_timing.environment_id = (SELECT id FROM environment WHERE key = ?)
+   AND default_timing.launch = ? AND default_timing.sizes = ?
+ ORDER BY default_timing.measured_at, default_timing.id"""
+
+
+def _walls(value: object) -> tuple[float, ...]:
+    try:
+        return Repeats.from_json(text(value)).wall
+    except StoreError:
+        return ()
+
+
+def titles_of(connection: sqlite3.Connection, regions: Iterable[str]) -> dict[str, str]:
+    """What each region is called, by key."""
+    found: dict[str, str] = {}
+    for keys in _parts(regions):
+        sql = f"SELECT key, title FROM region WHERE key IN ({_marks(keys)})"
+        found.update({text(key): text(title) for key, title in connection.execute(sql, keys)})
+    return found
+
+
+def tried_on(connection: sqlite3.Connection, regions: Iterable[str], environment: str) -> dict[str, list[Tried]]:
+    """All ways in which each region was run there, by its key: of one way the latest, the fastest first."""
+    found: dict[str, dict[tuple[str, str], Tried]] = {}
+    for keys in _parts(regions):
+        for key, *row in connection.execute(_TRIED.format(marks=_marks(keys)), (environment, *keys)):
+            one = Tried(text(row[0]), text(row[1]), text(row[2]), number(row[3]), number(row[4]), text(row[5]))
+            found.setdefault(text(key), {})[one.executor, one.variant] = one
+    return {key: sorted(ways.values(), key=_fastest) for key, ways in found.items()}
+
+
+_TRIED = """SELECT region.key, measurement.executor, measurement.variant, measurement.status, measurement.device_us,
+       measurement.host_us, measurement.detail
+  FROM region JOIN measurement ON measurement.region_id = region.id
+ WHERE measurement.environment_id = (SELECT id FROM environment WHERE key = ?) AND region.key IN ({marks})
+ ORDER BY measurement.measured_at, measurement.id"""
+
+
+def _fastest(one: Tried) -> tuple[bool, float, str, str]:
+    return one.status != "ok", one.device_us or 0.0, one.executor, one.variant
+
+
+def _parts(keys: Iterable[str]) -> Iterator[list[str]]:
+    listed = list(dict.fromkeys(keys))
+    for start in range(0, len(listed), _AT_ONCE):
+        yield listed[start : start + _AT_ONCE]
+
+
+def _marks(keys: list[str]) -> str:
+    return ", ".join("?" * len(keys))

@@ -1,0 +1,151 @@
+"""Races as they are drawn: each plan against one of them, block by block, with an interval that its ratio surely lies in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from fuseplan.tuning_db.dashboard.charts import Figure
+from fuseplan.tuning_db.dashboard.formats import percent, times, us
+
+_SURE = 0.95
+_LONGEST = 42
+_MOST_DRAWN = 40
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One plan of a race."""
+
+    name: str
+    role: str
+    """`winner`, `default` or `loser`: how it is drawn."""
+    default: bool = False
+    status: str = "ok"
+    detail: str = ""
+    wall_us: float | None = None
+    device_us: float | None = None
+    host_us: float | None = None
+    peak_bytes: int | None = None
+    predicted_us: float | None = None
+    walls: tuple[float, ...] = ()
+    ratio: float | None = None
+    """Its time as a multiple of the reference's."""
+    low: float | None = None
+    high: float | None = None
+    ratios: tuple[float, ...] = ()
+    """Block by block, as far as both ran."""
+
+    @property
+    def error(self) -> float | None:
+        """By how much the prediction was off, relative."""
+        return self.predicted_us / self.wall_us - 1 if self.predicted_us is not None and self.wall_us else None
+
+
+def against(lane: Lane, reference: Lane) -> Lane:
+    """A lane with its ratio to another one: of blocks that ran side by side, or of the medians where there are none."""
+    if not lane.wall_us or not reference.wall_us:
+        return lane
+    pairs = [one / other for one, other in zip(lane.walls, reference.walls, strict=False) if one and other]
+    low, high = interval(pairs)
+    ratio = median(pairs) if pairs else lane.wall_us / reference.wall_us
+    return Lane(**{**vars(lane), "ratio": ratio, "low": low, "high": high, "ratios": tuple(pairs)})
+
+
+def interval(values: Sequence[float]) -> tuple[float | None, float | None]:
+    """Where the median surely lies, by order statistics alone; nothing of fewer than six values.
+
+    >>> interval([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0])
+    (2.0, 8.0)
+    >>> interval([1.0, 2.0])
+    (None, None)
+    """
+    number, tail, rank = len(values), 0.0, 0
+    while rank < number // 2:
+        tail += math.comb(number, rank) / 2**number
+        if 2 * tail > 1 - _SURE:
+            break
+        rank += 1
+    if not rank:
+        return None, None
+    ordered = sorted(values)
+    return ordered[rank - 1], ordered[number - rank]
+
+
+def figure(lanes: Sequence[Lane], reference: str, noise: float | None) -> Figure | None:
+    """The race as a plot, the fastest on top; None where nothing was timed."""
+    timed = sorted((lane for lane in lanes if lane.ratio is not None), key=lambda lane: lane.ratio or 0.0)[:_MOST_DRAWN]
+    if not timed:
+        return None
+    places = list(range(len(timed), 0, -1))
+    traces = [
+        {
+            "type": "scatter", "mode": "markers", "name": "blocks", "showlegend": False, "hoverinfo": "skip",
+            "x": [ratio for lane in timed for ratio in lane.ratios],
+            "y": [place for lane, place in zip(timed, places, strict=True) for _ in lane.ratios],
+            "marker": {"size": 5, "color": "var(--same)", "opacity": 0.45},
+        },
+        *(_medians(timed, places, role, color) for role, color in _COLORS.items()),
+    ]  # fmt: skip
+    band = noise or 0.0
+    layout = {
+        "xaxis": {"title": {"text": f"time as a multiple of {_plain(reference)}: less is faster"}, "ticksuffix": "×", "range": _span(timed)},
+        "yaxis": {
+            "tickmode": "array", "tickvals": places, "ticktext": [_plain(lane.name) for lane in timed],
+            "range": [0.4, len(timed) + 0.6], "showgrid": False,
+        },
+        "shapes": [
+            {"type": "rect", "x0": 1 / (1 + band), "x1": 1 + band, "yref": "paper", "y0": 0, "y1": 1, "fillcolor": "var(--band)", "line": {"width": 0}, "layer": "below"},
+            {"type": "line", "x0": 1, "x1": 1, "yref": "paper", "y0": 0, "y1": 1, "line": {"color": "var(--muted)", "dash": "dot", "width": 1}},
+        ],
+        "margin": {"l": 60, "r": 16, "t": 8, "b": 44},
+    }  # fmt: skip
+    note = "A dot is one block; a line is where the median surely lies (95 %)."
+    if noise is not None:
+        note += f" The grey band is the noise, ± {percent(noise)}."
+    return Figure(
+        "race", "The race", [trace for trace in traces if trace["x"]], layout,
+        ("plan", "a call", f"of {reference}", "surely between"), [_row(lane) for lane in timed], note,
+        height=90 + 30 * len(timed),
+    )  # fmt: skip
+
+
+_COLORS = {"winner": "var(--good-fill)", "default": "var(--series-2)", "loser": "var(--same)"}
+
+
+def _medians(timed: Sequence[Lane], places: Sequence[int], role: str, color: str) -> dict[str, object]:
+    own = [(lane, place) for lane, place in zip(timed, places, strict=True) if lane.role == role]
+    ratios = [lane.ratio or 0.0 for lane, _ in own]
+    return {
+        "type": "scatter", "mode": "markers", "name": {"winner": "the plan that runs", "default": "defaults", "loser": "other candidates"}[role],
+        "x": ratios, "y": [place for _, place in own], "marker": {"size": 11, "color": color},
+        "error_x": {
+            "type": "data", "symmetric": False, "color": color, "thickness": 3, "width": 0,
+            "array": [max(0.0, (lane.high or ratio) - ratio) for (lane, _), ratio in zip(own, ratios, strict=True)],
+            "arrayminus": [max(0.0, ratio - (lane.low or ratio)) for (lane, _), ratio in zip(own, ratios, strict=True)],
+        },
+        "text": [f"{_plain(lane.name)}<br>{us(lane.wall_us)} a call, {times(lane.ratio)}" for lane, _ in own],
+        "hovertemplate": "%{text}<extra></extra>",
+    }  # fmt: skip
+
+
+def _span(timed: Sequence[Lane]) -> list[float]:
+    """From the fastest to the slowest median; of a plan that is many times slower, only that it is off to the right."""
+    ratios = [lane.ratio or 1.0 for lane in timed]
+    low = min(1.0, *ratios, *(lane.low or 1.0 for lane in timed))
+    high = max(1.0, *(min(lane.high or lane.ratio or 1.0, 4.0) for lane in timed))
+    room = 0.06 * max(high - low, 0.1)
+    return [max(0.0, low - room), high + room]
+
+
+def _row(lane: Lane) -> list[object]:
+    sure = f"{times(lane.low)} – {times(lane.high)}" if lane.low is not None else "too few blocks"
+    return [lane.name, us(lane.wall_us), times(lane.ratio), sure]
+
+
+def _plain(name: str) -> str:
+    """A name as Plotly shows it: it would take some tags in it for its own."""
+    short = name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
+    return short.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
