@@ -48,7 +48,7 @@ def usual_seconds(store: Store, effort: str, here: Environment) -> float | None:
         )
         return [_seconds(*times) for times in connection.execute(sql, (here.key, effort, _LATEST))]
 
-    found = _asked(store, ask, [])
+    found: list[float] = _asked(store, ask, [])
     return median(found) if found else None
 
 

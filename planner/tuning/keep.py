@@ -38,7 +38,7 @@ class Tuned:
     name: str
     launch: str
     status: str
-    """`tuned`, `default`, `unverified`; or `failed`, with the reason in `detail`."""
+    """`tuned`, `default`, `unverified`; or, with the reason in `detail`, `failed`, and `left` where the budget ended."""
     plan: Plan | None = None
     winner: str = ""
     wall_us: float | None = None
@@ -53,6 +53,8 @@ class Tuned:
     seconds: float = 0.0
     device_seconds: float = 0.0
     detail: str = ""
+    calls: int = 1
+    """How often the program was called while it was recorded."""
 
     @property
     def speedup(self) -> float | None:

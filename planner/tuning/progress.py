@@ -1,17 +1,31 @@
-"""What a run of tuning says while it works. A person sees a bar; a program may listen; by default nobody does."""
+"""What a run of tuning says while it works. A person sees bars, a log gets lines, a program may listen; else it is silent."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+from fuseplan.tuning.budget import spelled
+
+if TYPE_CHECKING:
+    from fuseplan.tuning.keep import Tuned
 
 
 class Progress(Protocol):
-    """Hears of each stage of each program: what is done, how far, and what is known so far."""
+    """Hears of each stage of each program: what is done, how far, and what is known so far. Several threads may tell it."""
 
     def begin(self, total: int) -> None:
         """So many programs are to be tuned; one counts twice that is tuned for two launches."""
+        ...
+
+    def left(self, seconds: float) -> None:
+        """About so many seconds are left of all of it."""
+        ...
+
+    def on(self, device: str) -> Progress:
+        """Who hears of what is done on one device, where several work at once."""
         ...
 
     def end(self, text: str) -> None:
@@ -26,6 +40,10 @@ class Progress(Protocol):
         """One step of the stage is done; `text` says on what."""
         ...
 
+    def best(self, text: str) -> None:
+        """What is known by now of the program: its best plan so far against the default, and how long it may still take."""
+        ...
+
     def note(self, text: str) -> None:
         """One line worth keeping."""
         ...
@@ -37,6 +55,13 @@ class Silent:
     def begin(self, total: int) -> None:
         """Say nothing."""
 
+    def left(self, seconds: float) -> None:
+        """Say nothing."""
+
+    def on(self, device: str) -> Progress:
+        """Hear of all devices alike."""
+        return self
+
     def end(self, text: str) -> None:
         """Say nothing."""
 
@@ -46,47 +71,143 @@ class Silent:
     def advance(self, text: str = "") -> None:
         """Say nothing."""
 
+    def best(self, text: str) -> None:
+        """Say nothing."""
+
     def note(self, text: str) -> None:
         """Say nothing."""
 
 
-class Bar:
-    """Two bars of rich's on stderr: how many programs are done, and what is measured of the one at hand, how far, how long."""
+class Lines(Silent):
+    """Plain lines for a log: where each program stands when that changes, what became of it, and what went wrong.
+
+    >>> lines = Lines(print)
+    >>> lines.begin(2)
+    2 programs to tune
+    >>> for text in ("timing regions", "timing regions", "racing whole plans"):
+    ...     lines.on("cpu").stage("gelu", text, 4)
+    gelu: timing regions
+    gelu: racing whole plans
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._said: set[tuple[str, str]] = set()
+        self._lock = threading.Lock()
+
+    def begin(self, total: int) -> None:
+        """How many there are."""
+        self.note(f"{total} program{'s' * (total != 1)} to tune")
+
+    def left(self, seconds: float) -> None:
+        """How long it will take."""
+        if seconds >= 1:
+            self.note(f"about {spelled(seconds)} left")
+
+    def end(self, text: str) -> None:
+        """What became of a program."""
+        self.note(text)
+
+    def stage(self, program: str, text: str, total: int) -> None:
+        """A stage is a line when a program first comes to it."""
+        with self._lock:
+            new = (program, text) not in self._said
+            self._said.add((program, text))
+        if new:
+            self.note(f"{program}: {text}")
+
+    def note(self, text: str) -> None:
+        """One line."""
+        self._say(_plain(text))
+
+
+class Bar(Silent):
+    """Bars of rich's on stderr: one for all programs, and a line for each device with the program that is at work there."""
 
     def __init__(self, bars: Any) -> None:
-        self._bars = bars
+        self.bars = bars
         self._all: Any = None
-        self._stage: Any = None
+        self._lines: dict[str, BarLine] = {}
+        self._lock = threading.RLock()
 
     def begin(self, total: int) -> None:
         """Show how many programs there are."""
-        self._all = self._bars.add_task("programs tuned", total=total, what="")
+        self._all = self.bars.add_task("programs tuned", total=total, what="")
+
+    def left(self, seconds: float) -> None:
+        """Show it beside the bar of all programs."""
+        if self._all is not None:
+            self.bars.update(self._all, what=f"about {spelled(seconds)} left" if seconds >= 1 else "")
+
+    def on(self, device: str) -> Progress:
+        """A line of its own for each device."""
+        with self._lock:
+            return self._lines.setdefault(device, BarLine(self, device))
 
     def end(self, text: str) -> None:
         """Print what became of a program, and count it."""
-        self._forget()
         self.note(text)
         if self._all is not None:
-            self._bars.update(self._all, advance=1)
+            self.bars.update(self._all, advance=1)
+
+    def stage(self, program: str, text: str, total: int) -> None:
+        """Whoever has but one device need not name it."""
+        self.on("").stage(program, text, total)
+
+    def advance(self, text: str = "") -> None:
+        """One step on the only device."""
+        self.on("").advance(text)
+
+    def best(self, text: str) -> None:
+        """Of the program on the only device."""
+        self.on("").best(text)
+
+    def note(self, text: str) -> None:
+        """Print a line above the bars."""
+        self.bars.console.print(_plain(text), markup=False, highlight=False)
+
+
+class BarLine(Silent):
+    """The line of one device."""
+
+    def __init__(self, bar: Bar, device: str) -> None:
+        self._bar, self._device = bar, device
+        self._stage: Any = None
+        self._best = ""
+
+    def end(self, text: str) -> None:
+        """The program is done: its line goes, and what became of it stays."""
+        self._forget()
+        self._best = ""
+        self._bar.end(text)
 
     def stage(self, program: str, text: str, total: int) -> None:
         """Put the new stage in place of the last."""
         from rich.markup import escape
 
         self._forget()
-        self._stage = self._bars.add_task(escape(_plain(f"{program}: {text}")), total=total, what="")
+        where = f"{self._device} " if self._device else ""
+        described = escape(_plain(f"  {where}{program}: {text}"))
+        self._stage = self._bar.bars.add_task(described, total=total, what=self._best)
 
     def advance(self, text: str = "") -> None:
-        """Move the bar, and name what it stands at."""
-        self._bars.update(self._stage, advance=1, what=_plain(text)[:60])
+        """Move the bar, and name what went wrong."""
+        if self._stage is not None:
+            self._bar.bars.update(self._stage, advance=1, what=_plain(text)[:60] or self._best)
+
+    def best(self, text: str) -> None:
+        """Show it at the end of the line."""
+        self._best = _plain(text)
+        if self._stage is not None:
+            self._bar.bars.update(self._stage, what=self._best)
 
     def note(self, text: str) -> None:
         """Print a line above the bars."""
-        self._bars.console.print(_plain(text), markup=False, highlight=False)
+        self._bar.note(text)
 
     def _forget(self) -> None:
         if self._stage is not None:
-            self._bars.remove_task(self._stage)
+            self._bar.bars.remove_task(self._stage)
             self._stage = None
 
 
@@ -98,11 +219,41 @@ def bar() -> Iterator[Bar]:
     from rich.progress import Progress as Rich
 
     columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn(),
         TextColumn("{task.fields[what]}", markup=False),
     )  # fmt: skip
     with Rich(*columns, console=Console(stderr=True)) as shown:
         yield Bar(shown)
+
+
+@contextmanager
+def shown(progress: Progress | None) -> Iterator[Progress]:
+    """The caller's progress; without one, bars where a person is watching."""
+    if progress is not None:
+        yield progress
+    elif not watched():
+        yield Silent()
+    else:
+        with bar() as bars:
+            yield bars
+
+
+def watched() -> bool:
+    """Whether stderr is a terminal, or this is a notebook."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    return console.is_terminal or console.is_jupyter
+
+
+def told(tuned: Tuned) -> str:
+    """One line on a verdict, for who watches."""
+    name = f"{tuned.name or tuned.program[:12]}, {tuned.launch}: {tuned.status}"
+    if tuned.wall_us is None:
+        return f"{name}{tuned.detail and f', {tuned.detail}'}"
+    best = tuned.best_default_us
+    against = "" if best is None else f" against {best:,.1f} µs of {tuned.best_default}"
+    return f"{name}, {tuned.wall_us:,.1f} µs{against}"
 
 
 def _plain(text: str) -> str:

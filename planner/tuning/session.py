@@ -10,6 +10,7 @@ from typing import Protocol
 from fuseplan.measure.jobs import Job, Outcome
 from fuseplan.models import CostModel
 from fuseplan.search.effort import Effort
+from fuseplan.tuning.budget import spelled
 from fuseplan.tuning.claims import Claims
 from fuseplan.tuning.progress import Progress
 from fuseplan.tuning_db.environment import Environment
@@ -60,6 +61,16 @@ class Session:
     this run goes the way that they went, and ends where they would have ended."""
     anew: str | None = None
     """Failures that are older than this moment are tried again."""
+
+    active: bool = False
+    """Whether only that is measured which is worth it: the model knows by how much it is in doubt."""
+    against_us: float | None = None
+    """What the best default takes, as far as anything is known of it."""
+
+    def best_so_far(self, us: float) -> None:
+        """Tell who watches how good the best plan is by now, by what was measured and else predicted."""
+        against = "" if self.against_us is None else f" against {self.against_us:,.0f} µs"
+        self.progress.best(f"best so far {us:,.0f} µs{against}, at most {spelled(max(0.0, self.left_s))} left")
 
     def counts(self, one: Measurement) -> bool:
         """Whether what was measured earlier still says something."""

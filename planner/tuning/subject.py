@@ -7,10 +7,8 @@ from typing import Any
 
 import torch
 
-from fuseplan.capture.nvfuser_script import read_scripts
 from fuseplan.capture.trace import Trace, write_trace
 from fuseplan.errors import OptionError
-from fuseplan.graph.limits import MAX_DOCUMENT
 from fuseplan.tuning_db import Box
 
 

@@ -60,11 +60,12 @@ def main(rank: int, world: int, meet: str, db: str) -> None:
     """Train one step, wait for the first process to have tuned, and compile once more."""
     torch.set_num_threads(1)
     without = here.environment
-    tuning.environment = here.environment = lambda device: replace(without(device), inductor=None)  # it takes long
+    tuner = import_module("fuseplan.tuning.tuner")
+    tuner.environment = here.environment = lambda device: replace(without(device), inductor=None)  # it takes long
     lookup.missing_compiler = lambda *_: "no compiler in this test"  # type: ignore[assignment]
     segments.executors = lambda: {"aten": executors()["aten"]}
     effort.EFFORTS = (replace(effort.QUICK, rounds=1, plans=1, plan_blocks=7, device_s=5.0),)
-    tuning._pool = pool
+    tuning.own_workers = pool
     dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=world)
     torch.manual_seed(0)
     net = Net()

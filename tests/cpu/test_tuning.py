@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fuseplan.capture.trace import Trace
+from fuseplan.capture.trace_edit import identity
 from fuseplan.measure.jobs import VetRegion
 from fuseplan.models import Machine, Roofline
 from fuseplan.plan import SegmentedPlan, WholePlan
@@ -162,9 +164,33 @@ def test_a_wrong_choice_is_never_part_of_a_plan_and_stays_known(trace: Trace, st
     used = {(region_of(graph, r.ops, r.recompute).key, r.executor) for cut in cuts for r in cut.regions}
     assert vetted
     assert not used & vetted
+    other = ReplayingPool()
+    tuned(replace(trace, key=identity(trace.fields)), store, other)  # under a name that no plan is known of yet
+    assert not vetted & {(job.graph.key, job.executor) for job in other.jobs if isinstance(job, VetRegion)}
+
+
+def test_again_tries_what_failed_and_measures_nothing_else_anew(trace: Trace, store: Store) -> None:
+    first, mended = ReplayingPool(bad={"inductor": "timeout"}), ReplayingPool()
+    tuned(trace, store, first)
+    tuner = Tuner(store, mended, "cpu", "quick", Settings(), Silent())
+    list(tuner.tune(trace, ("plain",), again=True))
+    failed = {(job.graph.key, job.executor) for job in first.jobs if isinstance(job, VetRegion)}
+    tried = {(job.graph.key, job.executor) for job in mended.jobs if isinstance(job, VetRegion)}
+    assert failed & tried
+    assert not set(first.measured) & set(mended.measured)
     later = ReplayingPool()
     list(Tuner(store, later, "cpu", "quick", Settings(), Silent()).tune(trace, ("plain",), again=True))
-    assert not vetted & {(job.graph.key, job.executor) for job in later.jobs if isinstance(job, VetRegion)}
+    found = {(job.graph.key, job.executor) for job in later.jobs if isinstance(job, VetRegion)}
+    assert not found & tried  # the later result is what is known
+
+
+def test_again_tries_each_failure_once(trace: Trace, training: Trace, store: Store) -> None:
+    pool = ReplayingPool(bad={"inductor": "timeout"})
+    tuner = Tuner(store, pool, "cpu", "quick", Settings(), Silent())
+    for one in (trace, training):
+        list(tuner.tune(one, ("plain", "cudagraph"), again=True))
+    vetted = [(job.graph.key, job.executor) for job in pool.jobs if isinstance(job, VetRegion)]
+    assert len(vetted) == len(set(vetted))
 
 
 def test_without_measuring_a_plan_is_unverified(trace: Trace, store: Store) -> None:

@@ -266,7 +266,7 @@ from fuseplan.capture.trace import Trace
 from fuseplan.executors import executors
 from fuseplan.measure.pool import Workers
 from fuseplan.search import effort
-from fuseplan.tuning import segments
+from fuseplan.tuning import devices, segments
 from fuseplan.tuning.progress import Silent
 
 tuning = import_module("fuseplan.tune")
@@ -283,13 +283,12 @@ def pool(device, effort):  # with one executor that compiles in no time
 
 
 if __name__ == "__main__":
-    here = tuning.environment
-    tuning.environment = lambda device: replace(here(device), inductor=None)
-    tuning._pool = pool
+    here = devices.environment
+    devices.environment = lambda device: replace(here(device), inductor=None)
     effort.EFFORTS = (replace(effort.QUICK, plans=1, region_blocks=7, plan_blocks=7, device_s=5.0),)
     right = planted.executors()["right"]
     segments.executors = lambda: {"aten": executors()["aten"], "right": right}
-    (found,) = tuning.tune(sys.argv[1], db=sys.argv[2], progress=Told())
+    (found,) = tuning.tune(sys.argv[1], db=sys.argv[2], progress=Told(), workers=pool)
     print("found", found.status, found.measured, flush=True)
 """
 

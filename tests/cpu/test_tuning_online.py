@@ -91,7 +91,7 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> Knowing:
     def workers(*_: Any) -> Iterator[ReplayingPool]:
         yield knowing
 
-    monkeypatch.setattr(import_module("fuseplan.tune"), "_pool", workers)
+    monkeypatch.setattr(import_module("fuseplan.tune"), "own_workers", workers)
     return knowing
 
 

@@ -1,0 +1,118 @@
+"""Where a run of tuning works: devices that are alike share what is measured, and each has a pool of workers of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from threading import Lock
+
+from fuseplan.errors import OptionError
+from fuseplan.measure.environment import environment
+from fuseplan.measure.jobs import Job, Outcome
+from fuseplan.measure.pool import Workers
+from fuseplan.search.effort import Effort
+from fuseplan.tuning.session import Pool
+from fuseplan.tuning.subject import check_device
+from fuseplan.tuning_db import Environment
+
+VETTERS = 4
+"""Workers that compile and check at once on a GPU's host; a CPU machine has its cores for one."""
+
+OpenPool = Callable[[str, Effort], AbstractContextManager[Pool]]
+"""From a device and an effort to the workers that measure there."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Devices that are alike: what is measured on one of them holds for all."""
+
+    environment: Environment
+    devices: tuple[str, ...]
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether it measures with the very cores that compile for others: then nobody works beside it."""
+        return self.environment.device == "cpu"
+
+
+def named(text: str) -> tuple[str, ...]:
+    """The devices of a list such as `cuda:0,cuda:1`, each once; OptionError where one of them is not here.
+
+    >>> named("cpu")
+    ('cpu',)
+    """
+    found: dict[tuple[str, int], str] = {}
+    for name in (part.strip() for part in text.split(",")):
+        check_device(name)
+        kind, _, index = name.partition(":")
+        place = (kind, int(index or 0))
+        if place in found:
+            raise OptionError(f"{name} is named twice in {text!r}")
+        found[place] = name
+    return tuple(found.values())
+
+
+def kinds(devices: Sequence[str]) -> list[Kind]:
+    """The devices, those together that are alike.
+
+    >>> [kind.devices for kind in kinds(["cpu"])]
+    [('cpu',)]
+    """
+    alike: dict[Environment, list[str]] = {}
+    for device in devices:
+        alike.setdefault(environment(device), []).append(device)
+    return [Kind(here, tuple(found)) for here, found in alike.items()]
+
+
+@contextmanager
+def own_workers(device: str, effort: Effort) -> Iterator[Pool]:
+    """Worker processes of this machine, which start here and now."""
+    with Workers(device, vetters=VETTERS if device.startswith("cuda") and effort.measures else 1) as workers:
+        workers.start()
+        yield workers
+
+
+class StoppedError(Exception):
+    """The run was ended from outside: whatever is still said of its jobs does not count."""
+
+
+class LazyPool:
+    """The workers of one device, which start when the first job comes: what is known needs none."""
+
+    def __init__(self, opening: Callable[[], AbstractContextManager[Pool]]) -> None:
+        self._opening = opening
+        self._stack, self._lock = ExitStack(), Lock()
+        self._pool: Pool | None = None
+        self._closed = False
+
+    def map(
+        self,
+        jobs: Sequence[Job],
+        on_done: Callable[[Job, Outcome], None] | None = None,
+        limit_s: float | None = None,
+    ) -> list[Outcome]:
+        """As any pool; StoppedError after `close`."""
+
+        def heard(job: Job, outcome: Outcome) -> None:
+            self._check()  # that a worker was ended says nothing of the job it was at
+            if on_done is not None:
+                on_done(job, outcome)
+
+        with self._lock:
+            self._check()
+            if self._pool is None:
+                self._pool = self._stack.enter_context(self._opening())
+        outcomes = self._pool.map(jobs, heard, limit_s)
+        self._check()
+        return outcomes
+
+    def close(self) -> None:
+        """End the workers now, from whichever thread."""
+        self._closed = True
+        with self._lock:
+            self._stack.close()
+
+    def _check(self) -> None:
+        if self._closed:
+            raise StoppedError

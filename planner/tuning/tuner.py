@@ -1,0 +1,192 @@
+"""The flow of tuning one program on one device: capture, search, measure, race, keep. Its stages are in files of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from time import monotonic
+
+from fuseplan.capture.trace import Trace
+from fuseplan.capture.trace_edit import identity
+from fuseplan.errors import ExecutorError, FuseplanError, OptionError
+from fuseplan.measure.environment import environment, run_facts
+from fuseplan.measure.jobs import Calibrate, Capture, Found, Row
+from fuseplan.models import Machine, Roofline
+from fuseplan.plan import Plan, SegmentedPlan
+from fuseplan.search.costs import Timings
+from fuseplan.search.effort import Effort
+from fuseplan.segment import Segmentation
+from fuseplan.tuning import plans
+from fuseplan.tuning.agenda import Item
+from fuseplan.tuning.budget import Time
+from fuseplan.tuning.claims import Claims
+from fuseplan.tuning.evidence import evidence_of, keep_regions
+from fuseplan.tuning.keep import Of, Tuned, keep, keep_failure, keep_prediction, recalled
+from fuseplan.tuning.ledger import PlanLedger, Settings
+from fuseplan.tuning.progress import Progress, told
+from fuseplan.tuning.regions import RegionBook
+from fuseplan.tuning.segments import Search
+from fuseplan.tuning.session import Pool, Session
+from fuseplan.tuning.subject import box_of, sizes_of
+from fuseplan.tuning.worth import moves_of
+from fuseplan.tuning_db import Environment, Hit, Miss, Query, Run, Store, clock
+from fuseplan.tuning_db.resume import unfinished
+
+
+@dataclass
+class Tuner:
+    """Tunes one program after another on one device."""
+
+    store: Store
+    pool: Pool
+    device: str
+    effort: str
+    settings: Settings
+    progress: Progress
+    time: Time = field(default_factory=Time)
+    claims: Claims = field(default_factory=Claims)
+    since: str | None = None
+    """Where all is tuned again, when that began: what has failed before is tried once more."""
+    here: Environment | None = None
+
+    def __post_init__(self) -> None:
+        self.environment: Environment = self.here or environment(self.device)
+        self.machine: Machine | None = None
+
+    def tune(self, trace: Trace, launches: Sequence[str], *, again: bool = False) -> Iterator[Tuned]:
+        """The verdict on a program under each launch; one that cannot be tuned is a verdict too."""
+        if again and self.since is None:
+            self.since = clock.now()
+        model: Roofline | None = None
+        timings = Timings()
+        for launch in launches:
+            found = None if again else self._known(trace, launch, trace.key)
+            if found is None:
+                model = model or Roofline(self._machine())
+                found = self._tune(trace, launch, again, model, timings)
+            self.time.end()
+            self.progress.end(told(found))
+            yield found
+
+    def verdict(self, item: Item, *, again: bool) -> Tuned:
+        """The verdict on one item of an agenda. What is wrong with one program is no reason to leave the others."""
+        try:
+            (found,) = self.tune(item.trace, (item.launch,), again=again)
+        except (ExecutorError, OptionError):  # of the device, or of the call
+            raise
+        except FuseplanError as error:
+            found = Tuned(item.key, item.trace.name, item.launch, "failed", detail=str(error))
+            self.time.end()
+            self.progress.end(told(found))
+        return found
+
+    def _known(self, trace: Trace, launch: str, key: str) -> Tuned | None:
+        """What an earlier run has found, if it holds here."""
+        answer = self.store.find_plan(Query(key, self.environment, launch, sizes_of(trace)))
+        return recalled(trace, answer.plan) if isinstance(answer, Hit) else None
+
+    def _tune(self, trace: Trace, launch: str, again: bool, model: Roofline, timings: Timings) -> Tuned:
+        session = self._session(trace, model)
+        found = self._capture(session, trace)
+        key = trace.key if isinstance(found, str) else found.key or trace.key
+        if key != trace.key and not again and (known := self._known(trace, launch, key)) is not None:
+            return known  # of an edited trace, only capturing tells which program it is
+        session.unfinished = unfinished(self.store, key, self.environment)
+        run = Run(self.environment, key, self.effort, **vars(run_facts(self.device)))
+        session.run = run.key
+        self.store.add_run(run)
+        ended = replace(run, state="interrupted")
+        try:
+            if isinstance(found, str):
+                tuned = Tuned(key, trace.name, launch, "failed", detail=found)
+            else:
+                tuned = self._flow(session, trace, found, launch, RegionBook(session, timings))
+            state = "failed" if tuned.status == "failed" else "finished"
+            ended = replace(run, state=state, error_median=tuned.error_at(0.5), error_p90=tuned.error_at(0.9))
+        except FuseplanError:
+            ended = replace(run, state="failed")
+            raise
+        finally:
+            self.store.add_run(replace(ended, changed_at=clock.now()))
+        return replace(
+            tuned,
+            measured=session.measured,
+            reused=session.reused,
+            seconds=monotonic() - session.started,
+            device_seconds=session.spent_s,
+        )
+
+    def _flow(self, session: Session, trace: Trace, found: Found, launch: str, book: RegionBook) -> Tuned:
+        of = Of(found.key or trace.key, trace.name, launch, box_of(trace))
+        search = Search(session, found, plans.proven(found), book, launch)
+        self._keep_program(of, trace, search)
+        named = [*plans.defaults(session, launch), *plans.whole_candidates(session, found, launch)]
+        ledger = PlanLedger(search, named, of.key, self.environment.key, self.settings)
+        if not session.effort.measures:
+            return self._predicted(session, of, search)
+        text, rows = trace.to_json(), dict[str, Row]()
+        session.against_us = self._default_us(of, search)
+        known = ledger.named_entries()
+        fit = plans.vetted(session, text, known, rows)
+        cut = ledger.next_entries(session.effort.plans, search.run())
+        fit += plans.vetted(session, text, cut, rows)
+        verdict = plans.decide(session, text, fit, rows)
+        noise = None if verdict is None else verdict.result.noise
+        for entry in (*known, *cut):
+            ledger.tell(entry, rows.get(entry.name), noise)
+        if verdict is None:
+            return keep_failure(session, of, "no default of this launch runs here", [*known, *cut], rows)
+        winner = verdict.winner.plan
+        keep_regions(search, [entry.plan for entry in fit])
+        return keep(session, of, verdict, [*known, *cut], _moves(search, winner), evidence_of(search, winner))
+
+    def _default_us(self, of: Of, search: Search) -> float | None:
+        """What the best default takes: as it was raced here once, else eager by prediction."""
+        timed = self.store.find_default_timings(of.key, self.environment)
+        raced = () if isinstance(timed, Miss) else timed
+        walls = [one.wall_us for one in raced if one.launch == of.launch and one.status == "ok" and one.wall_us]
+        return min(walls) if walls else search.predict([Segmentation()] * len(search.graphs))
+
+    def _capture(self, session: Session, trace: Trace) -> Found | str:
+        """The program's graphs, its attention with proven masks; or why it cannot be had."""
+        (outcome,) = session.carry_out("capturing", [Capture(trace.to_json(), attention="proven")])
+        if outcome.found is None:
+            return f"it cannot be captured in a worker: {outcome.detail}"
+        if outcome.found.key != trace.key and trace.key != identity(trace.fields):  # an edited one has a new key
+            return "the rebuilt program is another one: please report this with its trace"
+        return outcome.found
+
+    def _keep_program(self, of: Of, trace: Trace, search: Search) -> None:
+        """The program, its graphs, its trace, and how often it was called where that was counted."""
+        own = replace(trace, key=of.key).to_json()  # an edited trace goes by another key until it is captured
+        graphs = dict(zip(search.roles, search.graphs, strict=True))
+        calls = trace.times if trace.calls else 0
+        self.store.add_program(of.key, of.name or None, graphs, trace=own, sizes=of.sizes, calls=calls)
+
+    def _predicted(self, session: Session, of: Of, search: Search) -> Tuned:
+        proposals = search.run()
+        if not proposals:
+            return Tuned(of.key, of.name, of.launch, "failed", detail="no graph of it can be cut")
+        best = proposals[0]
+        evidence = evidence_of(search, best.plan)
+        return keep_prediction(session, of, best.plan, best.predicted_us, _moves(search, best.plan), evidence)
+
+    def _session(self, trace: Trace, model: Roofline) -> Session:
+        effort = Effort.named(self.effort).within(self.time.share())
+        return Session(
+            self.store, self.environment, self.pool, effort, model, self.progress,
+            program=trace.name or trace.key[:12], claims=self.claims, anew=self.since,
+        )  # fmt: skip
+
+    def _machine(self) -> Machine:
+        """The rates of this device; measured once, where anything is measured at all."""
+        if self.machine is None:
+            self.machine = Machine.guess(self.environment.gpu or self.environment.cpu or "")
+            if Effort.named(self.effort).measures:
+                (outcome,) = self.pool.map([Calibrate()])
+                self.machine = self.machine.calibrated(outcome.machine)
+        return self.machine
+
+
+def _moves(search: Search, plan: Plan) -> tuple[str, ...]:
+    return moves_of(search, plan) if isinstance(plan, SegmentedPlan) and plan.parts else ()
