@@ -159,6 +159,16 @@ class Store:
         around = self._around(timing.environment, timing.program, timing.run)
         return self._put([*around, (tables.DEFAULT_TIMING, timing.row())])
 
+    def add_verdict(self, stored: StoredPlan, timings: Iterable[DefaultTiming]) -> bool:
+        """Store a plan and the defaults that it raced against: a crash leaves all of it, or nothing to measure twice."""
+        rows = self._around(stored.environment, stored.program, stored.run)
+        for timing in timings:
+            rows += [
+                *self._around(timing.environment, timing.program, timing.run),
+                (tables.DEFAULT_TIMING, timing.row()),
+            ]
+        return self._put([*rows, (tables.PLAN, stored.row())])
+
     def add_program(
         self,
         key: str,
@@ -221,6 +231,19 @@ class Store:
         for layer in self._gather(lambda connection: _plans(connection, prefix), within_s=60.0)[0]:
             highest.update({stored.key: stored for stored in layer})
         return sorted(highest.values(), key=lambda stored: stored.key)
+
+    def graphs(self, program: str) -> list[tuple[str, Graph]]:
+        """The ATen graphs of a program with their roles, in the order in which they were stored; damaged ones are left out."""
+        found: dict[tuple[str, str], str] = {}
+        for layer in self._gather(lambda connection: _graphs(connection, program), within_s=60.0)[0]:
+            found.update({(role, key): text for role, key, text in layer})
+        graphs = []
+        for (role, _), text in found.items():
+            try:
+                graphs.append((role, Graph.from_json(text)))
+            except FuseplanError:
+                continue
+        return graphs
 
     def program_names(self) -> dict[str, str]:
         """The name of each program that has one, by key."""
@@ -432,6 +455,21 @@ def _plans(connection: sqlite3.Connection, prefix: str) -> list[StoredPlan]:
 def _names(connection: sqlite3.Connection) -> list[tuple[str, str]]:
     rows = (tables.PROGRAM.logical(values) for values in connection.execute(tables.PROGRAM.select))
     return [(str(row["key"]), str(row["name"])) for row in rows if row is not None and row["name"] is not None]
+
+
+def _graphs(connection: sqlite3.Connection, program: str) -> list[tuple[str, str, str]]:
+    """Role, key and text of each graph of a program."""
+    found = []
+    roles = f"{tables.PROGRAM_GRAPH.select} WHERE program_.key = ? ORDER BY program_graph.id"
+    for values in connection.execute(roles, (program,)).fetchall():
+        link = tables.PROGRAM_GRAPH.logical(values)
+        if link is None:
+            continue
+        for graph in connection.execute(f"{tables.GRAPH.select} WHERE graph.key = ?", (link["graph"],)).fetchall():
+            row = tables.GRAPH.logical(graph)
+            if row is not None:
+                found.append((str(link["role"]), str(row["key"]), str(row["json"])))
+    return found
 
 
 def _traces(connection: sqlite3.Connection, where: str, argument: str) -> list[tuple[str, str]]:

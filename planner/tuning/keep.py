@@ -102,7 +102,6 @@ def keep(
     `evidence` is what is known of the plan that won, but for its race.
     """
     rows, winner, best = verdict.rows, verdict.winner, verdict.best_default
-    keep_defaults(session, of, entries, rows)
     row, best_us = rows[winner.name], rows[best.name].wall_us
     status = "tuned" if verdict.tuned else "default"
     noise_us = None if row.wall_us is None else round(row.wall_us * verdict.result.noise, 3)
@@ -113,7 +112,8 @@ def keep(
         evidence=replace(evidence, raced=raced_of(entries, rows)).bounded(), run=session.run,
     )  # fmt: skip
     known = _known(session, stored)
-    session.store.add_plan(stored if known is None else replace(stored, word=known.word))  # a person's word stays
+    told = stored if known is None else replace(stored, word=known.word)  # a person's word stays
+    session.store.add_verdict(told, _defaults(session, of, entries, rows))
     return Tuned(
         of.key, of.name, of.launch, status, winner.plan, winner.name, row.wall_us, best.name, best_us,
         verdict.result.noise, row.peak_bytes, tuple(moves), _timings(entries, rows),
@@ -162,10 +162,15 @@ def _known(session: Session, stored: StoredPlan) -> StoredPlan | None:
 
 def keep_defaults(session: Session, of: Of, entries: Sequence[Entry], rows: Mapping[str, Row]) -> None:
     """Write down how the defaults did."""
-    for entry in entries:
-        row = rows.get(entry.name)
-        if entry.default and row is not None and (row.status != "ok" or row.wall_us is not None):
-            session.store.add_default_timing(_default_timing(session, of, entry.name, row))
+    for timing in _defaults(session, of, entries, rows):
+        session.store.add_default_timing(timing)
+
+
+def _defaults(session: Session, of: Of, entries: Sequence[Entry], rows: Mapping[str, Row]) -> list[DefaultTiming]:
+    found = [(entry.name, rows[entry.name]) for entry in entries if entry.default and entry.name in rows]
+    return [
+        _default_timing(session, of, name, row) for name, row in found if row.status != "ok" or row.wall_us is not None
+    ]
 
 
 def _timings(entries: Sequence[Entry], rows: Mapping[str, Row]) -> tuple[Timed, ...]:
