@@ -66,10 +66,14 @@ class BestSingleExecutor:
         """Learn which executor is the fastest overall."""
         for row in rows:
             device, host = self._ideal(row.work)
-            if device > 0 and host > 0 and 0 < row.device_us < math.inf and 0 <= row.host_us < math.inf:
+            if device > 0 and row.usable:
                 choice = (row.executor, row.variant)
                 count, logs, hosts = self._seen.get(choice, (0, 0.0, 0.0))
-                self._seen[choice] = (count + 1, logs + math.log(row.device_us / device), hosts + row.host_us / host)
+                self._seen[choice] = (
+                    count + 1,
+                    logs + math.log(row.device_us / device),
+                    hosts + (row.host_us / host if host else 0.0),
+                )
 
     def _predict(self, work: Work, executor: str, variant: str) -> Prediction:
         device, host = self._ideal(work)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from fuseplan.models.fit import Weights, fit
 from fuseplan.models.machine import Machine
@@ -20,6 +21,29 @@ from fuseplan.models.work import Work
 
 _SHRINKAGE = 3
 """So many rows of a variant count as much as what was believed of it."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What was learnt: the weights of terms by executor, and how variants compare with what was believed of them."""
+
+    device: Mapping[str, Weights]
+    host: Mapping[str, Weights]
+    variants: Mapping[tuple[str, str], float]
+
+    def device_weights(self, executor: str) -> Weights:
+        """Those of the terms of device time."""
+        return self.device.get(executor, _DEVICE)
+
+    def host_weights(self, executor: str) -> Weights:
+        """Those of the terms of host time."""
+        return self.host.get(executor, _HOST)
+
+    def factor(self, work: Work, executor: str, variant: str) -> float:
+        """How a variant compares with the default of its region."""
+        if variant == "default":
+            return 1.0
+        return variant_factor(work, variant) * self.variants.get((executor, variant), 1.0)
 
 
 class Roofline:
@@ -42,30 +66,24 @@ class Roofline:
 
     def predict(self, regions: Sequence[Asked]) -> list[Prediction]:
         """One prediction for each of `regions`, in order."""
-        if self._stale:
-            for executor in sorted(self._stale):
-                self._refit(executor)
-            self._stale.clear()
-        return [self._predict(work, executor, variant) for work, executor, variant in regions]
+        rates = self.rates
+        return [_predict(rates, self.machine, *asked) for asked in regions]
+
+    @property
+    def rates(self) -> Rates:
+        """What was learnt of this machine by now."""
+        for executor in sorted(self._stale):
+            self._refit(executor)
+        self._stale.clear()
+        return Rates(self._device, self._host, self._variants)
 
     def update(self, rows: Sequence[Row]) -> None:
         """Learn from measurements, in addition to all that came before. The fit itself waits for the next question."""
         for row in rows:
+            if row.status != "ok":
+                continue
             self._rows.setdefault(row.executor, []).append(row)
             self._stale.add(row.executor)
-
-    def _predict(self, work: Work, executor: str, variant: str) -> Prediction:
-        device, host = self._device.get(executor, _DEVICE), self._host.get(executor, _HOST)
-        terms = device_terms(work, executor, self.machine)
-        total = device.total(terms)
-        time = total * self._factor(work, executor, variant)
-        called = host.total(host_terms(work, executor, self.machine))
-        return Prediction(time, called, device.spread(terms, total))
-
-    def _factor(self, work: Work, executor: str, variant: str) -> float:
-        if variant == "default":
-            return 1.0
-        return variant_factor(work, variant) * self._variants.get((executor, variant), 1.0)
 
     def _refit(self, executor: str) -> None:
         """Rates first, from all variants as they were believed to compare; then how the variants do compare."""
@@ -85,6 +103,14 @@ class Roofline:
                 errors.setdefault(row.variant, []).append(math.log(row.device_us / total))
         for variant, found in errors.items():
             self._variants[executor, variant] = math.exp(math.fsum(found) / (len(found) + _SHRINKAGE))
+
+
+def _predict(rates: Rates, machine: Machine, work: Work, executor: str, variant: str) -> Prediction:
+    weights = rates.device_weights(executor)
+    terms = device_terms(work, executor, machine)
+    total = weights.total(terms)
+    called = rates.host_weights(executor).total(host_terms(work, executor, machine))
+    return Prediction(total * rates.factor(work, executor, variant), called, weights.spread(terms, total))
 
 
 _DEVICE, _HOST = Weights.unfitted(DEVICE_DOUBT), Weights.unfitted(HOST_DOUBT)

@@ -84,16 +84,29 @@ class Rows:
     graphs: Mapping[str, Graph] = field(repr=False)
     islands: tuple[Island, ...] = ()
 
-    @property
-    def device(self) -> str:
-        """What was measured on: the product name of a GPU or a CPU."""
-        place = self.header.get("environment", {})
-        return str(place.get("gpu") or place.get("cpu") or place.get("device") or "cpu")
+
+def device_name(header: Mapping[str, Any]) -> str:
+    """What rows were measured on: the product name of a GPU or a CPU.
+
+    >>> device_name({"environment": {"gpu": None, "cpu": "AMD EPYC"}})
+    'AMD EPYC'
+    """
+    place = header.get("environment") or {}
+    return str(place.get("gpu") or place.get("cpu") or place.get("device") or "cpu")
 
 
 def packaged() -> tuple[Path, ...]:
     """The files that ship with fuseplan, sorted by name."""
     return tuple(sorted((*FOLDER.glob("*.jsonl.xz"), *FOLDER.glob("*.jsonl"))))
+
+
+def read_header(path: Path) -> Mapping[str, Any]:
+    """The first line of a file alone: what it was measured on. Raises OptionError as `read_rows` does."""
+    try:
+        with _open(path) as lines:
+            return _header(json.loads(next(lines, "null")))
+    except (OSError, EOFError, lzma.LZMAError, ValueError) as error:
+        raise OptionError(f"{path} is no file of rows: {error}") from error
 
 
 def read_rows(path: Path) -> Rows:
