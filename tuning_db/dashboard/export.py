@@ -58,7 +58,7 @@ def document(reader: Reader, wanted: dict[str, tuple[Page, Ask]]) -> bytes:
         views.append((view, view.html()))
     files = assets()
     plotly = files["plotly.js"]
-    inline = scripts(files) + [plotly]
+    inline = [*scripts(files), plotly]
     frame = Frame(PAGES, files, reader.name, tuple(reader.others))
     made = frame.exported(
         views, links, csp=_csp(inline, [files["dashboard.css"]], plotly), style=Markup(_within(files["dashboard.css"], "style")),

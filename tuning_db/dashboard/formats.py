@@ -30,7 +30,7 @@ def times(value: float | None) -> str:
     if value is None:
         return NONE
     if value >= 1000:
-        return f"{value:,.0f}×"
+        return f"{value:,.0f}×" if value < 1e6 else "> 999,999×"
     return f"{value:.4f}×" if 0 < value < 0.01 else f"{value:.2f}×"
 
 
@@ -40,7 +40,9 @@ def percent(value: float | None) -> str:
     >>> percent(0.0123)
     '1.2 %'
     """
-    return NONE if value is None else f"{value * 100:,.1f} %"
+    if value is None:
+        return NONE
+    return f"{value * 100:,.1f} %" if value < 100 else "> 9,999 %"
 
 
 def count(value: float | None) -> str:
@@ -76,6 +78,8 @@ def seconds(value: float | None) -> str:
     if value is None:
         return NONE
     amount = abs(value)
+    if amount >= 3.6e9:
+        return "> 999,999 h" if value > 0 else "< -999,999 h"
     for limit, scale, unit, digits in (
         (1e-3, 1e6, "µs", 0), (1, 1e3, "ms", 0), (120, 1, "s", 1), (7200.5, 1 / 60, "min", 0), (math.inf, 1 / 3600, "h", 0),
     ):  # fmt: skip

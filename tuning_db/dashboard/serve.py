@@ -79,7 +79,7 @@ def serve(
     app = create_app(databases, token=token, hosts=[*_names(host), *names])
     # No server header, no log of who asks for what; a request line of more than 16 KiB is refused before it is read.
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, server_header=False, proxy_headers=False, ws="none", lifespan="off",
+        app, log_level="error", access_log=False, server_header=False, proxy_headers=False, ws="none", lifespan="off",
         h11_max_incomplete_event_size=16_384, timeout_keep_alive=20, timeout_graceful_shutdown=2,
     )  # fmt: skip
     try:

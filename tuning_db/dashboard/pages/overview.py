@@ -17,6 +17,10 @@ from fuseplan.tuning_db.dashboard.reader import Reader
 _SHOWN = 8
 """Programs in each of the two lists."""
 _BINS_PER_DOUBLING = 8
+_FINE, _COARSE = (
+    (0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 1.75, 2, 2.5, 3, 4),
+    (0.125, 0.25, 0.5, 1, 2, 4, 8, 16, 32),
+)
 _LEAST, _MOST = -3.0, 5.0
 """Doublings that the distribution shows; what lies beyond is counted in its last bin."""
 
@@ -173,11 +177,12 @@ def _distribution(gains: Sequence[Gain]) -> Figure:
         }
         for number, one in enumerate(shown)
     ]  # fmt: skip
-    ticks = [0.125, 0.25, 0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 3, 4, 8, 16, 32]
+    ticks = _FINE if max(middles) <= 4 * min(middles) else _COARSE
+    most = max(max(one.bins) for one in shown)
     layout = {
         "barmode": "group", "bargap": 0.06,
         "xaxis": {"type": "log", "title": {"text": "speed-up"}, "tickvals": ticks, "ticktext": [f"{tick:g}×" for tick in ticks]},
-        "yaxis": {"title": {"text": "programs"}, "rangemode": "tozero"},
+        "yaxis": {"title": {"text": "programs"}, "rangemode": "tozero", "dtick": 1 if most < 6 else None},
         "shapes": [{"type": "line", "x0": 1, "x1": 1, "yref": "paper", "y0": 0, "y1": 1, "line": {"color": "var(--muted)", "dash": "dot", "width": 1}}],
     }  # fmt: skip
     rows = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from fuseplan.tuning_db.dashboard.ask import Filters
 from fuseplan.tuning_db.dashboard.queries.filters import DEVICE, bound, of_place, of_time
@@ -95,14 +95,8 @@ def slots(connection: sqlite3.Connection, filters: Filters) -> list[Slot]:
     stale = stale_plans(connection)
     calls = {(row[0], row[1]): count(row[2]) for row in connection.execute(_CALLS)}
     found = [_planned(row, timed, stale, calls) for row in connection.execute(_PLANS, values)]
-    found += [_failed(row, timed) for row in connection.execute(_WITHOUT_PLAN, values)]
+    found += [_without_plan(row, timed) for row in connection.execute(_WITHOUT_PLAN, values)]
     return sorted(found, key=lambda slot: (slot.title, slot.program, slot.environment, slot.launch, slot.sizes))
-
-
-@dataclass(frozen=True, slots=True)
-class _Timing:
-    wall_us: float
-    run: object
 
 
 _COLUMNS = f"""program.key, program.name, environment.key, {DEVICE}, environment.torch, environment.nvfuser"""
@@ -131,67 +125,67 @@ _WITHOUT_PLAN = f"""SELECT default_timing.program_id, default_timing.environment
        default_timing.sizes, {_COLUMNS}, max(default_timing.measured_at), max(coalesce(run.state = 'running', 0))
   FROM default_timing JOIN program ON program.id = default_timing.program_id
   JOIN environment ON environment.id = default_timing.environment_id LEFT JOIN run ON run.id = default_timing.run_id
- WHERE NOT EXISTS (SELECT 1 FROM plan WHERE plan.program_id = default_timing.program_id
-                      AND plan.environment_id = default_timing.environment_id
-                      AND plan.launch = default_timing.launch AND plan.sizes = default_timing.sizes)
+ WHERE (default_timing.program_id, default_timing.environment_id, default_timing.launch, default_timing.sizes) NOT IN
+       (SELECT program_id, environment_id, launch, sizes FROM plan)
    AND {of_place("default_timing")} AND {of_time("default_timing.measured_at")}
  GROUP BY 1, 2, 3, 4"""
 
 _CALLS = "SELECT program_id, sizes, calls FROM trace WHERE calls > 0"
 
 
-def _timings(connection: sqlite3.Connection, values: Mapping[str, str]) -> dict[Place, dict[str, list[_Timing]]]:
-    """All good timings of the defaults, the latest last."""
-    found: dict[Place, dict[str, list[_Timing]]] = {}
+_Timed = dict[str, list[tuple[float, object]]]
+"""For each default its wall times and the runs they were taken in, the latest last."""
+
+
+def _timings(connection: sqlite3.Connection, values: Mapping[str, str]) -> dict[Place, _Timed]:
+    """All good timings of the defaults."""
+    found: dict[Place, _Timed] = {}
     for program, environment, launch, sizes, name, wall, run in connection.execute(_TIMINGS, values):
         wall_us = number(wall)
         if wall_us:
-            found.setdefault((program, environment, launch, sizes), {}).setdefault(name, []).append(
-                _Timing(wall_us, run)
-            )
+            found.setdefault((program, environment, launch, sizes), {}).setdefault(name, []).append((wall_us, run))
     return found
 
 
-def _chosen(timed: Mapping[str, list[_Timing]], run: object) -> dict[str, float]:
+def _chosen(timed: _Timed, run: object) -> dict[str, float]:
     """One timing of each default: of the race that the plan was in, for only those are comparable; else the latest."""
     chosen = {}
     for name in DEFAULTS:
-        timings = timed.get(name, [])
-        same = [timing for timing in timings if run is not None and timing.run == run]
+        timings = timed.get(name)
         if timings:
-            chosen[name] = (same or timings)[-1].wall_us
+            same = [wall for wall, other in timings if other == run] if run is not None else ()
+            chosen[name] = same[-1] if same else timings[-1][0]
     return chosen
 
 
 def _planned(
-    row: tuple[object, ...], timed: Mapping[Place, dict[str, list[_Timing]]], stale: frozenset[str],
-    calls: Mapping[tuple[object, object], int],
+    row: tuple[object, ...], timed: Mapping[Place, _Timed], stale: frozenset[str], calls: Mapping[tuple[object, object], int]
 ) -> Slot:  # fmt: skip
     place: Place = row[:4]  # type: ignore[assignment]
     key, status, word, wall, noise, predicted, peak, best, best_us, run, changed_at = row[10:]
     defaults = _chosen(timed.get(place, {}), run)
-    fastest = min(defaults, key=lambda name: defaults[name], default=None)
-    standing = text(word) or {"quarantined": "failed"}.get(text(status), text(status))
-    return replace(
-        _slot(row, standing), plan=text(key), plan_us=number(wall), noise_us=number(noise),
-        predicted_us=number(predicted), peak_bytes=count(peak) or None, defaults=defaults,
-        best=fastest or (text(best) or None), best_us=defaults[fastest] if fastest else number(best_us),
-        calls=calls.get((place[0], place[3]), 0), changed_at=text(changed_at), stale=text(key) in stale,
-    )  # fmt: skip
-
-
-def _failed(row: tuple[object, ...], timed: Mapping[Place, dict[str, list[_Timing]]]) -> Slot:
-    defaults = _chosen(timed.get(row[:4], {}), None)  # type: ignore[arg-type]
-    fastest = min(defaults, key=lambda name: defaults[name], default=None)
-    return replace(
-        _slot(row, "running" if row[11] else "failed"), defaults=defaults, best=fastest,
-        best_us=defaults[fastest] if fastest else None, changed_at=text(row[10]),
-    )  # fmt: skip
-
-
-def _slot(row: tuple[object, ...], standing: str) -> Slot:
-    program_id, environment_id, launch, sizes, program, name, environment, device, torch, nvfuser = row[:10]
+    fastest = min(defaults, key=defaults.__getitem__, default=None)
+    standing = text(word) or ("failed" if status == "quarantined" else text(status))
     return Slot(
-        text(program), text(name) or None, text(environment), text(device), text(torch), text(nvfuser), text(launch),
-        text(sizes), standing, program_id=count(program_id), environment_id=count(environment_id),
+        *_where(row), standing, text(key), number(wall), number(noise), number(predicted), count(peak) or None, defaults,
+        fastest or text(best) or None, defaults[fastest] if fastest else number(best_us),
+        calls.get((place[0], place[3]), 0), text(changed_at), key in stale, count(place[0]), count(place[1]),
+    )  # fmt: skip
+
+
+def _without_plan(row: tuple[object, ...], timed: Mapping[Place, _Timed]) -> Slot:
+    defaults = _chosen(timed.get(row[:4], {}), None)  # type: ignore[call-overload]
+    fastest = min(defaults, key=defaults.__getitem__, default=None)
+    return Slot(
+        *_where(row), "running" if row[11] else "failed", defaults=defaults, best=fastest,
+        best_us=defaults[fastest] if fastest else None, changed_at=text(row[10]), program_id=count(row[0]),
+        environment_id=count(row[1]),
+    )  # fmt: skip
+
+
+def _where(row: tuple[object, ...]) -> tuple[str, str | None, str, str, str, str, str, str]:
+    """What identifies a slot, as it stands at the head of both queries."""
+    _, _, launch, sizes, program, name, environment, device, torch, nvfuser = row[:10]
+    return (
+        text(program), text(name) or None, text(environment), text(device), text(torch), text(nvfuser), text(launch), text(sizes),
     )  # fmt: skip

@@ -18,9 +18,8 @@ _LATEST = """SELECT environment.key, max(plan.changed_at) FROM environment
 _PLANS = f"""SELECT plan.key, {", ".join(f"instr(plan.json, :{name}) > 0" for name in VERSIONED)}
   FROM plan JOIN environment ON environment.id = plan.environment_id
  WHERE environment.key = :older AND plan.status IN ('tuned', 'default') AND plan.word IS NOT 'disabled'
-   AND NOT EXISTS (SELECT 1 FROM plan AS newer JOIN environment AS place ON place.id = newer.environment_id
-                    WHERE newer.program_id = plan.program_id AND newer.launch = plan.launch
-                      AND newer.sizes = plan.sizes AND place.key = :newer)"""
+   AND (plan.program_id, plan.launch, plan.sizes) NOT IN (
+       SELECT program_id, launch, sizes FROM plan WHERE environment_id = (SELECT id FROM environment WHERE key = :newer))"""
 
 
 def stale_plans(connection: sqlite3.Connection) -> frozenset[str]:
