@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fuseplan.graph import Graph
     from fuseplan.plan import Plan
     from fuseplan.record import record
+    from fuseplan.show import show
     from fuseplan.stats import stats
     from fuseplan.tune import tune
     from fuseplan.tuning.subject import traces_of
@@ -50,6 +51,7 @@ _HOME = {
     "doctor": "fuseplan.doctor",
     "explain": "fuseplan.explain",
     "record": "fuseplan.record",
+    "show": "fuseplan.show",
     "stats": "fuseplan.stats",
     "traces_of": "fuseplan.tuning.subject",
     "tune": "fuseplan.tune",
@@ -73,6 +75,7 @@ __all__ = [
     "doctor",
     "explain",
     "record",
+    "show",
     "stats",
     "traces_of",
     "tune",

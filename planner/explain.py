@@ -1,23 +1,33 @@
-"""`explain`: each graph of a compiled program, its key, its plan, and why that plan."""
+"""`explain`: each graph of a program, its key, its plan, and why that plan: of what was compiled here, or is stored."""
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from fuseplan.backend import programs_of
+from fuseplan.capture.trace import Trace
 from fuseplan.executors import executors
+from fuseplan.looking.explained import Explained, of_subject
+from fuseplan.looking.words import describe
 from fuseplan.plan import Plan, SegmentedPlan, WholePlan
 from fuseplan.runtime import GraphRecord, Program
 from fuseplan.segment import is_anchor
+from fuseplan.tuning_db import Store
+
+__all__ = ["compiled_by", "describe", "explain", "explained"]
 
 
-def explain(compiled: Any, *, graphs: bool = True) -> str:
-    """Return a text about everything that was compiled for `compiled` so far; print it to read it.
+def explain(compiled: Any, *, graphs: bool = True, db: str | Path | None = None) -> str:
+    """Return a text about a program: its graph, its plan, why that plan, and what was rejected; print it to read it.
 
-    `compiled` is what ``torch.compile(…, backend="fuseplan")`` or ``fuseplan.compile`` returned. With ``graphs=False``
-    the operators are left out.
+    `compiled` is what ``torch.compile(…, backend="fuseplan")`` or ``fuseplan.compile`` returned: then all is told that
+    was compiled for it so far. It may also be a trace, the path of one, or the beginning of a plan's or a program's key,
+    or a program's name: then it is told what the tuning database `db`, else the user's own, knows of it. With
+    ``graphs=False`` the operators are left out.
 
     >>> import torch
     >>> import fuseplan
@@ -29,6 +39,8 @@ def explain(compiled: Any, *, graphs: bool = True) -> str:
       why: asked for by option
       inference graph ...: 1 op, all under ATen
     """
+    if isinstance(compiled, (Trace, str, Path)):
+        return "\n\n".join(one.text(graphs) for one in explained(compiled, db=db))
     wrapper = compiled_by(compiled)
     if wrapper is None:
         return "This was not compiled by torch.compile with backend fuseplan."
@@ -37,6 +49,29 @@ def explain(compiled: Any, *, graphs: bool = True) -> str:
         return "Nothing has been compiled yet: call it once, then ask again."
     texts = [_program(p, f"program {i} of {len(programs)}", graphs) for i, p in enumerate(programs, 1)]
     return "\n\n".join(texts)
+
+
+def explained(what: Trace | str | Path, *, db: str | Path | None = None) -> list[Explained]:
+    """What `explain` tells of traces and stored plans, as data: one for each program that is meant.
+
+    >>> import torch
+    >>> import fuseplan
+    >>> (trace,) = fuseplan.traces_of(lambda x: x.relu() + 1, torch.ones(3))
+    >>> (found,) = explained(trace, db="no-such-folder/tuning.db")
+    >>> found.plan, [len(graph.ops) for _, graph in found.graphs]
+    (WholePlan(executor='inductor', mode='default', anchors=(), launch='plain'), [2])
+    """
+    from fuseplan.looking.subject import subjects  # as light as it is, most who explain have compiled something
+    from fuseplan.tuning.untuned import explain_trace, is_file
+    from fuseplan.tuning.wanted import wanted
+
+    store = Store.open(os.environ, db)
+    try:
+        if isinstance(what, str) and not is_file(what):
+            return [of_subject(one) for one in subjects(store, what)]
+        return [explain_trace(store, trace) for trace in wanted(what, store).traces]
+    finally:
+        store.close()
 
 
 def compiled_by(compiled: Any) -> object | None:
@@ -69,19 +104,6 @@ def _program(program: Program, title: str, graphs: bool) -> str:
     if isinstance(program.plan, WholePlan):
         lines.append(f"  its Dynamo graph goes to {program.plan.executor} as it is, so there is no ATen graph to show")
     return "\n".join(lines)
-
-
-def describe(plan: Plan) -> str:
-    """Say in a few words what a plan does."""
-    if isinstance(plan, WholePlan):
-        return (
-            f"whole program under {plan.executor}"
-            + (f", mode {plan.mode}" if plan.mode != "default" else "")
-            + (f", launch {plan.launch}" if plan.launch != "plain" else "")
-        )
-    assert isinstance(plan, SegmentedPlan)
-    greedy = f", all that {plan.greedy} takes in maximal fusions" if plan.greedy else ""
-    return f"segmented, saving {plan.saving}, launch {plan.launch}{greedy}"
 
 
 def _left_out(plan: Plan, record: GraphRecord) -> Iterator[str]:

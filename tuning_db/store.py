@@ -237,13 +237,8 @@ class Store:
         found: dict[tuple[str, str], str] = {}
         for layer in self._gather(lambda connection: _graphs(connection, program), within_s=60.0)[0]:
             found.update({(role, key): text for role, key, text in layer})
-        graphs = []
-        for (role, _), text in found.items():
-            try:
-                graphs.append((role, Graph.from_json(text)))
-            except FuseplanError:
-                continue
-        return graphs
+        graphs = ((role, _readable(text)) for (role, _), text in found.items())
+        return [(role, graph) for role, graph in graphs if graph is not None]
 
     def program_names(self) -> dict[str, str]:
         """The name of each program that has one, by key."""
@@ -470,6 +465,13 @@ def _graphs(connection: sqlite3.Connection, program: str) -> list[tuple[str, str
             if row is not None:
                 found.append((str(link["role"]), str(row["key"]), str(row["json"])))
     return found
+
+
+def _readable(text: str) -> Graph | None:
+    try:
+        return Graph.from_json(text)
+    except FuseplanError:
+        return None
 
 
 def _traces(connection: sqlite3.Connection, where: str, argument: str) -> list[tuple[str, str]]:

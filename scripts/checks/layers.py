@@ -14,10 +14,10 @@ from checks.project import ROOT, modules
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "log"),
     ("graph",),
-    ("segment", "models", "tuning_db", "plan", "options", "drawing"),
+    ("segment", "models", "tuning_db", "plan", "options", "drawing", "looking"),
     ("capture", "executors", "measure", "search"),
     ("runtime", "stats"),
-    ("lookup", "backend", "tune", "tuning", "verify", "explain", "doctor", "bisect", "record", "recording", "run"),
+    ("lookup", "backend", "tune", "tuning", "verify", "explain", "doctor", "bisect", "show", "diff", "draw", "bench", "record", "recording", "run"),
     ("cli", "tuning_db.dashboard", "measure.worker"),
 )
 TORCH_FREE = LAYERS[:3]

@@ -1,0 +1,252 @@
+"""Why a program runs as it does: its plan, what speaks for it, what was rejected and by how much, and its graph cut up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from fuseplan.graph import Graph
+from fuseplan.looking.marked import marked
+from fuseplan.looking.subject import Subject, cut_of, graphs_for
+from fuseplan.looking.words import describe, device_of, fields_of, share, speedup, table, times, us
+from fuseplan.plan import Plan
+from fuseplan.segment import Segmentation
+from fuseplan.tuning_db import Raced, RegionEvidence, StoredPlan
+from fuseplan.tuning_db.words import Listed
+
+MOST_LINES = 40
+"""Plans of a race, and regions of a graph, that are told of; the rest is in the JSON."""
+
+
+@dataclass(frozen=True)
+class Explained:
+    """One program: the plan that is meant or that would run, why, and the graphs that it is a plan of."""
+
+    program: str
+    name: str
+    plan: Plan | None
+    why: str
+    stored: StoredPlan | None = None
+    graphs: tuple[tuple[str, Graph], ...] = ()
+    others: tuple[Listed, ...] = ()
+    remarks: tuple[str, ...] = field(default=())
+
+    def text(self, graphs: bool = True) -> str:
+        """All of it for people; without `graphs`, the operators are left out."""
+        return "\n".join(self._lines(graphs))
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it as plain data, for JSON."""
+        stored = self.stored
+        return {
+            "program": self.program,
+            "name": self.name,
+            "plan": None if self.plan is None else json.loads(self.plan.to_json()),
+            "why": self.why,
+            "remarks": list(self.remarks),
+            "stored": None if stored is None else fields_of(Listed(stored, self.name)),
+            "moves": [] if stored is None else stored.moves.splitlines(),
+            "raced": [] if stored is None else [_raced_fields(stored, one) for one in stored.evidence.raced],
+            "graphs": [self._graph_fields(role, graph) for role, graph in self.graphs],
+            "others": [fields_of(one) for one in self.others],
+        }
+
+    def _lines(self, graphs: bool) -> Iterator[str]:
+        yield f"program {self.program}" + (f", {self.name}" if self.name else "")
+        if self.plan is not None:
+            yield f"  plan: {describe(self.plan)}"
+        yield f"  why: {self.why}"
+        yield from (f"  {line}" for line in self.remarks)
+        if self.stored is not None:
+            yield from _evidence(self.stored)
+        if self.others:
+            yield "  its other plans:"
+            rows = [_other(one) for one in self.others[:MOST_LINES]]
+            yield from (f"    {line}" for line in table(rows, right={3}))
+        for role, graph in self.graphs:
+            yield ""
+            yield from self._graph(role, graph, graphs)
+
+    def _graph(self, role: str, graph: Graph, listing: bool) -> Iterator[str]:
+        cut = cut_of(self.plan, role, graph)
+        many = f"{len(graph.ops)} op{'s' * (len(graph.ops) != 1)}"
+        told = "no key" if graph.opaque else graph.key[:12]
+        if cut is None:
+            yield f"{role} graph {told}: {many}, {_uncut(self.plan)}"
+        else:
+            inside = sum(len(region.ops) for region in cut.regions)
+            yield f"{role} graph {told}: {many}, {inside} in {len(cut.regions)} regions, the rest alone under ATen"
+        known = self._regions(role)
+        if known:
+            yield from _region_table(list(known))
+        if listing:
+            yield marked(graph, cut, {one.region: region_note(one) for one in known if one.region >= 0})
+
+    def _regions(self, role: str) -> Sequence[RegionEvidence]:
+        return [one for one in self.stored.evidence.regions if one.role == role] if self.stored is not None else []
+
+    def _graph_fields(self, role: str, graph: Graph) -> dict[str, Any]:
+        cut = cut_of(self.plan, role, graph)
+        known = self._regions(role)
+        by_place = {one.region: vars(one) for one in known if one.region >= 0}
+        return {
+            "role": role,
+            "key": None if graph.opaque else graph.key,
+            "ops": len(graph.ops),
+            "text": marked(graph, cut, {}),
+            "regions": [_region_fields(cut, place, by_place) for place in range(len(cut.regions) if cut else 0)],
+            "alone": [vars(one) for one in known if one.region < 0],
+        }
+
+
+def _uncut(plan: Plan | None) -> str:
+    greedy = getattr(plan, "greedy", None)
+    return f"which {greedy} gets in regions as large as they come" if greedy else "which is not cut"
+
+
+def _region_fields(cut: Segmentation | None, place: int, known: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+    assert cut is not None
+    region = cut.regions[place]
+    own = {"ops": list(region.ops), "recompute": list(region.recompute)}
+    return {"executor": region.executor, "variant": region.variant, **known.get(place, {}), **own}
+
+
+def _evidence(stored: StoredPlan) -> Iterator[str]:
+    yield f"  on: {device_of(stored.environment)}, torch {stored.environment.torch}, launch {stored.launch}" + (
+        f", sizes {stored.sizes.text}" if stored.sizes.text else ""
+    )
+    if stored.wall_us is not None:
+        noise = share(stored.noise_us / stored.wall_us) if stored.noise_us is not None and stored.wall_us else "-"
+        faster = speedup(stored.wall_us, stored.best_default_us)
+        than = (
+            ""
+            if faster is None
+            else f", {times(faster)} as fast as {stored.best_default} ({us(stored.best_default_us)})"
+        )
+        yield f"  time: {us(stored.wall_us)} (device {us(stored.device_us)}, host {us(stored.host_us)}), noise {noise}{than}"
+    if stored.predicted_us is not None:
+        off = f", off by {share(stored.predicted_us / stored.wall_us - 1)}" if stored.wall_us else ""
+        yield f"  predicted: {us(stored.predicted_us)}{off}"
+    if stored.moves:
+        yield "  moves, from fusing all that can be fused:"
+        yield from (f"    {move}" for move in stored.moves.splitlines())
+    yield from (f"  {line}" for line in raced_lines(stored))
+
+
+def raced_lines(stored: StoredPlan) -> Iterator[str]:
+    """The race that a plan came out of: who else was in it, and by how much they were slower."""
+    raced = stored.evidence.raced
+    if not raced:
+        return
+    ordered = sorted(raced, key=lambda one: (one.wall_us is None, one.wall_us or 0.0))
+    rows = [("plan", "time", "as long as this", "predicted", "")]
+    rows += [_raced_row(stored, one) for one in ordered[:MOST_LINES]]
+    yield "raced:"
+    yield from (f"  {line}" for line in table(rows, right={1, 2, 3}))
+    if len(ordered) > MOST_LINES:
+        yield f"  and {len(ordered) - MOST_LINES} more"
+
+
+def _raced_row(stored: StoredPlan, one: Raced) -> tuple[str, ...]:
+    failed = "" if one.status == "ok" else f"{one.status}: {one.detail}"
+    ratio = ratio_to(stored, one)
+    notes = [failed, "default" if one.default else "", "" if failed or ratio is not None else "not timed"]
+    return (
+        one.name, us(one.wall_us), times(ratio), us(one.predicted_us),
+        ", ".join(note for note in notes if note),
+    )  # fmt: skip
+
+
+def ratio_to(stored: StoredPlan, one: Raced) -> float | None:
+    """How many times as long as the plan another took: block by block where both ran side by side, else by medians."""
+    if one.wall_us is None or not stored.wall_us or one.status != "ok":
+        return None
+    own = next((each for each in stored.evidence.raced if each.wall_us == stored.wall_us), None)
+    pairs = [a / b for a, b in zip(one.walls, own.walls, strict=False) if b] if own is not None else []
+    return median(pairs) if pairs else one.wall_us / stored.wall_us
+
+
+def _raced_fields(stored: StoredPlan, one: Raced) -> dict[str, Any]:
+    return {**vars(one), "walls": list(one.walls), "ratio": ratio_to(stored, one)}
+
+
+def _region_table(known: list[RegionEvidence]) -> Iterator[str]:
+    """Where the time goes: the regions that take longest first."""
+    known = sorted(known, key=lambda one: -(_time(one) or 0.0) * one.times)
+    rows = [("region", "executor", "ops", "measured", "predicted", "at least", "of it", "host")]
+    for one in known[:MOST_LINES]:
+        place = f"{one.region}" if one.region >= 0 else "alone"
+        often = f" ×{one.times}" if one.times != 1 else ""
+        rows.append(
+            (
+                place + often, _who(one), str(one.ops), us(one.device_us), us(one.predicted_device_us),
+                us(one.roofline_us), _reached(one), us(one.host_us if one.host_us is not None else one.predicted_host_us),
+            )
+        )  # fmt: skip
+    yield from (f"  {line}" for line in table(rows, right={2, 3, 4, 5, 6, 7}))
+    if len(known) > MOST_LINES:
+        yield f"  and {len(known) - MOST_LINES} more, which take less"
+
+
+def region_note(one: RegionEvidence) -> str:
+    """What is known of a region, in one line."""
+    words = [f"measured {us(one.device_us)}"] if one.device_us is not None else []
+    if one.predicted_device_us is not None:
+        words.append(f"predicted {us(one.predicted_device_us)}")
+    if one.roofline_us is not None:
+        words.append(f"at least {us(one.roofline_us)}")
+    return ", ".join(words)
+
+
+def _who(one: RegionEvidence) -> str:
+    return one.executor if one.variant == "default" else f"{one.executor} {one.variant}"
+
+
+def _time(one: RegionEvidence) -> float | None:
+    return one.device_us if one.device_us is not None else one.predicted_device_us
+
+
+def _reached(one: RegionEvidence) -> str:
+    """How near a region comes to what the machine could do."""
+    time = one.device_us
+    return share(one.roofline_us / time) if time and one.roofline_us is not None else "-"
+
+
+def _other(one: Listed) -> tuple[str, ...]:
+    stored = one.stored
+    return (
+        stored.key[:12], stored.standing, f"{device_of(stored.environment)}, torch {stored.environment.torch}",
+        us(stored.wall_us), f"{stored.launch}{', ' + stored.sizes.text if stored.sizes.text else ''}", stored.detail[:60],
+    )  # fmt: skip
+
+
+def of_subject(one: Subject) -> Explained:
+    """What the database knows of a program, from the plan that is meant on."""
+    stored = None if one.chosen is None else one.chosen.stored
+    plan = None if stored is None else stored.plan
+    why = (
+        "no plan is stored for it: fuseplan tune" if stored is None else f"plan {stored.key[:12]} is {standing(stored)}"
+    )
+    return Explained(one.program, one.name, plan, why, stored, graphs_for(plan, one.graphs), one.others)
+
+
+def standing(stored: StoredPlan) -> str:
+    """As what a plan is stored, in words.
+
+    >>> from fuseplan.tuning_db import Environment
+    >>> standing(StoredPlan("ab", Environment("cpu", "2.13.0"), Plan.named("eager"), "quarantined", detail="it crashed"))
+    'quarantined: it crashed'
+    """
+    words = {
+        "tuned": "tuned: it won its race against the defaults",
+        "default": "a default: nothing that was tried is faster by more than the noise",
+        "unverified": "unverified: it was predicted or imported, and runs only where that is asked for, until fuseplan db verify",
+        "pinned": "pinned: a person wants it, whatever the races say",
+        "disabled": "disabled: a person does not want it",
+        "quarantined": "quarantined",
+    }
+    word = words.get(stored.standing, stored.standing)
+    return f"{word}: {stored.detail}" if stored.detail else word

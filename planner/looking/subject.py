@@ -1,0 +1,100 @@
+"""What a person means by a KEY: a plan, or a program with all its plans, by the beginning of a key or by a name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fuseplan.errors import StoreError
+from fuseplan.graph import Graph
+from fuseplan.plan import Plan, SegmentedPlan
+from fuseplan.segment import Segmentation
+from fuseplan.tuning_db import Store
+from fuseplan.tuning_db.words import Listed, listed
+
+_RANKS = {"pinned": 0, "tuned": 1, "default": 1, "unverified": 2, "disabled": 3, "quarantined": 4}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One program as the database knows it: the plan that is meant, its other plans, and its graphs."""
+
+    program: str
+    name: str
+    chosen: Listed | None
+    others: tuple[Listed, ...]
+    graphs: tuple[tuple[str, Graph], ...]
+
+    @property
+    def called(self) -> str:
+        """Its name, else the beginning of its key."""
+        return self.name or self.program[:12]
+
+
+def subjects(store: Store, wanted: str) -> list[Subject]:
+    """The programs that a text means; if it is the beginning of one plan's key, the program of that plan.
+
+    >>> subjects(Store.open({"HOME": "/home/ada"}), "gelu")
+    Traceback (most recent call last):
+    ...
+    fuseplan.errors.StoreError: there is no plan and no program that begins with 'gelu': see fuseplan show
+    """
+    found = listed(store, wanted) if wanted else []
+    by_key = [one for one in found if one.stored.key.startswith(wanted)]
+    if len(by_key) == 1:
+        return [_subject(store, by_key[0].stored.program, found=listed(store), chosen=by_key[0])]
+    names = store.program_names()
+    programs = {one.stored.program: None for one in found}
+    programs |= {key: None for key, name in names.items() if wanted and wanted in (name, key[: len(wanted)])}
+    if not programs:
+        raise StoreError(f"there is no plan and no program that begins with {wanted!r}: see fuseplan show")
+    every = listed(store)
+    return [_subject(store, key, every) for key in programs]
+
+
+def one_subject(store: Store, wanted: str) -> Subject:
+    """The only program that a text means; an error names them if there are several."""
+    found = subjects(store, wanted)
+    if len(found) > 1:
+        keys = ", ".join(f"{one.program[:12]} ({one.called})" for one in found[:5])
+        raise StoreError(f"{wanted!r} means {len(found)} programs: give the beginning of the key of one: {keys}")
+    return found[0]
+
+
+def of_program(store: Store, program: str) -> Subject | None:
+    """What the database knows of a program; None if that is nothing."""
+    every = [one for one in listed(store) if one.stored.program == program]
+    return _subject(store, program, every) if every or store.graphs(program) else None
+
+
+def _subject(store: Store, program: str, found: list[Listed], chosen: Listed | None = None) -> Subject:
+    mine = sorted((one for one in found if one.stored.program == program), key=_rank)
+    chosen = chosen or next(iter(mine), None)
+    others = tuple(one for one in mine if chosen is None or one.stored.key != chosen.stored.key)
+    name = store.program_names().get(program) or ""
+    return Subject(program, name, chosen, others, tuple(store.graphs(program)))
+
+
+def _rank(one: Listed) -> int:
+    """The plan that would run before the others; `listed` has the latest first, and sorting keeps that."""
+    return _RANKS.get(one.stored.standing, 5)
+
+
+def cut_of(plan: Plan | None, role: str, graph: Graph) -> Segmentation | None:
+    """How a plan cuts a graph; None where it does not, as it is for whole programs, and where it is for another graph."""
+    if not isinstance(plan, SegmentedPlan) or plan.greedy is not None:
+        return None
+    meant = [part for part in plan.parts if part.role == role]
+    if graph.opaque:
+        return None
+    return next((part.segmentation for part in meant if part.graph == graph.key), None if meant else Segmentation())
+
+
+def graphs_for(plan: Plan | None, graphs: tuple[tuple[str, Graph], ...]) -> tuple[tuple[str, Graph], ...]:
+    """The graphs that a plan was made for: a program has others where another choice for its attention changes them."""
+    keys: Mapping[str, str] = {part.role: part.graph for part in getattr(plan, "parts", ())}
+    latest = dict(graphs)
+    return tuple(
+        (role, next((graph for its, graph in graphs if its == role and graph.key == keys.get(role)), latest[role]))
+        for role in latest
+    )

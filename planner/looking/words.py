@@ -1,0 +1,105 @@
+"""How times, shares and tables are written for people."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+from fuseplan.plan import Plan, SegmentedPlan, WholePlan
+from fuseplan.tuning_db.environment import Environment
+from fuseplan.tuning_db.words import Listed, summary
+
+
+def us(value: float | None) -> str:
+    """A time, in the unit that fits it.
+
+    >>> us(12.34), us(4567.8), us(None)
+    ('12.3 µs', '4.57 ms', '-')
+    """
+    if value is None:
+        return "-"
+    if value < 1000:
+        return f"{value:.1f} µs"
+    return f"{value / 1e3:,.2f} ms" if value < 1e6 else f"{value / 1e6:,.2f} s"
+
+
+def share(value: float | None) -> str:
+    """A share, of which small ones matter.
+
+    >>> share(0.0123), share(None)
+    ('1.2 %', '-')
+    """
+    return "-" if value is None else f"{100 * value:.1f} %"
+
+
+def device_of(place: Environment) -> str:
+    """What a person calls the machine."""
+    return place.gpu or place.cpu or place.device
+
+
+def describe(plan: Plan) -> str:
+    """Say in a few words what a plan does.
+
+    >>> describe(Plan.named("nvfuser-greedy"))
+    'segmented, saving min-cut, launch plain, all that nvfuser takes in maximal fusions'
+    """
+    if isinstance(plan, WholePlan):
+        return (
+            f"whole program under {plan.executor}"
+            + (f", mode {plan.mode}" if plan.mode != "default" else "")
+            + _anchors(plan)
+            + (f", launch {plan.launch}" if plan.launch != "plain" else "")
+        )
+    assert isinstance(plan, SegmentedPlan)
+    greedy = f", all that {plan.greedy} takes in maximal fusions" if plan.greedy else ""
+    return f"segmented, saving {plan.saving}, launch {plan.launch}{greedy}{_anchors(plan)}"
+
+
+def _anchors(plan: WholePlan | SegmentedPlan) -> str:
+    if not plan.anchors:
+        return ""
+    first, many = plan.anchors[0].variant, len(plan.anchors)
+    alike = all(choice.variant == first for choice in plan.anchors)
+    return f", {many} attention call{'s' * (many != 1)} {first if alike else 'under variants of their own'}"
+
+
+def table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> Iterator[str]:
+    """Lines in which the columns stand below each other; those in `right` end together.
+
+    >>> list(table([("a", "1"), ("bcd", "20")], right={1}))
+    ['a     1', 'bcd  20']
+    """
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))] if rows else []
+    for row in rows:
+        cells = [
+            text.rjust(width) if column in right else text.ljust(width)
+            for column, (text, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield "  ".join(cells).rstrip()
+
+
+def fields_of(one: Listed) -> dict[str, Any]:
+    """A plan as plain data, without its evidence."""
+    stored, place = one.stored, one.stored.environment
+    return {
+        "key": stored.key, "program": stored.program, "name": one.name, "device": place.gpu or place.cpu,
+        "torch": place.torch, "launch": stored.launch, "sizes": stored.sizes.text, "status": stored.status,
+        "word": stored.word, "who": summary(stored.plan), "wall_us": stored.wall_us, "device_us": stored.device_us,
+        "host_us": stored.host_us, "predicted_us": stored.predicted_us, "noise_us": stored.noise_us,
+        "peak_bytes": stored.peak_bytes, "best_default": stored.best_default,
+        "best_default_us": stored.best_default_us, "detail": stored.detail, "changed_at": stored.changed_at,
+    }  # fmt: skip
+
+
+def speedup(wall_us: float | None, default_us: float | None) -> float | None:
+    """How many times as fast as the default."""
+    return default_us / wall_us if wall_us and default_us is not None else None
+
+
+def times(value: float | None) -> str:
+    """A ratio.
+
+    >>> times(1.2345), times(None)
+    ('1.23×', '-')
+    """
+    return "-" if value is None else f"{value:.2f}×"

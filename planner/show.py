@@ -1,0 +1,119 @@
+"""`show`: the plans that are stored, as a table, or one of them with all that is known of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fuseplan.errors import OptionError
+from fuseplan.looking.explained import raced_lines
+from fuseplan.looking.words import device_of, fields_of, speedup, table, times, us
+from fuseplan.tuning_db import Store
+from fuseplan.tuning_db.words import Listed, listed, summary
+
+STANDINGS = ("tuned", "default", "unverified", "quarantined", "pinned", "disabled")
+_HEAD = ("plan", "program", "device", "launch", "sizes", "standing", "time", "best default", "faster", "who")
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Plans, the latest first. Print it to read it, loop over it to work with it."""
+
+    plans: tuple[Listed, ...]
+    whole: bool = False
+    """Whether one plan was asked for, so that all is told of it."""
+
+    def __iter__(self) -> Iterator[Listed]:
+        return iter(self.plans)
+
+    def __len__(self) -> int:
+        return len(self.plans)
+
+    def __getitem__(self, place: int) -> Listed:
+        return self.plans[place]
+
+    def __str__(self) -> str:
+        return "\n".join(_in_full(self.plans[0]) if self.whole else _rows(self.plans))
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as plain data, for JSON."""
+        return {"plans": [_fields(one, self.whole) for one in self.plans]}
+
+
+def show(
+    wanted: str = "",
+    *,
+    device: str = "",
+    status: str = "",
+    name: str = "",
+    db: str | Path | None = None,
+) -> Shown:
+    """Return the plans whose key, or whose program's key or name, begins with `wanted`; all without it.
+
+    `device` and `name` are parts of what the machine and the program are called, `status` is tuned, default, unverified,
+    quarantined, pinned or disabled. If `wanted` begins the key of one plan only, that one is told of in full.
+
+    >>> import fuseplan
+    >>> print(fuseplan.show(db="no-such-folder/tuning.db"))
+    no plans are stored
+    """
+    if status and status not in STANDINGS:
+        raise OptionError(f"no plan has the status {status!r}; known are {', '.join(STANDINGS)}")
+    store = Store.open(os.environ, db)
+    try:
+        found = listed(store, wanted)
+    finally:
+        store.close()
+    plans = tuple(
+        one
+        for one in found
+        if (not status or status in (one.stored.standing, one.stored.status))
+        and name.lower() in (one.name or "").lower()
+        and any(
+            device.lower() in text.lower()
+            for text in (device_of(one.stored.environment), one.stored.environment.device)
+        )
+    )
+    return Shown(plans, len(plans) == 1 and bool(wanted) and plans[0].stored.key.startswith(wanted))
+
+
+def _rows(plans: tuple[Listed, ...]) -> Iterator[str]:
+    if not plans:
+        yield "no plans are stored"
+        return
+    yield from table([_HEAD, *map(_row, plans)], right={6, 7, 8})
+
+
+def _row(one: Listed) -> tuple[str, ...]:
+    stored = one.stored
+    default = us(stored.best_default_us) + (f" {stored.best_default}" if stored.best_default else "")
+    return (
+        stored.key[:12], one.program, device_of(stored.environment), stored.launch, stored.sizes.text or "-",
+        stored.standing, us(stored.wall_us), default, times(speedup(stored.wall_us, stored.best_default_us)),
+        summary(stored.plan),
+    )  # fmt: skip
+
+
+def _in_full(one: Listed) -> Iterator[str]:
+    for field, value in fields_of(one).items():
+        if value not in (None, ""):
+            yield f"{field}: {value}"
+    if one.stored.moves:
+        yield "moves:"
+        yield from (f"  {move}" for move in one.stored.moves.splitlines())
+    yield from raced_lines(one.stored)
+    yield f"plan: {one.stored.plan.to_json()}"
+
+
+def _fields(one: Listed, whole: bool) -> dict[str, Any]:
+    import json
+
+    fields = fields_of(one)
+    if whole:
+        fields["moves"] = one.stored.moves.splitlines()
+        fields["evidence"] = json.loads(one.stored.evidence.to_json() or "null")
+        fields["plan"] = json.loads(one.stored.plan.to_json())
+    return fields
