@@ -32,6 +32,7 @@ from fuseplan.tuning.crew import Serve, work_off
 from fuseplan.tuning.devices import Kind, LazyPool, OpenPool, named, own_workers
 from fuseplan.tuning.keep import Tuned, recalled
 from fuseplan.tuning.ledger import Settings
+from fuseplan.tuning.model import LEARNED, check_name
 from fuseplan.tuning.progress import Progress, shown, told
 from fuseplan.tuning.promises import refuse_promises
 from fuseplan.tuning.tuner import Tuner
@@ -51,6 +52,7 @@ def tune(
     budget: float | str | None = None,
     top: int | None = None,
     again: bool = False,
+    model: str = LEARNED,
     sampler: str = "ours",
     storage: str | None = None,
     progress: Progress | None = None,
@@ -66,8 +68,9 @@ def tune(
     in seconds or as `1h30m`; what it has no time for has the status `left`. `top` keeps so many programs. `again` tunes
     what has a plan already, and tries once more what failed. Each result is in the database as soon as it is known: a
     run that is interrupted goes on where it was. `progress` hears how far it is; else there is a bar on a terminal and
-    in a notebook. `sampler` and `storage` are for those who study the search: Optuna's samplers, and the URL of a
-    study's storage; `workers` for those who measure elsewhere.
+    in a notebook. `model` says what is worth measuring: `learned`, from the rows that ship and from what is measured
+    here, or `roofline`, which leaves nothing out. `sampler` and `storage` are for those who study the search: Optuna's
+    samplers, and the URL of a study's storage; `workers` for those who measure elsewhere.
 
     >>> import torch
     >>> import fuseplan
@@ -76,6 +79,7 @@ def tune(
     'unverified'
     """
     seconds = _seconds(budget)
+    check_name(model)
     with _opened(db) as store, shown(progress) as heard:
         todo = _agenda(store, programs, effort, launch, device, top, again)
         time = Time(seconds, len(todo.items), max(1, len(todo.devices)))
@@ -86,7 +90,7 @@ def tune(
             pool = LazyPool(lambda: workers(where, Effort.named(effort)))
             watching = heard.on(where if len(todo.devices) > 1 else "")
             tuner = Tuner(
-                store, pool, where, effort, Settings(sampler, storage), watching, time, claims[kind], since,
+                store, pool, where, effort, Settings(sampler, storage, model=model), watching, time, claims[kind], since,
                 kind.environment,
             )  # fmt: skip
             return pool, lambda item: tuner.verdict(item, again=again)

@@ -69,6 +69,12 @@ class Run:
     """By how much the predicted times of whole plans were off in their race, relative: half of them by less …"""
     error_p90: float | None = None
     """… and nine of ten."""
+    audited: int = 0
+    """Measurements of regions that were drawn at random among those that seemed not worth it, …"""
+    audit_error: float | None = None
+    """… by how much the cost model was off there, relative: half of them by less, …"""
+    audit_within: float | None = None
+    """… and the share that it had within its bounds for nine of ten."""
     fuseplan: str = __version__
     key: str = field(default_factory=lambda: uuid.uuid4().hex)
     started_at: str = field(default_factory=clock.now)

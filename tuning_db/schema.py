@@ -142,6 +142,9 @@ TABLES = {
     clocks TEXT {_at_most("clocks", 200)},
     error_median REAL CHECK (error_median >= 0),
     error_p90 REAL CHECK (error_p90 >= 0),
+    audited INTEGER NOT NULL DEFAULT 0 CHECK (audited >= 0),
+    audit_error REAL CHECK (audit_error >= 0),
+    audit_within REAL CHECK (audit_within BETWEEN 0 AND 1),
     started_at TEXT NOT NULL {_time("started_at")},
     changed_at TEXT NOT NULL {_time("changed_at")},
     {_DIGEST}

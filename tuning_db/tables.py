@@ -127,7 +127,7 @@ RUN = Table(
     {
         "key": "text", "program": "text", "environment": "text", "effort": "text", "seed": "integer", "state": "text",
         "fuseplan": "text", "host": "text", "driver": "text", "clocks": "text", "error_median": "real",
-        "error_p90": "real", "started_at": "text", "changed_at": "text",
+        "error_p90": "real", "audited": "integer", "audit_error": "real", "audit_within": "real", "started_at": "text", "changed_at": "text",
     },
     {"program": "program", "environment": "environment"},
     keyed=True,

@@ -15,13 +15,15 @@ from typing import Any
 
 from benchmarks.collect.crew import Crew, Item
 from benchmarks.collect.rowfile import FORMAT, RowFile
-from benchmarks.collect.tasks import Task, prepare, read_tasks, write_tasks
+from benchmarks.collect.tasks import Task, bytes_of, prepare, read_tasks, write_tasks
+from fuseplan.graph import Graph
+from fuseplan.models import work_of
 
 ROWS = Path(__file__).resolve().parents[2] / "models" / "rows"
 SPARED_S = 15.0
 """Of the time, for what comes after the last measurement."""
-CPU_BYTES = 2**26
-"""A CPU takes seconds for what a GPU does in no time: its programs are smaller."""
+CPU_BYTES, CPU_FLOPS = 2**26, 2e9
+"""A CPU takes seconds for what a GPU does in no time: what it measures is smaller."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -54,7 +56,7 @@ def _measure(given: Any, tasks: Sequence[Task], items: list[Item], owners: Mappi
     path = given.out or ROWS / f"{_slug(header['environment'])}.jsonl.xz"
     file = RowFile(path, header, append=given.append)
     done = file.measured()
-    items = [item for item in items if item.graph.key not in done]
+    items = [item for item in items if item.graph.key not in done and (on_gpu or _for_a_cpu(item.graph))]
 
     def heard(item: Item, rows: Sequence[Mapping[str, Any]]) -> None:
         owner = owners[item.graph.key]
@@ -94,6 +96,11 @@ def items_of(tasks: Sequence[Task]) -> tuple[list[Item], dict[str, Owner]]:
                 items[graph.key] = Item(len(items), graph, graph.to_json())
                 owners[graph.key] = (task.family, task.island.key, choice)
     return list(items.values()), owners
+
+
+def _for_a_cpu(region: Graph) -> bool:
+    work = work_of(region)
+    return work.bytes_alone <= 8 * CPU_BYTES and bytes_of(region) <= CPU_BYTES and work.flops <= CPU_FLOPS
 
 
 def _header(given: Any) -> dict[str, Any]:

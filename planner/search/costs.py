@@ -66,6 +66,18 @@ class Case:
     choices: tuple[Choice, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to run a region as it is expected to be; what was measured, or cannot be, has no spread."""
+
+    device_us: float
+    host_us: float
+    spread: float = 0.0
+    unsure: bool = False
+    fails: float = 0.0
+    """How likely it is not to run."""
+
+
 class RegionCosts:
     """The `Costs` of one graph. `optimism` is by how many spreads a prediction is lowered, for the search to look there."""
 
@@ -125,6 +137,18 @@ class RegionCosts:
         case = self.case(region.ops, region.recompute)
         known = self.timings.of(case.region.key)
         return case, tuple(choice for choice in case.choices if choice not in known)
+
+    def ways(self, case: Case) -> dict[Choice, Way]:
+        """Every way to run a region that is not known to fail, neither lowered nor raised."""
+        known = self.timings.of(case.region.key)
+        ways = {
+            c: Way(known[c].device_us, known[c].host_us) for c in case.choices if c in known and known[c].status == "ok"
+        }
+        rest = [c for c in case.choices if c not in known or _stands_anyway(c, known[c])]
+        for choice, told in zip(rest, self.model.predict([(case.work, *choice) for choice in rest]), strict=True):
+            way = Way(told.device_us, told.host_us, told.spread, told.unsure, told.fails)
+            ways[choice] = way if choice not in known else Way(told.device_us, told.host_us)
+        return ways
 
     def of(self, region: Region) -> Option:
         """What a region costs as a segmentation has it, expected and not lowered."""

@@ -12,8 +12,9 @@ from fuseplan.models import Machine, Work
 from fuseplan.plan import Plan, SegmentedPlan
 from fuseplan.search.costs import Case, RegionCosts, units_of
 from fuseplan.segment import Region, Segmentation
+from fuseplan.tuning.active import measurable
 from fuseplan.tuning.plans import Entry
-from fuseplan.tuning.segments import Search, measurable
+from fuseplan.tuning.segments import Search
 from fuseplan.tuning.worth import all_fused
 from fuseplan.tuning_db.evidence import MOST_WALLS, Evidence, Raced, RegionEvidence, Start, told
 

@@ -15,6 +15,7 @@ from fuseplan.search.sampler import INTERRUPTED
 from fuseplan.search.space import Point, Space, choice, space_of
 from fuseplan.search.study import Ledger, Proposal
 from fuseplan.tuning.coarser import JOINER
+from fuseplan.tuning.model import LEARNED
 from fuseplan.tuning.plans import Entry
 from fuseplan.tuning.segments import Proposal as Segmented
 from fuseplan.tuning.segments import Search
@@ -32,6 +33,8 @@ class Settings:
     sampler: str = "ours"
     storage: str | None = None
     seed: int = 0
+    model: str = LEARNED
+    """Which cost model says what is worth measuring."""
 
 
 class PlanLedger:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,6 +15,7 @@ from fuseplan.search.coarse import Coarse
 from fuseplan.search.costs import PLAIN, Case, Choice, RegionCosts, Runner, units_of
 from fuseplan.search.solve import WholeSolution, solve, two_clock
 from fuseplan.segment import Segmentation
+from fuseplan.tuning.active import Active, Wanted, measurable
 from fuseplan.tuning.coarser import JOINER, Coarser
 from fuseplan.tuning.regions import RegionBook
 from fuseplan.tuning.session import Session
@@ -26,6 +28,10 @@ CAUTION = 1.0
 """By how many spreads a prediction is raised where a plan is to rest on it."""
 RESERVE = 0.45
 """The share of the time that is kept for whole plans: compiling, checking and racing them."""
+REFITS = 2
+"""Into so many rounds each is cut where the model learns from the rows of one what to measure in the next."""
+RECALLS = 4
+"""How often the search looks again with what the database had."""
 COARSE_SHARE = 0.1
 """The share of the time that is kept for regions across anchors, after the rounds over islands."""
 
@@ -54,14 +60,17 @@ class Search:
             for graph, runners in zip(self.graphs, self.runners, strict=True)
         ]
         self.coarse = tuple(map(_coarse, self.costs))
+        self.active = Active(self) if session.active else None
 
     def run(self) -> list[Proposal]:
         """The best plans after as many rounds of measuring as the effort allows, the best first."""
         if not self.graphs:
             return []
-        for _ in range(self.session.effort.rounds):
+        for _ in range(self.session.effort.rounds * (1 if self.active is None else REFITS)):
             if not self._round():
                 break
+        if not self.session.effort.rounds:
+            self._recall()
         return self._with_coarser(self.proposals())
 
     def has_time(self, share: float = RESERVE) -> bool:
@@ -71,11 +80,16 @@ class Search:
 
     def _round(self) -> bool:
         """Measure what the best plans rest on; False where nothing is wanted, or there is no time."""
-        wanted = self._wanted(self._solve(self.costs))[: self.session.effort.regions_per_round]
+        solutions = self._solve(self.costs)
+        if solutions:
+            self.session.best_so_far(solutions[0].total_us)
+        wanted = self._wanted(solutions)
         for start in range(0, len(wanted), AT_ONCE):
             if not self.has_time(RESERVE + COARSE_SHARE):
                 return False
             self.book.measure(wanted[start : start + AT_ONCE])
+            if self.active is not None:
+                self.session.audit = self.active.audit()
         return bool(wanted)
 
     def _with_coarser(self, fine: list[Proposal]) -> list[Proposal]:
@@ -110,15 +124,35 @@ class Search:
         fusible = [cost.fusible for cost in costs]
         return solve(self.graphs, fusible, costs, launch=self.launch, k=effort.k, prices=effort.prices)
 
-    def _wanted(self, solutions: Sequence[WholeSolution]) -> list[tuple[Case, tuple[Choice, ...]]]:
+    def _wanted(self, solutions: Sequence[WholeSolution]) -> Wanted:
+        """What is measured in this round: what is worth it; by a model that does not know its doubts, the weightiest."""
+        self._recall_all(solutions)
+        most = self.session.effort.regions_per_round
+        if self.active is not None:
+            return self.active.wanted(solutions, math.ceil(most / REFITS))
+        return self._everything(solutions)[:most]
+
+    def _recall(self) -> None:
+        """Take what the database has on all that the best plans rest on, until it has no more to say."""
+        for _ in range(RECALLS):
+            reused = self.session.reused
+            self._recall_all(self._solve(self.costs))
+            if self.session.reused == reused:
+                return
+
+    def _recall_all(self, solutions: Sequence[WholeSolution]) -> None:
+        for solution in solutions:
+            for costs, segmentation in zip(self.costs, solution.segmentations, strict=True):
+                units = units_of(costs.graph, segmentation)
+                self.book.recall([costs.case(unit.ops, unit.recompute) for unit in units])
+
+    def _everything(self, solutions: Sequence[WholeSolution]) -> Wanted:
         """What the solutions rest on and nobody has measured, the weightiest first; each region once."""
         weights: dict[str, float] = {}
         wanted: dict[str, tuple[Case, tuple[Choice, ...]]] = {}
         for solution in solutions:
             for costs, segmentation in zip(self.costs, solution.segmentations, strict=True):
-                units = list(units_of(costs.graph, segmentation))
-                self.book.recall([costs.case(unit.ops, unit.recompute) for unit in units])
-                for unit in units:
+                for unit in units_of(costs.graph, segmentation):
                     case, choices = costs.unmeasured(unit)
                     if choices and measurable(case.region):
                         key = case.region.key
@@ -145,11 +179,6 @@ def stored(segmentation: Segmentation) -> Segmentation:
     kept = [r for r in segmentation.regions if (r.executor, r.variant) != PLAIN or r.recompute]
     regions = (replace(r, ops=tuple(sorted(r.ops)), recompute=tuple(sorted(r.recompute))) for r in kept)
     return Segmentation(tuple(sorted(regions, key=lambda region: region.ops)))
-
-
-def measurable(region: Graph) -> bool:
-    """Whether a region can be run by itself: it can be written down, and its views cost next to nothing anyway."""
-    return not region.opaque and bool(region.outputs)
 
 
 def _runners(graph: Graph, session: Session) -> list[Runner]:

@@ -22,6 +22,17 @@ REGION_SHARE = 0.25
 """Of the wall time of an effort, what one step with one region may take."""
 
 
+@dataclass(frozen=True)
+class Audit:
+    """How far a model was off in measurements that were drawn at random among those that seemed not worth it."""
+
+    audited: int = 0
+    audit_error: float | None = None
+    """Of the device time, relative: half of them were off by less."""
+    audit_within: float | None = None
+    """The share that lay within the bounds for nine of ten."""
+
+
 class Pool(Protocol):
     """Carries out jobs in worker processes; a job that fails is an outcome with a status."""
 
@@ -64,6 +75,8 @@ class Session:
 
     active: bool = False
     """Whether only that is measured which is worth it: the model knows by how much it is in doubt."""
+    audit: Audit = field(default_factory=Audit)
+    """How far the model was off where it thought that nobody need look."""
     against_us: float | None = None
     """What the best default takes, as far as anything is known of it."""
 

@@ -8,10 +8,10 @@ from time import monotonic
 
 from fuseplan.capture.trace import Trace
 from fuseplan.capture.trace_edit import identity
-from fuseplan.errors import ExecutorError, FuseplanError, OptionError
+from fuseplan.errors import ExecutorError, FuseplanError, OptionError, StoreError
 from fuseplan.measure.environment import environment, run_facts
 from fuseplan.measure.jobs import Calibrate, Capture, Found, Row
-from fuseplan.models import Machine, Roofline
+from fuseplan.models import CostModel, Machine
 from fuseplan.plan import Plan, SegmentedPlan
 from fuseplan.search.costs import Timings
 from fuseplan.search.effort import Effort
@@ -23,6 +23,7 @@ from fuseplan.tuning.claims import Claims
 from fuseplan.tuning.evidence import evidence_of, keep_regions
 from fuseplan.tuning.keep import Of, Tuned, keep, keep_failure, keep_prediction, recalled
 from fuseplan.tuning.ledger import PlanLedger, Settings
+from fuseplan.tuning.model import cost_model, knows_its_doubts
 from fuseplan.tuning.progress import Progress, told
 from fuseplan.tuning.regions import RegionBook
 from fuseplan.tuning.segments import Search
@@ -57,12 +58,12 @@ class Tuner:
         """The verdict on a program under each launch; one that cannot be tuned is a verdict too."""
         if again and self.since is None:
             self.since = clock.now()
-        model: Roofline | None = None
+        model: CostModel | None = None
         timings = Timings()
         for launch in launches:
             found = None if again else self._known(trace, launch, trace.key)
             if found is None:
-                model = model or Roofline(self._machine())
+                model = model or self._model()
                 found = self._tune(trace, launch, again, model, timings)
             self.time.end()
             self.progress.end(told(found))
@@ -85,7 +86,7 @@ class Tuner:
         answer = self.store.find_plan(Query(key, self.environment, launch, sizes_of(trace)))
         return recalled(trace, answer.plan) if isinstance(answer, Hit) else None
 
-    def _tune(self, trace: Trace, launch: str, again: bool, model: Roofline, timings: Timings) -> Tuned:
+    def _tune(self, trace: Trace, launch: str, again: bool, model: CostModel, timings: Timings) -> Tuned:
         session = self._session(trace, model)
         found = self._capture(session, trace)
         key = trace.key if isinstance(found, str) else found.key or trace.key
@@ -102,7 +103,9 @@ class Tuner:
             else:
                 tuned = self._flow(session, trace, found, launch, RegionBook(session, timings))
             state = "failed" if tuned.status == "failed" else "finished"
-            ended = replace(run, state=state, error_median=tuned.error_at(0.5), error_p90=tuned.error_at(0.9))
+            ended = replace(
+                run, state=state, error_median=tuned.error_at(0.5), error_p90=tuned.error_at(0.9), **vars(session.audit)
+            )
         except FuseplanError:
             ended = replace(run, state="failed")
             raise
@@ -171,12 +174,19 @@ class Tuner:
         evidence = evidence_of(search, best.plan)
         return keep_prediction(session, of, best.plan, best.predicted_us, _moves(search, best.plan), evidence)
 
-    def _session(self, trace: Trace, model: Roofline) -> Session:
+    def _session(self, trace: Trace, model: CostModel) -> Session:
         effort = Effort.named(self.effort).within(self.time.share())
         return Session(
             self.store, self.environment, self.pool, effort, model, self.progress,
-            program=trace.name or trace.key[:12], claims=self.claims, anew=self.since,
+            program=trace.name or trace.key[:12], claims=self.claims, anew=self.since, active=knows_its_doubts(model),
         )  # fmt: skip
+
+    def _model(self) -> CostModel:
+        try:
+            file = self.store.file.path
+        except StoreError:
+            file = None  # nothing is kept
+        return cost_model(self.settings.model, self._machine(), None if file is None else file.parent / "models")
 
     def _machine(self) -> Machine:
         """The rates of this device; measured once, where anything is measured at all."""
