@@ -3,23 +3,38 @@
 from __future__ import annotations
 
 import json
-import re
+import os
+import sys
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from fuseplan.cli.text import printable
-from fuseplan.errors import OptionError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
+    from fuseplan.tuning.agenda import Agenda, Item
     from fuseplan.tuning.keep import Tuned
+    from fuseplan.tuning.progress import Progress
 
-_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+_WIDTH = 160
+"""Of a table that no terminal bounds."""
+_MOVES = 2
+"""So many moves of a plan are shown; `fuseplan explain` shows all."""
+_EXAMPLES = """\b
+Examples:
+  fuseplan tune traces/ --dry-run
+  fuseplan tune traces/ --effort full --device cuda:0,cuda:1 --budget 1h30m
+  fuseplan tune traces/ --top 3 --launch both --json
+  fuseplan tune repro.py --device cuda
+  fuseplan tune gpt2 --again
+"""
 
 
-@click.command(epilog="Example: fuseplan tune traces/ --effort full --budget 30m")
+@click.command(epilog=_EXAMPLES)
 @click.argument("traces", nargs=-1, required=True, metavar="TRACE…")
 @click.option(
     "--effort", type=click.Choice(["none", "quick", "full"]), default="quick", show_default=True,
@@ -29,25 +44,66 @@ _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
     "--launch", type=click.Choice(["plain", "cudagraph", "both"]), default="plain", show_default=True,
     help="How calls reach the GPU.",
 )  # fmt: skip
-@click.option("--device", help="Where to tune: cpu, cuda, cuda:1 …; else where each trace was recorded.")
-@click.option("--budget", metavar="TIME", help="Time for all of it, such as 90s, 10m or 1h.")
-@click.option("--again", is_flag=True, help="Also tune what has a plan.")
+@click.option(
+    "--device", metavar="DEVICE[,…]",
+    help="Where to tune: cpu, or cuda:0, or several that work at once as in cuda:0,cuda:1; else where each was recorded.",
+)  # fmt: skip
+@click.option("--budget", metavar="TIME", help="Time for all of it, such as 90s, 10m or 1h30m.")
+@click.option("--top", type=click.IntRange(min=1), metavar="N", help="Only the N programs that could gain the most.")
+@click.option("--again", is_flag=True, help="Also tune what has a plan, and try once more what failed.")
+@click.option("--dry-run", is_flag=True, help="Only list what would be tuned, in which order and why.")
 @click.option("--db", "file", type=click.Path(path_type=Path), help="The file; else FUSEPLAN_DB, or the cache's.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def tune(
-    traces: tuple[str, ...], effort: str, launch: str, device: str | None, budget: str | None, again: bool,
-    file: Path | None, as_json: bool,
+    traces: tuple[str, ...], effort: str, launch: str, device: str | None, budget: str | None, top: int | None,
+    again: bool, dry_run: bool, file: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Find, prove and store the fastest plan of each program. Exit code 1 if one could not be tuned.
+    """Find, prove and store the fastest plan of each program.
 
-    TRACE is a file that holds a trace, a folder of such, or the name or key of a program that was tuned before.
+    TRACE is a file that holds a trace, a folder of such, an nvFuser script (.py), or the name or key of a program that
+    was tuned before. Those come first whose calls could gain the most together. Each result is in the database at once:
+    the same command goes on where an earlier one was ended.
+
+    Exit codes: 0 every program has its verdict, but for those that the budget left out; 1 one could not be tuned;
+    2 a wrong call or bad input, and nothing was written; 130 interrupted.
     """
-    seconds = None if budget is None else _seconds(budget)
+    asked: dict[str, Any] = {"effort": effort, "launch": launch, "device": device, "top": top, "again": again}
+    try:
+        if dry_run:
+            _check(budget)
+            _list(traces, asked | {"db": file}, as_json)
+        else:
+            _tune(traces, asked | {"db": file, "budget": budget}, as_json)
+    except KeyboardInterrupt:
+        _leave("interrupted: what was measured is kept, and the same command goes on from there")
+
+
+def _check(budget: str | None) -> None:
+    from fuseplan.tuning.budget import seconds
+
+    if budget is not None:
+        seconds(budget)
+
+
+def _list(traces: tuple[str, ...], asked: dict[str, Any], as_json: bool) -> None:
+    from fuseplan.tune import agenda
+    from fuseplan.tuning.agenda import described
+
+    found = agenda(traces, **asked)
+    if as_json:
+        told = {
+            "read": found.read, "programs": found.programs, "left_out": found.left_out, "devices": found.devices,
+            "seconds": round(found.seconds, 1), "items": [described(item) for item in found.items],
+        }  # fmt: skip
+        click.echo(json.dumps(told, indent=2))
+    else:
+        _show_agenda(found)
+
+
+def _tune(traces: tuple[str, ...], asked: dict[str, Any], as_json: bool) -> None:
     from fuseplan.tune import tune as search  # brings torch, which --help does not need
 
-    found = search(
-        traces, effort=effort, launch=launch, device=device, db=file, budget=seconds, again=again
-    )  # fmt: skip
+    found = search(traces, progress=_progress(), **asked)
     if as_json:
         click.echo(json.dumps([_fields(one) for one in found], indent=2))
     else:
@@ -56,11 +112,19 @@ def tune(
         raise SystemExit(1)
 
 
-def _seconds(text: str) -> float:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
-    if match is None or float(match[1]) == 0:
-        raise OptionError(f"--budget takes a time such as 90s, 10m or 1h, not {text!r}")
-    return float(match[1]) * _SECONDS[match[2]]
+def _progress() -> Progress | None:
+    """Bars for a person, lines for a log."""
+    from fuseplan.tuning.progress import Lines, watched
+
+    return None if watched() else Lines(lambda line: click.echo(line, err=True))
+
+
+def _leave(text: str) -> NoReturn:
+    """End this process now. All is written and the workers are gone; what Python would tear down of torch takes seconds."""
+    click.echo(text, err=True)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(130)
 
 
 def _fields(one: Tuned) -> dict[str, Any]:
@@ -70,31 +134,72 @@ def _fields(one: Tuned) -> dict[str, Any]:
     return flat | {"speedup": one.speedup, "error_median": one.error_at(0.5), "error_p90": one.error_at(0.9)}
 
 
-def _show(found: list[Tuned]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+# Tables
 
-    table = Table(
-        "program",
-        "launch",
-        "best default",
-        "tuned",
-        "speed-up",
-        "noise",
-        "off by",
-        "status",
-        "cost",
-        box=None,
-        padding=(0, 2, 0, 0),
+
+def _show_agenda(found: Agenda) -> None:
+    from fuseplan.tuning.budget import spelled
+
+    headings = ("", "program", "calls", "launch", "device", "to gain", "why", "measured", "time")
+    table = _table(*headings)
+    for number, item in enumerate(found.items, 1):
+        table.add_row(*_cells(str(number), *_agenda_row(item)))
+    _print(table)
+    left = f"; {found.left_out:,} left out" if found.left_out else ""
+    tuned = sum(item.known is None for item in found.items)
+    about = f", about {spelled(found.seconds)}" if tuned else ""
+    click.echo(f"{found.read:,} traces read, {found.programs:,} distinct, {tuned:,} to tune{about}{left}")
+
+
+def _agenda_row(item: Item) -> tuple[str, ...]:
+    from fuseplan.tuning.budget import spelled
+
+    return (
+        item.name + (f" {item.sizes.text}" if item.sizes.text else ""),
+        f"{item.trace.times:,}",
+        item.launch,
+        ",".join(item.kind.devices),
+        _time(item.worth_us) if item.gain.source != "guessed" else "-",
+        item.why,
+        f"{item.measurements:,}",
+        spelled(item.seconds) if item.seconds else "-",
     )
+
+
+def _show(found: list[Tuned]) -> None:
+    headings = (
+        "program", "calls", "launch", "best default", "tuned", "speed-up", "moves", "noise", "off by", "status", "cost",
+    )  # fmt: skip
+    table = _table(*headings)
     for one in found:
-        table.add_row(*(Text(printable(cell)) for cell in _row(one)))
-    console = Console()
-    console.print(table)
+        table.add_row(*_cells(*_row(one)))
+    _print(table)
     for one in found:
-        if one.status == "failed":
-            console.print(f"{printable(one.name or one.program[:12])}: {printable(one.detail)}", markup=False)
+        if one.status in ("failed", "left"):
+            click.echo(printable(f"{one.name or one.program[:12]}: {one.detail}"))
+
+
+def _row(one: Tuned) -> tuple[str, ...]:
+    cost = f"{one.seconds:.0f} s" if one.seconds else "-"
+    return (
+        one.name or one.program[:12],
+        f"{one.calls:,}",
+        one.launch,
+        "-" if one.best_default_us is None else f"{_time(one.best_default_us)} {one.best_default}",
+        "-" if one.wall_us is None else _time(one.wall_us),
+        "-" if one.speedup is None else f"{one.speedup:.2f}×",
+        _moves(one),
+        "-" if one.noise is None else f"{one.noise:.1%}",
+        _off_by(one),
+        one.status,
+        cost if not one.measured else f"{cost}, {one.measured} timed",
+    )
+
+
+def _moves(one: Tuned) -> str:
+    shown = [line if len(line) <= 60 else f"{line[:59]}…" for line in one.moves[:_MOVES]]
+    more = len(one.moves) - len(shown)
+    return "\n".join([*shown, *([f"and {more} more"] if more else [])]) or "-"
 
 
 def _off_by(one: Tuned) -> str:
@@ -103,20 +208,28 @@ def _off_by(one: Tuned) -> str:
     return "-" if half is None or most is None else f"{half:.0%} (P90 {most:.0%})"
 
 
-def _row(one: Tuned) -> tuple[str, ...]:
-    cost = f"{one.seconds:.0f} s" if one.seconds else "-"
-    return (
-        one.name or one.program[:12],
-        one.launch,
-        "-" if one.best_default_us is None else f"{_time(one.best_default_us)} {one.best_default}",
-        "-" if one.wall_us is None else _time(one.wall_us),
-        "-" if one.speedup is None else f"{one.speedup:.2f}×",
-        "-" if one.noise is None else f"{one.noise:.1%}",
-        _off_by(one),
-        one.status,
-        cost if not one.measured else f"{cost}, {one.measured} timed",
-    )
+def _table(*headings: str) -> Table:
+    from rich.table import Table
+
+    return Table(*headings, box=None, padding=(0, 2, 0, 0))
+
+
+def _cells(*texts: str) -> list[Any]:
+    from rich.text import Text
+
+    return [Text("\n".join(map(printable, text.split("\n")))) for text in texts]
+
+
+def _print(table: Table) -> None:
+    from rich.console import Console
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_WIDTH)
+    console.print(table)
 
 
 def _time(us: float) -> str:
+    if us >= 1e6:
+        return f"{us / 1e6:,.2f} s"
     return f"{us / 1000:,.2f} ms" if us >= 1000 else f"{us:.1f} µs"
