@@ -14,8 +14,8 @@ from fuseplan.capture.nvfuser_script.words import Number, Value
 
 Function = Callable[..., Any]
 
-DEVICE = torch.device("cuda", 0)
-"""Where nvFuser's fusions run."""
+DEVICE = torch.device("cpu")
+"""Where a fusion is while it is read: a torch without CUDA cannot so much as slice a fake tensor of it."""
 MAX_CALLS = 20_000
 
 
@@ -30,11 +30,10 @@ class Builder:
         """For each input that is an index: how many there are to choose from."""
         self._calls = 0
 
-    def input(self, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, on_cpu: bool) -> Value:
+    def input(self, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Value:
         """One more input, laid out so."""
         with self.mode:
-            device = torch.device("cpu") if on_cpu else DEVICE
-            fake = torch.empty_strided(list(shape), list(stride), dtype=dtype, device=device)
+            fake = torch.empty_strided(list(shape), list(stride), dtype=dtype, device=DEVICE)
         number = len(self.inputs)
         self.inputs.append(Value(self.graph.placeholder(f"input_{number}"), fake, number))
         return self.inputs[-1]

@@ -55,6 +55,8 @@ def attribute(owner: Any, name: str) -> Any:
         return Op(name)
     if isinstance(owner, Name):
         return _named(f"{owner.text}.{name}")
+    if isinstance(owner, list) and name in ("append", "extend"):
+        return Method(name, owner)
     if isinstance(owner, Value):
         return owner.fake.dim() if name == "ndim" else Method(name, owner)
     if isinstance(owner, Example):
@@ -83,6 +85,8 @@ def call(definition: Definition | None, function: Any, args: Sequence[Any], kwar
         return _of_torch(function.text, args, kwargs)
     if isinstance(function, Method) and isinstance(function.owner, Example):
         return _of_example(function, args, kwargs)
+    if isinstance(function, Method) and isinstance(function.owner, list):
+        return getattr(function.owner, function.name)(*args)
     if definition is None or not isinstance(function, (Op, Method)):
         raise TypeError("it is nothing that can be called here")
     if isinstance(function, Method) and function.owner is None:

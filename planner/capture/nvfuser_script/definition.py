@@ -22,6 +22,7 @@ class Definition:
         self.given = given
         self.sizes = sizes
         self.values: list[Spread] = []
+        self.on_cpu: list[bool] = []
         self.outputs: list[Value] = []
         self.written: list[tuple[Value, Value]] = []
         self.made_up: list[str] = []
@@ -38,6 +39,8 @@ class Definition:
         declared = next((item for item in (shape, symbolic_sizes, sizes, ndims) if item is not None), 0)
         dims = wholes(declared) if isinstance(declared, (list, tuple)) else [-1] * whole(declared)
         flags = contiguous if contiguity is None else contiguity
+        if isinstance(flags, torch.dtype):
+            flags, dtype = None, flags  # the number of dimensions, and the dtype
         if isinstance(flags, (list, tuple)) and any(type(flag) is int for flag in flags):
             flags, strides = None, flags  # sizes and strides, given by their places
         order = None if stride_order is None else wholes(stride_order)
@@ -92,7 +95,8 @@ class Definition:
 
     def _input(self, shape: Sequence[int], stride: Sequence[int], dtype: Any, is_cpu: bool, values: Spread) -> Value:
         self.values.append(values)
-        return self.builder.input(shape, stride, dtype, is_cpu and not len(shape))
+        self.on_cpu.append(is_cpu and not len(shape))
+        return self.builder.input(shape, stride, dtype)
 
     def _next(self) -> Any:
         assert self.given is not None

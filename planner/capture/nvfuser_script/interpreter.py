@@ -213,6 +213,18 @@ class Interpreter:
         self.bind(node.target, value)
         return value
 
+    def _each(self, node: ast.ListComp) -> list[Any]:
+        """A list made by one loop, such as `[torch.randn(4) for _ in range(2)]`."""
+        loop = node.generators[0]
+        items = self.value(loop.iter)
+        if len(node.generators) != 1 or loop.ifs or not isinstance(items, (list, tuple, range)):
+            fail(node, f"{source_of(node)} is not understood")
+        made = []
+        for item in items:
+            self.bind(loop.target, item)
+            made.append(self.value(node.elt))
+        return made
+
     def _call(self, node: ast.Call, only_first: bool = False) -> Any:
         self._step(node)
         function = self.value(node.func)
@@ -317,5 +329,6 @@ _EXPRESSIONS: Mapping[type[ast.expr], Callable[[Any, Any], Any]] = {
     ast.BoolOp: Interpreter._either,
     ast.IfExp: Interpreter._chosen,
     ast.NamedExpr: Interpreter._named,
+    ast.ListComp: Interpreter._each,
     ast.Call: Interpreter._call,
 }

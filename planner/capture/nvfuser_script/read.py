@@ -6,10 +6,13 @@ import ast
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
+from torch.fx.node import map_aggregate
 
 from fuseplan.capture.nvfuser_script.builder import Builder
 from fuseplan.capture.nvfuser_script.calls import Handle
@@ -110,30 +113,50 @@ def _defined(fusion: Fusion, given: Sequence[Any] | None, sizes: Sizes, loaded: 
             continue
         try:
             definition.finish()
-        except ValueError as error:
-            raise GraphError(f"line {fusion.line}: {error}") from None
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise GraphError(f"line {fusion.line}: {str(error).splitlines()[0]}") from None
         return definition
     raise GraphError(f"line {fusion.line}: the sizes of it do not fit together; give it inputs")
 
 
 def _captured(definition: Definition, name: str) -> Trace:
     """What Dynamo makes of the program, so that its key is the one that the program has when it runs."""
-    builder, found = definition.builder, list[Trace]()
+    builder, found = definition.builder, list[tuple[GraphModule, list[torch.Tensor]]]()
     used = [i for i, value in enumerate(builder.inputs) if value.node.users]
     _touch(builder, used)
 
-    def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Any:
-        found.append(write_trace(gm, example_inputs, name))
+    def backend(gm: GraphModule, example_inputs: list[torch.Tensor]) -> Any:
+        found.append((gm, example_inputs))
         return gm.forward
 
     program = GraphModule({}, builder.graph, class_name="Fusion")
-    with builder.mode, _plain_modes():
-        torch.compile(program, backend=backend, dynamic=False)(*(value.fake for value in builder.inputs))
-    if len(found) != 1 or len(found[0].fields["inputs"]) != len(used):
-        raise GraphError("the fusion computes nothing")
-    (trace,), spreads = found, definition.spreads()
-    inputs = [{**item, "values": spreads[i]} for item, i in zip(trace.fields["inputs"], used, strict=True)]
-    return Trace(trace.key, name, {**trace.fields, "inputs": inputs})
+    with _plain_modes():
+        with builder.mode:
+            torch.compile(program, backend=backend, dynamic=False)(*(value.fake for value in builder.inputs))
+        if len(found) != 1 or len(found[0][1]) != len(used):
+            raise GraphError("the fusion computes nothing from its inputs")
+        gm, inputs = found[0]
+        trace = write_trace(gm, _onto_cuda(gm, inputs, [definition.on_cpu[i] for i in used]), name)
+    spreads = definition.spreads()
+    fields = [{**item, "values": spreads[i]} for item, i in zip(trace.fields["inputs"], used, strict=True)]
+    return replace(trace, fields={**trace.fields, "inputs": fields})
+
+
+def _onto_cuda(gm: GraphModule, inputs: Sequence[torch.Tensor], on_cpu: Sequence[bool]) -> list[torch.Tensor]:
+    """Name the device that the fusion runs on throughout; returns inputs that lie there."""
+    cuda = torch.device("cuda", 0)
+    with FakeTensorMode():
+        given = [
+            torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="cpu" if stays else cuda)
+            for t, stays in zip(inputs, on_cpu, strict=True)
+        ]
+    for node, tensor in zip(gm.graph.find_nodes(op="placeholder"), given, strict=True):
+        node.meta["example_value"] = tensor
+    for node in gm.graph.nodes:
+        node.args, node.kwargs = map_aggregate(
+            (node.args, node.kwargs), lambda arg: cuda if isinstance(arg, torch.device) else arg
+        )
+    return given
 
 
 def _touch(builder: Builder, used: Sequence[int]) -> None:

@@ -133,6 +133,9 @@ def _block(scope: Scope, node: ast.With) -> Fusion | None:
     is_new = isinstance(context, ast.Call) and _last(context.func) == "FusionDefinition"
     if not is_new or not isinstance(target, ast.Name):
         return None
+    known = any(_is_known(scope, name) for name in _called_in(node.body))
+    if not known and not any(_defines(statement, target.id) for statement in flat(node.body)):
+        return None  # a helper, that is given the function that defines it
     owners = {arg.id for arg in context.args if isinstance(arg, ast.Name)} if isinstance(context, ast.Call) else set()
     return Fusion(scope, node.body, target.id, node.lineno, frozenset({target.id, *owners, *_called_in(node.body)}))
 
@@ -205,6 +208,10 @@ def _made_of(scope: Scope, name: str) -> set[str]:
         for statement in statements
         if name in {part.id for part in ast.walk(statement.value) if isinstance(part, ast.Name)}
     }
+
+
+def _is_known(scope: Scope | None, function: str) -> bool:
+    return scope is not None and (function in scope.functions or _is_known(scope.parent, function))
 
 
 def _called_in(body: Sequence[ast.stmt]) -> set[str]:
