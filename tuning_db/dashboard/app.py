@@ -90,7 +90,7 @@ class _Site:
         return next(iter(self._readers.values()))
 
     def _load(self, page: Page, ask: Ask, reader: Reader, ending: str) -> _Answer:
-        if ending:  # long, and asked for once
+        if ending or page.live:  # long, and asked for once; or true of this moment alone
             return self._make(page, ask, reader, ending)
         tokens = tuple(one.token() for one in self._readers.values())
         key = (page.name, tuple(sorted(ask.values.items())))

@@ -27,6 +27,8 @@ class Page:
     """What it is called in the navigation; nothing for a page that is only reached from another."""
     exports: Callable[[Reader, Ask], Iterable[Mapping[str, str]]] = _once
     """The parameters of each copy of the page in an exported file."""
+    live: bool = False
+    """Whether it tells of now: it is made anew for everyone who asks, though the database be as it was."""
     filtered: bool = True
     """Whether the filters of the bar mean anything to it."""
 

@@ -142,7 +142,7 @@ def plans_of(connection: sqlite3.Connection, program: str) -> list[PlanLine]:
             number(row[6]),
             number(row[7]),
             text(row[8]),
-        )  # fmt: skip
+        )
         for row in connection.execute(_PLANS, (program, _MOST_PLANS))
     ]
 

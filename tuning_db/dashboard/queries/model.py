@@ -1,0 +1,128 @@
+"""What cost models said before they knew, and what was measured then: of regions, and of whole plans."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass
+
+from fuseplan.tuning_db.dashboard.ask import Filters
+from fuseplan.tuning_db.dashboard.queries.filters import OF_ENVIRONMENT, OF_PROGRAM, bound, of_time
+from fuseplan.tuning_db.dashboard.queries.values import count, number, text
+
+MOST = 50_000
+"""Measurements that are looked at, the latest: a page must not read a million."""
+MOST_PLANS = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Foretold:
+    """One measurement of a region that a model had spoken of."""
+
+    executor: str
+    variant: str
+    region: int
+    run: int
+    device_us: float
+    predicted_us: float
+    spread: float | None
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class Tally:
+    """How an executor fared in what was tried."""
+
+    executor: str
+    regions: int
+    tried: int
+    failed: int
+
+
+@dataclass(frozen=True)
+class PlanForetold:
+    """One raced plan whose time was predicted."""
+
+    program: str
+    name: str
+    predicted_us: float
+    wall_us: float
+
+
+@dataclass(frozen=True)
+class RunError:
+    """By how much a run's predictions of whole plans were off, relative."""
+
+    key: str
+    program: str | None
+    started_at: str
+    median: float
+    p90: float
+
+
+_LATEST = "(SELECT * FROM measurement ORDER BY id DESC LIMIT :most) AS latest"
+
+
+def foretold(connection: sqlite3.Connection, filters: Filters) -> list[Foretold]:
+    """All good ones among the latest, the earliest first."""
+    found = []
+    for row in connection.execute(_FORETOLD, {**bound(filters), "most": MOST}):
+        device, predicted = number(row[4]), number(row[5])
+        if device and predicted:
+            found.append(Foretold(text(row[0]), text(row[1]), count(row[2]), count(row[3]), device, predicted, number(row[6]), text(row[7])))  # fmt: skip
+    return found
+
+
+_FORETOLD = f"""SELECT latest.executor, latest.variant, latest.region_id, coalesce(latest.run_id, 0), latest.device_us,
+       latest.predicted_us, latest.spread, substr(region.title, 1, 60)
+  FROM {_LATEST} JOIN environment ON environment.id = latest.environment_id JOIN region ON region.id = latest.region_id
+ WHERE latest.status = 'ok' AND latest.predicted_us IS NOT NULL AND {OF_ENVIRONMENT} AND {of_time("latest.measured_at")}
+ ORDER BY latest.measured_at, latest.id"""
+
+
+def tallies(connection: sqlite3.Connection, filters: Filters) -> list[Tally]:
+    """What was tried of each executor among the latest."""
+    return [
+        Tally(text(row[0]), count(row[1]), count(row[2]), count(row[3]))
+        for row in connection.execute(_TALLIES, {**bound(filters), "most": MOST})
+    ]
+
+
+_TALLIES = f"""SELECT latest.executor, count(DISTINCT latest.region_id), count(*), sum(latest.status <> 'ok')
+  FROM {_LATEST} JOIN environment ON environment.id = latest.environment_id
+ WHERE {OF_ENVIRONMENT} AND {of_time("latest.measured_at")} GROUP BY 1 ORDER BY 3 DESC"""
+
+
+def plans_foretold(connection: sqlite3.Connection, filters: Filters) -> list[PlanForetold]:
+    """Raced plans of the latest evidence."""
+    found = []
+    for name, plan, predicted, wall in connection.execute(_PLANS, {**bound(filters), "most": MOST_PLANS}):
+        predicted_us, wall_us = number(predicted), number(wall)
+        if predicted_us and wall_us:
+            found.append(PlanForetold(text(name), text(plan), predicted_us, wall_us))
+    return found
+
+
+_PLANS = f"""SELECT coalesce(program.name, substr(program.key, 1, 12)), json_extract(raced.value, '$.name'),
+       json_extract(raced.value, '$.predicted_us'), json_extract(raced.value, '$.wall_us')
+  FROM (SELECT * FROM plan WHERE json_valid(evidence) ORDER BY id DESC LIMIT :most) AS latest
+  JOIN program ON program.id = latest.program_id JOIN environment ON environment.id = latest.environment_id,
+  json_each(latest.evidence, '$.raced') AS raced
+ WHERE json_extract(raced.value, '$.predicted_us') IS NOT NULL AND json_extract(raced.value, '$.status') = 'ok'
+   AND {OF_ENVIRONMENT} AND {OF_PROGRAM} AND (:launch = '' OR latest.launch = :launch)
+   AND {of_time("latest.changed_at")}"""
+
+
+def run_errors(connection: sqlite3.Connection, filters: Filters) -> list[RunError]:
+    """The runs that raced plans they had predicted, the earliest first."""
+    found = []
+    for key, program, started, middle, worst in connection.execute(_ERRORS, {**bound(filters), "most": MOST_PLANS}):
+        median, p90 = number(middle), number(worst)
+        if median is not None and p90 is not None:
+            found.append(RunError(text(key), text(program) or None, text(started), median, p90))
+    return found[::-1]
+
+
+_ERRORS = f"""SELECT run.key, program.name, run.started_at, run.error_median, run.error_p90
+  FROM run JOIN environment ON environment.id = run.environment_id LEFT JOIN program ON program.id = run.program_id
+ WHERE run.error_median IS NOT NULL AND {OF_ENVIRONMENT} AND {OF_PROGRAM} AND {of_time("run.started_at")}
+ ORDER BY run.started_at DESC, run.id DESC LIMIT :most"""
