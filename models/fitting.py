@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 FOLDS = 4
-LEAST = 100
+LEAST = 40
 """Rows with times: fewer are a matter for the roofline alone."""
 WILD = 3.0
 """Log ratios beyond this are clocks that stumbled, or a kernel gone mad: they count as this much."""

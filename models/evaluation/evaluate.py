@@ -1,0 +1,278 @@
+"""The whole evaluation: model families left out one by one, islands left out at random, and all figures of the report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from itertools import chain
+from multiprocessing import get_context
+from time import perf_counter
+from typing import Any
+
+from fuseplan.errors import OptionError
+from fuseplan.models.evaluation import metrics
+from fuseplan.models.evaluation.contenders import LEARNED
+from fuseplan.models.evaluation.data import MADE_UP, Data
+from fuseplan.models.evaluation.importance import importances
+from fuseplan.models.evaluation.moves import table
+from fuseplan.models.evaluation.replay import Point
+from fuseplan.models.evaluation.splits import Found, Split, grouped, left_out, run_split
+from fuseplan.models.features import VERSION
+from fuseplan.models.learners import CHOSEN
+
+GROUPED_FOLDS = 3
+LIMITS = {
+    "rows": 6000, "families": 25, "island_mean": 0.05, "island_p90": 0.12, "island_top3_mean": 0.015,
+    "plan_mean": 0.02, "plan_p95": 0.05, "mape_from_10_us": 0.20, "mape_below_10_us": 0.30, "flagged": 0.15,
+    "tau": 0.6, "coverage_grouped": (0.87, 0.93), "coverage_left_out": 0.80,
+}  # fmt: skip
+"""What is asked of the learned model on rows of an H200."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """All figures, as JSON would have them, and what plots are drawn of."""
+
+    figures: dict[str, Any]
+    measured_us: list[float]
+    predicted_us: list[float]
+    unsure: list[bool]
+    curves: dict[str, list[tuple[float, float]]]
+    """By model, the mean plan regret over the share of rows measured."""
+    coverage: list[tuple[float, float]]
+    """Over the share of errors that intervals are said to hold, the share that they do."""
+
+
+def evaluate(data: Data, *, jobs: int = 1, say: Callable[[str], None] = lambda _: None) -> Report:
+    """Evaluate all models on the rows of one machine. `jobs` processes share the splits."""
+    begin = perf_counter()
+    apart, shuffled = left_out(data), grouped(data, GROUPED_FOLDS)
+    if len(apart) < 2:
+        raise OptionError("rows of one model family alone leave nothing to learn from: at least two are needed")
+    results = _run(data, [(one, True) for one in apart] + [(one, False) for one in shuffled], jobs, say)
+    outside, inside = results[: len(apart)], results[len(apart) :]
+    figures = _figures(data, outside, inside)
+    say("which features carry the decisions")
+    figures["features"] = importances(data)
+    figures["seconds"] = round(perf_counter() - begin, 1)
+    figures["limits"] = limits_met(figures)
+    rows = [i for found in outside for i in found.test if data.rows[i].usable]
+    keep = [[data.rows[i].usable for i in found.test] for found in outside]
+    picked = [list(_picked(found.device[LEARNED], mine)) for found, mine in zip(outside, keep, strict=True)]
+    unsure = [list(_picked(found.unsure, mine)) for found, mine in zip(outside, keep, strict=True)]
+    return Report(
+        figures,
+        [data.rows[i].device_us for i in rows],
+        list(chain.from_iterable(picked)),
+        list(chain.from_iterable(unsure)),
+        _curves(outside),
+        [],
+    )
+
+
+def _picked(values: Any, keep: Sequence[bool]) -> Iterator[Any]:
+    return (value for value, kept in zip(values.tolist(), keep, strict=True) if kept)
+
+
+def _run(data: Data, splits: Sequence[tuple[Split, bool]], jobs: int, say: Callable[[str], None]) -> list[Found]:
+    if jobs < 2:
+        found = []
+        for number, (split, contenders) in enumerate(splits, 1):
+            say(f"{number} of {len(splits)}: without {split.name}")
+            found.append(run_split(data, split, contenders=contenders))
+        return found
+    with ProcessPoolExecutor(jobs, get_context("spawn"), _begin, (data,)) as pool:
+        found = []
+        for one in pool.map(_one, splits):
+            found.append(one)
+            say(f"{len(found)} of {len(splits)}: without {one.name}")
+        return found
+
+
+_held: list[Data] = []
+"""In a process of the pool: what all its splits are of."""
+
+
+def _begin(data: Data) -> None:
+    _held[:] = [data]
+
+
+def _one(asked: tuple[Split, bool]) -> Found:
+    split, contenders = asked
+    return run_split(_held[0], split, contenders=contenders)
+
+
+def _figures(data: Data, outside: Sequence[Found], inside: Sequence[Found]) -> dict[str, Any]:
+    models = list(outside[0].device)
+    return {
+        "rows": _rows(data),
+        "features_version": VERSION,
+        "family_of_functions": CHOSEN,
+        "left_out": {
+            "splits": {found.name: {"train": found.train, "test": len(found.test)} for found in outside},
+            "models": {name: _model(data, outside, name) for name in models},
+            "learned": _learned(data, outside),
+            "by_family": {found.name: _model(data, [found], LEARNED) for found in outside},
+        },
+        "grouped": {"learned": _learned(data, inside), "models": {LEARNED: _model(data, inside, LEARNED)}},
+        "moves": table([move for found in outside for move in found.moves]),
+        "plans": _plans(outside),
+    }
+
+
+def _rows(data: Data) -> dict[str, Any]:
+    usable = [row for row in data.measured if row.ok]
+    names = sorted({row.executor for row in usable})
+    return {
+        "machine": data.machine.name,
+        "measured": len(data.measured),
+        "with_times": len(usable),
+        "regions": len({row.region for row in usable}),
+        "families": len({row.family for row in usable}),
+        "model_families": len(set(data.families)),
+        "islands": len(data.decisions),
+        "cuts": sum(len(one.cuts) for one in data.decisions),
+        "executors": {name: sum(row.executor == name for row in usable) for name in names},
+    }
+
+
+def _model(data: Data, results: Sequence[Found], name: str) -> dict[str, Any]:
+    """One model over all splits: errors on rows with times, order within regions, and choices."""
+    import numpy as np
+
+    rows = [i for found in results for i in found.test]
+    predicted = np.concatenate([found.device[name] for found in results])
+    device = np.array([data.rows[i].device_us for i in rows])
+    known = np.array([data.rows[i].usable for i in rows])
+    regions = [data.measured[i].region for i, kept in zip(rows, known, strict=True) if kept]
+    regrets = [found.regrets[name] for found in results]
+    return {
+        "device": metrics.errors(device[known], np.maximum(predicted[known], 1e-3)),
+        "tau_in_regions": metrics.tau(regions, device[known], np.maximum(predicted[known], 1e-3)),
+        "executor_choice": metrics.regret([x for one in regrets for x in one.executor]),
+        "executor_top3": metrics.regret([x for one in regrets for x in one.executor_3]),
+        "island_choice": metrics.regret([x for one in regrets for x in one.island]),
+        "island_top3": metrics.regret([x for one in regrets for x in one.island_3]),
+    }
+
+
+def _learned(data: Data, results: Sequence[Found]) -> dict[str, Any]:
+    """What only the learned model says: intervals, what it is unsure of, host times, failures."""
+    import numpy as np
+
+    rows = [i for found in results for i in found.test]
+    known = np.array([data.rows[i].usable for i in rows])
+    device = np.array([data.rows[i].device_us for i in rows])[known]
+    host = np.array([data.rows[i].host_us for i in rows])[known]
+    joined = {name: np.concatenate([getattr(found, name) for found in results]) for name in _COLUMNS}
+    sure = ~joined["unsure"][known]
+    predicted = np.concatenate([found.device[LEARNED] for found in results])[known]
+    held = (joined["low"][known] <= device) & (device <= joined["high"][known])
+    best: dict[str, float] = {}
+    for i in rows:
+        if data.rows[i].usable:
+            region = data.measured[i].region
+            best[region] = min(best.get(region, np.inf), data.rows[i].device_us)
+    near = [data.rows[i].device_us <= 1.03 * best[data.measured[i].region] for i in rows if data.rows[i].usable]
+    failed = np.array([not data.measured[i].ok for i in rows])
+    executors = np.array([data.measured[i].executor for i in rows])[known]
+    found: dict[str, Any] = {
+        "flagged": metrics.share(~sure),
+        "device_not_flagged": metrics.errors(device[sure], predicted[sure]),
+        "coverage_90": metrics.share(held),
+        "coverage_90_not_flagged": metrics.share(held, sure),
+        "coverage_by_executor": {name: metrics.share(held, executors == name) for name in sorted(set(executors))},
+        "interval_width": round(float(np.median(joined["high"][known] / np.maximum(joined["low"][known], 1e-3))), 3),
+        "near_best_auc": metrics.auc(near, joined["near"][known]),
+        "failures": int(failed.sum()),
+        "failure_auc": metrics.auc(failed, joined["fails"]),
+    }
+    called = host > 0
+    if called.any():
+        for name, of in (("host_mape", "host"), ("host_mape_roofline", "host_roofline")):
+            off = np.abs(joined[of][known][called] / host[called] - 1.0)
+            found[name] = round(float(off.mean()), 4)
+    return found
+
+
+_COLUMNS = ("low", "high", "unsure", "fails", "near", "host", "host_roofline")
+
+
+def _plans(results: Sequence[Found]) -> dict[str, Any]:
+    """Regret of plans by model and by the share of their rows that may be measured; programs and made-up ones apart."""
+    report: dict[str, Any] = {}
+    for name in results[0].plans:
+        plans = [one for found in results for one in found.plans[name]]
+        kinds = {"all": plans, "programs": [p for p in plans if _is_program(p[0])]}
+        report[name] = {
+            kind: {
+                f"{share:g}": metrics.regret([point.regret for point in _at(chosen, share)])
+                | {"measured_share": _spent(_at(chosen, share))}
+                for share in _shares(chosen)
+            }
+            for kind, chosen in kinds.items()
+        }
+    return report
+
+
+def _is_program(name: str) -> bool:
+    """A made-up plan is called by the key of its island."""
+    return not name.startswith(MADE_UP) and not (len(name) == 64 and set(name) <= set("0123456789abcdef"))
+
+
+def _at(plans: Sequence[tuple[str, list[Point]]], share: float) -> list[Point]:
+    return [point for _, points in plans for point in points if point.share == share]
+
+
+def _shares(plans: Sequence[tuple[str, list[Point]]]) -> list[float]:
+    return sorted({point.share for _, points in plans for point in points})
+
+
+def _spent(points: Sequence[Point]) -> float:
+    rows = sum(point.rows for point in points)
+    return round(sum(point.measured for point in points) / rows, 4) if rows else 0.0
+
+
+def _curves(results: Sequence[Found]) -> dict[str, list[tuple[float, float]]]:
+    curves = {}
+    for name in results[0].plans:
+        plans = [one for found in results for one in found.plans[name]]
+        shares = _shares(plans)
+        means = {share: [point.regret for point in _at(plans, share)] for share in shares}
+        curves[name] = [(100 * share, 100 * sum(found) / len(found)) for share, found in means.items() if found]
+    return curves
+
+
+def limits_met(figures: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """What is asked, what was found, and whether that is enough."""
+    learned, model = figures["left_out"]["learned"], figures["left_out"]["models"][LEARNED]
+    plans = figures["plans"].get(LEARNED, {}).get("all", {}).get("0.2", {})
+    found = {
+        "rows": figures["rows"]["with_times"],
+        "families": figures["rows"]["families"],
+        "island_mean": model["island_choice"].get("mean"),
+        "island_p90": model["island_choice"].get("p90"),
+        "island_top3_mean": model["island_top3"].get("mean"),
+        "plan_mean": plans.get("mean"),
+        "plan_p95": plans.get("p95"),
+        "mape_from_10_us": learned["device_not_flagged"].get("from_10_us_mape"),
+        "mape_below_10_us": learned["device_not_flagged"].get("below_10_us_mape"),
+        "flagged": learned["flagged"],
+        "tau": model["tau_in_regions"].get("tau"),
+        "coverage_grouped": figures["grouped"]["learned"]["coverage_90"],
+        "coverage_left_out": learned["coverage_90"],
+    }
+    at_least = {"rows", "families", "tau", "coverage_left_out"}
+    return {
+        name: {"asked": limit, "found": found[name], "met": _met(limit, found[name], name in at_least)}
+        for name, limit in LIMITS.items()
+    }
+
+
+def _met(limit: Any, found: float | None, at_least: bool) -> bool:
+    if found is None:
+        return False
+    if isinstance(limit, tuple):
+        return bool(limit[0] <= found <= limit[1])
+    return bool(found >= limit if at_least else found <= limit)
