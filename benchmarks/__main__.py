@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.result import write_result
 
 NOT_BENCHMARKS = {
-    "__init__", "__main__", "bars", "chart", "fleet", "kernels", "one_ablation", "one_model", "one_startup", "progress",
+    "__init__", "__main__", "bars", "fleet", "kernels", "one_ablation", "one_model", "one_startup", "progress",
     "result", "search_replay", "search_tables", "timing", "zoo",
 }  # fmt: skip
 

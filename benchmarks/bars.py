@@ -1,10 +1,10 @@
-"""Bar charts as SVG, beside the line charts of `chart`: groups of bars, and a line at one."""
+"""Bar charts as SVG, beside the line charts of `fuseplan.charts`: groups of bars, and a line at one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from benchmarks.chart import svg_line, svg_text
+from fuseplan.charts import svg_line, svg_text
 
 COLOURS = ("#7a7a7a", "#c9c9c9", "#a5a5a5", "#5f5f5f", "#7fb2d9", "#1b6ca8")
 LEFT, ACROSS, BAR, GAP, TOP = 150, 460, 11, 14, 64.0

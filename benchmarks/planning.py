@@ -16,8 +16,8 @@ from itertools import pairwise
 from time import perf_counter, process_time
 from typing import Any
 
-from benchmarks.chart import Panel, chart
 from benchmarks.result import RESULTS
+from fuseplan.charts import Panel, chart
 from fuseplan.graph import Graph, Op, Ref, TensorType, Value
 from fuseplan.search.solve import Option, solve
 from fuseplan.segment import check_segmentation, is_anchor, islands

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from benchmarks.chart import Panel, chart
 from benchmarks.result import RESULTS
 from benchmarks.search_replay import NOISE, Replay
 from benchmarks.search_tables import Table, tables
+from fuseplan.charts import Panel, chart
 from fuseplan.models import Machine, Roofline, Row
 from fuseplan.search.costs import Timing, Timings
 from fuseplan.search.effort import FULL

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.chart import Panel, chart
 from benchmarks.search import Trace, _Knowledge, _search
 from benchmarks.search_replay import Replay
 from benchmarks.search_tables import Table, read_table, tables
+from fuseplan.charts import Panel, chart
 from fuseplan.graph import Graph, Op, Ref, TensorType, Value
 from fuseplan.search.names import Point
 from fuseplan.segment import Region, Segmentation

@@ -1,10 +1,10 @@
-"""Line charts as SVG, written by hand: the results of benchmarks in the docs, without a plotting library."""
+"""Charts of lines and points as SVG, written by hand: results in the docs and of verbs, without a plotting library."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 
 Points = Sequence[tuple[float, float]]
@@ -14,7 +14,7 @@ WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 360, 270, 56, 34, 12, 44
 
 @dataclass(frozen=True)
 class Panel:
-    """One chart: lines by name. A line with `steps` keeps each value until the next; the axes may be logarithmic."""
+    """One chart: lines by name, and points. A line with `steps` keeps each value until the next; axes may be logarithmic."""
 
     title: str
     x: str
@@ -23,11 +23,14 @@ class Panel:
     log_x: bool = False
     log_y: bool = False
     steps: bool = False
+    points: Mapping[str, Points] = field(default_factory=dict)
+    """Dots by name, in colours after those of the lines."""
 
     def svg(self) -> str:
         """The panel as the inside of an SVG element."""
-        across = _Axis([x for line in self.lines.values() for x, _ in line], self.log_x, LEFT, WIDTH - RIGHT)
-        up = _Axis([y for line in self.lines.values() for _, y in line], self.log_y, HEIGHT - BOTTOM, TOP)
+        every = [*self.lines.values(), *self.points.values()]
+        across = _Axis([x for line in every for x, _ in line], self.log_x, LEFT, WIDTH - RIGHT)
+        up = _Axis([y for line in every for _, y in line], self.log_y, HEIGHT - BOTTOM, TOP)
         parts = [
             svg_text(WIDTH / 2, 18, self.title, "middle", 13),
             svg_text(WIDTH / 2, HEIGHT - 8, self.x, "middle"),
@@ -39,6 +42,13 @@ class Panel:
         for tick in up.ticks:
             at = up(tick)
             parts += [svg_line(LEFT, at, WIDTH - RIGHT, at), svg_text(LEFT - 5, at + 4, f"{tick:g}", "end")]
+        for number, (name, dots) in enumerate(self.points.items(), len(self.lines)):
+            colour = COLOURS[number % len(COLOURS)]
+            path = "".join(f"M{across(x):.1f} {up(y):.1f}h0" for x, y in dots)
+            parts.append(
+                f'<path d="{path}" stroke="{colour}" stroke-width="2" stroke-linecap="round" stroke-opacity="0.35"/>'
+            )
+            parts.append(svg_text(LEFT + 6, TOP + 14 * (number + 1), name, "start", colour=colour))
         for number, (name, line) in enumerate(self.lines.items()):
             colour = COLOURS[number % len(COLOURS)]
             path = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in (_stairs(line) if self.steps else line))
