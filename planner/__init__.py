@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fuseplan.backend import compile
+    from fuseplan.bench import bench
     from fuseplan.bisect import bisect
     from fuseplan.capture.trace import Trace
+    from fuseplan.diff import diff
     from fuseplan.doctor import doctor
+    from fuseplan.draw import draw
     from fuseplan.errors import (
         ExecutorError,
         FuseplanError,
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     from fuseplan.graph import Graph
     from fuseplan.plan import Plan
     from fuseplan.record import record
+    from fuseplan.run import run
     from fuseplan.show import show
     from fuseplan.stats import stats
     from fuseplan.tune import tune
@@ -45,12 +49,16 @@ _HOME = {
     "StoreError": "fuseplan.errors",
     "Trace": "fuseplan.capture.trace",
     "UnsupportedError": "fuseplan.errors",
+    "bench": "fuseplan.bench",
     "bisect": "fuseplan.bisect",
     "compile": "fuseplan.backend",
     "dashboard": "fuseplan.tuning_db.dashboard.serve",
+    "diff": "fuseplan.diff",
     "doctor": "fuseplan.doctor",
+    "draw": "fuseplan.draw",
     "explain": "fuseplan.explain",
     "record": "fuseplan.record",
+    "run": "fuseplan.run",
     "show": "fuseplan.show",
     "stats": "fuseplan.stats",
     "traces_of": "fuseplan.tuning.subject",
@@ -69,12 +77,16 @@ __all__ = [
     "Trace",
     "UnsupportedError",
     "__version__",
+    "bench",
     "bisect",
     "compile",
     "dashboard",
+    "diff",
     "doctor",
+    "draw",
     "explain",
     "record",
+    "run",
     "show",
     "stats",
     "traces_of",

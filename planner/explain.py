@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,11 +11,13 @@ from fuseplan.backend import programs_of
 from fuseplan.capture.trace import Trace
 from fuseplan.executors import executors
 from fuseplan.looking.explained import Explained, of_subject
+from fuseplan.looking.subject import opened, subjects
 from fuseplan.looking.words import describe
 from fuseplan.plan import Plan, SegmentedPlan, WholePlan
 from fuseplan.runtime import GraphRecord, Program
 from fuseplan.segment import is_anchor
-from fuseplan.tuning_db import Store
+from fuseplan.tuning.untuned import explain_trace, is_file
+from fuseplan.tuning.wanted import wanted
 
 __all__ = ["compiled_by", "describe", "explain", "explained"]
 
@@ -57,21 +58,14 @@ def explained(what: Trace | str | Path, *, db: str | Path | None = None) -> list
     >>> import torch
     >>> import fuseplan
     >>> (trace,) = fuseplan.traces_of(lambda x: x.relu() + 1, torch.ones(3))
-    >>> (found,) = explained(trace, db="no-such-folder/tuning.db")
+    >>> (found,) = explained(trace)
     >>> found.plan, [len(graph.ops) for _, graph in found.graphs]
     (WholePlan(executor='inductor', mode='default', anchors=(), launch='plain'), [2])
     """
-    from fuseplan.looking.subject import subjects  # as light as it is, most who explain have compiled something
-    from fuseplan.tuning.untuned import explain_trace, is_file
-    from fuseplan.tuning.wanted import wanted
-
-    store = Store.open(os.environ, db)
-    try:
+    with opened(db) as store:
         if isinstance(what, str) and not is_file(what):
             return [of_subject(one) for one in subjects(store, what)]
         return [explain_trace(store, trace) for trace in wanted(what, store).traces]
-    finally:
-        store.close()
 
 
 def compiled_by(compiled: Any) -> object | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +10,8 @@ from typing import Any
 
 from fuseplan.errors import OptionError
 from fuseplan.looking.explained import raced_lines
+from fuseplan.looking.subject import opened
 from fuseplan.looking.words import device_of, fields_of, speedup, table, times, us
-from fuseplan.tuning_db import Store
 from fuseplan.tuning_db.words import Listed, listed, summary
 
 STANDINGS = ("tuned", "default", "unverified", "quarantined", "pinned", "disabled")
@@ -40,7 +40,7 @@ class Shown:
 
     def as_dict(self) -> dict[str, Any]:
         """The same as plain data, for JSON."""
-        return {"plans": [_fields(one, self.whole) for one in self.plans]}
+        return {"plans": [(full_fields if self.whole else fields_of)(one) for one in self.plans]}
 
 
 def show(
@@ -57,16 +57,13 @@ def show(
     quarantined, pinned or disabled. If `wanted` begins the key of one plan only, that one is told of in full.
 
     >>> import fuseplan
-    >>> print(fuseplan.show(db="no-such-folder/tuning.db"))
-    no plans are stored
+    >>> print(fuseplan.show("no such program"))
+    no plans
     """
     if status and status not in STANDINGS:
         raise OptionError(f"no plan has the status {status!r}; known are {', '.join(STANDINGS)}")
-    store = Store.open(os.environ, db)
-    try:
+    with opened(db) as store:
         found = listed(store, wanted)
-    finally:
-        store.close()
     plans = tuple(
         one
         for one in found
@@ -82,7 +79,7 @@ def show(
 
 def _rows(plans: tuple[Listed, ...]) -> Iterator[str]:
     if not plans:
-        yield "no plans are stored"
+        yield "no plans"
         return
     yield from table([_HEAD, *map(_row, plans)], right={6, 7, 8})
 
@@ -108,12 +105,12 @@ def _in_full(one: Listed) -> Iterator[str]:
     yield f"plan: {one.stored.plan.to_json()}"
 
 
-def _fields(one: Listed, whole: bool) -> dict[str, Any]:
-    import json
-
-    fields = fields_of(one)
-    if whole:
-        fields["moves"] = one.stored.moves.splitlines()
-        fields["evidence"] = json.loads(one.stored.evidence.to_json() or "null")
-        fields["plan"] = json.loads(one.stored.plan.to_json())
-    return fields
+def full_fields(one: Listed) -> dict[str, Any]:
+    """All that is known of one plan, as plain data."""
+    stored = one.stored
+    return {
+        **fields_of(one),
+        "moves": stored.moves.splitlines(),
+        "evidence": json.loads(stored.evidence.to_json() or "null"),
+        "plan": json.loads(stored.plan.to_json()),
+    }

@@ -7,11 +7,19 @@ from typing import Any
 import click
 
 import fuseplan
+from fuseplan.cli.bench import bench
 from fuseplan.cli.bisect import bisect
+from fuseplan.cli.completion import completion
 from fuseplan.cli.dashboard import dashboard
 from fuseplan.cli.db import db
+from fuseplan.cli.diff import diff
 from fuseplan.cli.doctor import doctor
+from fuseplan.cli.explain import explain
+from fuseplan.cli.graph import graph
 from fuseplan.cli.plan import plan
+from fuseplan.cli.record import record
+from fuseplan.cli.run import run
+from fuseplan.cli.show import show
 from fuseplan.cli.tune import tune
 from fuseplan.errors import FuseplanError
 
@@ -22,25 +30,40 @@ class _Verbs(click.Group):
         try:
             return super().invoke(ctx)
         except FuseplanError as error:
-            raise _PlainError(str(error)) from error
+            raise _PlainError(" ".join(str(error).split())) from error
 
 
 class _PlainError(click.ClickException):
     exit_code = 2
 
 
-@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+_EPILOG = """\b
+Exit codes:
+  0    all is well
+  1    what was asked about is not: a check failed, a plan is slower, a program could not be tuned
+  2    a wrong call or bad input; one line on stderr says which, and nothing was changed
+  130  Ctrl-C; what was known by then is kept
+run and record end with the code of the script that they ran.
+"""
+
+
+@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]}, epilog=_EPILOG)
 @click.version_option(fuseplan.__version__, prog_name="fuseplan")
 def main() -> None:
-    """Find, keep and replay the fastest way to run a PyTorch program.
-
-    Exit codes: 0 all well, 1 something that was asked about is not well, 2 a wrong call or bad input.
-    """
+    """Find, keep and replay the fastest way to run a PyTorch program."""
 
 
+main.add_command(bench)
 main.add_command(bisect)
+main.add_command(completion)
 main.add_command(dashboard)
 main.add_command(db)
+main.add_command(diff)
 main.add_command(doctor)
+main.add_command(explain)
+main.add_command(graph)
 main.add_command(plan)
+main.add_command(record)
+main.add_command(run)
+main.add_command(show)
 main.add_command(tune)

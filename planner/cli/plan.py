@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from fuseplan.cli.options import as_json as json_option
+from fuseplan.cli.options import echo_json, examples, keys
 from fuseplan.cli.text import printable
 
 if TYPE_CHECKING:
@@ -40,17 +41,18 @@ def _open(file: Path | None) -> Store:
     return Store.open(os.environ, file)
 
 
-@plan.command("list", epilog="Example: fuseplan plan list GPT-2")
+@plan.command("list", epilog=examples("fuseplan plan list", "fuseplan plan list GPT-2 --json"))
 @click.argument("which", default="", metavar="[KEY]")
 @_file
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def list_(which: str, file: Path | None, as_json: bool) -> None:
     """List plans, the latest first: all, or those of a program's name or key, or of a plan's key."""
+    from fuseplan.looking.words import fields_of
     from fuseplan.tuning_db.words import listed
 
     found = listed(_open(file), which)
     if as_json:
-        click.echo(json.dumps([_fields(one) for one in found], indent=2))
+        echo_json([fields_of(one) for one in found])
         return
     rows: list[tuple[str, ...]] = [
         ("plan", "program", "device", "launch", "sizes", "standing", "µs", "default µs", "who")
@@ -63,17 +65,23 @@ def list_(which: str, file: Path | None, as_json: bool) -> None:
         click.echo("no plans")
 
 
-@plan.command(epilog="Example: fuseplan plan show 3f2c")
-@click.argument("key")
+@plan.command(epilog=examples("fuseplan plan show 3f2c"))
+@click.argument("key", shell_complete=keys)
 @_file
-def show(key: str, file: Path | None) -> None:
+@json_option
+def show(key: str, file: Path | None, as_json: bool) -> None:
     """Print one plan with its evidence, and the moves that led to it."""
+    from fuseplan.looking.words import fields_of
+    from fuseplan.show import full_fields
     from fuseplan.tuning_db.words import listed, plan_named
 
     store = _open(file)
     chosen = plan_named(store, key)
     (one,) = (each for each in listed(store, chosen.key) if each.stored.key == chosen.key)
-    for name, value in _fields(one).items():
+    if as_json:
+        echo_json(full_fields(one))
+        return
+    for name, value in fields_of(one).items():
         if value not in (None, ""):
             click.echo(printable(f"{name}: {value}"))
     for move in chosen.moves.splitlines():
@@ -81,48 +89,58 @@ def show(key: str, file: Path | None) -> None:
     click.echo(chosen.plan.to_json())
 
 
-@plan.command(epilog="Example: fuseplan plan pin 3f2c")
-@click.argument("key")
+@plan.command(epilog=examples("fuseplan plan pin 3f2c"))
+@click.argument("key", shell_complete=keys)
 @_file
-def pin(key: str, file: Path | None) -> None:
+@json_option
+def pin(key: str, file: Path | None, as_json: bool) -> None:
     """Run this plan wherever it may run, though others be faster."""
     from fuseplan.tuning_db.words import pin as say
 
-    _tell(say(_open(file), key))
+    _tell(say(_open(file), key), as_json)
 
 
-@plan.command(epilog="Example: fuseplan plan unpin 3f2c")
-@click.argument("key")
+@plan.command(epilog=examples("fuseplan plan unpin 3f2c"))
+@click.argument("key", shell_complete=keys)
 @_file
-def unpin(key: str, file: Path | None) -> None:
+@json_option
+def unpin(key: str, file: Path | None, as_json: bool) -> None:
     """Take back a pin, or that a plan is disabled."""
     from fuseplan.tuning_db.words import unpin as say
 
-    _tell(say(_open(file), key))
+    _tell(say(_open(file), key), as_json)
 
 
-@plan.command(epilog="Example: fuseplan plan disable 3f2c")
-@click.argument("key")
+@plan.command(epilog=examples("fuseplan plan disable 3f2c"))
+@click.argument("key", shell_complete=keys)
 @_file
-def disable(key: str, file: Path | None) -> None:
+@json_option
+def disable(key: str, file: Path | None, as_json: bool) -> None:
     """Never run this plan."""
     from fuseplan.tuning_db.words import disable as say
 
-    _tell(say(_open(file), key))
+    _tell(say(_open(file), key), as_json)
 
 
-@plan.command(epilog="Example: fuseplan plan retune 3f2c")
-@click.argument("key")
+@plan.command(epilog=examples("fuseplan plan retune 3f2c"))
+@click.argument("key", shell_complete=keys)
 @_file
-def retune(key: str, file: Path | None) -> None:
+@json_option
+def retune(key: str, file: Path | None, as_json: bool) -> None:
     """Run the default until the program of this plan is tuned anew."""
     from fuseplan.tuning_db.words import retune as forget
 
     changed = forget(_open(file), key)
+    if as_json:
+        echo_json([{"key": one.key, "status": "unverified"} for one in changed])
+        return
     click.echo(f"{len(changed)} plan{'s' * (len(changed) != 1)} must race again before the next use")
 
 
-def _tell(stored: StoredPlan) -> None:
+def _tell(stored: StoredPlan, as_json: bool) -> None:
+    if as_json:
+        echo_json({"key": stored.key, "status": stored.status, "word": stored.word})
+        return
     click.echo(f"plan {stored.key[:12]} is {stored.standing}")
 
 
@@ -142,17 +160,3 @@ def _row(one: Listed) -> tuple[str, ...]:
         summary(stored.plan),
     )
     return tuple(map(printable, texts))
-
-
-def _fields(one: Listed) -> dict[str, Any]:
-    from fuseplan.tuning_db.words import summary
-
-    stored, place = one.stored, one.stored.environment
-    return {
-        "key": stored.key, "program": stored.program, "name": one.name, "device": place.gpu or place.cpu,
-        "torch": place.torch, "launch": stored.launch, "sizes": stored.sizes.text, "status": stored.status,
-        "word": stored.word, "who": summary(stored.plan), "wall_us": stored.wall_us, "device_us": stored.device_us,
-        "host_us": stored.host_us, "predicted_us": stored.predicted_us, "noise_us": stored.noise_us,
-        "peak_bytes": stored.peak_bytes, "best_default": stored.best_default,
-        "best_default_us": stored.best_default_us, "detail": stored.detail, "changed_at": stored.changed_at,
-    }  # fmt: skip

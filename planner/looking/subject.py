@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from fuseplan.errors import StoreError
 from fuseplan.graph import Graph
 from fuseplan.plan import Plan, SegmentedPlan
 from fuseplan.segment import Segmentation
 from fuseplan.tuning_db import Store
+from fuseplan.tuning_db.files import Absent, Database
 from fuseplan.tuning_db.words import Listed, listed
 
 _RANKS = {"pinned": 0, "tuned": 1, "default": 1, "unverified": 2, "disabled": 3, "quarantined": 4}
@@ -50,6 +54,37 @@ def subjects(store: Store, wanted: str) -> list[Subject]:
         raise StoreError(f"there is no plan and no program that begins with {wanted!r}: see fuseplan show")
     every = listed(store)
     return [_subject(store, key, every) for key in programs]
+
+
+@contextmanager
+def opened(db: str | Path | None) -> Iterator[Store]:
+    """The store of this user, or that of a file, which then has to be one."""
+    if db is not None:
+        check_file(db)
+    store = Store.open(os.environ, db)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def check_file(path: str | Path) -> None:
+    """StoreError unless there is a tuning database of this name; whoever only reads is not to make one, nor to mend it.
+
+    >>> check_file("no-such.db")
+    Traceback (most recent call last):
+    ...
+    fuseplan.errors.StoreError: there is no file no-such.db
+    """
+    if not os.path.lexists(path):
+        raise StoreError(f"there is no file {path}")
+    database = Database(Path(path), readonly=True)
+    try:
+        database.read(lambda connection: connection.execute("SELECT count(*) FROM plan").fetchone(), 60.0)
+    except Absent:
+        raise StoreError(f"{path} is empty: there is no tuning database in it") from None
+    finally:
+        database.close()
 
 
 def one_subject(store: Store, wanted: str) -> Subject:

@@ -1,0 +1,229 @@
+"""`bench`: a stored plan against the defaults, here and now, side by side: whether what was promised still holds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fuseplan.capture.trace import Trace, retarget
+from fuseplan.errors import OptionError, StoreError
+from fuseplan.looking.subject import opened, subjects
+from fuseplan.looking.words import share, table, times, us
+from fuseplan.measure.environment import environment
+from fuseplan.measure.jobs import Row
+from fuseplan.models import Machine, Roofline
+from fuseplan.plan import LAUNCHES, Plan
+from fuseplan.search.effort import Effort
+from fuseplan.tuning import plans
+from fuseplan.tuning.devices import OpenPool, own_workers
+from fuseplan.tuning.plans import Entry, Verdict
+from fuseplan.tuning.progress import Progress, shown
+from fuseplan.tuning.session import Pool, Session
+from fuseplan.tuning.subject import check_device, device_of, sizes_of
+from fuseplan.tuning.untuned import is_file
+from fuseplan.tuning.wanted import wanted
+from fuseplan.tuning_db import Hit, Query, Stale, Store, StoredPlan
+
+
+@dataclass(frozen=True)
+class Side:
+    """One plan in the race; one that failed has a status and no time."""
+
+    name: str
+    default: bool
+    status: str = "ok"
+    detail: str = ""
+    wall_us: float | None = None
+    device_us: float | None = None
+    host_us: float | None = None
+    ratio: float | None = None
+    """Its time as a multiple of the best default's, from blocks that ran side by side …"""
+    low: float | None = None
+    """… which surely lies between this …"""
+    high: float | None = None
+    """… and this."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What came of one program under one launch."""
+
+    program: str
+    name: str
+    launch: str
+    verdict: str
+    """`faster` or `slower` than the best default beyond noise, `same`, `untuned`: there is no plan; `failed`: `detail`."""
+    best_default: str = ""
+    noise: float | None = None
+    plan: str | None = None
+    """The key of the plan that raced."""
+    sides: tuple[Side, ...] = field(default=())
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as plain data, for JSON."""
+        return json.loads(json.dumps({**vars(self), "sides": [vars(side) for side in self.sides]}))  # type: ignore[no-any-return]
+
+    def _lines(self) -> Iterator[str]:
+        told = {"untuned": "no plan is stored: fuseplan tune", "failed": self.detail}
+        noise = "" if self.noise is None else f", noise {share(self.noise)}"
+        yield f"{self.name or self.program[:12]}, {self.launch}: {told.get(self.verdict, self.verdict)}{noise}"
+        if self.sides:
+            rows = [("", "time", "device", "host", "times the best default", "")]
+            yield from (f"  {line}" for line in table([*rows, *map(_row, self.sides)], right={1, 2, 3}))
+
+
+def bench(
+    what: Trace | str | Path,
+    *,
+    launch: str | None = None,
+    device: str | None = None,
+    seconds: float = 10.0,
+    db: str | Path | None = None,
+    progress: Progress | None = None,
+    workers: OpenPool = own_workers,
+) -> list[Bench]:
+    """Race the stored plan of each program against all defaults, here and now; nothing is stored of it.
+
+    `what` is a trace, the path of one or of a folder, or the beginning of a plan's or a program's key, or its name. All
+    sides are checked, and then run in short blocks, shuffled, beside each other in one worker process. `launch` is plain
+    or cudagraph, else that of the plan; `seconds` bounds each race.
+
+    >>> import torch
+    >>> import fuseplan
+    >>> (trace,) = fuseplan.traces_of(lambda x: x.relu() + 1, torch.ones(3))
+    >>> [found] = fuseplan.bench(trace, seconds=0.5)
+    >>> found.verdict, sorted(side.name for side in found.sides)
+    ('untuned', ['eager', 'inductor'])
+    """
+    if launch is not None and launch not in LAUNCHES:
+        raise OptionError(f"there is no launch {launch!r}; known are {', '.join(LAUNCHES)}")
+    if not seconds > 0:
+        raise OptionError(f"a race takes a number of seconds, not {seconds!r}")
+    if device is not None:
+        check_device(device)
+    with opened(db) as store, shown(progress) as heard:
+        found = list(_meant(store, what))
+        heard.begin(len(found))
+        told = []
+        for trace, plan in found:
+            told.append(_Bench(store, heard, workers, seconds, launch, device).of(trace, plan))
+            heard.end(str(told[-1]).split("\n", 1)[0])
+        return told
+
+
+def _meant(store: Store, what: Trace | str | Path) -> Iterator[tuple[Trace, StoredPlan | None]]:
+    """The traces to run, each with the plan that was named, if one was."""
+    if not isinstance(what, str) or is_file(what):
+        yield from ((trace, None) for trace in wanted(what, store).traces)
+        return
+    for subject in subjects(store, what):
+        chosen = None if subject.chosen is None else subject.chosen.stored
+        named = chosen is not None and chosen.key.startswith(what)
+        texts = (
+            [store.find_trace(subject.program, chosen.sizes)] if chosen is not None else store.traces(subject.program)
+        )
+        traces = [Trace.from_json(text) for text in texts if text is not None]
+        if not traces:
+            raise StoreError(f"the database holds no trace of program {subject.called}: name the file of one")
+        yield from ((trace, chosen if named else None) for trace in traces)
+
+
+@dataclass
+class _Bench:
+    store: Store
+    progress: Progress
+    workers: OpenPool
+    seconds: float
+    launch: str | None
+    device: str | None
+
+    def of(self, trace: Trace, plan: StoredPlan | None) -> Bench:
+        where = self.device or device_of(trace)
+        check_device(where)
+        here = environment(where)
+        trace = retarget(trace, where) if self.device else trace
+        if plan is None:
+            answer = self.store.find_plan(Query(trace.key, here, self.launch, sizes_of(trace), unverified=True))
+            plan = answer.plan if isinstance(answer, (Hit, Stale)) else None
+        launch = self.launch or (plan.launch if plan is not None else "plain")
+        effort = Effort.named("quick")
+        with self.workers(where, effort) as pool:
+            session = self._session(pool, trace, where)
+            rows: dict[str, Row] = {}
+            entries = _entries(session, launch, plan)
+            fit = plans.vetted(session, trace.to_json(), entries, rows)
+            verdict = plans.decide(session, trace.to_json(), fit, rows)
+        known = Bench(trace.key, trace.name, launch, "failed", plan=None if plan is None else plan.key)
+        if verdict is None:
+            return replace(known, detail="no default of this launch runs here", sides=_sides(entries, rows, None))
+        return replace(
+            known, verdict=_word(plan, verdict), best_default=verdict.best_default.name,
+            noise=verdict.result.noise, sides=_sides(entries, rows, verdict),
+        )  # fmt: skip
+
+    def _session(self, pool: Pool, trace: Trace, where: str) -> Session:
+        here = environment(where)
+        # Of the time that an effort grants with the device, a race gets a share.
+        effort = replace(Effort.named("quick"), device_s=self.seconds / plans.RACE_SHARE)
+        model = Roofline(Machine.guess(here.gpu or here.cpu or ""))
+        return Session(self.store, here, pool, effort, model, self.progress, program=trace.name or trace.key[:12])
+
+
+def _entries(session: Session, launch: str, plan: StoredPlan | None) -> list[Entry]:
+    """The defaults, and the stored plan where it is none of them."""
+    entries = plans.defaults(session, launch)
+    chosen: Plan | None = None if plan is None else plan.plan
+    if chosen is None or any(entry.plan == chosen for entry in entries):
+        return entries
+    assert plan is not None
+    return [*entries, Entry(f"plan {plan.key[:12]}", chosen)]
+
+
+def _word(plan: StoredPlan | None, verdict: Verdict) -> str:
+    if plan is None:
+        return "untuned"
+    lane = next((lane for lane in verdict.result.lanes if lane.name == f"plan {plan.key[:12]}"), None)
+    if lane is None or lane.ratio is None:  # it is a default, or it fell out of the race
+        return "same" if plan.plan in (verdict.best_default.plan, verdict.winner.plan) else "slower"
+    if verdict.winner.name == lane.name:
+        return "faster"
+    surely = lane.low is not None and lane.low > 1 and lane.ratio > 1 + verdict.result.noise
+    return "slower" if surely or lane.dropped is not None else "same"
+
+
+def _sides(entries: list[Entry], rows: dict[str, Row], verdict: Verdict | None) -> tuple[Side, ...]:
+    """The plans by their time, those that failed last."""
+    lanes = {lane.name: lane for lane in verdict.result.lanes} if verdict is not None else {}
+    found = []
+    for entry in entries:
+        row, lane = rows.get(entry.name, Row(entry.name, "error", "it was not raced")), lanes.get(entry.name)
+        ratio = (None, None, None) if lane is None else (lane.ratio, lane.low, lane.high)
+        found.append(
+            Side(entry.name, entry.default, row.status, row.detail, row.wall_us, row.device_us, row.host_us, *ratio)
+        )
+    return tuple(sorted(found, key=lambda side: (side.wall_us is None, side.wall_us or 0.0)))
+
+
+def _row(side: Side) -> tuple[str, ...]:
+    between = "" if side.low is None or side.high is None else f" ({times(side.low)} to {times(side.high)})"
+    note = "default" if side.default else ""
+    if side.status != "ok":
+        note = f"{side.status}: {side.detail}"
+    ratio = f"{times(side.ratio)}{between}"
+    return side.name, us(side.wall_us), us(side.device_us), us(side.host_us), ratio, note
+
+
+def failed(found: list[Bench]) -> bool:
+    """Whether a plan is slower than a default by now, or one could not be raced.
+
+    >>> failed([Bench("ab", "", "plain", "same")])
+    False
+    """
+    return any(one.verdict in ("slower", "failed") for one in found)

@@ -1,0 +1,37 @@
+"""`fuseplan diff`: what is faster, slower or otherwise run in one set of plans than in another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from fuseplan.cli.options import as_json, database, echo_json, examples, keys
+from fuseplan.cli.text import printable
+
+_EPILOG = examples(
+    "fuseplan diff 3f2c 91ab             two plans: times, places, and the moves between them",
+    "fuseplan diff before.db after.db    two databases",
+    "fuseplan diff e07a 55d1             two environments: their keys are in fuseplan db info --json",
+)
+
+
+@click.command(epilog=_EPILOG)
+@click.argument("first", metavar="A", shell_complete=keys)
+@click.argument("second", metavar="B", shell_complete=keys)
+@database
+@as_json
+def diff(first: str, second: str, file: Path | None, as_json: bool) -> None:
+    """Compare two plans, two databases, or two environments of a database: what is faster or slower in B, beyond noise.
+
+    A and B are database files, or beginnings of keys. Exit code 1 if anything is slower in B.
+    """
+    from fuseplan.diff import diff as compare
+
+    found = compare(first, second, db=file)
+    if as_json:
+        echo_json(found.as_dict())
+    else:
+        click.echo("\n".join(map(printable, str(found).split("\n"))))
+    if any(pair.verdict == "slower" for pair in found.pairs):
+        raise SystemExit(1)

@@ -1,0 +1,37 @@
+"""`fuseplan explain`: why a program runs as it does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from fuseplan.cli.options import as_json, database, echo_json, examples, keys
+from fuseplan.cli.text import printable
+
+_EPILOG = examples(
+    "fuseplan explain 3f2c               a plan: its graph cut up, its race, what was rejected",
+    "fuseplan explain GPT-2 --brief      without the operators",
+    "fuseplan explain trace.json         the graph of a trace, and the plan that it would get",
+)
+
+
+@click.command(epilog=_EPILOG)
+@click.argument("what", metavar="KEY|TRACE", shell_complete=keys)
+@click.option("--brief", is_flag=True, help="Without the operators.")
+@database
+@as_json
+def explain(what: str, brief: bool, file: Path | None, as_json: bool) -> None:
+    """Explain a plan: its graph as Python with regions marked, who runs each, and what was rejected by how much.
+
+    KEY is the beginning of a plan's or a program's key, or of a program's name; TRACE is a file, or a folder of such. Of a
+    trace that was not tuned, the graph is shown, and the plan that would run, and why.
+    """
+    from fuseplan.explain import explained
+
+    found = explained(what, db=file)
+    if as_json:
+        echo_json([one.as_dict() for one in found])
+    else:
+        text = "\n\n".join(one.text(not brief) for one in found)
+        click.echo("\n".join(map(printable, text.split("\n"))))

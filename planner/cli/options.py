@@ -1,0 +1,58 @@
+"""What several verbs take: the file of the database, JSON instead of text, and keys that a shell completes."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from click.shell_completion import CompletionItem
+
+from fuseplan.errors import FuseplanError
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def database(verb: _F) -> _F:
+    """--db, with the file as `file`."""
+    option = click.option(
+        "--db", "file", type=click.Path(path_type=Path), help="The file; else FUSEPLAN_DB, or the cache's."
+    )
+    return option(verb)
+
+
+def as_json(verb: _F) -> _F:
+    """--json, as `as_json`."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(verb)
+
+
+def examples(*lines: str) -> str:
+    """The end of a verb's help: what a person would type."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def echo_json(data: Any) -> None:
+    """Print plain data."""
+    click.echo(json.dumps(data, indent=2, allow_nan=False))
+
+
+def keys(context: click.Context, parameter: click.Parameter, beginning: str) -> list[CompletionItem]:
+    """Plans and programs whose key or name begins so, for a shell that completes; files it knows itself."""
+    from fuseplan.tuning_db import Store
+    from fuseplan.tuning_db.words import listed
+
+    try:
+        store = Store.open(os.environ, context.params.get("file"))
+        found = listed(store, beginning)
+        store.close()
+    except FuseplanError:
+        return []
+    items = {}
+    for one in found:
+        name = one.name or ""
+        text = one.stored.key[:12] if one.stored.key.startswith(beginning) else name
+        items.setdefault(text, f"{one.program}, {one.stored.launch}, {one.stored.standing}")
+    return [CompletionItem(text, help=told) for text, told in items.items()] or [CompletionItem(beginning, type="file")]
