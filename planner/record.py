@@ -8,7 +8,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from fuseplan.errors import OptionError
+from fuseplan.capture.trace_format import Trace
+from fuseplan.errors import GraphError, OptionError
 from fuseplan.recording.book import Recording
 from fuseplan.recording.folder import open_folder
 from fuseplan.recording.hook import hooked
@@ -44,8 +45,7 @@ def record(
     [2]
     """
     place = None if folder is None else Path(folder)
-    if retarget is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", retarget):
-        raise OptionError(f"traces are retargeted to cpu or cuda, not to {retarget!r}")
+    _check_device(retarget)
     named = NamedModules(compile, _as_eager)
     if place is not None:
         open_folder(place)
@@ -64,6 +64,34 @@ def record(
             for line in named.complaints():
                 recording.note(line)
             recording.close()
+
+
+def read_nvfuser(scripts: Sequence[str | Path], folder: str | Path, *, retarget: str | None = None) -> Recording:
+    """Write a trace of each fusion that nvFuser scripts define; they are parsed, and not run."""
+    from fuseplan.capture.nvfuser_script import read_scripts
+    from fuseplan.recording.meeting import entry_of
+
+    _check_device(retarget)
+
+    def read(script: Path) -> list[Trace]:
+        try:
+            return read_scripts(script.read_text(encoding="utf-8"), script.stem)
+        except OSError as error:
+            raise OptionError(f"{script} cannot be read: {error.strerror or error}") from None
+        except (UnicodeDecodeError, GraphError) as error:
+            raise GraphError(f"{script} is no nvFuser script that can be read: {error}") from None
+
+    found = [trace for script in scripts for trace in read(Path(script))]
+    open_folder(Path(folder))
+    recording = Recording(Path(folder), device=retarget)
+    for trace in found:
+        entry_of(recording, trace)
+    return recording
+
+
+def _check_device(device: str | None) -> None:
+    if device is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+        raise OptionError(f"traces are retargeted to cpu or cuda, not to {device!r}")
 
 
 def _as_eager(call: Any) -> Callable[..., Any]:

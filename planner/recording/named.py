@@ -56,17 +56,21 @@ class _CompiledWhenCalled:
         self.named, self.cls = named, cls
         self.compiled: WeakKeyDictionary[Any, Callable[..., Any]] = WeakKeyDictionary()
 
-    def __get__(self, module: Any, owner: type) -> Callable[..., Any] | None:
+    def __get__(self, module: Any, owner: Any) -> Callable[..., Any] | None:
         import torch
 
         # inside another compiled module it is part of that one's graph, as it would be without us
-        if module is None or type(module) is not self.cls or torch.compiler.is_compiling():
+        if module is None or not self._is_one(module) or torch.compiler.is_compiling():
             return None
         known = self.compiled.get(module)
         if known is None:
             self.named.called.update(self.named.names_of(self.cls))
             known = self.compiled[module] = self.named.compile(module._call_impl)
         return known
+
+    def _is_one(self, module: object) -> bool:
+        """A subclass has a name of its own."""
+        return type(module) is self.cls
 
 
 @contextmanager
@@ -76,11 +80,11 @@ def compiling(torch: Any, named: NamedModules) -> Iterator[None]:
     for cls in _below(base):
         named.take(cls)
 
-    def __init_subclass__(cls: type, **kwargs: Any) -> None:  # noqa: N807 – in the place of one
+    def __init_subclass__(cls: Any, **kwargs: Any) -> None:  # noqa: N807 – in the place of one
         super(base, cls).__init_subclass__(**kwargs)
         named.take(cls)
 
-    base.__init_subclass__ = classmethod(__init_subclass__)
+    base.__init_subclass__ = classmethod(__init_subclass__)  # type: ignore[arg-type]
     try:
         yield
     finally:
@@ -89,7 +93,7 @@ def compiling(torch: Any, named: NamedModules) -> Iterator[None]:
             delattr(cls, _SLOT)
 
 
-def _below(cls: type) -> Iterator[type]:
+def _below(cls: Any) -> Iterator[type]:
     for one in cls.__subclasses__():
         yield one
         yield from _below(one)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import runpy
-import signal
 import sys
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -85,32 +83,13 @@ class Ended:
         return _INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
 
 
-def run_to_end(script: Script, *, at_end: Callable[[], None] = lambda: None) -> Ended:
-    """Run a script; whatever it raises is how it ended. `at_end` is called also where the process is told to end."""
-    stopped = _end_on_sigterm()
+def run_to_end(script: Script) -> Ended:
+    """Run a script; whatever it raises is how it ended."""
     try:
         script.run()
     except BaseException as error:  # noqa: BLE001 – a script may raise anything, and that is its own affair
         return Ended(error)
-    finally:
-        stopped()
-        at_end()
     return Ended()
-
-
-def _end_on_sigterm() -> Callable[[], None]:
-    """A job that is told to end does so, as it would have; first its counts are written. Returns what undoes this."""
-    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        return lambda: None
-
-    def end(number: int, frame: object) -> None:
-        raise SystemExit(128 + number)
-
-    try:
-        signal.signal(signal.SIGTERM, end)
-    except ValueError:  # not the main thread
-        return lambda: None
-    return lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL) and None
 
 
 def _of_the_script(trace: TracebackType | None) -> TracebackType | None:
@@ -119,12 +98,3 @@ def _of_the_script(trace: TracebackType | None) -> TracebackType | None:
     while trace is not None and trace.tb_frame.f_code.co_filename in ours:
         trace = trace.tb_next
     return trace
-
-
-def arguments(words: Sequence[str], *, module: bool) -> Script:
-    """The script of a command line.
-
-    >>> arguments(["train.py", "--steps", "3"], module=False)
-    Script(target='train.py', args=('--steps', '3'), module=False)
-    """
-    return Script(words[0], tuple(words[1:]), module)

@@ -1,0 +1,118 @@
+"""`fuseplan record`: run a script, and write a trace of every program that it compiles."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fuseplan.cli.text import printable
+
+if TYPE_CHECKING:
+    from fuseplan.capture.trace_format import Trace
+    from fuseplan.recording.book import Recording
+
+SCRIPT = {"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]}
+"""What stands behind the script is the script's."""
+
+
+@click.command(
+    context_settings=SCRIPT,
+    epilog="Examples: fuseplan record train.py --steps 10; fuseplan record -o gpt2/ --compile GPT2Block generate.py; "
+    "fuseplan record --retarget cuda -m myproject.train",
+)
+@click.option(
+    "-o", "--output", "folder", type=click.Path(path_type=Path), default=Path("traces"), show_default=True,
+    metavar="DIR", help="Where to write the traces, one file each.",
+)  # fmt: skip
+@click.option(
+    "--compile", "classes", multiple=True, metavar="CLASS",
+    help="Also record modules of this class, which run eagerly: GPT2Block, or longer, modeling_gpt2.GPT2Block.",
+)  # fmt: skip
+@click.option("--retarget", metavar="DEVICE", help="Where the traces are to be tuned, if not here: cuda or cpu.")
+@click.option("--from-nvfuser", is_flag=True, help="The script holds nvFuser fusions; it is read, and not run.")
+@click.option("-m", "module", is_flag=True, help="SCRIPT is the name of a module, as with python -m.")
+@click.option("--json", "as_json", is_flag=True, help="End with one line of JSON on stderr.")
+@click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]…")
+def record(
+    folder: Path, classes: tuple[str, ...], retarget: str | None, from_nvfuser: bool, module: bool, as_json: bool,
+    words: tuple[str, ...],
+) -> None:  # fmt: skip
+    """Run SCRIPT, unmodified, and write a trace of each program that torch.compile meets in it, with any backend.
+
+    Each program is written when it is met, with its calls at the end. A trace holds no weights and no data. What the
+    script prints, computes and exits with is its own; at the end, stderr says what was recorded, and what not and why.
+    """
+    if from_nvfuser:
+        _read_nvfuser(words, folder, retarget, as_json)
+        return
+    from fuseplan.record import record as recorded
+    from fuseplan.recording.script import Script, run_to_end
+
+    script = Script(words[0], words[1:], module)
+    script.check()
+    process = os.getpid()
+    with recorded(folder, compile=classes, retarget=retarget, name=script.name) as recording:
+        ended = run_to_end(script)
+        code = ended.tell()
+        if os.getpid() != process:  # a child that the script forked, and that left by its own way
+            raise SystemExit(code)
+    click.echo(json.dumps(_fields(recording, code)) if as_json else _text(recording), err=True)
+    raise SystemExit(code)
+
+
+def _read_nvfuser(words: tuple[str, ...], folder: Path, retarget: str | None, as_json: bool) -> None:
+    from fuseplan.record import read_nvfuser
+
+    recording = read_nvfuser(words, folder, retarget=retarget)
+    click.echo(json.dumps(_fields(recording, 0)) if as_json else _text(recording), err=True)
+
+
+def _fields(recording: Recording, code: int) -> dict[str, Any]:
+    programs = [_program(trace) for trace in recording.programs]
+    return {"folder": str(recording.folder), "programs": programs, "notes": recording.notes, "exit_code": code}
+
+
+def _program(trace: Trace) -> dict[str, Any]:
+    from fuseplan.recording.folder import file_name
+
+    return {
+        "name": trace.name,
+        "key": trace.key,
+        "file": file_name(trace),
+        "training": _trains(trace),
+        "calls": sum(one.calls for one in trace.calls),
+        "seconds": sum(one.seconds for one in trace.calls),
+        "sizes": [dict(one.sizes) for one in trace.calls if one.sizes],
+    }
+
+
+def _trains(trace: Trace) -> bool:
+    return bool(trace.fields["modes"]["grad"]) and any(item.get("grad") for item in trace.fields["inputs"])
+
+
+def _calls(calls: int, seconds: float) -> str:
+    return f"{calls} call{'s' * (calls != 1)}, {seconds:.2f} s" if calls else "not called"
+
+
+def _text(recording: Recording) -> str:
+    programs = recording.programs
+    lines = []
+    for trace in programs:
+        found = _program(trace)
+        kind = "training" if found["training"] else "inference"
+        calls = _calls(found["calls"], found["seconds"])
+        sizes = f", {len(found['sizes'])} choices of sizes" if found["sizes"] else ""
+        lines.append(f"  {printable(found['file'])}: {kind}, {calls}{sizes}")
+    if programs:
+        count = f"{len(programs)} program{'s' * (len(programs) != 1)}"
+        lines.insert(0, f"fuseplan recorded {count} in {recording.folder}:")
+    else:
+        lines.append("fuseplan recorded nothing: no program came to torch.compile")
+    lines += [f"  not recorded: {printable(note)}" for note in recording.notes]
+    if programs:
+        lines.append(f"Tune them with: fuseplan tune {recording.folder}")
+    return "\n".join(lines)

@@ -1,0 +1,93 @@
+"""`fuseplan run`: run a script with fuseplan as the backend of every torch.compile in it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fuseplan.cli.record import SCRIPT
+from fuseplan.cli.text import printable
+from fuseplan.options import ATTENTION, TUNE
+from fuseplan.plan import LAUNCHES
+
+if TYPE_CHECKING:
+    from fuseplan.recording.takeover import Watcher
+
+
+@click.command(
+    context_settings=SCRIPT,
+    epilog="Examples: fuseplan run train.py --steps 10; fuseplan run --db tuning.db --compile GPT2Block generate.py; "
+    "fuseplan run --tune quick -m myproject.train",
+)
+@click.option("--db", "file", type=click.Path(path_type=Path), help="The database; else FUSEPLAN_DB, or the cache's.")
+@click.option(
+    "--compile", "classes", multiple=True, metavar="CLASS",
+    help="Also compile modules of this class: GPT2Block, or longer, modeling_gpt2.GPT2Block.",
+)  # fmt: skip
+@click.option(
+    "--tune",
+    type=click.Choice(TUNE),
+    default="off",
+    show_default=True,
+    help="Tune what has no plan when it is compiled.",
+)
+@click.option(
+    "--unverified", is_flag=True, help="Also use plans that were predicted or imported, and never raced here."
+)
+@click.option("--plan", help="One plan for every program: inductor, eager, aten, nvfuser-greedy …")
+@click.option("--launch", type=click.Choice(LAUNCHES), help="How calls reach the GPU; else as each plan says.")
+@click.option("--attention", type=click.Choice(ATTENTION), help="Whether masks that are proven to change nothing go.")
+@click.option("-m", "module", is_flag=True, help="SCRIPT is the name of a module, as with python -m.")
+@click.option("--json", "as_json", is_flag=True, help="End with one line of JSON on stderr.")
+@click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]…")
+def run(
+    file: Path | None, classes: tuple[str, ...], module: bool, as_json: bool, words: tuple[str, ...], **asked: Any
+) -> None:
+    """Run SCRIPT, unmodified, and replay the plan of each program that torch.compile meets in it, whatever the backend.
+
+    What has no plan runs as torch.compile runs it. What the script prints and exits with is its own; at the end, stderr
+    says under which plan each program ran, and why.
+    """
+    from fuseplan.recording.script import Script, run_to_end
+    from fuseplan.run import run as taken_over
+    from fuseplan.stats import stats
+
+    options = {name: value for name, value in asked.items() if value not in (None, False, "off")}
+    if file is not None:
+        options["db"] = file
+    script = Script(words[0], words[1:], module)
+    script.check()
+    process = os.getpid()
+    with taken_over(compile=classes, **options) as watcher:
+        ended = run_to_end(script)
+        code = ended.tell()
+        if os.getpid() != process:  # a child that the script forked, and that left by its own way
+            raise SystemExit(code)
+    click.echo(json.dumps(_fields(watcher, stats(), code)) if as_json else _text(watcher, stats()), err=True)
+    raise SystemExit(code)
+
+
+def _fields(watcher: Watcher, stats: dict[str, int], code: int) -> dict[str, Any]:
+    programs = [vars(one) for one in watcher.programs]
+    return {"programs": programs, "stats": stats, "notes": list(watcher.notes), "exit_code": code}
+
+
+def _text(watcher: Watcher, stats: dict[str, int]) -> str:
+    if not watcher.programs:
+        lines = ["fuseplan ran nothing: no program came to torch.compile"]
+    else:
+        hits = stats.get("plan hits", 0) + stats.get("plan stale hits", 0)
+        misses = sum(times for event, times in stats.items() if event.startswith("plan misses"))
+        lines = [f"fuseplan compiled {len(watcher.programs)} programs: {hits} plans found, {misses} missed"]
+    same = Counter((one.name, (one.key or "no key")[:12], one.plan, one.why) for one in watcher.programs)
+    for (name, key, plan, why), times in same.items():
+        again = f" ({times} times)" if times > 1 else ""
+        lines.append(f"  {printable(name)} {key}: {plan}{again}")
+        lines.append(f"    {printable(why)}")
+    lines += [f"  {event}: {times}" for event, times in stats.items() if event.startswith(("region", "plans refused"))]
+    return "\n".join([*lines, *(f"  {printable(note)}" for note in watcher.notes)])
