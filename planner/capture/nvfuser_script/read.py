@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -57,16 +57,19 @@ def read_scripts(text: str, name: str = "") -> list[Trace]:
     Traceback (most recent call last):
     fuseplan.errors.GraphError: no FusionDefinition in it: nothing that defines a tensor and adds an output
     """
-    tree = parse(text)
-    found = fusions(tree)
-    if not found:
-        raise GraphError("no FusionDefinition in it: nothing that defines a tensor and adds an output")
-    names = [name] if len(found) == 1 else [f"{name}-{i}" for i in range(len(found))]
-    literals = frozenset(
-        node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and type(node.value) is int
-    )
-    loaded = frozenset(n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
-    return [_trace(fusion, label, literals, loaded) for fusion, label in zip(found, names, strict=True)]
+    try:
+        tree = parse(text)
+        found = fusions(tree)
+        if not found:
+            raise GraphError("no FusionDefinition in it: nothing that defines a tensor and adds an output")
+        numbers = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and type(node.value) is int}
+        loaded = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+        names = [name] if len(found) == 1 else [f"{name}-{i}" for i in range(len(found))]
+        with _plain_modes():
+            pairs = zip(found, names, strict=True)
+            return [_trace(one, label, frozenset(numbers), frozenset(loaded)) for one, label in pairs]
+    except RecursionError:
+        raise GraphError("expressions that are nested too deep") from None
 
 
 def _trace(fusion: Fusion, name: str, literals: frozenset[int], loaded: frozenset[str]) -> Trace:
@@ -102,8 +105,7 @@ def _defined(fusion: Fusion, given: Sequence[Any] | None, sizes: Sizes, loaded: 
     """The fusion, read until no size is learned any more."""
     for _ in range(_READINGS):
         definition = Definition(given, sizes)
-        reader = Interpreter(fusion.scope, definition)
-        reader.loaded = loaded
+        reader = Interpreter(fusion.scope, definition, loaded)
         if fusion.defaults is not None:
             reader.names |= parameters(reader, fusion.defaults, fusion.defaults, (), {})
         reader.names[fusion.handle] = Handle()
@@ -130,13 +132,12 @@ def _captured(definition: Definition, name: str) -> Trace:
         return gm.forward
 
     program = GraphModule({}, builder.graph, class_name="Fusion")
-    with _plain_modes():
-        with builder.mode:
-            torch.compile(program, backend=backend, dynamic=False)(*(value.fake for value in builder.inputs))
-        if len(found) != 1 or len(found[0][1]) != len(used):
-            raise GraphError("the fusion computes nothing from its inputs")
-        gm, inputs = found[0]
-        trace = write_trace(gm, _onto_cuda(gm, inputs, [definition.on_cpu[i] for i in used]), name)
+    with builder.mode:
+        torch.compile(program, backend=backend, dynamic=False)(*(value.fake for value in builder.inputs))
+    if len(found) != 1 or len(found[0][1]) != len(used):
+        raise GraphError("the fusion computes nothing from its inputs")
+    gm, inputs = found[0]
+    trace = write_trace(gm, _onto_cuda(gm, inputs, [definition.on_cpu[i] for i in used]), name)
     spreads = definition.spreads()
     fields = [{**item, "values": spreads[i]} for item, i in zip(trace.fields["inputs"], used, strict=True)]
     return replace(trace, fields={**trace.fields, "inputs": fields})
@@ -170,5 +171,11 @@ def _touch(builder: Builder, used: Sequence[int]) -> None:
 @contextmanager
 def _plain_modes() -> Iterator[None]:
     """A fusion has no gradients, and is what it is whatever its reader's modes are."""
-    with torch.no_grad(), torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=False):
+    default = torch.get_default_dtype()
+    with torch.inference_mode(False), torch.no_grad(), ExitStack() as stack:
+        for device in ("cuda", "cpu"):
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        stack.callback(torch.set_default_dtype, default)
+        torch.set_default_dtype(torch.float32)
         yield

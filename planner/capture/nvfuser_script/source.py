@@ -130,13 +130,17 @@ def _in_class(scope: Scope, node: ast.ClassDef) -> Iterator[Fusion]:
 def _block(scope: Scope, node: ast.With) -> Fusion | None:
     """`with FusionDefinition(...) as fd:`, or with a FusionDefinition that was made before."""
     context, target = node.items[0].context_expr, node.items[0].optional_vars
-    is_new = isinstance(context, ast.Call) and _last(context.func) == "FusionDefinition"
-    if not is_new or not isinstance(target, ast.Name):
+    made = scope.assignment(context.id, node.lineno) if isinstance(context, ast.Name) else None
+    new = context if made is None else made.value
+    if not isinstance(new, ast.Call) or _last(new.func) != "FusionDefinition":
+        return None
+    target = context if target is None else target
+    if not isinstance(target, ast.Name):
         return None
     known = any(_is_known(scope, name) for name in _called_in(node.body))
     if not known and not any(_defines(statement, target.id) for statement in flat(node.body)):
         return None  # a helper, that is given the function that defines it
-    owners = {arg.id for arg in context.args if isinstance(arg, ast.Name)} if isinstance(context, ast.Call) else set()
+    owners = {arg.id for arg in new.args if isinstance(arg, ast.Name)}
     return Fusion(scope, node.body, target.id, node.lineno, frozenset({target.id, *owners, *_called_in(node.body)}))
 
 
@@ -144,9 +148,15 @@ def _handle_of(function: ast.FunctionDef) -> str | None:
     """The parameter that a function defines its fusion on, if it does so."""
     for parameter in function.args.args:
         annotated = parameter.annotation is not None and "FusionDefinition" in ast.unparse(parameter.annotation)
-        if (annotated or parameter.arg == "fd") and any(_defines(s, parameter.arg) for s in flat(function.body)):
+        if (annotated or parameter.arg == "fd") and _adds_output(function, parameter.arg):
             return parameter.arg
     return None
+
+
+def _adds_output(function: ast.FunctionDef, handle: str) -> bool:
+    """Whether it is a whole fusion, and no helper of one."""
+    names = (node for node in ast.walk(function) if isinstance(node, ast.Attribute) and node.attr == "add_output")
+    return any(isinstance(name.value, ast.Name) and name.value.id == handle for name in names)
 
 
 def _defines(statement: ast.stmt, handle: str) -> bool:
