@@ -224,10 +224,12 @@ class _Examiner:
                 if type(got) is not type(want) or got != want:
                     return f"output {i}: {_short(got)}, eager {_short(want)}"
                 continue
-            for name in ("dtype", "device", "shape"):
-                if getattr(got, name) != getattr(want, name):
-                    return f"output {i}: {name} {getattr(got, name)}, eager {getattr(want, name)}"
             kind = self.region.types[arg.name] if isinstance(arg, Ref) else None
+            for name in ("dtype", "device", "shape"):
+                # what tracing says of a batch norm's running values is not the dtype that the kernel gives
+                traced = name == "dtype" and isinstance(kind, TensorType) and str(got.dtype) == f"torch.{kind.dtype}"
+                if getattr(got, name) != getattr(want, name) and not traced:
+                    return f"output {i}: {name} {getattr(got, name)}, eager {getattr(want, name)}"
             declared = tuple(int(space(d)) for d in kind.stride) if isinstance(kind, TensorType) else want.stride()
             if not same_strides(got, declared) and (
                 same_strides(want, declared) or not same_strides(got, want.stride())

@@ -107,19 +107,23 @@ def fake_mode(gm: GraphModule) -> FakeTensorMode:
 
 
 def _decompose(gm: GraphModule, fakes: Sequence[Any], mode: FakeTensorMode, wanted: Sequence[Any]) -> GraphModule:
-    """Retrace with Inductor's decompositions, which it insists on, and the strides of outputs as `wanted` has them."""
+    """Retrace with Inductor's decompositions, which it insists on, and outputs of the kinds that `wanted` has."""
 
     def program(*args: Any) -> list[Any]:
-        return [_restride(got, want) for got, want in zip(gm(*args), wanted, strict=True)]
+        return [_of_kind(got, want) for got, want in zip(gm(*args), wanted, strict=True)]
 
     table = select_decomp_table()
     with mode:
         return make_fx(program, decomposition_table=table, tracing_mode="real", _allow_non_fake_inputs=True)(*fakes)
 
 
-def _restride(got: Any, want: Any) -> Any:
-    """Some decompositions give other strides than the operator itself: order the dimensions as it does."""
-    if not isinstance(got, torch.Tensor) or _same(got.stride(), want.stride()):
+def _of_kind(got: Any, want: Any) -> Any:
+    """Some decompositions give another dtype than the operator itself, or other strides: order the dimensions as it does."""
+    if not isinstance(got, torch.Tensor):
+        return got
+    if got.dtype != want.dtype:
+        got = got.to(want.dtype)
+    if _same(got.stride(), want.stride()):
         return got
     hints = [_hint(stride) for stride in want.stride()]
     order = sorted(range(got.dim()), key=lambda d: (-hints[d], d))

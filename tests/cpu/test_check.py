@@ -298,3 +298,18 @@ def test_checking_leaves_the_callers_random_state_alone() -> None:
     check(TestRandom.graph, AtenExecutor().compile(TestRandom.graph))
     make_inputs(TestRandom.graph, 5)
     assert torch.equal(torch.rand(3), expected)
+
+
+def test_what_tracing_says_of_running_values_may_stand() -> None:
+    """In half precision, a batch norm gives its running values in another dtype than torch's own tracing says."""
+    kinds = [meta(4, 8, 6, 6, dtype=torch.bfloat16), *(meta(8, dtype=torch.bfloat16) for _ in range(4))]
+    norm = region_of(lambda *args: aten._native_batch_norm_legit_functional(*args, True, 0.1, 1e-5), *kinds)
+    eager = AtenExecutor().compile(norm, "default")
+    as_traced = ["bfloat16"] * 3 + ["float32"] * 2
+
+    def traced(args: Outputs) -> Outputs:
+        return [v.to(getattr(torch, dtype)) for v, dtype in zip(eager(args), as_traced, strict=True)]
+
+    assert [norm.types[out.name].dtype for out in norm.outputs] == as_traced  # type: ignore[union-attr]
+    assert check(norm, traced).ok
+    assert "dtype" in check(norm, lambda args: spoil(traced(args), 0, torch.Tensor.float)).reason
