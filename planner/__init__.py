@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from fuseplan.run import run
     from fuseplan.show import show
     from fuseplan.stats import stats
-    from fuseplan.tune import tune
+    from fuseplan.tune import agenda, tune
     from fuseplan.tuning.subject import traces_of
     from fuseplan.tuning_db.dashboard.serve import dashboard
 
@@ -50,6 +50,7 @@ _HOME = {
     "Trace": "fuseplan.capture.trace",
     "UnsupportedError": "fuseplan.errors",
     "bench": "fuseplan.bench",
+    "agenda": "fuseplan.tune",
     "bisect": "fuseplan.bisect",
     "compile": "fuseplan.backend",
     "dashboard": "fuseplan.tuning_db.dashboard.serve",
@@ -78,6 +79,7 @@ __all__ = [
     "UnsupportedError",
     "__version__",
     "bench",
+    "agenda",
     "bisect",
     "compile",
     "dashboard",
