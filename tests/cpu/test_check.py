@@ -310,6 +310,6 @@ def test_what_tracing_says_of_running_values_may_stand() -> None:
     def traced(args: Outputs) -> Outputs:
         return [v.to(getattr(torch, dtype)) for v, dtype in zip(eager(args), as_traced, strict=True)]
 
-    assert [norm.types[out.name].dtype for out in norm.outputs] == as_traced  # type: ignore[union-attr]
+    assert [norm.types[out.name].dtype for out in norm.outputs] == as_traced
     assert check(norm, traced).ok
     assert "dtype" in check(norm, lambda args: spoil(traced(args), 0, torch.Tensor.float)).reason
