@@ -22,7 +22,7 @@ SURE = 1.645
 """So many spreads to either side hold the truth in nine cases of ten."""
 TIE = 0.002
 """What counts as equal, relative to the whole program: the least noise of a race."""
-WORTH = TIE / 16
+WORTH = TIE / 8
 """An expected loss that is less than this share of the program's time is not worth a measurement."""
 UNSURE_SPREAD = 0.5
 """What a prediction is in doubt by at least that says itself that it does not know."""

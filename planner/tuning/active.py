@@ -6,7 +6,7 @@ Without a model that knows its doubts, everything that the best plans rest on is
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 Wanted = list[tuple[Case, tuple[Choice, ...]]]
 """Regions, each with the choices to measure."""
+Parts = Sequence[tuple[RegionCosts, Region]]
+"""All that one way to run a program runs, each region with the costs of its graph."""
 COST_S = {"aten": 0.3, "inductor": 2.5, "nvfuser": 1.5}
 """What compiling, checking and timing a region take, about; only how they compare counts."""
 TUNED_S = 10.0
@@ -41,19 +43,27 @@ class Active:
     picked: int = 0
 
     def wanted(self, solutions: Sequence[WholeSolution], most: int) -> Wanted:
-        """Of at most so many regions the choices that are worth it, the best first, and after them what is audited."""
-        cases: dict[str, Case] = {}
-        plans = [list(self._units(solution, cases)) for solution in solutions]
-        if not plans:
+        """What to measure so that the best of `solutions` is known: choices of at most so many regions."""
+        ways = [
+            [
+                (costs, unit)
+                for costs, segmentation in zip(self.search.costs, solution.segmentations, strict=True)
+                for unit in units_of(costs.graph, segmentation)
+            ]
+            for solution in solutions
+        ]
+        return self.worth_it(ways, most)
+
+    def worth_it(self, ways: Sequence[Parts], most: int) -> Wanted:
+        """Of several ways to run the program the choices that are worth it, the best first, and after them what is audited.
+
+        The first of the ways is one that is thought to be good: by it one sees which clock the program waits for.
+        """
+        if not ways:
             return []
-        found = pick(
-            plans,
-            3 * most,
-            total_us=self._total(solutions),
-            measured=self.picked,
-            audited=len(self.drawn),
-            seed=self.seed,
-        )
+        seeing = _Seeing(*self._prices(ways[0]))
+        plans = [[unit for unit in map(seeing.unit, parts) if unit.ways] for parts in ways]
+        found = pick(plans, 3 * most, measured=self.picked, audited=len(self.drawn), seed=self.seed)
         regions: dict[str, list[Choice]] = {}
         for key, choice in found.worth:
             if key in regions or len(regions) < most:
@@ -62,7 +72,11 @@ class Active:
             regions.setdefault(key, []).append(choice)
             self.drawn.append((key, choice))
         self.picked += sum(map(len, regions.values()))
-        return [(cases[key], tuple(choices)) for key, choices in regions.items()]
+        return [(seeing.cases[key], tuple(choices)) for key, choices in regions.items()]
+
+    def _prices(self, parts: Parts) -> tuple[float, float]:
+        options = (costs.of(unit) for costs, unit in parts)
+        return prices([(o.host_us, o.device_us) for o in options if o.device_us < math.inf], self.search.launch)
 
     def audit(self) -> Audit:
         """What the drawn measurements show, so far as they came to their end."""
@@ -78,36 +92,36 @@ class Active:
         errors = [math.expm1(off) for off, _ in logs]
         return Audit(len(logs), median(errors), sum(off <= SURE * spread for off, spread in logs) / len(logs))
 
-    def _units(self, solution: WholeSolution, cases: dict[str, Case]) -> Iterator[Unit]:
-        """All that a solution runs, by the clock that its program waits for."""
-        search = self.search
-        rows: list[tuple[Case, dict[Choice, Way]]] = []
-        for costs, segmentation in zip(search.costs, solution.segmentations, strict=True):
-            rows += [_row(costs, unit) for unit in units_of(costs.graph, segmentation)]
-        rows = [(case, ways) for case, ways in rows if ways]
-        device, host = prices([_least(ways) for _, ways in rows], search.launch)
-        for case, ways in rows:
-            cases[case.region.key] = case
+
+@dataclass
+class _Seeing:
+    """What regions are to a program that pays so much for a µs of device and of host time; each is looked at once."""
+
+    device: float
+    host: float
+    cases: dict[str, Case] = field(default_factory=dict)
+    _units: dict[tuple[int, Region], Unit] = field(default_factory=dict)
+
+    def unit(self, part: tuple[RegionCosts, Region]) -> Unit:
+        """One call of a region, under whoever could run it."""
+        costs, region = part
+        found = self._units.get((id(costs), region))
+        if found is None:
+            case = costs.case(region.ops, region.recompute)
+            self.cases[case.region.key] = case
             fixed = not measurable(case.region)
-            yield Unit(case.region.key, 1, {c: _estimate(c, way, device, host, fixed) for c, way in ways.items()})
-
-    def _total(self, solutions: Sequence[WholeSolution]) -> float:
-        return min(self.search.predict(solution.segmentations) for solution in solutions)
-
-
-def _row(costs: RegionCosts, unit: Region) -> tuple[Case, dict[Choice, Way]]:
-    case = costs.case(unit.ops, unit.recompute)
-    return case, costs.ways(case)
+            ways = {
+                choice: _estimate(choice, way, self.device, self.host, fixed)
+                for choice, way in costs.ways(case).items()
+                if math.isfinite(way.device_us)
+            }
+            found = self._units[id(costs), region] = Unit(case.region.key, 1, ways)
+        return found
 
 
 def measurable(region: Graph) -> bool:
     """Whether a region can be run by itself: it can be written down, and gives something."""
     return not region.opaque and bool(region.outputs)
-
-
-def _least(ways: dict[Choice, Way]) -> tuple[float, float]:
-    best = min(ways.values(), key=lambda way: way.device_us + way.host_us)
-    return best.host_us, best.device_us
 
 
 def _estimate(choice: Choice, way: Way, device: float, host: float, fixed: bool) -> Estimate:

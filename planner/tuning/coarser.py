@@ -19,6 +19,7 @@ from fuseplan.segment import Region, Segmentation
 from fuseplan.segment.moves import tidy
 
 if TYPE_CHECKING:
+    from fuseplan.tuning.active import Parts
     from fuseplan.tuning.segments import Search
 
 JOINER = "inductor"
@@ -69,7 +70,9 @@ class Coarser:
         """Measure the regions of joins that could win, the most promising first, as long as there is time."""
         asked: set[str] = set()
         while most > 0 and self.search.has_time():
-            wanted = self._wanted(asked)[: min(AT_ONCE, most)]
+            at_once = min(AT_ONCE, most)
+            active = self.search.active
+            wanted = self._wanted(asked)[:at_once] if active is None else active.worth_it(self._ways(), at_once)
             if not wanted:
                 return
             most -= len(wanted)
@@ -118,14 +121,34 @@ class Coarser:
     def _wanted(self, asked: set[str]) -> list[tuple[Case, tuple[Choice, ...]]]:
         """Regions that nobody has measured, of the joins that could save the most; equal ones once."""
         now = self.total(self.cuts)
-        hopeful = [self._best(join, self._hoped(join)) for join in self.joins]
         wanted: dict[str, tuple[Case, tuple[Choice, ...]]] = {}
-        for join in sorted(hopeful, key=lambda join: join.total_us):
-            for region in join.distinct if join.total_us < now else ():
+        for join in self._hopeful(now):
+            for region in join.distinct:
                 case, choices = self.search.costs[join.number].unmeasured(region)
                 if choices and case.region.key not in asked:
                     wanted.setdefault(case.region.key, (case, choices))
         return list(wanted.values())
+
+    def _ways(self) -> list[Parts]:
+        """The cut as it is, and with each of the joins."""
+        found = [self._parts(self.rows)]
+        for join in self.joins:
+            row = tuple(join.made[unit] if isinstance(unit, int) else unit for unit in join.row)
+            found.append(self._parts([*self.rows[: join.number], row, *self.rows[join.number + 1 :]]))
+        return found
+
+    def _parts(self, rows: Sequence[Sequence[Region | int]]) -> Parts:
+        return [
+            (costs, unit)
+            for costs, row in zip(self.search.costs, rows, strict=True)
+            for unit in row
+            if isinstance(unit, Region)
+        ]
+
+    def _hopeful(self, now: float) -> list[Join]:
+        """The joins that could save time, the most first."""
+        hopeful = [self._best(join, self._hoped(join)) for join in self.joins]
+        return sorted((join for join in hopeful if join.total_us < now), key=lambda join: join.total_us)
 
     def _hoped(self, join: Join) -> list[Mapping[Choice, Times]]:
         """What each region takes at best: predictions are lowered by their doubt."""
