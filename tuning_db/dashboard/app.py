@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,9 @@ def create_app(databases: Iterable[Path], *, token: str | None = None, hosts: It
     return Guard(
         app, hosts=hosts, token=token, styles=plotly_styles(files["plotly.js"])
     )  # outermost: its headers stand on what fails, too
+
+
+_KEPT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,8 @@ class _Site:
     def _load(self, page: Page, ask: Ask, reader: Reader, ending: str) -> _Answer:
         if ending or page.live:  # long, and asked for once; or true of this moment alone
             return self._make(page, ask, reader, ending)
-        tokens = tuple(one.token() for one in self._readers.values())
+        # Some pages tell how long ago something was: none is older than this.
+        tokens = (int(time.monotonic() / _KEPT_S), *(one.token() for one in self._readers.values()))
         key = (page.name, tuple(sorted(ask.values.items())))
         return self._kept.get(key, tokens, lambda: self._make(page, ask, reader, ending))
 

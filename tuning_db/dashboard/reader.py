@@ -75,7 +75,7 @@ def trouble(problem: Unusable) -> str:
     for kind, text in _TROUBLES.items():
         if isinstance(problem, kind):
             return text
-    return "It cannot be read now: another process may have died while it wrote. fuseplan db info puts that right."
+    return "It cannot be read just now. If that lasts, fuseplan db info puts it right, or says what is the matter."
 
 
 _TROUBLES: dict[type[Unusable], str] = {

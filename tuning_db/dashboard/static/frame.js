@@ -40,8 +40,8 @@
     if (!form) return;
     form.classList.add("scripted");
     for (const select of form.querySelectorAll("select")) select.addEventListener("change", () => form.requestSubmit());
-    // A page from the history may hold what a person chose last, not what it shows.
-    addEventListener("pageshow", (event) => { if (event.persisted) form.reset(); });
+    // A page from the history comes back with what was chosen last in it, which is not what it shows.
+    addEventListener("pageshow", () => form.reset());
   }
 
   function copying() {
