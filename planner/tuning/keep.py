@@ -150,7 +150,7 @@ def recalled(trace: Trace, stored: StoredPlan) -> Tuned:
     """What an earlier run has found, for people."""
     noise = stored.noise_us / stored.wall_us if stored.noise_us is not None and stored.wall_us else None
     return Tuned(
-        trace.key, trace.name, stored.launch, stored.status, stored.plan, "the plan in the database", stored.wall_us,
+        stored.program, trace.name, stored.launch, stored.status, stored.plan, "the plan in the database", stored.wall_us,
         stored.best_default or "", stored.best_default_us, noise, stored.peak_bytes, tuple(stored.moves.splitlines()),
     )  # fmt: skip
 
