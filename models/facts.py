@@ -15,6 +15,8 @@ from fuseplan.models.sizes import Sizes
 from fuseplan.models.work import AnchorWork
 from fuseplan.segment import is_anchor
 
+_SECTOR = 32
+"""The least that memory is read by."""
 Signature = tuple[int, int, bool]
 """Elements that go into sums, sums that come out, and whether they run along memory: equal ones share a kernel."""
 
@@ -96,7 +98,7 @@ def _with_arithmetic(
         return replace(facts, anchor=anchor, reads=reads, scattered_alone=0)
     given = max((sizes.numel(kind.shape) for kind in results), default=0)
     if name in kinds.GATHERS:
-        return replace(facts, pointwise=given)
+        return replace(facts, pointwise=max(given, _picked(op, name, types, sizes)))
     largest = max((kind for kind in _operands(op, types)), key=lambda kind: sizes.numel(kind.shape), default=None)
     elements = max(given, 0 if largest is None else sizes.numel(largest.shape))
     signature, split = None, False
@@ -124,9 +126,18 @@ def _reads(op: Op, name: str, results: list[TensorType], types: Mapping[str, Typ
             continue
         touched = bytes_of(kind, sizes)
         if value == gathered:
-            touched = min(touched, sum(bytes_of(result, sizes) for result in results))
+            picked = _picked(op, name, types, sizes) * _SECTOR
+            touched = min(touched, picked or sum(bytes_of(result, sizes) for result in results))
         crossing = any(_crosses(kind, result) for result in results[:1])
         yield Read(value, touched, touched if crossing else 0)
+
+
+def _picked(op: Op, name: str, types: Mapping[str, Type], sizes: Sizes) -> int:
+    """How many elements an operator picks one by one; none where it takes whole rows."""
+    place = kinds.PICKS.get(name)
+    index = op.args[place] if place is not None and place < len(op.args) else None
+    kind = types.get(index.name) if isinstance(index, Ref) else None
+    return sizes.numel(kind.shape) if isinstance(kind, TensorType) else 0
 
 
 def _crosses(read: TensorType, written: TensorType) -> bool:

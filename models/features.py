@@ -110,6 +110,7 @@ CHOICE = (
     ChoiceFeature("roofline_us", "roofline", "the device time of an ideal machine", lambda w, e, v, d, h: log2(1e-3 + sum(d))),
     ChoiceFeature("launch_share", "roofline", "how much of that is launching kernels", lambda w, e, v, d, h: _share(d[0], sum(d))),
     ChoiceFeature("memory_us", "roofline", "the time to move the bytes", lambda w, e, v, d, h: log2(1e-3 + d[1] + d[2])),
+    ChoiceFeature("starved_us", "occupancy", "the same where too few blocks share it", lambda w, e, v, d, h: log2(1e-3 + (d[1] + d[2]) * max(1.0, 256.0 / max(1.0, _blocks(w))))),
     ChoiceFeature("compute_us", "roofline", "the time to compute", lambda w, e, v, d, h: log2(1e-3 + sum(d[3:]))),
     ChoiceFeature("bound_us", "roofline", "the larger of the two: what overlap leaves", lambda w, e, v, d, h: log2(1e-3 + max(d[1] + d[2], sum(d[3:])))),
     ChoiceFeature("callables", "host", "calls that the host makes", lambda w, e, v, d, h: float(w.kernels_alone + w.views if e == "aten" else 1)),

@@ -45,7 +45,8 @@ def fit_heads(
     """
     import numpy as np
 
-    usable = [i for i, row in enumerate(rows) if row.usable]
+    idle = machine.device != "cpu"  # views alone launch nothing on a GPU, so that there is nothing to learn
+    usable = [i for i, row in enumerate(rows) if row.usable and (row.work.ops or not idle)]
     if len(usable) < LEAST:
         raise OptionError(f"{len(usable)} rows with times are too few to learn from: at least {LEAST}")
     looking = Looking(machine, most=max(200_000, 2 * len(rows)))

@@ -32,7 +32,8 @@ def anchor_work(op: Op, name: str, types: Mapping[str, Type], sizes: Sizes, move
     if name in kinds.MATMULS:
         return _matmul(op, name, result, types, sizes, moved)
     if name in ("convolution", "convolution_backward"):
-        return AnchorWork("convolution", result.dtype, _convolution(op, name, result, types, sizes), moved)
+        kind = _convolution_kind(op, name, types, sizes)
+        return AnchorWork(kind, result.dtype, _convolution(op, name, result, types, sizes), moved)
     if "attention" in name or name.startswith("sdpa"):
         return _attention(op, name, result, types, sizes, moved)
     return AnchorWork("other", result.dtype, 0, moved)
@@ -73,6 +74,19 @@ def _convolution(op: Op, name: str, result: TensorType, types: Mapping[str, Type
     mask = op.args[10] if len(op.args) > 10 else ()
     wanted = sum(part is True for part in mask[:2]) if isinstance(mask, tuple) else 2
     return once * wanted
+
+
+def _convolution_kind(op: Op, name: str, types: Mapping[str, Type], sizes: Sizes) -> str:
+    """Libraries want the channels last: what lies otherwise they turn around, but for a product of matrices."""
+    backward = name == "convolution_backward"
+    image = _tensor(op.args[1 if backward else 0], types)
+    weight = _tensor(op.args[2 if backward else 1], types)
+    if image is None or weight is None or len(image.shape) < 4 or image.stride[1] == 1:
+        return "convolution"
+    strides = op.args[4 if backward else 3]
+    steps = strides if isinstance(strides, tuple) else ()
+    one = sizes.numel(weight.shape[2:]) == 1 and all(step == 1 for step in steps)
+    return "projection" if one else "turned"
 
 
 def _attention(

@@ -22,7 +22,7 @@ SPECIAL = {
         "digamma sigmoid logit silu gelu mish softplus elu selu celu hardswish pow sigmoid_backward tanh_backward "
         "silu_backward elu_backward softplus_backward log_sigmoid_forward log_sigmoid_backward mish_backward "
         "bernoulli rand rand_like randn randn_like uniform normal native_dropout dropout multinomial logsumexp "
-        "_softmax softmax _log_softmax log_softmax nll_loss_forward cumprod binary_cross_entropy "
+        "_softmax softmax _log_softmax log_softmax cumprod binary_cross_entropy "
         "binary_cross_entropy_with_logits".split(),
         1,
     ),
@@ -34,7 +34,7 @@ REDUCTIONS = {
     **dict.fromkeys(
         "sum mean prod amax amin max min any all argmax argmin nansum norm linalg_vector_norm logsumexp count_nonzero "
         "aminmax cumsum cumprod logcumsumexp cummax cummin mse_loss l1_loss "
-        "smooth_l1_loss huber_loss nll_loss_forward _softmax_backward_data _log_softmax_backward_data rms_norm "
+        "smooth_l1_loss huber_loss _softmax_backward_data _log_softmax_backward_data rms_norm "
         "avg_pool2d max_pool2d_with_indices _adaptive_avg_pool2d binary_cross_entropy".split(),
         1,
     ),
@@ -74,8 +74,12 @@ GATHERS = {
     "take": 0,
     "_unsafe_index": 0,
     "embedding_bag": 0,
+    "nll_loss_forward": 0,
 }
 """Operators that touch only as much of one operand, by its position, as they give."""
+
+PICKS = {"gather": 2, "take": 1, "nll_loss_forward": 1}
+"""Those of them that pick element by element, and where they are told which."""
 
 IDLE = frozenset(
     "empty empty_like new_empty empty_strided new_empty_strided empty_permuted detach alias lift_fresh item sym_size "

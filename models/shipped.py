@@ -9,6 +9,7 @@ import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -65,16 +66,24 @@ def shipped_heads(path: Path, folder: Path | None = None) -> Heads | None:
             return Heads.load(kept.read_bytes())
         except (OSError, OptionError) as error:
             logger.warning("the model in %s is fitted anew: %s", kept, error)
-    try:
-        rows = read_rows(path)
-        known, groups = model_rows(rows)
-        found = fit_heads(known, machine_of(rows.header), groups)
-    except OptionError as error:
-        logger.warning("no model is learnt from %s: %s", path, error)
+    found = _fitted(path, fit_key(path))
+    if found is None:
         return None
     if kept is not None:
         keep(found, kept)
     return found
+
+
+@cache
+def _fitted(path: Path, key: str) -> Heads | None:
+    """The fit on the rows of a file; once in a process, as it takes seconds and some have no folder to keep it in."""
+    try:
+        rows = read_rows(path)
+        known, groups = model_rows(rows)
+        return fit_heads(known, machine_of(rows.header), groups)
+    except OptionError as error:
+        logger.warning("no model is learnt from %s: %s", path, error)
+        return None
 
 
 def keep(found: Heads, path: Path) -> None:

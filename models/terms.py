@@ -30,6 +30,9 @@ UNALIGNED = 7.0
 _ATTENTION = {"attention": 2.5, "masked": 3.6}
 """Attention against a plain matmul of as many operations: cuDNN's kernel on an H200 (FACTS.md)."""
 _CONVOLUTION = 1.6
+_CONVOLUTIONS = ("convolution", "turned", "projection")
+_TURNING = 4.0
+"""Images that are turned around for one convolution alone, and back: the median of rows of an H200."""
 
 _VARIANTS = {"flash": 1.3, "efficient": 3.0, "math": 8.0, "channels_last": 0.85, "tuned": 0.98}
 """Other variants against the default, before anything is measured."""
@@ -49,7 +52,7 @@ def device_terms(work: Work, executor: str, machine: Machine) -> Terms:
     for anchor in work.anchors:
         moved -= anchor.bytes
         time = _anchor_us(anchor, executor, machine, byte_us)
-        if anchor.kind == "convolution":
+        if anchor.kind in _CONVOLUTIONS:
             convolution += time
         elif anchor.kind in _ATTENTION:
             attention += time
@@ -87,8 +90,11 @@ def _anchor_us(anchor: AnchorWork, executor: str, machine: Machine, byte_us: flo
     if anchor.kind == "unaligned":
         # Inductor pads such matmuls by itself, which moves their operands once more.
         return max(compute, memory) + memory if executor == "inductor" else max(compute * UNALIGNED, memory)
-    if anchor.kind == "convolution":
-        compute *= _CONVOLUTION
+    if anchor.kind in _CONVOLUTIONS:
+        compute *= 1.0 if anchor.kind == "projection" else _CONVOLUTION
+        # Inductor turns every image around, PyTorch those that are no product of matrices (rows of an H200).
+        turns = anchor.kind == "turned" or (anchor.kind == "projection" and executor == "inductor")
+        return max(compute, memory) + 2 * memory * turns
     return max(compute * _ATTENTION.get(anchor.kind, 1.0), memory)
 
 
@@ -115,6 +121,8 @@ def variant_factor(work: Work, variant: str) -> float:
     if variant == "padded":
         unaligned = any(anchor.kind == "unaligned" for anchor in work.anchors)
         return 1.15 / UNALIGNED if unaligned else 1.05
+    if variant == "channels_last" and any(anchor.kind in ("turned", "projection") for anchor in work.anchors):
+        return _TURNING
     return _VARIANTS.get(variant, 1.0)
 
 

@@ -154,7 +154,7 @@ def _class_of(op: Op, facts: OpFacts, operands: Sequence[Type], results: Sequenc
     if "softmax" in name:
         return "softmax"
     if name in kinds.REDUCTIONS:
-        return "reduction"
+        return "moments" if kinds.REDUCTIONS[name] > 1 else "reduction"
     if name in ("cat", "stack", "constant_pad_nd", "repeat"):
         return "join"
     if name in kinds.MOVES:

@@ -10,7 +10,8 @@ class AnchorWork:
     """One anchor of a region: a kernel of its own, which a library brings."""
 
     kind: str
-    """matmul, unaligned (a matmul whose rows are no multiple of 16 bytes), convolution, attention, masked, other."""
+    """matmul, unaligned (a matmul whose rows are no multiple of 16 bytes), convolution, turned (one whose channels do not
+    lie last), projection (such a one that is a matmul), attention, masked, other."""
     dtype: str
     flops: int
     bytes: int
@@ -18,7 +19,7 @@ class AnchorWork:
 
 
 CLASSES = (
-    "pointwise", "special", "cast", "softmax", "norm", "norm_backward", "reduction", "move", "join", "gather", "random",
+    "pointwise", "special", "cast", "softmax", "norm", "norm_backward", "reduction", "moments", "move", "join", "gather", "random",
     "library",
 )  # fmt: skip
 """The classes of ops that are counted."""
