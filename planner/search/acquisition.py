@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -216,16 +216,16 @@ def pick(
     plans: Sequence[Plan],
     most: int,
     *,
-    total_us: float | None = None,
+    among: Container[str] | None = None,
     measured: int = 0,
     audited: int = 0,
     seed: int = 0,
 ) -> Picked:
-    """At most so many measurements, by expected loss over cost, and the audits that are due.
+    """At most so many measurements, by expected loss over cost, and the audits that are due; `among` these keys alone.
 
     `measured` and `audited` are how many there have been. The same question has the same answer.
     """
-    values = worth(plans, total_us)
+    values = {one: value for one, value in worth(plans).items() if among is None or one[0] in among}
     costs = {(unit.key, choice): way.cost_s for plan in plans for unit in plan for choice, way in unit.ways.items()}
     asked = sorted((one for one in values if values[one] > 0), key=lambda one: (-values[one] / costs[one], one))[:most]
     skipped = sorted((one for one in values if values[one] == 0), key=lambda one: _drawn(one, seed))

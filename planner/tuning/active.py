@@ -6,7 +6,7 @@ Without a model that knows its doubts, everything that the best plans rest on is
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING
@@ -54,8 +54,9 @@ class Active:
         ]
         return self.worth_it(ways, most)
 
-    def worth_it(self, ways: Sequence[Parts], most: int) -> Wanted:
+    def worth_it(self, ways: Sequence[Parts], most: int, among: Container[str] | None = None) -> Wanted:
         """Of several ways to run the program the choices that are worth it, the best first, and after them what is audited.
+        `among` are the keys of the regions that may be measured; all, without it.
 
         The first of the ways is one that is thought to be good: by it one sees which clock the program waits for.
         """
@@ -63,7 +64,7 @@ class Active:
             return []
         seeing = _Seeing(*self._prices(ways[0]))
         plans = [[unit for unit in map(seeing.unit, parts) if unit.ways] for parts in ways]
-        found = pick(plans, 3 * most, measured=self.picked, audited=len(self.drawn), seed=self.seed)
+        found = pick(plans, 3 * most, among=among, measured=self.picked, audited=len(self.drawn), seed=self.seed)
         regions: dict[str, list[Choice]] = {}
         for key, choice in found.worth:
             if key in regions or len(regions) < most:

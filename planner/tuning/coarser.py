@@ -72,7 +72,11 @@ class Coarser:
         while most > 0 and self.search.has_time():
             at_once = min(AT_ONCE, most)
             active = self.search.active
-            wanted = self._wanted(asked)[:at_once] if active is None else active.worth_it(self._ways(), at_once)
+            if active is None:
+                wanted = self._wanted(asked)[:at_once]
+            else:  # what the cut itself rests on has had its turn
+                joined = {case.region.key for join in self.joins for case in self._cases(join)}
+                wanted = active.worth_it(self._ways(), at_once, joined)
             if not wanted:
                 return
             most -= len(wanted)
