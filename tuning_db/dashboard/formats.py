@@ -35,14 +35,15 @@ def times(value: float | None) -> str:
 
 
 def percent(value: float | None) -> str:
-    """A share, to a tenth of a percent.
+    """A share, to a tenth of a percent; a small one to a hundredth.
 
-    >>> percent(0.0123)
-    '1.2 %'
+    >>> percent(0.0123), percent(0.00042)
+    ('1.2 %', '0.04 %')
     """
     if value is None:
         return NONE
-    return f"{value * 100:,.1f} %" if value < 100 else "> 9,999 %"
+    digits = 2 if 0 < abs(value) < 0.001 else 1
+    return f"{value * 100:,.{digits}f} %" if value < 100 else "> 9,999 %"
 
 
 def count(value: float | None) -> str:
@@ -73,7 +74,7 @@ def seconds(value: float | None) -> str:
     """A longer time.
 
     >>> seconds(0.25), seconds(90), seconds(7200), seconds(864000)
-    ('250 ms', '90.0 s', '120 min', '240 h')
+    ('250 ms', '90.0 s', '120 min', '240.0 h')
     """
     if value is None:
         return NONE
@@ -81,7 +82,7 @@ def seconds(value: float | None) -> str:
     if amount >= 3.6e9:
         return "> 999,999 h" if value > 0 else "< -999,999 h"
     for limit, scale, unit, digits in (
-        (1e-3, 1e6, "µs", 0), (1, 1e3, "ms", 0), (120, 1, "s", 1), (7200.5, 1 / 60, "min", 0), (math.inf, 1 / 3600, "h", 0),
+        (1e-3, 1e6, "µs", 0), (1, 1e3, "ms", 0), (120, 1, "s", 1), (7200.5, 1 / 60, "min", 0), (math.inf, 1 / 3600, "h", 1),
     ):  # fmt: skip
         if amount < limit:
             return f"{value * scale:,.{digits}f} {unit}"

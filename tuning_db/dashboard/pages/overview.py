@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
+from typing import Any
 
 from fuseplan.tuning_db.dashboard.ask import Ask
 from fuseplan.tuning_db.dashboard.charts import Figure
@@ -167,22 +168,14 @@ def _distribution(gains: Sequence[Gain]) -> Figure:
     used = [index for one in shown for index, times in enumerate(one.bins) if times]
     span = range(min(used), max(used) + 1)
     middles = [bin_middle(index) for index in span]
-    traces = [
-        {
-            "type": "bar", "name": f"over {title(one.default)}", "x": middles, "y": [one.bins[index] for index in span],
-            "width": [middle * 0.08 for middle in middles],
-            "visible": True if one.default == BEST else "legendonly",
-            "marker": {"color": f"var(--series-{number + 1})"},
-            "hovertemplate": "about %{x:.2f}×: %{y} programs<extra></extra>",
-        }
-        for number, one in enumerate(shown)
-    ]  # fmt: skip
-    ticks = _FINE if max(middles) <= 4 * min(middles) else _COARSE
+    traces = [_bars(one, f"var(--series-{number + 1})") for number, one in enumerate(shown)]
+    first = [bin_middle(index) for index, times in enumerate(shown[0].bins) if times]
+    ticks = _FINE if max(first) <= 4 * min(first) else _COARSE
     most = max(max(one.bins) for one in shown)
     layout = {
         "barmode": "group", "bargap": 0.06,
         "xaxis": {"type": "log", "title": {"text": "speed-up"}, "tickvals": ticks, "ticktext": [f"{tick:g}×" for tick in ticks]},
-        "yaxis": {"title": {"text": "programs"}, "rangemode": "tozero", "dtick": 1 if most < 6 else None},
+        "yaxis": {"title": {"text": "plans"}, "rangemode": "tozero", "dtick": 1 if most < 6 else None},
         "shapes": [{"type": "line", "x0": 1, "x1": 1, "yref": "paper", "y0": 0, "y1": 1, "line": {"color": "var(--muted)", "dash": "dot", "width": 1}}],
     }  # fmt: skip
     rows = [
@@ -192,6 +185,18 @@ def _distribution(gains: Sequence[Gain]) -> Figure:
         "distribution", "Distribution of the speed-up", traces, layout, ["about", *(f"over {title(one.default)}" for one in shown)],
         rows, "Click a default in the legend to show or hide it.",
     )  # fmt: skip
+
+
+def _bars(one: Gain, color: str) -> dict[str, Any]:
+    """One default's bins, from the first to the last that holds anything."""
+    used = [index for index, times in enumerate(one.bins) if times]
+    span = range(used[0], used[-1] + 1)
+    middles = [bin_middle(index) for index in span]
+    return {
+        "type": "bar", "name": f"over {title(one.default)}", "x": middles, "y": [one.bins[index] for index in span],
+        "width": [middle * 0.08 for middle in middles], "visible": True if one.default == BEST else "legendonly",
+        "marker": {"color": color}, "hovertemplate": "about %{x:.2f}×: %{y}<extra></extra>",
+    }  # fmt: skip
 
 
 def _sorted(ranked: Sequence[Slot]) -> Figure:
@@ -207,14 +212,14 @@ def _sorted(ranked: Sequence[Slot]) -> Figure:
         {"type": "scatter", "x": places, "y": ratios, "mode": "lines+markers" if len(ratios) < 60 else "lines", "name": "over the best default", "line": {"color": "var(--series-1)", "width": 2}, "text": [slot.title[:80] for slot in chosen], "hovertemplate": "%{y:.2f}×<br>%{text}<extra></extra>"},
     ]  # fmt: skip
     layout = {
-        "xaxis": {"title": {"text": "share of programs"}, "ticksuffix": " %", "range": [0, 100]},
+        "xaxis": {"title": {"text": "share of plans"}, "ticksuffix": " %", "range": [0, 100]},
         "yaxis": {"type": "log", "title": {"text": "speed-up"}, "ticksuffix": "×", "tickformat": ".3~g", "nticks": 6},
     }  # fmt: skip
     tenths = [min(len(ranked) - 1, round(tenth * (len(ranked) - 1) / 10)) for tenth in range(11)]
     rows = [[f"{10 * number} %", f"{ranked[index].speedup() or 0.0:.2f}×"] for number, index in enumerate(tenths)]
     return Figure(
         "sorted", "Every program over its best default, from slowest to fastest", traces, layout,
-        ["share of programs", "speed-up"], rows, "Within the grey band a difference is noise.",
+        ["share of plans", "speed-up"], rows, "Within the grey band a difference is noise.",
     )  # fmt: skip
 
 

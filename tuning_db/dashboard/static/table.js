@@ -8,7 +8,7 @@
   const FORMATS = {
     us: (v) => Math.abs(v) < 1e3 ? `${v.toFixed(1)} µs` : Math.abs(v) < 1e6 ? `${grouped(v / 1e3, 2)} ms` : `${grouped(v / 1e6, 2)} s`,
     times: (v) => v >= 1e6 ? "> 999,999×" : v >= 1000 ? `${grouped(v, 0)}×` : v > 0 && v < 0.01 ? `${v.toFixed(4)}×` : `${v.toFixed(2)}×`,
-    percent: (v) => v >= 100 ? "> 9,999 %" : `${grouped(v * 100, 1)} %`,
+    percent: (v) => v >= 100 ? "> 9,999 %" : `${grouped(v * 100, v !== 0 && Math.abs(v) < 0.001 ? 2 : 1)} %`,
     count: (v) => grouped(v, 0),
     bytes: (v) => {
       if (Math.abs(v) < 1024) return `${grouped(v, 0)} B`;
@@ -18,7 +18,7 @@
     },
     seconds: (v) => {
       if (Math.abs(v) >= 3.6e9) return v > 0 ? "> 999,999 h" : "< -999,999 h";
-      const [, scale, unit, digits] = [[1e-3, 1e6, "µs", 0], [1, 1e3, "ms", 0], [120, 1, "s", 1], [7200.5, 1 / 60, "min", 0], [Infinity, 1 / 3600, "h", 0]]
+      const [, scale, unit, digits] = [[1e-3, 1e6, "µs", 0], [1, 1e3, "ms", 0], [120, 1, "s", 1], [7200.5, 1 / 60, "min", 0], [Infinity, 1 / 3600, "h", 1]]
         .find(([limit]) => Math.abs(v) < limit);
       return `${grouped(v * scale, digits)} ${unit}`;
     },
