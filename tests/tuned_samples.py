@@ -79,7 +79,7 @@ def add_program(
     """One tuned program with all that tuning keeps of it; `gain` is how many times as fast as Inductor it is."""
     dice = random.Random(seed * 1009 + number)
     graph, key = layered(layers), key_of(number)
-    run = Run(environment, key, "full", seed, state, "box", "580", None, 0.06, 0.19, key=f"{seed:08x}{number:024x}", started_at=at, changed_at=at)  # fmt: skip
+    run = Run(environment, key, "full", seed, state, "box", "580", None, 0.06, 0.19, key=f"{seed:08x}{number:024x}", started_at=at, changed_at=at, audited=10 + seed, audit_error=0.1, audit_within=0.8 + 0.02 * seed)  # fmt: skip
     store.add_run(run)
     store.add_program(key, name, {"inference": graph}, trace=_trace(key), calls=calls)
     own = [Region(tuple(range(_PER_LAYER * i + 1, _PER_LAYER * (i + 1))), "nvfuser" if i % 3 else "inductor") for i in range(layers)]  # fmt: skip

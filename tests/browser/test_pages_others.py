@@ -148,13 +148,15 @@ def test_the_model(server: Server, files: tuple[Path, Path], open_page: Callable
             pytest.approx(median(abs(p / d - 1) for _, d, p, _ in own))
         ]
         assert line.locator("td").first.inner_text() == str(len(own))
-        within = sum(abs(math.log(d / p)) <= 1.96 * spread for _, d, p, spread in own) / len(own)
+        within = sum(abs(math.log(d / p)) <= 1.6449 * spread for _, d, p, spread in own) / len(own)
         assert f"{within * 100:.1f} %" in line.inner_text()
     ((failed,),) = sql(files[0], "SELECT count(*) FROM measurement WHERE status <> 'ok' AND executor = 'nvfuser'")
     assert page.locator("[data-executor=nvfuser] td").last.inner_text() == str(failed)
     plans = sql(files[0], "SELECT json_extract(r.value, '$.predicted_us'), json_extract(r.value, '$.wall_us') FROM plan, json_each(evidence, '$.raced') AS r")  # fmt: skip
     off = median(abs(predicted / wall - 1) for predicted, wall in plans if predicted and wall)
     assert any(value == pytest.approx(off) for value in shown(page, ".card .big"))
+    ((audited,),) = sql(files[0], "SELECT sum(audited * audit_within) / sum(audited) FROM run")
+    assert any(value == pytest.approx(audited) for value in shown(page, ".card .big"))
     assert page.locator(".plot[data-drawn=yes]").count() == 4
     assert opened.axe() == []
 

@@ -18,7 +18,7 @@ from fuseplan.tuning_db.dashboard.reader import Reader
 from fuseplan.tuning_db.dashboard.table import Cell, Column
 
 KINDS = ("environments", "databases", "runs")
-SHOWN = 500
+SHOWN = 200
 _DRAWN = 3000
 
 COLUMNS: tuple[Column[Pair], ...] = (

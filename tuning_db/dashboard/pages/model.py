@@ -12,10 +12,12 @@ from fuseplan.tuning_db.dashboard.charts import Figure
 from fuseplan.tuning_db.dashboard.formats import percent, us
 from fuseplan.tuning_db.dashboard.page import Page
 from fuseplan.tuning_db.dashboard.queries import model as query
-from fuseplan.tuning_db.dashboard.queries.model import Foretold, PlanForetold, RunError, Tally
+from fuseplan.tuning_db.dashboard.queries.model import Audit, Foretold, PlanForetold, RunError, Tally
 from fuseplan.tuning_db.dashboard.reader import Reader
 from fuseplan.tuning_db.dashboard.regret import Regret, regrets
 
+NINE_OF_TEN = 1.6449
+"""So many standard deviations either way hold nine of ten."""
 _DRAWN = 1500
 """Points of one executor."""
 COLORS = {"aten": "var(--aten)", "inductor": "var(--inductor)", "nvfuser": "var(--nvfuser)"}
@@ -35,7 +37,7 @@ class Errors:
     told: int
     """How many came with an interval …"""
     within: int
-    """… and how many of those measurements lay within two standard deviations: 95 % if the model knows itself."""
+    """… and how many of those measurements lay within its bounds for nine of ten."""
 
     @property
     def coverage(self) -> float | None:
@@ -55,6 +57,7 @@ class ModelPage:
     regrets: tuple[Regret, ...]
     runs: tuple[RunError, ...]
     figures: tuple[Figure, ...]
+    audit: Audit
     most: int = query.MOST
 
     @property
@@ -84,14 +87,14 @@ def load(reader: Reader, ask: Ask) -> ModelPage:
     ]
     return ModelPage(
         tuple(errors), tuple(tallies), len(plans), median(off) if off else None, _at(off, 0.9) if off else None, curve,
-        tuple(runs), tuple(figures),
+        tuple(runs), tuple(figures), reader.read(lambda connection: query.audit(connection, ask.filters)),
     )  # fmt: skip
 
 
 def _errors(executor: str, found: Sequence[Foretold]) -> Errors:
     off = sorted(abs(one.predicted_us / one.device_us - 1) for one in found)
     told = [one for one in found if one.spread]
-    within = sum(abs(math.log(one.device_us / one.predicted_us)) <= 1.96 * (one.spread or 0.0) for one in told)
+    within = sum(abs(math.log(one.device_us / one.predicted_us)) <= NINE_OF_TEN * (one.spread or 0.0) for one in told)
     bias = median(one.predicted_us / one.device_us for one in found) - 1
     return Errors(executor, len(found), median(off), _at(off, 0.9), bias, len(told), within)
 

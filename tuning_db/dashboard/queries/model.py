@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sqlite3
 from dataclasses import dataclass
+from statistics import median
 
 from fuseplan.tuning_db.dashboard.ask import Filters
 from fuseplan.tuning_db.dashboard.queries.filters import OF_ENVIRONMENT, OF_PROGRAM, bound, of_time
 from fuseplan.tuning_db.dashboard.queries.values import count, number, text
 
-MOST = 50_000
+MOST = 20_000
 """Measurements that are looked at, the latest: a page must not read a million."""
 MOST_PLANS = 2000
 
@@ -46,6 +47,17 @@ class PlanForetold:
     name: str
     predicted_us: float
     wall_us: float
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What runs measured that their model thought not worth it, drawn at random: how it does where nobody looks."""
+
+    number: int = 0
+    error: float | None = None
+    """Half of them were off by less, relative: the middle run."""
+    within: float | None = None
+    """The share within its bounds for nine of ten."""
 
 
 @dataclass(frozen=True)
@@ -102,23 +114,43 @@ def plans_foretold(connection: sqlite3.Connection, filters: Filters) -> list[Pla
     return found
 
 
-_PLANS = f"""SELECT coalesce(program.name, substr(program.key, 1, 12)), json_extract(raced.value, '$.name'),
-       json_extract(raced.value, '$.predicted_us'), json_extract(raced.value, '$.wall_us')
-  FROM (SELECT * FROM plan WHERE json_valid(evidence) ORDER BY id DESC LIMIT :most) AS latest
-  JOIN program ON program.id = latest.program_id JOIN environment ON environment.id = latest.environment_id,
-  json_each(latest.evidence, '$.raced') AS raced
- WHERE json_extract(raced.value, '$.predicted_us') IS NOT NULL AND json_extract(raced.value, '$.status') = 'ok'
-   AND {OF_ENVIRONMENT} AND {OF_PROGRAM} AND (:launch = '' OR latest.launch = :launch)
-   AND {of_time("latest.changed_at")}"""
+_FIELD = "CASE WHEN raced.type = 'object' THEN json_extract(raced.value, '$.{}') END"
+"""Of a row that is damaged, whatever stands there: text that is no JSON would end the query."""
+_PLANS = f"""SELECT coalesce(program.name, substr(program.key, 1, 12)), {_FIELD.format("name")}, {_FIELD.format("predicted_us")},
+       {_FIELD.format("wall_us")}
+  FROM (SELECT *, CASE WHEN json_valid(evidence) THEN evidence END AS whole FROM plan ORDER BY id DESC LIMIT :most) AS latest
+  JOIN program ON program.id = latest.program_id JOIN environment ON environment.id = latest.environment_id
+  JOIN json_each(latest.whole, '$.raced') AS raced
+ WHERE {_FIELD.format("status")} = 'ok' AND {OF_ENVIRONMENT} AND {OF_PROGRAM}
+   AND (:launch = '' OR latest.launch = :launch) AND {of_time("latest.changed_at")}"""
+
+
+def audit(connection: sqlite3.Connection, filters: Filters) -> Audit:
+    """Of the latest runs together."""
+    drawn: list[tuple[int, float, float]] = []
+    for audited, error, within in connection.execute(_AUDITS, {**bound(filters), "most": MOST_PLANS}):
+        off, inside = number(error), number(within)
+        if off is not None and inside is not None:
+            drawn.append((count(audited), off, inside))
+    total = sum(one[0] for one in drawn)
+    if not total:
+        return Audit()
+    return Audit(total, median(one[1] for one in drawn), sum(one[0] * one[2] for one in drawn) / total)
+
+
+_AUDITS = f"""SELECT run.audited, run.audit_error, run.audit_within
+  FROM run JOIN environment ON environment.id = run.environment_id LEFT JOIN program ON program.id = run.program_id
+ WHERE run.audited > 0 AND {OF_ENVIRONMENT} AND {OF_PROGRAM} AND {of_time("run.started_at")}
+ ORDER BY run.started_at DESC, run.id DESC LIMIT :most"""
 
 
 def run_errors(connection: sqlite3.Connection, filters: Filters) -> list[RunError]:
     """The runs that raced plans they had predicted, the earliest first."""
     found = []
     for key, program, started, middle, worst in connection.execute(_ERRORS, {**bound(filters), "most": MOST_PLANS}):
-        median, p90 = number(middle), number(worst)
-        if median is not None and p90 is not None:
-            found.append(RunError(text(key), text(program) or None, text(started), median, p90))
+        half, nine = number(middle), number(worst)
+        if half is not None and nine is not None:
+            found.append(RunError(text(key), text(program) or None, text(started), half, nine))
     return found[::-1]
 
 
