@@ -66,7 +66,7 @@ def measure(arguments: list[str]) -> dict[str, Any]:
     """With `arguments[0]` plans (10,000) and `arguments[1]` measurements (1,000,000)."""
     plans = int(arguments[0]) if arguments else 10_000
     measurements = int(arguments[1]) if len(arguments) > 1 else 1_000_000
-    path = ROOT / "build" / f"lookup-{_schema()}-{plans}-{measurements}.db"
+    path = ROOT / "build" / f"lookup-{schema_digest()}-{plans}-{measurements}.db"
     making = 0.0
     if not path.exists():
         start = perf_counter()
@@ -93,14 +93,14 @@ def make(path: Path, plans: int, measurements: int) -> None:
     part = path.with_suffix(".part")
     part.unlink(missing_ok=True)
     database = Database(part)
-    database.write(lambda connection: _put(connection, [(ENVIRONMENT, place.row()) for place in ENVIRONMENTS]))
+    database.write(lambda connection: put_rows(connection, [(ENVIRONMENT, place.row()) for place in ENVIRONMENTS]))
     for first in range(0, plans // 2, 1000):
         rows = [row for number in range(first, min(first + 1000, plans // 2)) for row in _program_rows(number)]
-        database.write(lambda connection, rows=rows: _put(connection, rows))  # type: ignore[misc]
+        database.write(lambda connection, rows=rows: put_rows(connection, rows))  # type: ignore[misc]
     for first in range(0, measurements // PER_REGION, 500):
         last = min(first + 500, measurements // PER_REGION)
-        rows = [row for number in range(first, last) for row in _region_rows(number)]
-        database.write(lambda connection, rows=rows: _put(connection, rows))  # type: ignore[misc]
+        rows = [row for number in range(first, last) for row in region_rows(number)]
+        database.write(lambda connection, rows=rows: put_rows(connection, rows))  # type: ignore[misc]
     database.close()
     part.rename(path)
 
@@ -119,12 +119,13 @@ def region(number: int) -> Graph:
     return Graph((Value("x", kind),), ops, (Ref("y"),))
 
 
-def _schema() -> str:
+def schema_digest() -> str:
     """The beginning of a digest of the schema: a file of another one is made anew."""
     return sha256("\n".join(OBJECTS.values()).encode()).hexdigest()[:8]
 
 
-def _put(connection: sqlite3.Connection, rows: list[tuple[Table, Row]]) -> None:
+def put_rows(connection: sqlite3.Connection, rows: list[tuple[Table, Row]]) -> None:
+    """Write rows within a transaction of the caller's."""
     writer = Writer(connection)
     for table, row in rows:
         writer.put(table, row)
@@ -155,7 +156,8 @@ def _trace(key: str) -> str:
     return json.dumps(fields, separators=(",", ":"))
 
 
-def _region_rows(number: int) -> list[tuple[Table, Row]]:
+def region_rows(number: int) -> list[tuple[Table, Row]]:
+    """A region, and what was measured of it."""
     graph = region(number)
     rows: list[tuple[Table, Row]] = [(REGION, region_row(graph))]
     for one in range(PER_REGION):
