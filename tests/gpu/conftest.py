@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,19 @@ import torch
 from fresh import fresh_compiler
 
 __all__ = ["fresh_compiler"]
+
+
+def _spread() -> None:
+    """Where there are several GPUs, each of the processes that test takes another one as its first."""
+    number = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
+    given = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
+    seen = given or [str(i) for i in range(torch.cuda.device_count())]
+    if number.isdigit() and len(seen) > 1:
+        first = int(number) % len(seen)
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(seen[first:] + seen[:first])
+
+
+_spread()  # before anything has touched a GPU
 
 
 @pytest.fixture(autouse=True)
