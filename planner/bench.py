@@ -95,12 +95,11 @@ def bench(
     sides are checked, and then run in short blocks, shuffled, beside each other in one worker process. `launch` is plain
     or cudagraph, else that of the plan; `seconds` bounds each race.
 
-    >>> import torch
     >>> import fuseplan
-    >>> (trace,) = fuseplan.traces_of(lambda x: x.relu() + 1, torch.ones(3))
-    >>> [found] = fuseplan.bench(trace, seconds=0.5)
-    >>> found.verdict, sorted(side.name for side in found.sides)
-    ('untuned', ['eager', 'inductor'])
+    >>> fuseplan.bench("no such program")
+    Traceback (most recent call last):
+    ...
+    fuseplan.errors.StoreError: there is no plan and no program that begins with 'no such program': see fuseplan show
     """
     if launch is not None and launch not in LAUNCHES:
         raise OptionError(f"there is no launch {launch!r}; known are {', '.join(LAUNCHES)}")

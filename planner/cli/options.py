@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,6 +14,7 @@ from click.shell_completion import CompletionItem
 
 from fuseplan.errors import FuseplanError
 
+_WORD = re.compile(r"[\w.+:/@-]+")
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -54,5 +56,6 @@ def keys(context: click.Context, parameter: click.Parameter, beginning: str) -> 
     for one in found:
         name = one.name or ""
         text = one.stored.key[:12] if one.stored.key.startswith(beginning) else name
-        items.setdefault(text, f"{one.program}, {one.stored.launch}, {one.stored.standing}")
+        if _WORD.fullmatch(text):  # a shell would take another for several, or for something of its own
+            items.setdefault(text, f"{one.program}, {one.stored.launch}, {one.stored.standing}")
     return [CompletionItem(text, help=told) for text, told in items.items()] or [CompletionItem(beginning, type="file")]

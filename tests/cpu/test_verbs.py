@@ -1,0 +1,225 @@
+"""All verbs alike: help with examples, --json that parses, and bad input that is one line and exit code 2."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+import torch
+from click.shell_completion import BashComplete
+from click.testing import CliRunner, Result
+
+import fuseplan
+from checks.project import ROOT
+from fuseplan.cli import main
+from fuseplan.show import show
+from stored import store_at
+from tuned_samples import sample_database
+
+
+def leaves(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from leaves(command, (*path, name))
+        else:
+            yield (*path, name), command
+
+
+VERBS = dict(leaves(main))
+IDS = [" ".join(path) for path in VERBS]
+GROUPS = [command for command in main.commands.values() if isinstance(command, click.Group)]
+KEYED = [path for path in VERBS if path[0] == "plan" and path != ("plan", "list")]
+FILED = ("show", "explain", "diff", "graph", "bench")
+"""Verbs that only read a database, so that one that is none is bad input."""
+
+BAD: dict[str, list[str]] = {
+    "bench": ["nothing-of-this-name"],
+    "bisect": ["nothing.py:case"],
+    "completion": ["tcsh"],
+    "dashboard": ["--port", "99999"],
+    "diff": ["nothing", "of-this-name"],
+    "doctor": ["--no-such-option"],
+    "explain": ["nothing-of-this-name"],
+    "graph": ["nothing-of-this-name"],
+    "record": ["nothing.py"],
+    "run": ["nothing.py"],
+    "show": ["--status", "splendid"],
+    "tune": ["nothing.json"],
+    "db export": ["/no/such/folder/rows.jsonl"],
+    "db import": ["nothing.jsonl"],
+    "db info": ["--no-such-option"],
+    "db check": ["--no-such-option"],
+    "db merge": ["nothing.db"],
+    "db prune": ["--older-than", "soon"],
+    "db vacuum": ["--no-such-option"],
+    "db verify": ["nothing-of-this-name"],
+    "plan list": ["--no-such-option"],
+    **{" ".join(path): ["nothing-of-this-name"] for path in KEYED},
+}
+GOOD: dict[str, list[str]] = {
+    "completion": ["bash"],
+    "diff": ["{db}", "{db}"],
+    "explain": ["BERT"],
+    "graph": ["BERT", "--svg", "{folder}/plan.svg"],
+    "show": [],
+    "tune": ["{folder}/ramp.json", "--dry-run"],
+    "db export": ["{folder}/rows.jsonl"],
+    "db import": ["{folder}/again.jsonl"],
+    "db info": [],
+    "db check": [],
+    "db merge": ["{folder}/other.db"],
+    "db prune": ["--dry-run"],
+    "db vacuum": [],
+    "db verify": [],
+    "plan list": [],
+    "doctor": [],
+    **{" ".join(path): ["{key}"] for path in KEYED},
+}
+SLOW = {"bench", "bisect", "dashboard", "record", "run"}
+"""Whose JSON their own tests parse: they start workers, servers or scripts."""
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(main, list(arguments), catch_exceptions=True)
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two databases, an export, and a trace."""
+    folder = tmp_path_factory.mktemp("filled")
+    sample_database(folder / "t.db")
+    shutil.copy(folder / "t.db", folder / "other.db")
+    assert call("db", "export", str(folder / "again.jsonl"), "--db", str(folder / "t.db")).exit_code == 0
+    (trace,) = fuseplan.traces_of(lambda x: x.relu() + 1, torch.ones(3), name="ramp")
+    (folder / "ramp.json").write_text(trace.to_json())
+    return folder
+
+
+@pytest.fixture
+def folder(filled: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(filled, tmp_path / "own"))
+
+
+@pytest.mark.parametrize("path", VERBS, ids=IDS)
+def test_help_says_what_it_does_and_shows_examples(path: tuple[str, ...]) -> None:
+    told = call(*path, "--help")
+    assert told.exit_code == 0
+    examples = told.output.partition("Example")[2]
+    assert f"fuseplan {' '.join(path)}" in " ".join(examples.split())
+    assert VERBS[path].get_short_help_str()
+
+
+@pytest.mark.parametrize("path", VERBS, ids=IDS)
+def test_json_is_an_option_of_every_verb(path: tuple[str, ...]) -> None:
+    assert any("--json" in parameter.opts for parameter in VERBS[path].params)
+
+
+@pytest.mark.parametrize("path", [path for path in VERBS if " ".join(path) not in SLOW], ids=str)
+def test_what_json_prints_parses(path: tuple[str, ...], folder: Path) -> None:
+    key = show("BERT", db=folder / "t.db")[0].stored.key
+    words = {"db": str(folder / "t.db"), "folder": str(folder), "key": key}
+    arguments = [word.format(**words) for word in GOOD[" ".join(path)]]
+    db = [] if path in (("completion",), ("doctor",)) else ["--db", words["db"]]
+    told = call(*path, *arguments, *db, "--json")
+    assert told.exit_code in (0, 1), told.output  # 1: a check or a comparison has found something
+    json.loads(told.stdout)
+
+
+@pytest.mark.parametrize("path", VERBS, ids=IDS)
+def test_bad_input_is_exit_code_2_and_one_line(
+    path: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = call(*path, *BAD[" ".join(path)])
+    assert told.exit_code == 2, (told.output, told.exception)
+    lines = [line for line in told.stderr.splitlines() if line.strip()]
+    usage = [line for line in lines if line.startswith(("Usage:", "Try "))]
+    assert len(lines) - len(usage) == 1, told.stderr  # click puts its usage before what it finds wrong itself
+    assert lines[-1].startswith("Error: ")
+    assert "Traceback" not in told.output
+    assert not list(tmp_path.iterdir())  # and nothing is written
+
+
+@pytest.mark.parametrize("verb", FILED)
+@pytest.mark.parametrize("content", [b"", b"\xff\xd8\xff\xe0 a photo", b"SQLite format 3\0 and no more"])
+def test_a_database_that_is_none(verb: str, content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "some.db").write_bytes(content)
+    told = call(verb, *(["a", "b"] if verb == "diff" else ["a"]), "--db", str(tmp_path / "some.db"))
+    assert told.exit_code == 2
+    assert told.stderr.startswith("Error: ")
+    assert told.stderr.count("\n") == 1
+    assert (tmp_path / "some.db").read_bytes() == content
+
+
+def test_verbs_of_a_group_are_listed_with_their_group() -> None:
+    for group in GROUPS:
+        assert all(name in (group.get_help(click.Context(group))) for name in group.commands)
+
+
+def test_exit_codes_are_told_in_the_help_and_in_the_docs() -> None:
+    told = call("--help").output
+    page = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
+    for code in ("0", "1", "2", "130"):
+        assert f"  {code} " in told
+        assert f"| {code} |" in page
+
+
+def test_every_verb_has_its_place_in_the_how_to() -> None:
+    page = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
+    missing = [" ".join(path) for path in VERBS if f"fuseplan {' '.join(path)}" not in page]
+    assert not missing
+
+
+# completion
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_script_of_a_shell_is_one_that_it_reads(shell: str) -> None:
+    script = call("completion", shell).output
+    assert "_FUSEPLAN_COMPLETE" in script
+    program = shutil.which(shell)
+    if program is not None:  # bash is everywhere; the others where somebody has them
+        subprocess.run([program, "-n"], input=script, text=True, check=True)
+
+
+def test_bash_completes_verbs_and_keys(folder: Path, tmp_path: Path) -> None:
+    key = show("BERT", db=folder / "t.db")[0].stored.key
+    store = store_at(folder / "t.db")
+    store.add_program(show("GPT-2", db=folder / "t.db")[0].stored.program, "GPT-2")
+    (tmp_path / "fuseplan").write_text(
+        f'#!/bin/sh\nexec {sys.executable} -c \'from fuseplan.cli import main; main(prog_name="fuseplan")\' "$@"\n'
+    )
+    (tmp_path / "fuseplan").chmod(0o755)
+    script = call("completion", "bash").output
+
+    def completed(words: str) -> list[str]:
+        asked = (
+            f"{script}\nCOMP_WORDS=({words})\nCOMP_CWORD=$(( ${{#COMP_WORDS[@]}} - 1 ))\n"
+            "_fuseplan_completion fuseplan\nprintf '%s\\n' \"${COMPREPLY[@]}\"\n"
+        )
+        path = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "FUSEPLAN_DB": str(folder / "t.db")}
+        told = subprocess.run(
+            ["bash", "-c", asked], env={**os.environ, **path}, capture_output=True, text=True, check=True
+        )
+        return told.stdout.split("\n")[:-1]
+
+    assert completed("fuseplan exp") == ["explain"]
+    assert completed(f"fuseplan show {key[:10]}") == [key[:12]]
+    assert completed("fuseplan explain GP") == ["GPT-2"]
+    assert "BERT, graph 0" not in completed("fuseplan explain BE")  # no word: a shell would take it for three
+
+
+def test_completion_needs_no_torch() -> None:
+    assert BashComplete(main, {}, "fuseplan", "_FUSEPLAN_COMPLETE").get_completions(["plan"], "pi")[0].value == "pin"
+    script = (
+        "import sys\nfrom fuseplan.cli import main\nfrom click.shell_completion import BashComplete\n"
+        "BashComplete(main, {}, 'fuseplan', 'X').get_completions(['show'], 'a')\nassert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
