@@ -24,7 +24,7 @@ from fuseplan.explain import compiled_by
 from fuseplan.tune import tune
 from fuseplan.tuning.wanted import read_traces, wanted
 from fuseplan.tuning_db import Store, places
-from script_references import REFERENCES, SCRIPTS, THEN_AND_NOW, text_of
+from script_references import ON_GPUS, REFERENCES, SCRIPTS, THEN_AND_NOW, text_of
 
 BOTH = ("today", "old")
 
@@ -345,29 +345,6 @@ def test_an_op_computes_what_it_says(op: str) -> None:
     found, _ = loaded.step(args=args)
     torch.manual_seed(4)
     assert_close(found, reference(*args), equal_nan=True, check_stride=False)
-
-
-ON_GPUS = {
-    "sdpfa_bwd": """
-with FusionDefinition() as fd:
-    q = fd.define_tensor(shape=[2, 4, 64, 32], contiguity=True, dtype=DataType.Half)
-    k = fd.define_tensor(shape=[2, 4, 48, 32], contiguity=True, dtype=DataType.Half)
-    v = fd.define_tensor(shape=[2, 4, 48, 32], contiguity=True, dtype=DataType.Half)
-    grad = fd.define_tensor(shape=[2, 4, 64, 32], contiguity=True, dtype=DataType.Half)
-    p, causal = fd.define_scalar(0.0), fd.define_scalar(False)
-    out, lse, seed, offset = fd.ops.sdpfa_fwd(q, k, v, p, causal, None)
-    for tensor in fd.ops.sdpfa_bwd(grad, q, k, v, out, lse, p, causal, seed, offset, scale=None):
-        fd.add_output(tensor)
-""",
-    "grouped_mm": """
-with FusionDefinition() as fd:
-    mat1 = fd.define_tensor(shape=[64, 32], contiguity=True, dtype=DataType.BFloat16)
-    mat2 = fd.define_tensor(shape=[4, 32, 16], contiguity=True, dtype=DataType.BFloat16, stride_order=[2, 0, 1])
-    offsets = fd.define_tensor(shape=[4], contiguity=True, dtype=DataType.Int32)
-    fd.add_output(fd.ops.grouped_mm(mat1, mat2, offsets))
-""",
-}
-"""Ops whose kernels only GPUs have: on a CPU it can be seen what they are, and the shapes of what they give."""
 
 
 @pytest.mark.filterwarnings("ignore:fuseplan:UserWarning")

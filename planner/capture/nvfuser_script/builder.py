@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, Node
 
 from fuseplan.capture.nvfuser_script.words import Number, Value
+from fuseplan.graph.limits import MAX_RANK
 
 Function = Callable[..., Any]
 
@@ -86,6 +87,8 @@ class Builder:
 
     def _result(self, node: Node, fake: Any) -> Any:
         if isinstance(fake, FakeTensor):
+            if fake.dim() > MAX_RANK:
+                raise ValueError(f"a tensor of {fake.dim()} dimensions")
             return Value(node, fake)
         parts = []
         for i, part in enumerate(fake):

@@ -12,6 +12,7 @@ from fuseplan.capture.nvfuser_script.examples import Spread, usual
 from fuseplan.capture.nvfuser_script.shapes import stride_order as in_order
 from fuseplan.capture.nvfuser_script.sizes import Sizes
 from fuseplan.capture.nvfuser_script.words import Example, Number, Value, whole, wholes
+from fuseplan.graph.limits import MAX_RANK
 
 
 class Definition:
@@ -37,7 +38,10 @@ class Definition:
         strides: Any = None, ndims: Any = None, static_sizes: bool = False,
     ) -> Value:  # fmt: skip
         declared = next((item for item in (shape, symbolic_sizes, sizes, ndims) if item is not None), 0)
-        dims = wholes(declared) if isinstance(declared, (list, tuple)) else [-1] * whole(declared)
+        rank = len(declared) if isinstance(declared, (list, tuple)) else whole(declared)
+        if not 0 <= rank <= MAX_RANK:
+            raise ValueError(f"a tensor of {rank} dimensions")
+        dims = wholes(declared) if isinstance(declared, (list, tuple)) else [-1] * rank
         flags = contiguous if contiguity is None else contiguity
         if isinstance(flags, torch.dtype):
             flags, dtype = None, flags  # the number of dimensions, and the dtype
@@ -85,6 +89,8 @@ class Definition:
         given = values if size is None else size
         if isinstance(given, (list, tuple)):
             return list(given)
+        if whole(given) > MAX_RANK:
+            raise ValueError(f"a vector of {whole(given)} numbers")
         return [self.define_scalar(None, torch.int64) for _ in range(whole(given))]
 
     def define_null_tensor(self) -> None:

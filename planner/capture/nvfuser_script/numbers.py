@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 _MOST = 2**63
-_LONGEST = 100_000
+_LONGEST = 10_000
 
 
 class Sign(NamedTuple):

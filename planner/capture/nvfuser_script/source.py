@@ -68,11 +68,13 @@ def parse(text: str) -> ast.Module:
     if len(text) > MAX_TEXT:
         raise GraphError(f"a script of {len(text):,} characters; at most {MAX_TEXT:,} are read")
     try:
-        tree = ast.parse(text)
+        tree = ast.parse(text.removeprefix("\ufeff"))
     except SyntaxError as error:
         raise GraphError(f"line {error.lineno or 1}, column {error.offset or 1}: no Python: {error.msg}") from None
     except (ValueError, RecursionError, MemoryError) as error:
-        raise GraphError(f"no Python that can be read: {type(error).__name__}, {str(error).splitlines()[:1]}") from None
+        raise GraphError(
+            f"no Python that can be read: {(str(error) or type(error).__name__).splitlines()[0]}"
+        ) from None
     for count, node in enumerate(ast.walk(tree)):
         if count > MAX_NODES:
             raise GraphError(f"a script of more than {MAX_NODES:,} expressions")
