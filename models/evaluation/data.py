@@ -100,6 +100,12 @@ class Data:
         return [(row.work, row.executor, row.variant) for row in self.rows]
 
     @cached_property
+    def timed(self) -> list[bool]:
+        """Which rows times are compared on: those that ran. Views alone launch nothing on a GPU, so that theirs are noise."""
+        idle = self.machine.device != "cpu"
+        return [row.usable and bool(row.work.ops or not idle) for row in self.rows]
+
+    @cached_property
     def families(self) -> list[str]:
         """The model family of each row."""
         return [model_family(row.family) for row in self.measured]

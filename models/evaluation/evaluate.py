@@ -7,6 +7,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
 from multiprocessing import get_context
+from statistics import NormalDist
 from time import perf_counter
 from typing import Any
 
@@ -20,6 +21,7 @@ from fuseplan.models.evaluation.replay import Point
 from fuseplan.models.evaluation.splits import Found, Split, grouped, left_out, run_split
 from fuseplan.models.features import VERSION
 from fuseplan.models.learners import CHOSEN
+from fuseplan.models.model import NINE_OF_TEN
 
 GROUPED_FOLDS = 3
 LIMITS = {
@@ -40,8 +42,8 @@ class Report:
     unsure: list[bool]
     curves: dict[str, list[tuple[float, float]]]
     """By model, the mean plan regret over the share of rows measured."""
-    coverage: list[tuple[float, float]]
-    """Over the share of errors that intervals are said to hold, the share that they do."""
+    coverage: dict[str, list[tuple[float, float]]]
+    """By kind of split, over the share of errors in percent that intervals are said to hold, the share that they do."""
 
 
 def evaluate(data: Data, *, jobs: int = 1, say: Callable[[str], None] = lambda _: None) -> Report:
@@ -57,8 +59,8 @@ def evaluate(data: Data, *, jobs: int = 1, say: Callable[[str], None] = lambda _
     figures["features"] = importances(data)
     figures["seconds"] = round(perf_counter() - begin, 1)
     figures["limits"] = limits_met(figures)
-    rows = [i for found in outside for i in found.test if data.rows[i].usable]
-    keep = [[data.rows[i].usable for i in found.test] for found in outside]
+    rows = [i for found in outside for i in found.test if data.timed[i]]
+    keep = [[data.timed[i] for i in found.test] for found in outside]
     picked = [list(_picked(found.device[LEARNED], mine)) for found, mine in zip(outside, keep, strict=True)]
     unsure = [list(_picked(found.unsure, mine)) for found, mine in zip(outside, keep, strict=True)]
     return Report(
@@ -67,7 +69,7 @@ def evaluate(data: Data, *, jobs: int = 1, say: Callable[[str], None] = lambda _
         list(chain.from_iterable(picked)),
         list(chain.from_iterable(unsure)),
         _curves(outside),
-        [],
+        {"families left out": _coverage(data, outside), "islands left out": _coverage(data, inside)},
     )
 
 
@@ -144,7 +146,7 @@ def _model(data: Data, results: Sequence[Found], name: str) -> dict[str, Any]:
     rows = [i for found in results for i in found.test]
     predicted = np.concatenate([found.device[name] for found in results])
     device = np.array([data.rows[i].device_us for i in rows])
-    known = np.array([data.rows[i].usable for i in rows])
+    known = np.array([data.timed[i] for i in rows])
     regions = [data.measured[i].region for i, kept in zip(rows, known, strict=True) if kept]
     regrets = [found.regrets[name] for found in results]
     return {
@@ -162,7 +164,7 @@ def _learned(data: Data, results: Sequence[Found]) -> dict[str, Any]:
     import numpy as np
 
     rows = [i for found in results for i in found.test]
-    known = np.array([data.rows[i].usable for i in rows])
+    known = np.array([data.timed[i] for i in rows])
     device = np.array([data.rows[i].device_us for i in rows])[known]
     host = np.array([data.rows[i].host_us for i in rows])[known]
     joined = {name: np.concatenate([getattr(found, name) for found in results]) for name in _COLUMNS}
@@ -171,10 +173,10 @@ def _learned(data: Data, results: Sequence[Found]) -> dict[str, Any]:
     held = (joined["low"][known] <= device) & (device <= joined["high"][known])
     best: dict[str, float] = {}
     for i in rows:
-        if data.rows[i].usable:
+        if data.timed[i]:
             region = data.measured[i].region
             best[region] = min(best.get(region, np.inf), data.rows[i].device_us)
-    near = [data.rows[i].device_us <= 1.03 * best[data.measured[i].region] for i in rows if data.rows[i].usable]
+    near = [data.rows[i].device_us <= 1.03 * best[data.measured[i].region] for i in rows if data.timed[i]]
     failed = np.array([not data.measured[i].ok for i in rows])
     executors = np.array([data.measured[i].executor for i in rows])[known]
     found: dict[str, Any] = {
@@ -242,6 +244,19 @@ def _curves(results: Sequence[Found]) -> dict[str, list[tuple[float, float]]]:
         means = {share: [point.regret for point in _at(plans, share)] for share in shares}
         curves[name] = [(100 * share, 100 * sum(found) / len(found)) for share, found in means.items() if found]
     return curves
+
+
+def _coverage(data: Data, results: Sequence[Found]) -> list[tuple[float, float]]:
+    """Intervals wider and narrower than the one that was learnt are so as those of a normal distribution."""
+    import numpy as np
+
+    known = np.array([data.timed[i] for found in results for i in found.test])
+    device = np.array([data.rows[i].device_us for found in results for i in found.test])[known]
+    low, high = (np.concatenate([getattr(found, name) for found in results])[known] for name in ("low", "high"))
+    away = np.abs(np.log(device / np.sqrt(low * high))) / (np.log(high / low) / 2)
+    normal = NormalDist()
+    shares = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+    return [(100 * q, 100 * metrics.share(away <= normal.inv_cdf(0.5 + q / 2) / NINE_OF_TEN)) for q in shares]
 
 
 def limits_met(figures: dict[str, Any]) -> dict[str, dict[str, Any]]:

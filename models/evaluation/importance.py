@@ -32,7 +32,7 @@ def importances(data: Data) -> dict[str, Any]:
     split = _quarter(data)
     heads = heads_of(data, split.train)
     table = Table.of([data.asked[i] for i in split.test], Looking(data.machine), heads.rates)
-    known = np.array([data.rows[i].usable for i in split.test])
+    known = np.array([data.timed[i] for i in split.test])
     truth = np.array([data.rows[i].device_us for i in split.test])[known]
     function, chance = heads.functions["device"], np.random.default_rng(11)
     order = chance.permutation(len(split.test))
