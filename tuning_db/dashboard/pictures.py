@@ -13,7 +13,7 @@ from fuseplan.segment import Region, Segmentation
 from fuseplan.tuning_db.dashboard.formats import us
 from fuseplan.tuning_db.evidence import Evidence
 
-MOST_SVG = 4 * 2**20
+MOST_SVG = 2**20
 """Characters of a drawing that is still shown."""
 
 

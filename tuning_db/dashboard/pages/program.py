@@ -233,11 +233,14 @@ def _commands(page: ProgramPage, database: str) -> tuple[tuple[str, str], ...]:
     """What to paste to see it for oneself; a file goes by its name, since where it lies is nobody's business."""
     file = f" --db {shlex.quote(database)}"
     launch = page.plan.launch if page.plan is not None else "plain"
-    found = [("Tune it again", f"fuseplan tune {page.key[:12]} --again --effort full --launch {launch}{file}")]
+    found = []
     if page.plan is not None:
-        found.append(("Show the plan", f"fuseplan plan show {page.plan.key[:12]}{file}"))
+        plan = f"{page.plan.key[:12]}{file}"
         if page.plan.standing == "unverified":
-            found.insert(0, ("Verify it here", f"fuseplan db verify {page.plan.key[:12]}{file}"))
+            found.append(("Verify it here", f"fuseplan db verify {plan}"))
+        found += [("Race it here", f"fuseplan bench {plan}"), ("Read it", f"fuseplan explain {plan}")]
+    again = " --again" if page.plan is not None else ""
+    found.append(("Tune it", f"fuseplan tune {page.key[:12]}{again} --effort full --launch {launch}{file}"))
     return tuple(found)
 
 
