@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
@@ -33,17 +33,58 @@ class ProgramKey:
     """The dynamic sizes, by the names that the key knows them by."""
 
 
-def program_key(gm: GraphModule, example_inputs: Sequence[Any]) -> ProgramKey:
-    """Return the key of what Dynamo captured, in the grad and autocast modes that hold now."""
+@dataclass(frozen=True)
+class Described:
+    """What is known of an input where there is no tensor: of a trace, whose sizes have their short names already."""
+
+    text: str
+    device: torch.device | None = None
+    flags: str = ""
+
+
+def program_key(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    modes: Mapping[str, Any] | None = None,
+    sizes: Sequence[Mapping[str, Any]] = (),
+) -> ProgramKey:
+    """Return the key of what Dynamo captured, in the grad and autocast modes that hold now.
+
+    Of a trace, whose placeholders are `Described`, both the modes and the sizes are given as the trace has them.
+    """
     writer = _Writer()
     try:
-        writer.modes()
+        writer.modes(_present_modes() if modes is None else modes)
         writer.sharing(example_inputs)
         writer.graph(gm)
         writer.ranges()
+        writer.lines += [_range_line(size["name"], size["low"], size["high"]) for size in sizes]
     except _UnkeyableError as unkeyable:
         return ProgramKey(None, str(unkeyable))
     return ProgramKey(hashlib.sha256("\n".join(writer.lines).encode()).hexdigest(), symbols=writer.symbols)
+
+
+def _present_modes() -> dict[str, Any]:
+    autocast = {
+        device: _bare(torch.get_autocast_dtype(device))
+        for device in ("cpu", "cuda")
+        if torch.is_autocast_enabled(device)
+    }
+    return {
+        "autocast": autocast,
+        "grad": torch.is_grad_enabled(),
+        "inference": torch.is_inference_mode_enabled(),
+        "default": _bare(torch.get_default_dtype()),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+    }
+
+
+def _bare(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _range_line(name: str, low: int | None, high: int | None) -> str:
+    return f"size {name} {low} {high}"
 
 
 class _UnkeyableError(Exception):
@@ -58,13 +99,13 @@ class _Writer:
         self.symbols = Symbols()
         self.devices: dict[torch.device, str] = {}
 
-    def modes(self) -> None:
+    def modes(self, modes: Mapping[str, Any]) -> None:
         for device in ("cpu", "cuda"):
-            enabled = torch.is_autocast_enabled(device)
-            self.lines.append(f"autocast {device} {torch.get_autocast_dtype(device) if enabled else None}")
-        grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-        self.lines.append(f"grad {grad} inference {inference} default {torch.get_default_dtype()}")
-        self.lines.append(f"deterministic {torch.are_deterministic_algorithms_enabled()}")
+            dtype = modes["autocast"].get(device)
+            self.lines.append(f"autocast {device} {dtype and f'torch.{dtype}'}")
+        grad, inference, default = modes["grad"], modes["inference"], modes["default"]
+        self.lines.append(f"grad {grad} inference {inference} default torch.{default}")
+        self.lines.append(f"deterministic {modes['deterministic']}")
 
     def sharing(self, inputs: Sequence[Any]) -> None:
         """Which inputs share storage: AOTAutograd traces another program when two of them do."""
@@ -93,7 +134,7 @@ class _Writer:
 
     def ranges(self) -> None:
         """Which sizes are possible, as was promised or asked on the way here: graphs are traced under that."""
-        self.lines += [f"size {symbol.name} {symbol.low} {symbol.high}" for symbol in self.symbols.seen()]
+        self.lines += [_range_line(symbol.name, symbol.low, symbol.high) for symbol in self.symbols.seen()]
 
     def _attribute(self, gm: GraphModule, path: str) -> None:
         value: Any = gm
@@ -109,6 +150,8 @@ class _Writer:
             raise _UnkeyableError(f"attribute {path} is a {type(value).__name__}")
 
     def _value(self, value: Any) -> str:
+        if isinstance(value, Described):
+            return value.text if value.device is None else f"{value.text} {self._device(value.device)} {value.flags}"
         if isinstance(value, torch.Tensor):
             if value.layout is not torch.strided or value.is_nested:
                 raise _UnkeyableError(f"an input is a tensor of layout {value.layout}")

@@ -83,7 +83,9 @@ def _rewritten(
 ) -> dict[str, Any]:
     def rewritten(node: Mapping[str, Any]) -> dict[str, Any]:
         if node["op"] == "block":
-            return {**node, "nodes": [rewritten(inner) for inner in node["nodes"]]}
+            values = [of_input(item) if isinstance(item, dict) else item for item in node.get("values", ())]
+            nodes = [rewritten(inner) for inner in node["nodes"]]
+            return {**node, **({"values": values} if "values" in node else {}), "nodes": nodes}
         return _arguments(of_node(node), edit)
 
     nodes = [rewritten(node) for node in fields["nodes"]]

@@ -96,16 +96,6 @@ class Trace:
         return self if fields == self.fields else replace(self, key=identity(fields), fields=fields)
 
 
-def retarget(trace: Trace, device: str) -> Trace:
-    """Return the program on another kind of device, as that device would have captured it.
-
-    >>> empty = {"torch": "", "modes": {"autocast": {"cpu": "bfloat16"}}, "symbols": [], "inputs": [], "nodes": []}
-    >>> retarget(Trace("", "", empty), "cuda").fields["modes"]["autocast"]
-    {'cuda': 'bfloat16'}
-    """
-    return trace.on(device)
-
-
 def _check_format(found: object) -> None:
     if found == FORMAT:
         return
@@ -162,9 +152,12 @@ def _node(node: Any, where: str, number: int, depth: int) -> None:
         _record(node, {"op": str, "dtype": str, "shape": list, "values": list}, {}, where)
         return
     if kind == "block":
-        _record(node, {"op": str, "inputs": int, "nodes": list, "output": list}, {}, where)
-        if not 0 <= node["inputs"] < MAX_DOCUMENT:
+        _record(node, {"op": str, "inputs": int, "nodes": list, "output": list}, {"values": list}, where)
+        if not 0 <= node["inputs"] < MAX_DOCUMENT or len(node.get("values", ())) not in (0, node["inputs"]):
             raise GraphError(f"{where} has {node['inputs']} inputs")
+        for i, item in enumerate(node.get("values", ())):
+            if isinstance(item, dict):
+                _input({**item, "values": {}} if item.get("kind") != "size" else item, f"input {i} of {where}", i)
         _calls(node, node["inputs"], f" of {where}", depth + 1)
         return
     _record(node, {"op": str, "target": str, "args": list}, {"kwargs": dict}, where)

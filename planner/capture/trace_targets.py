@@ -108,14 +108,17 @@ class Targets:
         parts = name.split(".")
         if parts[0] == "ops" and len(parts) in (3, 4) and parts[2] not in _REFUSED:
             return _operator(name, *parts[1:])
-        raise GraphError(f"{short(name)} is a function that a trace cannot hold")
+        place = name.rpartition(".")[0]
+        lacks = f", or that torch {torch.__version__} does not have" if place in _PLACES else ""
+        raise GraphError(f"{short(name)} is a function that a trace cannot hold{lacks}")
 
 
 def method(name: str) -> str:
     """A method's name, if a trace may call it."""
     known = hasattr(torch.Tensor, name) or hasattr(torch.SymInt, name)
     if not name.isidentifier() or not known or name in _NO_METHODS or (name[:1] == "_" and name not in _DUNDERS):
-        raise GraphError(f"{short(name)} is a method that a trace cannot call")
+        lacks = "" if known else f", or that torch {torch.__version__} does not have"
+        raise GraphError(f"{short(name)} is a method that a trace cannot call{lacks}")
     return name
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-_LISTED = ("calls", "symbols", "inputs", "nodes")
+_LISTED = ("calls", "symbols", "inputs", "values", "nodes")
 """The fields that have many items; what is nested in an item has the same ones."""
 
 

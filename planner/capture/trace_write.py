@@ -95,16 +95,16 @@ class _Writer:
                 f"input {self.numbers[node]} is a float that varies; mark sizes, not everything, as dynamic"
             )
         shared = {} if storage is None else {"storage": storage, "offset": int(given.storage_offset())}
+        return {"kind": _kind(given), **self._type(fake), "values": observe(given), **shared}
+
+    def _type(self, fake: Tensor) -> dict[str, Any]:
         return {
-            "kind": _kind(given),
             "dtype": str(fake.dtype).removeprefix("torch."),
             "shape": [self.symbols.dim(size) for size in fake.shape],
             "stride": [self.symbols.dim(step) for step in fake.stride()],
             "device": self.devices.name(fake.device),
             "grad": fake.requires_grad,
             "leaf": fake.is_leaf,
-            "values": observe(given),
-            **shared,
         }
 
     def _node(self, gm: GraphModule, node: Node) -> dict[str, Any]:
@@ -141,7 +141,18 @@ class _Writer:
         count = len(self.numbers)
         nodes, output = self._calls(block)
         self.numbers = outer
-        return {"op": "block", "inputs": count, "nodes": nodes, "output": output}
+        values = [self._block_input(p) for p in block.graph.find_nodes(op="placeholder")]
+        return {"op": "block", "inputs": count, "values": values, "nodes": nodes, "output": output}
+
+    def _block_input(self, node: Node) -> Any:
+        """What a block is given: it is part of the program's key, though no more is needed to run it."""
+        value = node.meta.get("example_value")
+        if isinstance(value, torch.SymInt):
+            return {"kind": "size", "size": self.symbols.expr(value)}
+        if isinstance(value, Tensor):
+            kind = "parameter" if isinstance(value, torch.nn.Parameter) else "input"
+            return {"kind": kind, **self._type(value)}
+        return value if value is None or isinstance(value, (bool, int, float, str)) else type(value).__name__
 
     def _arg(self, arg: Any) -> Any:
         return encode(arg, self.numbers, self.targets, self.devices)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakSet
 
 from fuseplan.capture.trace_calls import Calls, larger
-from fuseplan.capture.trace_format import Trace, retarget
+from fuseplan.capture.trace_format import Trace
 from fuseplan.errors import FuseplanError
 from fuseplan.log import logger
 from fuseplan.recording.folder import keep
@@ -81,7 +81,7 @@ class Recording:
     def programs(self) -> list[Trace]:
         """The trace of each program that was met, for the device that was asked for, with its calls up to now."""
         with self._lock:
-            return [self._aimed(entry.counted()) for entry in self._entries.values()]
+            return [entry.counted() for entry in self._entries.values()]
 
     @property
     def notes(self) -> list[str]:
@@ -119,7 +119,7 @@ class Recording:
         with self._lock:
             found = self._entries.get((trace.key, box))
             if found is None:
-                found = self._entries[trace.key, box] = Entry(trace, names)
+                found = self._entries[trace.key, box] = Entry(self._aimed(trace), names)
                 self._write([found])
             return found
 
@@ -150,7 +150,15 @@ class Recording:
             self._write(self._entries.values())
 
     def _aimed(self, trace: Trace) -> Trace:
-        return trace if self.device is None else retarget(trace, self.device)
+        """The trace for the device that was asked for."""
+        if self.device is None:
+            return trace
+        from fuseplan.capture.trace_key import native
+
+        aimed, reasons = native(trace, self.device)
+        for reason in reasons:
+            self.note(f"{trace.name} may not be found again on {self.device}: {reason}")
+        return aimed
 
     def _write(self, entries: Iterable[Entry]) -> None:
         self._written = monotonic()
@@ -161,7 +169,7 @@ class Recording:
 
     def _keep(self, folder: Path, entry: Entry) -> None:
         try:
-            keep(folder, self._aimed(entry.counted()))
+            keep(folder, entry.counted())
         except (OSError, FuseplanError) as error:
             self.note(f"{entry.trace.name} could not be written: {getattr(error, 'strerror', None) or error}")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fuseplan.capture.nvfuser_script import read_scripts
-from fuseplan.capture.trace import Calls, Trace
+from fuseplan.capture.trace import Calls, Trace, at_home
 from fuseplan.capture.trace_calls import larger
 from fuseplan.errors import GraphError, OptionError, StoreError
 from fuseplan.graph.limits import MAX_DOCUMENT
@@ -112,7 +112,7 @@ def read_traces(file: Path) -> list[Trace]:
     is_script = file.suffix == ".py"
     try:
         text = content.decode()
-        return read_scripts(text, file.stem) if is_script else [Trace.from_json(text)]
+        return read_scripts(text, file.stem) if is_script else [at_home(Trace.from_json(text))]
     except UnicodeDecodeError as error:
         raise GraphError(f"{file} is no trace: it is no text, at byte {error.start}") from None
     except GraphError as error:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,13 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo.backends.debugging import aot_eager
+from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
 import layer_programs
 import zoo
 from agreement import assert_as_accurate, assert_same
 from fuseplan.capture.program import program_key
-from fuseplan.capture.trace import Calls, Trace, load_trace, retarget, write_trace
+from fuseplan.capture.trace import Calls, Trace, at_home, key_of, load_trace, native, retarget, write_trace
 from fuseplan.errors import GraphError
 
 Scope = Callable[[], AbstractContextManager[Any]]
@@ -50,6 +53,7 @@ def assert_round_trips(trace: Trace) -> None:
     loaded = load_trace(trace)
     captured = loaded.run(torch.compile(loaded.module, backend=backend))
     assert keys == [trace.key]
+    assert key_of(trace.fields) == trace.key
     assert_same(captured, loaded.run())
 
 
@@ -185,7 +189,7 @@ def test_checkpointed_blocks_are_captured_again_and_draw_the_same_random_numbers
 
     loaded = load_trace(trace)
     captured = loaded.run(torch.compile(loaded.module, backend=backend))
-    assert keys == [trace.key]
+    assert keys == [trace.key] == [key_of(trace.fields)]
     assert_same(captured, loaded.run())
     assert {value.dtype for value in load_trace(trace.in_double()).run().values()} == {torch.float64}
 
@@ -377,6 +381,106 @@ def test_a_retargeted_trace_names_the_other_device_throughout() -> None:
     assert retarget(trace, "cpu").key == trace.key
     on_meta = load_trace(retarget(traces_of(mlp(), matrix(3, 8))[0], "meta"))
     assert [out.device.type for out in on_meta.step()] == ["meta"]
+
+
+ON_META = [*(name for name in CASES if name not in ("autocast_blocks", "literals")), "gpt2", "checkpointed"]
+"""Programs that are captured on the CPU and on another kind of device, of which every machine has one: meta.
+
+Not those that name a device themselves, nor tensors made of numbers, which are constants and stay on the CPU.
+"""
+
+
+@pytest.mark.parametrize("name", ON_META)
+def test_a_retargeted_trace_has_the_key_of_what_that_device_captures(name: str) -> None:
+    call, args, kwargs = _program(name)
+    memory: dict[int, Tensor] = {}
+    there = [tree_map(lambda given: _on_meta(given, memory), part) for part in (args, kwargs)]
+    for trace, its in zip(traces_of(call, *args, **kwargs), _keys(call, *there), strict=True):
+        moved, reasons = native(trace, "meta")
+        assert (moved.key, reasons) == (its, [])
+        assert native(moved, "cpu")[0] == trace
+
+
+def _program(name: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    if name == "gpt2":
+        model, inputs = zoo.TRANSFORMERS[name].build(dropout=0.1)
+        return model, (), inputs
+    if name == "checkpointed":
+        return Checkpointed(), (matrix(3, 8, grad=True),), {}
+    call, make = CASES[name]
+    return call, make(), {}
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.layer, x * 2, use_reentrant=False)  # type: ignore[no-any-return]
+
+
+def _keys(call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str | None]:
+    """The keys of what Dynamo captures where everything is on the meta device."""
+    keys: list[str | None] = []
+
+    def backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        keys.append(program_key(gm, example_inputs).key)
+        return gm.forward
+
+    if isinstance(call, nn.Module):
+        call = copy.deepcopy(call).to("meta")
+        getattr(call, "tie_weights", lambda: None)()  # `to` makes one tensor of meta for each place
+    torch.compile(call, backend=backend)(*args, **kwargs)
+    torch._dynamo.reset()
+    return keys
+
+
+def _on_meta(given: Any, memory: dict[int, Tensor]) -> Any:
+    """A tensor like this one; two that share their memory do so there, too."""
+    if not isinstance(given, Tensor):
+        return given
+    storage = given.untyped_storage()
+    base = torch.empty(storage.nbytes() // given.itemsize, dtype=given.dtype, device="meta")
+    base = memory.setdefault(storage._cdata, base)
+    moved = base.as_strided(given.shape, given.stride(), given.storage_offset())
+    return nn.Parameter(moved) if isinstance(given, nn.Parameter) else moved.requires_grad_(given.requires_grad)
+
+
+# what another torch wrote
+
+
+GOLDEN = sorted((Path(__file__).parent / "golden_traces").glob("*.json"))
+
+
+@pytest.mark.parametrize("file", GOLDEN, ids=lambda file: file.stem)
+def test_a_trace_of_another_torch_is_captured_again_under_this_one(file: Path) -> None:
+    trace = Trace.from_json(file.read_text(encoding="utf-8"))
+    here = at_home(trace)
+    assert here.fields == trace.fields
+    assert_round_trips(here)
+
+
+def test_golden_traces_are_of_the_oldest_torch_and_of_the_newest() -> None:
+    assert {Trace.from_json(file.read_text()).fields["torch"].split("+")[0] for file in GOLDEN} == {"2.10.0", "2.13.0"}
+
+
+def test_what_this_torch_does_not_have_is_named(small: Any) -> None:
+    newer = _changed(_changed(small, ["torch"], "2.99.0"), ["nodes", 0, "target"], "torch.nn.functional.fold_space")
+    newer["nodes"][0]["op"] = "function"
+    with pytest.raises(GraphError) as refusal:
+        at_home(Trace.from_json(json.dumps(newer)))
+    assert "'torch.nn.functional.fold_space' is a function that" in str(refusal.value)
+    assert f"torch {torch.__version__} does not have" in str(refusal.value)
+    assert "written under torch 2.99.0" in str(refusal.value)
+
+
+def test_what_binds_a_program_to_its_device_is_named() -> None:
+    (trace,) = traces_of(lambda x: (x @ x).to("cpu") + 1, matrix())
+    moved, reasons = native(trace, "cuda")
+    assert reasons == ["call 1 (to) names the device 'cpu' itself, which a native run may keep"]
+    assert moved.key != trace.key
+    assert at_home(moved) == moved
 
 
 # what is refused
