@@ -14,7 +14,7 @@ from fuseplan.looking.explained import Explained, of_subject
 from fuseplan.looking.subject import opened, subjects
 from fuseplan.looking.words import describe
 from fuseplan.plan import Plan, SegmentedPlan, WholePlan
-from fuseplan.runtime import GraphRecord, Program
+from fuseplan.runtime import GraphRecord, Program, RegionRecord
 from fuseplan.segment import is_anchor
 from fuseplan.tuning.untuned import explain_trace, is_file
 from fuseplan.tuning.wanted import wanted
@@ -114,6 +114,13 @@ def _left_out(plan: Plan, record: GraphRecord) -> Iterator[str]:
         yield f"left to ATen: {times} × {target}, since {reason}"
 
 
+def _region(region: RegionRecord) -> str:
+    size = f"{len(region.ops)} op{'s' * (len(region.ops) != 1)}"
+    if region.fallback is None:
+        return f"{size} under {region.executor} ({region.variant})"
+    return f"{size} under ATen, not {region.executor}: {region.fallback}"
+
+
 def _graph(record: GraphRecord, listing: bool) -> Iterator[str]:
     graph = record.graph
     opaque = graph.opaque
@@ -124,11 +131,7 @@ def _graph(record: GraphRecord, listing: bool) -> Iterator[str]:
     yield f"{name}: {count} op{'s' * (count != 1)}, {where}"
     for why in opaque:
         yield f"  cannot be exported: {why}"
-    for region in record.regions:
-        size = f"{len(region.ops)} op{'s' * (len(region.ops) != 1)}"
-        if region.fallback is None:
-            yield f"  region of {size} under {region.executor} ({region.variant})"
-        else:
-            yield f"  region of {size} under ATen, not {region.executor}: {region.fallback}"
+    for text, times in Counter(map(_region, record.regions)).items():
+        yield f"  region of {text}" if times == 1 else f"  {times} regions of {text}"
     if listing:
         yield from (f"  {line}" for line in str(graph).splitlines())
