@@ -35,13 +35,14 @@ _CODE = ("conformal", "facts", "features", "fit", "fitting", "flops", "heads", "
 def planner_model(machine: Machine, folder: Path | None = None, files: Sequence[Path] | None = None) -> CostModel:
     """The best model there is for a machine: learned where rows of its kind ship with fuseplan, else the roofline.
 
-    `folder` is where fits are kept; without one, each process fits for itself.
+    `folder` is where fits are kept, `fuseplan model fit`'s too, which comes first; without one, each process fits for itself.
 
     >>> type(planner_model(Machine.guess("NVIDIA H200"), files=())).__name__
     'Roofline'
     """
+    own = None if folder is None else _kept(own_fit(folder, machine))
     path = rows_for(machine, packaged() if files is None else files)
-    found = None if path is None else shipped_heads(path, folder)
+    found = own or (None if path is None else shipped_heads(path, folder))
     return Roofline(machine) if found is None else Learned(replace(found, machine=machine))
 
 
@@ -83,6 +84,21 @@ def _fitted(path: Path, key: str) -> Heads | None:
         return fit_heads(known, machine_of(rows.header), groups)
     except OptionError as error:
         logger.warning("no model is learnt from %s: %s", path, error)
+        return None
+
+
+def own_fit(folder: Path, machine: Machine) -> Path:
+    """Where `fuseplan model fit` keeps what it learnt of a product."""
+    return folder / f"own-{hashlib.sha256(machine.name.encode()).hexdigest()[:16]}.npz"
+
+
+def _kept(path: Path) -> Heads | None:
+    if not path.exists():
+        return None
+    try:
+        return Heads.load(path.read_bytes())
+    except (OSError, OptionError) as error:
+        logger.warning("the model in %s is left aside: %s", path, error)
         return None
 
 
