@@ -193,3 +193,10 @@ def test_a_plan_whose_evidence_is_damaged_is_shown_without(tmp_path: Path, serve
     text = opened.page.locator("main").inner_text()
     assert "cannot be read" in text
     assert "its row is damaged" in text
+
+
+def test_a_default_that_won_is_drawn_once(server: Server, open_page: Callable[..., Any]) -> None:
+    page = open_page(f"{server.url}/program?key={key_of(2)}&torch=2.11.0").page
+    assert page.locator(".pictures img.drawing").count() == 1
+    assert page.locator(".bars .plan th").inner_text() == "inductor, which runs"
+    assert "the default runs" in page.locator(".gain").inner_text()

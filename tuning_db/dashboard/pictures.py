@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fuseplan.drawing import svg
 from fuseplan.errors import FuseplanError
 from fuseplan.graph import Graph
-from fuseplan.plan import Plan, SegmentedPlan, WholePlan
+from fuseplan.plan import NAMED, Plan, SegmentedPlan, WholePlan
 from fuseplan.segment import Region, Segmentation
 from fuseplan.tuning_db.dashboard.formats import us
 from fuseplan.tuning_db.evidence import Evidence
@@ -37,6 +37,8 @@ class Cut:
     default: Picture
     tuned: Picture
     start: Picture | None = None
+    differ: bool = True
+    """Whether the plan is another than the default."""
 
 
 def cuts_of(
@@ -58,10 +60,15 @@ def cuts_of(
             one.region: us(one.device_us) for one in evidence.regions if one.role == role and one.device_us is not None
         }
         tuned = _tuned(graph, plan, own, labels)
-        found.append(
-            Cut(role, ops, _default(graph, default, executor, fused), tuned, _start(graph, executor, fused, default))
-        )
+        first = _default(graph, default, executor, fused)
+        differ = default is None or plan is None or not _same(plan, default)
+        found.append(Cut(role, ops, first, tuned, _start(graph, executor, fused, default), differ))
     return tuple(found)
+
+
+def _same(plan: Plan, default: str) -> bool:
+    """Whether a plan is that default, whatever its launch."""
+    return default in NAMED and replace(plan, launch="plain") == Plan.named(default)  # type: ignore[call-arg]
 
 
 def _meant(

@@ -13,6 +13,8 @@ from fuseplan.tuning_db.dashboard.formats import percent, times, us
 _SURE = 0.95
 _LONGEST = 42
 _MOST_DRAWN = 40
+_LINEAR = 3.5
+"""Up to so many times as slow as the reference plans are drawn on a linear scale."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ def figure(lanes: Sequence[Lane], reference: str, noise: float | None) -> Figure
     ]  # fmt: skip
     band = noise or 0.0
     layout = {
-        "xaxis": {"title": {"text": f"time as a multiple of {_plain(reference)}: less is faster"}, "ticksuffix": "×", "range": _span(timed)},
+        "xaxis": {"title": {"text": f"time as a multiple of {_plain(reference)}: less is faster"}, "ticksuffix": "×", **_axis(timed)},
         "yaxis": {
             "tickmode": "array", "tickvals": places, "ticktext": [_plain(lane.name) for lane in timed],
             "range": [0.4, len(timed) + 0.6], "showgrid": False,
@@ -131,13 +133,17 @@ def _medians(timed: Sequence[Lane], places: Sequence[int], role: str, color: str
     }  # fmt: skip
 
 
-def _span(timed: Sequence[Lane]) -> list[float]:
-    """From the fastest to the slowest median; of a plan that is many times slower, only that it is off to the right."""
+def _axis(timed: Sequence[Lane]) -> dict[str, object]:
+    """From the fastest to the slowest median, with what is sure of those; logarithmic where some are many times slower."""
     ratios = [lane.ratio or 1.0 for lane in timed]
-    low = min(1.0, *ratios, *(lane.low or 1.0 for lane in timed))
-    high = max(1.0, *(min(lane.high or lane.ratio or 1.0, 4.0) for lane in timed))
+    low, high = min(1.0, *ratios), max(1.0, *ratios)
+    low = max(0.7 * low, min(lane.low or low for lane in timed), 1e-3)
+    high = min(1.4 * high, max(high, *(lane.high or high for lane in timed)))
+    if high > _LINEAR:
+        room = 0.05 * math.log10(high / low)
+        return {"type": "log", "range": [math.log10(low) - room, math.log10(high) + room], "nticks": 8}
     room = 0.06 * max(high - low, 0.1)
-    return [max(0.0, low - room), high + room]
+    return {"range": [low - room, high + room]}
 
 
 def _row(lane: Lane) -> list[object]:

@@ -105,3 +105,15 @@ def test_another_plan_is_told_only_where_both_are_known() -> None:
     before = {keys[0]: side(1.0), keys[1]: side(1.0), keys[2]: side(1.0, plan=None)}
     after = {keys[0]: side(1.0), keys[1]: side(1.0, plan="q"), keys[2]: side(1.0)}
     assert {pair.program: pair.changed for pair in pairs_of(before, after)} == {"a": False, "b": True, "c": None}
+
+
+@pytest.mark.parametrize("slowest", [1.2, 2.0, 10.0, 3000.0])
+def test_every_plan_of_a_race_is_in_sight(slowest: float) -> None:
+    reference = Lane("default", "default", True, wall_us=100.0)
+    lanes = [against(Lane(name, "loser", wall_us=us), reference) for name, us in (("a", 60.0), ("b", 100.0 * slowest))]
+    drawn = figure([against(reference, reference), *lanes], "default", 0.01)
+    assert drawn is not None
+    axis = drawn.layout["xaxis"]
+    low, high = (10**end for end in axis["range"]) if axis.get("type") == "log" else axis["range"]
+    assert low < 0.6
+    assert slowest < high < 3 * slowest

@@ -180,7 +180,11 @@ def _bars(plan: PlanRow | None, lanes: Sequence[Lane]) -> tuple[Bar, ...]:
         if lane.status == "ok" and lane.wall_us and lane.default
     ]  # fmt: skip
     found = [(lane.name, lane.wall_us or 0.0, role) for lane, role in shown]
-    if plan is not None and plan.wall_us:
+    if plan is not None and plan.wall_us and plan.standing == "default":  # one of them is the plan
+        found = [
+            (f"{name}, which runs", us, "plan") if role == "best" else (name, us, role) for name, us, role in found
+        ]
+    elif plan is not None and plan.wall_us:
         found.append(("the plan", plan.wall_us, "plan"))
     longest = max((us for _, us, _ in found), default=0.0)
     ordered = sorted(found, key=lambda one: (-one[1], one[2] == "plan"))
