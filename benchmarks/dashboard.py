@@ -20,7 +20,7 @@ from urllib.request import urlopen
 import psutil
 from playwright.sync_api import Browser, sync_playwright
 
-from benchmarks.lookup import ENVIRONMENTS, HERE, PER_REGION, put_rows, region_rows, schema_digest, program
+from benchmarks.lookup import ENVIRONMENTS, HERE, PER_REGION, program, put_rows, region_rows, schema_digest
 from benchmarks.result import ROOT
 from fuseplan.plan import Part, SegmentedPlan
 from fuseplan.segment import Region, Segmentation

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 
 from fuseplan.tuning_db.dashboard.ask import Ask, NotThere, Refused, parse
 from fuseplan.tuning_db.dashboard.assets import Asset, assets, plotly_styles
-from fuseplan.tuning_db.dashboard.download import download
+from fuseplan.tuning_db.dashboard.download import Shown, download
 from fuseplan.tuning_db.dashboard.guard import LOOPBACK, Guard
 from fuseplan.tuning_db.dashboard.kept import Kept
 from fuseplan.tuning_db.dashboard.page import Page
@@ -107,6 +107,7 @@ class _Site:
         try:
             data = page.load(reader, ask)
             if ending:
+                assert isinstance(data, Shown), page.name
                 return _Answer(*download(data, ending), f"{page.name}.{ending}")
             offered = reader.remembered("choices", choices)
         except Unusable as problem:

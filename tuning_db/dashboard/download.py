@@ -6,13 +6,14 @@ import csv
 import io
 import json
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from fuseplan.tuning_db.dashboard.table import Cell, Column
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
+@runtime_checkable
 class Shown(Protocol):
     """What a page has to hold for its table to be downloaded."""
 

@@ -206,7 +206,7 @@ def _sorted(ranked: Sequence[Slot]) -> Figure:
     places = [100 * index / max(1, len(chosen) - 1) for index in range(len(chosen))]
     ratios = [slot.speedup() or 0.0 for slot in chosen]
     band = [slot.noise or 0.0 for slot in chosen]
-    traces = [
+    traces: list[dict[str, Any]] = [
         {"type": "scatter", "x": places, "y": [1 + one for one in band], "mode": "lines", "line": {"width": 0}, "showlegend": False, "hoverinfo": "skip"},
         {"type": "scatter", "x": places, "y": [1 / (1 + one) for one in band], "mode": "lines", "line": {"width": 0}, "fill": "tonexty", "fillcolor": "var(--band)", "name": "noise", "hoverinfo": "skip"},
         {"type": "scatter", "x": places, "y": ratios, "mode": "lines+markers" if len(ratios) < 60 else "lines", "name": "over the best default", "line": {"color": "var(--series-1)", "width": 2}, "text": [slot.title[:80] for slot in chosen], "hovertemplate": "%{y:.2f}×<br>%{text}<extra></extra>"},

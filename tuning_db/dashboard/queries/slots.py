@@ -174,7 +174,7 @@ def _planned(
 
 
 def _without_plan(row: tuple[object, ...], timed: Mapping[Place, _Timed]) -> Slot:
-    defaults = _chosen(timed.get(row[:4], {}), None)  # type: ignore[call-overload]
+    defaults = _chosen(timed.get(row[:4], {}), None)  # type: ignore[arg-type]
     fastest = min(defaults, key=defaults.__getitem__, default=None)
     return Slot(
         *_where(row), "running" if row[11] else "failed", defaults=defaults, best=fastest,
