@@ -42,7 +42,7 @@ def dashboard(
         click.echo(json.dumps({"url": address}) if as_json else f"The dashboard is at {address} (Ctrl-C ends it)")
 
     done = serve.dashboard(
-        files or None, port=port, host=host, token=token, names=names, open=browse, export=export, tell=tell
+        files or None, port=port, host=host, token=token or None, names=names, open=browse, export=export, tell=tell
     )  # fmt: skip
     if done is not None:
         fields = {"path": str(done.path), "bytes": done.bytes, "sections": done.sections}

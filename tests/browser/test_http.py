@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import http.client
+import json
 import re
+import signal
 import socket
+import subprocess
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -13,7 +16,7 @@ from urllib.parse import quote, urlsplit
 import httpx
 import pytest
 
-from browsing import Server, serving
+from browsing import COMMAND, Server, serving
 from dashboards import hostile, one_row
 
 PAGES = ("/", "/programs", "/programs.csv", "/programs.json")
@@ -264,3 +267,33 @@ def test_fifty_at_once(server: tuple[Server, Path]) -> None:
 
     with ThreadPoolExecutor(50) as pool:
         assert list(pool.map(one, range(50))) == [200] * 50
+
+
+def test_a_token_that_is_too_short(tmp_path: Path) -> None:
+    command = [*COMMAND, "--db", str(one_row(tmp_path / "tuning.db")), "--host", "0.0.0.0", "--token", "short"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert "at least 16" in ran.stderr
+
+
+def test_a_port_that_is_taken(server: tuple[Server, Path], tmp_path: Path) -> None:
+    port = str(urlsplit(server[0].url).port)
+    ran = subprocess.run(
+        [*COMMAND[:4], "--port", port, "--db", str(server[1])], capture_output=True, text=True, timeout=60
+    )
+    assert ran.returncode == 2
+    assert (
+        ran.stderr.strip()
+        == f"Error: port {port} of 127.0.0.1 cannot be used: Address already in use; name another with --port"
+    )
+
+
+def test_where_it_is_as_json_and_how_it_ends(tmp_path: Path) -> None:
+    command = [*COMMAND, "--json", "--db", str(one_row(tmp_path / "tuning.db"))]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    url = json.loads(process.stdout.readline())["url"]
+    assert httpx.get(url).status_code == 200
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=20)[1] == ""
+    assert process.returncode == 0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,14 +31,19 @@ from fuseplan.tuning_db.files import Unusable
 _Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def create_app(databases: Iterable[Path], *, token: str | None = None, hosts: Iterable[str] = LOOPBACK) -> ASGIApp:
+def create_app(
+    databases: Iterable[Path], *, token: str | None = None, hosts: Iterable[str] = LOOPBACK, ahead: bool = False
+) -> ASGIApp:
     """The application for these files. `hosts` are the names that it answers to; with a `token`, only to who knows it.
+    `ahead` reads what the first page shows before somebody asks for it.
 
     >>> callable(create_app([Path("tuning.db")]))
     True
     """
     files = assets()
     site = _Site(readers(databases), files)
+    if ahead:
+        threading.Thread(target=site.look_ahead, daemon=True).start()
     app = Starlette(routes=site.routes(), exception_handlers={404: _nothing, 405: _nothing, Exception: _failed})
     app.router.redirect_slashes = False
     return Guard(
@@ -68,6 +75,11 @@ class _Site:
             for ending in ("csv", "json")
         ]
         return found + [Route(asset.path, _fixed(asset)) for asset in self._assets.values()]
+
+    def look_ahead(self) -> None:
+        """Read what the first page shows, while a browser is still starting."""
+        with suppress(Refused):
+            self._load(PAGES[0], Ask(), self._reader(Ask()), "")
 
     def _endpoint(self, page: Page, ending: str = "") -> _Endpoint:
         async def answer(request: Request) -> Response:

@@ -17,6 +17,7 @@ from fuseplan.errors import FuseplanError, OptionError
 from fuseplan.tuning_db.dashboard import needed
 
 PORT = 8765
+_SHORTEST = 16
 
 
 @dataclass(frozen=True)
@@ -69,14 +70,16 @@ def serve(
     from fuseplan.tuning_db.dashboard.app import create_app
 
     host, port = listening.getsockname()[:2]
+    if token is not None and len(token) < _SHORTEST:
+        raise OptionError(f"a token has at least {_SHORTEST} letters: without one that is named, a good one is made")
     if token is None and not _loopback(host):
         token = secrets.token_urlsafe(24)
     shown = _shown(host)
     link = f"http://{shown}:{port}/" + (f"?token={token}" if token else "")
-    tell(link)
     if open:
         webbrowser.open(link)
-    app = create_app(databases, token=token, hosts=[*_names(host), *names])
+    app = create_app(databases, token=token, hosts=[*_names(host), *names], ahead=True)
+    tell(link)
     # No server header, no log of who asks for what; a request line of more than 16 KiB is refused before it is read.
     config = uvicorn.Config(
         app, log_level="error", access_log=False, server_header=False, proxy_headers=False, ws="none", lifespan="off",

@@ -84,7 +84,8 @@ def load(reader: Reader, ask: Ask) -> Overview:
 
 def summed(found: Sequence[Slot]) -> Overview:
     """The overview of some slots."""
-    ranked = sorted((slot for slot in found if slot.speedup() is not None), key=lambda slot: slot.speedup() or 0.0)
+    raced = [(ratio, place) for place, slot in enumerate(found) if (ratio := slot.speedup()) is not None]
+    ranked = [found[place] for _, place in sorted(raced)]
     gains = tuple(gain(default, found) for default in (BEST, *DEFAULTS))
     noises = [slot.noise for slot in ranked if slot.noise is not None]
     standings = Counter(slot.standing for slot in found)
@@ -100,13 +101,13 @@ def summed(found: Sequence[Slot]) -> Overview:
 
 def gain(default: str, found: Iterable[Slot]) -> Gain:
     """The gain over one default."""
-    pairs = [(slot, ratio) for slot in found if (ratio := slot.speedup(default)) is not None]
+    pairs = [(ratio, slot.noise or 0.0) for slot in found if (ratio := slot.speedup(default)) is not None]
     if not pairs:
         return Gain(default, 0)
-    ratios = sorted(ratio for _, ratio in pairs)
-    noise = math.sqrt(sum((slot.noise or 0.0) ** 2 for slot, _ in pairs)) / len(pairs)
-    faster = sum(ratio > 1 + (slot.noise or 0.0) for slot, ratio in pairs)
-    slower = sum(ratio * (1 + (slot.noise or 0.0)) < 1 for slot, ratio in pairs)
+    ratios = sorted(ratio for ratio, _ in pairs)
+    noise = math.sqrt(sum(band * band for _, band in pairs)) / len(pairs)
+    faster = sum(ratio > 1 + band for ratio, band in pairs)
+    slower = sum(ratio * (1 + band) < 1 for ratio, band in pairs)
     return Gain(
         default, len(pairs), math.exp(math.fsum(map(math.log, ratios)) / len(pairs)), noise, median(ratios),
         share_below(ratios, 0.1), share_below(ratios, 0.9), faster, len(pairs) - faster - slower, slower, _bins(ratios),
