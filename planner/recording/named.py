@@ -65,12 +65,20 @@ class _CompiledWhenCalled:
         known = self.compiled.get(module)
         if known is None:
             self.named.called.update(self.named.names_of(self.cls))
-            known = self.compiled[module] = self.named.compile(module._call_impl)
+            known = self.compiled[module] = self.named.compile(_callable(module))
         return known
 
     def _is_one(self, module: object) -> bool:
         """A subclass has a name of its own."""
         return type(module) is self.cls
+
+
+def _callable(module: Any) -> Callable[..., Any]:
+    """What to hand to torch.compile: what `Module.compile` takes; Dynamo skips that of torch's own modules, alone."""
+    from torch._dynamo import external_utils, trace_rules
+
+    call: Callable[..., Any] = module._call_impl
+    return external_utils.wrap_inline(call) if trace_rules.check(module.forward) else call
 
 
 @contextmanager
