@@ -213,7 +213,7 @@ def sample_database(path: Path) -> list[Sample]:
     store.add_run(Run(HERE, key_of(1), "quick", 9, key="9" * 32, started_at="2026-11-21T13:00:00.000Z", changed_at="2026-11-21T13:00:00.000Z"))  # fmt: skip
     store.persist_counts({
         "plan hits": 120, "plan stale hits": 4, "plan misses: no such program": 30, "plan misses: other environment": 7,
-        "regions fell back": 2, "programs under a plan": 110,
+        "regions fallen back": 2, "programs under a plan": 110,
     })  # fmt: skip
     store.close()
     return samples

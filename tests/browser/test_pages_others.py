@@ -211,7 +211,7 @@ def test_lookups(server: Server, files: tuple[Path, Path], open_page: Callable[.
     misses = {event: number for event, number in counts.items() if event.startswith("plan misses")}
     assert page.locator("[data-event='plan hits']").inner_text() == str(counts["plan hits"])
     assert page.locator("[data-event='plan misses']").inner_text() == str(sum(misses.values()))
-    assert page.locator("[data-event=fallbacks]").inner_text() == str(counts["regions fell back"])
+    assert page.locator("[data-event=fallbacks]").inner_text() == str(counts["regions fallen back"])
     assert shown(page, ".misses td") == sorted(map(float, misses.values()), reverse=True)
     found = counts["plan hits"] + counts["plan stale hits"]
     assert shown(page, ".lead .big") == [pytest.approx(found / (found + sum(misses.values())))]

@@ -84,6 +84,7 @@ def test_a_plan_that_beats_every_default_is_tuned(trace: Trace, store: Store) ->
     assert done.best_default_us >= 1000
     hit = found(store, trace)
     assert hit.plan == done
+    assert {one.name: one.wall_us for one in done.evidence.raced}[name(done)] == 500.0
     timings = store.find_default_timings(trace.key, environment("cpu"))
     assert isinstance(timings, tuple)
     assert {one.name for one in timings} == {"eager", "inductor"}

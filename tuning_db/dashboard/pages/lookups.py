@@ -61,10 +61,10 @@ class LookupsPage:
 def is_fallback(event: str) -> bool:
     """Whether a counter tells of something that did not run as planned.
 
-    >>> is_fallback("regions fell back"), is_fallback("plans refused"), is_fallback("programs under a plan")
+    >>> is_fallback("regions fallen back"), is_fallback("plans refused"), is_fallback("programs under a plan")
     (True, True, False)
     """
-    return any(word in event for word in ("fell back", "fallback", "failed", "refused"))
+    return any(word in event for word in ("fallen back", "failed", "refused", "not captured"))
 
 
 def load(reader: Reader, ask: Ask) -> LookupsPage:
