@@ -183,6 +183,34 @@ fd.execute([ids, torch.rand(7, 3, device='cuda'), torch.arange(50, device='cuda'
     assert 0 <= made[2].min() < made[2].max() < 7
 
 
+def test_indices_that_a_where_made_floats_are_integers_again() -> None:
+    text = """
+inputs = [torch.randn(5, 8, device='cuda'), torch.randint(0, 8, (5, 1), device='cuda')]
+with FusionDefinition() as fd:
+    T0, T1 = fd.from_pytorch(inputs[0]), fd.from_pytorch(inputs[1])
+    T2 = fd.ops.where(fd.ops.ne(T1, fd.define_scalar(3)), T1, fd.define_scalar(0.0, dtype=DataType.Float))
+    fd.add_output(fd.ops.take_along_axis(T0, T2, dim=1))
+"""
+    loaded = load_trace(read_script(text), "cpu")
+    x, index = loaded.inputs()
+    assert_close(loaded.step(args=[x, index]), [x.gather(1, torch.where(index == 3, 0, index))])
+
+
+def test_a_fusion_without_tensors_among_its_inputs_is_one() -> None:
+    text = """
+def fusion_func(fd: FusionDefinition):
+    sizes = [None] * 2
+    for place in range(len(sizes)):
+        sizes[place] = fd.define_scalar(value=None, dtype=DataType.Int)
+    fd.add_output(fd.ops.iota(fd.ops.add(sizes[0], sizes[1]), fd.define_scalar(1), fd.define_scalar(2), DataType.Int32))
+with FusionDefinition() as fd:
+    fusion_func(fd)
+fd.execute([3, 2])
+"""
+    trace = read_script(text).on("cpu")
+    assert_close(load_trace(trace).step(), [torch.tensor([1, 3, 5, 7, 9], dtype=torch.int32)])
+
+
 def test_outputs_that_are_inputs_are_copies_where_a_copy_was_asked_for() -> None:
     text = """
 inputs = [torch.randn(3, 4, device='cuda')]
@@ -234,6 +262,8 @@ REFUSED: dict[str, tuple[str, str]] = {
     "nothing computed": ("with FusionDefinition() as fd:\n    fd.add_output(fd.define_tensor(shape=[4]))\n", "computes nothing"),
     "a large number": (fusion("x = 9 ** 9 ** 9"), "a power that is too large"),
     "a long list": (fusion("x = [0] * 10 ** 9"), "a list that is too long"),
+    "inputs that change": ("inputs = [torch.ones(4, 7)]\ninputs[0] = torch.ones(4, 6)\n" + fusion("pass"), "line 1, column 1: 'inputs' is changed after it is made"),
+    "inputs that grow": ("inputs = []\ninputs.append(torch.ones(4, 6))\n" + fusion("pass"), "line 1, column 1: 'inputs' is changed after it is made"),
     "no end of itself": ("inputs = [inputs]\n" + fusion("pass"), "'inputs' stands for itself"),
     "a function in itself": ("def f(x):\n    return f(x)\n" + fusion("t = f(t)"), "nested deeper"),
     "too few inputs": (fusion("u = fd.define_tensor(shape=[4])") + "inputs = [torch.ones(4, 6)]", "line 3, column 9: fd.define_tensor: input 2, and the script gives 1"),

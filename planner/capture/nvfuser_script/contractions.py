@@ -78,40 +78,48 @@ def _topk(b: Builder, x: Value, k: Any, dim: Any = -1, largest: bool = True, sor
 # elements by their numbers
 
 
-def _looked_up(b: Builder, x: Value, index: Value, dim: Any) -> int:
+def _indices(b: Builder, index: Value, count: int) -> Value:
+    """Numbers of elements, of which there are so many. A `where` with 0.0, as nvFuser prints it, has made them floats."""
+    b.index(index, count)
+    if not index.fake.is_floating_point():
+        return index
+    integers: Value = cast(b, index, torch.int64)
+    return integers
+
+
+def _along(b: Builder, x: Value, index: Value, dim: Any) -> tuple[int, Value]:
     number = whole(dim)
-    b.index(index, int(x.fake.shape[number]))
-    return number
+    return number, _indices(b, index, int(x.fake.shape[number]))
 
 
 def _gather(b: Builder, x: Value, index: Value, dim: Any) -> Any:
-    return b.call(torch.gather, x, _looked_up(b, x, index, dim), index)
+    return b.call(torch.gather, x, *_along(b, x, index, dim))
 
 
 def _take_along_axis(b: Builder, x: Value, index: Value, dim: Any) -> Any:
-    return b.call(torch.take_along_dim, x, index, _looked_up(b, x, index, dim))
+    number, indices = _along(b, x, index, dim)
+    return b.call(torch.take_along_dim, x, indices, number)
 
 
 def _index_select(b: Builder, x: Value, index: Value, dim: Any) -> Any:
-    return b.call(torch.index_select, x, _looked_up(b, x, index, dim), index)
+    return b.call(torch.index_select, x, *_along(b, x, index, dim))
 
 
 def _select(b: Builder, x: Value, index: Any, dim: Any) -> Any:
     """By a number, or by a tensor that holds one."""
     if not isinstance(index, Value):
         return b.call(torch.select, x, whole(dim), whole(index))
-    one = b.call(torch.reshape, index, [1])
-    picked = b.call(torch.index_select, x, _looked_up(b, x, index, dim), one)
-    return b.call(torch.squeeze, picked, whole(dim))
+    number, one = _along(b, x, index, dim)
+    return b.call(torch.squeeze, b.call(torch.index_select, x, number, b.call(torch.reshape, one, [1])), number)
 
 
 def _scatter(b: Builder, x: Value, index: Value, src: Any, dim: Any) -> Any:
-    return b.call(torch.scatter, x, _looked_up(b, x, index, dim), index, src)
+    return b.call(torch.scatter, x, *_along(b, x, index, dim), src)
 
 
 def _index_put_accumulate(b: Builder, x: Value, index: Value, value: Value) -> Any:
-    b.index(index, int(x.fake.shape[0]))
-    flat = index if index.fake.dim() == 1 else b.call(torch.reshape, index, [-1])
+    rows = _indices(b, index, int(x.fake.shape[0]))
+    flat = rows if rows.fake.dim() == 1 else b.call(torch.reshape, rows, [-1])
     return b.call(torch.index_put, x, (flat,), value, True)
 
 
@@ -121,8 +129,8 @@ def _embedding(
 ) -> Any:  # fmt: skip
     if max_norm is not None:
         raise ValueError("a max_norm writes to the table, which nothing here stands for")
-    b.index(x, int(weight.fake.shape[0]))
-    return b.call(F.embedding, x, weight, None if padding_idx is None else whole(padding_idx))
+    ids = _indices(b, x, int(weight.fake.shape[0]))
+    return b.call(F.embedding, ids, weight, None if padding_idx is None else whole(padding_idx))
 
 
 # kernels of their own

@@ -75,6 +75,8 @@ class Expressions:
         return Name(name)
 
     def _assigned(self, statement: ast.Assign, name: str, scope: Scope) -> Any:
+        if name in scope.changed:
+            fail(statement, f"{name!r} is changed after it is made, which is not followed outside a fusion")
         if statement in self._asked:
             fail(statement, f"{name!r} stands for itself")
         # names of the fusion mean nothing to what stands outside it
@@ -181,6 +183,8 @@ class Expressions:
         """Give a value its name, or its names."""
         if isinstance(target, ast.Name):
             self.names[target.id] = value
+        elif isinstance(target, ast.Subscript) and isinstance(items := self.value(target.value), list):
+            items[whole(self.value(target.slice))] = value
         elif isinstance(target, ast.Attribute):
             self.names[ast.unparse(target)] = value
         elif isinstance(target, (ast.Tuple, ast.List)) and isinstance(value, (list, tuple)):

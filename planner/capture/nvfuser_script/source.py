@@ -32,12 +32,19 @@ class Scope:
     assigned: dict[str, list[ast.Assign]] = field(default_factory=dict)
     functions: dict[str, ast.FunctionDef] = field(default_factory=dict)
     modules: dict[str, str] = field(default_factory=dict)
+    changed: set[str] = field(default_factory=set)
+    """Names of what does not stay as it was assigned."""
 
     def __post_init__(self) -> None:
         for statement in flat(self.body):
             if isinstance(statement, ast.Assign):
                 for name in _names(statement):
                     self.assigned.setdefault(name, []).append(statement)
+                self.changed.update(_changed(statement.targets))
+            elif isinstance(statement, ast.AugAssign):
+                self.changed.update(_changed([statement.target]), _name(statement.target))
+            elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+                self.changed.update(_grown(statement.value.func))
             elif isinstance(statement, ast.FunctionDef):
                 self.functions[statement.name] = statement
             elif isinstance(statement, (ast.Import, ast.ImportFrom)):
@@ -210,6 +217,23 @@ def _names(statement: ast.Assign) -> Iterator[str]:
         for part in target.elts if isinstance(target, (ast.Tuple, ast.List)) else [target]:
             if isinstance(part, ast.Name):
                 yield part.id
+
+
+def _changed(targets: Sequence[ast.expr]) -> Iterator[str]:
+    """Of what is a part assigned."""
+    for target in targets:
+        if isinstance(target, ast.Subscript):
+            yield from _name(target.value)
+
+
+def _grown(function: ast.expr) -> Iterator[str]:
+    if isinstance(function, ast.Attribute) and function.attr in ("append", "extend", "insert", "pop"):
+        yield from _name(function.value)
+
+
+def _name(node: ast.expr) -> Iterator[str]:
+    if isinstance(node, ast.Name):
+        yield node.id
 
 
 def _made_of(scope: Scope, name: str) -> set[str]:
