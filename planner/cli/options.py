@@ -52,7 +52,7 @@ def keys(context: click.Context, parameter: click.Parameter, beginning: str) -> 
         store.close()
     except FuseplanError:
         return []
-    items = {}
+    items: dict[str, str] = {}
     for one in found:
         name = one.name or ""
         text = one.stored.key[:12] if one.stored.key.startswith(beginning) else name

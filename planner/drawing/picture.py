@@ -122,8 +122,8 @@ class _Drawer:
         times = len(block.turns)
         if times == 1:
             return drawn
-        ops = sum(len(unit.ops) for unit in block.turns[0])
-        hint = f"{times} times the same {ops} ops one after the other, drawn once"
+        many = sum(len(unit.ops) for unit in block.turns[0])
+        hint = f"{times} times the same {many} ops one after the other, drawn once"
         return [Box("repeat", (f"×{times}",), hint, inside=drawn)]
 
     def _unit(self, unit: Unit, number: int) -> Box:

@@ -120,7 +120,7 @@ def _evidence(stored: StoredPlan) -> Iterator[str]:
     )
     if stored.wall_us is not None:
         noise = share(stored.noise_us / stored.wall_us) if stored.noise_us is not None and stored.wall_us else "-"
-        faster = speedup(stored.wall_us, stored.best_default_us)
+        faster = speedup(stored.wall_us, stored.best_default_us) if stored.status != "default" else None
         than = (
             ""
             if faster is None
@@ -142,7 +142,7 @@ def raced_lines(stored: StoredPlan) -> Iterator[str]:
     if not raced:
         return
     ordered = sorted(raced, key=lambda one: (one.wall_us is None, one.wall_us or 0.0))
-    rows = [("plan", "time", "as long as this", "predicted", "")]
+    rows: list[tuple[str, ...]] = [("plan", "time", "as long as this", "predicted", "")]
     rows += [_raced_row(stored, one) for one in ordered[:MOST_LINES]]
     yield "raced:"
     yield from (f"  {line}" for line in table(rows, right={1, 2, 3}))

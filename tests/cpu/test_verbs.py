@@ -60,6 +60,9 @@ BAD: dict[str, list[str]] = {
     "db prune": ["--older-than", "soon"],
     "db vacuum": ["--no-such-option"],
     "db verify": ["nothing-of-this-name"],
+    "model info": ["--no-such-option"],
+    "model evaluate": ["--rows", "nothing.jsonl.xz"],
+    "model fit": ["--rows", "nothing.jsonl.xz"],
     "plan list": ["--no-such-option"],
     **{" ".join(path): ["nothing-of-this-name"] for path in KEYED},
 }
@@ -80,9 +83,10 @@ GOOD: dict[str, list[str]] = {
     "db verify": [],
     "plan list": [],
     "doctor": [],
+    "model info": [],
     **{" ".join(path): ["{key}"] for path in KEYED},
 }
-SLOW = {"bench", "bisect", "dashboard", "record", "run"}
+SLOW = {"bench", "bisect", "dashboard", "model evaluate", "model fit", "record", "run"}
 """Whose JSON their own tests parse: they start workers, servers or scripts."""
 
 
