@@ -243,6 +243,7 @@ REFUSED: dict[str, tuple[str, str]] = {
     "zero bytes": ("\0", "no Python"),
     "another import": ("import torch\nimport os\n", "line 2, column 1: it imports 'os'"),
     "from another": ("from subprocess import run", "line 1, column 1: it imports 'subprocess'"),
+    "too long": ("x = 1\n" * 200_000, "a script of 1,200,000 characters; at most 1,048,576 are read"),
     "parentheses": ("(" * 5000 + ")" * 5000, "no Python"),
     "signs": ("x = " + "-" * 50_000 + "1", "no Python"),
     "a deep expression": (fusion("t = fd.ops.neg(" * 80 + "t" + ")" * 80), "nested deeper than 60"),

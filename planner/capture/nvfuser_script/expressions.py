@@ -9,7 +9,7 @@ from typing import Any
 from fuseplan.capture.nvfuser_script.calls import Method, Op, attribute, call
 from fuseplan.capture.nvfuser_script.definition import Definition
 from fuseplan.capture.nvfuser_script.numbers import OPERATORS, computed, is_plain
-from fuseplan.capture.nvfuser_script.source import Scope
+from fuseplan.capture.nvfuser_script.scope import Scope
 from fuseplan.capture.nvfuser_script.words import Example, Name, fail, source_of, whole
 
 MAX_STEPS = 100_000

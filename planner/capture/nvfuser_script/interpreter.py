@@ -8,7 +8,7 @@ from typing import Any
 
 from fuseplan.capture.nvfuser_script.definition import Definition
 from fuseplan.capture.nvfuser_script.expressions import MAX_DEPTH, Expressions
-from fuseplan.capture.nvfuser_script.source import Scope
+from fuseplan.capture.nvfuser_script.scope import Scope
 from fuseplan.capture.nvfuser_script.words import Number, Value, fail
 
 _CALL_DEPTH = 5
