@@ -17,13 +17,19 @@ SCRIPT = Path(__file__).with_name("killed_tuning.py")
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("kills", [10, pytest.param(100, marks=[pytest.mark.exhaustive, pytest.mark.timeout(900)])])
-def test_killed_at_random_moments_and_started_again(kills: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kills", "model"),
+    [
+        (10, "roofline"),
+        pytest.param(50, "learned", marks=[pytest.mark.exhaustive, pytest.mark.timeout(1200)]),
+    ],
+)
+def test_killed_at_random_moments_and_started_again(kills: int, model: str, tmp_path: Path) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     paths = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
     ran = subprocess.run(
-        [sys.executable, str(SCRIPT), str(tmp_path), str(kills), str(seed)],
+        [sys.executable, str(SCRIPT), str(tmp_path), str(kills), str(seed), model],
         capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": paths},
     )  # fmt: skip
     print(ran.stdout)
