@@ -79,7 +79,8 @@ class Ended:
                 return error.code or 0
             print(error.code, file=sys.stderr)  # noqa: T201 – as Python does
             return 1
-        sys.excepthook(type(error), error, _of_the_script(error.__traceback__))
+        error = error.with_traceback(_of_the_script(error.__traceback__))
+        sys.excepthook(type(error), error, error.__traceback__)
         return _INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
 
 
