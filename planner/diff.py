@@ -72,7 +72,7 @@ class Pair:
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Diff:
     """The pairs, those first that matter most; and for two plans what differs between them."""
 
@@ -82,6 +82,8 @@ class Diff:
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
+
+    __repr__ = __str__  # what a notebook shows
 
     def as_dict(self) -> dict[str, Any]:
         """The same as plain data, for JSON."""

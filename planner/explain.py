@@ -16,7 +16,7 @@ from fuseplan.looking.words import describe
 from fuseplan.plan import Plan, SegmentedPlan, WholePlan
 from fuseplan.runtime import GraphRecord, Program, RegionRecord
 from fuseplan.segment import is_anchor
-from fuseplan.tuning.untuned import explain_trace, is_file
+from fuseplan.tuning.untuned import Captures, explain_trace, is_file
 from fuseplan.tuning.wanted import wanted
 
 __all__ = ["compiled_by", "describe", "explain", "explained"]
@@ -65,7 +65,8 @@ def explained(what: Trace | str | Path, *, db: str | Path | None = None) -> list
     with opened(db) as store:
         if isinstance(what, str) and not is_file(what):
             return [of_subject(one) for one in subjects(store, what)]
-        return [explain_trace(store, trace) for trace in wanted(what, store).traces]
+        with Captures() as captures:
+            return [explain_trace(store, trace, captures) for trace in wanted(what, store).traces]
 
 
 def compiled_by(compiled: Any) -> object | None:

@@ -15,10 +15,11 @@ from fuseplan.looking.words import device_of, fields_of, speedup, table, times, 
 from fuseplan.tuning_db.words import Listed, listed, summary
 
 STANDINGS = ("tuned", "default", "unverified", "quarantined", "pinned", "disabled")
+_LONGEST = 36
 _HEAD = ("plan", "program", "device", "launch", "sizes", "standing", "time", "best default", "faster", "who")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Shown:
     """Plans, the latest first. Print it to read it, loop over it to work with it."""
 
@@ -37,6 +38,8 @@ class Shown:
 
     def __str__(self) -> str:
         return "\n".join(_in_full(self.plans[0]) if self.whole else _rows(self.plans))
+
+    __repr__ = __str__  # what a notebook shows
 
     def as_dict(self) -> dict[str, Any]:
         """The same as plain data, for JSON."""
@@ -88,10 +91,15 @@ def _row(one: Listed) -> tuple[str, ...]:
     stored = one.stored
     default = us(stored.best_default_us) + (f" {stored.best_default}" if stored.best_default else "")
     return (
-        stored.key[:12], one.program, device_of(stored.environment), stored.launch, stored.sizes.text or "-",
+        stored.key[:12], _cut(one.program), device_of(stored.environment), stored.launch, stored.sizes.text or "-",
         stored.standing, us(stored.wall_us), default, times(speedup(stored.wall_us, stored.best_default_us)),
         summary(stored.plan),
     )  # fmt: skip
+
+
+def _cut(name: str) -> str:
+    """A name that leaves room for the rest of its line."""
+    return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
 
 
 def _in_full(one: Listed) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 
 import torch
 
@@ -28,7 +29,39 @@ def is_file(what: str) -> bool:
     return os.path.lexists(what) or os.sep in what or what.endswith((".json", ".py"))
 
 
-def explain_trace(store: Store, trace: Trace) -> Explained:
+class Captures:
+    """Workers that capture traces, started when the first is asked for, one kind of device after another."""
+
+    def __init__(self) -> None:
+        self._ends = ExitStack()
+        self._pools: dict[str, Workers] = {}
+
+    def __enter__(self) -> Captures:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._ends.close()
+
+    def graphs(self, trace: Trace, remarks: list[str]) -> tuple[tuple[str, Graph], ...]:
+        """The ATen graphs of a trace; `remarks` get why there are none."""
+        where = device_of(trace)
+        if where != "cpu" and not torch.cuda.is_available():
+            try:
+                trace, where = retarget(trace, "cpu"), "cpu"
+            except FuseplanError as error:
+                remarks.append(f"its graph cannot be shown here: {error}")
+                return ()
+            remarks.append("its graph is shown as it is on the CPU")
+        if where not in self._pools:
+            self._pools[where] = self._ends.enter_context(Workers(where))
+        (outcome,) = self._pools[where].map([Capture(trace.to_json())])
+        if outcome.found is None:
+            remarks.append(f"it cannot be captured: {outcome.detail}")
+            return ()
+        return outcome.found.graphs
+
+
+def explain_trace(store: Store, trace: Trace, captures: Captures) -> Explained:
     """The plan that this program would get here by now; of one that nobody tuned, the graphs are captured for it."""
     device = device_of(trace)
     known = of_program(store, trace.key)
@@ -48,24 +81,6 @@ def explain_trace(store: Store, trace: Trace) -> Explained:
     why = (
         f"{answer.detail or answer.reason}; this is what torch.compile does" if answer is not None else "not looked up"
     )
-    graphs = known.graphs if known is not None and known.graphs else _captured(trace, remarks)
+    graphs = known.graphs if known is not None and known.graphs else captures.graphs(trace, remarks)
     others = () if known is None else tuple(one for one in (known.chosen, *known.others) if one is not None)
     return Explained(trace.key, trace.name, Plan.named("inductor"), why, None, graphs, others, tuple(remarks))
-
-
-def _captured(trace: Trace, remarks: list[str]) -> tuple[tuple[str, Graph], ...]:
-    """The ATen graphs of a trace, from a worker that may die of it."""
-    where = device_of(trace)
-    if where != "cpu" and not torch.cuda.is_available():
-        try:
-            trace, where = retarget(trace, "cpu"), "cpu"
-        except FuseplanError as error:
-            remarks.append(f"its graph cannot be shown here: {error}")
-            return ()
-        remarks.append("its graph is shown as it is on the CPU")
-    with Workers(where) as workers:
-        (outcome,) = workers.map([Capture(trace.to_json())])
-    if outcome.found is None:
-        remarks.append(f"it cannot be captured: {outcome.detail}")
-        return ()
-    return outcome.found.graphs
