@@ -10,8 +10,8 @@ from pathlib import Path
 from benchmarks.result import write_result
 
 NOT_BENCHMARKS = {
-    "__init__", "__main__", "bars", "fleet", "kernels", "one_ablation", "one_model", "one_startup", "progress",
-    "result", "search_replay", "search_tables", "timing", "zoo",
+    "__init__", "__main__", "active_replay", "bars", "fleet", "kernels", "one_ablation", "one_active", "one_model",
+    "one_startup", "progress", "result", "search_replay", "search_tables", "timing", "zoo",
 }  # fmt: skip
 
 

@@ -42,6 +42,11 @@ class Item:
     without: list[list[str]] = field(default_factory=list)
 
 
+def command(device: str, threads: int) -> list[str]:
+    """What starts a process."""
+    return [sys.executable, "-m", "benchmarks.collect.worker", device, str(threads)]
+
+
 Rows = Sequence[Mapping[str, Any]]
 Heard = Callable[[Item, Rows], None]
 """Gets the rows of an item as they come."""
@@ -75,8 +80,7 @@ class Hand:
             seen = [one for one in variables.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
             variables["CUDA_VISIBLE_DEVICES"] = seen[self.index] if seen else str(self.index)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.collect.worker", self.device, str(self.threads)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, env=variables,
+            command(self.device, self.threads), stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, env=variables,
         )  # fmt: skip
         self._messages = queue.Queue()
         threading.Thread(target=_read, args=(self._process.stdout, self._messages), daemon=True).start()

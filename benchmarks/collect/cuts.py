@@ -108,7 +108,7 @@ class _Sample:
             check_segmentation(self.graph, cut)
         except PlanError:
             return
-        units = tuple(units_of(self.graph, cut))
+        units = tuple(Region(unit.ops, ANY, recompute=unit.recompute) for unit in units_of(self.graph, cut))
         key = tuple(sorted(units, key=lambda unit: (unit.ops, unit.recompute)))
         if key not in self.seen:
             self.seen.add(key)

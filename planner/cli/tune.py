@@ -51,12 +51,16 @@ Examples:
 @click.option("--budget", metavar="TIME", help="Time for all of it, such as 90s, 10m or 1h30m.")
 @click.option("--top", type=click.IntRange(min=1), metavar="N", help="Only the N programs that could gain the most.")
 @click.option("--again", is_flag=True, help="Also tune what has a plan, and try once more what failed.")
+@click.option(
+    "--model", type=click.Choice(["learned", "roofline", "best-single-executor", "random"]), default="learned",
+    show_default=True, help="What predicts times: learned leaves out what is not worth measuring, the others nothing.",
+)  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Only list what would be tuned, in which order and why.")
 @click.option("--db", "file", type=click.Path(path_type=Path), help="The file; else FUSEPLAN_DB, or the cache's.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def tune(
     traces: tuple[str, ...], effort: str, launch: str, device: str | None, budget: str | None, top: int | None,
-    again: bool, dry_run: bool, file: Path | None, as_json: bool,
+    again: bool, model: str, dry_run: bool, file: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Find, prove and store the fastest plan of each program.
 
@@ -73,7 +77,7 @@ def tune(
             _check(budget)
             _list(traces, asked | {"db": file}, as_json)
         else:
-            _tune(traces, asked | {"db": file, "budget": budget}, as_json)
+            _tune(traces, asked | {"db": file, "budget": budget, "model": model}, as_json)
     except KeyboardInterrupt:
         _leave("interrupted: what was measured is kept, and the same command goes on from there")
 

@@ -131,8 +131,15 @@ def _estimate(choice: Choice, way: Way, device: float, host: float, fixed: bool)
         return Estimate(us)
     # The doubt is one of device time; a program that waits for its host has less of it.
     share = device * way.device_us / us if us > 0 else 0.0
-    cost = COST_S.get(choice[0], 2.0) if choice[1] == "default" or choice[0] == "aten" else TUNED_S
-    return Estimate(us, way.spread * max(share, 0.1), way.unsure, cost, 0.0 if choice == PLAIN else way.fails)
+    return Estimate(
+        us, way.spread * max(share, 0.1), way.unsure, cost_of(choice), 0.0 if choice == PLAIN else way.fails
+    )
+
+
+def cost_of(choice: Choice) -> float:
+    """The seconds that a choice takes to be measured, about."""
+    executor, variant = choice
+    return COST_S.get(executor, 2.0) if variant == "default" or executor == "aten" else TUNED_S
 
 
 def prices(calls: Sequence[tuple[float, float]], launch: str) -> tuple[float, float]:

@@ -97,7 +97,7 @@ class World:
         self.told: dict[Asked, float] = {}
         self.spread = spread
         self.cuts = [[[f"{place} whole"], [f"{place} a", f"{place} b"], [f"{place} c"]] for place in range(10)]
-        for place, cuts in enumerate(self.cuts):
+        for cuts in self.cuts:
             size = 10.0 ** chance.uniform(0, 2)
             for keys in cuts:
                 for key in keys:

@@ -1,0 +1,125 @@
+"""Tuning with the learned model against tuning without it: measurements, GPU-seconds and final speed side by side.
+
+With --replay nothing is run: the rows that ship are measured again in thought, each model by a fit that saw none of it.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any
+
+from benchmarks.fleet import Task, run_all
+from benchmarks.models import parser, shared, tasks_of
+from benchmarks.one_active import WITH, WITHOUT
+from benchmarks.result import earlier_results, write_result
+
+SLOWER, SHARE = 0.99, 0.5
+"""What is asked for: at least so much of the speed, with at most that share of the measurements."""
+
+
+def measure(arguments: list[str]) -> dict[str, Any]:
+    """All chosen models, or the replay."""
+    given = parser("active", __doc__)
+    given.add_argument("--launch", choices=("plain", "cudagraph"), default="plain")
+    given.add_argument("--replay", action="store_true", help="on the rows that ship, without a GPU")
+    given.add_argument("--rows", type=Path, help="another file of rows to replay")
+    chosen = given.parse_args(arguments)
+    earlier = earlier_results("active")
+    if chosen.replay:
+        return {**earlier, "replay": replay(chosen.rows)}
+    rows: dict[str, Any] = earlier.get("models", {}) if chosen.append else {}
+    with tempfile.TemporaryDirectory() as folder:
+        own = {"folder": folder, "launch": chosen.launch, "fits": _fits(folder)}
+        tasks = tasks_of("one_active", chosen, {**shared(chosen), **own})
+
+        def done(task: Task, report: dict[str, Any], failed: str) -> None:
+            row = {key: value for key, value in report.items() if key not in ("at", "at_side")}
+            rows[task.name] = row | ({"failed": f"{failed}, at: {report.get('at', 'the start')}"} if failed else {})
+            write_result("active", arguments, {**earlier, **results_of(rows)})
+            print_rows(rows)
+
+        for task in run_all(tasks, chosen.gpus, chosen.within_s, done):
+            rows.setdefault(task.name, {"failed": "no time was left for it"})
+    print_rows(rows)
+    return {**earlier, **results_of(rows)}
+
+
+def _fits(folder: str) -> str:
+    """Where the model that ships is fitted once, for all."""
+    path = Path(folder) / "models"
+    path.mkdir()
+    return str(path)
+
+
+def results_of(rows: Mapping[str, Any]) -> dict[str, Any]:
+    """The rows, and what they come to."""
+    both = {name: row for name, row in rows.items() if {WITH, WITHOUT} <= row.get("sides", {}).keys() and "race" in row}
+    shares = {name: _share(row, "measured") for name, row in both.items()}
+    seconds = {name: _share(row, "device_seconds") for name, row in both.items()}
+    speeds = {name: row["race"]["ratio"] for name, row in both.items() if "ratio" in row["race"]}
+    summary = {
+        "measurements, share": _mean(shares),
+        "GPU-seconds, share": _mean(seconds),
+        "speed, as a share": _mean(speeds),
+        "slowest": min(speeds.values(), default=None),
+        "as asked": bool(speeds)
+        and all(ratio >= SLOWER for ratio in speeds.values())
+        and all(share is not None and share <= SHARE for share in shares.values()),
+    }
+    return {"summary": summary, "models": dict(rows)}
+
+
+def _share(row: Mapping[str, Any], name: str) -> float | None:
+    sides = row["sides"]
+    known = [sides[side].get(name) for side in (WITH, WITHOUT)]
+    return round(known[0] / known[1], 4) if known[0] is not None and known[1] else None
+
+
+def _mean(found: Mapping[str, float | None]) -> float | None:
+    known = [value for value in found.values() if value]
+    return round(geometric_mean(known), 4) if known else None
+
+
+def print_rows(rows: Mapping[str, Any]) -> None:
+    """One line a model."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"tuning with the {WITH} model against {WITHOUT}", title_justify="left")
+    for heading in ("model", "measured", "GPU-seconds", "seconds", "ms a step", "speed", "audited, off by"):
+        table.add_column(heading, justify="left" if heading == "model" else "right")
+    for name, row in rows.items():
+        sides = [row.get("sides", {}).get(side, {}) for side in (WITH, WITHOUT)]
+        race, audit = row.get("race", {}), sides[0].get("audit", {})
+
+        def pair(field: str, digits: int = 0, scale: float = 1.0, sides: list[Any] = sides) -> str:
+            return " / ".join("-" if one.get(field) is None else f"{one[field] / scale:.{digits}f}" for one in sides)
+
+        table.add_row(
+            name,
+            pair("measured"),
+            pair("device_seconds", 1),
+            pair("wall_s"),
+            pair("wall_us", 3, 1e3),
+            row.get("failed") or f"{race.get('ratio', '-')} ({race.get('low', '-')}..{race.get('high', '-')})",
+            f"{audit.get('audited', 0)}, {audit.get('error') if audit.get('error') is None else round(audit['error'], 3)}",
+        )
+    Console(stderr=True, width=170).print(table)
+
+
+def replay(path: Path | None) -> dict[str, Any]:
+    """Regret against measurements spent, on rows."""
+    from benchmarks.active_replay import of_models, summary
+    from fuseplan.models.evaluation.data import Data
+    from fuseplan.models.rows import packaged, read_rows
+
+    chosen = path or next(one for one in packaged() if "h200" in one.name)
+    found = of_models(Data.of([read_rows(chosen)]))
+    plans = {
+        name: [{"share": p.share, "measured": p.measured, "rows": p.rows, "regret": round(p.regret, 5)} for p in points]
+        for name, points in found.items()
+    }
+    return {"rows": chosen.name, "by share": summary(found), "plans": plans}
