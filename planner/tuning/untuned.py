@@ -20,6 +20,9 @@ from fuseplan.tuning.subject import device_of, sizes_of
 from fuseplan.tuning_db import Hit, Query, Stale, Store
 
 
+_ELSEWHERE = "what torch.compile does, unless a plan is stored where it runs"
+
+
 def is_file(what: str) -> bool:
     """Whether a text is meant as a path rather than as a key or a name.
 
@@ -66,7 +69,7 @@ def explain_trace(store: Store, trace: Trace, captures: Captures) -> Explained:
     device = device_of(trace)
     known = of_program(store, trace.key)
     here = device == "cpu" or torch.cuda.is_available()
-    remarks = [] if here else [f"it was recorded for {device}, which is not here; a plan is looked up there"]
+    remarks = [] if here else [f"it was recorded for {device}, which is not here"]
     answer = store.find_plan(Query(trace.key, environment(device), None, sizes_of(trace))) if here else None
     if isinstance(answer, (Hit, Stale)):
         stored = answer.plan
@@ -78,9 +81,7 @@ def explain_trace(store: Store, trace: Trace, captures: Captures) -> Explained:
         )  # fmt: skip
         graphs = graphs_for(stored.plan, known.graphs) if known is not None else ()
         return Explained(trace.key, trace.name, stored.plan, why, stored, graphs, others, tuple(remarks))
-    why = (
-        f"{answer.detail or answer.reason}; this is what torch.compile does" if answer is not None else "not looked up"
-    )
+    why = f"{answer.detail or answer.reason}; this is what torch.compile does" if answer is not None else _ELSEWHERE
     graphs = known.graphs if known is not None and known.graphs else captures.graphs(trace, remarks)
     others = () if known is None else tuple(one for one in (known.chosen, *known.others) if one is not None)
     return Explained(trace.key, trace.name, Plan.named("inductor"), why, None, graphs, others, tuple(remarks))
