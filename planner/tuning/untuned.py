@@ -19,7 +19,6 @@ from fuseplan.plan import Plan
 from fuseplan.tuning.subject import device_of, sizes_of
 from fuseplan.tuning_db import Hit, Query, Stale, Store
 
-
 _ELSEWHERE = "what torch.compile does, unless a plan is stored where it runs"
 
 
