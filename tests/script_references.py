@@ -13,6 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fuseplan.backend import programs_of
+from fuseplan.explain import compiled_by
+
 SCRIPTS = Path(__file__).parent / "nvfuser_scripts"
 
 HALF, BF16, INF = torch.float16, torch.bfloat16, float("inf")
@@ -268,3 +271,14 @@ THEN_AND_NOW: dict[str, tuple[Callable[..., Tensor], list[list[int]]]] = {
 def text_of(script: str) -> str:
     """The script of that name, as "today/rope"."""
     return (SCRIPTS / f"{script}.py").read_text(encoding="utf-8")
+
+
+def graph_key(function: Callable[..., Any], *args: Tensor) -> str:
+    """The key of the ATen graph that a program of one graph is captured as."""
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend="fuseplan", options={"plan": "aten"})
+    with torch.no_grad():
+        compiled(*args)
+    (program,) = programs_of(compiled_by(compiled))
+    (record,) = program.graphs
+    return record.graph.key

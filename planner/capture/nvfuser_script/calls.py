@@ -11,6 +11,7 @@ import torch
 
 from fuseplan.capture.nvfuser_script.definition import Definition
 from fuseplan.capture.nvfuser_script.examples import example_of, method_of
+from fuseplan.capture.nvfuser_script.numbers import check_size
 from fuseplan.capture.nvfuser_script.table import NO_COUNTERPART, OPS, bound
 from fuseplan.capture.nvfuser_script.words import DTYPES, Example, Name, Number, Value, dtype_named
 from fuseplan.graph.limits import short
@@ -86,6 +87,7 @@ def call(definition: Definition | None, function: Any, args: Sequence[Any], kwar
     if isinstance(function, Method) and isinstance(function.owner, Example):
         return _of_example(function, args, kwargs)
     if isinstance(function, Method) and isinstance(function.owner, list):
+        check_size([function.owner, *args])
         return getattr(function.owner, function.name)(*args)
     if definition is None or not isinstance(function, (Op, Method)):
         raise TypeError("it is nothing that can be called here")

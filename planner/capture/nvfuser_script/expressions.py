@@ -8,7 +8,7 @@ from typing import Any
 
 from fuseplan.capture.nvfuser_script.calls import Method, Op, attribute, call
 from fuseplan.capture.nvfuser_script.definition import Definition
-from fuseplan.capture.nvfuser_script.numbers import OPERATORS, computed, is_plain
+from fuseplan.capture.nvfuser_script.numbers import OPERATORS, check_size, computed, is_plain
 from fuseplan.capture.nvfuser_script.scope import Scope
 from fuseplan.capture.nvfuser_script.words import Example, Name, fail, source_of, whole
 
@@ -90,6 +90,7 @@ class Expressions:
             return inner.names[name]
         finally:
             self._asked.pop()
+            self._steps = inner._steps
 
     def _attribute(self, node: ast.Attribute) -> Any:
         dotted = ast.unparse(node)
@@ -168,6 +169,7 @@ class Expressions:
         if any(keyword.arg is None for keyword in node.keywords):
             fail(node, "**keywords are not understood")
         kwargs = {str(keyword.arg): self.value(keyword.value) for keyword in node.keywords}
+        check_size([*args, *kwargs.values()])
         if isinstance(function, ast.FunctionDef):
             return self.follow(node, function, args, kwargs)
         if only_first and isinstance(function, (Op, Method)) and function.name == "sdpfa_fwd":

@@ -63,8 +63,21 @@ def is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, float, complex, str, list, tuple, torch.dtype))
 
 
+def check_size(items: Sequence[Any]) -> None:
+    """Fail for lists that hold too much, be it each time the same list."""
+    count, left = 0, list(items)
+    while left:
+        item = left.pop()
+        count += 1
+        if count > _LONGEST:
+            raise ValueError("lists that hold too much")
+        if isinstance(item, (list, tuple)):
+            left.extend(item[: _LONGEST + 1])
+
+
 def computed(kind: type[ast.AST], values: Sequence[Any]) -> Any:
     """A sign applied; ValueError where the result would be beyond all sizes."""
+    check_size(values)
     lists = [value for value in values if isinstance(value, (list, tuple, str))]
     if kind is ast.Mult and lists:
         times = next((value for value in values if isinstance(value, int)), 1)

@@ -15,7 +15,7 @@ from torch.testing import assert_close
 from fuseplan.capture.nvfuser_script import read_script
 from fuseplan.capture.trace import load_trace, write_trace
 from fuseplan.tune import tune
-from script_references import ON_GPUS, REFERENCES, SCRIPTS, THEN_AND_NOW, text_of
+from script_references import ON_GPUS, REFERENCES, SCRIPTS, THEN_AND_NOW, graph_key, text_of
 
 TODAY = [name for name in REFERENCES if name.startswith("today/")] + [f"today/{name}" for name in THEN_AND_NOW]
 RANDOM = {"today/softmax_dropout"}
@@ -71,6 +71,14 @@ def test_the_key_is_the_one_of_the_program_on_the_gpu(name: str) -> None:
     with loaded.modes():
         torch.compile(loaded.module, backend=backend)(*loaded.inputs())
     assert found == [trace.key]
+
+
+@pytest.mark.parametrize("name", THEN_AND_NOW)
+def test_the_graph_is_the_one_of_the_program_in_pytorch(name: str) -> None:
+    function, shapes = THEN_AND_NOW[name]
+    loaded = load_trace(read_script(text_of(f"today/{name}")), "cuda")
+    same = graph_key(function, *(torch.zeros(shape, device="cuda") for shape in shapes))
+    assert graph_key(loaded.module, *loaded.inputs()) == same
 
 
 @pytest.mark.parametrize("name", THEN_AND_NOW)
