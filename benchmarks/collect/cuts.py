@@ -63,7 +63,7 @@ def cuts_of(island: Graph, seed: int = 0, most: int = 12) -> list[Cut]:
     >>> ops = [Op("aten.exp.default", (Ref(x),), (), (Value(y, kind),)) for x, y in ("ab", "bc", "cd")]
     >>> graph = Graph((Value("a", kind),), tuple(ops), (Ref("d"),))
     >>> [(cut.name, cut.choices()) for cut in cuts_of(graph, most=3)]
-    [('maximal', ['0-2']), ('alone', ['0', '1', '2']), ('split 1', ['0', '1-2'])]
+    [('maximal', ['0-2']), ('alone', ['0', '1', '2']), ('split 2', ['0-1', '2'])]
     """
     sample = _Sample(island, random.Random(seed))
     sample.fill(most)

@@ -461,7 +461,8 @@ def _gated(draw: Draw) -> Made:
 
     def function(x: Tensor, *rest: Tensor) -> Tensor:
         gate, up = x.chunk(2, -1) if joined else (x, rest[0])
-        return act(gate) * up
+        found: Tensor = act(gate) * up
+        return found
 
     return function, [draw.tensor(rows, inner) for _ in range(1 if joined else 2)]
 

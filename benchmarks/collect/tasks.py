@@ -8,7 +8,7 @@ import json
 import lzma
 import random
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
@@ -21,7 +21,7 @@ from benchmarks.collect.generator import FAMILIES, program
 from benchmarks.search_tables import Table, read_table
 from fuseplan.errors import FuseplanError
 from fuseplan.executors import executors
-from fuseplan.graph import Graph, TensorType
+from fuseplan.graph import Graph, Ref, TensorType
 from fuseplan.search.coarse import Coarse
 from fuseplan.segment import Region, extract, is_anchor, is_attention, islands
 
@@ -155,21 +155,12 @@ def prepare(device: str, count: int, most: int, processes: int, families: Iterab
             else []
         )
         random_ones = [task for task in found if task is not None]
-    return distinct(_in_turn(_in_turn(of_models.values()), random_ones))
+    return distinct(_mixed(list(_in_turn(of_models.values())), random_ones))
 
 
-def _in_turn(lists: Iterable[Iterable[Task]], *more: Iterable[Task]) -> Iterator[Task]:
-    """One of each, and again, until none is left; all in proportion to their lengths when there are two."""
-    if more:
-        first, second = [*lists], [*more[0]]
-        both = [
-            ((i + 0.5) / len(one), number, task)
-            for number, one in enumerate((first, second))
-            for i, task in enumerate(one)
-        ]
-        yield from (task for *_, task in sorted(both, key=lambda item: item[:2]))  # type: ignore[misc]
-        return
-    left = [iter(one) for one in lists]  # type: ignore[arg-type]
+def _in_turn(lists: Iterable[Iterable[Task]]) -> Iterator[Task]:
+    """One of each, and again, until none is left."""
+    left = [iter(one) for one in lists]
     while left:
         still = []
         for one in left:
@@ -177,6 +168,14 @@ def _in_turn(lists: Iterable[Iterable[Task]], *more: Iterable[Task]) -> Iterator
                 yield task
                 still.append(one)
         left = still
+
+
+def _mixed(*lists: Sequence[Task]) -> Iterator[Task]:
+    """All in their order, so that every stretch has as much of each as the whole has."""
+    places = ((i + 0.5) / len(one) for one in lists for i in range(len(one)))
+    tasks = ((number, task) for number, one in enumerate(lists) for task in one)
+    for _, (_, task) in sorted(zip(places, tasks, strict=True), key=lambda one: (one[0], one[1][0])):
+        yield task
 
 
 def distinct(tasks: Iterable[Task]) -> list[Task]:
@@ -214,7 +213,7 @@ def bytes_of(graph: Graph) -> int:
     import torch
 
     total = 0
-    names = [value.name for value in graph.inputs] + [arg.name for arg in graph.outputs if hasattr(arg, "name")]
+    names = [value.name for value in graph.inputs] + [arg.name for arg in graph.outputs if isinstance(arg, Ref)]
     for name in names:
         kind = graph.types[name]
         if isinstance(kind, TensorType) and all(isinstance(d, int) for d in kind.shape):

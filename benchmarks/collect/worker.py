@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -203,7 +204,9 @@ def _set_up(device: str, threads: int) -> None:
     logging.getLogger("torch").setLevel(logging.ERROR)
     torch.set_num_threads(threads)
     config.compile_threads = 1  # there are as many processes as cores
-    executor.MIN_OPS = 10**6  # this process may hang and die itself: it needs no other to try things in
+    mock.patch.object(
+        executor, "MIN_OPS", 10**6
+    ).start()  # this process may hang and die itself: it needs no other to try things in
     if device.startswith("cuda"):
         torch.cuda.set_device(0)
         torch.ones(1, device="cuda").sum().item()
