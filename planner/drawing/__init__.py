@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fuseplan.drawing.paint import COLORS, OTHER_COLOR, STYLE, paint
+from fuseplan.drawing.paint import paint
 from fuseplan.drawing.picture import picture
+from fuseplan.drawing.style import COLORS, OTHER_COLOR, STYLE
 from fuseplan.graph import Graph
 from fuseplan.segment import Segmentation, check_segmentation
 
