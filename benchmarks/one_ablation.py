@@ -30,11 +30,12 @@ from fuseplan.measure.race import RaceResult, Rule
 from fuseplan.models import Machine, Roofline
 from fuseplan.plan import Plan, SegmentedPlan, WholePlan
 from fuseplan.search.effort import Effort
-from fuseplan.tune import VETTERS, Tuner
 from fuseplan.tuning import plans
+from fuseplan.tuning.devices import VETTERS
 from fuseplan.tuning.ledger import Settings
 from fuseplan.tuning.session import Session
 from fuseplan.tuning.subject import device_of
+from fuseplan.tuning.tuner import Tuner
 from fuseplan.tuning_db import Places, Store
 
 BEST = 3

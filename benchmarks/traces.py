@@ -21,8 +21,8 @@ import torch
 from torch import nn
 
 from fuseplan.capture.trace import Calls, Trace
-from fuseplan.measure.jobs import Capture, Job
-from fuseplan.measure.pool import OnDone, Outcome, Workers
+from fuseplan.measure.jobs import Capture, Job, Outcome
+from fuseplan.measure.pool import OnDone, Workers
 from fuseplan.search.effort import Effort
 from fuseplan.tune import tune
 from fuseplan.tuning.agenda import agenda_of
