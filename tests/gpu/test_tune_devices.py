@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -67,7 +68,7 @@ def test_programs_are_shared_out_and_regions_measured_once(tmp_path: Path) -> No
     assert ask(twice) == []
     spans = ask("SELECT started_at, changed_at FROM run ORDER BY started_at")
     assert len(spans) == 4
-    assert any(str(later[0]) < str(one[1]) for one, later in zip(spans, spans[1:], strict=False)), "one after the other"
+    assert any(str(later[0]) < str(one[1]) for one, later in pairwise(spans)), "one after the other"
     store.close()
 
 
