@@ -133,7 +133,8 @@ def judge(query: Query, candidate: Candidate) -> Hit | Stale | Miss:
     if miss is not None:
         return miss
     try:
-        stored = StoredPlan.of(row, environment)
+        # Who runs a plan has no use for its evidence, and reading that may take longer than all the rest.
+        stored = StoredPlan.of({**row, "evidence": ""}, environment)
     except FuseplanError as error:
         return Miss("failed validation", f"{name}: {error}")
     needs = needs_of(stored.plan)

@@ -23,7 +23,7 @@ from fuseplan.tune import Tuner, tune
 from fuseplan.tuning.ledger import Settings
 from fuseplan.tuning.progress import Silent
 from fuseplan.tuning.subject import traces_of
-from fuseplan.tuning_db import Box, Hit, Places, Query, Store, StoredPlan
+from fuseplan.tuning_db import Box, Evidence, Hit, Places, Query, Store, StoredPlan
 from fuseplan.tuning_db.exchange import export, import_file
 from fuseplan.tuning_db.verify import Verification
 from fuseplan.tuning_db.verify import verify as verify_each
@@ -82,8 +82,8 @@ def test_a_plan_that_beats_every_default_is_tuned(trace: Trace, store: Store) ->
     assert done.best_default in ("eager", "inductor")
     assert done.best_default_us is not None
     assert done.best_default_us >= 1000
-    hit = found(store, trace)
-    assert hit.plan == done
+    assert found(store, trace).plan == replace(done, evidence=Evidence())
+    assert done in store.plans()
     assert {one.name: one.wall_us for one in done.evidence.raced}[name(done)] == 500.0
     timings = store.find_default_timings(trace.key, environment("cpu"))
     assert isinstance(timings, tuple)
