@@ -162,7 +162,7 @@ HF = ("--output_dir", "out", "--max_steps", "3", "--report_to", "none", "--use_c
 
 def test_transformers_trainer_is_recorded_tuned_and_replayed(tmp_path: Path) -> None:
     args = (*HF, "--torch_compile", "--torch_compile_backend", "aot_eager")
-    show(tmp_path, "hf_train.py", *args, eager=HF, budget="5s")
+    show(tmp_path, "hf_train.py", *args, eager=HF, budget="60s")
 
 
 @pytest.mark.exhaustive
