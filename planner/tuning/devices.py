@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from threading import Lock
 
-from fuseplan.errors import OptionError
+from fuseplan.errors import FuseplanError, OptionError
 from fuseplan.measure.environment import environment
 from fuseplan.measure.jobs import Job, Outcome
 from fuseplan.measure.pool import Workers
@@ -103,7 +103,11 @@ class LazyPool:
             self._check()
             if self._pool is None:
                 self._pool = self._stack.enter_context(self._opening())
-        outcomes = self._pool.map(jobs, heard, limit_s)
+        try:
+            outcomes = self._pool.map(jobs, heard, limit_s)
+        except FuseplanError:
+            self._check()  # nor does what a worker says that was ended while it started
+            raise
         self._check()
         return outcomes
 
