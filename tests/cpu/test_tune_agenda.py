@@ -13,6 +13,7 @@ import torch
 from click.testing import CliRunner
 from torch import Tensor
 
+from benchmarks import traces as many
 from fuseplan.capture.trace import Calls, Trace
 from fuseplan.cli import main
 from fuseplan.errors import OptionError
@@ -154,6 +155,15 @@ def test_equal_programs_are_one_with_the_larger_count_of_calls(small: Trace, lar
     found = agenda([folder, folder / "0.json", small])
     assert found.read == 5  # a file that is named twice is read once
     assert {(item.name, item.trace.times) for item in found.items} == {("small", 7), ("large", 1)}
+
+
+def test_many_files_of_few_programs(tmp_path: Path) -> None:
+    """As scripts/bench traces times it, with 1,000 files of 100."""
+    few = many.programs(4)
+    assert many.write(tmp_path / "traces", few, 40) > 0
+    found = agenda([tmp_path / "traces"])
+    assert (found.read, found.programs) == (40, 4)
+    assert {item.key: item.trace.times for item in found.items} == {trace.key: 37 + i for i, trace in enumerate(few)}
 
 
 def test_a_dynamic_program_is_tuned_for_each_box_of_the_sizes_it_was_called_with(dynamic: Trace) -> None:
