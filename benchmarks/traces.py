@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import torch
@@ -58,7 +59,7 @@ def measure(arguments: list[str]) -> dict[str, Any]:
         dry_run_s = perf_counter() - begin
     return {
         "files": FILES, "programs": PROGRAMS, "bytes": size, "limit_s": LIMIT_S,
-        "rounds": rounds, "total_s": sorted(sum(one.values()) for one in rounds)[len(rounds) // 2],
+        "rounds": rounds, "total_s": median(sum(one.values()) - one["cpu_s"] for one in rounds),
         "dry_run_command_s": dry_run_s, "dry_run_said": said,
     }  # fmt: skip
 
@@ -98,7 +99,11 @@ def write(folder: Path, traces: Sequence[Trace], count: int) -> int:
 
 
 def phases(folder: Path, database: Path) -> dict[str, float]:
-    """Seconds to list, to read, to tell apart what was read, to order, and from the call until a worker has captured."""
+    """Seconds to list, to read, to tell apart what was read, to order, and from the call until a worker has captured.
+
+    `cpu_s` are those of the processor for all but the last, which other processes of the machine disturb less.
+    """
+    busy = process_time()
     marks = [perf_counter()]
     listed = files(folder)
     marks.append(perf_counter())
@@ -113,8 +118,8 @@ def phases(folder: Path, database: Path) -> dict[str, float]:
     assert (len(traces), len(todo.items)) == (FILES, PROGRAMS)
     names = ("list_s", "read_s", "dedupe_s", "order_s")
     steps = dict(zip(names, (later - before for before, later in pairwise(marks)), strict=True))
-    started = _first_capture(todo.items[0].trace, database)
-    return {**steps, "first_capture_s": started}
+    cpu = process_time() - busy
+    return {**steps, "first_capture_s": _first_capture(todo.items[0].trace, database), "cpu_s": cpu}
 
 
 class Started(Exception):  # noqa: N818

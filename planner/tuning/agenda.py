@@ -18,7 +18,7 @@ from fuseplan.tuning.wanted import Wanted
 from fuseplan.tuning_db import Box, Hit, Miss, Query, Store, StoredPlan
 from fuseplan.tuning_db.resume import measured, usual_seconds
 
-MOST_LOOKED_AT = 4000
+MOST_LOOKED_AT = 2000
 """Calls of all programs together that are looked into, at about a millisecond each; the order of the rest is guessed."""
 USUAL_SHARE = 0.6
 """Of the time that an effort grants, what a program takes where none was tuned yet."""
