@@ -146,6 +146,10 @@ class Bar(Silent):
 
     def end(self, text: str) -> None:
         """Print what became of a program, and count it."""
+        with self._lock:
+            only = self._lines.get("")
+        if only is not None:
+            only.clear()
         self.note(text)
         if self._all is not None:
             self.bars.update(self._all, advance=1)
@@ -177,9 +181,13 @@ class BarLine(Silent):
 
     def end(self, text: str) -> None:
         """The program is done: its line goes, and what became of it stays."""
+        self.clear()
+        self._bar.end(text)
+
+    def clear(self) -> None:
+        """Nothing is at work here."""
         self._forget()
         self._best = ""
-        self._bar.end(text)
 
     def stage(self, program: str, text: str, total: int) -> None:
         """Put the new stage in place of the last."""
