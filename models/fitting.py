@@ -16,6 +16,7 @@ from fuseplan.models.learners import CHOSEN, FAMILIES, Fit, Fitted, classifier, 
 from fuseplan.models.machine import Machine
 from fuseplan.models.model import Row
 from fuseplan.models.roofline import Rates, Roofline
+from fuseplan.models.support import support
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,8 +30,9 @@ LEAST = 40
 WILD = 3.0
 """Log ratios beyond this are clocks that stumbled, or a kernel gone mad: they count as this much."""
 NEAR = 1.03
-UNSURE = 0.10
-"""The share of unseen regions that is called unsure: those of which the largest errors are expected."""
+UNSURE = 0.09
+"""The share of unseen regions that is called unsure: those of which the largest errors are expected. What lies far from all
+that was learnt from is unsure as well."""
 LEAST_ERROR = 0.01
 """What clocks differ by from run to run: no error is expected to be smaller."""
 SEED = 7
@@ -70,6 +72,7 @@ def fit_heads(
         machine,
         rates,
         functions,
+        support(known.rows, known.folds, SEED),
         bands(known.executors, unseen.device_us, score.error / expected),
         _pairs(known, score),
         float(np.quantile(expected, 1.0 - UNSURE)),

@@ -17,6 +17,7 @@ from fuseplan.models.learners import Fitted, fitted_of
 from fuseplan.models.machine import Machine
 from fuseplan.models.model import NINE_OF_TEN, Asked
 from fuseplan.models.roofline import Rates
+from fuseplan.models.support import Support
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,7 +41,9 @@ class Answers:
     fails: Floats
     near: Floats
     novelty: Floats
-    """The error that is expected, against the largest that is not yet called unsure."""
+    """What is above one is unsure: the error that is expected, or the distance to what was learnt from, if that is more."""
+    error: Floats
+    """The error that is expected, in log time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +54,7 @@ class Heads:
     rates: Rates
     functions: Mapping[str, Fitted]
     """By the names in HEADS: log ratios to the roofline, log odds, and the log of the error to expect."""
+    support: Support
     bands: Bands
     pairs: Mapping[tuple[str, str], float]
     """By which factor of the errors to expect nine of ten differences inside a region are within, by two executors."""
@@ -63,18 +67,19 @@ class Heads:
         import numpy as np
 
         table = Table.of(asked, looking, self.rates)
-        ratio, scatter = self.functions["device"].both(table.features)
+        ratio, scatter = map(_rounded, self.functions["device"].both(table.features))
         device = table.device_us * np.exp(ratio)
-        error = np.exp(self.functions["error"].predict(with_scatter(table.features, scatter, ratio)))
+        error = np.exp(_rounded(self.functions["error"].predict(with_scatter(table.features, scatter, ratio))))
         factor = self.bands.all([executor for _, executor, _ in asked], device)
-        host = (table.host_us + HOST_FLOOR_US) * np.exp(self.functions["host"].predict(table.features)) - HOST_FLOOR_US
+        called = np.exp(_rounded(self.functions["host"].predict(table.features)))
         return Answers(
             device,
-            np.maximum(host, 0.0),
+            np.maximum((table.host_us + HOST_FLOOR_US) * called - HOST_FLOOR_US, 0.0),
             error * factor / NINE_OF_TEN,
-            _odds(self.functions["fails"].predict(table.features)),
-            _odds(self.functions["near"].predict(table.features)),
-            error / self.limit,
+            _odds(_rounded(self.functions["fails"].predict(table.features))),
+            _odds(_rounded(self.functions["near"].predict(table.features))),
+            np.maximum(error / self.limit, _rounded(self.support.distance(table.features))),
+            error,
         )
 
     def pair(self, first: str, second: str) -> float:
@@ -104,6 +109,7 @@ class Heads:
             for head, function in self.functions.items()
             for name, one in function.arrays().items()
         }
+        arrays |= {f"support/{name}": one for name, one in self.support.arrays().items()}
         file = io.BytesIO()
         np.savez_compressed(file, meta=np.array(json.dumps(meta)), **arrays)
         return file.getvalue()
@@ -118,14 +124,15 @@ class Heads:
         try:
             with np.load(io.BytesIO(content), allow_pickle=False) as file:
                 meta = json.loads(str(file["meta"]))
-                parts: dict[str, dict[str, Any]] = {head: {} for head in HEADS}
+                parts: dict[str, dict[str, Any]] = {head: {} for head in (*HEADS, "support")}
                 for key in file.files:
                     head, _, name = key.partition("/")
                     if name:
                         parts[head][name] = file[key]
             if (meta["format"], meta["features"]) != (FORMAT, features.VERSION):
                 raise ValueError(f"format {meta['format']}, features {meta['features']}")
-            return _heads(meta, {head: fitted_of(arrays) for head, arrays in parts.items()})
+            functions = {head: fitted_of(parts[head]) for head in HEADS}
+            return _heads(meta, functions, Support.of(parts["support"]))
         except (OSError, EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
             raise OptionError(f"not a fitted model of this version: {error}") from error
 
@@ -152,8 +159,8 @@ class Table:
         names = np.array([executor for _, executor, _ in asked])
         for executor in sorted(set(names.tolist())):
             mine = names == executor
-            device_us[mine] = device[mine] @ np.array(rates.device_weights(executor).values)
-            host_us[mine] = host[mine] @ np.array(rates.host_weights(executor).values)
+            device_us[mine] = (device[mine] * rates.device_weights(executor).values).sum(axis=1)
+            host_us[mine] = (host[mine] * rates.host_weights(executor).values).sum(axis=1)
         return Table(rows, device_us * factors, host_us)
 
 
@@ -164,6 +171,11 @@ def with_scatter(rows: Any, scatter: Floats, ratio: Floats) -> Any:
     return np.column_stack([rows, np.log(scatter + 1e-3), ratio]).astype(np.float32)
 
 
+def _rounded(values: Floats) -> Floats:
+    """Sums come out otherwise in the last digits where a question is asked among others: the answer must not."""
+    return values.round(9)
+
+
 def _odds(log_odds: Floats) -> Floats:
     import numpy as np
 
@@ -171,7 +183,7 @@ def _odds(log_odds: Floats) -> Floats:
     return found
 
 
-def _heads(meta: Mapping[str, Any], functions: Mapping[str, Fitted]) -> Heads:
+def _heads(meta: Mapping[str, Any], functions: Mapping[str, Fitted], support: Support) -> Heads:
     machine = dict(meta["machine"])
     machine["matmul_tflops"] = tuple((str(dtype), float(rate)) for dtype, rate in machine["matmul_tflops"])
     rates = Rates(
@@ -185,7 +197,8 @@ def _heads(meta: Mapping[str, Any], functions: Mapping[str, Fitted]) -> Heads:
         float(meta["overall"]),
     )
     pairs = {(first, second): float(factor) for first, second, factor in meta["pairs"]}
-    return Heads(Machine(**machine), rates, functions, found, pairs, float(meta["limit"]), meta["about"])
+    limit = float(meta["limit"])
+    return Heads(Machine(**machine), rates, functions, support, found, pairs, limit, meta["about"])
 
 
 def _weights(fields: Mapping[str, Any]) -> Weights:

@@ -46,6 +46,7 @@ class _Raw(NamedTuple):
     fails: float
     near: float
     novelty: float
+    error: float
 
 
 @dataclass
@@ -151,7 +152,7 @@ class Learned:
 
     def _error(self, asked: Asked) -> float:
         """The error to expect, before any factor."""
-        return self._raw[asked].novelty * self.heads.limit
+        return self._raw[asked].error
 
     def _ask(self, asked: Sequence[Asked]) -> None:
         """See to it that the fit's own answers are there."""
@@ -161,7 +162,7 @@ class Learned:
         if not new:
             return
         found = self.heads.answer(new, self._looking)
-        columns = (found.device_us, found.host_us, found.spread, found.fails, found.near, found.novelty)
+        columns = (found.device_us, found.host_us, found.spread, found.fails, found.near, found.novelty, found.error)
         for question, numbers in zip(new, zip(*(column.tolist() for column in columns), strict=True), strict=True):
             self._raw[question] = _Raw(*numbers)
 

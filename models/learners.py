@@ -147,8 +147,7 @@ def kernel_ridge(rows: Array, target: Floats, seed: int, *, centres: int = 256, 
         seen, own = _gauss(near, near[chosen], gamma), _gauss(near[chosen], near[chosen], gamma)
         left = seen.T @ seen + penalty * (own + 1e-6 * np.eye(len(chosen)))
         weights = np.linalg.solve(left, seen.T @ (target - base))
-    small = [part.astype(np.float32) for part in (mean, scale, near[chosen], weights)]  # half the time, and exact enough
-    return Kernel(*small, gamma=gamma, base=base)
+    return Kernel(mean, scale, near[chosen], weights, gamma, base)
 
 
 def _gauss(rows: Array, centres: Array, gamma: float) -> Floats:

@@ -27,7 +27,7 @@ from fuseplan.models.rows import Rows, device_name, packaged, read_header, read_
 from fuseplan.models.table import work_of
 from fuseplan.models.work import Work
 
-_CODE = ("conformal", "facts", "features", "fit", "fitting", "flops", "heads", "kinds", "learners", "machine", "table",
+_CODE = ("conformal", "facts", "features", "fit", "fitting", "flops", "heads", "kinds", "learners", "machine", "support", "table",
          "terms", "traits", "trees", "work")  # fmt: skip
 """The modules that a fit depends on: a change of one is another fit."""
 
@@ -62,11 +62,8 @@ def device_of(path: Path) -> tuple[str, str]:
 def shipped_heads(path: Path, folder: Path | None = None) -> Heads | None:
     """What the rows of a file teach; None where they are too few, or unreadable."""
     kept = None if folder is None else folder / f"{fit_key(path)}.npz"
-    if kept is not None and kept.exists():
-        try:
-            return Heads.load(kept.read_bytes())
-        except (OSError, OptionError) as error:
-            logger.warning("the model in %s is fitted anew: %s", kept, error)
+    if kept is not None and (before := _kept(kept)) is not None:
+        return before
     found = _fitted(path, fit_key(path))
     if found is None:
         return None

@@ -19,6 +19,8 @@ from fuseplan.models import (
     Row,
     Work,
 )
+from fuseplan.models.learned import Learned
+from models_rows import made_up_heads
 
 H200 = Machine.guess("NVIDIA H200")
 EXECUTORS = ("aten", "inductor", "nvfuser")
@@ -28,6 +30,7 @@ MODELS: dict[str, Model] = {
     "roofline of a CPU": lambda: Roofline(Machine.guess("AMD EPYC")),
     "random": lambda: Random(3),
     "best-single-executor": lambda: BestSingleExecutor(H200),
+    "learned": lambda: Learned(made_up_heads()),
 }
 each_model = pytest.mark.parametrize("model", list(MODELS.values()), ids=list(MODELS))
 
