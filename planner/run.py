@@ -43,7 +43,7 @@ def run(*, compile: Sequence[str] = (), **options: Any) -> Iterator[Watcher]:
         with once_imported("torch", begin):
             yield watcher
         for line in named.complaints():
-            watcher.left_out(line)
+            watcher.note(line)
 
 
 def _compiled(call: Any) -> Callable[..., Any]:

@@ -23,11 +23,20 @@ class Observer(Protocol):
         """See a program; what is returned is given what the backend made of it, and gives what Dynamo gets."""
         ...
 
+    def note(self, text: str) -> None:
+        """One line on what cannot be seen."""
+        ...
+
 
 @contextmanager
 def hooked(torch: Any, observer: Observer) -> Iterator[None]:
-    """Have `observer` see all that is compiled, also by what torch.compile returned before."""
-    classes = [getattr(torch, name) for name in WRAPPERS]
+    """Have `observer` see all that is compiled, also by what torch.compile returned before.
+
+    It tells where torch has moved its classes: this is called while a script imports torch, which must not fail.
+    """
+    classes = [getattr(torch, name) for name in WRAPPERS if hasattr(torch, name)]
+    if len(classes) < len(WRAPPERS):
+        observer.note(f"torch {torch.__version__} has another torch.compile than this fuseplan knows")
     originals = {each: each.__call__ for each in classes}
     for each, original in originals.items():
         each.__call__ = _observed(original, observer)

@@ -44,9 +44,9 @@ class Watcher:
 
         return then
 
-    def left_out(self, what: str) -> None:
+    def note(self, text: str) -> None:
         """Note, once, what the script asked for and does not get."""
-        self.notes.setdefault(what)
+        self.notes.setdefault(text)
 
 
 @contextmanager
@@ -70,9 +70,9 @@ def taken_over(torch: Any, options: Mapping[str, Any], watcher: Watcher) -> Iter
             chosen |= dict(own or {})
         elif own:
             named = ", ".join(map(str, own))
-            watcher.left_out(f"options of torch.compile that are those of another backend were left out: {named}")
+            watcher.note(f"options of torch.compile that are those of another backend were left out: {named}")
         if backend not in (*_INDUCTOR, "fuseplan"):
-            watcher.left_out(f"backend {getattr(backend, '__name__', backend)!s} was replaced")
+            watcher.note(f"backend {getattr(backend, '__name__', backend)!s} was replaced")
         if asked.get("mode") is not None:
             chosen.setdefault("mode", asked["mode"])
         rest = {name: value for name, value in asked.items() if name not in ("backend", "mode", "options")}

@@ -162,6 +162,14 @@ def test_what_was_compiled_inside_works_on_outside_and_is_counted_no_more() -> N
     assert times(recording) == [1]
 
 
+def test_a_torch_that_is_another_is_told_and_not_the_scripts_concern(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hook, "WRAPPERS", (*hook.WRAPPERS, "_TorchCompileOfTomorrow"))
+    with fuseplan.record() as recording:
+        torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+    assert times(recording) == [1]
+    assert recording.notes == [f"torch {torch.__version__} has another torch.compile than this fuseplan knows"]
+
+
 # what is written
 
 

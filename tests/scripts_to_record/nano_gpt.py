@@ -40,10 +40,10 @@ class Attention(nn.Module):
         self.proj = nn.Linear(n_embd, n_embd, bias=False)
 
     def forward(self, x):
-        B, T, C = x.size()
-        q, k, v = (part.view(B, T, n_head, C // n_head).transpose(1, 2) for part in self.qkv(x).split(n_embd, dim=2))
+        b, t, c = x.size()
+        q, k, v = (part.view(b, t, n_head, c // n_head).transpose(1, 2) for part in self.qkv(x).split(n_embd, dim=2))
         y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout if self.training else 0.0, is_causal=True)
-        return self.proj(y.transpose(1, 2).contiguous().view(B, T, C))
+        return self.proj(y.transpose(1, 2).contiguous().view(b, t, c))
 
 
 class Block(nn.Module):
