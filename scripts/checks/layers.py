@@ -17,7 +17,23 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("segment", "models", "tuning_db", "plan", "options", "drawing", "looking"),
     ("capture", "executors", "measure", "search"),
     ("runtime", "stats"),
-    ("lookup", "backend", "tune", "tuning", "verify", "explain", "doctor", "bisect", "show", "diff", "draw", "bench", "record", "recording", "run"),
+    (
+        "lookup",
+        "backend",
+        "tune",
+        "tuning",
+        "verify",
+        "explain",
+        "doctor",
+        "bisect",
+        "show",
+        "diff",
+        "draw",
+        "bench",
+        "record",
+        "recording",
+        "run",
+    ),  # fmt: skip
     ("cli", "tuning_db.dashboard", "measure.worker"),
 )
 TORCH_FREE = LAYERS[:3]

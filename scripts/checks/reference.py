@@ -88,9 +88,17 @@ def _schema() -> Iterator[str]:
             yield f"```sql\n{sql}\n```"
 
 
+def _named(default: object) -> object:
+    """A function that is a default by its name: printed, it would say where in memory it lies."""
+    return _Spelled(default.__name__) if inspect.isfunction(default) else default
+
+
 def _signature(of: Callable[..., object]) -> inspect.Signature:
     signature = inspect.signature(of)
-    spelled = [each.replace(annotation=_spelled(each.annotation)) for each in signature.parameters.values()]
+    spelled = [
+        each.replace(annotation=_spelled(each.annotation), default=_named(each.default))
+        for each in signature.parameters.values()
+    ]
     return signature.replace(parameters=spelled, return_annotation=_spelled(signature.return_annotation))
 
 
