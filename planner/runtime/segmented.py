@@ -36,7 +36,8 @@ def _min_cut(joint: GraphModule, *args: Any, **options: Any) -> tuple[GraphModul
     for node in joint.graph.nodes:
         if node.target is torch.ops.aten._log_softmax.default:
             node.meta.setdefault("recompute", CheckpointPolicy.PREFER_RECOMPUTE)
-    return min_cut_rematerialization_partition(joint, *args, **options)
+    forward, backward = min_cut_rematerialization_partition(joint, *args, **options)
+    return forward, backward
 
 
 _PARTITIONS = {"min-cut": _min_cut, "all": default_partition}

@@ -17,23 +17,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("segment", "models", "tuning_db", "plan", "options", "drawing", "looking"),
     ("capture", "executors", "measure", "search"),
     ("runtime", "stats"),
-    (
-        "lookup",
-        "backend",
-        "tune",
-        "tuning",
-        "verify",
-        "explain",
-        "doctor",
-        "bisect",
-        "show",
-        "diff",
-        "draw",
-        "bench",
-        "record",
-        "recording",
-        "run",
-    ),  # fmt: skip
+    ("lookup", "backend", "tune", "tuning", "verify", "explain", "doctor", "bisect"),
+    ("show", "diff", "draw", "bench", "record", "recording", "run"),
     ("cli", "tuning_db.dashboard", "measure.worker"),
 )
 TORCH_FREE = LAYERS[:3]
