@@ -202,14 +202,14 @@ _COLUMNS = ("low", "high", "unsure", "fails", "near", "host", "host_roofline")
 
 
 def _plans(results: Sequence[Found]) -> dict[str, Any]:
-    """Regret of plans by model and by the share of their rows that may be measured; programs and made-up ones apart."""
+    """Regret of plans by model and by the share of rows that might be measured; those of models by themselves too."""
     report: dict[str, Any] = {}
     for name in results[0].plans:
-        plans = [one for found in results for one in found.plans[name]]
-        kinds = {"all": plans, "programs": [p for p in plans if _is_program(p[0])]}
+        sessions = [one for found in results for one in found.plans[name]]
+        kinds = {"all": sessions, "programs": [one for one in sessions if not one[0].startswith(MADE_UP)]}
         report[name] = {
             kind: {
-                f"{share:g}": metrics.regret([point.regret for point in _at(chosen, share)])
+                f"{share:g}": metrics.regret([regret for point in _at(chosen, share) for regret in point.regrets])
                 | {"measured_share": _spent(_at(chosen, share))}
                 for share in _shares(chosen)
             }
@@ -218,17 +218,12 @@ def _plans(results: Sequence[Found]) -> dict[str, Any]:
     return report
 
 
-def _is_program(name: str) -> bool:
-    """A made-up plan is called by the key of its island."""
-    return not name.startswith(MADE_UP) and not (len(name) == 64 and set(name) <= set("0123456789abcdef"))
+def _at(sessions: Sequence[tuple[str, list[Point]]], share: float) -> list[Point]:
+    return [point for _, points in sessions for point in points if point.share == share]
 
 
-def _at(plans: Sequence[tuple[str, list[Point]]], share: float) -> list[Point]:
-    return [point for _, points in plans for point in points if point.share == share]
-
-
-def _shares(plans: Sequence[tuple[str, list[Point]]]) -> list[float]:
-    return sorted({point.share for _, points in plans for point in points})
+def _shares(sessions: Sequence[tuple[str, list[Point]]]) -> list[float]:
+    return sorted({point.share for _, points in sessions for point in points})
 
 
 def _spent(points: Sequence[Point]) -> float:
@@ -241,7 +236,7 @@ def _curves(results: Sequence[Found]) -> dict[str, list[tuple[float, float]]]:
     for name in results[0].plans:
         plans = [one for found in results for one in found.plans[name]]
         shares = _shares(plans)
-        means = {share: [point.regret for point in _at(plans, share)] for share in shares}
+        means = {share: [regret for point in _at(plans, share) for regret in point.regrets] for share in shares}
         curves[name] = [(100 * share, 100 * sum(found) / len(found)) for share, found in means.items() if found]
     return curves
 

@@ -11,7 +11,7 @@ from fuseplan.models.evaluation.choices import executor_regrets, island_regrets
 from fuseplan.models.evaluation.contenders import LEARNED, RAW, baselines, by_functions, by_raw_shapes
 from fuseplan.models.evaluation.data import Data, Decision
 from fuseplan.models.evaluation.moves import Moved, moved
-from fuseplan.models.evaluation.replay import Plan, Point, plans_of, replay
+from fuseplan.models.evaluation.replay import Point, Session, replay, sessions_of
 from fuseplan.models.features import Looking
 from fuseplan.models.fitting import fit_heads
 from fuseplan.models.heads import Heads
@@ -166,7 +166,7 @@ def _moves(
 
 
 def _plans(data: Data, split: Split, heads: Heads) -> dict[str, list[tuple[str, list[Point]]]]:
-    """Each plan tuned by each model, which is told of nothing but the training part before."""
+    """Each session by each model, which is told of nothing but the training part before."""
     train = [data.rows[i] for i in split.train]
 
     def told(make: Callable[[], CostModel]) -> Callable[[], CostModel]:
@@ -179,5 +179,5 @@ def _plans(data: Data, split: Split, heads: Heads) -> dict[str, list[tuple[str, 
 
     models: dict[str, Callable[[], CostModel]] = {LEARNED: lambda: Learned(replace(heads))}
     models |= {name: told(make) for name, make in baselines(data).items()}
-    plans: list[Plan] = plans_of(split.decisions)
-    return {name: [(plan.name, replay(data, plan, make())) for plan in plans] for name, make in models.items()}
+    sessions: list[Session] = sessions_of(split.decisions)
+    return {name: [(one.name, replay(data, one, make())) for one in sessions] for name, make in models.items()}
