@@ -141,8 +141,8 @@ def _program_rows(number: int) -> list[tuple[Table, Row]]:
                    best_default_us=2000.0, noise_us=3.0, moves="peel-head op 3: -4 µs")
         for place, plan, status in ((HERE, cut, "tuned"), (ENVIRONMENTS[1], Plan.named("inductor"), "default"))
     ]  # fmt: skip
-    named = {"key": key, "name": name, "changed_at": stored[0].changed_at}
-    trace = {
+    named: Row = {"key": key, "name": name, "changed_at": stored[0].changed_at}
+    trace: Row = {
         "key": trace_key(key, ""), "program": key, "sizes": "", "json": _trace(key), "calls": 1,
         "changed_at": stored[0].changed_at,
     }  # fmt: skip
