@@ -27,7 +27,7 @@ GROUPED_FOLDS = 3
 LIMITS = {
     "rows": 6000, "families": 25, "island_mean": 0.05, "island_p90": 0.12, "island_top3_mean": 0.015,
     "plan_mean": 0.02, "plan_p95": 0.05, "mape_from_10_us": 0.20, "mape_below_10_us": 0.30, "flagged": 0.15,
-    "tau": 0.6, "coverage_grouped": (0.87, 0.93), "coverage_left_out": 0.80,
+    "tau": 0.6, "coverage_grouped": [0.87, 0.93], "coverage_left_out": 0.80,
 }  # fmt: skip
 """What is asked of the learned model on rows of an H200."""
 
@@ -283,6 +283,6 @@ def limits_met(figures: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def _met(limit: Any, found: float | None, at_least: bool) -> bool:
     if found is None:
         return False
-    if isinstance(limit, tuple):
+    if isinstance(limit, list):
         return bool(limit[0] <= found <= limit[1])
     return bool(found >= limit if at_least else found <= limit)
