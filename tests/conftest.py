@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -36,3 +38,10 @@ def own_database(_databases: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     monkeypatch.setattr(layers, "SHIPPED", _databases / "nothing shipped")
     yield path
     path.unlink(missing_ok=True)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Name a failure at once: a run of an hour that is cut off would not say what it has found."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        last = report.longreprtext.strip().splitlines()[-1:]
+        print(f"\nFAILED {report.nodeid} ({report.when}, {report.duration:.0f} s)", *last, file=sys.stderr, flush=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,10 +43,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.gpu)
-
-
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Name a failure at once: GPUs are lent for minutes, and a run that is cut off would not say what it has found."""
-    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
-        last = report.longreprtext.strip().splitlines()[-1:]
-        print(f"\nFAILED {report.nodeid} ({report.when}, {report.duration:.0f} s)", *last, file=sys.stderr, flush=True)
