@@ -5,7 +5,7 @@ commit that measured them. Then, in any order, `{"graph": key, "json": {…}}` g
 every other line is one row:
 
     {"region": key, "family": "bert-1x128", "island": key, "choice": "0-4,7", "executor": "inductor",
-     "variant": "default", "status": "ok", "device_us": 12.5, "host_us": 20.1, "peak_bytes": 1024}
+     "variant": "default", "status": "ok", "device_us": 12.5, "host_us": 20.1, "peak_bytes": 1024, "seconds": 1.2}
 
 `island` is what the region was cut out of, and `choice` the numbers of its ops there, those computed again after a `+`.
 Times are missing from rows whose status is not `ok`. Lastly, a line for each island says how it was cut, a move from one
@@ -47,6 +47,8 @@ class Measured:
     device_us: float = math.inf
     host_us: float = math.inf
     peak_bytes: int | None = None
+    seconds: float | None = None
+    """What compiling, checking and measuring it took."""
 
     @property
     def ok(self) -> bool:
@@ -165,7 +167,7 @@ def _graph(content: Any) -> Graph:
 def _row(content: Mapping[str, Any]) -> Measured:
     names = ("region", "family", "island", "choice", "executor", "variant", "status")
     times = (math.inf if content.get(name) is None else float(content[name]) for name in ("device_us", "host_us"))
-    return Measured(*(str(content[name]) for name in names), *times, content.get("peak_bytes"))
+    return Measured(*(str(content[name]) for name in names), *times, content.get("peak_bytes"), content.get("seconds"))
 
 
 def _island(content: Mapping[str, Any]) -> Island:

@@ -13,8 +13,8 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-Choice = tuple[str, str]
-"""An executor and one of its variants."""
+from fuseplan.search.spending import Choice, Rule, floored
+
 Asked = tuple[str, Choice]
 """What can be measured: the key of a region, and a choice."""
 
@@ -29,6 +29,8 @@ UNSURE_SPREAD = 0.5
 AUDITED = 0.03
 """The share of measurements that are drawn among those that seem not worth it: what they show is how far off the model is
 where nobody looks."""
+AUDITED_FROM = 8
+"""From so many measurements on, at least one is drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,17 +222,25 @@ def pick(
     measured: int = 0,
     audited: int = 0,
     seed: int = 0,
+    rule: Rule = floored,
 ) -> Picked:
     """At most so many measurements, by expected loss over cost, and the audits that are due; `among` these keys alone.
 
-    `measured` and `audited` are how many there have been. The same question has the same answer.
+    `measured` and `audited` are how many there have been; `rule` says what the cost counts for. The same question has the
+    same answer.
     """
     values = {one: value for one, value in worth(plans).items() if among is None or one[0] in among}
-    costs = {(unit.key, choice): way.cost_s for plan in plans for unit in plan for choice, way in unit.ways.items()}
+    costs = {(u.key, choice): rule(way.cost_s) for plan in plans for u in plan for choice, way in u.ways.items()}
     asked = sorted((one for one in values if values[one] > 0), key=lambda one: (-values[one] / costs[one], one))[:most]
     skipped = sorted((one for one in values if values[one] == 0), key=lambda one: _drawn(one, seed))
-    due = math.floor(AUDITED * (measured + len(asked)) + _drawn(("due", ("", "")), seed)) - audited if asked else 0
+    due = _due(measured + len(asked), seed) - audited
     return Picked(tuple(asked), tuple(skipped[: max(0, due)]))
+
+
+def _due(measured: int, seed: int) -> int:
+    """How many of so many measurements are drawn."""
+    drawn = math.floor(AUDITED * measured + _drawn(("due", ("", "")), seed))
+    return max(drawn, 1) if measured >= AUDITED_FROM else drawn
 
 
 def _drawn(asked: Asked, seed: int) -> float:

@@ -15,6 +15,7 @@ from fuseplan.graph import Graph
 from fuseplan.search.acquisition import SURE, Asked, Estimate, Unit, pick
 from fuseplan.search.costs import PLAIN, Case, Choice, RegionCosts, Way, units_of
 from fuseplan.search.solve import WholeSolution, two_clock
+from fuseplan.search.spending import cost_of
 from fuseplan.segment import Region
 from fuseplan.tuning.session import Audit
 
@@ -25,10 +26,6 @@ Wanted = list[tuple[Case, tuple[Choice, ...]]]
 """Regions, each with the choices to measure."""
 Parts = Sequence[tuple[RegionCosts, Region]]
 """All that one way to run a program runs, each region with the costs of its graph."""
-COST_S = {"aten": 0.3, "inductor": 2.5, "nvfuser": 1.5}
-"""What compiling, checking and timing a region take, about; only how they compare counts."""
-TUNED_S = 10.0
-"""The same for a variant that searches by itself."""
 STEP = 0.01
 """By how much clocks are set forward to see which of them a program waits for."""
 
@@ -134,12 +131,6 @@ def _estimate(choice: Choice, way: Way, device: float, host: float, fixed: bool)
     return Estimate(
         us, way.spread * max(share, 0.1), way.unsure, cost_of(choice), 0.0 if choice == PLAIN else way.fails
     )
-
-
-def cost_of(choice: Choice) -> float:
-    """The seconds that a choice takes to be measured, about."""
-    executor, variant = choice
-    return COST_S.get(executor, 2.0) if variant == "default" or executor == "aten" else TUNED_S
 
 
 def prices(calls: Sequence[tuple[float, float]], launch: str) -> tuple[float, float]:

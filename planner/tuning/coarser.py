@@ -82,6 +82,8 @@ class Coarser:
             most -= len(wanted)
             asked.update(case.region.key for case, _ in wanted)
             self.search.book.measure(wanted)
+            if active is not None:
+                self.search.session.audit = active.audit()
 
     def plans(self) -> list[tuple[Cuts, float]]:
         """What beats the cut by what was measured, with the µs that it saves: all that wins and does not overlap, the best

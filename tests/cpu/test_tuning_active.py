@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fuseplan.capture.trace import Trace
 from fuseplan.measure.jobs import RaceRegion
 from fuseplan.models import Asked, Machine, Prediction, Roofline, Row
+from fuseplan.search.acquisition import AUDITED_FROM
 from fuseplan.tune import Tuner, tune
 from fuseplan.tuning import tuner
 from fuseplan.tuning.keep import Tuned
@@ -113,9 +114,10 @@ def test_less_is_measured_for_as_good_a_cut_and_some_of_the_rest_is_audited(
     (audit,) = query(tmp_path / "less.db", "SELECT audited, audit_error, audit_within FROM run")
     drawn = query(tmp_path / "all.db", "SELECT audited, audit_error, audit_within FROM run")
     assert list(map(tuple, drawn)) == [(0, None, None)]
-    if audit[0]:
-        assert audit[1] < 4 * SPREAD
-        assert 0 <= audit[2] <= 1
+    assert less.measured >= AUDITED_FROM
+    assert 1 <= audit[0] <= max(1, 0.05 * less.measured)
+    assert audit[1] < 4 * SPREAD
+    assert 0 <= audit[2] <= 1
 
 
 def test_without_measuring_what_the_database_has_counts(trace: Trace, tmp_path: Path) -> None:

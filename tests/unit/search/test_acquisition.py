@@ -7,7 +7,8 @@ import random
 
 import pytest
 
-from fuseplan.search.acquisition import AUDITED, Asked, Choice, Estimate, Plan, Unit, pick, worth
+from fuseplan.search.acquisition import AUDITED, AUDITED_FROM, Asked, Choice, Estimate, Plan, Unit, pick, worth
+from fuseplan.search.spending import cost_of
 
 ATEN, INDUCTOR, NVFUSER = ("aten", "default"), ("inductor", "default"), ("nvfuser", "default")
 
@@ -74,6 +75,14 @@ def test_cheap_measurements_come_first() -> None:
     assert [key for key, _ in found.worth] == ["cheap", "dear"]
 
 
+def test_what_costs_next_to_nothing_is_not_free() -> None:
+    """Else all such are measured before the first that is worth more."""
+    much = unit("much", inductor=Estimate(10.0), nvfuser=Estimate(10.0, 0.2, cost_s=cost_of(NVFUSER)))
+    little = unit("little", inductor=Estimate(8.0), aten=Estimate(8.0, 0.2, cost_s=cost_of(ATEN)))
+    assert [key for key, _ in pick([[much, little]], 8).worth] == ["much", "little"]
+    assert [key for key, _ in pick([[much, little]], 8, rule=lambda seconds: seconds).worth] == ["little", "much"]
+
+
 def test_a_few_of_those_that_are_skipped_are_audited_always_the_same() -> None:
     skipped = [unit(f"s{i}", inductor=Estimate(0.01, 0.3)) for i in range(100)]
     asked = [unit(f"a{i}", inductor=Estimate(10.0), nvfuser=Estimate(10.0, 0.2)) for i in range(10)]
@@ -86,6 +95,19 @@ def test_a_few_of_those_that_are_skipped_are_audited_always_the_same() -> None:
         measured += len(found.worth) + len(found.audit)
     assert 0.02 <= len(audits) / measured <= 0.05
     assert abs(len(audits) - AUDITED * measured) < 2
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_small_run_is_audited_too(seed: int) -> None:
+    asked = [unit(f"a{i}", inductor=Estimate(10.0), nvfuser=Estimate(10.0, 0.2)) for i in range(4)]
+    skipped = unit("s", inductor=Estimate(0.01, 0.3))
+    plan = [*asked, skipped]
+    first = pick([plan], 4, measured=AUDITED_FROM - 4, seed=seed)
+    assert first.audit == (("s", INDUCTOR),)
+    assert pick([plan], 4, measured=AUDITED_FROM - 4, audited=1, seed=seed).audit == ()
+    assert pick([[*asked]], 4, measured=AUDITED_FROM - 4, seed=seed).audit == ()  # nothing was skipped
+    late = pick([[skipped]], 4, measured=AUDITED_FROM, seed=seed)
+    assert (late.worth, late.audit) == ((), (("s", INDUCTOR),))  # what is due is drawn though nothing else is left
 
 
 class World:
