@@ -42,7 +42,20 @@ def losses(text: str) -> list[float]:
 
 
 def tune(cwd: Path, *options: str) -> None:
-    done = called(*FUSEPLAN, "tune", "traces", "--effort", "quick", "--db", "tuning.db", "--json", *options, cwd=cwd)
+    done = called(
+        *FUSEPLAN,
+        "tune",
+        "traces",
+        "--effort",
+        "quick",
+        "--budget",
+        "150s",
+        "--db",
+        "tuning.db",
+        "--json",
+        *options,
+        cwd=cwd,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
 
 
