@@ -111,7 +111,7 @@ class Heads:
         }
         arrays |= {f"support/{name}": one for name, one in self.support.arrays().items()}
         file = io.BytesIO()
-        np.savez_compressed(file, meta=np.array(json.dumps(meta)), **arrays)
+        np.savez_compressed(file, allow_pickle=False, meta=np.array(json.dumps(meta)), **arrays)
         return file.getvalue()
 
     @staticmethod

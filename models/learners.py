@@ -206,9 +206,8 @@ CHOSEN = "boosting + extra-trees + kernel-ridge"
 def fitted_of(arrays: Mapping[str, Array]) -> Fitted:
     """What `arrays` of any family gave."""
     if "kernel" in arrays:
-        names = ("mean", "scale", "centres", "weights")
         gamma, base = map(float, arrays["kernel"])
-        return Kernel(*(arrays[name] for name in names), gamma=gamma, base=base)
+        return Kernel(arrays["mean"], arrays["scale"], arrays["centres"], arrays["weights"], gamma, base)
     if "roots" in arrays:
         return Forest.of(arrays)
     parts: dict[str, dict[str, Array]] = {}

@@ -165,9 +165,14 @@ def _graph(content: Any) -> Graph:
 
 
 def _row(content: Mapping[str, Any]) -> Measured:
-    names = ("region", "family", "island", "choice", "executor", "variant", "status")
-    times = (math.inf if content.get(name) is None else float(content[name]) for name in ("device_us", "host_us"))
-    return Measured(*(str(content[name]) for name in names), *times, content.get("peak_bytes"), content.get("seconds"))
+    region, family, island, choice, executor, variant, status = (
+        str(content[name]) for name in ("region", "family", "island", "choice", "executor", "variant", "status")
+    )
+    device_us, host_us = (
+        math.inf if content.get(name) is None else float(content[name]) for name in ("device_us", "host_us")
+    )
+    peak = content.get("peak_bytes")
+    return Measured(region, family, island, choice, executor, variant, status, device_us, host_us, peak)
 
 
 def _island(content: Mapping[str, Any]) -> Island:

@@ -122,9 +122,11 @@ class Forest:
     @staticmethod
     def of(arrays: Mapping[str, Array]) -> Forest:
         """What `arrays` gave. Raises KeyError where something is missing."""
-        names = ("feature", "threshold", "child", "value", "roots")
         base, depth, mean = arrays["base"]
-        return Forest(*(arrays[name] for name in names), base=float(base), depth=int(depth), mean=bool(mean))
+        return Forest(
+            arrays["feature"], arrays["threshold"], arrays["child"], arrays["value"], arrays["roots"],
+            float(base), int(depth), bool(mean),
+        )  # fmt: skip
 
 
 def of_boosting(model: Any) -> Forest:

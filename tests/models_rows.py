@@ -76,7 +76,7 @@ def time_of(work: Work, executor: str) -> float:
 def made_up_rows(count: int, seed: int = 0, noise: float = 0.05, slower: float = 1.0) -> list[Row]:
     """Rows of that machine, three of each region; nvFuser fails at matmuls."""
     chance = random.Random(seed)
-    rows = []
+    rows: list[Row] = []
     while len(rows) < count:
         work = made_up_work(chance)
         for executor in EXECUTORS:

@@ -38,9 +38,9 @@ def rows_of(path: Path) -> list[Rows]:
         except GraphError:
             continue  # `fuseplan db check` tells of it
         headers[name] = {"device": device, "cpu" if device == "cpu" else "gpu": name}
-        times = (math.inf if time is None else float(time) for time in (device_us, host_us))
+        device_us, host_us = (math.inf if time is None else float(time) for time in (device_us, host_us))
         family = f"own{int(key[:8], 16) % PARTS}"
-        row = Measured(key, family, key, "", executor, variant, status, *times, peak)
+        row = Measured(key, family, key, "", executor, variant, status, device_us, host_us, peak)
         rows.setdefault(name, {})[key, executor, variant] = row
     return [
         Rows({"environment": headers[name]}, tuple(mine.values()), graphs[name]) for name, mine in sorted(rows.items())

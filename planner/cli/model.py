@@ -47,7 +47,7 @@ def info(file: Path | None, as_json: bool) -> None:
     from fuseplan.models.rows import packaged
 
     kept = sorted(path.name for path in _folder(file).glob("*.npz"))
-    found = {
+    found: dict[str, Any] = {
         "features_version": VERSION,
         "features": [{"name": one.name, "group": one.group, "reason": one.reason} for one in FEATURES],
         "functions": CHOSEN,
