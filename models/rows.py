@@ -171,8 +171,8 @@ def _row(content: Mapping[str, Any]) -> Measured:
     device_us, host_us = (
         math.inf if content.get(name) is None else float(content[name]) for name in ("device_us", "host_us")
     )
-    peak = content.get("peak_bytes")
-    return Measured(region, family, island, choice, executor, variant, status, device_us, host_us, peak)
+    peak, seconds = content.get("peak_bytes"), content.get("seconds")
+    return Measured(region, family, island, choice, executor, variant, status, device_us, host_us, peak, seconds)
 
 
 def _island(content: Mapping[str, Any]) -> Island:

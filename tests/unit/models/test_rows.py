@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import lzma
+import math
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from fuseplan.errors import OptionError
+from fuseplan.errors import OptionError, StoreError
 from fuseplan.models.rows import Cut, Island, Measured, Rows, device_name, packaged, read_header, read_rows, write_rows
 from fuseplan.models.shipped import machine_of
+from fuseplan.tuning_db.training import rows_of
 from models_rows import shipped_file
 from small_graphs import graph, op, tensor
+from stored import CPU, GELU, HERE, RELU, measurement, store_at
 
 X = tensor(64, 64)
 REGION = graph({"x": X}, op("exp.default", ("%x",), ("y", X)), out="y")
@@ -93,3 +96,21 @@ def test_the_rows_that_ship_are_many_and_of_every_executor() -> None:
     graphs = {line["graph"] for line in lines if "graph" in line}
     assert {line["region"] for line in good} <= graphs
     assert sum(path.stat().st_size for path in packaged()) < 5e6
+
+
+def test_measurements_of_a_database_are_rows_by_device(tmp_path: Path) -> None:
+    store = store_at(tmp_path / "tuned.db")
+    good = measurement()
+    store.add_measurements(RELU, [good, measurement(executor="aten", status="wrong", device_us=None, host_us=None)])
+    store.add_measurements(RELU, [measurement(executor="nvfuser", status="refused", device_us=None, host_us=None)])
+    store.add_measurements(GELU, [measurement(GELU, environment=CPU, device_us=40.0)])
+    store.close()
+    by_device = {device_name(one.header): one for one in rows_of(tmp_path / "tuned.db")}
+    gpu = by_device[str(HERE.gpu)]
+    assert [(row.executor, row.device_us, row.ok) for row in sorted(gpu.rows, key=lambda row: row.executor)] == [
+        ("aten", math.inf, False), ("inductor", 12.5, True)
+    ]  # fmt: skip
+    assert gpu.graphs == {RELU.key: RELU}
+    assert [row.device_us for row in by_device[str(CPU.cpu)].rows] == [40.0]
+    with pytest.raises(StoreError):
+        rows_of(tmp_path / "none.db")
