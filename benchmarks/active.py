@@ -111,15 +111,25 @@ def print_rows(rows: Mapping[str, Any]) -> None:
 
 
 def replay(path: Path | None) -> dict[str, Any]:
-    """Regret against measurements spent, on rows."""
-    from benchmarks.active_replay import of_models, summary
+    """Regret against what is spent, on rows: the budget counted in rows and in seconds, our rule beside others."""
+    from benchmarks.active_replay import BUDGETS, OURS, RULES, fits_of, of_plans, side_by_side
     from fuseplan.models.evaluation.data import Data
     from fuseplan.models.rows import packaged, read_rows
 
     chosen = path or next(one for one in packaged() if "h200" in one.name)
-    found = of_models(Data.of([read_rows(chosen)]))
+    data = Data.of([read_rows(chosen)])
+    fits = fits_of(data)
     plans = {
-        name: [{"share": p.share, "measured": p.measured, "rows": p.rows, "regret": round(p.regret, 5)} for p in points]
-        for name, points in found.items()
+        budget: {
+            name: [_point(one) for one in points] for name, points in of_plans(data, fits, RULES[OURS], budget).items()
+        }
+        for budget in BUDGETS
     }
-    return {"rows": chosen.name, "by share": summary(found), "plans": plans}
+    return {"rows": chosen.name, "ours": OURS, "by budget": side_by_side(data, fits), "plans": plans}
+
+
+def _point(one: Any) -> dict[str, Any]:
+    return {
+        "share": one.share, "spent": round(one.spent, 4), "measured": one.measured, "rows": one.rows,
+        "regret": round(one.regret, 5),
+    }  # fmt: skip

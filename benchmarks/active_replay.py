@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import mean
 from typing import Any
@@ -10,16 +11,46 @@ from typing import Any
 from fuseplan.models import CostModel, Prediction
 from fuseplan.models.evaluation.choices import best_us
 from fuseplan.models.evaluation.data import MADE_UP, Data, Decision
-from fuseplan.models.evaluation.replay import Plan, Point, plans_of
+from fuseplan.models.evaluation.replay import Plan, sessions_of
 from fuseplan.models.evaluation.splits import heads_of, left_out
+from fuseplan.models.heads import Heads
 from fuseplan.models.learned import Learned
 from fuseplan.search.acquisition import Asked, Estimate, Unit, pick
+from fuseplan.search.spending import Rule, cost_of, floored
 
 SHARES = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4)
 AT_ONCE = 12
 """Measurements between which the model hears of none."""
 ALTERNATIVES = 4
 """Cuts of an island that are weighed against the best, by what they take at best."""
+UNKNOWN_S = 0.1
+"""What a row counts for that does not say how long it took."""
+ROWS, SECONDS = "rows", "seconds"
+BUDGETS: Mapping[str, Callable[[Data, int], float]] = {
+    ROWS: lambda data, row: 1.0,
+    SECONDS: lambda data, row: data.measured[row].seconds or UNKNOWN_S,
+}
+"""What a measurement takes of the budget: one row of all, or its seconds of those that exhaustive measuring takes."""
+OURS = "cost, with a floor"
+RULES: Mapping[str, Rule] = {
+    OURS: floored,
+    "cost": lambda seconds: seconds,
+    "root of cost": math.sqrt,
+    "equal": lambda seconds: 1.0,
+}
+"""By what the worth of a measurement is divided: what the planner does, and others to compare it with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """What a plan came to, when so large a share of its budget might be spent."""
+
+    share: float
+    spent: float
+    """The share that was."""
+    measured: int
+    rows: int
+    regret: float
 
 
 @dataclass
@@ -29,6 +60,7 @@ class Replayed:
     data: Data
     plan: Plan
     model: CostModel
+    rule: Rule = floored
     measured: set[int] = field(default_factory=set)
     audited: int = 0
     _told: dict[int, Prediction] = field(default_factory=dict)
@@ -40,15 +72,23 @@ class Replayed:
         for row in self.rows:
             seen = self.data.measured[row]
             self.row_of[seen.region, (seen.executor, seen.variant)] = row
-        self._hear([])
+        self.hear([])
 
-    def step(self, most: int) -> bool:
-        """Measure at most so much of what is worth it; False where nothing is."""
-        found = pick(self._ways(), most, measured=len(self.measured), audited=self.audited)
+    def wanted(self) -> list[int]:
+        """Rows that are worth it, the best first, and what is audited beside them; nothing where nothing is worth it."""
+        found = pick(self._ways(), AT_ONCE, measured=len(self.measured), audited=self.audited, rule=self.rule)
+        if not found.worth:
+            return []
         self.audited += len(found.audit)
-        rows = [self.row_of[one] for one in (*found.worth, *found.audit)][:most]
-        self._hear(rows)
-        return bool(found.worth)
+        return [self.row_of[one] for one in (*found.worth, *found.audit)][:AT_ONCE]
+
+    def hear(self, rows: Sequence[int]) -> None:
+        """Measure some rows."""
+        self.measured.update(rows)
+        self.model.update([self.data.rows[row] for row in rows])
+        left = [row for row in self.rows if row not in self.measured]
+        self._told = dict(zip(left, self.model.predict([self.data.asked[row] for row in left]), strict=True))
+        self._units: dict[str, Unit] = {}
 
     def chosen_us(self) -> float:
         """What would be chosen now takes so long."""
@@ -57,13 +97,6 @@ class Replayed:
             units = min(([self._unit(key) for key in cut.units] for cut in decision.cuts), key=_expected)
             total += sum(self.data.measured[self.row_of[unit.key, unit.chosen]].device_us for unit in units)
         return total
-
-    def _hear(self, rows: Sequence[int]) -> None:
-        self.measured.update(rows)
-        self.model.update([self.data.rows[row] for row in rows])
-        left = [row for row in self.rows if row not in self.measured]
-        self._told = dict(zip(left, self.model.predict([self.data.asked[row] for row in left]), strict=True))
-        self._units: dict[str, Unit] = {}
 
     def _ways(self) -> list[list[Unit]]:
         """The best cut of each island together, and all that differ from it in the cut of one island."""
@@ -91,7 +124,7 @@ class Replayed:
                 yield choice, Estimate(one.device_us)
             else:
                 told = self._told[one.row]
-                yield choice, Estimate(told.device_us, told.spread, told.unsure)
+                yield choice, Estimate(told.device_us, told.spread, told.unsure, cost_of(choice))
 
 
 def _expected(units: Sequence[Unit]) -> float:
@@ -102,41 +135,79 @@ def _at_best(units: Sequence[Unit]) -> float:
     return sum(min(way.low for way in unit.ways.values()) for unit in units)
 
 
-def replayed(data: Data, plan: Plan, model: CostModel, shares: Sequence[float] = SHARES) -> list[Point]:
-    """The regret of one plan after each share of its rows, or of as many of them as were worth it."""
-    state = Replayed(data, plan, model)
-    best = sum(best_us(data, one) for one in plan.decisions)
-    points = []
-    worth_it = True
+def replayed(
+    data: Data,
+    plan: Plan,
+    model: CostModel,
+    shares: Sequence[float] = SHARES,
+    *,
+    rule: Rule = floored,
+    budget: str = ROWS,
+) -> list[Point]:
+    """The regret of one plan after each share of its budget, or of as much of it as was worth it.
+
+    A measurement that the rest of the budget is not enough for is not begun, nor is another.
+    """
+    state = Replayed(data, plan, model, rule)
+    takes = {row: BUDGETS[budget](data, row) for row in state.rows}
+    best, whole = sum(best_us(data, one) for one in plan.decisions), sum(takes.values())
+    spent, points = 0.0, []
     for share in shares:
-        budget = int(share * len(state.rows))
-        while worth_it and len(state.measured) < budget:
-            worth_it = state.step(max(1, min(AT_ONCE, budget - len(state.measured))))
+        while rows := _within(state.wanted(), takes, share * whole - spent):
+            state.hear(rows)
+            spent += sum(takes[row] for row in rows)
         regret = state.chosen_us() / best - 1.0 if best > 0 else 0.0
-        points.append(Point(share, len(state.measured), len(state.rows), regret))
+        points.append(Point(share, spent / whole, len(state.measured), len(state.rows), regret))
     return points
 
 
-def of_models(data: Data, families: Sequence[str] | None = None) -> dict[str, list[Point]]:
-    """The plans of each model family, by a model that was fitted on all others; `families` names some."""
-    found: dict[str, list[Point]] = {}
-    for split in left_out(data):
-        chosen = not split.name.startswith(MADE_UP) if families is None else split.name in families
-        plans = plans_of(split.decisions)
-        if chosen and plans:
-            heads = heads_of(data, split.train)
-            found |= {plan.name: replayed(data, plan, Learned(heads)) for plan in plans}
+def _within(rows: Sequence[int], takes: Mapping[int, float], left: float) -> list[int]:
+    """As many of the first as there is budget left for."""
+    found = []
+    for row in rows:
+        left -= takes[row]
+        if left < -1e-9:
+            break
+        found.append(row)
     return found
 
 
-def summary(found: dict[str, list[Point]]) -> dict[str, Any]:
-    """By share, the mean regret and the largest, and the share of rows that was really spent."""
+Fitted = Sequence[tuple[Plan, Heads]]
+
+
+def fits_of(data: Data, families: Sequence[str] | None = None) -> Fitted:
+    """The plans of each model family, with a fit on all others; `families` names some."""
+    found: list[tuple[Plan, Heads]] = []
+    for split in left_out(data):
+        chosen = not split.name.startswith(MADE_UP) if families is None else split.name in families
+        plans = [plan for session in sessions_of(split.decisions) for plan in session.plans]
+        if chosen and plans:
+            heads = heads_of(data, split.train)
+            found += [(plan, heads) for plan in plans]
+    return found
+
+
+def of_plans(data: Data, fits: Fitted, rule: Rule = floored, budget: str = ROWS) -> dict[str, list[Point]]:
+    """All plans, each by a model that has seen nothing of its family."""
+    return {plan.name: replayed(data, plan, Learned(heads), rule=rule, budget=budget) for plan, heads in fits}
+
+
+def side_by_side(data: Data, fits: Fitted) -> dict[str, Any]:
+    """By budget and by rule, the regret by share."""
+    return {
+        budget: {name: summary(of_plans(data, fits, rule, budget)) for name, rule in RULES.items()}
+        for budget in BUDGETS
+    }
+
+
+def summary(found: Mapping[str, Sequence[Point]]) -> dict[str, Any]:
+    """By share, the mean regret and the largest, and the share that was really spent."""
     rows = {}
     for i, share in enumerate(SHARES):
         points = [points[i] for points in found.values()]
         rows[f"{share:g}"] = {
             "regret_mean": round(mean(one.regret for one in points), 5),
             "regret_max": round(max(one.regret for one in points), 5),
-            "spent": round(sum(one.measured for one in points) / max(1, sum(one.rows for one in points)), 4),
+            "spent": round(mean(one.spent for one in points), 4),
         }
     return rows
