@@ -25,6 +25,8 @@ class Panel:
     steps: bool = False
     points: Mapping[str, Points] = field(default_factory=dict)
     """Dots by name, in colours after those of the lines."""
+    names_left: bool = False
+    """Whether the names of lines stand at the left, where lines that rise leave room."""
 
     def svg(self) -> str:
         """The panel as the inside of an SVG element."""
@@ -53,7 +55,8 @@ class Panel:
             colour = COLOURS[number % len(COLOURS)]
             path = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in (_stairs(line) if self.steps else line))
             parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"/>')
-            parts.append(svg_text(WIDTH - RIGHT - 4, TOP + 14 * (number + 1), name, "end", colour=colour))
+            at, anchor = (LEFT + 6, "start") if self.names_left else (WIDTH - RIGHT - 4, "end")
+            parts.append(svg_text(at, TOP + 14 * (number + 1), name, anchor, colour=colour))
         return "\n".join(parts)
 
 

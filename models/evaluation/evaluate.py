@@ -108,6 +108,7 @@ def _one(asked: tuple[Split, bool]) -> Found:
 def _figures(data: Data, outside: Sequence[Found], inside: Sequence[Found]) -> dict[str, Any]:
     models = list(outside[0].device)
     return {
+        "command": "fuseplan model evaluate --plots benchmarks/results",
         "rows": _rows(data),
         "features_version": VERSION,
         "family_of_functions": CHOSEN,
@@ -128,6 +129,7 @@ def _rows(data: Data) -> dict[str, Any]:
     names = sorted({row.executor for row in usable})
     return {
         "machine": data.machine.name,
+        "measured_with": {name: data.header.get(name) for name in ("environment", "command", "commit", "when")},
         "measured": len(data.measured),
         "with_times": len(usable),
         "regions": len({row.region for row in usable}),

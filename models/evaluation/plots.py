@@ -60,4 +60,4 @@ def _regrets(report: Report) -> Panel:
 
 def _coverage(report: Report) -> Panel:
     lines = {"as promised": [(50.0, 50.0), (95.0, 95.0)], **report.coverage}
-    return Panel("Intervals", "promised, %", "held, %", lines)
+    return Panel("Intervals", "promised, %", "held, %", lines, names_left=True)
