@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from threading import Thread
 from time import monotonic
 
 from fuseplan.capture.trace import Trace
@@ -182,16 +184,33 @@ class Tuner:
         )  # fmt: skip
 
     def _model(self) -> CostModel:
+        """What predicts times. On a GPU its first fit, which takes seconds, passes while workers start and calibrate; a CPU
+        that is calibrated has no core to spare."""
         try:
             file = self.store.file.path
         except StoreError:
             file = None  # nothing is kept
-        return cost_model(self.settings.model, self._machine(), None if file is None else file.parent / "models")
+        name, folder = self.settings.model, None if file is None else file.parent / "models"
+        if self.machine is not None or not self.environment.gpu:
+            return cost_model(name, self._machine(), folder)
+
+        def fit() -> None:
+            with suppress(FuseplanError):  # which is raised again below
+                cost_model(name, self._guess(), folder)
+
+        fitting = Thread(target=fit, name="fitting", daemon=True)
+        fitting.start()
+        machine = self._machine()
+        fitting.join()
+        return cost_model(name, machine, folder)
+
+    def _guess(self) -> Machine:
+        return Machine.guess(self.environment.gpu or self.environment.cpu or "")
 
     def _machine(self) -> Machine:
         """The rates of this device; measured once, where anything is measured at all."""
         if self.machine is None:
-            self.machine = Machine.guess(self.environment.gpu or self.environment.cpu or "")
+            self.machine = self._guess()
             if Effort.named(self.effort).measures:
                 (outcome,) = self.pool.map([Calibrate()])
                 self.machine = self.machine.calibrated(outcome.machine)

@@ -8,13 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
+from threading import Event
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from fuseplan.capture.trace import Trace
-from fuseplan.measure.jobs import RaceRegion
+from fuseplan.measure.jobs import Calibrate, Job, Outcome, RaceRegion
 from fuseplan.models import Asked, Machine, Prediction, Roofline, Row
 from fuseplan.search.acquisition import AUDITED_FROM
 from fuseplan.tune import Tuner, tune
@@ -23,7 +25,7 @@ from fuseplan.tuning.keep import Tuned
 from fuseplan.tuning.ledger import Settings
 from fuseplan.tuning.progress import Silent
 from fuseplan.tuning.subject import traces_of
-from fuseplan.tuning_db import Places, Store
+from fuseplan.tuning_db import Environment, Places, Store
 from replaying import ReplayingPool
 
 SPREAD = 0.03
@@ -134,6 +136,39 @@ def test_without_measuring_what_the_database_has_counts(trace: Trace, tmp_path: 
     assert silent.measured == []
     assert found.status == "unverified"
     assert first.measured > 0
+
+
+GPU = Environment(
+    "cuda", "2.13.0", gpu="A GPU", gpu_sms=8, gpu_l2_mib=8, gpu_memory_gib=8, cuda="13.0", inductor="2.13.0"
+)
+
+
+@pytest.mark.parametrize("here", [GPU, None], ids=["gpu", "cpu"])
+def test_a_fit_for_a_gpu_does_not_wait_for_the_workers(
+    trace: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: Environment | None
+) -> None:
+    """On a CPU it does: there the workers measure what the fit would take part of."""
+    events: list[str] = []
+    fitted = Event()
+
+    def fit(name: str, machine: Machine, folder: Path | None) -> Roofline:
+        events.append("fit")
+        fitted.set()
+        return Roofline(machine)
+
+    class Starting(ReplayingPool):
+        def map(self, jobs: Sequence[Job], *args: Any, **options: Any) -> list[Outcome]:
+            if any(isinstance(job, Calibrate) for job in jobs):
+                fitted.wait(20 if here else 0)
+                events.append("calibrated")
+            return super().map(jobs, *args, **options)
+
+    monkeypatch.setattr(tuner, "cost_model", fit)
+    store = Store(Places(user=tmp_path / "db.sqlite3"))
+    found = Tuner(store, Starting(), "cpu", "quick", Settings(), Silent(), here=here)
+    list(found.tune(trace, ("plain",)))
+    store.close()
+    assert events[:3] == (["fit", "calibrated", "fit"] if here else ["calibrated", "fit"])
 
 
 def test_a_model_that_there_is_not_is_refused(trace: Trace) -> None:
