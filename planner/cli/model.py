@@ -44,7 +44,7 @@ def info(file: Path | None, as_json: bool) -> None:
     """Show the rows that ship, the features with the reason for each, and the fits that are kept."""
     from fuseplan.models.features import FEATURES, VERSION
     from fuseplan.models.learners import CHOSEN, FAMILIES
-    from fuseplan.models.rows import packaged
+    from fuseplan.models.rows import counts, packaged
 
     kept = sorted(path.name for path in _folder(file).glob("*.npz"))
     found: dict[str, Any] = {
@@ -52,7 +52,7 @@ def info(file: Path | None, as_json: bool) -> None:
         "features": [{"name": one.name, "group": one.group, "reason": one.reason} for one in FEATURES],
         "functions": CHOSEN,
         "compared": list(FAMILIES),
-        "rows": [_counts(path) for path in packaged()],
+        "rows": [counts(path) for path in packaged()],
         "folder": str(_folder(file)),
         "fits": kept,
     }
@@ -156,39 +156,23 @@ def _folder(file: Path | None) -> Path:
     return _user(file).parent / "models"
 
 
-def _counts(path: Path) -> dict[str, Any]:
-    from fuseplan.models.rows import device_name, read_rows
-
-    rows = read_rows(path)
-    good = [row for row in rows.rows if row.ok]
-    return {
-        "file": path.name,
-        "machine": device_name(rows.header),
-        "when": rows.header.get("when"),
-        "rows": len(good),
-        "failed": len(rows.rows) - len(good),
-        "regions": len({row.region for row in good}),
-        "families": len({row.family for row in good}),
-        "islands": len(rows.islands),
-    }
-
-
 def _of_one_machine(files: Sequence[Path], database: Path | None, machine: str | None) -> list[Rows]:
     """The rows of the machine that was named, or else of the one that has the most."""
-    from fuseplan.models.rows import device_name, packaged, read_rows
+    from fuseplan.models.rows import device_name, packaged, read_header, read_rows
     from fuseplan.tuning_db.training import rows_of
 
-    found = [read_rows(path) for path in (files or packaged())]
-    if database is not None:
-        found += rows_of(database)
+    paths = {path: device_name(read_header(path)) for path in (files or packaged())}
+    own = [] if database is None else rows_of(database)
+    known = sorted({*paths.values(), *(device_name(one.header) for one in own)})
+    wanted = [name for name in known if machine is None or machine.lower() in name.lower()]
+    if not wanted:
+        raise OptionError(
+            f"there are no rows of {machine or 'any machine'}; there are rows of: {', '.join(known) or 'none'}"
+        )
+    found = [read_rows(path) for path, name in paths.items() if name in wanted]
     by_name: dict[str, list[Rows]] = {}
-    for one in found:
+    for one in [*found, *(one for one in own if device_name(one.header) in wanted)]:
         by_name.setdefault(device_name(one.header), []).append(one)
-    if machine is not None:
-        by_name = {name: rows for name, rows in by_name.items() if machine.lower() in name.lower()}
-    if not by_name:
-        known = ", ".join(sorted({device_name(one.header) for one in found})) or "none"
-        raise OptionError(f"there are no rows of {machine or 'any machine'}; there are rows of: {known}")
     return max(by_name.values(), key=lambda rows: sum(len(one.rows) for one in rows))
 
 

@@ -17,7 +17,8 @@ from fuseplan.errors import OptionError
 from fuseplan.models import Machine, Prediction, Row
 from fuseplan.models.evaluation import Data, metrics
 from fuseplan.models.evaluation.choices import best_us, candidates, executor_regrets, island_regrets
-from fuseplan.models.evaluation.evaluate import Report, limits_met
+from fuseplan.models.evaluation.evaluate import Report
+from fuseplan.models.evaluation.limits import limits_met
 from fuseplan.models.evaluation.moves import Moved, moved, table
 from fuseplan.models.evaluation.plots import write_report
 from fuseplan.models.evaluation.replay import replay, sessions_of
