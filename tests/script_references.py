@@ -180,7 +180,7 @@ def a_class(x: Tensor, y: Tensor) -> Any:
     return x + y
 
 
-def a_test(x: Tensor) -> Any:
+def unit_test_case(x: Tensor) -> Any:
     outputs = x + 1.0, x + 5.0
     x.add_(2.0)
     return outputs
@@ -212,7 +212,7 @@ _TODAY: list[Callable[..., Any]] = [
     dimensions, embedding, complex_numbers, scatter, own_helpers,
 ]  # fmt: skip
 _OLD: list[Callable[..., Any]] = [
-    bias_gelu_layer_norm, first_example, half_to_double, window_attention, squeezed, a_class, a_test, numbers,
+    bias_gelu_layer_norm, first_example, half_to_double, window_attention, squeezed, a_class, unit_test_case, numbers,
     rms_norm_vectors, batch_norm, random_numbers,
 ]  # fmt: skip
 

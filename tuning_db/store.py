@@ -5,6 +5,7 @@ Layers are packaged < site < user < memory. The last one exists only where the u
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import threading
 from collections import Counter
@@ -52,7 +53,7 @@ class Store:
         self._lower = [
             (name, Database(path, readonly=True, immutable=name == "packaged"))
             for name, path in (("packaged", where.packaged), ("site", where.site))
-            if path is not None and path.exists()
+            if path is not None and os.path.exists(path)
         ]
         self._memo: dict[tuple[object, ...], tuple[list[object], Any]] = {}
         self._runs: dict[str, Run] = {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ PATIENCE = 100
 
 Facts = Mapping[str, str | float | int | bool | None]
 """What is written beside a value, for people: moves, noise, peak memory."""
+
+_ONE_LEVEL = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -232,10 +235,14 @@ def _storage(storage: str | None) -> str | BaseStorage | None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Optuna reports every trial on stderr; the program that uses us may have a study of its own, and keeps its level."""
-    level = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(max(level, optuna.logging.WARNING))
-    try:
-        yield
-    finally:
-        optuna.logging.set_verbosity(level)
+    """Optuna reports every trial on stderr; the program that uses us may have a study of its own, and keeps its level.
+
+    One thread at a time, since the level is one for all: each device tunes in a thread of its own.
+    """
+    with _ONE_LEVEL:
+        level = optuna.logging.get_verbosity()
+        optuna.logging.set_verbosity(max(level, optuna.logging.WARNING))
+        try:
+            yield
+        finally:
+            optuna.logging.set_verbosity(level)

@@ -121,7 +121,7 @@ def test_what_may_not_be_read(what: str, trace: Trace, good: Path, tmp_path_fact
     path = folder / "a.json"
     path.write_text(trace.to_text())
     for parent in (*folder.parents, Path(os.environ["FUSEPLAN_DB"]).parent):
-        if parent.stat().st_uid == os.getuid() and parent.name.startswith(("pytest-", "databases")):
+        if parent.stat().st_uid == os.getuid() and parent.name.startswith(("pytest-", "popen-", "databases")):
             parent.chmod(parent.stat().st_mode | 0o011)
     path.chmod(0o000 if what == "file" else 0o644)
     folder.chmod(0o000 if what == "folder" else 0o755)

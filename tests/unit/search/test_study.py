@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterable
 from itertools import pairwise, product
 from pathlib import Path
@@ -193,6 +194,22 @@ def test_optuna_keeps_quiet_and_keeps_the_level_that_the_program_set(capfd: pyte
     run(ledger(spelled(cut((0, 1)))))
     assert optuna.logging.get_verbosity() == before == optuna.logging.INFO
     assert capfd.readouterr() == ("", "")
+
+
+def test_optuna_keeps_its_level_also_where_several_threads_search() -> None:
+    ready = threading.Barrier(4)
+
+    def search() -> None:
+        ready.wait()
+        for _ in range(5):
+            run(ledger(spelled(cut((0, 1)))))
+
+    threads = [threading.Thread(target=search) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert optuna.logging.get_verbosity() == optuna.logging.INFO
 
 
 def test_what_cannot_be_used_is_one_line_without_secrets(tmp_path: Path) -> None:
