@@ -114,8 +114,15 @@ def graphs(trace: Trace) -> None:
     GRAPHS.update({graph.key: graph for _, graph in captured(trace.to_json()).graphs})
 
 
-def tuned(trace: Trace, store: Store, pool: ReplayingPool, effort: str = "quick", launch: str = "plain") -> Tuned:
-    (found,) = Tuner(store, pool, "cpu", effort, Settings(), Silent()).tune(trace, (launch,))
+def tuned(
+    trace: Trace,
+    store: Store,
+    pool: ReplayingPool,
+    effort: str = "quick",
+    launch: str = "plain",
+    model: str = "learned",
+) -> Tuned:
+    (found,) = Tuner(store, pool, "cpu", effort, Settings(model=model), Silent()).tune(trace, (launch,))
     return found
 
 
@@ -174,7 +181,7 @@ def test_quick_measures_a_handful_and_full_more(trace: Trace) -> None:
     counts = []
     for effort in ("quick", "full"):
         pool = Across()
-        tuned(trace, Store(Places(user=None)), pool, effort)
+        tuned(trace, Store(Places(user=None)), pool, effort, model="roofline")  # which decides little by itself
         counts.append(len(pool.asked))
         assert len(pool.asked) <= Effort.named(effort).coarse
     assert 0 < counts[0] < counts[1]
