@@ -19,7 +19,7 @@ from fuseplan.models import shipped as shipping
 from fuseplan.models.fitting import fit_heads
 from fuseplan.models.heads import Heads
 from fuseplan.models.learned import Learned
-from fuseplan.models.learners import FAMILIES, fitted_of
+from fuseplan.models.learners import FAMILIES, fitted_of, one_thread
 from fuseplan.models.model import Asked
 from fuseplan.models.rows import Measured, Rows, write_rows
 from fuseplan.models.shipped import own_fit, planner_model, rows_for
@@ -154,7 +154,8 @@ def test_too_few_rows_are_refused() -> None:
 def test_flat_trees_give_what_scikit_learn_gives_for_few_rows_and_for_many(kind: type) -> None:
     chance = np.random.default_rng(0)
     rows = chance.normal(size=(300, 6)).astype(np.float32)
-    model = kind(random_state=0).fit(rows, rows[:, 0] * rows[:, 1] + np.abs(rows[:, 2]))
+    with one_thread():
+        model = kind(random_state=0).fit(rows, rows[:, 0] * rows[:, 1] + np.abs(rows[:, 2]))
     flat = (of_boosting if kind is HistGradientBoostingRegressor else of_trees)(model)
     again = Forest.of(flat.arrays())
     for some in (rows[:3], rows):
