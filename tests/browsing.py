@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -80,3 +82,18 @@ class Watched:
             for one in found
             if one["impact"] in ("serious", "critical")
         ]
+
+
+def sql(file: Path, text: str, *values: object) -> list[tuple[Any, ...]]:
+    """What a database says, by SQL of the tests' own."""
+    connection = sqlite3.connect(f"file:{file}?mode=ro", uri=True)
+    try:
+        return connection.execute(text, values).fetchall()
+    finally:
+        connection.close()
+
+
+def shown(page: Page, selector: str) -> list[float]:
+    """The numbers behind what is shown."""
+    found = page.locator(selector).evaluate_all("all => all.map(one => one.dataset.value)")
+    return [float(value) for value in found if value]

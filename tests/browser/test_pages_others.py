@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import math
-import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +14,9 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import expect
 
-from browsing import Server, serving
+from browsing import Server, serving, shown, sql
 from fuseplan.tuning_db import Run, clock
 from stored import HERE, RELU, measurement, store_at
 from tuned_samples import add_program, key_of, sample_database
@@ -39,19 +38,6 @@ def server(files: tuple[Path, Path]) -> Iterator[Server]:
     with serving(*files) as started:
         yield started
     assert started.errors == [""]
-
-
-def sql(file: Path, text: str, *values: object) -> list[tuple[Any, ...]]:
-    connection = sqlite3.connect(f"file:{file}?mode=ro", uri=True)
-    try:
-        return connection.execute(text, values).fetchall()
-    finally:
-        connection.close()
-
-
-def shown(page: Page, selector: str) -> list[float]:
-    found = page.locator(selector).evaluate_all("all => all.map(one => one.dataset.value)")
-    return [float(value) for value in found if value]
 
 
 WALLS = "SELECT program.key, wall_us, noise_us, plan.json FROM plan JOIN program ON program.id = program_id JOIN environment ON environment.id = environment_id WHERE torch = ?"  # fmt: skip

@@ -11,9 +11,9 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import expect
 
-from browsing import Server, serving
+from browsing import Server, serving, shown, sql
 from fuseplan.tuning_db import Evidence, Raced, RegionEvidence, StoredPlan
 from stored import HERE, INDUCTOR, store_at
 from tuned_samples import add_program, key_of, sample_database
@@ -53,20 +53,6 @@ def server(file: Path) -> Iterator[Server]:
     assert started.errors == [""]
 
 
-def sql(file: Path, text: str, *values: object) -> list[tuple[Any, ...]]:
-    connection = sqlite3.connect(f"file:{file}?mode=ro", uri=True)
-    try:
-        return connection.execute(text, values).fetchall()
-    finally:
-        connection.close()
-
-
-def values(page: Page, selector: str) -> list[float]:
-    """The numbers behind what is shown."""
-    found = page.locator(selector).evaluate_all("all => all.map(one => one.dataset.value)")
-    return [float(value) for value in found if value]
-
-
 PLAN = "SELECT {} FROM plan JOIN program ON program.id = program_id WHERE program.key = ? AND plan.changed_at LIKE ? || '%'"
 
 
@@ -75,15 +61,15 @@ def test_its_numbers_are_those_of_sql(server: Server, file: Path, open_page: Cal
     page, of = opened.page, (key_of(1), "2026-11-20")
     opened.drawn()
     ((wall, best, key),) = sql(file, PLAN.format("wall_us, best_default_us, plan.key"), *of)
-    assert values(page, ".gain .big") == [pytest.approx(best / wall)]
+    assert shown(page, ".gain .big") == [pytest.approx(best / wall)]
     assert "1.42×" in page.locator(".gain").inner_text()
     defaults = sql(file, "SELECT wall_us FROM default_timing JOIN program ON program.id = program_id JOIN environment ON environment.id = environment_id WHERE program.key = ? AND torch = '2.11.0'", of[0])  # fmt: skip
-    assert sorted(values(page, ".bars td")) == sorted([wall, *(us for (us,) in defaults)])
+    assert sorted(shown(page, ".bars td")) == sorted([wall, *(us for (us,) in defaults)])
     each = "json_each(plan.evidence, '$.{}') AS each"
     raced = sql(file, f"SELECT json_extract(each.value, '$.wall_us') FROM plan, {each.format('raced')} WHERE plan.key = ? ORDER BY 1", key)  # fmt: skip
-    assert values(page, ".lanes td") == [us for (us,) in raced if us is not None]
+    assert shown(page, ".lanes td") == [us for (us,) in raced if us is not None]
     regions = sql(file, f"SELECT DISTINCT json_extract(each.value, '$.device_us') FROM plan, {each.format('regions')} WHERE plan.key = ?", key)  # fmt: skip
-    assert sorted(values(page, ".regions td")) == sorted(us for (us,) in regions)
+    assert sorted(shown(page, ".regions td")) == sorted(us for (us,) in regions)
     text = page.locator(".lanes").inner_text()
     assert "output 0 differs from eager" in text
     assert "silent for 60 s" in text
