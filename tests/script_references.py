@@ -81,8 +81,8 @@ def attention(qkv: Tensor) -> Any:
 def integers(a: Tensor, b: Tensor) -> Any:
     return (
         (a.double() / b).trunc().long(), (a.double() / 3).trunc().long(), a / b, a - (a.double() / b).trunc().long() * b,
-        a % b, a & b, a | b, a ^ 3, -a - 1, b * 8, a >> 3, torch.gcd(a, b), a * 0.5, (a > 3).sum(), b.float().prod(1),
-        a.amin(0),
+        a % b, a & b, a | b, a ^ 3, -a - 1, b * 8, a >> 3, torch.gcd(a, b), a.double() * 0.5,
+        a.double().clamp_max(2.7), torch.where(a > 3, a.double(), 0.1), a / 0.3, (a > 3).sum(), b.float().prod(1), a.amin(0),
     )  # fmt: skip
 
 

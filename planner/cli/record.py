@@ -111,7 +111,9 @@ def _text(recording: Recording) -> str:
         count = f"{len(programs)} program{'s' * (len(programs) != 1)}"
         lines.insert(0, f"fuseplan recorded {count} in {recording.folder}:")
     else:
-        lines.append("fuseplan recorded nothing: no program came to torch.compile")
+        lines.append(
+            "fuseplan recorded nothing: no program came to torch.compile; --compile CLASS records modules that run eagerly"
+        )
     lines += [f"  not recorded: {printable(note)}" for note in recording.notes]
     if programs:
         lines.append(f"Tune them with: fuseplan tune {recording.folder}")

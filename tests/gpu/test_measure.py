@@ -24,6 +24,7 @@ from fuseplan.plan import Plan, WholePlan
 
 TESTS = Path(__file__).parents[1]
 SHORT = Rule(most=3, least=3)
+BLOCKS = 20
 KIND = TensorType("float32", (64, 1024), (1024, 1), "cuda:0")
 REGION = Graph(
     (Value("x", KIND),),
@@ -65,7 +66,11 @@ def test_device_and_host_are_apart() -> None:
     clock.add("host", [pause(2)])
     clock.add("device", [lambda: torch.cuda._sleep(4_000_000)])  # 2 ms at 2 GHz, and more at less
     clock.add("small", [lambda: torch.neg(few)])
-    host, device, small = (clock.block(name) for name in ("host", "device", "small"))
+    # the best of some blocks: another process may have had the GPU for a while
+    host, device, small = (
+        min((clock.block(name) for _ in range(BLOCKS)), key=lambda sample: sample.wall_us)
+        for name in ("host", "device", "small")
+    )
     assert host.host_us > 2000 > 200 > host.device_us
     assert host.wall_us > 2000
     assert device.device_us > 1500 > 200 > device.host_us

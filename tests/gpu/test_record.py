@@ -20,7 +20,10 @@ HF = ("--output_dir", "out", "--max_steps", "3", "--report_to", "none", "--disab
 
 def called(*command: str | Path, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
     """Run a command; everything that it says is printed, for whoever has to find out what went wrong."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **env}
+    # one GPU: given several, transformers' Trainer wraps the model in DataParallel, and torch.compile compiles nothing
+    one = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    path = os.pathsep.join(filter(None, sys.path))
+    environment = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": one, **env}
     done = subprocess.run(
         [*map(str, command)], cwd=cwd, env=environment, capture_output=True, text=True, timeout=900, check=False
     )  # fmt: skip

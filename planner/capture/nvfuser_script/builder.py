@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any
 
 import torch
@@ -56,17 +57,30 @@ class Builder:
     def elementwise(self, target: Function, *args: Any) -> Any:
         """The result of a function of each element; of numbers alone, a number."""
         if any(isinstance(arg, Value) for arg in args):
-            return self.call(target, *args)
-        numbers = [arg if isinstance(arg, Number) or arg is None else Number.of(arg) for arg in args]
+            return self.call(target, *self.promoted(args))
+        numbers = [_number(arg) for arg in args]
         result = target(*(None if n is None else torch.tensor(n.value, dtype=n.dtype) for n in numbers))
         return Number(result.item(), result.dtype)
 
-    def tensor(self, number: Any) -> Value:
-        """A number as a tensor, for the functions of torch that take no number there."""
+    def promoted(self, args: Sequence[Any]) -> Sequence[Any]:
+        """Integers that meet a number with a fraction take its dtype, be that double: torch's rule is another."""
+        numbers = [known.dtype for arg in args if (known := _number(arg)) and not _is_exact(known.dtype)]
+        tensors = [arg.fake.dtype for arg in args if isinstance(arg, Value)]
+        if not numbers or not all(map(_is_exact, tensors)):
+            return args
+        dtype = reduce(torch.promote_types, numbers, torch.get_default_dtype())
+        return [self.method("to", arg, dtype) if isinstance(arg, Value) else arg for arg in args]
+
+    def tensor(self, number: Any, beside: Any = None) -> Value:
+        """A number as a tensor, for the functions of torch that take no number there: `beside` is what it meets."""
         if isinstance(number, Value):
             return number
-        known = number if isinstance(number, Number) else Number.of(number)
-        dtype = torch.get_default_dtype() if known.dtype == torch.float64 else known.dtype
+        known = _number(number)
+        assert known is not None
+        dtype = known.dtype
+        met = beside.fake.dtype if isinstance(beside, Value) else torch.get_default_dtype()
+        if dtype == torch.float64 and not _is_exact(met) and met not in (torch.float64, torch.complex128):
+            dtype = torch.get_default_dtype()  # or the result of float tensors would be double
         result: Value = self.call(torch.full, [], known.value, dtype=dtype, device=DEVICE)
         return result
 
@@ -97,6 +111,17 @@ class Builder:
             else:
                 parts.append(part)
         return tuple(parts)
+
+
+def _number(arg: Any) -> Number | None:
+    """A number of the fusion or of Python's; None for anything else."""
+    if isinstance(arg, (bool, int, float, complex)):
+        return Number.of(arg)
+    return arg if isinstance(arg, Number) else None
+
+
+def _is_exact(dtype: torch.dtype) -> bool:
+    return not (dtype.is_floating_point or dtype.is_complex)
 
 
 def _node(value: Value) -> Node:

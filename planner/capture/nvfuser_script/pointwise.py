@@ -34,7 +34,7 @@ def _two_tensors(target: Function) -> Op:
 
     def op(b: Builder, x: Any, y: Any) -> Any:
         if isinstance(x, Value) or isinstance(y, Value):
-            return b.call(target, b.tensor(x), b.tensor(y))
+            return b.call(target, b.tensor(x, beside=y), b.tensor(y, beside=x))
         return b.elementwise(target, x, y)
 
     return op
@@ -81,9 +81,9 @@ def _where(b: Builder, condition: Any, x: Any, y: Any) -> Any:
     """Two numbers give the dtype that nvFuser promotes them to, which is not torch's default one."""
     if not isinstance(condition, Value):
         return x if condition.value else y
-    result = b.call(torch.where, condition, x, y)
     if isinstance(x, Value) or isinstance(y, Value):
-        return result
+        return b.call(torch.where, condition, *b.promoted((x, y)))
+    result = b.call(torch.where, condition, x, y)
     known = [n if isinstance(n, Number) else Number.of(n) for n in (x, y)]
     return cast(b, result, torch.promote_types(known[0].dtype, known[1].dtype))
 

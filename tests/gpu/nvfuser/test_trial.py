@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
@@ -13,8 +15,8 @@ from fuseplan.executors.nvfuser.trial import MIN_OPS, Trials
 GREEDY = {"plan": "nvfuser-greedy"}
 
 
-def long_chain(x: Tensor) -> Tensor:
-    for _ in range(MIN_OPS):
+def chain(x: Tensor, *, longer: int = 0) -> Tensor:
+    for _ in range(MIN_OPS + longer):
         x = (x * 0.9).cos()
     return x
 
@@ -30,8 +32,8 @@ def test_a_large_region_is_tried_and_runs_under_nvfuser(monkeypatch: pytest.Monk
     monkeypatch.setattr(trials, "refusal", refusal)
     monkeypatch.setattr(executor, "_trials", lambda: trials)
     x = torch.randn(1000, device="cuda")
-    program = torch.compile(long_chain, backend="fuseplan", options=GREEDY)
-    torch.testing.assert_close(program(x), long_chain(x))
+    program = torch.compile(chain, backend="fuseplan", options=GREEDY)
+    torch.testing.assert_close(program(x), chain(x))
     assert said == [None]
     assert trials._process is not None, "the process did not start"
     assert trials._process.alive()
@@ -43,7 +45,8 @@ def test_a_large_region_that_takes_too_long_runs_under_aten(monkeypatch: pytest.
     impatient = Trials(seconds=1e-4)
     monkeypatch.setattr(executor, "_trials", lambda: impatient)
     x = torch.randn(1000, device="cuda")
-    program = torch.compile(long_chain, backend="fuseplan", options=GREEDY)
+    other = partial(chain, longer=1)  # one that is not compiled yet: what lives is not compiled again
+    program = torch.compile(other, backend="fuseplan", options=GREEDY)
     with pytest.warns(UserWarning, match=r"runs under ATen: nvfuser is not let compile .* within 0\.0001 s"):
-        assert torch.equal(program(x), long_chain(x))
+        assert torch.equal(program(x), other(x))
     assert "was not compiled within" in str(fuseplan.explain(program))
