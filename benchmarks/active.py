@@ -26,13 +26,15 @@ def measure(arguments: list[str]) -> dict[str, Any]:
     given.add_argument("--launch", choices=("plain", "cudagraph"), default="plain")
     given.add_argument("--replay", action="store_true", help="on the rows that ship, without a GPU")
     given.add_argument("--rows", type=Path, help="another file of rows to replay")
+    given.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the tuning databases of all models there")
     chosen = given.parse_args(arguments)
     earlier = earlier_results("active")
     if chosen.replay:
         return {**earlier, "replay": replay(chosen.rows)}
     rows: dict[str, Any] = earlier.get("models", {}) if chosen.append else {}
     with tempfile.TemporaryDirectory() as folder:
-        own = {"folder": folder, "launch": chosen.launch, "fits": _fits(folder)}
+        keep = chosen.keep and str(chosen.keep.absolute())
+        own = {"folder": folder, "launch": chosen.launch, "fits": _fits(folder), "keep": keep}
         tasks = tasks_of("one_active", chosen, {**shared(chosen), **own})
 
         def done(task: Task, report: dict[str, Any], failed: str) -> None:

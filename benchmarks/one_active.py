@@ -6,6 +6,7 @@ Each time from an empty database and with nothing compiled before; then the two 
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -72,6 +73,10 @@ def _tuned(trace: Trace, model: str, given: Any, folder: Path, report: Report) -
         return {"failed": str(error)}, None
     finally:
         store.close()
+        if given.get("keep"):
+            kept = Path(given["keep"]) / slug(trace.name)
+            kept.mkdir(parents=True, exist_ok=True)
+            shutil.copy(folder / "tuning.db", kept / f"{model}.db")
 
 
 def _audit(store: Store) -> dict[str, Any]:
