@@ -23,7 +23,7 @@ from fuseplan.measure.jobs import (
     VetRegion,
     choice_name,
 )  # fmt: skip
-from fuseplan.measure.race import AGAIN, ReplayClock, Sample, race
+from fuseplan.measure.race import AGAIN, ReplayClock, Rule, Sample, fastest, race
 from fuseplan.models import CostModel, work_of
 from fuseplan.plan import SegmentedPlan
 from plans import compile_under
@@ -74,15 +74,17 @@ class ReplayingPool:
             times = {choice_name(choice): self._region_us(job.graph, choice) for choice in job.choices}
             return self._raced(times, next(iter(times)))
         assert isinstance(job, RacePlans)
-        return self._raced({s.name: self._us(s.name, s.name, 1000.0) for s in job.sides}, job.incumbent)
+        times = {side.name: self._us(side.name, side.name, 1000.0) for side in job.sides}
+        return self._raced(times, job.incumbent, job.rivals)
 
     def _vetted(self, name: str) -> Outcome:
         status = self.bad.get(name, "ok")
         return Outcome(rows=(Row(name, status, "" if status == "ok" else "planted", peak_bytes=1000),))
 
-    def _raced(self, times: Mapping[str, float], incumbent: str) -> Outcome:
+    def _raced(self, times: Mapping[str, float], incumbent: str, rivals: Sequence[str] = ()) -> Outcome:
         clock = ReplayClock({name: [Sample(us, 0.0, us)] for name, us in times.items()})
-        result = race(list(times), clock, incumbent=incumbent)
+        first = fastest([incumbent, *(name for name in rivals if name in times)], clock, Rule())
+        result = race(list(times), clock, incumbent=first)
         rows = tuple(
             Row(lane.name, device_us=m.device_us, host_us=m.host_us, wall_us=m.wall_us, repeats=lane.repeats)
             for lane in result.lanes

@@ -67,13 +67,14 @@ def compile_graph(gm: GraphModule, patches: Mapping[str, Any]) -> Compiled:
     fakes = fake_inputs(gm)
     mode = fake_mode(gm)
     with _isolated(mode), config.patch(dict(patches)):
-        wanted: Any = gm.graph.output_node().args[0]
-        traced = _decompose(gm, fakes, mode, [node.meta["val"] for node in wanted])
+        wanted = [node.meta["val"] for node in gm.graph.output_node().args[0]]  # type: ignore[union-attr]
+        traced = _decompose(gm, fakes, mode, wanted)
         device = next((f.device for f in fakes if isinstance(f, torch.Tensor)), torch.device("cpu"))
         # without these passes, lowering meets ops that "should have been handled" by them
         told: dict[str, Any] = {"input_device": device} if _TAKES_DEVICE else {}
         traced = _recursive_joint_graph_passes(traced, **told) or traced
         output = traced.graph.output_node()
+        _close_gaps(traced, wanted, mode)
         # the strides of these are kept as they are, of all others they are Inductor's to choose
         output.meta["user_visible_output_idxs"] = list(range(len(wanted)))
         compiled = compile_fx_inner(traced, fakes, cudagraphs=BoxedBool(False), is_inference=False, is_backward=False)
@@ -129,6 +130,36 @@ def _of_kind(got: Any, want: Any) -> Any:
     order = sorted(range(got.dim()), key=lambda d: (-hints[d], d))
     back = sorted(range(got.dim()), key=lambda d: order[d])
     return got.permute(order).clone(memory_format=torch.contiguous_format).permute(back)
+
+
+def _close_gaps(gm: GraphModule, wanted: Sequence[Any], mode: FakeTensorMode) -> None:
+    """Copy the outputs that the passes have given other strides: a matmul that is padded leaves gaps between its rows."""
+    output = gm.graph.output_node()
+    found: Any = output.args[0]
+    changed = {
+        node: want
+        for node, want in zip(found, wanted, strict=True)
+        if isinstance(want, torch.Tensor) and not _same(node.meta["val"].stride(), want.stride())
+    }
+    for node, want in changed.items():
+        copy = _copying(node.meta["val"], want, mode)
+        at = {copy.graph.find_nodes(op="placeholder")[0]: node}
+        with gm.graph.inserting_before(output):
+            for one in copy.graph.nodes:
+                if one.op == "call_function":
+                    at[one] = gm.graph.node_copy(one, at.__getitem__)
+            (result,) = copy.graph.output_node().args
+            output.replace_input_with(node, at[result])
+    if changed:
+        gm.recompile()
+
+
+def _copying(value: torch.Tensor, want: torch.Tensor, mode: FakeTensorMode) -> GraphModule:
+    def copied(given: torch.Tensor) -> Any:
+        return _of_kind(given, want)
+
+    with mode:
+        return make_fx(copied)(value)
 
 
 def _same(a: Sequence[Any], b: Sequence[Any]) -> bool:

@@ -173,23 +173,27 @@ class VetPlan(Job):
 
 @dataclass(frozen=True)
 class RacePlans(Job):
-    """Time a program end to end, several sides against each other; `incumbent` names the one that wins ties."""
+    """Time a program end to end, several sides against each other; `incumbent` names the one that wins ties, or one of
+    its `rivals` does that turns out to be faster.
+    """
 
     trace: str
     sides: tuple[Side, ...]
     incumbent: str
     rule: Rule = PLAN_RULE
+    rivals: tuple[str, ...] = ()
     alone: ClassVar[bool] = True
 
     def fields(self) -> dict[str, Any]:
         """The job as plain data."""
         sides = [side.fields() for side in self.sides]
-        return {"trace": self.trace, "sides": sides, "incumbent": self.incumbent, "rule": _rule_fields(self.rule)}
+        fields = {"trace": self.trace, "sides": sides, "incumbent": self.incumbent, "rivals": self.rivals}
+        return {**fields, "rule": _rule_fields(self.rule)}
 
     @classmethod
     def _of(cls, data: dict[str, Any]) -> Job:
         sides = tuple(map(Side.of, data["sides"]))
-        return cls(data["trace"], sides, data["incumbent"], _rule(data["rule"]))
+        return cls(data["trace"], sides, data["incumbent"], _rule(data["rule"]), tuple(data["rivals"]))
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from fuseplan.tuning.session import Session
 LEAST_RACE_S = 3.0
 RACE_SHARE = 0.4
 """Of the time with the device that an effort grants, what a race of whole plans may take at most."""
-RESERVE_S = 10.0
-"""What a race needs besides its blocks: its plans are compiled once more, out of the compilers' caches."""
-LEAST_LIMIT_S = 60.0
+FAIR_RACE_S = 8.0
+"""What a race should have for its blocks, if plans beside the defaults are to be in it."""
+LEAST_LIMIT_S = 20.0
 """How long a plan that is no default may keep a worker silent at least, however little of the budget is left."""
 KERNELS = ("cudnn", "flash", "efficient")
 
@@ -52,7 +52,8 @@ class Verdict:
     @property
     def ratio(self) -> float:
         """The winner's time as a multiple of the best default's, from their paired differences."""
-        return self.result.lane(self.winner.name).ratio or 1.0
+        winner, best = (self.result.lane(entry.name).ratio or 1.0 for entry in (self.winner, self.best_default))
+        return winner / best
 
 
 def proven(found: Found) -> tuple[AnchorChoice, ...]:
@@ -119,11 +120,19 @@ def vetted(session: Session, trace: str, entries: Sequence[Entry], rows: dict[st
     known = [entry for entry in entries if entry.default]
     session.carry_out(text, [VetPlan(trace, entry.side) for entry in known], heard)
     rest = [entry for entry in entries if not entry.default]
-    while rest and session.left_s > RESERVE_S:
-        now, rest = rest[: session.at_once], rest[session.at_once :]
-        limit_s = max(LEAST_LIMIT_S, session.left_s)
+    while rest and (room := _room(session, racing := sum(row.status == "ok" for row in rows.values()))):
+        count = min(room, session.at_once)
+        now, rest = rest[:count], rest[count:]
+        limit_s = max(LEAST_LIMIT_S, session.left_s - session.again_s(racing) - FAIR_RACE_S)
         session.carry_out(text, [VetPlan(trace, entry.side) for entry in now], heard, limit_s)
     return [entry for entry in entries if entry.name in rows and rows[entry.name].status == "ok"]
+
+
+def _room(session: Session, racing: int) -> int:
+    """How many more plans there is time to compile, to check and to race."""
+    checking = 2  # at a time, and from the compilers' caches at best
+    left = session.left_s - session.again_s(racing + checking) - FAIR_RACE_S
+    return max(0, int(left / max(session.again_s(1), 0.1)))
 
 
 def decide(session: Session, trace: str, entries: Sequence[Entry], rows: dict[str, Row]) -> Verdict | None:
@@ -135,7 +144,7 @@ def decide(session: Session, trace: str, entries: Sequence[Entry], rows: dict[st
     while known := [entry for entry in able if entry.default]:
         incumbent, racing = known[0], able
         while (result := _raced(session, trace, racing, incumbent, rows)) is not None:
-            verdict, best = _judged(racing, incumbent, result, rows)
+            verdict, best = _judged(racing, result, rows)
             if verdict is not None:
                 return verdict
             incumbent, racing = best, [best, *(entry for entry in racing if _may_win(entry, result))]
@@ -144,18 +153,16 @@ def decide(session: Session, trace: str, entries: Sequence[Entry], rows: dict[st
     return None
 
 
-def _judged(
-    racing: Sequence[Entry], incumbent: Entry, result: RaceResult, rows: dict[str, Row]
-) -> tuple[Verdict | None, Entry]:
-    """The verdict, if the race was against the best default; and which that is."""
+def _judged(racing: Sequence[Entry], result: RaceResult, rows: dict[str, Row]) -> tuple[Verdict | None, Entry]:
+    """The verdict, if the race was against the best default, or clear of it by more than noise; and which that is."""
     ratios = {lane.name: lane.ratio for lane in result.lanes if lane.status == "ok" and lane.ratio is not None}
     here = [entry for entry in racing if entry.default and entry.name in ratios]
-    best = min(here, key=lambda entry: ratios[entry.name])
+    best = min(here, key=lambda entry: (ratios[entry.name], entry.name != result.incumbent))
     winner = next(entry for entry in racing if entry.name == result.winner)
     if winner.default:
         return Verdict(winner, winner, result, rows), winner
-    if best is incumbent or ratios[best.name] >= 1.0:
-        return Verdict(winner, incumbent, result, rows), incumbent
+    if best.name == result.incumbent or ratios[winner.name] * (1 + result.noise) < ratios[best.name]:
+        return Verdict(winner, best, result, rows), best
     return None, best
 
 
@@ -169,9 +176,11 @@ def _raced(
     session: Session, trace: str, entries: Sequence[Entry], incumbent: Entry, rows: dict[str, Row]
 ) -> RaceResult | None:
     """One race; None where the incumbent fails in it, which its row says then."""
-    seconds = max(LEAST_RACE_S, min(RACE_SHARE * session.effort.device_s, session.left_s - RESERVE_S))
+    left = session.left_s - session.again_s(len(entries))
+    seconds = max(LEAST_RACE_S, min(RACE_SHARE * session.effort.device_s, left))
     rule = replace(PLAN_RULE, most=max(PLAN_RULE.least, session.effort.plan_blocks), seconds=seconds)
-    job = RacePlans(trace, tuple(entry.side for entry in entries), incumbent.name, rule)
+    rivals = tuple(entry.name for entry in entries if entry.default and entry is not incumbent)
+    job = RacePlans(trace, tuple(entry.side for entry in entries), incumbent.name, rule, rivals)
     (outcome,) = session.carry_out("racing whole plans", [job])
     rows |= {row.name: _merged(rows.get(row.name), row) for row in outcome.rows}
     if outcome.race is None and rows[incumbent.name].status == "ok":

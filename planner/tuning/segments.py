@@ -28,6 +28,8 @@ CAUTION = 1.0
 """By how many spreads a prediction is raised where a plan is to rest on it."""
 RESERVE = 0.45
 """The share of the time that is kept for whole plans: compiling, checking and racing them."""
+DEFAULTS = 4
+"""Plans that race beside the segmented ones, about."""
 REFITS = 2
 """Into so many rounds each is cut where the model learns from the rows of one what to measure in the next."""
 RECALLS = 4
@@ -76,7 +78,9 @@ class Search:
     def has_time(self, share: float = RESERVE) -> bool:
         """Whether more may be measured, with this share of the time kept for what comes after."""
         session = self.session
-        return session.left_s >= share * session.effort.wall_s and session.device_left_s > 0
+        plans = session.effort.plans + DEFAULTS
+        kept = max(share * session.effort.wall_s, session.again_s(plans))
+        return session.left_s >= kept and session.device_left_s > 0
 
     def _round(self) -> bool:
         """Measure what the best plans rest on; False where nothing is wanted, or there is no time."""

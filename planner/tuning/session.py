@@ -77,6 +77,8 @@ class Session:
     """Whether only that is measured which is worth it: the model knows by how much it is in doubt."""
     audit: Audit = field(default_factory=Audit)
     """How far the model was off where it thought that nobody need look."""
+    trace_s: float = 0.0
+    """What tracing the program once takes: so long does each plan keep the race waiting, its code being in caches."""
     against_us: float | None = None
     """What the best default takes, as far as anything is known of it."""
 
@@ -108,6 +110,10 @@ class Session:
     def region_s(self) -> float:
         """How long a worker may be silent over one region: one that hangs must leave time for the others."""
         return max(LEAST_REGION_S, REGION_SHARE * self.effort.wall_s)
+
+    def again_s(self, plans: int) -> float:
+        """Seconds to compile so many plans once more, one after another."""
+        return plans * self.trace_s
 
     @property
     def at_once(self) -> int:

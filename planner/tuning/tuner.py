@@ -35,6 +35,9 @@ from fuseplan.tuning.worth import moves_of
 from fuseplan.tuning_db import Environment, Hit, Miss, Query, Run, Store, clock
 from fuseplan.tuning_db.resume import unfinished
 
+TRACES = 2
+"""How often capturing traces a program."""
+
 
 @dataclass
 class Tuner:
@@ -65,8 +68,9 @@ class Tuner:
         for launch in launches:
             found = None if again else self._known(trace, launch, trace.key)
             if found is None:
+                begin = monotonic()  # what comes before the first measurement is part of what tuning takes
                 model = model or self._model()
-                found = self._tune(trace, launch, again, model, timings)
+                found = self._tune(trace, launch, again, model, timings, begin)
             self.time.end()
             self.progress.end(told(found))
             yield found
@@ -88,8 +92,10 @@ class Tuner:
         answer = self.store.find_plan(Query(key, self.environment, launch, sizes_of(trace)))
         return recalled(trace, answer.plan) if isinstance(answer, Hit) else None
 
-    def _tune(self, trace: Trace, launch: str, again: bool, model: CostModel, timings: Timings) -> Tuned:
-        session = self._session(trace, model)
+    def _tune(
+        self, trace: Trace, launch: str, again: bool, model: CostModel, timings: Timings, begin: float
+    ) -> Tuned:  # fmt: skip
+        session = self._session(trace, model, begin)
         found = self._capture(session, trace)
         key = trace.key if isinstance(found, str) else found.key or trace.key
         if key != trace.key and not again and (known := self._known(trace, launch, key)) is not None:
@@ -155,6 +161,7 @@ class Tuner:
     def _capture(self, session: Session, trace: Trace) -> Found | str:
         """The program's graphs, its attention with proven masks; or why it cannot be had."""
         (outcome,) = session.carry_out("capturing", [Capture(trace.to_json(), attention="proven")])
+        session.trace_s = outcome.seconds / TRACES
         if outcome.found is None:
             return f"it cannot be captured in a worker: {outcome.detail}"
         if outcome.found.key != trace.key and trace.key != identity(trace.fields):  # an edited one has a new key
@@ -176,11 +183,12 @@ class Tuner:
         evidence = evidence_of(search, best.plan)
         return keep_prediction(session, of, best.plan, best.predicted_us, _moves(search, best.plan), evidence)
 
-    def _session(self, trace: Trace, model: CostModel) -> Session:
+    def _session(self, trace: Trace, model: CostModel, begin: float) -> Session:
         effort = Effort.named(self.effort).within(self.time.share())
         return Session(
             self.store, self.environment, self.pool, effort, model, self.progress,
-            program=trace.name or trace.key[:12], claims=self.claims, anew=self.since, active=knows_its_doubts(model),
+            program=trace.name or trace.key[:12], started=begin, claims=self.claims, anew=self.since,
+            active=knows_its_doubts(model),
         )  # fmt: skip
 
     def _model(self) -> CostModel:

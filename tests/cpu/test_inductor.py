@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch._dynamo.backends.common import aot_autograd
+from torch._inductor import config
 
 from conformance.build import dynamic_region_of, meta, region_of
 from fuseplan.capture import from_fx
@@ -110,6 +111,33 @@ def test_random_numbers_are_eagers() -> None:
         torch.testing.assert_close(got, want)
 
 
+def _padded(graph: torch.fx.Graph) -> None:
+    """What Inductor does to matmuls of odd sizes on a GPU: computes more columns than are wanted, and cuts them off."""
+    (product,) = graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default)
+    a, b = product.args
+    with graph.inserting_before(product):
+        wide = graph.call_function(torch.ops.aten.constant_pad_nd.default, (b, [0, 3]))
+        wider = graph.call_function(torch.ops.aten.mm.default, (a, wide))
+        cut = graph.call_function(torch.ops.aten.slice.Tensor, (wider, 1, 0, 5))
+    for node in (wide, wider, cut):
+        node.meta["val"] = node.target(*(x.meta["val"] if isinstance(x, torch.fx.Node) else x for x in node.args))
+    product.replace_all_uses_with(cut)
+    graph.erase_node(product)
+
+
+def test_outputs_that_inductor_pads_have_no_gaps() -> None:
+    def function(a: Any, b: Any) -> Any:
+        product = torch.mm(a, b)
+        return product, product.relu()
+
+    region = region_of(function, meta(4, 6), meta(6, 5))
+    with config.patch(joint_custom_post_pass=_padded):
+        compiled = INDUCTOR.compile(region)
+    assert check(region, compiled).ok
+    product, positive = compiled([torch.randn(4, 6), torch.randn(6, 5)])
+    assert (product.stride(), positive.stride()) == ((5, 1), (5, 1))
+
+
 def test_strides_are_eagers_where_a_decomposition_gives_others() -> None:
     channels_last = meta(2, 4, 8, 8, stride=(256, 1, 32, 4))
     transposed = meta(8, 16, stride=(1, 8))
@@ -180,8 +208,6 @@ def test_compiles_inside_the_compilation_of_another_program() -> None:
 
 
 def test_config_is_the_callers_before_and_after() -> None:
-    from torch._inductor import config
-
     region = dynamic_region_of(lambda n, x: aten.native_dropout(x, 0.5, True), [8], ["0", 64])
     before = (config.fallback_random, config.fx_graph_cache, config.max_autotune)
     INDUCTOR.compile(region)

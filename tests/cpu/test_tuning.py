@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fuseplan.capture.trace import Trace
 from fuseplan.capture.trace_edit import identity
-from fuseplan.measure.jobs import VetRegion
+from fuseplan.measure.jobs import RacePlans, VetRegion
 from fuseplan.models import Machine, Roofline
 from fuseplan.plan import SegmentedPlan, WholePlan
 from fuseplan.search.costs import region_of
@@ -70,6 +70,14 @@ def winning(pool: ReplayingPool) -> dict[str, float]:
     (first, *_) = cut_plans(pool.jobs)
     assert isinstance(first, SegmentedPlan)
     return {f"cut {plan_name(first)}": 500.0}
+
+
+def test_one_race_is_enough_whichever_default_is_the_best(trace: Trace, store: Store) -> None:
+    pool = ReplayingPool(times={"inductor": 3000.0, "eager": 100.0})
+    found = tuned(trace, store, pool)
+    races = [job for job in pool.jobs if isinstance(job, RacePlans)]
+    assert (found.winner, found.best_default, len(races)) == ("eager", "eager", 1)
+    assert (races[0].incumbent, races[0].rivals) == ("inductor", ("eager",))
 
 
 def test_the_fastest_plan_is_kept_with_its_evidence(trace: Trace, store: Store) -> None:

@@ -20,7 +20,7 @@ import torch
 import planted
 from fuseplan.capture.trace import Trace
 from fuseplan.executors import executors
-from fuseplan.measure.jobs import Job, Outcome, RacePlans, RaceRegion, Row, VetPlan, VetRegion
+from fuseplan.measure.jobs import Capture, Job, Outcome, RacePlans, RaceRegion, Row, VetPlan, VetRegion
 from fuseplan.measure.pool import Limits, Workers
 from fuseplan.plan import WholePlan
 from fuseplan.runtime import regions
@@ -132,6 +132,24 @@ class LatePool(ReplayingPool):
             return Outcome(failed[job.incumbent].status, "planted", rows=rows)
         rest = super()._answer(replace(job, sides=tuple(side for side in job.sides if side.name not in failed)))
         return replace(rest, rows=(*rest.rows, *rows))
+
+
+@dataclass
+class LongPool(ReplayingPool):
+    """Tracing the program takes so long that a quick run has time for few plans."""
+
+    def _answer(self, job: Job) -> Outcome:
+        found = super()._answer(job)
+        return replace(found, seconds=40.0) if isinstance(job, Capture) else found
+
+
+def test_plans_that_there_is_no_time_to_race_are_not_compiled(chain: Trace, store: Store) -> None:
+    """Each is traced once more for its race: at 20 s apiece two defaults and a cut are all that two minutes hold."""
+    pool = LongPool()
+    assert tuned(chain, store, pool).status in ("default", "tuned")
+    (race,) = [job for job in pool.jobs if isinstance(job, RacePlans)]
+    assert [side.name.split()[0] for side in race.sides] == ["inductor", "eager", "cut"]
+    assert not pool.measured
 
 
 def test_a_plan_that_fails_only_in_the_race_is_out(chain: Trace, store: Store) -> None:

@@ -232,7 +232,7 @@ def race_sides(job: RacePlans, bench: Bench) -> Outcome:
                 failed_before = stats().get(_FAILED, 0)
                 row = enter(clock, Row(side.name), calls, bench.device)
                 rows[side.name] = row if row.status != "ok" else _as_planned(row, side, compiled, failed_before)
-            return run_race(clock, rows, job.incumbent, job.rule, bench)
+            return run_race(clock, rows, job.incumbent, job.rule, bench, job.rivals)
     finally:
         clock.lanes.clear()
         torch._dynamo.reset()

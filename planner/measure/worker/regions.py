@@ -19,7 +19,7 @@ from fuseplan.measure.clocks import clock_for
 from fuseplan.measure.failures import COMPILE, RUN, check_device, failure, line
 from fuseplan.measure.jobs import Outcome, RaceRegion, Row, VetRegion, choice_name
 from fuseplan.measure.memory import Peak
-from fuseplan.measure.race import Clock, LaneError, RaceResult, Rule, race
+from fuseplan.measure.race import Clock, LaneError, RaceResult, Rule, fastest, race
 
 if TYPE_CHECKING:
     from fuseplan.measure.worker.bench import Bench
@@ -102,7 +102,9 @@ def enter(clock: Any, row: Row, calls: Sequence[Callable[[], object]], device: t
     return replace(row, peak_bytes=peak.bytes(), compile_s=round(spent, 6))
 
 
-def run_race(clock: Clock, rows: dict[str, Row], incumbent: str | None, rule: Rule, bench: Bench) -> Outcome:
+def run_race(
+    clock: Clock, rows: dict[str, Row], incumbent: str | None, rule: Rule, bench: Bench, rivals: Sequence[str] = ()
+) -> Outcome:
     """Race those that have come so far, and put the times into their rows. Without an incumbent there is no race.
 
     Where none is named it is the first that is able, and if that fails on the way, the next.
@@ -112,9 +114,10 @@ def run_race(clock: Clock, rows: dict[str, Row], incumbent: str | None, rule: Ru
         if not able or incumbent not in (None, *able):
             stuck = rows[incumbent] if incumbent is not None else next(iter(rows.values()))
             return Outcome(stuck.status, stuck.detail, rows=tuple(rows.values()))
-        first = incumbent or able[0]
+        announced = _Announced(clock, bench)
+        first = fastest([incumbent or able[0], *(name for name in rivals if name in able)], announced, rule)
         try:
-            result = race(able, _Announced(clock, bench), incumbent=first, rule=rule)
+            result = race(able, announced, incumbent=first, rule=rule)
         except LaneError as error:
             rows[first] = replace(rows[first], status=error.status, detail=error.detail)
         else:
