@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fuseplan.capture.numerics import Numerics
 from fuseplan.capture.trace import Trace, retarget
 from fuseplan.errors import OptionError, StoreError
 from fuseplan.looking.subject import opened, subjects
@@ -112,7 +113,8 @@ def bench(
         heard.begin(len(found))
         told = []
         for trace, plan in found:
-            told.append(_Bench(store, heard, workers, seconds, launch, device).of(trace, plan))
+            with Numerics.of(trace.numerics).applied():
+                told.append(_Bench(store, heard, workers, seconds, launch, device).of(trace, plan))
             heard.end(str(told[-1]).split("\n", 1)[0])
         return told
 

@@ -29,6 +29,13 @@ _MODES: Mapping[str, type] = {
     "scalars": bool,
     "sizes": bool,
 }
+_NUMERICS: Mapping[str, type] = {
+    "matmul_precision": str,
+    "cudnn_tf32": bool,
+    "fp16_reduction": bool,
+    "bf16_reduction": bool,
+}
+_PRECISIONS = ("highest", "high", "medium")
 _FIELDS: Mapping[str, type] = {
     "torch": str,
     "modes": dict,
@@ -50,6 +57,9 @@ class Trace:
     calls: tuple[Calls, ...] = ()
     """How often it was called with which sizes, where that was counted. Two traces of one program may differ in it."""
 
+    numerics: Mapping[str, Any] | None = None
+    """The switches that say how exactly the process computed that met it, as `Numerics` has them; no part of its key."""
+
     @property
     def times(self) -> int:
         """How often it was called; once, if nobody counted."""
@@ -65,7 +75,8 @@ class Trace:
 
     def _document(self) -> dict[str, Any]:
         calls = {"calls": [one.fields() for one in self.calls]} if self.calls else {}
-        return {"format": FORMAT, "key": self.key, "name": self.name, **calls, **self.fields}
+        numerics = {} if self.numerics is None else {"numerics": dict(self.numerics)}
+        return {"format": FORMAT, "key": self.key, "name": self.name, **calls, **numerics, **self.fields}
 
     @staticmethod
     def from_json(text: str) -> Trace:
@@ -80,9 +91,9 @@ class Trace:
             raise GraphError("not a trace: it has no 'format'")
         _check_format(document.pop("format"))
         key, name = (_expect(document.pop(part, None), str, f"the {part}") for part in ("key", "name"))
-        calls = document.pop("calls", [])
+        calls, numerics = document.pop("calls", []), _numerics(document.pop("numerics", None))
         check_fields(document)
-        return Trace(key, name, document, read_calls(calls, document["symbols"]))
+        return Trace(key, name, document, read_calls(calls, document["symbols"]), numerics)
 
     def in_double(self) -> Trace:
         """The same program in double precision, of the same values: the reference for a check of numbers."""
@@ -94,6 +105,15 @@ class Trace:
 
     def _edited(self, fields: Mapping[str, Any]) -> Trace:
         return self if fields == self.fields else replace(self, key=identity(fields), fields=fields)
+
+
+def _numerics(found: object) -> Mapping[str, Any] | None:
+    if found is None:
+        return None
+    numerics = _record(found, _NUMERICS, {}, "the numerics")
+    if numerics["matmul_precision"] not in _PRECISIONS:
+        raise GraphError(f"the precision of matrix products is {short(numerics['matmul_precision'])}")
+    return numerics
 
 
 def _check_format(found: object) -> None:

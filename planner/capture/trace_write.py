@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from fuseplan.capture.numerics import Numerics
 from fuseplan.capture.program import program_key
 from fuseplan.capture.symbols import Symbols
 from fuseplan.capture.trace_args import Devices, encode
@@ -37,7 +38,7 @@ def write_trace(gm: GraphModule, example_inputs: Sequence[Any], name: str = "") 
     key = program_key(gm, example_inputs)
     if key.key is None:
         raise GraphError(f"{name or 'the program'} cannot be traced: {key.why}")
-    return Trace(key.key, name, _Writer(gm, example_inputs).fields())
+    return Trace(key.key, name, _Writer(gm, example_inputs).fields(), numerics=vars(Numerics.now()))
 
 
 class _Writer:

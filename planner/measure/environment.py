@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from fuseplan.capture.numerics import Numerics
 from fuseplan.executors.nvfuser import available as nvfuser
 from fuseplan.tuning_db.environment import Environment
 
@@ -20,13 +20,9 @@ PROTOCOL = "1"
 
 
 @dataclass(frozen=True)
-class Flags:
-    """The switches of this process that change what is computed, or how fast: a worker has to measure under the same."""
+class Flags(Numerics):
+    """All switches of this process that change what is computed, or how fast: a worker has to measure under the same."""
 
-    matmul_precision: str
-    cudnn_tf32: bool
-    fp16_reduction: bool
-    bf16_reduction: bool
     threads: int
     deterministic: bool = False
 
@@ -37,40 +33,14 @@ class Flags:
         >>> Flags.here().threads == torch.get_num_threads()
         True
         """
-        matmul = torch.backends.cuda.matmul
-        return Flags(
-            _matmul_precision(),
-            _cudnn_tf32(),
-            bool(matmul.allow_fp16_reduced_precision_reduction),
-            bool(matmul.allow_bf16_reduced_precision_reduction),
-            torch.get_num_threads(),
-            torch.are_deterministic_algorithms_enabled(),
-        )
+        threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+        return Flags(**vars(Numerics.now()), threads=threads, deterministic=deterministic)
 
     def set(self) -> None:
         """Make them those of this process."""
-        torch.set_float32_matmul_precision(self.matmul_precision)
-        if _cudnn_tf32() != self.cudnn_tf32:  # torch.testing freezes cuDNN's flags, and refuses even what is so already
-            torch.backends.cudnn.allow_tf32 = self.cudnn_tf32
-        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = self.fp16_reduction
-        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = self.bf16_reduction
+        super().set()
         torch.set_num_threads(self.threads)
         torch.use_deterministic_algorithms(self.deterministic)
-
-
-def _matmul_precision() -> str:
-    try:
-        return torch.get_float32_matmul_precision()
-    except RuntimeError:  # the program has set it per backend, and torch refuses to say it in the older words
-        return "high" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "highest"
-
-
-def _cudnn_tf32() -> bool:
-    cudnn: Any = torch.backends.cudnn
-    try:
-        return bool(cudnn.allow_tf32)
-    except RuntimeError:
-        return bool(cudnn.conv.fp32_precision == "tf32")
 
 
 def environment(device: str | torch.device) -> Environment:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from fuseplan.capture.numerics import Numerics
 from fuseplan.capture.trace import Trace, retarget
 from fuseplan.capture.trace_edit import identity
 from fuseplan.errors import OptionError
 from fuseplan.models import Machine, Roofline
 from fuseplan.search.effort import Effort
 from fuseplan.tuning.budget import spelled
-from fuseplan.tuning.devices import Kind, kinds
+from fuseplan.tuning.devices import Kind, kinds, shifts
 from fuseplan.tuning.gain import Gain, expected, guessed
 from fuseplan.tuning.subject import box_of, check_device, device_of, sizes_of
 from fuseplan.tuning.wanted import Wanted
@@ -111,8 +112,7 @@ def seconds_of(items: Iterable[Item]) -> float:
     each: dict[Kind, float] = {}
     for item in items:
         each[item.kind] = each.get(item.kind, 0.0) + item.seconds / len(item.kind.devices)
-    on_cpu = sum(total for kind, total in each.items() if kind.on_cpu)
-    return on_cpu + max((total for kind, total in each.items() if not kind.on_cpu), default=0.0)
+    return sum(max(each[kind] for kind in kinds_at_once) for kinds_at_once in shifts(each))
 
 
 def agenda_of(
@@ -167,7 +167,17 @@ def _place(item: Item) -> tuple[str, Box]:
 
 def _places(traces: Iterable[Trace], devices: Sequence[str]) -> Mapping[Kind, list[Trace]]:
     """The traces by where they are tuned: each on every kind of device that is named, else where it was recorded."""
-    traces = list(traces)
+    found: dict[Kind, list[Trace]] = {}
+    alike: dict[Numerics, list[Trace]] = {}
+    for trace in traces:
+        alike.setdefault(Numerics.of(trace.numerics), []).append(trace)
+    for numerics, those in alike.items():
+        with numerics.applied():
+            found |= _places_of(those, devices)
+    return found
+
+
+def _places_of(traces: Sequence[Trace], devices: Sequence[str]) -> dict[Kind, list[Trace]]:
     if devices:
         return {kind: [retarget(trace, kind.devices[0]) for trace in traces] for kind in kinds(devices)}
     recorded = {trace.key: device_of(trace) for trace in traces}

@@ -16,7 +16,7 @@ from time import monotonic
 from fuseplan.errors import ExecutorError
 from fuseplan.tuning.agenda import Item, seconds_of
 from fuseplan.tuning.budget import Time
-from fuseplan.tuning.devices import Kind, LazyPool
+from fuseplan.tuning.devices import Kind, LazyPool, shifts
 from fuseplan.tuning.keep import Tuned
 from fuseplan.tuning.progress import Progress
 
@@ -66,14 +66,13 @@ def work_off(
     A device that cannot work leaves its items to the others of its kind; ExecutorError where there is none. Kinds that
     measure with the host's own cores take their turn alone. What interrupts this ends all workers before it goes on.
     """
-    kinds = list(dict.fromkeys(item.kind for item in items))
-    shifts = [[kind for kind in kinds if not kind.on_cpu], *([kind] for kind in kinds if kind.on_cpu)]
     left = Left(list(items), time, progress)
-    for shift in filter(None, shifts):
+    for shift in shifts(dict.fromkeys(item.kind for item in items)):
         waiting = Waiting(deque(item for item in items if item.kind in shift))
         able = [(kind, device) for kind in shift for device in kind.devices]
         while waiting.items:
-            lost = _shift(waiting, able, opening, time, left, heard)
+            with shift[0].numerics.applied():  # workers compute by what this process is set to as they start
+                lost = _shift(waiting, able, opening, time, left, heard)
             able = [place for place in able if place[1] not in {one.device for one in lost}]
             kinds_able = {kind for kind, _ in able}
             if lost and any(item.kind not in kinds_able for item in waiting.items):

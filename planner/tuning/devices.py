@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from threading import Lock
 
+from fuseplan.capture.numerics import Numerics
 from fuseplan.errors import FuseplanError, OptionError
 from fuseplan.measure.environment import environment
 from fuseplan.measure.jobs import Job, Outcome
@@ -29,6 +30,8 @@ class Kind:
 
     environment: Environment
     devices: tuple[str, ...]
+    numerics: Numerics
+    """Under these, as the environment says too."""
 
     @property
     def on_cpu(self) -> bool:
@@ -62,7 +65,15 @@ def kinds(devices: Sequence[str]) -> list[Kind]:
     alike: dict[Environment, list[str]] = {}
     for device in devices:
         alike.setdefault(environment(device), []).append(device)
-    return [Kind(here, tuple(found)) for here, found in alike.items()]
+    return [Kind(here, tuple(found), Numerics.now()) for here, found in alike.items()]
+
+
+def shifts(kinds: Iterable[Kind]) -> list[list[Kind]]:
+    """Those that work at the same time: GPUs under the same numerics. A CPU takes its turn alone."""
+    together: dict[object, list[Kind]] = {}
+    for kind in kinds:
+        together.setdefault((kind.on_cpu and kind, kind.numerics), []).append(kind)
+    return sorted(together.values(), key=lambda shift: shift[0].on_cpu)
 
 
 @contextmanager

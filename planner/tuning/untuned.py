@@ -7,6 +7,7 @@ from contextlib import ExitStack
 
 import torch
 
+from fuseplan.capture.numerics import Numerics
 from fuseplan.capture.trace import Trace, retarget
 from fuseplan.errors import FuseplanError
 from fuseplan.graph import Graph
@@ -69,7 +70,8 @@ def explain_trace(store: Store, trace: Trace, captures: Captures) -> Explained:
     known = of_program(store, trace.key)
     here = device == "cpu" or torch.cuda.is_available()
     remarks = [] if here else [f"it was recorded for {device}, which is not here"]
-    answer = store.find_plan(Query(trace.key, environment(device), None, sizes_of(trace))) if here else None
+    with Numerics.of(trace.numerics).applied():
+        answer = store.find_plan(Query(trace.key, environment(device), None, sizes_of(trace))) if here else None
     if isinstance(answer, (Hit, Stale)):
         stored = answer.plan
         why = f"plan {stored.key[:12]} of the {answer.layer} database is {standing(stored)}"

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fuseplan.capture.numerics import Numerics
 from fuseplan.capture.nvfuser_script import read_scripts
 from fuseplan.capture.trace import Calls, Trace, at_home
 from fuseplan.capture.trace_calls import larger
@@ -38,12 +39,12 @@ def wanted(programs: Asked | Iterable[Asked], store: Store) -> Wanted:
     >>> wanted([], Store.open({"HOME": "/home/ada"})).traces
     ()
     """
-    found: dict[tuple[str, Box], Trace] = {}
+    found: dict[tuple[str, Box, Numerics], Trace] = {}
     read = 0
     for trace in _each([programs] if isinstance(programs, (Trace, str, Path)) else programs, store):
         read += 1
         for one in by_box(trace):
-            place = one.key, box_of(one)
+            place = one.key, box_of(one), Numerics.of(one.numerics)
             known = found.get(place)
             found[place] = one if known is None else replace(known, calls=larger(known.calls, one.calls))
     return Wanted(tuple(found.values()), read)

@@ -196,6 +196,18 @@ def test_integers_may_be_wrong_as_often_as_eagers() -> None:
     assert "differs from eager" in str(disagreement(leaves(n=exact + 1), wanted))
 
 
+def test_what_cancels_out_is_judged_as_the_noise_that_it_is() -> None:
+    """A key's bias has no gradient but rounding: eager has none of its digits right, and no other order of sums has."""
+    exact = torch.full((64,), 1e-20, dtype=torch.float64)
+    noise = torch.linspace(-1e-8, 1e-8, 64)
+    leaves = expected({"gradient": noise}, {"gradient": exact}, {"gradient": noise})
+    assert disagreement({"gradient": 9 * noise}, leaves) is None
+    assert "is off by" in str(disagreement({"gradient": 99 * noise}, leaves))
+    larger = {"gradient": exact + 1e-6}
+    leaves = expected({"gradient": noise + 1e-6}, larger, {"gradient": noise + 1e-6})
+    assert "is off by" in str(disagreement({"gradient": 9 * noise + 1e-6}, leaves))
+
+
 def test_random_values_are_judged_by_their_size_alone() -> None:
     draw = [torch.rand(1000), torch.rand(1000), torch.rand(1000)]
     wanted = expected(leaves(r=draw[0]), leaves(r=draw[0].double()), leaves(r=draw[1]))
