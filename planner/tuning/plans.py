@@ -116,23 +116,27 @@ def vetted(session: Session, trace: str, entries: Sequence[Entry], rows: dict[st
         if row.status != "ok":
             session.progress.note(f"{session.program}: {job.side.name} is out: {row.status}, {row.detail}")
 
-    text = "compiling and checking plans"
-    known = [entry for entry in entries if entry.default]
-    session.carry_out(text, [VetPlan(trace, entry.side) for entry in known], heard)
-    rest = [entry for entry in entries if not entry.default]
+    def vet(chosen: Sequence[Entry], limit_s: float | None = None) -> None:
+        jobs = [VetPlan(trace, entry.side, race=session.prepares) for entry in chosen]
+        session.carry_out("compiling and checking plans", jobs, heard, limit_s)
+
+    known, rest = ([entry for entry in entries if entry.default is default] for default in (True, False))
+    if known:  # a worker that these leave without work takes the first of the others
+        beside = min(max(0, session.at_once - len(known)), _room(session, len(known)))
+        known, rest = [*known, *rest[:beside]], rest[beside:]
+        vet(known)
     while rest and (room := _room(session, racing := sum(row.status == "ok" for row in rows.values()))):
         count = min(room, session.at_once)
         now, rest = rest[:count], rest[count:]
-        limit_s = max(LEAST_LIMIT_S, session.left_s - session.again_s(racing) - FAIR_RACE_S)
-        session.carry_out(text, [VetPlan(trace, entry.side) for entry in now], heard, limit_s)
+        vet(now, max(LEAST_LIMIT_S, session.left_s - session.again_s(racing) - FAIR_RACE_S))
     return [entry for entry in entries if entry.name in rows and rows[entry.name].status == "ok"]
 
 
 def _room(session: Session, racing: int) -> int:
     """How many more plans there is time to compile, to check and to race."""
-    checking = 2  # at a time, and from the compilers' caches at best
-    left = session.left_s - session.again_s(racing + checking) - FAIR_RACE_S
-    return max(0, int(left / max(session.again_s(1), 0.1)))
+    checking = 2 * session.trace_s  # several at a time, and from the compilers' caches at best
+    left = session.left_s - session.again_s(racing) - checking - FAIR_RACE_S
+    return max(0, int(left / max(session.trace_s, 0.1)))
 
 
 def decide(session: Session, trace: str, entries: Sequence[Entry], rows: dict[str, Row]) -> Verdict | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fuseplan.errors import GraphError
@@ -14,7 +14,7 @@ from fuseplan.plan import AnchorChoice, Part, SegmentedPlan
 from fuseplan.search.coarse import Coarse
 from fuseplan.search.costs import PLAIN, Case, Choice, RegionCosts, Runner, units_of
 from fuseplan.search.solve import WholeSolution, solve, two_clock
-from fuseplan.segment import Segmentation
+from fuseplan.segment import Region, Segmentation
 from fuseplan.tuning.active import Active, Wanted, measurable
 from fuseplan.tuning.coarser import JOINER, Coarser
 from fuseplan.tuning.regions import RegionBook
@@ -28,6 +28,8 @@ CAUTION = 1.0
 """By how many spreads a prediction is raised where a plan is to rest on it."""
 RESERVE = 0.45
 """The share of the time that is kept for whole plans: compiling, checking and racing them."""
+TRIFLES = 0.01
+"""Plans that share all regions but for this part of their time race as one."""
 DEFAULTS = 4
 """Plans that race beside the segmented ones, about."""
 REFITS = 2
@@ -78,8 +80,8 @@ class Search:
     def has_time(self, share: float = RESERVE) -> bool:
         """Whether more may be measured, with this share of the time kept for what comes after."""
         session = self.session
-        plans = session.effort.plans + DEFAULTS
-        kept = max(share * session.effort.wall_s, session.again_s(plans))
+        plans = session.effort.plans
+        kept = max(share * session.effort.wall_s, plans * session.trace_s + session.again_s(plans + DEFAULTS))
         return session.left_s >= kept and session.device_left_s > 0
 
     def _round(self) -> bool:
@@ -113,6 +115,25 @@ class Search:
         plans = [Proposal(self._plan(solution.segmentations), solution.total_us) for solution in solutions]
         unique = {proposal.plan.to_json(): proposal for proposal in reversed(plans)}
         return sorted(unique.values(), key=lambda proposal: proposal.predicted_us)
+
+    def distinct(self, proposals: Sequence[Proposal]) -> list[Proposal]:
+        """Of the proposals, the best first, each that is not a better one but for trifles: a race would see no difference."""
+        kept: list[tuple[Proposal, dict[tuple[str, Region], float]]] = []
+        for proposal in proposals:
+            parts = self._parts(proposal.plan)
+            if all(_apart(parts, others) > TRIFLES for _, others in kept):
+                kept.append((proposal, parts))
+        return [proposal for proposal, _ in kept]
+
+    def _parts(self, plan: SegmentedPlan) -> dict[tuple[str, Region], float]:
+        """The regions of a plan, and single ops, with the time of each."""
+        cuts = {part.role: part.segmentation for part in plan.parts}
+        return {
+            (role, unit): option.device_us + option.host_us
+            for role, costs in zip(self.roles, self.costs, strict=True)
+            for unit in units_of(costs.graph, cuts[role])
+            if math.isfinite((option := costs.of(unit)).device_us)
+        }
 
     def predict(self, cuts: Sequence[Segmentation]) -> float:
         """How long the program should take, cut like this."""
@@ -171,6 +192,12 @@ class Search:
             for role, graph, segmentation in zip(self.roles, self.graphs, cuts, strict=True)
         )
         return SegmentedPlan(parts, launch=self.launch, anchors=self.anchors)
+
+
+def _apart(parts: Mapping[tuple[str, Region], float], others: Mapping[tuple[str, Region], float]) -> float:
+    """The share of the time of a plan that it spends in regions that another one has not."""
+    total = sum(parts.values())
+    return sum(us for part, us in parts.items() if part not in others) / total if total > 0 else 0.0
 
 
 def _coarse(costs: RegionCosts) -> Coarse:

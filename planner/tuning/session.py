@@ -78,7 +78,7 @@ class Session:
     audit: Audit = field(default_factory=Audit)
     """How far the model was off where it thought that nobody need look."""
     trace_s: float = 0.0
-    """What tracing the program once takes: so long does each plan keep the race waiting, its code being in caches."""
+    """What tracing the program once takes: about so long does compiling a plan whose code is in caches."""
     against_us: float | None = None
     """What the best default takes, as far as anything is known of it."""
 
@@ -111,9 +111,14 @@ class Session:
         """How long a worker may be silent over one region: one that hangs must leave time for the others."""
         return max(LEAST_REGION_S, REGION_SHARE * self.effort.wall_s)
 
+    @property
+    def prepares(self) -> bool:
+        """Whether the racer compiles its plans while others are vetted; a CPU has its cores for one."""
+        return self.on_gpu
+
     def again_s(self, plans: int) -> float:
-        """Seconds to compile so many plans once more, one after another."""
-        return plans * self.trace_s
+        """Seconds that a race waits until so many plans, which were vetted, are compiled once more."""
+        return 0.0 if self.prepares else plans * self.trace_s
 
     @property
     def at_once(self) -> int:

@@ -139,7 +139,7 @@ class Tuner:
         session.against_us = self._default_us(of, search)
         known = ledger.named_entries()
         fit = plans.vetted(session, text, known, rows)
-        cut = ledger.next_entries(session.effort.plans, search.run())
+        cut = ledger.next_entries(session.effort.plans, search.distinct(search.run()))
         fit += plans.vetted(session, text, cut, rows)
         verdict = plans.decide(session, text, fit, rows)
         noise = None if verdict is None else verdict.result.noise

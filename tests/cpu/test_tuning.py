@@ -80,6 +80,16 @@ def test_one_race_is_enough_whichever_default_is_the_best(trace: Trace, store: S
     assert (races[0].incumbent, races[0].rivals) == ("inductor", ("eager",))
 
 
+@pytest.mark.parametrize(("trifles", "raced"), [(-1.0, 4), (1.0, 1)])
+def test_plans_that_differ_in_trifles_race_as_one(
+    trace: Trace, store: Store, monkeypatch: pytest.MonkeyPatch, trifles: float, raced: int
+) -> None:
+    monkeypatch.setattr("fuseplan.tuning.segments.TRIFLES", trifles)
+    pool = ReplayingPool()
+    tuned(trace, store, pool)
+    assert len(cut_plans(pool.jobs)) == raced
+
+
 def test_the_fastest_plan_is_kept_with_its_evidence(trace: Trace, store: Store) -> None:
     rehearsal = ReplayingPool()
     tuned(trace, Store(Places(user=None)), rehearsal)
