@@ -113,7 +113,7 @@ def bench(
         heard.begin(len(found))
         told = []
         for trace, plan in found:
-            with Numerics.of(trace.numerics).applied():
+            with Numerics.of(trace.numerics if plan is None else vars(plan.environment)).applied():
                 told.append(_Bench(store, heard, workers, seconds, launch, device).of(trace, plan))
             heard.end(str(told[-1]).split("\n", 1)[0])
         return told
@@ -172,7 +172,7 @@ class _Bench:
     def _session(self, pool: Pool, trace: Trace, where: str) -> Session:
         here = environment(where)
         # Of the time that an effort grants with the device, a race gets a share.
-        effort = replace(Effort.named("quick"), device_s=self.seconds / plans.RACE_SHARE)
+        effort = replace(Effort.named("quick"), device_s=self.seconds / plans.RACE_SHARE, wall_s=plans.PATIENCE_S)
         model = Roofline(Machine.guess(here.gpu or here.cpu or ""))
         return Session(self.store, here, pool, effort, model, self.progress, program=trace.name or trace.key[:12])
 

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import torch
 
+from fuseplan.capture.numerics import Numerics
 from fuseplan.capture.trace import Trace
+from fuseplan.capture.trace_format import PRECISIONS
 from fuseplan.errors import FuseplanError, GraphError
 from fuseplan.measure.environment import environment, run_facts
 from fuseplan.measure.jobs import Capture, Row
@@ -53,18 +55,30 @@ def verify(
     store = Store(places(os.environ, db))
     try:
         with ExitStack() as ends:
-            here = {environment(name): name for name in ([device] if device else _devices())}
-            pools: dict[str, Workers] = {}
+            here = places_of(store, [device] if device else _devices())
+            pools: dict[tuple[str, Numerics], Workers] = {}
 
             def race(contest: Contest) -> list[StoredPlan]:
-                name = here[contest.here]
-                if name not in pools:
-                    pools[name] = ends.enter_context(Workers(name))
-                return Racer(store, pools[name], name, progress or Silent()).race(contest)
+                name, numerics = place = here[contest.here]
+                with numerics.applied():
+                    if place not in pools:
+                        pools[place] = ends.enter_context(Workers(name))
+                    return Racer(store, pools[place], name, progress or Silent()).race(contest)
 
             return verify_each(store, list(here), race, wanted)
     finally:
         store.close()
+
+
+def places_of(store: Store, devices: Sequence[str]) -> dict[Environment, tuple[str, Numerics]]:
+    """Where plans can be raced: each device as this process is set, and as those were that have made unverified plans."""
+    every = {plan.environment for plan in store.plans() if plan.status == "unverified"}
+    made = {Numerics.of(vars(one)) for one in every if one.matmul_precision in PRECISIONS}
+    found: dict[Environment, tuple[str, Numerics]] = {}
+    for numerics in (Numerics.here(), *sorted(made - {Numerics.here()}, key=str)):
+        with numerics.applied():
+            found |= {environment(name): (name, numerics) for name in devices}
+    return found
 
 
 def _devices() -> list[str]:
@@ -109,7 +123,8 @@ class Racer:
     def _session(self, here: Environment, trace: Trace) -> Session:
         model = Roofline(Machine.guess(here.gpu or here.cpu or ""))
         name = trace.name or trace.key[:12]
-        return Session(self.store, here, self.pool, Effort.named("quick"), model, self.progress, program=name)
+        effort = replace(Effort.named("quick"), wall_s=plans.PATIENCE_S)  # no plan is thrown out for what others took
+        return Session(self.store, here, self.pool, effort, model, self.progress, program=name)
 
     def _check(self, session: Session, trace: Trace) -> None:
         """A trace may have come with the plan: what it is of is told by running it, not by what it says."""

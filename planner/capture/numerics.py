@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
+
+_PER_BACKEND = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")
+"""Where torch keeps the precision of float32 too, in words that are newer than ours and say more."""
 
 
 @dataclass(frozen=True)
@@ -20,11 +23,11 @@ class Numerics:
     bf16_reduction: bool
 
     @staticmethod
-    def now() -> Numerics:
+    def here() -> Numerics:
         """As they are set in this process.
 
         >>> with Numerics("high", True, True, True).applied():
-        ...     Numerics.now().matmul_precision
+        ...     Numerics.here().matmul_precision
         'high'
         """
         matmul = torch.backends.cuda.matmul
@@ -36,28 +39,37 @@ class Numerics:
         )
 
     @staticmethod
-    def of(fields: Mapping[str, Any] | None) -> Numerics:
-        """Those that a trace holds; those of this process, where it holds none."""
-        return Numerics.now() if fields is None else Numerics(**fields)
+    def of(found: Mapping[str, Any] | None) -> Numerics:
+        """Those that a trace or an environment holds; those of this process, where it holds none."""
+        if found is None:
+            return Numerics.here()
+        precision, *switches = (found[one.name] for one in fields(Numerics))
+        return Numerics(str(precision), *map(bool, switches))
 
     def set(self) -> None:
-        """Make them those of this process."""
+        """Make them those of this process. What is so already is left alone: torch may know more of it than this says."""
+        matmul = torch.backends.cuda.matmul
         if _matmul_precision() != self.matmul_precision:
             torch.set_float32_matmul_precision(self.matmul_precision)
         if _cudnn_tf32() != self.cudnn_tf32:  # torch.testing freezes cuDNN's flags, and refuses even what is so already
             torch.backends.cudnn.allow_tf32 = self.cudnn_tf32
-        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = self.fp16_reduction
-        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = self.bf16_reduction
+        if bool(matmul.allow_fp16_reduced_precision_reduction) != self.fp16_reduction:
+            matmul.allow_fp16_reduced_precision_reduction = self.fp16_reduction
+        if bool(matmul.allow_bf16_reduced_precision_reduction) != self.bf16_reduction:
+            matmul.allow_bf16_reduced_precision_reduction = self.bf16_reduction
 
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Make them those of this process for a while: what it starts meanwhile computes by them."""
-        before = Numerics.now()
+        before, precisions = Numerics.here(), _precisions()
         self.set()
         try:
             yield
         finally:
             before.set()
+            for name, precision in precisions.items():
+                if _backend(name).fp32_precision != precision:
+                    _backend(name).fp32_precision = precision
 
 
 def _matmul_precision() -> str:
@@ -73,3 +85,15 @@ def _cudnn_tf32() -> bool:
         return bool(cudnn.allow_tf32)
     except RuntimeError:
         return bool(cudnn.conv.fp32_precision == "tf32")
+
+
+def _precisions() -> dict[str, str]:
+    found = {name: getattr(_backend(name), "fp32_precision", None) for name in _PER_BACKEND}
+    return {name: precision for name, precision in found.items() if precision is not None}
+
+
+def _backend(name: str) -> Any:
+    found: Any = torch.backends
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found

@@ -35,7 +35,8 @@ _NUMERICS: Mapping[str, type] = {
     "fp16_reduction": bool,
     "bf16_reduction": bool,
 }
-_PRECISIONS = ("highest", "high", "medium")
+PRECISIONS = ("highest", "high", "medium")
+"""Of products of float32, as torch.set_float32_matmul_precision has them."""
 _FIELDS: Mapping[str, type] = {
     "torch": str,
     "modes": dict,
@@ -111,7 +112,7 @@ def _numerics(found: object) -> Mapping[str, Any] | None:
     if found is None:
         return None
     numerics = _record(found, _NUMERICS, {}, "the numerics")
-    if numerics["matmul_precision"] not in _PRECISIONS:
+    if numerics["matmul_precision"] not in PRECISIONS:
         raise GraphError(f"the precision of matrix products is {short(numerics['matmul_precision'])}")
     return numerics
 

@@ -38,7 +38,7 @@ def write_trace(gm: GraphModule, example_inputs: Sequence[Any], name: str = "") 
     key = program_key(gm, example_inputs)
     if key.key is None:
         raise GraphError(f"{name or 'the program'} cannot be traced: {key.why}")
-    return Trace(key.key, name, _Writer(gm, example_inputs).fields(), numerics=vars(Numerics.now()))
+    return Trace(key.key, name, _Writer(gm, example_inputs).fields(), numerics=vars(Numerics.here()))
 
 
 class _Writer:

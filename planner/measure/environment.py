@@ -34,7 +34,7 @@ class Flags(Numerics):
         True
         """
         threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-        return Flags(**vars(Numerics.now()), threads=threads, deterministic=deterministic)
+        return Flags(**vars(Numerics.here()), threads=threads, deterministic=deterministic)
 
     def set(self) -> None:
         """Make them those of this process."""

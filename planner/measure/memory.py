@@ -10,7 +10,7 @@ import torch
 SPARED = 0.1
 """The share of what is free that stays free: for the parent, and for what a compiler takes outside of the worker."""
 
-CROWDED = 0.5
+CROWDED = 0.75
 """The share of a GPU's memory that stays free for what is tried, while something waits for its race."""
 
 _STATUS = Path("/proc/self/status")
@@ -50,7 +50,7 @@ def limit_memory(device: torch.device, most: int | None = None, share: float = 1
 
 
 def is_crowded(device: torch.device) -> bool:
-    """Whether more than half of a GPU's memory is taken, by whomever.
+    """Whether less of a GPU's memory is free than should be, whoever has taken it.
 
     >>> is_crowded(torch.device("meta"))
     False

@@ -54,9 +54,10 @@ class Limits:
     """None: all that is free when a job begins, but for a tenth."""
 
     def of(self, job: Job, limit_s: float | None = None) -> float:
-        """The limit of one job: `limit_s`, where that is less."""
+        """The limit of one job: its own, or `limit_s`, where that is less."""
         own = self.region_s if isinstance(job, (VetRegion, RaceRegion)) else self.plan_s
-        return own if limit_s is None else min(own, limit_s)
+        jobs = job.limit_s if isinstance(job, VetPlan) else None
+        return min(limit for limit in (own, jobs, limit_s) if limit is not None)
 
 
 class Workers:
@@ -131,17 +132,22 @@ class Workers:
 
         def settle(i: int, outcome: Outcome) -> None:
             outcomes[i] = outcome
+            if on_done is not None:
+                on_done(jobs[i], outcome)
+
+        def settle_beside(i: int, outcome: Outcome) -> None:
             job = jobs[i]
             if isinstance(job, VetPlan) and job.race and outcome.ok:
                 ahead.put(Prepare(job.trace, job.side))
-            if on_done is not None:
-                on_done(job, outcome)
+            settle(i, outcome)
 
         try:
             if any(job.alone for job in jobs):
                 self.racer.start()
-            crowded = self._vet(jobs, settle, limit_s)
+            crowded = self._vet(jobs, settle_beside, limit_s)
             ahead.finish()
+            if crowded and self.racer.holds:
+                self._answer(self.racer, Rest())
             for i in crowded:  # what did not fit beside the others may fit alone
                 settle(i, self._answer(self.vetters[0], jobs[i], limit_s))
             if any(job.alone for job in jobs):
@@ -151,6 +157,7 @@ class Workers:
                     settle(i, self._answer(self.racer, job, limit_s))
         except BaseException:
             self.close()
+            ahead.drop()
             raise
         return [outcomes[i] for i in range(len(jobs))]
 
@@ -215,11 +222,12 @@ class _Ahead:
         self._answer = answer
         self._jobs: queue.Queue[Job | None] = queue.Queue()
         self._thread: threading.Thread | None = None
+        self._dropped = False
 
     def put(self, job: Job) -> None:
         """One more, to be done in turn."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._serve, daemon=True)
+            self._thread = threading.Thread(target=self._serve, name="preparing", daemon=True)
             self._thread.start()
         self._jobs.put(job)
 
@@ -230,8 +238,13 @@ class _Ahead:
             self._thread.join()
             self._thread = None
 
+    def drop(self) -> None:
+        """Begin no more of them."""
+        self._dropped = True
+        self._jobs.put(None)
+
     def _serve(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        while (job := self._jobs.get()) is not None and not self._dropped:
             with suppress(FuseplanError):  # of a worker that does not start: the race will say so
                 self._answer(job)
 

@@ -65,7 +65,7 @@ def kinds(devices: Sequence[str]) -> list[Kind]:
     alike: dict[Environment, list[str]] = {}
     for device in devices:
         alike.setdefault(environment(device), []).append(device)
-    return [Kind(here, tuple(found), Numerics.now()) for here, found in alike.items()]
+    return [Kind(here, tuple(found), Numerics.here()) for here, found in alike.items()]
 
 
 def shifts(kinds: Iterable[Kind]) -> list[list[Kind]]:

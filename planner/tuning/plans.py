@@ -15,6 +15,8 @@ RACE_SHARE = 0.4
 """Of the time with the device that an effort grants, what a race of whole plans may take at most."""
 FAIR_RACE_S = 8.0
 """What a race should have for its blocks, if plans beside the defaults are to be in it."""
+PATIENCE_S = 3600.0
+"""What checking and racing plans may take that somebody has named: none is left out for want of time."""
 LEAST_LIMIT_S = 20.0
 """How long a plan that is no default may keep a worker silent at least, however little of the budget is left."""
 KERNELS = ("cudnn", "flash", "efficient")
@@ -48,12 +50,6 @@ class Verdict:
     def tuned(self) -> bool:
         """Whether a plan that nobody had before won beyond the noise."""
         return not self.winner.default
-
-    @property
-    def ratio(self) -> float:
-        """The winner's time as a multiple of the best default's, from their paired differences."""
-        winner, best = (self.result.lane(entry.name).ratio or 1.0 for entry in (self.winner, self.best_default))
-        return winner / best
 
 
 def proven(found: Found) -> tuple[AnchorChoice, ...]:
@@ -116,19 +112,21 @@ def vetted(session: Session, trace: str, entries: Sequence[Entry], rows: dict[st
         if row.status != "ok":
             session.progress.note(f"{session.program}: {job.side.name} is out: {row.status}, {row.detail}")
 
-    def vet(chosen: Sequence[Entry], limit_s: float | None = None) -> None:
-        jobs = [VetPlan(trace, entry.side, race=session.prepares) for entry in chosen]
-        session.carry_out("compiling and checking plans", jobs, heard, limit_s)
+    def vet(chosen: Sequence[Entry], racing: int) -> None:
+        most = max(LEAST_LIMIT_S, session.left_s - session.again_s(racing) - FAIR_RACE_S)
+        limits = [None if entry.default else most for entry in chosen]
+        jobs = [VetPlan(trace, one.side, session.prepares, limit) for one, limit in zip(chosen, limits, strict=True)]
+        session.carry_out("compiling and checking plans", jobs, heard)
 
     known, rest = ([entry for entry in entries if entry.default is default] for default in (True, False))
     if known:  # a worker that these leave without work takes the first of the others
         beside = min(max(0, session.at_once - len(known)), _room(session, len(known)))
-        known, rest = [*known, *rest[:beside]], rest[beside:]
-        vet(known)
+        vet([*known, *rest[:beside]], len(known))
+        rest = rest[beside:]
     while rest and (room := _room(session, racing := sum(row.status == "ok" for row in rows.values()))):
         count = min(room, session.at_once)
-        now, rest = rest[:count], rest[count:]
-        vet(now, max(LEAST_LIMIT_S, session.left_s - session.again_s(racing) - FAIR_RACE_S))
+        vet(rest[:count], racing)
+        rest = rest[count:]
     return [entry for entry in entries if entry.name in rows and rows[entry.name].status == "ok"]
 
 
@@ -158,15 +156,17 @@ def decide(session: Session, trace: str, entries: Sequence[Entry], rows: dict[st
 
 
 def _judged(racing: Sequence[Entry], result: RaceResult, rows: dict[str, Row]) -> tuple[Verdict | None, Entry]:
-    """The verdict, if the race was against the best default, or clear of it by more than noise; and which that is."""
+    """The verdict, if the race was against the best default, or one that ties with it; and which that is."""
     ratios = {lane.name: lane.ratio for lane in result.lanes if lane.status == "ok" and lane.ratio is not None}
     here = [entry for entry in racing if entry.default and entry.name in ratios]
-    best = min(here, key=lambda entry: (ratios[entry.name], entry.name != result.incumbent))
+    incumbent = next(entry for entry in racing if entry.name == result.incumbent)
+    best = min(here, key=lambda entry: (ratios[entry.name], entry is not incumbent))
     winner = next(entry for entry in racing if entry.name == result.winner)
     if winner.default:
         return Verdict(winner, winner, result, rows), winner
-    if best.name == result.incumbent or ratios[winner.name] * (1 + result.noise) < ratios[best.name]:
-        return Verdict(winner, best, result, rows), best
+    tied = ratios[best.name] * (1 + result.noise) >= 1.0
+    if best is incumbent or (tied and ratios[winner.name] * (1 + result.noise) < ratios[best.name]):
+        return Verdict(winner, incumbent, result, rows), incumbent
     return None, best
 
 

@@ -17,6 +17,8 @@ from fuseplan.tuning_db.environment import Environment
 from fuseplan.tuning_db.records import Measurement
 from fuseplan.tuning_db.store import Store
 
+PREPARES = False
+"""Not before a GPU has been seen to race what was prepared as fast as what was not."""
 LEAST_REGION_S = 20.0
 REGION_SHARE = 0.25
 """Of the wall time of an effort, what one step with one region may take."""
@@ -114,7 +116,7 @@ class Session:
     @property
     def prepares(self) -> bool:
         """Whether the racer compiles its plans while others are vetted; a CPU has its cores for one."""
-        return self.on_gpu
+        return PREPARES and self.on_gpu
 
     def again_s(self, plans: int) -> float:
         """Seconds that a race waits until so many plans, which were vetted, are compiled once more."""

@@ -69,8 +69,10 @@ class Tuner:
             found = None if again else self._known(trace, launch, trace.key)
             if found is None:
                 begin = monotonic()  # what comes before the first measurement is part of what tuning takes
+                effort = Effort.named(self.effort).within(self.time.share())
                 model = model or self._model()
-                found = self._tune(trace, launch, again, model, timings, begin)
+                session = self._session(trace, model, effort, begin)
+                found = self._tune(session, trace, launch, again, timings)
             self.time.end()
             self.progress.end(told(found))
             yield found
@@ -92,10 +94,7 @@ class Tuner:
         answer = self.store.find_plan(Query(key, self.environment, launch, sizes_of(trace)))
         return recalled(trace, answer.plan) if isinstance(answer, Hit) else None
 
-    def _tune(
-        self, trace: Trace, launch: str, again: bool, model: CostModel, timings: Timings, begin: float
-    ) -> Tuned:  # fmt: skip
-        session = self._session(trace, model, begin)
+    def _tune(self, session: Session, trace: Trace, launch: str, again: bool, timings: Timings) -> Tuned:
         found = self._capture(session, trace)
         key = trace.key if isinstance(found, str) else found.key or trace.key
         if key != trace.key and not again and (known := self._known(trace, launch, key)) is not None:
@@ -139,8 +138,14 @@ class Tuner:
         session.against_us = self._default_us(of, search)
         known = ledger.named_entries()
         fit = plans.vetted(session, text, known, rows)
-        cut = ledger.next_entries(session.effort.plans, search.distinct(search.run()))
-        fit += plans.vetted(session, text, cut, rows)
+        proposed = search.run()
+        cut = ledger.next_entries(session.effort.plans, search.distinct(proposed))
+        right = plans.vetted(session, text, cut, rows)
+        if len(right) < len(cut):  # a plan that is nearly the one that failed may not fail
+            others = ledger.next_entries(session.effort.plans - len(right), proposed)
+            right += plans.vetted(session, text, others, rows)
+            cut += others
+        fit += right
         verdict = plans.decide(session, text, fit, rows)
         noise = None if verdict is None else verdict.result.noise
         for entry in (*known, *cut):
@@ -183,8 +188,7 @@ class Tuner:
         evidence = evidence_of(search, best.plan)
         return keep_prediction(session, of, best.plan, best.predicted_us, _moves(search, best.plan), evidence)
 
-    def _session(self, trace: Trace, model: CostModel, begin: float) -> Session:
-        effort = Effort.named(self.effort).within(self.time.share())
+    def _session(self, trace: Trace, model: CostModel, effort: Effort, begin: float) -> Session:
         return Session(
             self.store, self.environment, self.pool, effort, model, self.progress,
             program=trace.name or trace.key[:12], started=begin, claims=self.claims, anew=self.since,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +24,7 @@ from fuseplan.tuning.subject import sizes_of, traces_of
 from fuseplan.tuning_db import Hit, Places, Query, Store
 from replaying import ReplayingPool
 
-PLAIN = Numerics.now()
+PLAIN = Numerics.here()
 FAST = Numerics("high", PLAIN.cudnn_tf32, PLAIN.fp16_reduction, PLAIN.bf16_reduction)
 
 
@@ -45,6 +47,25 @@ def test_a_trace_holds_them_and_its_key_does_not() -> None:
     assert fast.on("cuda").numerics == fast.in_double().numerics == fast.numerics
     older = {name: value for name, value in json.loads(fast.to_json()).items() if name != "numerics"}
     assert Numerics.of(Trace.from_json(json.dumps(older)).numerics) == PLAIN
+
+
+def test_afterwards_all_is_as_it_was() -> None:
+    """Also what a program has said in torch's newer words, which tell one backend from another."""
+    script = """
+import torch
+from fuseplan.capture.numerics import Numerics
+matmul = torch.backends.cuda.matmul
+def seen():
+    return [b.fp32_precision for b in (matmul, torch.backends.cudnn.conv, torch.backends.mkldnn.matmul)]
+for prepare in (lambda: None, lambda: setattr(matmul, "fp32_precision", "tf32")):
+    prepare()
+    before, numerics = seen(), Numerics.here()
+    for other in ("highest", "high", "medium"):
+        with Numerics(other, False, False, False).applied():
+            assert Numerics.here() == Numerics(other, False, False, False), (other, Numerics.here())
+        assert (seen(), Numerics.here()) == (before, numerics), (other, before, seen())
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +91,7 @@ def test_a_program_is_tuned_under_those_that_it_was_recorded_with(tmp_path: Path
     found = tune(traces, db=tmp_path / "tuning.db", workers=workers, model="roofline")
     assert [one.plan is not None for one in found] == [True, True]
     assert [flags.matmul_precision for flags in started] == [PLAIN.matmul_precision, "high"]
-    assert Numerics.now() == PLAIN
+    assert Numerics.here() == PLAIN
     store = Store(Places(user=tmp_path / "tuning.db"))
     for numerics, trace in zip((PLAIN, FAST), traces, strict=True):
         with numerics.applied():

@@ -90,6 +90,21 @@ def test_plans_that_differ_in_trifles_race_as_one(
     assert len(cut_plans(pool.jobs)) == raced
 
 
+def test_where_a_plan_fails_one_that_is_nearly_it_takes_its_place(
+    trace: Trace, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fuseplan.tuning.segments.TRIFLES", 1.0)
+    rehearsal = ReplayingPool()
+    tuned(trace, Store(Places(user=None)), rehearsal)
+    (name,) = winning(rehearsal)
+    pool = ReplayingPool(bad={name: "wrong"})
+    tuned(trace, store, pool)
+    (race,) = [job for job in pool.jobs if isinstance(job, RacePlans)]
+    raced = [side.name for side in race.sides if side.name.startswith("cut ")]
+    assert raced
+    assert name not in raced
+
+
 def test_the_fastest_plan_is_kept_with_its_evidence(trace: Trace, store: Store) -> None:
     rehearsal = ReplayingPool()
     tuned(trace, Store(Places(user=None)), rehearsal)

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from torch import Tensor, nn
 
 import fuseplan
+import fuseplan.verify as verify
 from fuseplan.capture.trace import Trace
 from fuseplan.cli import main
 from fuseplan.errors import StoreError
@@ -202,6 +203,16 @@ def test_a_dynamic_program_is_raced_at_the_sizes_of_its_plan(tmp_path: Path) -> 
     assert store.find_trace(small.key, Box.of({"s0": (1, 9)})) is None
     ours = ReplayingPool()
     assert {one.sizes for one in raced(store, ours).raced} == boxes
+
+
+def test_a_plan_is_raced_under_the_numerics_that_it_was_made_under(trace: Trace, store: Store) -> None:
+    here = environment("cpu")
+    for precision in ("high", "banana"):  # the latter from a file that somebody made
+        store.add_plan(unverified(trace, environment=replace(here, matmul_precision=precision)))
+    places = verify.places_of(store, ["cpu"])
+    assert [one.matmul_precision for one in places] == ["highest", "high"]
+    assert [numerics.matmul_precision for _, numerics in places.values()] == ["highest", "high"]
+    assert environment("cpu") == here
 
 
 def test_a_program_that_is_known_by_key_can_be_tuned_again(trace: Trace, tmp_path: Path) -> None:

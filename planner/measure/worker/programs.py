@@ -252,7 +252,8 @@ def race_sides(job: RacePlans, bench: Bench) -> Outcome:
                 compiled = compile_side(side, loaded) if prepared is None else prepared
                 failed_before = stats().get(_FAILED, 0)
                 row = enter(clock, Row(side.name), course.calls(compiled, loaded), bench.device)
-                row = row if prepared is None else replace(row, compile_s=None)  # which vetting tells
+                if prepared is not None:  # of its first calls, vetting has told
+                    row = replace(row, compile_s=None, peak_bytes=None)
                 rows[side.name] = row if row.status != "ok" else _as_planned(row, side, compiled, failed_before)
             return run_race(clock, rows, job.incumbent, job.rule, bench, job.rivals)
     finally:
@@ -262,16 +263,22 @@ def race_sides(job: RacePlans, bench: Bench) -> Outcome:
 
 
 def prepare(job: Prepare, bench: Bench) -> Outcome:
-    """Compile a side and run it, so that its race need not wait; not where too little memory is left for others."""
+    """Compile a side and run it, so that its race need not wait. Where that takes much of the device's memory, it has to:
+    nothing is kept then.
+    """
     bench.at(job.side.name, "loading")
     case, course = bench.programs.case(job.trace), bench.programs.course(job.trace)
+    if is_crowded(bench.device):
+        return Outcome("refused", "it takes too much of the device's memory to be kept")
     failed_before = stats().get(_FAILED, 0)
     bench.at(job.side.name, "compiling")
     compiled = compile_side(job.side, case.loaded)
     with case.loaded.modes():
         for call in course.calls(compiled, case.loaded):
             call()
-    if stats().get(_FAILED, 0) == failed_before and not is_crowded(bench.device):
+    if is_crowded(bench.device):
+        bench.programs.forget()
+    elif stats().get(_FAILED, 0) == failed_before:
         course.prepared[job.side] = compiled
     return Outcome()
 
