@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import ablation, choices, fusions, one_ablation, startup
+from benchmarks import ablation, active, choices, fusions, one_ablation, startup
 from benchmarks.fleet import Report
 from fuseplan.measure.race import RaceResult, ReplayClock, Rule, Sample, race
 from fuseplan.plan import AnchorChoice, Part, Plan, SegmentedPlan, WholePlan
@@ -43,6 +43,19 @@ def subject(tmp_path: Path) -> Any:
     found = one_ablation.Subject(None, "plain", None, pool, {}, Report(tmp_path / "r.json"))  # type: ignore[arg-type]
     found._sort("segmented")
     return found
+
+
+def test_what_the_learned_model_saves_is_counted_over_all_models() -> None:
+    def row(learned: int, roofline: int, ratio: float) -> dict[str, Any]:
+        sides = {"learned": {"measured": learned, "device_seconds": 1}, "roofline": {"measured": roofline}}
+        return {"sides": sides, "race": {"ratio": ratio}}
+
+    good = active.results_of({"a": row(4, 40, 1.0), "b": row(16, 30, 0.992)})["summary"]
+    assert (good["measurements, share of all"], good["as asked"]) == (0.2857, True)
+    assert not active.results_of({"a": row(4, 40, 0.98)})["summary"]["as asked"]
+    assert not active.results_of({"a": row(40, 40, 1.0)})["summary"]["as asked"]
+    assert not active.results_of({"a": row(4, 40, 1.0), "b": {"failed": "out of time"}})["summary"]["as asked"]
+    assert not active.results_of({})["summary"]["as asked"]
 
 
 def test_each_stage_takes_the_best_of_those_before_it_too(subject: Any) -> None:
