@@ -18,9 +18,12 @@ from fuseplan.capture.trace_format import Trace, check_fields
 from fuseplan.capture.trace_targets import Targets
 from fuseplan.capture.trace_tensors import Tensors
 from fuseplan.capture.trace_write import modes as present_modes
+from fuseplan.errors import GraphError
 
 Call = Callable[..., Any]
 
+LEAST_SIZE = 2
+"""Of sizes that vary: Dynamo compiles anew for 0 and for 1."""
 _DYNAMO = {"scalars": "capture_scalar_outputs", "sizes": "capture_dynamic_output_shape_ops"}
 """Of the modes, those that are settings of Dynamo."""
 
@@ -139,11 +142,25 @@ def _build(trace: Trace, tensors: Tensors, base: torch.device | None) -> GraphMo
         if source is None:
             graph.call_function(callable, (values[i],))
             continue
-        shape = graph.call_function(getattr, (values[source[0]], "shape"))
-        values[i] = graph.call_function(operator.getitem, (shape, source[1]))
+        values[i] = _size(graph, values, source)
+    for symbol in fields["symbols"]:
+        place = tensors.place_of(symbol["name"])
+        if place is not None and (symbol["low"] > LEAST_SIZE or symbol["high"] is not None):
+            graph.call_function(_keep_within, (_size(graph, values, place), symbol["low"], symbol["high"]))
     for name, tensor in tensors.attributes():
         setattr(module, name, tensor) if isinstance(tensor, nn.Parameter) else module.register_buffer(name, tensor)
     return Builder(Targets(), base).module(graph, module, values, fields)
+
+
+def _size(graph: Graph, values: Sequence[Any], place: tuple[int, int]) -> Any:
+    number, dim = place
+    return graph.call_function(operator.getitem, (graph.call_function(getattr, (values[number], "shape")), dim))
+
+
+def _keep_within(size: int, low: int, high: int | None) -> None:
+    """Have Dynamo hold a size where the program did: its own Python may have asked for more than its operators do."""
+    if size < low or (high is not None and size > high):
+        raise GraphError(f"the size {size} is outside of {low} to {'any' if high is None else high}")
 
 
 def _kept(output: Any) -> Any:

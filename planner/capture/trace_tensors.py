@@ -55,7 +55,10 @@ class Tensors:
 
     def source_of_size(self, number: int) -> tuple[int, int] | None:
         """The input, and its dimension, that a size is read from; None of a number that is no tensor's size."""
-        size = self._items[number]["size"]
+        return self.place_of(self._items[number]["size"])
+
+    def place_of(self, size: str) -> tuple[int, int] | None:
+        """The first input, and its dimension, that has this size."""
         for i, item in enumerate(self._items):
             if item["kind"] != "size" and size in item["shape"]:
                 return i, item["shape"].index(size)

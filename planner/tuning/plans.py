@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fuseplan.measure.jobs import PLAN_RULE, Found, Job, Outcome, RacePlans, Row, Side, VetPlan
@@ -120,19 +120,21 @@ def vetted(session: Session, trace: str, entries: Sequence[Entry], rows: dict[st
 
     known, rest = ([entry for entry in entries if entry.default is default] for default in (True, False))
     if known:  # a worker that these leave without work takes the first of the others
-        beside = min(max(0, session.at_once - len(known)), _room(session, len(known)))
+        beside = min(max(0, session.at_once - len(known)), _room(session, len(known), rows))
         vet([*known, *rest[:beside]], len(known))
         rest = rest[beside:]
-    while rest and (room := _room(session, racing := sum(row.status == "ok" for row in rows.values()))):
+    while rest and (room := _room(session, racing := sum(row.status == "ok" for row in rows.values()), rows)):
         count = min(room, session.at_once)
         vet(rest[:count], racing)
         rest = rest[count:]
     return [entry for entry in entries if entry.name in rows and rows[entry.name].status == "ok"]
 
 
-def _room(session: Session, racing: int) -> int:
+def _room(session: Session, racing: int, rows: Mapping[str, Row]) -> int:
     """How many more plans there is time to compile, to check and to race."""
-    checking = 2 * session.trace_s  # several at a time, and from the compilers' caches at best
+    known = rows.get("inductor")
+    whole = known.compile_s if known is not None and known.compile_s is not None else 0.0
+    checking = max(2 * session.trace_s, whole)  # several at a time; a cut one compiles about as much as all at once
     left = session.left_s - session.again_s(racing) - checking - FAIR_RACE_S
     return max(0, int(left / max(session.trace_s, 0.1)))
 

@@ -209,6 +209,25 @@ def test_dynamic_sizes_stay_dynamic_and_can_be_chosen(marked: tuple[int, ...]) -
         loaded.inputs(0, {"s7": 9})
 
 
+def _scanned(x: Tensor) -> Tensor:
+    """As state-space models do: how many steps it takes is a matter of the size, of which no operator tells."""
+    steps, size = 0, x.shape[0]
+    while size > 1:
+        steps, size = steps + 1, size // 2
+    return x + steps
+
+
+def test_a_size_stays_where_the_program_s_own_python_has_held_it() -> None:
+    x = matrix(24, 4)
+    torch._dynamo.mark_dynamic(x, 0)
+    (trace,) = traces_of(_scanned, x)
+    (symbol,) = trace.fields["symbols"]
+    assert (symbol["low"], symbol["high"]) == (16, 31)
+    assert_round_trips(trace)
+    with pytest.raises(GraphError, match="the size 40 is outside of 16 to 31"):
+        load_trace(trace).module(matrix(40, 4))
+
+
 def test_a_number_that_varies_stays_one() -> None:
     traces: list[Trace] = []
 
