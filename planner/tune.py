@@ -99,7 +99,7 @@ def tune(
         heard.begin(len(todo.items))
         for item in todo.items:
             if item.known is not None:
-                verdicts[item] = recalled(item.trace, item.known)
+                verdicts[item] = replace(recalled(item.trace, item.known), sizes=item.sizes.text)
                 time.end()
                 heard.end(told(verdicts[item]))
         work_off([item for item in todo.items if item.known is None], opening, time, heard, verdicts.__setitem__)

@@ -105,8 +105,8 @@ def _text(recording: Recording) -> str:
         found = _program(trace)
         kind = "training" if found["training"] else "inference"
         calls = _calls(found["calls"], found["seconds"])
-        count = len(found["sizes"])
-        sizes = f", {count} choice{'s' * (count != 1)} of sizes" if count else ""
+        boxes = len(found["sizes"])
+        sizes = f", {boxes} choice{'s' * (boxes != 1)} of sizes" if boxes else ""
         lines.append(f"  {printable(found['file'])}: {kind}, {calls}{sizes}")
     if programs:
         count = f"{len(programs)} program{'s' * (len(programs) != 1)}"

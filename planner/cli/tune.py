@@ -180,13 +180,13 @@ def _show(found: list[Tuned]) -> None:
     _print(table)
     for one in found:
         if one.status in ("failed", "left"):
-            click.echo(printable(f"{one.name or one.program[:12]}: {one.detail}"))
+            click.echo(printable(f"{one.called}: {one.detail}"))
 
 
 def _row(one: Tuned) -> tuple[str, ...]:
     cost = f"{one.seconds:.0f} s" if one.seconds else "-"
     return (
-        one.name or one.program[:12],
+        one.called,
         f"{one.calls:,}",
         one.launch,
         "-" if one.best_default_us is None else f"{_time(one.best_default_us)} {one.best_default}",

@@ -55,6 +55,17 @@ class Tuned:
     detail: str = ""
     calls: int = 1
     """How often the program was called while it was recorded."""
+    sizes: str = ""
+    """The box of dynamic sizes that the verdict is for."""
+
+    @property
+    def called(self) -> str:
+        """What to call it among others: a program may be tuned for several boxes of sizes.
+
+        >>> Tuned("ab", "f", "plain", "tuned", sizes="s0=33..64").called
+        'f s0=33..64'
+        """
+        return f"{self.name or self.program[:12]} {self.sizes}".strip()
 
     @property
     def speedup(self) -> float | None:

@@ -256,7 +256,7 @@ def watched() -> bool:
 
 def told(tuned: Tuned) -> str:
     """One line on a verdict, for who watches."""
-    name = f"{tuned.name or tuned.program[:12]}, {tuned.launch}: {tuned.status}"
+    name = f"{tuned.called}, {tuned.launch}: {tuned.status}"
     if tuned.wall_us is None:
         return f"{name}{tuned.detail and f', {tuned.detail}'}"
     best = tuned.best_default_us

@@ -73,6 +73,7 @@ class Tuner:
                 model = model or self._model()
                 session = self._session(trace, model, effort, begin)
                 found = self._tune(session, trace, launch, again, timings)
+            found = replace(found, sizes=box_of(trace).text)
             self.time.end()
             self.progress.end(told(found))
             yield found
@@ -84,7 +85,9 @@ class Tuner:
         except (ExecutorError, OptionError):  # of the device, or of the call
             raise
         except FuseplanError as error:
-            found = Tuned(item.key, item.trace.name, item.launch, "failed", detail=str(error))
+            found = Tuned(
+                item.key, item.trace.name, item.launch, "failed", detail=str(error), sizes=item.sizes.text
+            )  # fmt: skip
             self.time.end()
             self.progress.end(told(found))
         return found
@@ -191,7 +194,7 @@ class Tuner:
     def _session(self, trace: Trace, model: CostModel, effort: Effort, begin: float) -> Session:
         return Session(
             self.store, self.environment, self.pool, effort, model, self.progress,
-            program=trace.name or trace.key[:12], started=begin, claims=self.claims, anew=self.since,
+            program=f"{trace.name or trace.key[:12]} {box_of(trace).text}".strip(), started=begin, claims=self.claims, anew=self.since,
             active=knows_its_doubts(model),
         )  # fmt: skip
 
