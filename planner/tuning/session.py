@@ -17,8 +17,6 @@ from fuseplan.tuning_db.environment import Environment
 from fuseplan.tuning_db.records import Measurement
 from fuseplan.tuning_db.store import Store
 
-PREPARES = False
-"""Not before a GPU has been seen to race what was prepared as fast as what was not."""
 LEAST_REGION_S = 20.0
 REGION_SHARE = 0.25
 """Of the wall time of an effort, what one step with one region may take."""
@@ -113,14 +111,9 @@ class Session:
         """How long a worker may be silent over one region: one that hangs must leave time for the others."""
         return max(LEAST_REGION_S, REGION_SHARE * self.effort.wall_s)
 
-    @property
-    def prepares(self) -> bool:
-        """Whether the racer compiles its plans while others are vetted; a CPU has its cores for one."""
-        return PREPARES and self.on_gpu
-
     def again_s(self, plans: int) -> float:
         """Seconds that a race waits until so many plans, which were vetted, are compiled once more."""
-        return 0.0 if self.prepares else plans * self.trace_s
+        return plans * self.trace_s
 
     @property
     def at_once(self) -> int:

@@ -19,7 +19,6 @@ from fuseplan.measure.jobs import (
     Capture,
     Job,
     Outcome,
-    Prepare,
     RacePlans,
     RaceRegion,
     Rest,
@@ -86,8 +85,6 @@ class Bench:
                 return programs.capture(job, self)
             case VetPlan():
                 return programs.vet(job, self)
-            case Prepare():
-                return programs.prepare(job, self)
             case RacePlans():
                 return programs.race_sides(job, self)
             case Calibrate():
