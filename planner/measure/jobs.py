@@ -161,6 +161,26 @@ class VetPlan(Job):
 
     trace: str
     side: Side
+    race: bool = False
+    """Whether it is to race next: if it is right, the racer prepares it while others are still being vetted."""
+    limit_s: float | None = None
+    """How long its worker may be silent, where that is less than for others."""
+
+    def fields(self) -> dict[str, Any]:
+        """The job as plain data."""
+        return {"trace": self.trace, "side": self.side.fields(), "race": self.race, "limit_s": self.limit_s}
+
+    @classmethod
+    def _of(cls, data: dict[str, Any]) -> Job:
+        return cls(data["trace"], Side.of(data["side"]), data["race"], data["limit_s"])
+
+
+@dataclass(frozen=True)
+class Prepare(Job):
+    """Compile a side ahead of its race, and keep it for that."""
+
+    trace: str
+    side: Side
 
     def fields(self) -> dict[str, Any]:
         """The job as plain data."""
@@ -216,7 +236,7 @@ class Rest(Job):
         return {}
 
 
-JOBS: tuple[type[Job], ...] = (VetRegion, RaceRegion, Capture, VetPlan, RacePlans, Calibrate, Rest)
+JOBS: tuple[type[Job], ...] = (VetRegion, RaceRegion, Capture, VetPlan, Prepare, RacePlans, Calibrate, Rest)
 
 
 def _rule_fields(rule: Rule) -> dict[str, Any]:

@@ -10,6 +10,9 @@ import torch
 SPARED = 0.1
 """The share of what is free that stays free: for the parent, and for what a compiler takes outside of the worker."""
 
+CROWDED = 0.75
+"""The share of a GPU's memory that stays free for what is tried, while something waits for its race."""
+
 _STATUS = Path("/proc/self/status")
 _CGROUPS = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
@@ -44,6 +47,18 @@ def limit_memory(device: torch.device, most: int | None = None, share: float = 1
         free_here, total = torch.cuda.mem_get_info()
         allowed = torch.cuda.memory_reserved() + int(free_here * share * (1 - SPARED))
         torch.cuda.set_per_process_memory_fraction(min(1.0, allowed / total))
+
+
+def is_crowded(device: torch.device) -> bool:
+    """Whether less of a GPU's memory is free than should be, whoever has taken it.
+
+    >>> is_crowded(torch.device("meta"))
+    False
+    """
+    if device.type != "cuda":
+        return False
+    free, total = torch.cuda.mem_get_info(device)
+    return free < CROWDED * total
 
 
 class Peak:

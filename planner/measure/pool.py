@@ -12,17 +12,19 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from time import monotonic
 from types import TracebackType
 from typing import Any
 
-from fuseplan.errors import OptionError
+from fuseplan.errors import FuseplanError, OptionError
 from fuseplan.measure.jobs import (
     Calibrate,
     Capture,
     Job,
     Outcome,
+    Prepare,
     RacePlans,
     RaceRegion,
     Rest,
@@ -52,9 +54,10 @@ class Limits:
     """None: all that is free when a job begins, but for a tenth."""
 
     def of(self, job: Job, limit_s: float | None = None) -> float:
-        """The limit of one job: `limit_s`, where that is less."""
+        """The limit of one job: its own, or `limit_s`, where that is less."""
         own = self.region_s if isinstance(job, (VetRegion, RaceRegion)) else self.plan_s
-        return own if limit_s is None else min(own, limit_s)
+        jobs = job.limit_s if isinstance(job, VetPlan) else None
+        return min(limit for limit in (own, jobs, limit_s) if limit is not None)
 
 
 class Workers:
@@ -125,15 +128,26 @@ class Workers:
         """
         outcomes: dict[int, Outcome] = {}
 
+        ahead = _Ahead(lambda job: self._answer(self.racer, job, limit_s))
+
         def settle(i: int, outcome: Outcome) -> None:
             outcomes[i] = outcome
             if on_done is not None:
                 on_done(jobs[i], outcome)
 
+        def settle_beside(i: int, outcome: Outcome) -> None:
+            job = jobs[i]
+            if isinstance(job, VetPlan) and job.race and outcome.ok:
+                ahead.put(Prepare(job.trace, job.side))
+            settle(i, outcome)
+
         try:
             if any(job.alone for job in jobs):
                 self.racer.start()
-            crowded = self._vet(jobs, settle, limit_s)
+            crowded = self._vet(jobs, settle_beside, limit_s)
+            ahead.finish()
+            if crowded and self.racer.holds:
+                self._answer(self.racer, Rest())
             for i in crowded:  # what did not fit beside the others may fit alone
                 settle(i, self._answer(self.vetters[0], jobs[i], limit_s))
             if any(job.alone for job in jobs):
@@ -143,6 +157,7 @@ class Workers:
                     settle(i, self._answer(self.racer, job, limit_s))
         except BaseException:
             self.close()
+            ahead.drop()
             raise
         return [outcomes[i] for i in range(len(jobs))]
 
@@ -198,6 +213,40 @@ class Workers:
                 return Outcome(loss.status, loss.detail, spent, tuple(rows))
         again = self._answer(process, rest, limit_s)
         return replace(again, seconds=spent + again.seconds, rows=_ordered(job, [*again.rows, *rows]))
+
+
+class _Ahead:
+    """Gives jobs to the racer while the vetters are at theirs. What comes of them shows in the race."""
+
+    def __init__(self, answer: Callable[[Job], Outcome]) -> None:
+        self._answer = answer
+        self._jobs: queue.Queue[Job | None] = queue.Queue()
+        self._thread: threading.Thread | None = None
+        self._dropped = False
+
+    def put(self, job: Job) -> None:
+        """One more, to be done in turn."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name="preparing", daemon=True)
+            self._thread.start()
+        self._jobs.put(job)
+
+    def finish(self) -> None:
+        """Wait until all are done."""
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def drop(self) -> None:
+        """Begin no more of them."""
+        self._dropped = True
+        self._jobs.put(None)
+
+    def _serve(self) -> None:
+        while (job := self._jobs.get()) is not None and not self._dropped:
+            with suppress(FuseplanError):  # of a worker that does not start: the race will say so
+                self._answer(job)
 
 
 def _names(job: Job) -> list[str]:

@@ -112,15 +112,21 @@ def vetted(session: Session, trace: str, entries: Sequence[Entry], rows: dict[st
         if row.status != "ok":
             session.progress.note(f"{session.program}: {job.side.name} is out: {row.status}, {row.detail}")
 
-    text = "compiling and checking plans"
-    known = [entry for entry in entries if entry.default]
-    session.carry_out(text, [VetPlan(trace, entry.side) for entry in known], heard)
-    rest = [entry for entry in entries if not entry.default]
+    def vet(chosen: Sequence[Entry], racing: int) -> None:
+        most = max(LEAST_LIMIT_S, session.left_s - session.again_s(racing) - FAIR_RACE_S)
+        limits = [None if entry.default else most for entry in chosen]
+        jobs = [VetPlan(trace, one.side, session.prepares, limit) for one, limit in zip(chosen, limits, strict=True)]
+        session.carry_out("compiling and checking plans", jobs, heard)
+
+    known, rest = ([entry for entry in entries if entry.default is default] for default in (True, False))
+    if known:  # a worker that these leave without work takes the first of the others
+        beside = min(max(0, session.at_once - len(known)), _room(session, len(known), rows))
+        vet([*known, *rest[:beside]], len(known))
+        rest = rest[beside:]
     while rest and (room := _room(session, racing := sum(row.status == "ok" for row in rows.values()), rows)):
         count = min(room, session.at_once)
-        now, rest = rest[:count], rest[count:]
-        limit_s = max(LEAST_LIMIT_S, session.left_s - session.again_s(racing) - FAIR_RACE_S)
-        session.carry_out(text, [VetPlan(trace, entry.side) for entry in now], heard, limit_s)
+        vet(rest[:count], racing)
+        rest = rest[count:]
     return [entry for entry in entries if entry.name in rows and rows[entry.name].status == "ok"]
 
 

@@ -111,9 +111,14 @@ class Session:
         """How long a worker may be silent over one region: one that hangs must leave time for the others."""
         return max(LEAST_REGION_S, REGION_SHARE * self.effort.wall_s)
 
+    @property
+    def prepares(self) -> bool:
+        """Whether the racer compiles its plans while others are vetted; a CPU has its cores for one."""
+        return self.on_gpu
+
     def again_s(self, plans: int) -> float:
         """Seconds that a race waits until so many plans, which were vetted, are compiled once more."""
-        return plans * self.trace_s
+        return 0.0 if self.prepares else plans * self.trace_s
 
     @property
     def at_once(self) -> int:

@@ -133,6 +133,25 @@ def test_sides_race_and_one_that_fails_is_a_row(workers: Workers, training: tupl
     assert all(us is not None and us > 0 for us in (outcome.row("eager").wall_us, outcome.row("aten").wall_us))
 
 
+@pytest.mark.parametrize("lost", [False, True], ids=["kept", "lost"])
+def test_what_is_right_is_compiled_ahead_of_its_race(training: tuple[str, Outcome], lost: bool) -> None:
+    trace, captured = training
+    good, bad = Side("aten", Plan.named("aten")), Side("aborts", under(captured, "abort", "aten.gelu.default"))
+    heard: list[tuple[str, str]] = []
+    with Workers(flags=FLAGS, plant="planted:executors", on_stage=lambda *said: heard.append(said)) as pool:
+        vetted = pool.map([VetPlan(trace, side, race=True) for side in (Side("eager"), good, bad)])
+        assert [outcome.status for outcome in vetted] == ["ok", "ok", "crashed"]
+        racer = pool.racer.pid
+        assert racer is not None
+        if lost:
+            pool.racer.kill()
+        heard.clear()
+        (raced,) = pool.map([RacePlans(trace, (Side("eager"), good, Side("more")), "eager", SHORT)])
+    assert {row.name: row.status for row in raced.rows} == dict.fromkeys(("eager", "aten", "more"), "ok")
+    compiled = [name for name, stage in heard if stage == "compiling"]
+    assert compiled == (["eager", "aten", "more"] if lost else ["more"])
+
+
 def test_dropout_is_not_held_against_a_plan(workers: Workers) -> None:
     trace = trace_of(Block(0.5), torch.randn(64, 8))
     vetted = workers.map([VetPlan(trace, Side("aten", Plan.named("aten"))), VetPlan(trace, Side("eager"))])

@@ -19,6 +19,7 @@ from fuseplan.measure.jobs import (
     Capture,
     Job,
     Outcome,
+    Prepare,
     RacePlans,
     RaceRegion,
     Rest,
@@ -85,6 +86,8 @@ class Bench:
                 return programs.capture(job, self)
             case VetPlan():
                 return programs.vet(job, self)
+            case Prepare():
+                return programs.prepare(job, self)
             case RacePlans():
                 return programs.race_sides(job, self)
             case Calibrate():

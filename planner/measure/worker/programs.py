@@ -19,8 +19,8 @@ from fuseplan.explain import compiled_by
 from fuseplan.measure.agreement import Leaf, disagreement, expected
 from fuseplan.measure.clocks import clock_for
 from fuseplan.measure.failures import COMPILE, RUN, check_device, failure, line
-from fuseplan.measure.jobs import AttentionFound, Capture, Found, Outcome, RacePlans, Row, Side, VetPlan
-from fuseplan.measure.memory import Peak
+from fuseplan.measure.jobs import AttentionFound, Capture, Found, Outcome, Prepare, RacePlans, Row, Side, VetPlan
+from fuseplan.measure.memory import Peak, is_crowded
 from fuseplan.measure.worker.regions import enter, run_race
 from fuseplan.plan import SegmentedPlan, WholePlan
 from fuseplan.runtime import Program
@@ -43,6 +43,19 @@ class _Case:
 
     loaded: Loaded
     leaves: dict[int, dict[str, Leaf]]
+    course: _Course | None = None
+
+
+@dataclass(eq=False)
+class _Course:
+    """What a race needs beside its sides, and the sides that were prepared for it, by name and plan."""
+
+    inputs: list[list[Tensor]]
+    tangents: dict[int, Tensor]
+    prepared: dict[Side, Callable[..., Any]]
+
+    def calls(self, compiled: Callable[..., Any], loaded: Loaded) -> list[Callable[[], None]]:
+        return [_Step(compiled, args, self.tangents, loaded) for args in self.inputs]
 
 
 class Programs:
@@ -60,8 +73,18 @@ class Programs:
             self._case, self._text = _Case(load_trace(Trace.from_json(text), self.device), {}), text
         return self._case
 
+    def course(self, text: str) -> _Course:
+        """What a race of the program's sides needs."""
+        case = self.case(text)
+        if case.course is None:
+            inputs = [case.loaded.inputs(seed) for seed in SEEDS]
+            case.course = _Course(inputs, _tangents(case.loaded, inputs[0]), {})
+        return case.course
+
     def forget(self) -> None:
         """Keep nothing."""
+        if self._case is not None and self._case.course is not None:
+            torch._dynamo.reset()
         self._case, self._text = None, ""
 
 
@@ -218,24 +241,46 @@ def _in_double(loaded: Loaded, seed: int, bench: Bench) -> dict[str, Any] | None
 def race_sides(job: RacePlans, bench: Bench) -> Outcome:
     """Time the program end to end: outputs, and gradients where it has them."""
     bench.at(job.incumbent, "loading")
-    loaded = bench.programs.case(job.trace).loaded
-    clock = clock_for(bench.device.type)
+    case, course = bench.programs.case(job.trace), bench.programs.course(job.trace)
+    loaded, clock = case.loaded, clock_for(bench.device.type)
     rows: dict[str, Row] = {}
-    inputs = [loaded.inputs(seed) for seed in SEEDS]
-    tangents = _tangents(loaded, inputs[0])
     try:
         with loaded.modes():  # once for all: entering them takes longer than a small program
             for side in job.sides:
-                bench.at(side.name, "compiling")
-                compiled = compile_side(side, loaded)
-                calls = [_Step(compiled, args, tangents, loaded) for args in inputs]
+                prepared = course.prepared.get(side)
+                bench.at(side.name, "compiling" if prepared is None else "running")
+                compiled = compile_side(side, loaded) if prepared is None else prepared
                 failed_before = stats().get(_FAILED, 0)
-                row = enter(clock, Row(side.name), calls, bench.device)
+                row = enter(clock, Row(side.name), course.calls(compiled, loaded), bench.device)
+                if prepared is not None:  # of its first calls, vetting has told
+                    row = replace(row, compile_s=None, peak_bytes=None)
                 rows[side.name] = row if row.status != "ok" else _as_planned(row, side, compiled, failed_before)
             return run_race(clock, rows, job.incumbent, job.rule, bench, job.rivals)
     finally:
         clock.lanes.clear()
+        case.course = None
         torch._dynamo.reset()
+
+
+def prepare(job: Prepare, bench: Bench) -> Outcome:
+    """Compile a side and run it, so that its race need not wait. Where that takes much of the device's memory, it has to:
+    nothing is kept then.
+    """
+    bench.at(job.side.name, "loading")
+    case, course = bench.programs.case(job.trace), bench.programs.course(job.trace)
+    if is_crowded(bench.device):
+        return Outcome("refused", "it takes too much of the device's memory to be kept")
+    failed_before = stats().get(_FAILED, 0)
+    bench.at(job.side.name, "compiling")
+    compiled = compile_side(job.side, case.loaded)
+    with case.loaded.modes():
+        for call in course.calls(compiled, case.loaded):
+            call()
+    if is_crowded(bench.device):
+        bench.programs.forget()
+    elif stats().get(_FAILED, 0) == failed_before:
+        course.prepared[job.side] = compiled
+    return Outcome()
 
 
 def _tangents(loaded: Loaded, args: Sequence[Tensor]) -> dict[int, Tensor]:

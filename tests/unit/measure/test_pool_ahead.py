@@ -1,0 +1,87 @@
+"""What the racer does while others are vetted: never two things at a time, and nothing after the pool was left."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from fuseplan.measure.jobs import Job, Outcome, Prepare, Rest, Side, VetPlan
+from fuseplan.measure.pool import Workers
+
+SMALL, BIG, WRONG = (VetPlan("{}", Side(name), race=True) for name in ("small", "big", "wrong"))
+WAIT_S = 30.0
+
+
+class Answering(Workers):
+    """Processes that never start: `answer` says what comes of a job, and on which of them it was asked for."""
+
+    def __init__(self, answer: Callable[[bool, Job], Outcome]) -> None:
+        super().__init__("cpu", vetters=2, flags={})
+        self.answer = answer
+        self.asked: list[tuple[str, str]] = []
+
+    def _answer(self, process: Any, job: Job, limit_s: float | None = None) -> Outcome:
+        racer = process is self.racer
+        self.asked.append((type(job).__name__, getattr(getattr(job, "side", None), "name", "")))
+        process.holds = not isinstance(job, Rest)
+        return self.answer(racer, job)
+
+
+def test_what_found_no_room_is_tried_again_alone_and_races_unprepared() -> None:
+    refused, preparing, idle = threading.Event(), threading.Event(), threading.Event()
+
+    def answer(racer: bool, job: Job) -> Outcome:
+        if isinstance(job, Prepare):
+            preparing.set()
+            assert refused.wait(WAIT_S)
+            idle.set()
+        elif job == BIG and not refused.is_set():
+            assert preparing.wait(WAIT_S)
+            refused.set()
+            return Outcome("out-of-memory")
+        elif isinstance(job, Rest) or job == BIG:
+            assert idle.is_set(), "the racer was asked while it was at something else"
+        return Outcome("wrong" if job == WRONG else "ok")
+
+    pool = Answering(answer)
+    outcomes = pool.map([SMALL, BIG, WRONG])
+    assert [outcome.status for outcome in outcomes] == ["ok", "ok", "wrong"]
+    assert sorted(one for one in pool.asked if one[0] == "Prepare") == [("Prepare", "small")]
+    assert pool.asked[-2:] == [("Rest", ""), ("VetPlan", "big")]
+
+
+def test_whoever_interrupts_does_not_wait_for_it() -> None:
+    left, prepared = threading.Event(), list[str]()
+
+    def answer(racer: bool, job: Job) -> Outcome:
+        if isinstance(job, Prepare):
+            prepared.append(job.side.name)
+            assert left.wait(WAIT_S)
+        return Outcome()
+
+    heard: list[Job] = []
+
+    def interrupt(job: Job, outcome: Outcome) -> None:
+        heard.append(job)
+        if len(heard) == 2:
+            raise KeyboardInterrupt
+
+    pool = Answering(answer)
+    with pytest.raises(KeyboardInterrupt):
+        pool.map([SMALL, BIG], interrupt)
+    left.set()
+    for thread in threading.enumerate():
+        if thread.name == "preparing":
+            thread.join(WAIT_S)
+            assert not thread.is_alive()
+    assert len(prepared) <= 1, "another was begun after the interrupt"
+
+
+def test_a_plan_may_have_a_limit_of_its_own() -> None:
+    limits = Workers("cpu", flags={}).limits
+    own = VetPlan("{}", Side("slow"), limit_s=30.0)
+    assert [limits.of(own), limits.of(own, 20.0), limits.of(own, 40.0)] == [30.0, 20.0, 30.0]
+    assert limits.of(SMALL) == limits.plan_s
