@@ -1,6 +1,7 @@
 """One model tuned twice in a process of its own, with the learned model and without. `active` starts it.
 
-Each time from an empty database and with nothing compiled before; then the two plans race each other.
+Each time from an empty database; then the two plans race each other. What the first has compiled the second finds
+compiled, so that not two runs out of time are compared: `active` lets each be the first on every other model.
 """
 
 from __future__ import annotations
@@ -37,18 +38,18 @@ ROUNDS = (15, 41)
 def run(task: Task) -> None:
     """The program with the most to do stands for a model in which Dynamo finds several."""
     given = task.arguments
-    report = Report(task.out, commit=commit(), effort=given["effort"], launch=given["launch"])
+    order = (WITH, WITHOUT) if given["first"] == WITH else (WITHOUT, WITH)
+    report = Report(task.out, commit=commit(), effort=given["effort"], launch=given["launch"], first=given["first"])
+    folder = Path(given["folder"]) / slug(task.name)
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")  # workers inherit it
     report.at("loading, to be traced")
     trace = max(traced(task.name, EVERY[task.name], given["device"]), key=lambda one: len(one.fields["nodes"]))
     clear(given["device"])
     found: dict[str, Any] = {}
     plans: dict[str, Plan] = {}
-    for model in (WITH, WITHOUT) if given.get("first", WITH) == WITH else (WITHOUT, WITH):
+    for model in order:
         report.at("tuning", model)
-        folder = Path(given["folder"]) / slug(task.name) / model
-        folder.mkdir(parents=True, exist_ok=True)
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")  # workers inherit it: both begin cold
-        found[model], plan = _tuned(trace, model, given, folder, report)
+        found[model], plan = _tuned(trace, model, given, folder / model, report)
         if plan is not None:
             plans[model] = plan
         report.put(sides=found)
@@ -59,6 +60,7 @@ def run(task: Task) -> None:
 
 
 def _tuned(trace: Trace, model: str, given: Any, folder: Path, report: Report) -> tuple[dict[str, Any], Plan | None]:
+    folder.mkdir(parents=True)
     store, device = Store(Places(user=folder / "tuning.db")), device_of(trace)
     if given.get("fits"):
         (folder / "models").symlink_to(given["fits"])
