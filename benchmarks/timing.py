@@ -5,33 +5,13 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from itertools import islice
 from statistics import median
-from time import perf_counter
 from typing import Any
 
-import torch
-
-from fuseplan.measure.clocks import CpuClock, GpuClock
+from fuseplan.measure.clocks import GpuClock, clock_for
 from fuseplan.measure.race import LaneError, RaceResult, Rule, Sample, race
 
-LOOP_S = 0.05
-"""How long the loop should last that the wall time of a step is taken from."""
 ROUNDS = (9, 31)
-
-
-class SteppingClock(GpuClock):
-    """Wall time as of a loop of steps, as people train and serve: the queue is filled once, not every second step."""
-
-    def _free(self, lane: Any) -> tuple[float, float]:
-        first, each = super()._free(lane)
-        count = max(2, math.ceil(LOOP_S / max(each, 1e-6)))
-        torch.cuda.synchronize()
-        begin = perf_counter()
-        for call in islice(lane.calls, count):
-            call()
-        torch.cuda.synchronize()
-        return first, (perf_counter() - begin) / count
 
 
 def contest(
@@ -41,7 +21,7 @@ def contest(
 
     The first step that runs is also run a second time in each round: its distance from itself is the noise.
     """
-    clock = SteppingClock() if device.startswith("cuda") else CpuClock()
+    clock = clock_for(device, steps=True)
     rows: dict[str, dict[str, Any]] = {}
     cost = 0.0
     for name, step in steps.items():

@@ -163,16 +163,18 @@ class VetPlan(Job):
     side: Side
     race: bool = False
     """Whether it is to race next: if it is right, the racer prepares it while others are still being vetted."""
+    early: bool = False
+    """Whether the racer does so before it is known to be right: nothing that its vetter compiles is of use to another."""
     limit_s: float | None = None
     """How long its worker may be silent, where that is less than for others."""
 
     def fields(self) -> dict[str, Any]:
         """The job as plain data."""
-        return {"trace": self.trace, "side": self.side.fields(), "race": self.race, "limit_s": self.limit_s}
+        return {**vars(self), "side": self.side.fields()}
 
     @classmethod
     def _of(cls, data: dict[str, Any]) -> Job:
-        return cls(data["trace"], Side.of(data["side"]), data["race"], data["limit_s"])
+        return cls(**{**data, "side": Side.of(data["side"])})
 
 
 @dataclass(frozen=True)

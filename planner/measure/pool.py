@@ -136,14 +136,13 @@ class Workers:
                 on_done(jobs[i], outcome)
 
         def settle_beside(i: int, outcome: Outcome) -> None:
-            job = jobs[i]
-            if isinstance(job, VetPlan) and job.race and outcome.ok:
-                ahead.put(Prepare(job.trace, job.side))
+            ahead.vetted(jobs[i], outcome)
             settle(i, outcome)
 
         try:
             if any(job.alone for job in jobs):
                 self.racer.start()
+            ahead.begin(jobs)
             crowded = self._vet(jobs, settle_beside, limit_s)
             ahead.finish()
             if crowded and self.racer.holds:
@@ -224,8 +223,18 @@ class _Ahead:
         self._thread: threading.Thread | None = None
         self._dropped = False
 
-    def put(self, job: Job) -> None:
-        """One more, to be done in turn."""
+    def begin(self, jobs: Sequence[Job]) -> None:
+        """Prepare what need not be vetted before."""
+        for job in jobs:
+            if isinstance(job, VetPlan) and job.race and job.early:
+                self._put(Prepare(job.trace, job.side))
+
+    def vetted(self, job: Job, outcome: Outcome) -> None:
+        """Prepare what was vetted, if it is right."""
+        if isinstance(job, VetPlan) and job.race and not job.early and outcome.ok:
+            self._put(Prepare(job.trace, job.side))
+
+    def _put(self, job: Job) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="preparing", daemon=True)
             self._thread.start()

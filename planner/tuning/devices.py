@@ -11,7 +11,7 @@ from fuseplan.capture.numerics import Numerics
 from fuseplan.errors import FuseplanError, OptionError
 from fuseplan.measure.environment import environment
 from fuseplan.measure.jobs import Job, Outcome
-from fuseplan.measure.pool import Workers
+from fuseplan.measure.pool import OnStage, Workers
 from fuseplan.search.effort import Effort
 from fuseplan.tuning.session import Pool
 from fuseplan.tuning.subject import check_device
@@ -77,9 +77,10 @@ def shifts(kinds: Iterable[Kind]) -> list[list[Kind]]:
 
 
 @contextmanager
-def own_workers(device: str, effort: Effort) -> Iterator[Pool]:
-    """Worker processes of this machine, which start here and now."""
-    with Workers(device, vetters=VETTERS if device.startswith("cuda") and effort.measures else 1) as workers:
+def own_workers(device: str, effort: Effort, on_stage: OnStage | None = None) -> Iterator[Pool]:
+    """Worker processes of this machine, which start here and now; `on_stage` hears what they are at."""
+    vetters = VETTERS if device.startswith("cuda") and effort.measures else 1
+    with Workers(device, vetters=vetters, on_stage=on_stage) as workers:
         workers.start()
         yield workers
 

@@ -115,7 +115,10 @@ def vetted(session: Session, trace: str, entries: Sequence[Entry], rows: dict[st
     def vet(chosen: Sequence[Entry], racing: int) -> None:
         most = max(LEAST_LIMIT_S, session.left_s - session.again_s(racing) - FAIR_RACE_S)
         limits = [None if entry.default else most for entry in chosen]
-        jobs = [VetPlan(trace, one.side, session.prepares, limit) for one, limit in zip(chosen, limits, strict=True)]
+        jobs = [
+            VetPlan(trace, one.side, session.prepares, early=_early(one), limit_s=limit)
+            for one, limit in zip(chosen, limits, strict=True)
+        ]
         session.carry_out("compiling and checking plans", jobs, heard)
 
     known, rest = ([entry for entry in entries if entry.default is default] for default in (True, False))
@@ -128,6 +131,11 @@ def vetted(session: Session, trace: str, entries: Sequence[Entry], rows: dict[st
         vet(rest[:count], racing)
         rest = rest[count:]
     return [entry for entry in entries if entry.name in rows and rows[entry.name].status == "ok"]
+
+
+def _early(entry: Entry) -> bool:
+    """Whether a default is compiled for its race at once: Inductor keeps what it compiled on disk, nvFuser does not."""
+    return entry.default and not (isinstance(entry.plan, WholePlan) and entry.plan.executor == "inductor")
 
 
 def _room(session: Session, racing: int, rows: Mapping[str, Row]) -> int:

@@ -28,6 +28,8 @@ CAUTION = 1.0
 """By how many spreads a prediction is raised where a plan is to rest on it."""
 RESERVE = 0.45
 """The share of the time that is kept for whole plans: compiling, checking and racing them."""
+PREPARED = 0.3
+"""The same where they are compiled for their race while others are checked."""
 TRIFLES = 0.01
 """Plans that share all regions but for this part of their time race as one."""
 DEFAULTS = 4
@@ -77,10 +79,11 @@ class Search:
             self._recall()
         return self._with_coarser(self.proposals())
 
-    def has_time(self, share: float = RESERVE) -> bool:
-        """Whether more may be measured, with this share of the time kept for what comes after."""
+    def has_time(self, beside: float = 0.0) -> bool:
+        """Whether more may be measured, with time kept for whole plans, and this share of all beside that."""
         session = self.session
         plans = session.effort.plans
+        share = beside + (PREPARED if session.prepares else RESERVE)
         kept = max(share * session.effort.wall_s, plans * session.trace_s + session.again_s(plans + DEFAULTS))
         return session.left_s >= kept and session.device_left_s > 0
 
@@ -91,7 +94,7 @@ class Search:
             self.session.best_so_far(solutions[0].total_us)
         wanted = self._wanted(solutions)
         for start in range(0, len(wanted), AT_ONCE):
-            if not self.has_time(RESERVE + COARSE_SHARE):
+            if not self.has_time(COARSE_SHARE):
                 return False
             self.book.measure(wanted[start : start + AT_ONCE])
             if self.active is not None:

@@ -242,7 +242,7 @@ def race_sides(job: RacePlans, bench: Bench) -> Outcome:
     """Time the program end to end: outputs, and gradients where it has them."""
     bench.at(job.incumbent, "loading")
     case, course = bench.programs.case(job.trace), bench.programs.course(job.trace)
-    loaded, clock = case.loaded, clock_for(bench.device.type)
+    loaded, clock = case.loaded, clock_for(bench.device.type, steps=True)
     rows: dict[str, Row] = {}
     try:
         with loaded.modes():  # once for all: entering them takes longer than a small program

@@ -40,7 +40,7 @@ JOBS = [
     VetRegion(GRAPH, "inductor", "tuned"),
     RaceRegion(GRAPH, (("aten", "default"), ("inductor", "tuned")), RULE),
     Capture('{"a":"trace\\nwith a line"}', "proven", (AnchorChoice(0, "flash"),), "all"),
-    VetPlan("{}", Side("tuned", PLAN), race=True),
+    VetPlan("{}", Side("tuned", PLAN), race=True, early=True, limit_s=9.0),
     Prepare("{}", Side("tuned", PLAN)),
     RacePlans("{}", (Side("eager"), Side("torch", mode="max-autotune"), Side("x", Plan.named("aten"))), "eager", RULE),
     Calibrate(),

@@ -53,6 +53,21 @@ def test_what_found_no_room_is_tried_again_alone_and_races_unprepared() -> None:
     assert pool.asked[-2:] == [("Rest", ""), ("VetPlan", "big")]
 
 
+def test_what_nobody_else_could_compile_for_it_is_prepared_at_once() -> None:
+    prepared = threading.Event()
+
+    def answer(racer: bool, job: Job) -> Outcome:
+        if isinstance(job, Prepare):
+            prepared.set()
+        assert prepared.wait(WAIT_S), "it waits until it is known to be right"
+        return Outcome("wrong" if isinstance(job, VetPlan) else "ok")
+
+    pool = Answering(answer)
+    (outcome,) = pool.map([VetPlan("{}", Side("greedy"), race=True, early=True)])
+    assert outcome.status == "wrong"
+    assert sorted(pool.asked) == [("Prepare", "greedy"), ("VetPlan", "greedy")]
+
+
 def test_whoever_interrupts_does_not_wait_for_it() -> None:
     left, prepared = threading.Event(), list[str]()
 
