@@ -113,7 +113,8 @@ class Replayed:
 
     def _unit(self, key: str) -> Unit:
         if key not in self._units:
-            self._units[key] = Unit(key, 1, dict(self._estimates(key)))
+            kin = self.data.rows[self.data.units[key][0].row].work.kin
+            self._units[key] = Unit(key, 1, dict(self._estimates(key)), kin)
         return self._units[key]
 
     def _estimates(self, key: str) -> Iterator[tuple[tuple[str, str], Estimate]]:

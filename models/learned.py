@@ -17,6 +17,10 @@ SHRINKAGE = 8.0
 """So many rows of an executor, or of one of its size classes, count as much as what the fit believes of it."""
 OF_A_REGION = 1.0
 """The same for one region, whose choices share a part of their errors."""
+OF_KIN = 0.97
+"""How far the errors of regions that differ in their views alone are the same: their correlation, on the rows that ship."""
+KIN_SPREAD = 0.03
+"""What they differ by at least."""
 WIDEST, NARROWEST = 4.0, 0.7
 """By how much own measurements may change what errors are expected."""
 IDLE_SPREAD = 0.05
@@ -113,6 +117,7 @@ class Learned:
         self._device: dict[str, _Correction] = {}
         self._host: dict[str, _Errors] = {}
         self._regions: dict[Work, list[tuple[str, str, int, float]]] = {}
+        self._kin: dict[Asked, _Errors] = {}
 
     def predict(self, regions: Sequence[Asked]) -> list[Prediction]:
         """One prediction for each of `regions`, in order."""
@@ -132,6 +137,7 @@ class Learned:
             size = size_class(raw.device_us)
             self._device.setdefault(row.executor, _Correction()).add(row.variant, size, error, raw.spread)
             self._regions.setdefault(row.work, []).append((row.executor, row.variant, size, error))
+            self._kin.setdefault((row.work.kin, row.executor, row.variant), _Errors()).add(error)
             if row.host_us > 0 and raw.host_us > 0:
                 self._host.setdefault(row.executor, _Errors()).add(math.log(row.host_us / raw.host_us))
 
@@ -177,12 +183,16 @@ class Learned:
         known = self._device.get(executor)
         ratio = self._correction(executor, variant, size)
         spread = raw.spread * (known.growth() if known else 1.0)
-        if seen := self._regions.get(work):
+        unsure = raw.novelty > 1.0
+        if kin := self._kin.get((work.kin, executor, variant)):
+            ratio += OF_KIN * kin.beyond(ratio, 0.0)
+            spread, unsure = max(KIN_SPREAD, spread * math.sqrt(1.0 - OF_KIN**2)), False
+        elif seen := self._regions.get(work):
             left = [error - self._correction(*choice) for *choice, error in seen]  # type: ignore[arg-type]
             ratio += math.fsum(left) / (len(left) + OF_A_REGION)
         hosts = self._host.get(executor)
         host = raw.host_us * (math.exp(hosts.beyond(0.0, SHRINKAGE)) if hosts else 1.0)
-        return Prediction(raw.device_us * math.exp(ratio), host, spread, raw.fails, raw.near, raw.novelty > 1.0)
+        return Prediction(raw.device_us * math.exp(ratio), host, spread, raw.fails, raw.near, unsure)
 
     def _correction(self, executor: str, variant: str, size: int) -> float:
         found = self._device.get(executor)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -127,3 +127,13 @@ class Work:
     def flops(self) -> int:
         """Arithmetic of the anchors together."""
         return sum(anchor.flops for anchor in self.anchors)
+
+    @property
+    def kin(self) -> Work:
+        """What all regions share that differ from this one in their views alone: nine in ten of them take the same time
+        but for 8 %, where one in two is predicted with an error of 12 % and more.
+
+        >>> Work(ops=2, views=3, traits=Traits(head_views=2)).kin == Work(ops=2, views=1).kin
+        True
+        """
+        return replace(self, views=0, traits=replace(self.traits, head_views=0, tail_views=0))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from fuseplan.search.spending import Choice, Rule, floored
@@ -73,6 +73,8 @@ class Unit:
     key: str
     calls: int
     ways: Mapping[Choice, Estimate]
+    kin: object = None
+    """Of those that have this in common one measurement tells about all; None: of nothing else."""
 
     @cached_property
     def chosen(self) -> Choice:
@@ -98,7 +100,7 @@ def joined(units: Iterable[Unit]) -> list[Unit]:
     found: dict[str, Unit] = {}
     for unit in units:
         before = found[unit.key].calls if unit.key in found else 0
-        found[unit.key] = Unit(unit.key, before + unit.calls, unit.ways)
+        found[unit.key] = replace(unit, calls=before + unit.calls)
     return list(found.values())
 
 
@@ -226,15 +228,22 @@ def pick(
 ) -> Picked:
     """At most so many measurements, by expected loss over cost, and the audits that are due; `among` these keys alone.
 
-    `measured` and `audited` are how many there have been; `rule` says what the cost counts for. The same question has the
+    Of kin, one is measured: the others are weighed again when it has told of them. `measured` and `audited` are how many there have been; `rule` says what the cost counts for. The same question has the
     same answer.
     """
     values = {one: value for one, value in worth(plans).items() if among is None or one[0] in among}
     costs = {(u.key, choice): rule(way.cost_s) for plan in plans for u in plan for choice, way in u.ways.items()}
-    asked = sorted((one for one in values if values[one] > 0), key=lambda one: (-values[one] / costs[one], one))[:most]
+    ranked = sorted((one for one in values if values[one] > 0), key=lambda one: (-values[one] / costs[one], one))
+    asked = _apart(ranked, {u.key: u.kin for plan in plans for u in plan})[:most]
     skipped = sorted((one for one in values if values[one] == 0), key=lambda one: _drawn(one, seed))
     due = _due(measured + len(asked), seed) - audited
     return Picked(tuple(asked), tuple(skipped[: max(0, due)]))
+
+
+def _apart(ranked: Sequence[Asked], kin: Mapping[str, object]) -> list[Asked]:
+    """Of the keys that are kin only the one that comes first, with all that is asked of it."""
+    first: dict[object, str] = {}
+    return [one for one in ranked if kin[one[0]] is None or first.setdefault(kin[one[0]], one[0]) == one[0]]
 
 
 def _due(measured: int, seed: int) -> int:

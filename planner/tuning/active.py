@@ -113,7 +113,7 @@ class _Seeing:
                 for choice, way in costs.ways(case).items()
                 if math.isfinite(way.device_us)
             }
-            found = self._units[id(costs), region] = Unit(case.region.key, 1, ways)
+            found = self._units[id(costs), region] = Unit(case.region.key, 1, ways, case.work.kin)
         return found
 
 

@@ -104,12 +104,25 @@ def test_what_was_measured_of_a_region_tells_of_its_other_choices() -> None:
     assert 1.1 * second.device_us < after.device_us < 1.6 * second.device_us
 
 
+def test_what_was_measured_of_a_region_tells_of_those_with_other_views() -> None:
+    model, work = Learned(made_up_heads()), made_up_work(random.Random(8))
+    kin = replace(work, views=work.views + 3, traits=replace(work.traits, head_views=work.traits.head_views + 2))
+    (before,) = model.predict([(work, "inductor", "default")])
+    measured = 1.2 * before.device_us
+    model.update([Row(work, "inductor", "default", measured, before.host_us)])
+    near, far = model.predict([(kin, "inductor", "default"), (kin, "nvfuser", "default")])
+    assert abs(math.log(near.device_us / measured)) < 0.01
+    assert near.spread < 0.7 * before.spread
+    assert far.spread > near.spread  # under another executor it is another question
+
+
 def test_measurements_that_contradict_it_widen_what_it_says() -> None:
     model, rows = Learned(made_up_heads()), unseen(60)
-    before = [one.spread for one in model.predict(asked_of(rows))]
+    others = [row for row in made_up_rows(60, seed=123) if row.usable]
+    before = [one.spread for one in model.predict(asked_of(others))]
     wild = [replace(row, device_us=row.device_us * (6 if i % 2 else 1 / 6)) for i, row in enumerate(rows)]
     model.update(wild)
-    after = [one.spread for one in model.predict(asked_of(rows))]
+    after = [one.spread for one in model.predict(asked_of(others))]
     assert all(late > 1.5 * early for early, late in zip(before, after, strict=True))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -73,6 +74,15 @@ def test_cheap_measurements_come_first() -> None:
     dear = {**ways, "nvfuser": Estimate(10.0, 0.2, cost_s=9.0)}
     found = pick([[unit("dear", **dear), unit("cheap", **ways)]], 8)
     assert [key for key, _ in found.worth] == ["cheap", "dear"]
+
+
+def test_of_kin_one_is_measured_at_a_time_with_all_that_is_asked_of_it() -> None:
+    ways = {"aten": Estimate(10.0, 0.3), "inductor": Estimate(10.0, 0.2)}
+    plan = [
+        replace(unit(key, **ways), kin=kin) for key, kin in (("a", 1), ("b", 1), ("c", 2), ("d", None), ("e", None))
+    ]
+    found = {key: {choice for other, choice in pick([plan], 99).worth if other == key} for key in "abcde"}
+    assert {key: len(choices) for key, choices in found.items()} == {"a": 2, "b": 0, "c": 2, "d": 2, "e": 2}
 
 
 def test_what_costs_next_to_nothing_is_not_free() -> None:
