@@ -1,12 +1,12 @@
 """The ablation of one model in a process of its own. `ablation` starts it.
 
-Tuning is run as it is, once without nvFuser and once with it, and listened to: the plans that it proposes are sorted into
-stages, and the best few of each race side by side.
+The planner's own search is run twice on a program, without nvFuser and with it, over the same measurements. The best few
+cuts of each, the defaults and the whole-program plans then race side by side.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,50 +24,28 @@ from fuseplan.capture.trace import Trace
 from fuseplan.errors import FuseplanError
 from fuseplan.executors import executors
 from fuseplan.measure.environment import environment
-from fuseplan.measure.jobs import Capture, Found, Job, Outcome, RacePlans, Side, VetPlan
-from fuseplan.measure.pool import Workers
+from fuseplan.measure.jobs import Calibrate, Capture, Found, RacePlans, Side, VetPlan
 from fuseplan.measure.race import RaceResult, Rule
-from fuseplan.models import Machine, Roofline
+from fuseplan.models import CostModel, Machine
 from fuseplan.plan import Plan, SegmentedPlan, WholePlan
+from fuseplan.search.costs import Timings
 from fuseplan.search.effort import Effort
 from fuseplan.tuning import plans
-from fuseplan.tuning.devices import VETTERS
-from fuseplan.tuning.ledger import Settings
-from fuseplan.tuning.session import Session
+from fuseplan.tuning.devices import own_workers
+from fuseplan.tuning.ledger import plan_name
+from fuseplan.tuning.model import LEARNED, cost_model, knows_its_doubts
+from fuseplan.tuning.plans import Entry
+from fuseplan.tuning.regions import RegionBook
+from fuseplan.tuning.segments import Search
+from fuseplan.tuning.session import Pool, Session
 from fuseplan.tuning.subject import device_of
-from fuseplan.tuning.tuner import Tuner
 from fuseplan.tuning_db import Places, Store
 
 BEST = 3
 """Segmented plans of each stage that race at the end."""
 ROUNDS = (15, 41)
-
-
-@dataclass
-class Listening:
-    """A pool that remembers which whole plans were right, and their times end to end."""
-
-    pool: Workers
-    plans: dict[str, Plan] = field(default_factory=dict)
-    walls: dict[str, float] = field(default_factory=dict)
-    found: Found | None = None
-
-    def map(
-        self,
-        jobs: Sequence[Job],
-        on_done: Callable[[Job, Outcome], None] | None = None,
-        limit_s: float | None = None,
-    ) -> list[Outcome]:
-        """As the pool does."""
-        outcomes = self.pool.map(jobs, on_done, limit_s)
-        for job, outcome in zip(jobs, outcomes, strict=True):
-            if isinstance(job, Capture) and outcome.found is not None:
-                self.found = outcome.found
-            if isinstance(job, VetPlan) and outcome.ok and job.side.plan is not None:
-                self.plans[job.side.name] = job.side.plan
-            if isinstance(job, RacePlans):
-                self.walls |= {row.name: row.wall_us for row in outcome.rows if row.wall_us is not None}
-        return outcomes
+SEARCHED = "inductor max-autotune"
+"""The whole-program plan that compiles for minutes: with little effort it is left out."""
 
 
 def run(task: Task) -> None:
@@ -78,99 +56,128 @@ def run(task: Task) -> None:
     traces = traced(task.name, EVERY[task.name], given["device"])
     trace = max(traces, key=lambda one: len(one.fields["nodes"]))
     path = own_copy(given["db"], given["folder"], slug(task.name))
-    launches: dict[str, Any] = {}
-    for launch in given["launches"]:
-        store = Store(Places(user=path))
-        try:
-            with Workers(device_of(trace), vetters=VETTERS if given["device"] != "cpu" else 1) as workers:
-                workers.start()
-                subject = Subject(trace, launch, store, Listening(workers), given, report)
-                launches[launch] = found = subject.stages()
-            report.put(programs=len(traces), launches=launches)
-            pair = found.get("segmented over whole")
-            if pair:
-                report.at(f"{launch}: kernels")
-                pair |= subject.kernels(pair["segmented"], pair["whole"])
-        except FuseplanError as error:
-            launches[launch] = {"failed": str(error)}
-        finally:
-            store.close()
-        clear(given["device"])
-        report.put(launches=launches)
+    store, launches = Store(Places(user=path)), dict[str, Any]()
+    report.put(programs=len(traces))
+    try:
+        with own_workers(device_of(trace), Effort.named(given["effort"])) as pool:
+            (calibrated,) = pool.map([Calibrate()])
+            here = environment(device_of(trace))
+            machine = Machine.guess(here.gpu or here.cpu or "").calibrated(calibrated.machine)
+            program = Program(trace, store, pool, cost_model(LEARNED, machine, path.parent / "models"), given, report)
+            for launch in given["launches"]:
+                launches[launch] = _launched(program, launch)
+                clear(given["device"])
+                report.put(launches=launches)
+    finally:
+        store.close()
+
+
+def _launched(program: Program, launch: str) -> dict[str, Any]:
+    subject = Subject(program, launch)
+    try:
+        found = subject.stages()
+        if pair := found.get("segmented over whole"):
+            program.report.at(f"{launch}: kernels")
+            pair |= subject.kernels(pair["segmented"], pair["whole"])
+    except FuseplanError as error:
+        return {"failed": str(error)}
+    return found
+
+
+@dataclass
+class Program:
+    """What the launches of one program share."""
+
+    trace: Trace
+    store: Store
+    pool: Pool
+    model: CostModel
+    given: Mapping[str, Any]
+    report: Report
+    timings: Timings = field(default_factory=Timings)
+    _found: Found | None = None
+
+    def found(self) -> Found:
+        """Its graphs."""
+        if self._found is None:
+            self.report.at("capturing")
+            (outcome,) = self.pool.map([Capture(self.trace.to_json(), attention="proven")])
+            if outcome.found is None:
+                raise FuseplanError(f"it cannot be captured: {outcome.detail}")
+            self._found = outcome.found
+        return self._found
+
+    def session(self, effort: str) -> Session:
+        """A run of tuning that begins now."""
+        here = environment(device_of(self.trace))
+        progress, active = LogProgress(self.report.at), knows_its_doubts(self.model)
+        return Session(
+            self.store, here, self.pool, Effort.named(effort), self.model, progress, active=active
+        )  # fmt: skip
 
 
 @dataclass
 class Subject:
-    """One program under one launch."""
+    """One program under one launch; `plans` are those that are right."""
 
-    trace: Trace
+    program: Program
     launch: str
-    store: Store
-    pool: Listening
-    given: Mapping[str, Any]
-    report: Report
+    plans: dict[str, Plan] = field(default_factory=dict)
     stage_of: dict[str, str] = field(default_factory=dict)
 
     def stages(self) -> dict[str, Any]:
         """The best plan of each stage, raced together."""
-        self.tune(without="nvfuser")
-        self._sort("segmented")
-        if any(isinstance(plan, SegmentedPlan) and plan.greedy == "nvfuser" for plan in self.pool.plans.values()):
-            self.tune()
-            self._sort("nvfuser")
-        self.vet_anchors()
-        self.report.at(f"{self.launch}: racing the best of each stage")
+        program, effort = self.program, self.program.given["effort"]
+        found, session = program.found(), program.session("full")
+        named = [*plans.defaults(session, self.launch), *plans.whole_candidates(session, found, self.launch)]
+        self.vet("anchors", [one for one in named if effort == "full" or not one.name.startswith(SEARCHED)])
+        self.vet("segmented", self.searched("nvfuser"), BEST)
+        if "nvfuser-greedy" in self.plans:
+            self.vet("nvfuser", self.searched(), BEST)
+        program.report.at(f"{self.launch}: racing the best of each stage")
         names = self._contenders()
-        sides = tuple(Side(name, self.pool.plans[name]) for name in names)
         least, most = ROUNDS
-        rule = Rule(most=most, least=least, hopeless=1e9, seconds=self.given["seconds"])
-        (outcome,) = self.pool.map([RacePlans(self.trace.to_json(), sides, names[0], rule)])
+        rule = Rule(most=most, least=least, hopeless=1e9, seconds=program.given["seconds"])
+        sides = tuple(Side(name, self.plans[name]) for name in names)
+        (outcome,) = program.pool.map([RacePlans(program.trace.to_json(), sides, names[0], rule)])
         if outcome.race is None:
             raise FuseplanError(f"the race did not come to its end: {outcome.status}, {outcome.detail}")
         return self._table(outcome.race)
 
-    def tune(self, without: str | None = None) -> None:
-        """Tune it anew, with all that is measured already; the verdict is of no interest, what was proposed is."""
-        self.report.at(f"{self.launch}: tuning" + (f" without {without}" if without else ""))
-        device = device_of(self.trace)
+    def searched(self, without: str | None = None) -> list[Entry]:
+        """The best cuts that tuning finds, the best first, with all that is measured already."""
+        self.program.report.at(f"{self.launch}: searching" + (f" without {without}" if without else ""))
+        session, found = self.program.session(self.program.given["effort"]), self.program.found()
         with _without(without):
-            tuner = Tuner(self.store, self.pool, device, self.given["effort"], Settings(), LogProgress(self.report.at))
-            for tuned in tuner.tune(self.trace, (self.launch,), again=True):
-                print(f"    {tuned.status}: {tuned.winner} {tuned.wall_us} {tuned.detail}", flush=True)
+            book = RegionBook(session, self.program.timings)
+            search = Search(session, found, plans.proven(found), book, self.launch)
+            return [Entry(f"cut {plan_name(one.plan)}", one.plan) for one in search.distinct(search.run())]
 
-    def vet_anchors(self) -> None:
-        """Those whole-program plans that tuning with little effort leaves out."""
-        known = set(self.pool.plans)
-        session = self._session()
-        assert self.pool.found is not None
-        entries = [e for e in plans.whole_candidates(session, self.pool.found, self.launch) if e.name not in known]
-        self.report.at(f"{self.launch}: vetting {len(entries)} more whole-program plans")
-        jobs = [VetPlan(self.trace.to_json(), Side(entry.name, entry.plan)) for entry in entries]
-        for job, outcome in zip(jobs, self.pool.map(jobs), strict=True):
-            print(f"    {job.side.name}: {outcome.status} {outcome.detail}", flush=True)
-        self._sort("anchors")
+    def vet(self, stage: str, entries: Sequence[Entry], most: int | None = None) -> None:
+        """See which are right, of a stage unless they say themselves; of many, until so many are."""
+        program, right = self.program, 0
+        waiting = [entry for entry in entries if entry.name not in self.plans]
+        on_gpu = program.given["device"] != "cpu"
+        while waiting and (most is None or right < most):
+            count = len(waiting) if most is None else most - right
+            now, waiting = waiting[:count], waiting[count:]
+            program.report.at(f"{self.launch}: compiling and checking {len(now)} plans")
+            jobs = [VetPlan(program.trace.to_json(), entry.side, race=on_gpu) for entry in now]
+            for entry, outcome in zip(now, program.pool.map(jobs), strict=True):
+                print(f"    {entry.name}: {outcome.status} {outcome.detail}", flush=True)
+                if outcome.ok:
+                    right += 1
+                    self.add(entry.name, entry.plan, stage)
 
-    def _session(self) -> Session:
-        """As `whole_candidates` wants it: with all effort."""
-        here = environment(device_of(self.trace))
-        model = Roofline(Machine.guess(here.gpu or here.cpu or ""))
-        return Session(self.store, here, self.pool, Effort.named("full"), model, LogProgress(self.report.at))
-
-    def _sort(self, stage: str) -> None:
-        """Give the plans that are new their stage: that of the run which proposed them, unless they say themselves."""
-        for name, plan in self.pool.plans.items():
-            self.stage_of.setdefault(name, _own_stage(plan) or stage)
+    def add(self, name: str, plan: Plan, stage: str) -> None:
+        """Take in a plan that is right."""
+        self.plans[name], self.stage_of[name] = plan, _own_stage(plan) or stage
 
     def _contenders(self) -> list[str]:
-        """All whole-program plans, and the best few segmented ones of each stage; the first is what torch.compile does."""
-        whole = [name for name, stage in self.stage_of.items() if stage in STAGES[:2]]
-        found = sorted(whole, key=lambda name: (name != "inductor", STAGES.index(self.stage_of[name])))
-        for stage in STAGES[2:]:
-            timed = [name for name, one in self.stage_of.items() if one == stage and name in self.pool.walls]
-            found += sorted(timed, key=self.pool.walls.__getitem__)[:BEST]
-        if not found:
+        """All of them; the first is what torch.compile does."""
+        if not self.plans:
             raise FuseplanError("no plan is right")
-        return found
+        return sorted(self.plans, key=lambda name: (name != "inductor", STAGES.index(self.stage_of[name])))
 
     def _table(self, result: RaceResult) -> dict[str, Any]:
         lanes = {lane.name: lane for lane in result.lanes if lane.status == "ok" and lane.medians is not None}
@@ -203,17 +210,17 @@ class Subject:
 
     def _pair(self, timed: Mapping[str, float]) -> tuple[str, str] | None:
         """The best segmented plan, and the best whole-program plan with the same anchors."""
-        cut = {n: p for n in timed if isinstance(p := self.pool.plans[n], SegmentedPlan) and p.parts}
+        cut = {n: p for n in timed if isinstance(p := self.plans[n], SegmentedPlan) and p.parts}
         if not cut:
             return None
         segmented = min(cut, key=timed.__getitem__)
-        wholes = {n: p for n in timed if isinstance(p := self.pool.plans[n], WholePlan) and p.executor == "inductor"}
+        wholes = {n: p for n in timed if isinstance(p := self.plans[n], WholePlan) and p.executor == "inductor"}
         same = [name for name, plan in wholes.items() if plan.anchors == cut[segmented].anchors]
         return (segmented, min(same, key=timed.__getitem__)) if same else None
 
     def kernels(self, segmented: str, whole: str) -> dict[str, Any]:
         """Kernel by kernel, what the device does under either."""
-        one, two = (kernels_of(self.trace, self.pool.plans[name]) for name in (segmented, whole))
+        one, two = (kernels_of(self.program.trace, self.plans[name]) for name in (segmented, whole))
         return differences(one, two)
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from benchmarks import ablation, active, choices, fusions, one_ablation, startup
-from benchmarks.fleet import Report
 from fuseplan.measure.race import RaceResult, ReplayClock, Rule, Sample, race
 from fuseplan.plan import AnchorChoice, Part, Plan, SegmentedPlan, WholePlan
 from fuseplan.segment import Region, Segmentation, check_segmentation
@@ -37,11 +35,10 @@ def raced() -> RaceResult:
 
 
 @pytest.fixture
-def subject(tmp_path: Path) -> Any:
-    pool = one_ablation.Listening(pool=None)  # type: ignore[arg-type]
-    pool.plans = {name: plan for name, (plan, _) in PLANS.items()}
-    found = one_ablation.Subject(None, "plain", None, pool, {}, Report(tmp_path / "r.json"))  # type: ignore[arg-type]
-    found._sort("segmented")
+def subject() -> one_ablation.Subject:
+    found = one_ablation.Subject(None, "plain")  # type: ignore[arg-type]
+    for name, (plan, _) in PLANS.items():
+        found.add(name, plan, "segmented")
     return found
 
 
