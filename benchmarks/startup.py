@@ -26,7 +26,7 @@ LIMITS = {"cold": 1.5, "warm": 1.3}
 
 
 def measure(arguments: list[str]) -> dict[str, Any]:
-    """The chosen models, one process at a time."""
+    """The chosen models, of each one process at a time."""
     given = parser("startup", __doc__)
     given.add_argument("--cold", type=int, default=1, help="processes of each side with empty caches")
     given.add_argument("--warm", type=int, default=3, help="processes of each side with the caches of the first")
@@ -38,16 +38,17 @@ def measure(arguments: list[str]) -> dict[str, Any]:
         common = {"device": device, "effort": chosen.effort, "sides": ["fuseplan tuned"]}
         common["db"] = str((chosen.db or Path(folder) / "tuning.db").absolute())
         names = chosen.only or (SHOWN if device != "cpu" else tuple(TINY))
-        tasks = [task for name in names for task in _tasks(name, chosen, common, Path(folder))]
+        chains = {name: _tasks(name, chosen, common, Path(folder)) for name in names}
         taken: dict[str, dict[str, Any]] = {name: {} for name in names}
 
-        def done(task: Task, report: dict[str, Any], failed: str) -> None:
+        def done(task: Task, report: dict[str, Any], failed: str) -> Task | None:
             model, side, caches = (task.arguments[key] for key in ("model", "side", "caches"))
             taken[model].setdefault(side, {}).setdefault(caches, []).append({"failed": failed} if failed else report)
             rows[model] = row_of(taken[model])
             write_result("startup", arguments, _results(rows))
+            return next(chains[model], None)
 
-        run_all(tasks, 1, chosen.within_s, done)
+        run_all([next(chain) for chain in chains.values()], chosen.gpus, chosen.within_s, done)
     _print(rows)
     return _results(rows)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -60,10 +61,12 @@ def fresh(model: nn.Module) -> Callable[..., Any]:
     return found
 
 
-def _bert() -> nn.Module:
+def _bert(layers: int = 12) -> nn.Module:
     from transformers import BertConfig, BertModel
 
-    return BertModel(BertConfig(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0))
+    return BertModel(
+        BertConfig(num_hidden_layers=layers, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    )  # fmt: skip
 
 
 def _bert_with_head() -> nn.Module:
@@ -78,12 +81,12 @@ def _gpt2() -> nn.Module:
     return GPT2LMHeadModel(GPT2Config(resid_pdrop=0.0, attn_pdrop=0.0, embd_pdrop=0.0, use_cache=False))
 
 
-def _llama() -> nn.Module:
+def _llama(layers: int = 8) -> nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     return LlamaForCausalLM(
         LlamaConfig(
-            hidden_size=1024, intermediate_size=2816, num_hidden_layers=8, num_attention_heads=16,
+            hidden_size=1024, intermediate_size=2816, num_hidden_layers=layers, num_attention_heads=16,
             num_key_value_heads=16, vocab_size=32000, use_cache=False,
         )
     )  # fmt: skip
@@ -127,12 +130,12 @@ def _images(batch: int, labels: bool = False) -> Callable[..., Inputs]:
     return make
 
 
-def _tiny_bert() -> nn.Module:
+def _tiny_bert(layers: int = 2) -> nn.Module:
     from transformers import BertConfig, BertModel
 
     return BertModel(
         BertConfig(
-            hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=128, vocab_size=100,
+            hidden_size=64, num_hidden_layers=layers, num_attention_heads=2, intermediate_size=128, vocab_size=100,
             hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
         )
     )  # fmt: skip
@@ -175,3 +178,9 @@ SHOWN = (
 """The models that results are about."""
 EVERY = CASES | TINY
 """Those too on which benchmarks are tried on a CPU."""
+SECOND = {
+    "bert 32x128": Case(partial(_bert, 9), _tokens(32, 128, 30522)),
+    "llama 4x2048": Case(partial(_llama, 6), _tokens(4, 2048, 32000)),
+    "tiny bert": Case(partial(_tiny_bert, 3), _tokens(2, 16, 100)),
+}
+"""To some of them a second model of as many of the same layers as is said here."""
