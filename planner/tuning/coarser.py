@@ -67,16 +67,15 @@ class Coarser:
         self.search.book.recall([case for join in self.joins for case in self._cases(join)])
 
     def measure(self, most: int) -> None:
-        """Measure the regions of joins that could win, the most promising first, as long as there is time."""
+        """Measure the regions of joins that could win, the most promising first, as long as there is time: so many, less
+        those that are known, from another launch of the program or from one of the same layers."""
+        joined = {case.region.key for join in self.joins for case in self._cases(join)}
+        most -= sum(bool(self.search.book.timings.of(key)) for key in joined)
         asked: set[str] = set()
         while most > 0 and self.search.has_time():
             at_once = min(AT_ONCE, most)
-            active = self.search.active
-            if active is None:
-                wanted = self._wanted(asked)[:at_once]
-            else:  # what the cut itself rests on has had its turn
-                joined = {case.region.key for join in self.joins for case in self._cases(join)}
-                wanted = active.worth_it(self._ways(), at_once, joined)
+            active = self.search.active  # what the cut itself rests on has had its turn
+            wanted = active.worth_it(self._ways(), at_once, joined) if active else self._wanted(asked)[:at_once]
             if not wanted:
                 return
             most -= len(wanted)

@@ -43,9 +43,9 @@ class Block(nn.Module):
         return x + self.down(F.gelu(self.up(x)))
 
 
-def model() -> nn.Module:
+def model(layers: int = 3) -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(*[Block() for _ in range(3)])
+    return nn.Sequential(*[Block() for _ in range(layers)])
 
 
 X = torch.linspace(-1, 1, 2 * 6 * 16).view(2, 6, 16)
@@ -193,3 +193,14 @@ def test_what_was_measured_is_not_measured_again(trace: Trace, store: Store) -> 
     list(Tuner(store, later, "cpu", "full", Settings(), Silent()).tune(trace, ("plain",), again=True))
     assert not {graph.key for graph in first.asked} & {graph.key for graph in later.asked}
     assert any(map(across, cut_plans(later.jobs)))
+
+
+def test_a_second_model_of_the_same_layers_measures_next_to_nothing(trace: Trace, store: Store) -> None:
+    with torch.no_grad():
+        (deeper,) = traces_of(model(5), X, name="five layers")
+    first, second = Across(), Across()
+    before = tuned(trace, store, first).measured
+    GRAPHS.update({graph.key: graph for _, graph in captured(deeper.to_json()).graphs})
+    assert before >= 10
+    assert tuned(deeper, store, second).measured <= 0.1 * before
+    assert any(map(across, cut_plans(second.jobs))), "what was learnt of joining the layers holds for it too"
