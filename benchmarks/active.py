@@ -28,6 +28,9 @@ def measure(arguments: list[str]) -> dict[str, Any]:
     given.add_argument("--launch", choices=("plain", "cudagraph"), default="plain")
     given.add_argument("--replay", action="store_true", help="on the rows that ship, without a GPU")
     given.add_argument("--rows", type=Path, help="another file of rows to replay")
+    given.add_argument(
+        "--caches", type=Path, metavar="FOLDER", help="what Inductor has compiled before, for both sides"
+    )
     given.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the tuning databases of all models there")
     chosen = given.parse_args(arguments)
     earlier = earlier_results("active")
@@ -36,7 +39,8 @@ def measure(arguments: list[str]) -> dict[str, Any]:
     rows: dict[str, Any] = earlier.get("models", {}) if chosen.append else {}
     with tempfile.TemporaryDirectory() as folder:
         keep = chosen.keep and str(chosen.keep.absolute())
-        own = {"folder": folder, "launch": chosen.launch, "fits": _fits(folder), "keep": keep}
+        caches = chosen.caches and str(chosen.caches.absolute())
+        own = {"folder": folder, "launch": chosen.launch, "fits": _fits(folder), "keep": keep, "caches": caches}
         tasks = [
             replace(task, arguments={**task.arguments, "first": WITHOUT if task.name in SHOWN[1::2] else WITH})
             for task in tasks_of("one_active", chosen, {**shared(chosen), **own})

@@ -1,7 +1,8 @@
 """One model tuned twice in a process of its own, with the learned model and without. `active` starts it.
 
 Each time from an empty database; then the two plans race each other. What the first has compiled the second finds
-compiled, so that not two runs out of time are compared: `active` lets each be the first on every other model.
+compiled, so that not two runs out of time are compared: `active` lets each be the first on every other model. With
+`--caches`, of a benchmark before, even the first finds it compiled.
 """
 
 from __future__ import annotations
@@ -39,9 +40,10 @@ def run(task: Task) -> None:
     """The program with the most to do stands for a model in which Dynamo finds several."""
     given = task.arguments
     order = (WITH, WITHOUT) if given["first"] == WITH else (WITHOUT, WITH)
-    report = Report(task.out, commit=commit(), effort=given["effort"], launch=given["launch"], first=given["first"])
+    told = {name: given[name] for name in ("effort", "launch", "first")}
+    report = Report(task.out, commit=commit(), **told, warm=given["caches"] is not None)
     folder = Path(given["folder"]) / slug(task.name)
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")  # workers inherit it
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = given["caches"] or str(folder / "inductor")  # workers inherit it
     report.at("loading, to be traced")
     trace = max(traced(task.name, EVERY[task.name], given["device"]), key=lambda one: len(one.fields["nodes"]))
     clear(given["device"])

@@ -40,6 +40,10 @@ OnDone = Callable[[Job, Outcome], None]
 OnStage = Callable[[str, str], None]
 
 
+COMPILING = 2
+"""Of several workers that vet, so many compile with many threads at a time: eager, nvFuser and checking need but one."""
+
+
 @dataclass(frozen=True)
 class Limits:
     """How long a worker may be silent before it counts as hanging, in seconds, and how much of the host's memory it gets.
@@ -99,7 +103,7 @@ class Workers:
             patience_s=60 + max(self.limits.region_s, self.limits.plan_s),
             plant=plant,
         )
-        each = replace(setup, compile_threads=max(1, cores // vetters), share=1 / vetters)
+        each = replace(setup, compile_threads=max(1, cores // min(vetters, COMPILING)), share=1 / vetters)
         self.racer = WorkerProcess(setup, self.limits.start_s, variables)
         self.vetters = [WorkerProcess(each, self.limits.start_s, variables) for _ in range(vetters)]
         self._finalizer = weakref.finalize(self, _end, [self.racer, *self.vetters])
