@@ -19,8 +19,12 @@ OF_A_REGION = 1.0
 """The same for one region, whose choices share a part of their errors."""
 OF_KIN = 0.97
 """How far the errors of regions that differ in their views alone are the same: their correlation, on the rows that ship."""
-KIN_SPREAD = 0.03
-"""What they differ by at least."""
+KIN_SPREADS = {"aten": 0.045, "inductor": 0.06}
+"""By how much they differ at least, by executor: so that nine of ten lie within, on the same rows …"""
+KIN_SPREAD = 0.1
+"""… and under nvFuser, whose schedule a view may change, and any other."""
+FAR_OFF = 2.0
+"""An error, in log time, from which on one measurement corrects no other any further, nor takes away a doubt."""
 WIDEST, NARROWEST = 4.0, 0.7
 """By how much own measurements may change what errors are expected."""
 IDLE_SPREAD = 0.05
@@ -75,6 +79,12 @@ class _Errors:
     def beyond(self, known: float, shrinkage: float) -> float:
         """The mean of what is beyond a correction that is known already, drawn towards none."""
         return (self.total - self.count * known) / (self.count + shrinkage)
+
+    @property
+    def scatter(self) -> float:
+        """By how much they differ among themselves, where each had the same weight."""
+        mean = self.total / self.count
+        return math.sqrt(max(0.0, self.squares / self.count - mean * mean))
 
     def growth(self, known: float) -> float:
         """How the errors that are left compare with what was expected of them."""
@@ -133,11 +143,12 @@ class Learned:
             raw = self._raw[question]
             if raw.device_us <= 0:
                 continue
-            error = max(-2.0, min(2.0, math.log(row.device_us / raw.device_us)))
+            whole = math.log(row.device_us / raw.device_us)
+            error = max(-FAR_OFF, min(FAR_OFF, whole))
             size = size_class(raw.device_us)
             self._device.setdefault(row.executor, _Correction()).add(row.variant, size, error, raw.spread)
             self._regions.setdefault(row.work, []).append((row.executor, row.variant, size, error))
-            self._kin.setdefault((row.work.kin, row.executor, row.variant), _Errors()).add(error)
+            self._kin.setdefault((row.work.kin, row.executor, row.variant), _Errors()).add(whole)
             if row.host_us > 0 and raw.host_us > 0:
                 self._host.setdefault(row.executor, _Errors()).add(math.log(row.host_us / raw.host_us))
 
@@ -186,7 +197,9 @@ class Learned:
         unsure = raw.novelty > 1.0
         if kin := self._kin.get((work.kin, executor, variant)):
             ratio += OF_KIN * kin.beyond(ratio, 0.0)
-            spread, unsure = max(KIN_SPREAD, spread * math.sqrt(1.0 - OF_KIN**2)), False
+            least = max(KIN_SPREADS.get(executor, KIN_SPREAD), kin.scatter)
+            spread = min(spread, max(least, spread * math.sqrt(1.0 - OF_KIN**2)))
+            unsure = unsure and abs(ratio) > FAR_OFF
         elif seen := self._regions.get(work):
             left = [error - self._correction(*choice) for *choice, error in seen]  # type: ignore[arg-type]
             ratio += math.fsum(left) / (len(left) + OF_A_REGION)

@@ -18,11 +18,14 @@ _LATEST = 50
 
 
 def unfinished(store: Store, program: str, here: Environment) -> frozenset[str]:
-    """The keys of the runs on a program here that did not come to a verdict: interrupted, killed, or still running."""
+    """The keys of the runs on a program here that did not come to a verdict: interrupted, killed, or still running. Those
+    before one that did were taken up by it.
+    """
 
     def ask(connection: sqlite3.Connection) -> frozenset[str]:
-        sql = f"SELECT run.key FROM run {_OF_PROGRAM} AND run.state <> 'finished'"
-        return frozenset(str(key) for (key,) in connection.execute(sql, (program, here.key)))
+        latest = f"SELECT max(run.id) FROM run {_OF_PROGRAM} AND run.state = 'finished'"
+        sql = f"SELECT run.key FROM run {_OF_PROGRAM} AND run.state <> 'finished' AND run.id > coalesce(({latest}), 0)"
+        return frozenset(str(key) for (key,) in connection.execute(sql, (program, here.key) * 2))
 
     return _asked(store, ask, frozenset())
 

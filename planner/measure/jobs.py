@@ -183,14 +183,16 @@ class Prepare(Job):
 
     trace: str
     side: Side
+    limit_s: float | None = None
+    """As that of the job that vets it."""
 
     def fields(self) -> dict[str, Any]:
         """The job as plain data."""
-        return {"trace": self.trace, "side": self.side.fields()}
+        return {**vars(self), "side": self.side.fields()}
 
     @classmethod
     def _of(cls, data: dict[str, Any]) -> Job:
-        return cls(data["trace"], Side.of(data["side"]))
+        return cls(**{**data, "side": Side.of(data["side"])})
 
 
 @dataclass(frozen=True)
@@ -355,6 +357,8 @@ class Outcome:
     found: Found | None = None
     machine: Mapping[str, float] = field(default_factory=dict)
     """What `Calibrate` measured."""
+    prepared: bool = False
+    """Of a plan that was vetted: whether the racer has it ready."""
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:
@@ -373,7 +377,7 @@ class Outcome:
         """One line.
 
         >>> Outcome.from_json(Outcome("timeout", "hangs").to_json())
-        Outcome(status='timeout', detail='hangs', seconds=0.0, rows=(), race=None, found=None, machine={})
+        Outcome(status='timeout', detail='hangs', seconds=0.0, rows=(), race=None, found=None, machine={}, prepared=False)
         """
         data = {
             **vars(self),

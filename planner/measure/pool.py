@@ -30,6 +30,7 @@ from fuseplan.measure.jobs import (
     Rest,
     Row,
     Setup,
+    Side,
     VetPlan,
     VetRegion,
     choice_name,
@@ -60,7 +61,7 @@ class Limits:
     def of(self, job: Job, limit_s: float | None = None) -> float:
         """The limit of one job: its own, or `limit_s`, where that is less."""
         own = self.region_s if isinstance(job, (VetRegion, RaceRegion)) else self.plan_s
-        jobs = job.limit_s if isinstance(job, VetPlan) else None
+        jobs = job.limit_s if isinstance(job, (VetPlan, Prepare)) else None
         return min(limit for limit in (own, jobs, limit_s) if limit is not None)
 
 
@@ -148,21 +149,31 @@ class Workers:
                 self.racer.start()
             ahead.begin(jobs)
             crowded = self._vet(jobs, settle_beside, limit_s)
-            ahead.finish()
+            prepared = ahead.finish()
             if crowded and self.racer.holds:
                 self._answer(self.racer, Rest())
+                prepared = set()
             for i in crowded:  # what did not fit beside the others may fit alone
                 settle(i, self._answer(self.vetters[0], jobs[i], limit_s))
             if any(job.alone for job in jobs):
                 self._clear_the_course()
             for i, job in enumerate(jobs):
                 if job.alone:
-                    settle(i, self._answer(self.racer, job, limit_s))
+                    settle(i, self._raced(job, limit_s))
         except BaseException:
             self.close()
             ahead.drop()
             raise
-        return [outcomes[i] for i in range(len(jobs))]
+        return [_told(jobs[i], outcomes[i], prepared) for i in range(len(jobs))]
+
+    def _raced(self, job: Job, limit_s: float | None) -> Outcome:
+        """What the racer answers; where a region finds no memory, because of plans that were prepared it may be, once more."""
+        outcome = self._answer(self.racer, job, limit_s)
+        if isinstance(job, RaceRegion) and "out-of-memory" in (outcome.status, *(row.status for row in outcome.rows)):
+            self._answer(self.racer, Rest())
+            again = self._answer(self.racer, job, limit_s)
+            return replace(again, seconds=outcome.seconds + again.seconds)
+        return outcome
 
     def _clear_the_course(self) -> None:
         """On a GPU the vetters let go of what they hold: the racer has the memory to itself, as a program would."""
@@ -196,7 +207,7 @@ class Workers:
             i, outcome = told.get()
             if isinstance(outcome, BaseException):
                 raise outcome
-            if outcome.status == "out-of-memory" and len(crew) > 1:
+            if outcome.status == "out-of-memory" and (len(crew) > 1 or self.racer.holds):
                 crowded.append(i)
             else:
                 settle(i, outcome)
@@ -219,37 +230,42 @@ class Workers:
 
 
 class _Ahead:
-    """Gives jobs to the racer while the vetters are at theirs. What comes of them shows in the race."""
+    """Gives jobs to the racer while the vetters are at theirs."""
 
     def __init__(self, answer: Callable[[Job], Outcome]) -> None:
         self._answer = answer
-        self._jobs: queue.Queue[Job | None] = queue.Queue()
+        self._jobs: queue.Queue[Prepare | None] = queue.Queue()
         self._thread: threading.Thread | None = None
         self._dropped = False
+        self._prepared: set[Side] = set()
+        self._error: BaseException | None = None
 
     def begin(self, jobs: Sequence[Job]) -> None:
         """Prepare what need not be vetted before."""
         for job in jobs:
             if isinstance(job, VetPlan) and job.race and job.early:
-                self._put(Prepare(job.trace, job.side))
+                self._put(job)
 
     def vetted(self, job: Job, outcome: Outcome) -> None:
         """Prepare what was vetted, if it is right."""
         if isinstance(job, VetPlan) and job.race and not job.early and outcome.ok:
-            self._put(Prepare(job.trace, job.side))
+            self._put(job)
 
-    def _put(self, job: Job) -> None:
+    def _put(self, job: VetPlan) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="preparing", daemon=True)
             self._thread.start()
-        self._jobs.put(job)
+        self._jobs.put(Prepare(job.trace, job.side, job.limit_s))
 
-    def finish(self) -> None:
-        """Wait until all are done."""
+    def finish(self) -> set[Side]:
+        """Wait until all are done; return what the racer keeps."""
         if self._thread is not None:
             self._jobs.put(None)
             self._thread.join()
             self._thread = None
+        if self._error is not None:
+            raise self._error
+        return self._prepared
 
     def drop(self) -> None:
         """Begin no more of them."""
@@ -257,9 +273,18 @@ class _Ahead:
         self._jobs.put(None)
 
     def _serve(self) -> None:
-        while (job := self._jobs.get()) is not None and not self._dropped:
-            with suppress(FuseplanError):  # of a worker that does not start: the race will say so
-                self._answer(job)
+        try:
+            while (job := self._jobs.get()) is not None and not self._dropped:
+                with suppress(FuseplanError):  # of a worker that does not start: the race will say so
+                    if self._answer(job).ok:
+                        self._prepared.add(job.side)
+        except BaseException as error:  # noqa: BLE001 -- raised again where the caller waits
+            self._error = error
+
+
+def _told(job: Job, outcome: Outcome, prepared: set[Side]) -> Outcome:
+    """The outcome, with whether the racer has the plan ready."""
+    return replace(outcome, prepared=True) if isinstance(job, VetPlan) and job.side in prepared else outcome
 
 
 def _names(job: Job) -> list[str]:

@@ -47,6 +47,8 @@ class Timings:
     known: dict[str, dict[Choice, Timing]] = field(default_factory=dict)
     foreseen: dict[tuple[str, Choice], Prediction] = field(default_factory=dict)
     """What a model said of each before it heard how long it takes: what is known cannot be predicted any more."""
+    asked: set[str] = field(default_factory=set)
+    """Regions that this run has asked for: new to it, or left by a run that was interrupted."""
 
     def of(self, key: str) -> Mapping[Choice, Timing]:
         """What is known of one region."""

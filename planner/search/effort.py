@@ -27,7 +27,7 @@ class Effort:
     optimism: float
     """By how many spreads a prediction is lowered before it is measured: more looks further."""
     coarse: int
-    """How many regions that hold anchors are looked at, after the rounds: what is known of them counts."""
+    """How many regions that hold anchors are measured, after the rounds."""
     plans: int
     """How many whole plans race, beside the defaults."""
     region_blocks: int

@@ -12,6 +12,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from fuseplan.graph import Graph
+from fuseplan.models import Work
 from fuseplan.search.acquisition import SURE, Asked, Estimate, Unit, pick
 from fuseplan.search.costs import PLAIN, Case, Choice, RegionCosts, Way, units_of
 from fuseplan.search.solve import WholeSolution, two_clock
@@ -38,6 +39,8 @@ class Active:
     seed: int = 0
     drawn: list[Asked] = field(default_factory=list)
     picked: int = 0
+    _asked: dict[str, Work] = field(default_factory=dict)
+    """Of the regions that were picked, what they share with their kin."""
 
     def wanted(self, solutions: Sequence[WholeSolution], most: int) -> Wanted:
         """What to measure so that the best of `solutions` is known: choices of at most so many regions."""
@@ -59,7 +62,7 @@ class Active:
         """
         if not ways:
             return []
-        seeing = _Seeing(*self._prices(ways[0]))
+        seeing = _Seeing(*self._prices(ways[0]), self._failed())
         plans = [[unit for unit in map(seeing.unit, parts) if unit.ways] for parts in ways]
         found = pick(plans, 3 * most, among=among, measured=self.picked, audited=len(self.drawn), seed=self.seed)
         regions: dict[str, list[Choice]] = {}
@@ -70,7 +73,13 @@ class Active:
             regions.setdefault(key, []).append(choice)
             self.drawn.append((key, choice))
         self.picked += sum(map(len, regions.values()))
+        self._asked |= {key: seeing.cases[key].work.kin for key in regions}
         return [(seeing.cases[key], tuple(choices)) for key, choices in regions.items()]
+
+    def _failed(self) -> set[Work]:
+        """Kin of which one did not run: that tells nothing of the others, which need not wait for one another."""
+        timings = self.search.book.timings
+        return {kin for key, kin in self._asked.items() if any(t.status != "ok" for t in timings.of(key).values())}
 
     def _prices(self, parts: Parts) -> tuple[float, float]:
         options = (costs.of(unit) for costs, unit in parts)
@@ -97,6 +106,7 @@ class _Seeing:
 
     device: float
     host: float
+    failed: set[Work]
     cases: dict[str, Case] = field(default_factory=dict)
     _units: dict[tuple[int, Region], Unit] = field(default_factory=dict)
 
@@ -113,7 +123,8 @@ class _Seeing:
                 for choice, way in costs.ways(case).items()
                 if math.isfinite(way.device_us)
             }
-            found = self._units[id(costs), region] = Unit(case.region.key, 1, ways, case.work.kin)
+            kin = None if case.work.kin in self.failed else case.work.kin
+            found = self._units[id(costs), region] = Unit(case.region.key, 1, ways, kin)
         return found
 
 

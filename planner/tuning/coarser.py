@@ -67,10 +67,10 @@ class Coarser:
         self.search.book.recall([case for join in self.joins for case in self._cases(join)])
 
     def measure(self, most: int) -> None:
-        """Measure the regions of joins that could win, the most promising first, as long as there is time: so many, less
-        those that are known, from another launch of the program or from one of the same layers."""
+        """Measure the regions of joins that could win, the most promising first, as long as there is time. Layers that an
+        earlier run has joined, with as much to spend, are not gone through again."""
+        self.joins = self._left(most)
         joined = {case.region.key for join in self.joins for case in self._cases(join)}
-        most -= sum(bool(self.search.book.timings.of(key)) for key in joined)
         asked: set[str] = set()
         while most > 0 and self.search.has_time():
             at_once = min(AT_ONCE, most)
@@ -114,6 +114,26 @@ class Coarser:
                 join = Join(number, place, made, self._row(number, joined, numbers))
                 if made and all(case.choices for case in self._cases(join)):
                     yield join
+
+    def _left(self, most: int) -> list[Join]:
+        """All joins; where an earlier run knew half of `most`, those that are known, and those of what is new to this run."""
+        timings = self.search.book.timings
+        known = {
+            case.region.key
+            for join in self.joins
+            for case in self._cases(join)
+            if timings.of(case.region.key) and case.region.key not in timings.asked
+        }
+        if 2 * len(known) < max(most, 1):
+            return self.joins
+        return [join for join in self.joins if self._is_new(join) or known & {c.region.key for c in self._cases(join)}]
+
+    def _is_new(self, join: Join) -> bool:
+        """Whether this run had to ask for some of what is joined."""
+        costs, asked = self.search.costs[join.number], self.search.book.timings.asked
+        inside = {op for region in join.made for op in region.ops}
+        parts = (unit for unit in self.rows[join.number] if isinstance(unit, Region) and inside.issuperset(unit.ops))
+        return any(costs.case(part.ops, part.recompute).region.key in asked for part in parts)
 
     def _row(self, number: int, cut: Segmentation, numbers: Mapping[Region, int]) -> tuple[Region | int, ...]:
         return tuple(numbers.get(unit, unit) for unit in units_of(self.search.graphs[number], cut))

@@ -119,7 +119,8 @@ def vetted(session: Session, trace: str, entries: Sequence[Entry], rows: dict[st
             VetPlan(trace, one.side, session.prepares, early=_early(one), limit_s=limit)
             for one, limit in zip(chosen, limits, strict=True)
         ]
-        session.carry_out("compiling and checking plans", jobs, heard)
+        outcomes = session.carry_out("compiling and checking plans", jobs, heard)
+        session.unprepared += sum(outcome.ok and not outcome.prepared for outcome in outcomes)
 
     known, rest = ([entry for entry in entries if entry.default is default] for default in (True, False))
     if known:  # a worker that these leave without work takes the first of the others
@@ -196,6 +197,7 @@ def _raced(
     rivals = tuple(entry.name for entry in entries if entry.default and entry is not incumbent)
     job = RacePlans(trace, tuple(entry.side for entry in entries), incumbent.name, rule, rivals)
     (outcome,) = session.carry_out("racing whole plans", [job])
+    session.unprepared = len(entries)  # a race keeps nothing for the next
     rows |= {row.name: _merged(rows.get(row.name), row) for row in outcome.rows}
     if outcome.race is None and rows[incumbent.name].status == "ok":
         status = "error" if outcome.ok else outcome.status

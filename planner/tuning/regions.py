@@ -38,6 +38,7 @@ class RegionBook:
 
         What another device of this kind is measuring now is waited for.
         """
+        self.timings.asked.update(case.region.key for case, _ in wanted)
         claims = self.session.claims
         with claims.taken(case.region.key for case, _ in wanted) as mine:
             self._measure(self._left([one for one in wanted if one[0].region.key in mine]))

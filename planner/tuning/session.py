@@ -79,6 +79,8 @@ class Session:
     """How far the model was off where it thought that nobody need look."""
     trace_s: float = 0.0
     """What tracing the program once takes: about so long does compiling a plan whose code is in caches."""
+    unprepared: int = 0
+    """Plans that are right, and that the racer has to compile once more all the same."""
     against_us: float | None = None
     """What the best default takes, as far as anything is known of it."""
 
@@ -118,7 +120,7 @@ class Session:
 
     def again_s(self, plans: int) -> float:
         """Seconds that a race waits until so many plans, which were vetted, are compiled once more."""
-        return 0.0 if self.prepares else plans * self.trace_s
+        return (min(plans, self.unprepared) if self.prepares else plans) * self.trace_s
 
     @property
     def at_once(self) -> int:

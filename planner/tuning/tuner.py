@@ -144,8 +144,9 @@ class Tuner:
         proposed = search.run()
         cut = ledger.next_entries(session.effort.plans, search.distinct(proposed))
         right = plans.vetted(session, text, cut, rows)
-        if len(right) < len(cut):  # a plan that is nearly the one that failed may not fail
-            others = ledger.next_entries(session.effort.plans - len(right), proposed)
+        failed = [entry for entry in cut if entry.name in rows and rows[entry.name].status != "ok"]
+        if failed:  # a plan that is nearly the one that failed may not fail
+            others = [one for one in ledger.next_entries(len(failed), proposed) if one.name not in rows]
             right += plans.vetted(session, text, others, rows)
             cut += others
         fit += right

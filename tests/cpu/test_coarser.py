@@ -32,9 +32,10 @@ from replaying import ReplayingPool, captured, cut_plans
 class Block(nn.Module):
     """A layer of a transformer, less its norms."""
 
-    def __init__(self) -> None:
+    def __init__(self, wide: int = 1) -> None:
         super().__init__()
-        self.qkv, self.out, self.up, self.down = (nn.Linear(16, n * 16, bias=False) for n in (3, 1, 1, 1))
+        self.qkv, self.out = (nn.Linear(16, n * 16, bias=False) for n in (3, 1))
+        self.up, self.down = nn.Linear(16, wide * 16, bias=False), nn.Linear(wide * 16, 16, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (part.view(2, 6, 2, 8).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
@@ -43,9 +44,9 @@ class Block(nn.Module):
         return x + self.down(F.gelu(self.up(x)))
 
 
-def model(layers: int = 3) -> nn.Module:
+def model(layers: int = 3, other: int = 0) -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(*[Block() for _ in range(layers)])
+    return nn.Sequential(*[Block() for _ in range(layers)], *[Block(2) for _ in range(other)])
 
 
 X = torch.linspace(-1, 1, 2 * 6 * 16).view(2, 6, 16)
@@ -204,3 +205,21 @@ def test_a_second_model_of_the_same_layers_measures_next_to_nothing(trace: Trace
     assert before >= 10
     assert tuned(deeper, store, second).measured <= 0.1 * before
     assert any(map(across, cut_plans(second.jobs))), "what was learnt of joining the layers holds for it too"
+
+
+def test_layers_that_nobody_has_tuned_are_joined_though_others_are_known(trace: Trace, store: Store) -> None:
+    with torch.no_grad():
+        (other,) = traces_of(model(2, 3), X, name="two layers and three of another kind")
+    tuned(trace, store, Across(), "full", model="roofline")
+    GRAPHS.update({graph.key: graph for _, graph in captured(other.to_json()).graphs})
+    pool = Across()
+    tuned(other, store, pool, "quick", model="roofline")
+    wide = [graph for graph in pool.asked if any(32 in getattr(kind, "shape", ()) for kind in graph.types.values())]
+    assert wide
+
+
+def test_more_effort_joins_more_of_what_is_known(trace: Trace, store: Store) -> None:
+    quick, full = Across(), Across()
+    tuned(trace, store, quick, "quick", model="roofline")
+    list(Tuner(store, full, "cpu", "full", Settings(model="roofline"), Silent()).tune(trace, ("plain",), again=True))
+    assert {graph.key for graph in full.asked} - {graph.key for graph in quick.asked}

@@ -34,6 +34,8 @@ SEEDS = (0, 1)
 ROUNDS = 2
 """Calls on each of them: what a CUDA graph replays shows at the third call at the earliest."""
 _OTHER_NUMBERS = 7919
+CROWDED = Outcome("refused", "it takes too much of the device's memory to be kept")
+"""What comes of preparing where there is no room."""
 _FAILED = "regions failed at run time"
 
 
@@ -263,23 +265,27 @@ def race_sides(job: RacePlans, bench: Bench) -> Outcome:
 
 
 def prepare(job: Prepare, bench: Bench) -> Outcome:
-    """Compile a side and run it, so that its race need not wait. Where that takes much of the device's memory, it has to:
-    nothing is kept then.
-    """
+    """Compile a side and run it, so that its race need not wait. Where that takes much of the device's memory, it has to."""
     bench.at(job.side.name, "loading")
     case, course = bench.programs.case(job.trace), bench.programs.course(job.trace)
+    bench.clear()
     if is_crowded(bench.device):
-        return Outcome("refused", "it takes too much of the device's memory to be kept")
+        return CROWDED
     failed_before = stats().get(_FAILED, 0)
     bench.at(job.side.name, "compiling")
-    compiled = compile_side(job.side, case.loaded)
+    compiled: Any = compile_side(job.side, case.loaded)
     with case.loaded.modes():
         for call in course.calls(compiled, case.loaded):
             call()
+    del call
+    if stats().get(_FAILED, 0) > failed_before:
+        return Outcome(RUN, "a region failed, and ATen stood in for it")
+    course.prepared[job.side] = compiled
+    bench.clear()
     if is_crowded(bench.device):
-        bench.programs.forget()
-    elif stats().get(_FAILED, 0) == failed_before:
-        course.prepared[job.side] = compiled
+        del course.prepared[job.side], compiled
+        bench.clear()
+        return CROWDED
     return Outcome()
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from fuseplan.measure.jobs import Job, Outcome, Prepare, Rest, Side, VetPlan
+from fuseplan.graph import Graph
+from fuseplan.measure.jobs import Job, Outcome, Prepare, RaceRegion, Rest, Side, VetPlan
 from fuseplan.measure.pool import Workers
 
 SMALL, BIG, WRONG = (VetPlan("{}", Side(name), race=True) for name in ("small", "big", "wrong"))
@@ -66,6 +67,56 @@ def test_what_nobody_else_could_compile_for_it_is_prepared_at_once() -> None:
     (outcome,) = pool.map([VetPlan("{}", Side("greedy"), race=True, early=True)])
     assert outcome.status == "wrong"
     assert sorted(pool.asked) == [("Prepare", "greedy"), ("VetPlan", "greedy")]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_whoever_asks_hears_what_is_prepared(kept: bool) -> None:
+    def answer(racer: bool, job: Job) -> Outcome:
+        return Outcome("ok" if kept or not isinstance(job, Prepare) else "refused")
+
+    asked = [SMALL, VetPlan("{}", Side("no race"))]
+    assert [outcome.prepared for outcome in Answering(answer).map(asked)] == [kept, False]
+
+
+def test_an_error_of_its_own_ends_the_pool_and_is_raised() -> None:
+    def answer(racer: bool, job: Job) -> Outcome:
+        if isinstance(job, Prepare):
+            raise ZeroDivisionError("of on_stage")
+        return Outcome()
+
+    with pytest.raises(ZeroDivisionError):
+        Answering(answer).map([SMALL])
+
+
+def test_what_is_alone_but_for_prepared_plans_and_finds_no_memory_is_tried_without_them() -> None:
+    rested = threading.Event()
+
+    def answer(racer: bool, job: Job) -> Outcome:
+        if isinstance(job, Rest):
+            rested.set()
+        return Outcome("ok" if rested.is_set() or job == SMALL or isinstance(job, Prepare) else "out-of-memory")
+
+    pool = Answering(answer)
+    assert pool.map([SMALL])[0].prepared
+    (outcome,) = pool.map([BIG])
+    assert outcome.ok
+    rested.clear()
+    pool.asked.clear()
+    (outcome,) = pool.map([RaceRegion(Graph((), (), ()), (("aten", "default"),))])
+    assert outcome.ok
+    assert pool.asked == [("RaceRegion", ""), ("Rest", ""), ("RaceRegion", "")]
+
+
+def test_preparing_has_the_limit_of_vetting() -> None:
+    limits: list[float | None] = []
+
+    def answer(racer: bool, job: Job) -> Outcome:
+        if isinstance(job, Prepare):
+            limits.append(Workers("cpu", flags={}).limits.of(job))
+        return Outcome()
+
+    Answering(answer).map([VetPlan("{}", Side("cut"), race=True, limit_s=20.0)])
+    assert limits == [20.0]
 
 
 def test_whoever_interrupts_does_not_wait_for_it() -> None:
