@@ -109,12 +109,12 @@ def test_what_was_measured_of_a_region_tells_of_its_other_choices() -> None:
 def test_what_was_measured_of_a_region_tells_of_those_with_other_views() -> None:
     model, work = Learned(made_up_heads()), made_up_work(random.Random(8))
     kin = replace(work, views=work.views + 3, traits=replace(work.traits, head_views=work.traits.head_views + 2))
-    (before,) = model.predict([(work, "inductor", "default")])
+    before, other = model.predict([(work, "inductor", "default"), (kin, "nvfuser", "default")])
     measured = 1.2 * before.device_us
     model.update([Row(work, "inductor", "default", measured, before.host_us)])
     near, far = model.predict([(kin, "inductor", "default"), (kin, "nvfuser", "default")])
     assert abs(math.log(near.device_us / measured)) < 0.01
-    assert abs(math.log(far.device_us / measured)) > 0.1  # under another executor it is another question
+    assert far.device_us < 1.1 * other.device_us  # under another executor it is another question
 
 
 def test_kin_that_differ_among_themselves_or_were_far_off_leave_a_doubt() -> None:
