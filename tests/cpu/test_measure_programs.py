@@ -20,7 +20,7 @@ from fuseplan.measure.agreement import disagreement, expected
 from fuseplan.measure.jobs import Capture, Outcome, RacePlans, Side, VetPlan
 from fuseplan.measure.pool import Limits, Workers
 from fuseplan.measure.race import Rule
-from fuseplan.plan import AnchorChoice, Part, Plan, SegmentedPlan
+from fuseplan.plan import AnchorChoice, Part, Plan, SegmentedPlan, WholePlan
 from fuseplan.segment import Region, Segmentation
 
 SHORT = Rule(most=2, least=2)
@@ -202,6 +202,27 @@ def test_strides_of_outputs_count_and_those_of_gradients_do_not() -> None:
     for name, problem in (("output 0", True), ("gradient of x", False)):
         found = disagreement({name: turned}, expected({name: x}, {name: x.double()}, {name: x}))
         assert (found is not None and "strides" in found) is problem
+    assert disagreement({"output 0": turned}, expected({"output 0": x}, None, {"output 0": x}), laid_out=False) is None
+
+
+class Cache(nn.Module):
+    """Keys joined to a cache that is empty yet, as at the first step of any model of transformers that keeps one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        keys = torch.cat([torch.empty(0), self.keys(x).view(4, 6, 2, 8).transpose(1, 2)], dim=-2)
+        return (keys * 2).sum(), keys
+
+
+def test_a_layout_of_outputs_that_is_torch_compiles_own_is_right(workers: Workers) -> None:
+    model, x = Cache(), torch.randn(4, 6, 16)
+    assert torch.compile(Cache())(x)[1].stride() != model(x)[1].stride()  # else this shows nothing
+    trace = trace_of(model, x)
+    vetted = workers.map([VetPlan(trace, side) for side in (Side("inductor", WholePlan("inductor")), Side("eager"))])
+    assert [(outcome.status, outcome.detail) for outcome in vetted] == [("ok", "")] * 2
 
 
 def test_integers_may_be_wrong_as_often_as_eagers() -> None:

@@ -175,7 +175,8 @@ class _Trial:
         for number, seed in enumerate(SEEDS * ROUNDS):
             if number == len(SEEDS * ROUNDS) - 1:
                 peak.settle()
-            problem = disagreement(self.case.loaded.run(compiled, seed), self.leaves[seed], gaps=_is_torchs(self.side))
+            found = self.case.loaded.run(compiled, seed)
+            problem = disagreement(found, self.leaves[seed], laid_out=not _is_torchs(self.side))
             if number == 0:
                 self.stage = RUN
                 self.row = replace(self.row, compile_s=round(perf_counter() - begin, 6))
