@@ -18,7 +18,7 @@ SHRINKAGE = 8.0
 OF_A_REGION = 1.0
 """The same for one region, whose choices share a part of their errors."""
 OF_KIN = 0.97
-"""How far the errors of regions that differ in their views alone are the same: their correlation, on the rows that ship."""
+"""How far the errors of regions that differ in their views alone are the same: their correlation (`scripts/bench kin`)."""
 KIN_SPREADS = {"aten": 0.045, "inductor": 0.06}
 """By how much they differ at least, by executor: so that nine of ten lie within, on the same rows …"""
 KIN_SPREAD = 0.1

@@ -130,8 +130,8 @@ class Work:
 
     @property
     def kin(self) -> Work:
-        """What all regions share that differ from this one in their views alone, or in operators of one class: half of them
-        take the same time but for 2 %, nine in ten but for 8 %, under nvFuser 17 %; half of all predictions are off by 12 %.
+        """What all regions share that differ from this one in their views alone, or in operators of one class. What a model
+        is off by on one of them it is off by on the others: `scripts/bench kin` says how nearly.
 
         >>> Work(ops=2, views=3, traits=Traits(head_views=2)).kin == Work(ops=2, views=1).kin
         True

@@ -228,8 +228,8 @@ def pick(
 ) -> Picked:
     """At most so many measurements, by expected loss over cost, and the audits that are due; `among` these keys alone.
 
-    Of kin, one is measured: the others are weighed again when it has told of them. `measured` and `audited` are how many there have been; `rule` says what the cost counts for. The same question has the
-    same answer.
+    Of kin, one is measured: the others are weighed again when it has told of them. `measured` and `audited` are how many
+    there have been; `rule` says what the cost counts for. The same question has the same answer.
     """
     values = {one: value for one, value in worth(plans).items() if among is None or one[0] in among}
     costs = {(u.key, choice): rule(way.cost_s) for plan in plans for u in plan for choice, way in u.ways.items()}

@@ -34,7 +34,7 @@ SEEDS = (0, 1)
 ROUNDS = 2
 """Calls on each of them: what a CUDA graph replays shows at the third call at the earliest."""
 _OTHER_NUMBERS = 7919
-CROWDED = Outcome("refused", "it takes too much of the device's memory to be kept")
+NO_ROOM = Outcome("refused", "it takes too much of the device's memory to be kept")
 """What comes of preparing where there is no room."""
 _FAILED = "regions failed at run time"
 
@@ -271,7 +271,7 @@ def prepare(job: Prepare, bench: Bench) -> Outcome:
     case, course = bench.programs.case(job.trace), bench.programs.course(job.trace)
     bench.clear()
     if is_crowded(bench.device):
-        return CROWDED
+        return NO_ROOM
     failed_before = stats().get(_FAILED, 0)
     bench.at(job.side.name, "compiling")
     compiled: Any = compile_side(job.side, case.loaded)
@@ -286,7 +286,7 @@ def prepare(job: Prepare, bench: Bench) -> Outcome:
     if is_crowded(bench.device):
         del course.prepared[job.side], compiled
         bench.clear()
-        return CROWDED
+        return NO_ROOM
     return Outcome()
 
 
