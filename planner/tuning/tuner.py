@@ -11,6 +11,7 @@ from time import monotonic
 from fuseplan.capture.trace import Trace
 from fuseplan.capture.trace_edit import identity
 from fuseplan.errors import ExecutorError, FuseplanError, OptionError, StoreError
+from fuseplan.executors import executors
 from fuseplan.measure.environment import environment, run_facts
 from fuseplan.measure.jobs import Calibrate, Capture, Found, Row
 from fuseplan.models import CostModel, Machine
@@ -216,6 +217,7 @@ class Tuner:
 
         fitting = Thread(target=fit, name="fitting", daemon=True)
         fitting.start()
+        Thread(target=_look_around, name="looking around", daemon=True).start()
         machine = self._machine()
         fitting.join()
         return cost_model(name, machine, folder)
@@ -231,6 +233,12 @@ class Tuner:
                 (outcome,) = self.pool.map([Calibrate()])
                 self.machine = self.machine.calibrated(outcome.machine)
         return self.machine
+
+
+def _look_around() -> None:
+    """See which executors work here: of nvFuser a process of its own tells, in seconds that may pass meanwhile."""
+    for executor in executors().values():
+        executor.available()
 
 
 def _moves(search: Search, plan: Plan) -> tuple[str, ...]:

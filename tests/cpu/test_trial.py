@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.machinery
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -9,9 +11,12 @@ from threading import Thread
 from time import monotonic
 
 import pytest
+import torch
 
 from fuseplan.errors import ExecutorError
-from fuseplan.executors.nvfuser import NvfuserExecutor, executor, trial
+from fuseplan.executors.nvfuser import NvfuserExecutor, available, executor, trial
+from fuseplan.executors.nvfuser import kept as kept_here
+from fuseplan.executors.nvfuser.kept import Kept
 from fuseplan.executors.nvfuser.trial import MIN_OPS, Trials
 from fuseplan.graph import Graph, Op, Ref, TensorType, Value
 
@@ -101,6 +106,60 @@ def test_no_process_is_left_behind() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     assert not Path(f"/proc/{done.stdout.strip()}").exists()
+
+
+def test_good_news_is_kept_for_the_next_process_and_bad_news_is_not(tmp_path: Path) -> None:
+    kept = Kept(tmp_path / "kept")
+    words = "print('failed' if 'bad' in line else 'done', flush=True)"
+    first = trials(f"time.sleep(60) if 'slow' in line else {words}", seconds=2.0)
+    first.kept = kept
+    assert first.refusal("quick", "region") is None
+    assert first.refusal("bad", "bad one") is None  # not in this process: it will see for itself
+    assert first.refusal("slow", "slow one") is not None
+    nobody = Trials(("/nonexistent",), kept=kept)
+    assert nobody.refusal("other", "region") is None  # nothing was learned of it
+    assert [what in kept for what in ("quick", "bad", "slow", "other")] == [True, False, False, False]
+    broken = trials("print('garbage', flush=True); time.sleep(60)", seconds=2.0)
+    broken.kept = kept
+    assert broken.refusal("quick", "region") is None, "it was asked again"
+
+
+def test_the_process_says_when_it_could_not_compile(tmp_path: Path) -> None:
+    """Here nvFuser is missing, or the region is for a GPU that is: either way nothing was compiled."""
+    if available.version() != "none" and torch.cuda.is_available():
+        pytest.skip("nvFuser runs here")
+    kept = Kept(tmp_path / "kept")
+    assert Trials(kept=kept).refusal("key", chain(3).to_json()) is None
+    assert "key" not in kept
+
+
+def test_where_nothing_can_be_written_nothing_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    kept = Kept(tmp_path / "file" / "folder")
+    kept.add("one")
+    kept.drop("one")
+    assert "one" not in kept
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_a_process_that_finds_that_nvfuser_runs_spares_the_next_one_the_trial(
+    status: int, own_database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[int] = []
+
+    def run(*_: object, **__: object) -> subprocess.CompletedProcess[str]:
+        tried.append(status)
+        return subprocess.CompletedProcess((), status, "", "ImportError: no such symbol")
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: importlib.machinery.ModuleSpec(name, None))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(kept_here, "_meeting", lambda: f"here {status}")
+    monkeypatch.setattr(subprocess, "run", run)
+    misfit = available.misfit.__wrapped__
+    verdicts = [misfit(), misfit()]
+    assert (verdicts == [None, None]) == (status == 0)
+    assert len(tried) == (1 if status == 0 else 2), "bad news may be mended"
+    assert (own_database.parent / "nvfuser" / f"here {status}" / "fits").exists() == (status == 0)
 
 
 def chain(length: int) -> Graph:

@@ -1,4 +1,4 @@
-"""Whether nvFuser fits the torch it meets: found out by running a fusion of one op in a process of its own."""
+"""Whether nvFuser fits the torch it meets: found out by running a fusion of one op in a process of its own, once."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from functools import cache
 from pathlib import Path
 
 import torch
+
+from fuseplan.executors.nvfuser.kept import FITS, Kept
 
 _PROBE = """
 import torch, nvfuser_direct as nv
@@ -44,6 +46,9 @@ def misfit() -> str | None:
         return "nvFuser is not installed (no module nvfuser_direct)"
     if not torch.cuda.is_available():
         return "there is no CUDA GPU here"
+    kept = Kept.here()
+    if FITS in kept:
+        return None
     try:
         done = subprocess.run(
             [sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=_SECONDS, check=False
@@ -52,7 +57,10 @@ def misfit() -> str | None:
         return f"a fusion of one op did not end within {_SECONDS} s"
     except OSError as error:
         return f"a fusion of one op could not be tried: {error}"
-    return None if done.returncode == 0 else f"nvFuser {version()} does not fit torch {torch.__version__}: {_why(done)}"
+    if done.returncode == 0:
+        kept.add(FITS)
+        return None
+    return f"nvFuser {version()} does not fit torch {torch.__version__}: {_why(done)}"
 
 
 def _why(done: subprocess.CompletedProcess[str]) -> str:

@@ -15,6 +15,7 @@ from fuseplan.executors.base import Compiled
 from fuseplan.executors.inputs import make_inputs
 from fuseplan.executors.nvfuser import available, layout, table
 from fuseplan.executors.nvfuser.fusion import Fusion, define
+from fuseplan.executors.nvfuser.kept import FITS, Kept
 from fuseplan.executors.nvfuser.trial import MIN_OPS, Trials
 from fuseplan.graph import Graph, Op, Ref, TensorType
 
@@ -89,13 +90,16 @@ def build(region: Graph) -> Compiled:
 
 @cache
 def _trials() -> Trials:
-    return Trials()
+    return Trials(kept=Kept.here())
 
 
 def _compiled(region: Graph, *, cautious: bool) -> Compiled:
     try:
         compiled = _callable(region, define(region, cautious=cautious))
         _try_out(region, compiled)
+    except ImportError as error:
+        Kept.here().drop(FITS)  # the next process had better look again
+        raise ExecutorError(f"nvfuser cannot be imported: {_first_line(error)}") from error
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise ExecutorError(f"nvfuser cannot compile the region: {_first_line(error)}") from error
     return compiled

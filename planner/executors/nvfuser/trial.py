@@ -2,7 +2,8 @@
 
 nvFuser segments and compiles inside one call into C++ that nothing interrupts, so a clock in this process would only
 tell how late it is. Small regions take no time worth asking about; large ones are tried in a process of their own first,
-which is started for the first of them, waits a while for the next, and goes by itself.
+which is started for the first of them, waits a while for the next, and goes by itself. What it has compiled in time is
+kept, so that the next process need not ask.
 """
 
 from __future__ import annotations
@@ -17,8 +18,11 @@ import weakref
 from collections.abc import Sequence
 from time import monotonic
 
-MIN_OPS = 24
-"""Regions of at most so many ops are compiled at once: starting a process takes longer than they do."""
+from fuseplan.executors.nvfuser.kept import Kept
+
+MIN_OPS = 40
+"""Regions of at most so many ops are compiled at once: starting a process takes longer than they do. Of the 2,936 that were
+measured for the cost model none took 6 s."""
 SECONDS = 30.0
 """What compiling one region may take before it is given up."""
 START_SECONDS = 120.0
@@ -27,14 +31,16 @@ END_SECONDS = 5.0
 """What a process that said something else than it should has left to end by itself."""
 COMMAND = (sys.executable, "-m", "fuseplan.executors.nvfuser.trial_process")
 
-READY, DONE = b"ready", b"done"
-"""What the process writes, a line each: once it has started, and when a region is compiled, in whatever way it ended."""
+READY, DONE, FAILED = b"ready", b"done", b"failed"
+"""What the process writes, a line each: once it has started, and of each region whether it was compiled. That it was not, in
+time, is no reason against trying it here; but it says nothing of the next process.
+"""
 
 
 class Trials:
     """Tries regions, one at a time, and remembers what came of each.
 
-    `command` starts a process that reads one line for each region and answers with one.
+    `command` starts a process that reads one line for each region and answers with one. What is in `kept` is not tried.
 
     >>> echo = "while read region; do echo done; done"
     >>> Trials(("sh", "-c", f"echo ready; {echo}")).refusal("key of a region", "its JSON")
@@ -43,9 +49,14 @@ class Trials:
     """
 
     def __init__(
-        self, command: Sequence[str] = COMMAND, seconds: float = SECONDS, start_seconds: float = START_SECONDS
+        self,
+        command: Sequence[str] = COMMAND,
+        seconds: float = SECONDS,
+        start_seconds: float = START_SECONDS,
+        kept: Kept | None = None,
     ) -> None:
         self.command, self.seconds, self.start_seconds = tuple(command), seconds, start_seconds
+        self.kept = kept or Kept(None)
         self._process: _Process | None = None
         self._known: dict[str, str | None] = {}
         self._lock = threading.Lock()
@@ -54,10 +65,10 @@ class Trials:
         """Why the region of that key and JSON had better not be compiled here; None if it was, or failed, in time."""
         with self._lock:
             if key not in self._known:
-                self._known[key] = self._tried(text)
+                self._known[key] = None if key in self.kept else self._tried(key, text)
             return self._known[key]
 
-    def _tried(self, text: str) -> str | None:
+    def _tried(self, key: str, text: str) -> str | None:
         while (process := self._running()) is not None:
             try:
                 process.write(text)
@@ -66,6 +77,8 @@ class Trials:
                 self._stop(process)
                 return f"it was not compiled within {self.seconds:g} s"
             if answer == DONE:
+                self.kept.add(key)
+            if answer in (DONE, FAILED):
                 return None
             status = process.status()
             self._stop(process)

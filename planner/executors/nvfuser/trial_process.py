@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import BinaryIO
 
 from fuseplan.errors import FuseplanError
-from fuseplan.executors.nvfuser.trial import DONE, READY, SECONDS
+from fuseplan.executors.nvfuser.trial import DONE, FAILED, READY, SECONDS
 
 IDLE_SECONDS = 60.0
 """How long the process waits for another region: its hold on the GPU costs memory."""
@@ -33,12 +33,14 @@ def main() -> None:
     answers.write(READY + b"\n")
     while _waiting(sys.stdin.buffer) and (line := sys.stdin.buffer.readline()):
         signal.alarm(math.ceil(SECONDS) + 5)  # ends this process inside of nvFuser too, should who asked be gone
+        answer = FAILED
         with suppress(FuseplanError, RuntimeError):
             build(Graph.from_json(line.decode()))
             torch.cuda.synchronize()
+            answer = DONE
         signal.alarm(0)
         torch.cuda.empty_cache()
-        answers.write(DONE + b"\n")
+        answers.write(answer + b"\n")
 
 
 def _waiting(source: BinaryIO) -> bool:
