@@ -8,13 +8,13 @@ A tuning database (--db) is copied, never changed: what it has of regions is not
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.fleet import Task, run_all
 from benchmarks.models import parser, shared, tasks_of
-from benchmarks.result import earlier_results, write_result
+from benchmarks.result import with_earlier, write_result
 
 STAGES = ("defaults", "anchors", "segmented", "nvfuser")
 
@@ -25,24 +25,27 @@ def measure(arguments: list[str]) -> dict[str, Any]:
     given.add_argument("--launch", action="append", choices=("plain", "cudagraph"), help="both, unless one is given")
     chosen = given.parse_args(arguments)
     launches = chosen.launch or (["plain"] if chosen.device == "cpu" else ["plain", "cudagraph"])
-    rows: dict[str, Any] = earlier_results("ablation").get("models", {}) if chosen.append else {}
+    rows: dict[str, Any] = {}
+
+    def results(left: Sequence[Task] = ()) -> dict[str, Any]:
+        return results_of(with_earlier("ablation", rows, chosen.append, [task.name for task in left]))
+
     with tempfile.TemporaryDirectory() as folder:
         db = str(chosen.db.absolute()) if chosen.db else None
         tasks = tasks_of("one_ablation", chosen, {**shared(chosen), "db": db, "launches": launches, "folder": folder})
 
         def done(task: Task, report: dict[str, Any], failed: str) -> None:
-            known = rows.get(task.name, {}).get("launches", {})
+            known = with_earlier("ablation", rows, chosen.append).get(task.name, {}).get("launches", {})
             row = {**report, "launches": {**known, **report.get("launches", {})}}
             if failed:
                 row["failed"] = f"{failed}, at: {report.get('at', 'the start')}"
             rows[task.name] = {key: value for key, value in row.items() if key not in ("at", "at_side")}
-            write_result("ablation", arguments, results_of(rows))
+            write_result("ablation", arguments, results())
             print_rows({task.name: rows[task.name]})
 
-        for task in run_all(tasks, chosen.gpus, chosen.within_s, done):
-            rows.setdefault(task.name, {"failed": "no time was left for it"})
-    print_rows(rows)
-    return results_of(rows)
+        found = results(run_all(tasks, chosen.gpus, chosen.within_s, done))
+    print_rows(found["models"])
+    return found
 
 
 def results_of(rows: Mapping[str, Any]) -> dict[str, Any]:

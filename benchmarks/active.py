@@ -6,7 +6,7 @@ With --replay nothing is run: the rows that ship are measured again in thought, 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import geometric_mean
@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.fleet import Task, run_all
 from benchmarks.models import parser, shared, tasks_of
 from benchmarks.one_active import WITH, WITHOUT
-from benchmarks.result import earlier_results, write_result
+from benchmarks.result import earlier_results, with_earlier, write_result
 from benchmarks.zoo import SHOWN
 
 SLOWER, SHARE = 0.99, 0.5
@@ -36,7 +36,13 @@ def measure(arguments: list[str]) -> dict[str, Any]:
     earlier = earlier_results("active")
     if chosen.replay:
         return {**earlier, "replay": replay(chosen.rows)}
-    rows: dict[str, Any] = earlier.get("models", {}) if chosen.append else {}
+    rows: dict[str, Any] = {}
+
+    def results(left: Sequence[Task] = ()) -> dict[str, Any]:
+        found = with_earlier("active", rows, chosen.append, [task.name for task in left])
+        print_rows(found)
+        return {**earlier, **results_of(found)}
+
     with tempfile.TemporaryDirectory() as folder:
         keep = chosen.keep and str(chosen.keep.absolute())
         caches = chosen.caches and str(chosen.caches.absolute())
@@ -49,13 +55,9 @@ def measure(arguments: list[str]) -> dict[str, Any]:
         def done(task: Task, report: dict[str, Any], failed: str) -> None:
             row = {key: value for key, value in report.items() if key not in ("at", "at_side")}
             rows[task.name] = row | ({"failed": f"{failed}, at: {report.get('at', 'the start')}"} if failed else {})
-            write_result("active", arguments, {**earlier, **results_of(rows)})
-            print_rows(rows)
+            write_result("active", arguments, results())
 
-        for task in run_all(tasks, chosen.gpus, chosen.within_s, done):
-            rows.setdefault(task.name, {"failed": "no time was left for it"})
-    print_rows(rows)
-    return {**earlier, **results_of(rows)}
+        return results(run_all(tasks, chosen.gpus, chosen.within_s, done))
 
 
 def _fits(folder: str) -> str:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import argparse
 import math
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.bars import bars
 from benchmarks.fleet import Task, run_all, slug
-from benchmarks.result import RESULTS, ROOT, earlier_results, write_result
+from benchmarks.result import RESULTS, ROOT, with_earlier, write_result
 from benchmarks.zoo import EVERY, SHOWN
 
 SIDES = (
@@ -51,8 +51,11 @@ def measure(arguments: list[str]) -> dict[str, Any]:
     sides = [side for side in SIDES if side in (chosen.side or SIDES)]
     if chosen.device == "cpu":
         sides = [side for side in sides if "cudagraph" not in side or "no-cudagraph" in side]
-    earlier = earlier_results("models").get("models", {}) if chosen.append else {}
-    rows: dict[str, Any] = {name: row for name, row in earlier.items() if name in EVERY}
+    rows: dict[str, Any] = {}
+
+    def results(left: Sequence[Task] = ()) -> dict[str, Any]:
+        return results_of(with_earlier("models", rows, chosen.append, [task.name for task in left]))
+
     with tempfile.TemporaryDirectory() as folder:
         own = {"sides": sides, "db": str((chosen.db or Path(folder) / "tuning.db").absolute())}
         tasks = tasks_of("one_model", chosen, {**shared(chosen), **own})
@@ -60,16 +63,15 @@ def measure(arguments: list[str]) -> dict[str, Any]:
         def done(task: Task, report: dict[str, Any], failed: str) -> Task | None:
             row, again = settled(task, report, failed)
             rows[task.name] = row
-            write_result("models", arguments, results_of(rows))
+            write_result("models", arguments, results())
             print_rows({task.name: row})
             return again
 
-        for task in run_all(tasks, chosen.gpus, chosen.within_s, done):
-            rows.setdefault(task.name, {"failed": "no time was left for it"})
-    print_rows(rows)
+        found = results(run_all(tasks, chosen.gpus, chosen.within_s, done))
+    print_rows(found["models"])
     chart = (RESULTS if chosen.device != "cpu" else chosen.logs) / "models.svg"
-    chart.write_text(_chart(rows), encoding="utf-8")
-    return results_of(rows)
+    chart.write_text(_chart(found["models"]), encoding="utf-8")
+    return found
 
 
 def shared(chosen: argparse.Namespace) -> dict[str, Any]:
@@ -108,6 +110,7 @@ def settled(task: Task, report: dict[str, Any], failed: str) -> tuple[dict[str, 
 
 def results_of(rows: Mapping[str, Any]) -> dict[str, Any]:
     """The rows in the order of the zoo, below what they come to."""
+    rows = {name: rows[name] for name in EVERY if name in rows}
     speedups = {name: row["speedup"] for name, row in rows.items() if row.get("speedup")}
     tuned = {
         launch: [row["over_default"][launch] for row in rows.values() if launch in row.get("over_default", {})]
@@ -120,7 +123,7 @@ def results_of(rows: Mapping[str, Any]) -> dict[str, Any]:
         "geomean over the default of the same launch": {launch: geomean(found) for launch, found in tuned.items()},
         "speedups": speedups,
     }
-    return {"summary": summary, "models": {name: rows[name] for name in EVERY if name in rows}}
+    return {"summary": summary, "models": rows}
 
 
 def geomean(values: list[float]) -> float | None:
