@@ -10,8 +10,8 @@ import torch
 SPARED = 0.1
 """The share of what is free that stays free: for the parent, and for what a compiler takes outside of the worker."""
 
-CROWDED = 0.75
-"""The share of a GPU's memory that stays free for what is tried, while something waits for its race."""
+WAITING = 0.25
+"""The share of a GPU's memory that plans may hold while they wait for their race: the rest is for what is tried meanwhile."""
 
 _STATUS = Path("/proc/self/status")
 _CGROUPS = (
@@ -49,16 +49,16 @@ def limit_memory(device: torch.device, most: int | None = None, share: float = 1
         torch.cuda.set_per_process_memory_fraction(min(1.0, allowed / total))
 
 
-def is_crowded(device: torch.device) -> bool:
-    """Whether less of a GPU's memory is free than should be, whoever has taken it.
+def holds_much(device: torch.device) -> bool:
+    """Whether this process holds more of a GPU's memory than what waits there should. What others take for a while at
+    the same time, such as a program in double precision, is no reason not to wait.
 
-    >>> is_crowded(torch.device("meta"))
+    >>> holds_much(torch.device("meta"))
     False
     """
     if device.type != "cuda":
         return False
-    free, total = torch.cuda.mem_get_info(device)
-    return free < CROWDED * total
+    return torch.cuda.memory_reserved(device) > WAITING * torch.cuda.get_device_properties(device).total_memory
 
 
 class Peak:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from threading import Thread
 from time import monotonic
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -143,7 +144,7 @@ def test_where_nothing_can_be_written_nothing_is_kept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("status", [0, 1])
 def test_a_process_that_finds_that_nvfuser_runs_spares_the_next_one_the_trial(
-    status: int, own_database: Path, monkeypatch: pytest.MonkeyPatch
+    status: int, own_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[int] = []
 
@@ -153,13 +154,22 @@ def test_a_process_that_finds_that_nvfuser_runs_spares_the_next_one_the_trial(
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: importlib.machinery.ModuleSpec(name, None))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(kept_here, "_meeting", lambda: f"here {status}")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: SimpleNamespace(name=f"GPU {i}"))
+    driver = tmp_path / "version"
+    driver.write_text(f"of {tmp_path}")
+    monkeypatch.setattr(kept_here, "_DRIVER", driver)
+    monkeypatch.setattr(kept_here, "_meeting", kept_here._meeting.__wrapped__)
     monkeypatch.setattr(subprocess, "run", run)
     misfit = available.misfit.__wrapped__
     verdicts = [misfit(), misfit()]
     assert (verdicts == [None, None]) == (status == 0)
     assert len(tried) == (1 if status == 0 else 2), "bad news may be mended"
-    assert (own_database.parent / "nvfuser" / f"here {status}" / "fits").exists() == (status == 0)
+    assert (own_database.parent / "nvfuser" / kept_here._meeting() / "fits").exists() == (status == 0)
+    tried.clear()
+    driver.write_text(f"another of {tmp_path}")
+    misfit()
+    assert tried == [status], "under another driver nothing is known"
 
 
 def chain(length: int) -> Graph:

@@ -23,6 +23,7 @@ FITS = "fits"
 """That a fusion of one op runs."""
 _VARIABLES = ("LD_PRELOAD", "LD_LIBRARY_PATH")
 """What the libraries that a process loads depend on."""
+_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 @dataclass(frozen=True)
@@ -81,5 +82,5 @@ def _meeting() -> str:
     facts += [(str(one), one.stat().st_size, one.stat().st_mtime_ns) for one in files]
     if torch.cuda.is_available():
         facts += sorted({torch.cuda.get_device_properties(i).name for i in range(torch.cuda.device_count())})
-        facts.append(torch._C._cuda_getDriverVersion())  # type: ignore[attr-defined]  # not in a build for CPUs
+        facts += [one.read_text(encoding="utf-8") for one in (_DRIVER,) if one.is_file()]
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]

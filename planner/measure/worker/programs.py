@@ -20,7 +20,7 @@ from fuseplan.measure.agreement import Leaf, disagreement, expected
 from fuseplan.measure.clocks import clock_for
 from fuseplan.measure.failures import COMPILE, RUN, check_device, failure, line
 from fuseplan.measure.jobs import AttentionFound, Capture, Found, Outcome, Prepare, RacePlans, Row, Side, VetPlan
-from fuseplan.measure.memory import Peak, is_crowded
+from fuseplan.measure.memory import Peak, holds_much
 from fuseplan.measure.worker.regions import enter, run_race
 from fuseplan.plan import SegmentedPlan, WholePlan
 from fuseplan.runtime import Program
@@ -147,6 +147,7 @@ def vet(job: VetPlan, bench: Bench) -> Outcome:
     bench.at(job.side.name, "loading")
     case = bench.programs.case(job.trace)
     trial = _Trial(job.side, case, {seed: _leaves(case, seed, bench) for seed in SEEDS}, bench)
+    bench.clear()  # of what told the leaves: it is not the side's, and others may need it
     try:
         trial.run()
     except Exception as error:  # noqa: BLE001 -- the boundary where failures of others' code become data
@@ -246,6 +247,7 @@ def race_sides(job: RacePlans, bench: Bench) -> Outcome:
     bench.at(job.incumbent, "loading")
     case, course = bench.programs.case(job.trace), bench.programs.course(job.trace)
     loaded, clock = case.loaded, clock_for(bench.device.type, steps=True)
+    bench.clear()
     rows: dict[str, Row] = {}
     try:
         with loaded.modes():  # once for all: entering them takes longer than a small program
@@ -270,7 +272,7 @@ def prepare(job: Prepare, bench: Bench) -> Outcome:
     bench.at(job.side.name, "loading")
     case, course = bench.programs.case(job.trace), bench.programs.course(job.trace)
     bench.clear()
-    if is_crowded(bench.device):
+    if holds_much(bench.device):
         return NO_ROOM
     failed_before = stats().get(_FAILED, 0)
     bench.at(job.side.name, "compiling")
@@ -283,7 +285,7 @@ def prepare(job: Prepare, bench: Bench) -> Outcome:
         return Outcome(RUN, "a region failed, and ATen stood in for it")
     course.prepared[job.side] = compiled
     bench.clear()
-    if is_crowded(bench.device):
+    if holds_much(bench.device):
         del course.prepared[job.side], compiled
         bench.clear()
         return NO_ROOM
