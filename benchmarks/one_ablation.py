@@ -16,7 +16,7 @@ from benchmarks.ablation import STAGES, own_copy
 from benchmarks.fleet import Report, Task, slug
 from benchmarks.kernels import differences, kernels_of
 from benchmarks.one_model import clear, traced
-from benchmarks.progress import LogProgress
+from benchmarks.progress import LogProgress, heard
 from benchmarks.result import commit
 from benchmarks.timing import compared
 from benchmarks.zoo import EVERY
@@ -59,7 +59,7 @@ def run(task: Task) -> None:
     store, launches = Store(Places(user=path)), dict[str, Any]()
     report.put(programs=len(traces))
     try:
-        with own_workers(device_of(trace), Effort.named(given["effort"])) as pool:
+        with own_workers(device_of(trace), Effort.named(given["effort"]), heard) as pool:
             (calibrated,) = pool.map([Calibrate()])
             here = environment(device_of(trace))
             machine = Machine.guess(here.gpu or here.cpu or "").calibrated(calibrated.machine)

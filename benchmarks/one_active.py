@@ -13,9 +13,9 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from benchmarks.fleet import STARTED, Report, Task, slug
+from benchmarks.fleet import Report, Task, slug
 from benchmarks.one_model import account, clear, traced
-from benchmarks.progress import LogProgress, say
+from benchmarks.progress import LogProgress, heard
 from benchmarks.result import commit
 from benchmarks.timing import compared
 from benchmarks.zoo import EVERY
@@ -68,7 +68,7 @@ def _tuned(trace: Trace, model: str, given: Any, folder: Path, report: Report) -
         (folder / "models").symlink_to(given["fits"])
     begin = monotonic()
     try:
-        with own_workers(device, Effort.named(given["effort"]), _heard) as pool:
+        with own_workers(device, Effort.named(given["effort"]), heard) as pool:
             tuner = Tuner(store, pool, device, given["effort"], Settings(model=model), LogProgress(report.at))
             (tuned,) = tuner.tune(trace, (given["launch"],))
         row = account(tuned) | {"wall_s": round(monotonic() - begin, 1)}
@@ -81,10 +81,6 @@ def _tuned(trace: Trace, model: str, given: Any, folder: Path, report: Report) -
             kept = Path(given["keep"]) / slug(trace.name)
             kept.mkdir(parents=True, exist_ok=True)
             shutil.copy(folder / "tuning.db", kept / f"{model}.db")
-
-
-def _heard(name: str, stage: str) -> None:
-    say(f"[{monotonic() - STARTED:7.1f} s]     {stage} {name}")
 
 
 def _audit(store: Store) -> dict[str, Any]:

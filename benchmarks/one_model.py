@@ -17,7 +17,7 @@ import torch
 
 import fuseplan
 from benchmarks.fleet import Report, Task, slug
-from benchmarks.progress import LogProgress
+from benchmarks.progress import LogProgress, heard
 from benchmarks.result import commit, write_json
 from benchmarks.timing import contest, paired
 from benchmarks.zoo import EVERY, Case, fresh, load, step_of
@@ -25,6 +25,7 @@ from fuseplan.backend import fuseplan_backend
 from fuseplan.capture.trace import Trace, write_trace
 from fuseplan.measure.failures import RUN, check_device, failure
 from fuseplan.tune import tune
+from fuseplan.tuning.devices import own_workers
 from fuseplan.tuning.keep import Tuned
 from fuseplan.tuning.subject import traces_of
 
@@ -163,7 +164,8 @@ def tuned(task: Task, case: Case, report: Report) -> dict[str, Any]:
     kept, began = Accounts(db, name), monotonic()
 
     def tune_these(traces: Sequence[Trace], launch: str) -> None:
-        kept.add(tune(traces, effort=given["effort"], launch=launch, db=db, progress=LogProgress(report.at)))
+        log, workers = LogProgress(report.at), partial(own_workers, on_stage=heard)
+        kept.add(tune(traces, effort=given["effort"], launch=launch, db=db, progress=log, workers=workers))
 
     traces = traced(name, case, device)
     if len(traces) == 1:

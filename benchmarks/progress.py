@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from time import monotonic
 
+from benchmarks.fleet import STARTED
 from fuseplan.tuning.progress import Silent
 
 
@@ -26,6 +28,12 @@ class LogProgress(Silent):
     def note(self, text: str) -> None:
         """One line."""
         say(f"    {text[:200]}")
+
+
+def heard(name: str, stage: str) -> None:
+    """What a worker is at, and since when: that tells where time went. Of blocks that are timed there are too many."""
+    if stage != "timing":
+        say(f"[{monotonic() - STARTED:7.1f} s]     {stage} {name}")
 
 
 def say(text: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -11,6 +11,9 @@ from fuseplan.tuning.budget import spelled
 
 if TYPE_CHECKING:
     from fuseplan.tuning.keep import Tuned
+
+MOST_NAMES = 2
+"""Of what a stage waits for, so many names have room on a line."""
 
 
 class Progress(Protocol):
@@ -38,6 +41,10 @@ class Progress(Protocol):
 
     def advance(self, text: str = "") -> None:
         """One step of the stage is done; `text` says on what."""
+        ...
+
+    def waits(self, names: Sequence[str]) -> None:
+        """The candidates that the stage still waits for, where they have names of their own."""
         ...
 
     def best(self, text: str) -> None:
@@ -69,6 +76,9 @@ class Silent:
         """Say nothing."""
 
     def advance(self, text: str = "") -> None:
+        """Say nothing."""
+
+    def waits(self, names: Sequence[str]) -> None:
         """Say nothing."""
 
     def best(self, text: str) -> None:
@@ -162,6 +172,10 @@ class Bar(Silent):
         """One step on the only device."""
         self.on("").advance(text)
 
+    def waits(self, names: Sequence[str]) -> None:
+        """Of the stage on the only device."""
+        self.on("").waits(names)
+
     def best(self, text: str) -> None:
         """Of the program on the only device."""
         self.on("").best(text)
@@ -177,7 +191,7 @@ class BarLine(Silent):
     def __init__(self, bar: Bar, device: str) -> None:
         self._bar, self._device = bar, device
         self._stage: Any = None
-        self._best = ""
+        self._described = self._best = ""
 
     def end(self, text: str) -> None:
         """The program is done: its line goes, and what became of it stays."""
@@ -195,13 +209,21 @@ class BarLine(Silent):
 
         self._forget()
         where = f"{self._device} " if self._device else ""
-        described = escape(_plain(f"  {where}{program}: {text}"))
-        self._stage = self._bar.bars.add_task(described, total=total, what=self._best)
+        self._described = escape(_plain(f"  {where}{program}: {text}"))
+        self._stage = self._bar.bars.add_task(self._described, total=total, what=self._best)
 
     def advance(self, text: str = "") -> None:
         """Move the bar, and name what went wrong."""
         if self._stage is not None:
             self._bar.bars.update(self._stage, advance=1, what=_plain(text)[:60] or self._best)
+
+    def waits(self, names: Sequence[str]) -> None:
+        """Name those that take long, once the others are done."""
+        from rich.markup import escape
+
+        if self._stage is not None:
+            left = f": {escape(_plain(', '.join(names)))}" if 0 < len(names) <= MOST_NAMES else ""
+            self._bar.bars.update(self._stage, description=self._described + left)
 
     def best(self, text: str) -> None:
         """Show it at the end of the line."""

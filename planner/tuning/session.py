@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Protocol
 
-from fuseplan.measure.jobs import Job, Outcome
+from fuseplan.measure.jobs import Job, Outcome, VetPlan
 from fuseplan.models import CostModel
 from fuseplan.search.effort import Effort
 from fuseplan.tuning.budget import spelled
@@ -139,8 +139,13 @@ class Session:
         if not listed:
             return []
         self.progress.stage(self.program, text, len(listed))
+        waiting = [job.side.name for job in listed if isinstance(job, VetPlan)]
+        self.progress.waits(waiting)
 
         def done(job: Job, outcome: Outcome) -> None:
+            if isinstance(job, VetPlan):
+                waiting.remove(job.side.name)
+                self.progress.waits(waiting)
             if job.alone:
                 self.spent_s += outcome.seconds
             if heard is not None:

@@ -65,6 +65,17 @@ def test_a_single_device_needs_no_name() -> None:
     assert lines(shown) == []
 
 
+def test_what_a_stage_still_waits_for_is_named_when_little_is_left() -> None:
+    bar, shown, _ = screen()
+    bar.stage("gelu", "checking plans", 3)
+    bar.waits(["inductor", "eager", "[red]greedy"])
+    assert "eager" not in lines(shown)[0]
+    bar.waits(["[red]greedy"])
+    assert lines(shown)[0].startswith("gelu: checking plans: [red]greedy")
+    bar.waits([])
+    assert "greedy" not in lines(shown)[0]
+
+
 def test_a_log_gets_each_stage_once() -> None:
     said: list[str] = []
     log = Lines(said.append)
