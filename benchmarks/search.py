@@ -136,7 +136,7 @@ class _Knowledge:
             times.append(self._replay.time(case, *choice))
             if choice not in self._timings.of(case.region.key):
                 took = times[-1].device_us, times[-1].host_us
-                self._timings.add(case.region.key, choice, Timing("ok", *took))
+                self._timings.add(case.region, choice, Timing("ok", *took))
                 rows.append(Row(case.work, *choice, *took))
         self._model.update(rows)
         return len(rows), self._replay.total(times)

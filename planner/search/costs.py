@@ -9,14 +9,21 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
-from fuseplan.graph import Graph, Ref
+from fuseplan.graph import Graph, Ref, Type
 from fuseplan.models import CostModel, Prediction, Work, WorkTable
 from fuseplan.search.solve import Option
 from fuseplan.segment import Region, Segmentation, extract, flow_of, is_anchor
 
 Choice = tuple[str, str]
 """An executor and one of its variants."""
+OpKind = tuple[str, tuple[Type, ...]]
+"""The target of an op, and the types of what it gives."""
+FAILURES = 3
+"""Regions with an op of one kind on which an executor has failed, none having run, until no more of them are tried."""
+TELL_NOTHING = ("wrong", "out-of-memory")
+"""Failures that are not of an op: rounding, and the room that there was."""
 PLAIN: Choice = ("aten", "default")
 """What every other choice is compared with, and what runs an op that is in no region."""
 
@@ -49,14 +56,33 @@ class Timings:
     """What a model said of each before it heard how long it takes: what is known cannot be predicted any more."""
     asked: set[str] = field(default_factory=set)
     """Regions that this run has asked for: new to it, or left by a run that was interrupted."""
+    _failed: dict[tuple[str, OpKind], set[str]] = field(default_factory=dict)
+    """Under each executor the regions with an op of a kind that did not run."""
+    _ran: set[tuple[str, OpKind]] = field(default_factory=set)
+    _hopeless: set[tuple[str, OpKind]] = field(default_factory=set)
 
     def of(self, key: str) -> Mapping[Choice, Timing]:
         """What is known of one region."""
         return self.known.get(key, {})
 
-    def add(self, key: str, choice: Choice, timing: Timing) -> None:
+    def add(self, region: Graph, choice: Choice, timing: Timing) -> None:
         """Remember one; the latest counts."""
-        self.known.setdefault(key, {})[choice] = timing
+        self.known.setdefault(region.key, {})[choice] = timing
+        if choice[0] == PLAIN[0]:
+            return  # whatever happens, it runs every op
+        kinds = {(choice[0], kind) for kind in kinds_of(region)}
+        if timing.status == "ok":
+            self._ran |= kinds
+        elif timing.status not in TELL_NOTHING:
+            for one in kinds:
+                self._failed.setdefault(one, set()).add(region.key)
+        self._hopeless = {one for one, on in self._failed.items() if len(on) >= FAILURES and one not in self._ran}
+
+    def given_up(self, choice: Choice, case: Case) -> bool:
+        """Whether its executor has failed on so many regions with an op like one of these, and has run none, that the next is
+        not worth trying.
+        """
+        return bool(self._hopeless) and any((choice[0], kind) in self._hopeless for kind in case.kinds)
 
 
 @dataclass(frozen=True)
@@ -66,6 +92,11 @@ class Case:
     region: Graph
     work: Work
     choices: tuple[Choice, ...]
+
+    @cached_property
+    def kinds(self) -> frozenset[OpKind]:
+        """What ops it has."""
+        return kinds_of(self.region)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +149,7 @@ class RegionCosts:
         known = self.timings.of(case.region.key) if self.timings.known else {}
         times = {choice: known[choice] for choice in case.choices if choice in known}
         options = [Option(*choice, t.device_us, t.host_us) for choice, t in times.items() if t.status == "ok"]
-        unknown = [choice for choice in case.choices if choice not in times or _stands_anyway(choice, times[choice])]
+        unknown = self._predicted(case, times)
         predictions = self.model.predict([(case.work, *choice) for choice in unknown])
         for choice, predicted in zip(unknown, predictions, strict=True):
             lower = math.exp(-self.optimism * predicted.spread)
@@ -146,7 +177,7 @@ class RegionCosts:
         ways = {
             c: Way(known[c].device_us, known[c].host_us) for c in case.choices if c in known and known[c].status == "ok"
         }
-        rest = [c for c in case.choices if c not in known or _stands_anyway(c, known[c])]
+        rest = self._predicted(case, known)
         for choice, told in zip(rest, self.model.predict([(case.work, *choice) for choice in rest]), strict=True):
             way = Way(told.device_us, told.host_us, told.spread, told.unsure, told.fails)
             ways[choice] = way if choice not in known else Way(told.device_us, told.host_us)
@@ -159,8 +190,19 @@ class RegionCosts:
         timing = self.timings.of(case.region.key).get(choice)
         if timing is not None and not _stands_anyway(choice, timing):  # a choice that failed takes forever
             return Option(*choice, timing.device_us, timing.host_us)
+        if timing is None and self.timings.given_up(choice, case):
+            return Option(*choice, math.inf, math.inf)
         (predicted,) = self.model.predict([(case.work, *choice)])
         return Option(*choice, predicted.device_us, predicted.host_us)
+
+    def _predicted(self, case: Case, known: Mapping[Choice, Timing]) -> list[Choice]:
+        """The choices of which nothing but a prediction tells, unless what is known of others speaks against them."""
+        return [
+            choice
+            for choice in case.choices
+            if (choice not in known and not self.timings.given_up(choice, case))
+            or (choice in known and _stands_anyway(choice, known[choice]))
+        ]
 
     def _choices(self, region: Graph, ops: tuple[int, ...], recompute: tuple[int, ...]) -> Iterator[Choice]:
         for runner in self.runners:
@@ -212,6 +254,11 @@ def units_of(graph: Graph, segmentation: Segmentation) -> Iterator[Region]:
             yield regions[i]
         elif i not in inside:
             yield Region((i,), *PLAIN)
+
+
+def kinds_of(region: Graph) -> frozenset[OpKind]:
+    """What ops a region has, each kind once."""
+    return frozenset((op.target, tuple(value.type for value in op.outputs)) for op in region.ops)
 
 
 def _names(arg: object) -> Iterator[str]:

@@ -129,7 +129,7 @@ class RegionBook:
             self._take(case, choice, _timing(row.status, row.device_us, row.host_us))
 
     def _take(self, case: Case, choice: Choice, timing: Timing) -> None:
-        self.timings.add(case.region.key, choice, timing)
+        self.timings.add(case.region, choice, timing)
         if timing.status == "ok":
             self.session.model.update([ModelRow(case.work, *choice, timing.device_us, timing.host_us)])
 

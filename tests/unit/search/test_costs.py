@@ -1,0 +1,91 @@
+"""What regions cost: that an executor which keeps failing on an op is not asked about it for ever."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from fuseplan.graph import Graph
+from fuseplan.models import Machine, Roofline
+from fuseplan.search.costs import FAILURES, RegionCosts, Runner, Timing, Timings
+from fuseplan.segment import Region
+from small_graphs import graph, op, tensor
+
+KIND = tensor(1024)
+NVFUSER, INDUCTOR = ("nvfuser", "default"), ("inductor", "default")
+LENGTH = 8
+
+
+def chain() -> Graph:
+    """One softmax among ops that are all of one kind."""
+    ops = [
+        op("softmax.int" if i == LENGTH // 2 else "relu.default", (f"%v{i}",), (f"v{i + 1}", KIND))
+        for i in range(LENGTH)
+    ]
+    return graph({"v0": KIND}, *ops, out=f"v{LENGTH}")
+
+
+def costs_of(timings: Timings) -> RegionCosts:
+    takes = (True,) * LENGTH
+    runners = [
+        Runner(name, takes, lambda region: None, lambda region: ("default",))
+        for name in ("aten", "inductor", "nvfuser")
+    ]
+    return RegionCosts(chain(), runners, Roofline(Machine.guess("NVIDIA H200")), timings)
+
+
+def asked(costs: RegionCosts, *ops: int) -> set[str]:
+    return {option.executor for option in costs(ops, ())}
+
+
+def fail(costs: RegionCosts, *ops: int, status: str = "compile-error") -> None:
+    costs.timings.add(costs.case(ops).region, NVFUSER, Timing(status))
+
+
+WITH_SOFTMAX = ((4,), (3, 4), (4, 5), (3, 4, 5))
+
+
+def test_an_op_on_which_an_executor_fails_again_and_again_is_not_given_to_it() -> None:
+    costs = costs_of(Timings())
+    for ops in WITH_SOFTMAX[: FAILURES - 1]:
+        fail(costs, *ops)
+    assert "nvfuser" in asked(costs, 2, 3, 4), "so few failures may be of the regions"
+    costs.timings.add(costs.case((0, 1)).region, NVFUSER, Timing("ok", 1.0, 1.0))
+    fail(costs, *WITH_SOFTMAX[FAILURES - 1])
+    assert asked(costs, 2, 3, 4) == {"inductor"}
+    assert asked(costs, 1, 2) == {"inductor", "nvfuser"}, "the op beside it has run elsewhere"
+    assert NVFUSER not in costs.ways(costs.case((2, 3, 4)))
+    assert costs.of(Region((2, 3, 4), *NVFUSER)).device_us == math.inf
+    assert "nvfuser" not in asked(costs, 4), "one that failed is out anyway"
+
+
+def test_once_it_runs_somewhere_it_is_tried_again() -> None:
+    costs = costs_of(Timings())
+    for ops in WITH_SOFTMAX[:FAILURES]:
+        fail(costs, *ops)
+    assert "nvfuser" not in asked(costs, 2, 3, 4)
+    costs.timings.add(costs.case((2, 3, 4, 5)).region, NVFUSER, Timing("ok", 1.0, 1.0))
+    assert "nvfuser" in asked(costs, 2, 3, 4)
+
+
+@pytest.mark.parametrize("status", ["wrong", "out-of-memory"])
+def test_rounding_and_want_of_memory_tell_nothing_of_an_op(status: str) -> None:
+    costs = costs_of(Timings())
+    for ops in WITH_SOFTMAX:
+        fail(costs, *ops, status=status)
+    assert "nvfuser" in asked(costs, 2, 3, 4)
+
+
+def test_the_same_region_failing_under_another_variant_is_no_second_failure() -> None:
+    costs = costs_of(Timings())
+    for variant in "abcd":
+        costs.timings.add(costs.case((4,)).region, ("nvfuser", variant), Timing("crashed"))
+    assert "nvfuser" in asked(costs, 3, 4)
+
+
+def test_aten_runs_whatever_failed() -> None:
+    costs = costs_of(Timings())
+    for ops in WITH_SOFTMAX:
+        costs.timings.add(costs.case(ops).region, ("aten", "padded"), Timing("compile-error"))
+    assert "aten" in asked(costs, 4)
