@@ -118,7 +118,8 @@ def _name(views: list[int], outside: tuple[int, ...], choice: Sequence[tuple[str
 
 def _vetted(trace: Trace, plans: dict[str, Plan], workers: Workers) -> dict[str, Outcome]:
     """What came of checking each."""
-    jobs = [VetPlan(trace.to_json(), Side(name, plan)) for name, plan in plans.items()]
+    ahead = torch.cuda.is_available()
+    jobs = [VetPlan(trace.to_json(), Side(name, plan), race=ahead) for name, plan in plans.items()]
     say(f"{trace.name}: {len(jobs)} plans are compiled and checked")
     return dict(zip(plans, workers.map(jobs), strict=True))
 

@@ -131,6 +131,7 @@ def _operator(name: str, namespace: str, operation: str, overload: str | None = 
             return getattr(packet, overload)  # type: ignore[no-any-return]
     raise GraphError(
         f"torch {torch.__version__} has no operator {short(name)} here; import the library that defines it"
+        " (fuseplan --import MODULE)"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import click
@@ -50,8 +51,22 @@ run and record end with the code of the script that they ran.
 
 @click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]}, epilog=_EPILOG)
 @click.version_option(fuseplan.__version__, prog_name="fuseplan")
-def main() -> None:
+@click.option(
+    "--import", "modules", multiple=True, metavar="MODULE",
+    help="Import it first: a library whose operators are in the traces. May be given again.",
+)  # fmt: skip
+def main(modules: tuple[str, ...]) -> None:
     """Find, keep and replay the fastest way to run a PyTorch program."""
+    for module in modules:
+        _import(module)
+
+
+def _import(module: str) -> None:
+    try:
+        importlib.import_module(module)
+    except Exception as error:  # a library may fail with anything
+        why = str(error) or type(error).__name__
+        raise click.BadParameter(f"{module} cannot be imported: {why}", param_hint="--import") from error
 
 
 main.add_command(bench)

@@ -267,10 +267,14 @@ class Setup:
     """A worker that is stuck for longer ends by itself, even if nobody is left to end it."""
     plant: str | None = None
     """For tests: `module:function`, called at the start; it returns executors by name, on top of the real ones."""
+    operators: Mapping[str, str] = field(default_factory=dict)
+    """The modules that have brought operators to the process that asks: the worker imports those that a trace needs."""
+    path: tuple[str, ...] = ()
+    """Where that process finds modules."""
 
     def to_json(self) -> str:
         """One line."""
-        return json.dumps({**vars(self), "flags": dict(self.flags)})
+        return json.dumps({**vars(self), "flags": dict(self.flags), "operators": dict(self.operators)})
 
     @staticmethod
     def from_json(text: str) -> Setup:
@@ -279,7 +283,8 @@ class Setup:
         >>> Setup.from_json(Setup("cuda").to_json()).device
         'cuda'
         """
-        return Setup(**json.loads(text))
+        fields = json.loads(text)
+        return Setup(**{**fields, "path": tuple(fields["path"])})
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import queue
+import sys
 import threading
 import weakref
 from collections import deque
@@ -103,6 +104,8 @@ class Workers:
             memory_bytes=self.limits.memory_bytes,
             patience_s=60 + max(self.limits.region_s, self.limits.plan_s),
             plant=plant,
+            operators=_operators(),
+            path=tuple(folder for folder in sys.path if folder),
         )
         each = replace(setup, compile_threads=max(1, cores // min(vetters, COMPILING)), share=1 / vetters)
         self.racer = WorkerProcess(setup, self.limits.start_s, variables)
@@ -330,6 +333,15 @@ def _flags() -> Mapping[str, Any]:
     from fuseplan.measure.environment import Flags
 
     return vars(Flags.here())
+
+
+def _operators() -> Mapping[str, str]:
+    """What brought the operators of this process; one without torch has none."""
+    if "torch" not in sys.modules:
+        return {}
+    from fuseplan.capture.libraries import modules_of_operators
+
+    return modules_of_operators()
 
 
 def _end(processes: Sequence[WorkerProcess]) -> None:

@@ -48,7 +48,7 @@ class Bench:
         named = torch.device(setup.device)
         self.device = torch.device("cuda", 0) if named.type == "cuda" and named.index is None else named
         self.executors: Mapping[str, Executor] = executors()
-        self.programs = programs.Programs(self.device)
+        self.programs = programs.Programs(self.device, setup.operators, setup.path)
         warnings.filterwarnings("ignore")
         logging.getLogger("torch").setLevel(logging.ERROR)
         if setup.flags:

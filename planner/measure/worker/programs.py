@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from torch.fx import GraphModule
 
 from fuseplan.backend import fuseplan_backend, programs_of
 from fuseplan.capture.attention import attention_calls
+from fuseplan.capture.libraries import bring
 from fuseplan.capture.trace import Loaded, Trace, load_trace
 from fuseplan.explain import compiled_by
 from fuseplan.measure.agreement import Leaf, disagreement, expected
@@ -63,8 +64,9 @@ class _Course:
 class Programs:
     """Loads traces, and keeps the last one: the next job is about the same program."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, device: torch.device, operators: Mapping[str, str], path: Sequence[str]) -> None:
+        """`operators` are the modules that bring them where a trace names some, and `path` where those may be."""
+        self.device, self.operators, self.path = device, operators, path
         self._text = ""
         self._case: _Case | None = None
 
@@ -72,6 +74,7 @@ class Programs:
         """The program that a trace spells."""
         if self._case is None or text != self._text:
             self.forget()
+            bring(text, self.operators, self.path)
             self._case, self._text = _Case(load_trace(Trace.from_json(text), self.device), {}), text
         return self._case
 
@@ -130,9 +133,8 @@ def capture(job: Capture, bench: Bench) -> Outcome:
     if len(programs) != 1:
         return Outcome("refused", f"the trace becomes {len(programs)} programs, not one")
     (program,) = programs
-    for record in program.graphs:
-        if record.graph.opaque:
-            return Outcome("refused", line(f"its {record.role} graph cannot be written down: {record.graph.opaque[0]}"))
+    if any(record.graph.opaque for record in program.graphs):
+        return Outcome(found=Found(program.key, (), tuple(attention)))  # it has whole plans alone
     graphs = tuple((record.role, record.graph) for record in program.graphs)
     return Outcome(found=Found(program.key, graphs, tuple(attention)))
 

@@ -1,0 +1,129 @@
+"""Programs with operators that torch does not have: workers import what brings them, and whole plans are tuned."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import fuseplan
+from fuseplan.capture.libraries import bring, modules_of_operators
+from fuseplan.capture.trace import Trace
+from fuseplan.errors import ExecutorError
+from fuseplan.measure.environment import Flags
+from fuseplan.measure.jobs import Capture, Side, VetPlan
+from fuseplan.measure.pool import Workers
+from fuseplan.plan import WholePlan
+from fuseplan.tuning.subject import traces_of
+from operators_of_a_library import smoothed
+from replaying import ReplayingPool
+
+LIBRARY = "operators_of_a_library"
+NAME = "fuseplan_tests_library::smoothed"
+
+
+def model(x: Tensor) -> Tensor:
+    return (smoothed(x * 2 + 1, 0.1).sin() * 3).softmax(-1)
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    with torch.no_grad():
+        (found,) = traces_of(model, torch.randn(8, 8), name="smooth")
+    torch._dynamo.reset()
+    return found
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Workers]:
+    with Workers(flags=vars(Flags.here())) as pool:
+        yield pool
+
+
+def test_where_operators_are_from_is_known() -> None:
+    found = modules_of_operators()
+    assert found[NAME] == LIBRARY
+    assert not [name for name in found if name.startswith("aten::")]
+
+    library = torch.library.Library("fuseplan_tests_here", "DEF")
+    library.define("one(Tensor x) -> Tensor")
+    assert modules_of_operators()["fuseplan_tests_here::one"] == __name__
+
+
+def test_an_operator_of_the_script_itself_is_from_nowhere() -> None:
+    """To import it would run the script again."""
+    script = """
+import torch
+from torch import Tensor
+@torch.library.custom_op("fuseplan_tests_main::one", mutates_args=())
+def one(x: Tensor) -> Tensor:
+    return x + 1
+from fuseplan.capture.libraries import modules_of_operators
+print("fuseplan_tests_main::one" in modules_of_operators())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False"]
+
+
+def test_only_what_a_trace_names_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "needed_library.py").touch()
+    modules = {"some::op": "no_such_module", "other::op": "needed_library"}
+    bring('{"target": "ops.other.op.default"}', modules, [str(tmp_path)])
+    assert sys.modules.pop("needed_library").__file__ == str(tmp_path / "needed_library.py")
+    assert str(tmp_path) not in sys.path
+    with pytest.raises(ExecutorError, match="no_such_module, which brings some::op, cannot be imported"):
+        bring('{"target": "ops.some.op"}', modules)
+
+
+def test_a_worker_runs_a_trace_with_an_operator_of_a_library(workers: Workers, trace: Trace) -> None:
+    captured, vetted = workers.map(
+        [Capture(trace.to_json()), VetPlan(trace.to_json(), Side("inductor", WholePlan("inductor")))]
+    )
+    assert captured.ok, captured.detail
+    assert captured.found is not None
+    assert (captured.found.key, captured.found.graphs) == (trace.key, ()), "nothing of it can be cut"
+    assert (vetted.status, vetted.detail) == ("ok", "")
+
+
+class Knowing(ReplayingPool):
+    """Captures as a worker does; this process would say what the program becomes, cut or not."""
+
+    pool: Workers
+
+    def _answer(self, job: object) -> object:  # type: ignore[override]
+        return self.pool.map([job])[0] if isinstance(job, Capture) else super()._answer(job)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("effort", ["quick", "none"])
+def test_whole_plans_of_it_are_tuned(workers: Workers, trace: Trace, tmp_path: Path, effort: str) -> None:
+    pool = Knowing(times={"eager": 900.0, "inductor": 300.0})
+    pool.pool = workers
+    (found,) = fuseplan.tune(trace, effort=effort, db=tmp_path / "t.db", workers=lambda *_: nullcontext(pool))
+    if effort == "none":
+        assert (found.status, found.detail) == ("failed", "no graph of it can be cut")
+    else:
+        assert (found.status, found.winner) == ("default", "inductor")
+        (again,) = fuseplan.tune(trace, db=tmp_path / "t.db", workers=lambda *_: nullcontext(pool))
+        assert (again.status, again.timed) == ("default", ())
+
+
+def test_the_command_line_imports_what_it_is_told_to(trace: Trace, tmp_path: Path) -> None:
+    path, folder = tmp_path / "smooth.json", str(Path(__file__).parents[1])
+    path.write_text(trace.to_json())
+    script = f"import sys; sys.path.insert(0, {folder!r}); from fuseplan.cli import main; main()"
+
+    def tune(*before: str) -> subprocess.CompletedProcess[str]:
+        words = [*before, "tune", str(path), "--effort", "none", "--db", str(tmp_path / "t.db")]
+        return subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, check=False)
+
+    without, brought, missing = tune(), tune("--import", LIBRARY), tune("--import", "no_such_module")
+    assert (without.returncode, brought.returncode, missing.returncode) == (1, 1, 2)
+    assert "import the library that defines it (fuseplan --import MODULE)" in without.stdout + without.stderr
+    assert "no graph of it can be cut" in brought.stdout + brought.stderr, "it was captured"
+    assert "no_such_module cannot be imported" in missing.stderr
