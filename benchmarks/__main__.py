@@ -7,7 +7,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from benchmarks.result import write_result
+from benchmarks.result import alone, write_result
 
 NOT_BENCHMARKS = {
     "__init__", "__main__", "active_replay", "bars", "fleet", "kernels", "one_ablation", "one_active", "one_model",
@@ -22,8 +22,10 @@ def main(arguments: list[str]) -> int:
         print(f"usage: scripts/bench NAME [ARGUMENTS], where NAME is one of: {', '.join(names)}", file=sys.stderr)
         return 2
     name, *rest = arguments
-    measured = import_module(f"benchmarks.{name}").measure(rest)
-    path = write_result(name, rest, measured)
+    found = import_module(f"benchmarks.{name}").measure(rest)
+    with alone():
+        measured = found() if callable(found) else found
+        path = write_result(name, rest, measured)
     print(json.dumps(measured, indent=2))
     print(f"written to {path}", file=sys.stderr)
     return 0

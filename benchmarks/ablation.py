@@ -8,18 +8,19 @@ A tuning database (--db) is copied, never changed: what it has of regions is not
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.fleet import Task, run_all
 from benchmarks.models import parser, shared, tasks_of
-from benchmarks.result import with_earlier, write_result
+from benchmarks.result import alone, with_earlier, write_result
 
 STAGES = ("defaults", "anchors", "segmented", "nvfuser")
 
 
-def measure(arguments: list[str]) -> dict[str, Any]:
+def measure(arguments: list[str]) -> Callable[[], dict[str, Any]]:
     """All chosen models under all chosen launches."""
     given = parser("ablation", __doc__)
     given.add_argument("--launch", action="append", choices=("plain", "cudagraph"), help="both, unless one is given")
@@ -40,12 +41,13 @@ def measure(arguments: list[str]) -> dict[str, Any]:
             if failed:
                 row["failed"] = f"{failed}, at: {report.get('at', 'the start')}"
             rows[task.name] = {key: value for key, value in row.items() if key not in ("at", "at_side")}
-            write_result("ablation", arguments, results())
+            with alone():
+                write_result("ablation", arguments, results())
             print_rows({task.name: rows[task.name]})
 
-        found = results(run_all(tasks, chosen.gpus, chosen.within_s, done))
-    print_rows(found["models"])
-    return found
+        left = run_all(tasks, chosen.gpus, chosen.within_s, done)
+    print_rows(results(left)["models"])
+    return partial(results, left)
 
 
 def results_of(rows: Mapping[str, Any]) -> dict[str, Any]:

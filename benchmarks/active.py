@@ -6,8 +6,9 @@ With --replay nothing is run: the rows that ship are measured again in thought, 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
@@ -15,14 +16,14 @@ from typing import Any
 from benchmarks.fleet import Task, run_all
 from benchmarks.models import parser, shared, tasks_of
 from benchmarks.one_active import WITH, WITHOUT
-from benchmarks.result import earlier_results, with_earlier, write_result
+from benchmarks.result import alone, earlier_results, with_earlier, write_result
 from benchmarks.zoo import SHOWN
 
 SLOWER, SHARE = 0.99, 0.5
 """What is asked for: at least so much of the speed on each model, with at most that share of all measurements."""
 
 
-def measure(arguments: list[str]) -> dict[str, Any]:
+def measure(arguments: list[str]) -> dict[str, Any] | Callable[[], dict[str, Any]]:
     """All chosen models, or the replay."""
     given = parser("active", __doc__)
     given.add_argument("--launch", choices=("plain", "cudagraph"), default="plain")
@@ -33,15 +34,14 @@ def measure(arguments: list[str]) -> dict[str, Any]:
     )
     given.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the tuning databases of all models there")
     chosen = given.parse_args(arguments)
-    earlier = earlier_results("active")
     if chosen.replay:
-        return {**earlier, "replay": replay(chosen.rows)}
+        return {**earlier_results("active"), "replay": replay(chosen.rows)}
     rows: dict[str, Any] = {}
 
     def results(left: Sequence[Task] = ()) -> dict[str, Any]:
         found = with_earlier("active", rows, chosen.append, [task.name for task in left])
         print_rows(found)
-        return {**earlier, **results_of(found)}
+        return {**earlier_results("active"), **results_of(found)}
 
     with tempfile.TemporaryDirectory() as folder:
         keep = chosen.keep and str(chosen.keep.absolute())
@@ -55,9 +55,10 @@ def measure(arguments: list[str]) -> dict[str, Any]:
         def done(task: Task, report: dict[str, Any], failed: str) -> None:
             row = {key: value for key, value in report.items() if key not in ("at", "at_side")}
             rows[task.name] = row | ({"failed": f"{failed}, at: {report.get('at', 'the start')}"} if failed else {})
-            write_result("active", arguments, results())
+            with alone():
+                write_result("active", arguments, results())
 
-        return results(run_all(tasks, chosen.gpus, chosen.within_s, done))
+        return partial(results, run_all(tasks, chosen.gpus, chosen.within_s, done))
 
 
 def _fits(folder: str) -> str:

@@ -9,14 +9,15 @@ from __future__ import annotations
 import argparse
 import math
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.bars import bars
 from benchmarks.fleet import Task, run_all, slug
-from benchmarks.result import RESULTS, ROOT, with_earlier, write_result
+from benchmarks.result import RESULTS, ROOT, alone, with_earlier, write_result
 from benchmarks.zoo import EVERY, SHOWN
 
 SIDES = (
@@ -43,8 +44,11 @@ def parser(name: str, description: str | None) -> argparse.ArgumentParser:
     return found
 
 
-def measure(arguments: list[str]) -> dict[str, Any]:
-    """Tune and measure the chosen models, longest first; write the result file whenever one is done."""
+def measure(arguments: list[str]) -> Callable[[], dict[str, Any]]:
+    """Tune and measure the chosen models, longest first; write the result file whenever one is done.
+
+    What is returned tells all results by then: with --append another process may add to them.
+    """
     given = parser("models", __doc__)
     given.add_argument("--side", action="append", choices=SIDES, metavar="SIDE", help="may be given again")
     chosen = given.parse_args(arguments)
@@ -63,15 +67,17 @@ def measure(arguments: list[str]) -> dict[str, Any]:
         def done(task: Task, report: dict[str, Any], failed: str) -> Task | None:
             row, again = settled(task, report, failed)
             rows[task.name] = row
-            write_result("models", arguments, results())
+            with alone():
+                write_result("models", arguments, results())
             print_rows({task.name: row})
             return again
 
-        found = results(run_all(tasks, chosen.gpus, chosen.within_s, done))
+        left = run_all(tasks, chosen.gpus, chosen.within_s, done)
+    found = results(left)
     print_rows(found["models"])
     chart = (RESULTS if chosen.device != "cpu" else chosen.logs) / "models.svg"
     chart.write_text(_chart(found["models"]), encoding="utf-8")
-    return found
+    return partial(results, left)
 
 
 def shared(chosen: argparse.Namespace) -> dict[str, Any]:

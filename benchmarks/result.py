@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import platform
 import shlex
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -34,6 +36,18 @@ def write_result(name: str, arguments: Sequence[str], results: Any) -> Path:
     }
     RESULTS.mkdir(parents=True, exist_ok=True)
     return write_json(path, content)
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """While it lasts, no other process reads and writes results: what one adds, another must not take away."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    folder = os.open(RESULTS, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
 
 
 def write_json(path: Path, content: Any) -> Path:

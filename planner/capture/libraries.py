@@ -11,29 +11,34 @@ import torch
 from torch._library import custom_ops
 
 from fuseplan.errors import ExecutorError
-from fuseplan.graph.limits import short
 
 _TORCHS = ("aten", "prim", "prims", "quantized", "fuseplan")
 """Namespaces that are there wherever fuseplan is."""
+_HELPERS = ("torch.library", "torch._library.custom_ops", "torch._ops")
+"""Modules that register what others define."""
+_SCRIPTS = ("__main__", "__mp_main__")
 _PLACE = re.compile(r"registered at (.+):\d+")
 
 
 def modules_of_operators() -> dict[str, str]:
-    """The module that brought each operator which this process has beside those of torch's C++, by the operator's name.
+    """The module that brought each operator which this process has beside those that torch always has, by its name.
 
-    One that a script defines in itself is not among them: to import it would run the script.
+    One that a script defines in itself is not among them: to import it would run the script. Nor is one that is written in
+    C++, unless a module has the name of its namespace.
 
     >>> "aten::add" in modules_of_operators()
     False
     """
-    by_file = {file: name for name, one in [*sys.modules.items()] if (file := getattr(one, "__file__", None))}
-    found = [(name, _home(name, by_file)) for name in sorted(_registered())]
-    return {name: module for name, module in found if module is not None and module != "__main__"}
+    modules = dict(sys.modules)  # others may import meanwhile
+    by_file = {file: name for name, one in modules.items() if (file := getattr(one, "__file__", None))}
+    found = [(name, _home(name, by_file, list(modules))) for name in sorted(_registered())]
+    return {name: module for name, module in found if module is not None and module not in _SCRIPTS}
 
 
-def bring(text: str, modules: Mapping[str, str], path: Sequence[str] = ()) -> None:
-    """Import what brings the operators that a trace, as text, names; from folders of `path` too.
+def bring(text: str, modules: Mapping[str, str], path: Sequence[str] = ()) -> bool:
+    """Import what brings the operators that a trace, as text, names; tell whether anything was imported.
 
+    The folders of `path` are searched after this process's own, from now on: an operator may import more when it runs.
     ExecutorError where one of them cannot be imported.
 
     >>> bring('"target": "ops.lib.op.default"', {"lib::op": "no_such_module"})
@@ -41,17 +46,26 @@ def bring(text: str, modules: Mapping[str, str], path: Sequence[str] = ()) -> No
     ...
     fuseplan.errors.ExecutorError: no_such_module, which brings lib::op, cannot be imported: No module named 'no_such_module'
     """
-    for name, module in modules.items():
-        if f'"ops.{name.replace("::", ".")}' in text and module not in sys.modules:
-            here = list(sys.path)
-            sys.path += [folder for folder in path if folder not in here]
-            try:
-                importlib.import_module(module)
-            except Exception as error:  # a library may fail with anything
-                why = str(error).splitlines()[0] if str(error) else type(error).__name__
-                raise ExecutorError(f"{module}, which brings {name}, cannot be imported: {short(why)}") from error
-            finally:
-                sys.path[:] = here
+    wanted = {module: name for name, module in modules.items() if module not in sys.modules and _names(text, name)}
+    if wanted:
+        sys.path += [folder for folder in path if folder not in sys.path]
+    for module, name in wanted.items():
+        _import(module, name)
+    return bool(wanted)
+
+
+def _import(module: str, name: str) -> None:
+    try:
+        importlib.import_module(module)
+    except Exception as error:  # a library may fail with anything
+        why = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ExecutorError(f"{module}, which brings {name}, cannot be imported: {why}") from error
+
+
+def _names(text: str, name: str) -> bool:
+    """Whether a trace calls an operator, be it one overload of it."""
+    called = f'"ops.{name.replace("::", ".")}'
+    return f'{called}"' in text or f"{called}." in text
 
 
 def _registered() -> set[str]:
@@ -60,16 +74,14 @@ def _registered() -> set[str]:
     return {name for name in names if name.partition("::")[0] not in _TORCHS}
 
 
-def _home(name: str, by_file: Mapping[str, str]) -> str | None:
+def _home(name: str, by_file: Mapping[str, str], modules: Sequence[str]) -> str | None:
     """The module that one operator is from, as its decorator, its registration or its namespace tell."""
     decorated = getattr(custom_ops, "OPDEFS", {}).get(name)
     if decorated is not None:
         return getattr(getattr(decorated, "_init_fn", None), "__module__", None)
     dump = getattr(torch._C, "_dispatch_dump", str)(name)
     files = (by_file.get(place.group(1)) for place in _PLACE.finditer(dump))
-    modules = [module for module in files if module is not None and not module.startswith("torch.")]
-    if modules:
-        return modules[0]
+    registering = next((module for module in files if module is not None and module not in _HELPERS), None)
     namespace = name.partition("::")[0]
-    named = [one for one in sys.modules if one == namespace or one.endswith(f".{namespace}")]
-    return min(named, key=len, default=None)
+    named = (one for one in modules if one == namespace or one.endswith(f".{namespace}"))
+    return registering or min(named, key=len, default=None)

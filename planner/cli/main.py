@@ -65,7 +65,7 @@ def _import(module: str) -> None:
     try:
         importlib.import_module(module)
     except Exception as error:  # a library may fail with anything
-        why = str(error) or type(error).__name__
+        why = next(iter(str(error).splitlines()), type(error).__name__)
         raise click.BadParameter(f"{module} cannot be imported: {why}", param_hint="--import") from error
 
 

@@ -334,18 +334,25 @@ class Found:
     key: str | None
     graphs: tuple[tuple[str, Graph], ...]
     attention: tuple[AttentionFound, ...] = ()
+    uncut: str = ""
+    """Why there are no graphs: something in them cannot be written down, and the program has whole plans alone."""
 
     def fields(self) -> dict[str, Any]:
         """The finding as plain data."""
         calls = [[call.call, call.proven, list(call.variants)] for call in self.attention]
-        return {"key": self.key, "graphs": [[role, g.to_json()] for role, g in self.graphs], "attention": calls}
+        return {
+            "key": self.key,
+            "graphs": [[role, g.to_json()] for role, g in self.graphs],
+            "attention": calls,
+            "uncut": self.uncut,
+        }
 
     @staticmethod
     def of(fields: Mapping[str, Any]) -> Found:
         """What `fields` gave."""
         graphs = tuple((role, Graph.from_json(text)) for role, text in fields["graphs"])
         calls = tuple(AttentionFound(call, proven, tuple(names)) for call, proven, names in fields["attention"])
-        return Found(fields["key"], graphs, calls)
+        return Found(fields["key"], graphs, calls, fields["uncut"])
 
 
 @dataclass(frozen=True)

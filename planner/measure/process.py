@@ -69,13 +69,17 @@ class WorkerProcess:
         command = [sys.executable, *(("-P",) if sys.version_info >= (3, 11) else ())]
         # A session of its own: Ctrl-C in a terminal reaches the parent alone, and killing the group spares no compiler.
         process = subprocess.Popen(
-            [*command, "-m", "fuseplan.measure.worker", self.setup.to_json()],
+            [*command, "-m", "fuseplan.measure.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
             env={**os.environ, **self.variables} if self.variables else None,
         )
+        assert process.stdin is not None
+        with contextlib.suppress(OSError):  # one that is gone already will be missed when it is asked
+            process.stdin.write(self.setup.to_json().encode() + b"\n")
+            process.stdin.flush()
         self._kills = _out_of_memory_kills()
         self._messages, self._said, self._ready = queue.Queue(), bytearray(), False
         for read, pipe, into in (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -21,9 +21,11 @@ Choice = tuple[str, str]
 OpKind = tuple[str, tuple[Type, ...]]
 """The target of an op, and the types of what it gives."""
 FAILURES = 3
-"""Regions with an op of one kind on which an executor has failed, none having run, until no more of them are tried."""
-TELL_NOTHING = ("wrong", "out-of-memory")
-"""Failures that are not of an op: rounding, and the room that there was."""
+"""Regions with an op of one kind on which an executor has failed, none having run, until no more like them are tried."""
+TELL_NOTHING = ("wrong", "out-of-memory", "timeout")
+"""Failures that are not of an op: rounding, and the room or the time that there was."""
+MOST_OPS = 16
+"""A region of more ops may have failed because there were so many."""
 PLAIN: Choice = ("aten", "default")
 """What every other choice is compared with, and what runs an op that is in no region."""
 
@@ -56,10 +58,11 @@ class Timings:
     """What a model said of each before it heard how long it takes: what is known cannot be predicted any more."""
     asked: set[str] = field(default_factory=set)
     """Regions that this run has asked for: new to it, or left by a run that was interrupted."""
-    _failed: dict[tuple[str, OpKind], set[str]] = field(default_factory=dict)
-    """Under each executor the regions with an op of a kind that did not run."""
-    _ran: set[tuple[str, OpKind]] = field(default_factory=set)
-    _hopeless: set[tuple[str, OpKind]] = field(default_factory=set)
+    _failed: dict[str, dict[str, frozenset[OpKind]]] = field(default_factory=dict)
+    """Of each executor the regions on which it failed, by key, with the kinds of their ops."""
+    _ran: dict[str, set[OpKind]] = field(default_factory=dict)
+    _hopeless: dict[str, list[frozenset[OpKind]]] = field(default_factory=dict)
+    """What regions have in common on which an executor fails: one of these kinds, or that they meet, is the reason."""
 
     def of(self, key: str) -> Mapping[Choice, Timing]:
         """What is known of one region."""
@@ -68,21 +71,29 @@ class Timings:
     def add(self, region: Graph, choice: Choice, timing: Timing) -> None:
         """Remember one; the latest counts."""
         self.known.setdefault(region.key, {})[choice] = timing
-        if choice[0] == PLAIN[0]:
+        executor = choice[0]
+        if executor == PLAIN[0]:
             return  # whatever happens, it runs every op
-        kinds = {(choice[0], kind) for kind in kinds_of(region)}
         if timing.status == "ok":
-            self._ran |= kinds
-        elif timing.status not in TELL_NOTHING:
-            for one in kinds:
-                self._failed.setdefault(one, set()).add(region.key)
-        self._hopeless = {one for one, on in self._failed.items() if len(on) >= FAILURES and one not in self._ran}
+            self._ran.setdefault(executor, set()).update(kinds_of(region))
+        elif timing.status not in TELL_NOTHING and len(region.ops) <= MOST_OPS:
+            self._failed.setdefault(executor, {})[region.key] = kinds_of(region)
+        if executor in self._failed:
+            self._hopeless[executor] = _in_common(self._failed[executor].values(), self._ran.get(executor, set()))
 
     def given_up(self, choice: Choice, case: Case) -> bool:
-        """Whether its executor has failed on so many regions with an op like one of these, and has run none, that the next is
-        not worth trying.
-        """
-        return bool(self._hopeless) and any((choice[0], kind) in self._hopeless for kind in case.kinds)
+        """Whether its executor has failed on so many regions like this one, and has run none, that it is not worth trying."""
+        return any(kinds <= case.kinds for kinds in self._hopeless.get(choice[0], ()))
+
+
+def _in_common(failed: Collection[frozenset[OpKind]], ran: Set[OpKind]) -> list[frozenset[OpKind]]:
+    """Of each kind of op that stands in enough regions that failed, and in none that ran, all that those have in common."""
+    found = []
+    for kind in frozenset().union(*failed) - ran:
+        having = [kinds for kinds in failed if kind in kinds]
+        if len(having) >= FAILURES:
+            found.append(frozenset.intersection(*having) - ran)
+    return list(dict.fromkeys(found))
 
 
 @dataclass(frozen=True)
@@ -169,7 +180,9 @@ class RegionCosts:
         """The case that a region of a segmentation is, and which of its choices nobody has measured here."""
         case = self.case(region.ops, region.recompute)
         known = self.timings.of(case.region.key)
-        return case, tuple(choice for choice in case.choices if choice not in known)
+        return case, tuple(
+            choice for choice in case.choices if choice not in known and not self.timings.given_up(choice, case)
+        )
 
     def ways(self, case: Case) -> dict[Choice, Way]:
         """Every way to run a region that is not known to fail, neither lowered nor raised."""

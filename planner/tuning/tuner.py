@@ -137,7 +137,7 @@ class Tuner:
         named = [*plans.defaults(session, launch), *plans.whole_candidates(session, found, launch)]
         ledger = PlanLedger(search, named, of.key, self.environment.key, self.settings)
         if not session.effort.measures:
-            return self._predicted(session, of, search)
+            return self._predicted(session, of, search, found.uncut)
         text, rows = trace.to_json(), dict[str, Row]()
         session.against_us = self._default_us(of, search)
         known = ledger.named_entries()
@@ -185,10 +185,11 @@ class Tuner:
         calls = trace.times if trace.calls else 0
         self.store.add_program(of.key, of.name or None, graphs, trace=own, sizes=of.sizes, calls=calls)
 
-    def _predicted(self, session: Session, of: Of, search: Search) -> Tuned:
+    def _predicted(self, session: Session, of: Of, search: Search, uncut: str) -> Tuned:
         proposals = search.run()
         if not proposals:
-            return Tuned(of.key, of.name, of.launch, "failed", detail="no graph of it can be cut")
+            detail = f"no graph of it can be cut{uncut and f': {uncut}'}"
+            return Tuned(of.key, of.name, of.launch, "failed", detail=detail)
         best = proposals[0]
         evidence = evidence_of(search, best.plan)
         return keep_prediction(session, of, best.plan, best.predicted_us, _moves(search, best.plan), evidence)
@@ -217,7 +218,7 @@ class Tuner:
 
         fitting = Thread(target=fit, name="fitting", daemon=True)
         fitting.start()
-        Thread(target=_look_around, name="looking around", daemon=True).start()
+        _look_around()  # while workers start; it runs something on the GPU, which calibrating must have to itself
         machine = self._machine()
         fitting.join()
         return cost_model(name, machine, folder)

@@ -61,6 +61,8 @@ class Captures:
         if outcome.found is None:
             remarks.append(f"it cannot be captured: {outcome.detail}")
             return ()
+        if outcome.found.uncut:
+            remarks.append(f"it is not cut: {outcome.found.uncut}")
         return outcome.found.graphs
 
 

@@ -17,8 +17,9 @@ from fuseplan.capture.libraries import bring, modules_of_operators
 from fuseplan.capture.trace import Trace
 from fuseplan.errors import ExecutorError
 from fuseplan.measure.environment import Flags
-from fuseplan.measure.jobs import Capture, Side, VetPlan
+from fuseplan.measure.jobs import Capture, Setup, Side, VetPlan
 from fuseplan.measure.pool import Workers
+from fuseplan.measure.worker.bench import Bench
 from fuseplan.plan import WholePlan
 from fuseplan.tuning.subject import traces_of
 from operators_of_a_library import smoothed
@@ -56,6 +57,28 @@ def test_where_operators_are_from_is_known() -> None:
     assert modules_of_operators()["fuseplan_tests_here::one"] == __name__
 
 
+def test_a_worker_keeps_its_flags_whatever_a_library_sets(tmp_path: Path, trace: Trace) -> None:
+    """The library limits the threads of whoever imports it."""
+    (tmp_path / "limiting_library.py").write_text("import torch; torch.set_num_threads(1)")
+    asked = {**vars(Flags.here()), "threads": 2}
+    bench = Bench(Setup("cpu", asked, operators={NAME: "limiting_library"}, path=(str(tmp_path),)), Announce())
+    before, threads = list(sys.path), torch.get_num_threads()
+    try:
+        bench.answer(VetPlan(trace.to_json(), Side("eager")))
+        assert "limiting_library" in sys.modules
+        assert torch.get_num_threads() == 2
+    finally:
+        sys.path[:] = before
+        torch.set_num_threads(threads)
+
+
+class Announce:
+    """Hears what a worker is at, and keeps it to itself."""
+
+    def at(self, name: str, stage: str) -> None:
+        pass
+
+
 def test_an_operator_of_the_script_itself_is_from_nowhere() -> None:
     """To import it would run the script again."""
     script = """
@@ -73,10 +96,11 @@ print("fuseplan_tests_main::one" in modules_of_operators())
 
 def test_only_what_a_trace_names_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "needed_library.py").touch()
+    monkeypatch.setattr(sys, "path", [*sys.path])
     modules = {"some::op": "no_such_module", "other::op": "needed_library"}
     bring('{"target": "ops.other.op.default"}', modules, [str(tmp_path)])
     assert sys.modules.pop("needed_library").__file__ == str(tmp_path / "needed_library.py")
-    assert str(tmp_path) not in sys.path
+    assert not bring('{"target": "ops.some.op_of_another_name.default"}', modules)
     with pytest.raises(ExecutorError, match="no_such_module, which brings some::op, cannot be imported"):
         bring('{"target": "ops.some.op"}', modules)
 
@@ -88,6 +112,7 @@ def test_a_worker_runs_a_trace_with_an_operator_of_a_library(workers: Workers, t
     assert captured.ok, captured.detail
     assert captured.found is not None
     assert (captured.found.key, captured.found.graphs) == (trace.key, ()), "nothing of it can be cut"
+    assert NAME.replace("::", ".") in captured.found.uncut
     assert (vetted.status, vetted.detail) == ("ok", "")
 
 
@@ -106,7 +131,8 @@ def test_whole_plans_of_it_are_tuned(workers: Workers, trace: Trace, tmp_path: P
     pool.pool = workers
     (found,) = fuseplan.tune(trace, effort=effort, db=tmp_path / "t.db", workers=lambda *_: nullcontext(pool))
     if effort == "none":
-        assert (found.status, found.detail) == ("failed", "no graph of it can be cut")
+        assert found.status == "failed"
+        assert found.detail.startswith("no graph of it can be cut: op 2 (fuseplan_tests_library.smoothed.default)")
     else:
         assert (found.status, found.winner) == ("default", "inductor")
         (again,) = fuseplan.tune(trace, db=tmp_path / "t.db", workers=lambda *_: nullcontext(pool))

@@ -162,7 +162,7 @@ def test_a_worker_ends_with_its_parent(planted_path: None, fault: str) -> None:
     """The second one is stuck in C, which holds the interpreter's lock: its watchdog alone can end it."""
     setup = Setup("cpu", FLAGS, patience_s=600.0 if fault == "hang" else 2.0, plant="planted:executors")
     worker = subprocess.Popen(
-        [sys.executable, "-m", "fuseplan.measure.worker", setup.to_json()],
+        [sys.executable, "-m", "fuseplan.measure.worker"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -171,6 +171,8 @@ def test_a_worker_ends_with_its_parent(planted_path: None, fault: str) -> None:
     )
     assert worker.stdin is not None
     assert worker.stdout is not None
+    worker.stdin.write(setup.to_json() + "\n")
+    worker.stdin.flush()
     assert worker.stdout.readline().split() == ["ready"]
     worker.stdin.write(VetRegion(REGION, fault).to_json() + "\n")
     worker.stdin.flush()

@@ -161,7 +161,7 @@ def test_a_process_that_finds_that_nvfuser_runs_spares_the_next_one_the_trial(
     monkeypatch.setattr(kept_here, "_DRIVER", driver)
     monkeypatch.setattr(kept_here, "_meeting", kept_here._meeting.__wrapped__)
     monkeypatch.setattr(subprocess, "run", run)
-    misfit = available.misfit.__wrapped__
+    misfit = available._misfit.__wrapped__
     verdicts = [misfit(), misfit()]
     assert (verdicts == [None, None]) == (status == 0)
     assert len(tried) == (1 if status == 0 else 2), "bad news may be mended"

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from functools import cache
 from pathlib import Path
 
@@ -27,6 +28,7 @@ given = torch.arange(4.0, device="cuda")
 assert torch.equal(result, -given), "a fusion of one op gave a wrong result"
 """
 _SECONDS = 120
+_lock = threading.Lock()
 
 
 def version() -> str:
@@ -39,9 +41,14 @@ def version() -> str:
     return "none"
 
 
-@cache
 def misfit() -> str | None:
-    """None where nvFuser works here, else one line that says why it does not."""
+    """None where nvFuser works here, else one line that says why it does not. Found out once, whoever asks at a time."""
+    with _lock:
+        return _misfit()
+
+
+@cache
+def _misfit() -> str | None:
     if importlib.util.find_spec("nvfuser_direct") is None:
         return "nvFuser is not installed (no module nvfuser_direct)"
     if not torch.cuda.is_available():

@@ -45,7 +45,10 @@ class Kept:
     def here() -> Kept:
         """Beside the user's database, apart for each PyTorch, nvFuser, driver and kind of GPU that meet."""
         user = places(os.environ).user
-        return Kept(None if user is None else user.parent / "nvfuser" / _meeting())
+        try:
+            return Kept(None if user is None else user.parent / "nvfuser" / _meeting())
+        except OSError:  # files that come and go
+            return Kept(None)
 
     def __contains__(self, what: str) -> bool:
         """Whether it was found to be so."""

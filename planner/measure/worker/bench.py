@@ -11,6 +11,7 @@ from typing import Protocol
 
 import torch
 
+from fuseplan.capture.libraries import bring
 from fuseplan.executors import Executor, executors
 from fuseplan.measure.environment import Flags
 from fuseplan.measure.failures import RUN, DeviceLostError, check_device, failure
@@ -48,7 +49,7 @@ class Bench:
         named = torch.device(setup.device)
         self.device = torch.device("cuda", 0) if named.type == "cuda" and named.index is None else named
         self.executors: Mapping[str, Executor] = executors()
-        self.programs = programs.Programs(self.device, setup.operators, setup.path)
+        self.programs = programs.Programs(self.device, self._bring)
         warnings.filterwarnings("ignore")
         logging.getLogger("torch").setLevel(logging.ERROR)
         if setup.flags:
@@ -61,6 +62,10 @@ class Bench:
             module, _, function = setup.plant.partition(":")
             planted = getattr(importlib.import_module(module), function)()
             self.executors = {**self.executors, **planted}
+
+    def _bring(self, trace: str) -> None:
+        if bring(trace, self.setup.operators, self.setup.path) and self.setup.flags:
+            Flags(**self.setup.flags).set()  # a library may have set some of them for itself
 
     def answer(self, job: Job) -> Outcome:
         """Do what a job asks. Whatever goes wrong is an outcome, but for the loss of the device."""

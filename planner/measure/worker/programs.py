@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,6 @@ from torch.fx import GraphModule
 
 from fuseplan.backend import fuseplan_backend, programs_of
 from fuseplan.capture.attention import attention_calls
-from fuseplan.capture.libraries import bring
 from fuseplan.capture.trace import Loaded, Trace, load_trace
 from fuseplan.explain import compiled_by
 from fuseplan.measure.agreement import Leaf, disagreement, expected
@@ -64,9 +63,9 @@ class _Course:
 class Programs:
     """Loads traces, and keeps the last one: the next job is about the same program."""
 
-    def __init__(self, device: torch.device, operators: Mapping[str, str], path: Sequence[str]) -> None:
-        """`operators` are the modules that bring them where a trace names some, and `path` where those may be."""
-        self.device, self.operators, self.path = device, operators, path
+    def __init__(self, device: torch.device, bring: Callable[[str], None]) -> None:
+        """`bring` sees to it that the operators are there which a trace, as text, names."""
+        self.device, self._bring = device, bring
         self._text = ""
         self._case: _Case | None = None
 
@@ -74,7 +73,7 @@ class Programs:
         """The program that a trace spells."""
         if self._case is None or text != self._text:
             self.forget()
-            bring(text, self.operators, self.path)
+            self._bring(text)
             self._case, self._text = _Case(load_trace(Trace.from_json(text), self.device), {}), text
         return self._case
 
@@ -133,8 +132,9 @@ def capture(job: Capture, bench: Bench) -> Outcome:
     if len(programs) != 1:
         return Outcome("refused", f"the trace becomes {len(programs)} programs, not one")
     (program,) = programs
-    if any(record.graph.opaque for record in program.graphs):
-        return Outcome(found=Found(program.key, (), tuple(attention)))  # it has whole plans alone
+    opaque = [why for record in program.graphs for why in record.graph.opaque]
+    if opaque:
+        return Outcome(found=Found(program.key, (), tuple(attention), uncut=line(opaque[0])))
     graphs = tuple((record.role, record.graph) for record in program.graphs)
     return Outcome(found=Found(program.key, graphs, tuple(attention)))
 
@@ -249,13 +249,14 @@ def race_sides(job: RacePlans, bench: Bench) -> Outcome:
     bench.at(job.incumbent, "loading")
     case, course = bench.programs.case(job.trace), bench.programs.course(job.trace)
     loaded, clock = case.loaded, clock_for(bench.device.type, steps=True)
-    bench.clear()
     rows: dict[str, Row] = {}
     try:
         with loaded.modes():  # once for all: entering them takes longer than a small program
             for side in job.sides:
                 prepared = course.prepared.get(side)
                 bench.at(side.name, "compiling" if prepared is None else "running")
+                if prepared is None:
+                    bench.clear()  # of the side before: memory that is let go meanwhile would be this one's gain
                 compiled = compile_side(side, loaded) if prepared is None else prepared
                 failed_before = stats().get(_FAILED, 0)
                 row = enter(clock, Row(side.name), course.calls(compiled, loaded), bench.device)

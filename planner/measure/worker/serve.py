@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def _serve() -> None:
-    setup = Setup.from_json(sys.argv[1])
+    setup = Setup.from_json(sys.stdin.buffer.readline().decode())
     pipe = Pipe(setup)
     faulthandler.enable()
     lines: queue.Queue[str] = queue.Queue()

@@ -8,7 +8,7 @@ import pytest
 
 from fuseplan.graph import Graph
 from fuseplan.models import Machine, Roofline
-from fuseplan.search.costs import FAILURES, RegionCosts, Runner, Timing, Timings
+from fuseplan.search.costs import FAILURES, MOST_OPS, RegionCosts, Runner, Timing, Timings
 from fuseplan.segment import Region
 from small_graphs import graph, op, tensor
 
@@ -24,6 +24,13 @@ def chain() -> Graph:
         for i in range(LENGTH)
     ]
     return graph({"v0": KIND}, *ops, out=f"v{LENGTH}")
+
+
+def long_chain(length: int) -> Graph:
+    """Ops of one kind alone."""
+    return graph(
+        {"v0": KIND}, *(op("relu.default", (f"%v{i}",), (f"v{i + 1}", KIND)) for i in range(length)), out=f"v{length}"
+    )
 
 
 def costs_of(timings: Timings) -> RegionCosts:
@@ -69,8 +76,36 @@ def test_once_it_runs_somewhere_it_is_tried_again() -> None:
     assert "nvfuser" in asked(costs, 2, 3, 4)
 
 
-@pytest.mark.parametrize("status", ["wrong", "out-of-memory"])
-def test_rounding_and_want_of_memory_tell_nothing_of_an_op(status: str) -> None:
+def test_what_only_stood_beside_it_is_not_blamed() -> None:
+    """Three regions fail that have both kinds of ops; one of either kind alone may run."""
+    costs = costs_of(Timings())
+    for ops in ((3, 4), (4, 5), (3, 4, 5)):
+        fail(costs, *ops)
+    assert "nvfuser" not in asked(costs, 2, 3, 4)
+    assert "nvfuser" in asked(costs, 1, 2)
+    assert "nvfuser" in asked(costs, 4)
+
+
+def test_a_large_region_may_fail_for_its_size() -> None:
+    costs = costs_of(Timings())
+    for first in range(MOST_OPS, MOST_OPS + FAILURES):
+        costs.timings.add(long_chain(first + 1), NVFUSER, Timing("compile-error"))
+    assert "nvfuser" in asked(costs, 0, 1)
+    for first in range(FAILURES):
+        costs.timings.add(long_chain(first + 1), NVFUSER, Timing("compile-error"))
+    assert "nvfuser" not in asked(costs, 0, 1)
+
+
+def test_what_is_given_up_is_not_among_what_could_be_measured() -> None:
+    costs = costs_of(Timings())
+    for ops in WITH_SOFTMAX[:FAILURES]:
+        fail(costs, *ops)
+    _, left = costs.unmeasured(Region((2, 3, 4), *NVFUSER))
+    assert left == (INDUCTOR,)
+
+
+@pytest.mark.parametrize("status", ["wrong", "out-of-memory", "timeout"])
+def test_rounding_and_want_of_memory_or_time_tell_nothing_of_an_op(status: str) -> None:
     costs = costs_of(Timings())
     for ops in WITH_SOFTMAX:
         fail(costs, *ops, status=status)
