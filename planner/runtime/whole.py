@@ -10,6 +10,7 @@ from torch.fx import GraphModule
 
 from fuseplan.executors.flat import Boxed
 from fuseplan.plan import WholePlan
+from fuseplan.runtime.attention import known_to_torchs_cache
 from fuseplan.runtime.eager import run_eagerly
 
 Callee = Callable[..., Any]
@@ -25,7 +26,8 @@ def compile_whole(plan: WholePlan, gm: GraphModule, example_inputs: Sequence[Any
 
     patches = None if plan.mode == "default" else list_mode_options(plan.mode)
     if plan.launch == "plain":
-        compiled: Any = compile_fx(gm, list(example_inputs), config_patches=patches)
+        with known_to_torchs_cache(plan):
+            compiled: Any = compile_fx(gm, list(example_inputs), config_patches=patches)
         return compiled  # type: ignore[no-any-return]
     # AOTAutograd's cache keeps what Inductor gave, not what is wrapped around it.
     with torch._functorch.config.patch(enable_autograd_cache=False):

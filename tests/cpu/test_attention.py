@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo.exc import BackendCompilerFailed
-from torch._inductor.utils import run_and_get_code
+from torch._dynamo.utils import counters
+from torch._inductor.utils import fresh_cache, run_and_get_code
 from torch.fx import GraphModule
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -451,3 +452,30 @@ def test_whole_operators_in_a_module_under_inductor() -> None:
         program = torch.compile(model)
         got = torch.autograd.grad(program(x).sum(), [x, model.norm.weight])
     assert_same(got, torch.autograd.grad(model(x).sum(), [x, model.norm.weight]), bitwise=False)
+
+
+@pytest.mark.parametrize("attention", ["proven", "as-is"])
+def test_torchs_cache_keeps_a_program_whatever_its_attention(attention: str) -> None:
+    """Else it is traced anew at every start, forward and backward."""
+
+    def attend(x: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(x, x, x, is_causal=True).sin()
+
+    def gradient(program: Callable[[Tensor], Tensor]) -> Tensor:
+        x = torch.linspace(-1, 1, 2 * 2 * 8 * 4).reshape(2, 2, 8, 4).requires_grad_()
+        program(x).sum().backward()
+        assert x.grad is not None
+        return x.grad
+
+    wanted = gradient(attend)
+    with fresh_cache(), torch._functorch.config.patch(enable_autograd_cache=True):
+        for word in ("saved", "hit"):
+            torch._dynamo.reset()
+            counters.clear()
+            program = compiled(attend, "inductor", attention)
+            assert_close(gradient(program), wanted)
+            told = counters["aot_autograd"]
+            assert (told[f"autograd_cache_{word}"], told["autograd_cache_bypass"]) == (1, 0)
+        (found,) = programs_of(compiled_by(program))
+        assert isinstance(found.plan, WholePlan)
+        assert bool(found.plan.anchors) == (attention == "proven")
