@@ -50,16 +50,17 @@ def bring(text: str, modules: Mapping[str, str], path: Sequence[str] = ()) -> bo
     if wanted:
         sys.path += [folder for folder in path if folder not in sys.path]
     for module, name in wanted.items():
-        _import(module, name)
+        load(module, f", which brings {name},")
     return bool(wanted)
 
 
-def _import(module: str, name: str) -> None:
+def load(module: str, aside: str = "") -> None:
+    """Import a library. ExecutorError, in one line, where it fails: it is not ours, and may fail with anything."""
     try:
         importlib.import_module(module)
     except Exception as error:  # a library may fail with anything
         why = next(iter(str(error).splitlines()), type(error).__name__)
-        raise ExecutorError(f"{module}, which brings {name}, cannot be imported: {why}") from error
+        raise ExecutorError(f"{module}{aside} cannot be imported: {why}") from error
 
 
 def _names(text: str, name: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import click
@@ -57,16 +56,11 @@ run and record end with the code of the script that they ran.
 )  # fmt: skip
 def main(modules: tuple[str, ...]) -> None:
     """Find, keep and replay the fastest way to run a PyTorch program."""
-    for module in modules:
-        _import(module)
+    if modules:
+        from fuseplan.capture.libraries import load  # brings torch, as such a library does
 
-
-def _import(module: str) -> None:
-    try:
-        importlib.import_module(module)
-    except Exception as error:  # a library may fail with anything
-        why = next(iter(str(error).splitlines()), type(error).__name__)
-        raise click.BadParameter(f"{module} cannot be imported: {why}", param_hint="--import") from error
+        for module in modules:
+            load(module)
 
 
 main.add_command(bench)
