@@ -30,9 +30,9 @@ def measure(arguments: list[str]) -> dict[str, Any] | Callable[[], dict[str, Any
     given.add_argument("--replay", action="store_true", help="on the rows that ship, without a GPU")
     given.add_argument("--rows", type=Path, help="another file of rows to replay")
     given.add_argument(
-        "--caches", type=Path, metavar="FOLDER", help="what Inductor has compiled before, for both sides"
+        "--caches", type=Path, metavar="FOLDER", help="where Inductor keeps what it compiles, and may have kept it"
     )
-    given.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the tuning databases of all models there")
+    given.add_argument("--keep", type=Path, metavar="FOLDER", help="keep all tuning databases, for `models --db`")
     chosen = given.parse_args(arguments)
     if chosen.replay:
         return {**earlier_results("active"), "replay": replay(chosen.rows)}

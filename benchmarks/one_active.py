@@ -14,7 +14,7 @@ from time import monotonic
 from typing import Any
 
 from benchmarks.fleet import Report, Task, slug
-from benchmarks.one_model import account, clear, traced
+from benchmarks.one_model import Accounts, account, clear, traced
 from benchmarks.progress import LogProgress, heard
 from benchmarks.result import commit
 from benchmarks.timing import compared
@@ -41,9 +41,10 @@ def run(task: Task) -> None:
     given = task.arguments
     order = (WITH, WITHOUT) if given["first"] == WITH else (WITHOUT, WITH)
     told = {name: given[name] for name in ("effort", "launch", "first")}
-    report = Report(task.out, commit=commit(), **told, warm=given["caches"] is not None)
     folder = Path(given["folder"]) / slug(task.name)
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = given["caches"] or str(folder / "inductor")  # workers inherit it
+    caches = Path(given["caches"] or folder / "inductor")
+    report = Report(task.out, commit=commit(), **told, warm=caches.is_dir() and any(caches.iterdir()))
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(caches)  # workers inherit it
     report.at("loading, to be traced")
     trace = max(traced(task.name, EVERY[task.name], given["device"]), key=lambda one: len(one.fields["nodes"]))
     clear(given["device"])
@@ -71,6 +72,7 @@ def _tuned(trace: Trace, model: str, given: Any, folder: Path, report: Report) -
         with own_workers(device, Effort.named(given["effort"]), heard) as pool:
             tuner = Tuner(store, pool, device, given["effort"], Settings(model=model), LogProgress(report.at))
             (tuned,) = tuner.tune(trace, (given["launch"],))
+        Accounts(str(folder / "tuning.db"), trace.name).add([tuned])
         row = account(tuned) | {"wall_s": round(monotonic() - begin, 1)}
         return row | _audit(store), tuned.plan
     except FuseplanError as error:
@@ -81,6 +83,8 @@ def _tuned(trace: Trace, model: str, given: Any, folder: Path, report: Report) -
             kept = Path(given["keep"]) / slug(trace.name)
             kept.mkdir(parents=True, exist_ok=True)
             shutil.copy(folder / "tuning.db", kept / f"{model}.db")
+            if (folder / "tuning.db.tuned").is_dir():
+                shutil.copytree(folder / "tuning.db.tuned", kept / f"{model}.db.tuned", dirs_exist_ok=True)
 
 
 def _audit(store: Store) -> dict[str, Any]:
