@@ -71,7 +71,7 @@ class Tuner:
             if found is None:
                 begin = monotonic()  # what comes before the first measurement is part of what tuning takes
                 effort = Effort.named(self.effort).within(self.time.share())
-                model = model or self._model()
+                model = model or self._model(_title(trace))
                 session = self._session(trace, model, effort, begin)
                 found = self._tune(session, trace, launch, again, timings)
             found = replace(found, sizes=box_of(trace).text)
@@ -197,11 +197,10 @@ class Tuner:
     def _session(self, trace: Trace, model: CostModel, effort: Effort, begin: float) -> Session:
         return Session(
             self.store, self.environment, self.pool, effort, model, self.progress,
-            program=f"{trace.name or trace.key[:12]} {box_of(trace).text}".strip(), started=begin, claims=self.claims, anew=self.since,
-            active=knows_its_doubts(model),
+            program=_title(trace), started=begin, claims=self.claims, anew=self.since, active=knows_its_doubts(model),
         )  # fmt: skip
 
-    def _model(self) -> CostModel:
+    def _model(self, program: str) -> CostModel:
         """What predicts times. On a GPU its first fit, which takes seconds, passes while workers start and calibrate; a CPU
         that is calibrated has no core to spare."""
         try:
@@ -210,7 +209,7 @@ class Tuner:
             file = None  # nothing is kept
         name, folder = self.settings.model, None if file is None else file.parent / "models"
         if self.machine is not None or not self.environment.gpu:
-            return cost_model(name, self._machine(), folder)
+            return cost_model(name, self._machine(program), folder)
 
         def fit() -> None:
             with suppress(FuseplanError):  # which is raised again below
@@ -218,19 +217,21 @@ class Tuner:
 
         fitting = Thread(target=fit, name="fitting", daemon=True)
         fitting.start()
-        _look_around()  # while workers start; it runs something on the GPU, which calibrating must have to itself
-        machine = self._machine()
+        self.progress.stage(program, "starting workers", 1)
+        _look_around()  # meanwhile; it runs something on the GPU, which calibrating must have to itself
+        machine = self._machine(program)
         fitting.join()
         return cost_model(name, machine, folder)
 
     def _guess(self) -> Machine:
         return Machine.guess(self.environment.gpu or self.environment.cpu or "")
 
-    def _machine(self) -> Machine:
+    def _machine(self, program: str) -> Machine:
         """The rates of this device; measured once, where anything is measured at all."""
         if self.machine is None:
             self.machine = self._guess()
             if Effort.named(self.effort).measures:
+                self.progress.stage(program, "measuring what this machine can do", 1)
                 (outcome,) = self.pool.map([Calibrate()])
                 self.machine = self.machine.calibrated(outcome.machine)
         return self.machine
@@ -240,6 +241,11 @@ def _look_around() -> None:
     """See which executors work here: of nvFuser a process of its own tells, in seconds that may pass meanwhile."""
     for executor in executors().values():
         executor.available()
+
+
+def _title(trace: Trace) -> str:
+    """What people know the program by."""
+    return f"{trace.name or trace.key[:12]} {box_of(trace).text}".strip()
 
 
 def _moves(search: Search, plan: Plan) -> tuple[str, ...]:
