@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
@@ -27,6 +27,8 @@ _TUNED_MATMUL = {"max_autotune": True}
 Condition = Callable[[Mapping[str, int]], bool]
 MAX_SPECIALIZED = 4
 """Compilations of one dynamic region for sizes that Inductor tells apart; other sizes then run under ATen."""
+_KEEPS_DIMS = (2, 12)
+"""Before this torch, a sum on a GPU that keeps its dimensions may come out without (github.com/pytorch/pytorch/pull/177782)."""
 
 
 class InductorExecutor:
@@ -182,6 +184,8 @@ class _Outputs:
     computed: tuple[Ref, ...]
     picks: tuple[tuple[str, Any], ...]  # ("computed", i), ("input", i) or ("number", value)
     plain: bool
+    shapes: Mapping[int, tuple[int, ...]]
+    """Of what is computed, those whose shape has to be said again."""
 
     @classmethod
     def of(cls, region: Graph) -> _Outputs:
@@ -196,7 +200,8 @@ class _Outputs:
                 picks.append(("input", inputs[arg.name]))
             else:
                 picks.append(("computed", computed.index(arg)))
-        return cls(computed, tuple(picks), computed == region.outputs)
+        shapes = _with_ones(region, computed) if _loses_dims(region) else {}
+        return cls(computed, tuple(picks), computed == region.outputs and not shapes, shapes)
 
     def around(self, call: Compiled) -> Compiled:
         """`call` itself where all outputs are computed, each once; else with the others put in their places."""
@@ -208,10 +213,27 @@ class _Outputs:
         # as source: lists that are built and indexed take three times as long
         lines = [f"x{i} = args[{i}]" for i in needed]
         lines.append(f"{''.join(f'y{i}, ' for i in range(len(self.computed)))}= call(args)")
+        lines += [f"y{i} = y{i}.view({shape})" for i, shape in self.shapes.items()]
         lines.append(f"return [{', '.join(result)}]")
         namespace: dict[str, Any] = {"call": call, "nan": float("nan"), "inf": float("inf")}
         exec("def assembled(args):\n    " + "\n    ".join(lines), namespace)
         return namespace["assembled"]  # type: ignore[no-any-return]
+
+
+def _loses_dims(region: Graph) -> bool:
+    old = tuple(map(int, torch.__version__.split(".")[:2])) < _KEEPS_DIMS
+    return old and _on_gpu(region) and any(op.target == "aten.sum.dim_IntList" for op in region.ops)
+
+
+def _with_ones(region: Graph, computed: Sequence[Ref]) -> dict[int, tuple[int, ...]]:
+    """The outputs that have dimensions of one element, and their shapes, if these are known."""
+    shapes: dict[int, tuple[int, ...]] = {}
+    for i, ref in enumerate(computed):
+        kind = region.types[ref.name]
+        sizes = kind.shape if isinstance(kind, TensorType) else ()
+        if 1 in sizes and all(isinstance(size, int) for size in sizes):
+            shapes[i] = tuple(map(int, sizes))
+    return shapes
 
 
 def _dynamic(region: Graph, variant: str) -> Compiled:

@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from fuseplan.capture.targets import find_target
 from fuseplan.capture.to_fx import constant_tensor
+from fuseplan.errors import GraphError
 from fuseplan.graph import Arg, Constant, Enum, Graph, Op, Ref, TensorType, Type, Value
 
 _TO_DOUBLE = {
@@ -130,6 +132,8 @@ _JUMPS = (
     "softshrink_backward hardshrink_backward"
 ).split()
 _EMPTY = ("aten.empty", "aten.empty_like", "aten.empty_strided", "aten.new_empty", "aten.new_empty_strided")
+_SEEDS = ("philox_seed", "philox_offset", "rng_state", "unused", "debug_attn_mask")
+"""What attention gives beside its result for a backward that drops out the same: nobody writes it where nothing is dropped."""
 _EXACT = ("aten.clone", "aten.copy", "aten.lift_fresh_copy")
 
 
@@ -145,7 +149,8 @@ def natures(region: Graph) -> dict[str, Nature]:
         name = op.target.rsplit(".", 1)[0]
         moves = op.is_view or name in _EXACT or not op.reads
         garbage = name in _EMPTY or (op.is_view and any(n.garbage for n in read))
-        for value in op.outputs:
+        unwritten = _unwritten(op)
+        for i, value in enumerate(op.outputs):
             is_float = _is_float(value.type)
             jumps = not is_float or name.removeprefix("aten.") in _JUMPS
             dtype = value.type.dtype if isinstance(value.type, TensorType) else ""
@@ -155,10 +160,21 @@ def natures(region: Graph) -> dict[str, Nature]:
                 computed=computed or (is_float and not moves),
                 fragile=fragile or (jumps and computed),
                 random=random,
-                garbage=garbage,
+                garbage=garbage or i in unwritten,
                 picked=any(n.picked for n in read) or (integer and from_floats),
             )
     return known
+
+
+def _unwritten(op: Op) -> frozenset[int]:
+    """The outputs that hold nothing."""
+    if "_attention" not in op.target or len(op.outputs) == 1 or draws(op):
+        return frozenset()
+    try:
+        returns = find_target(op.target)._schema.returns  # type: ignore[attr-defined]
+    except (GraphError, AttributeError):
+        return frozenset()
+    return frozenset(i for i, one in enumerate(returns) if one.name in _SEEDS)
 
 
 def _is_float(kind: Type) -> bool:

@@ -14,7 +14,7 @@ from functools import cached_property
 from fuseplan.graph import Graph, Ref, Type
 from fuseplan.models import CostModel, Prediction, Work, WorkTable
 from fuseplan.search.solve import Option
-from fuseplan.segment import Region, Segmentation, extract, flow_of, is_anchor
+from fuseplan.segment import Region, Segmentation, extract, flow_of, is_anchor, is_attention
 
 Choice = tuple[str, str]
 """An executor and one of its variants."""
@@ -224,6 +224,8 @@ class RegionCosts:
                 continue  # what ATen runs, it runs op by op
             if not all(runner.takes[i] for i in (*ops, *recompute)) or (not alone and runner.refuses(region)):
                 continue
+            if not alone and all(is_attention(op) for op in region.ops):
+                continue  # any other would call the same kernel
             yield from ((runner.name, variant) for variant in runner.variants(region))
 
 

@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from conformance.build import dynamic_region_of, meta, region_of
 from fuseplan.errors import ExecutorError
 from fuseplan.executors.aten import AtenExecutor
-from fuseplan.executors.check import Reference, check
+from fuseplan.executors.check import Reference, check, trials
 from fuseplan.executors.inputs import make_inputs
+from fuseplan.executors.reference import natures
 from fuseplan.graph import Graph
 
 aten = torch.ops.aten
@@ -221,6 +222,16 @@ def test_alignment_matters_to_check() -> None:
         return [args[0] + 1]
 
     assert "misaligned" in check(graph, aligned_only).reason
+
+
+@pytest.mark.parametrize(("dropout", "judged"), [(0.0, False), (0.5, True)])
+def test_seeds_of_attention_that_drops_nothing_out_are_nothing(dropout: float, judged: bool) -> None:
+    attention = torch.ops.aten._scaled_dot_product_cudnn_attention.default
+    kind = meta(2, 4, 16, 8, dtype=torch.bfloat16)
+    graph = region_of(lambda q, k, v: attention(q, k, v, None, True, dropout), kind, kind, kind, device="cuda:0")
+    garbage = [natures(graph)[value.name].garbage for value in graph.ops[0].outputs]
+    assert garbage == [False] * 6 + [not judged] * 3
+    assert not any(trial.offset for trial in trials(graph, range(4))), "the kernel itself dies of such inputs"
 
 
 def test_writes_of_the_region_are_judged() -> None:

@@ -16,6 +16,7 @@ from torch._inductor import config
 from conformance.build import dynamic_region_of, meta, region_of
 from fuseplan.capture import from_fx
 from fuseplan.errors import UnsupportedError
+from fuseplan.executors import inductor
 from fuseplan.executors.check import check
 from fuseplan.executors.inductor import MAX_SPECIALIZED, InductorExecutor
 from fuseplan.executors.inputs import make_inputs
@@ -136,6 +137,21 @@ def test_outputs_that_inductor_pads_have_no_gaps() -> None:
     assert check(region, compiled).ok
     product, positive = compiled([torch.randn(4, 6), torch.randn(6, 5)])
     assert (product.stride(), positive.stride()) == ((5, 1), (5, 1))
+
+
+def test_a_sum_whose_dimensions_were_lost_gets_them_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Inductor did it before torch 2.12 where it took two sums in one kernel, which no CPU does."""
+
+    def losing(region: Graph, variant: str) -> Any:
+        call, holds = compiled(region, variant)
+        return lambda args: [got.squeeze() for got in call(args)], holds
+
+    compiled = inductor._compile
+    monkeypatch.setattr(inductor, "_compile", losing)
+    monkeypatch.setattr(inductor, "_loses_dims", lambda region: True)
+    region = region_of(lambda x: (x.sum([0, 1], keepdim=True), x.sum(0, keepdim=True), x.sin()), meta(4, 8, 16))
+    result = check(region, INDUCTOR.compile(region))
+    assert result.ok, result.reason
 
 
 def test_strides_are_eagers_where_a_decomposition_gives_others() -> None:

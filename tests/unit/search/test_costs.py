@@ -124,3 +124,15 @@ def test_aten_runs_whatever_failed() -> None:
     for ops in WITH_SOFTMAX:
         costs.timings.add(costs.case(ops).region, ("aten", "padded"), Timing("compile-error"))
     assert "aten" in asked(costs, 4)
+
+
+def test_attention_alone_is_atens() -> None:
+    """Any other executor would call the same kernel."""
+    attention = op("_scaled_dot_product_flash_attention.default", ("%v0",), ("v1", KIND))
+    lone = graph({"v0": KIND}, attention, op("relu.default", ("%v1",), ("v2", KIND)), out="v2")
+    runners = [
+        Runner(name, (True, True), lambda region: None, lambda region: ("default",)) for name in ("aten", "inductor")
+    ]
+    costs = RegionCosts(lone, runners, Roofline(Machine.guess("NVIDIA H200")), Timings())
+    assert asked(costs, 0) == {"aten"}
+    assert asked(costs, 0, 1) == {"inductor"}
