@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fuseplan.capture.from_fx import Captured, capture_fx, from_fx
-    from fuseplan.capture.to_fx import fake_inputs, to_fx
+    from fuseplan.capture.to_fx import fake_inputs, recalled, to_fx
 
-__all__ = ["Captured", "capture_fx", "fake_inputs", "from_fx", "to_fx"]
+__all__ = ["Captured", "capture_fx", "fake_inputs", "from_fx", "recalled", "to_fx"]
 
 _HOME = {
     "Captured": "fuseplan.capture.from_fx",
     "capture_fx": "fuseplan.capture.from_fx",
     "from_fx": "fuseplan.capture.from_fx",
     "fake_inputs": "fuseplan.capture.to_fx",
+    "recalled": "fuseplan.capture.to_fx",
     "to_fx": "fuseplan.capture.to_fx",
 }
 

@@ -1,8 +1,8 @@
 """Who runs a region: aten, inductor, nvfuser, all behind the one interface in base.py."""
 
-from fuseplan.executors.base import Compiled, Executor
+from fuseplan.executors.base import Compiled, Executor, Recalling
 
-__all__ = ["Compiled", "Executor", "executors"]
+__all__ = ["Compiled", "Executor", "Recalling", "executors"]
 
 
 def executors() -> dict[str, Executor]:

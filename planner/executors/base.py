@@ -1,7 +1,7 @@
 """What every executor is: it answers for one op, and compiles a region into a callable by position."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from fuseplan.errors import UnsupportedError
 from fuseplan.graph import Graph, Op
@@ -33,6 +33,19 @@ class Executor(Protocol):
 
     def compile(self, region: Graph, variant: str = "default") -> Compiled:
         """The region as a callable. Raises UnsupportedError for what it refuses, ExecutorError where compiling fails."""
+        ...
+
+
+@runtime_checkable
+class Recalling(Protocol):
+    """An executor whose code is kept on disk, and is found again without the work that finding it by the region takes."""
+
+    def kept(self, call: Compiled) -> str | None:
+        """The name under which what `compile` gave is kept; None where it is not."""
+        ...
+
+    def recall(self, region: Graph, variant: str, kept: str) -> Compiled | None:
+        """What `compile` gave for the same region, variant and settings; None if it is kept no more."""
         ...
 
 

@@ -100,6 +100,19 @@ class InductorExecutor:
         call = _dynamic(inner, variant) if region.symbols else _compile(inner, variant)[0]
         return shape.around(call)
 
+    def kept(self, call: Compiled) -> str | None:
+        """Where to find again what `compile` gave, in this process or another one; None where it is not kept."""
+        from fuseplan.executors import inductor_api
+
+        return inductor_api.cache_key(getattr(call, "__wrapped__", call))
+
+    def recall(self, region: Graph, variant: str, kept: str) -> Compiled | None:
+        """What `compile` gave for the region where it was `kept`; None if it is there no more."""
+        from fuseplan.executors import inductor_api
+
+        call = inductor_api.recall(kept, _patches(region, variant))
+        return None if call is None else _Outputs.of(region).around(call)
+
 
 def _refusal(op: Op, graph: Graph, target: Callable[..., Any]) -> str | None:
     if op.mutates:
@@ -217,6 +230,7 @@ class _Outputs:
         lines.append(f"return [{', '.join(result)}]")
         namespace: dict[str, Any] = {"call": call, "nan": float("nan"), "inf": float("inf")}
         exec("def assembled(args):\n    " + "\n    ".join(lines), namespace)
+        namespace["assembled"].__wrapped__ = call
         return namespace["assembled"]  # type: ignore[no-any-return]
 
 

@@ -15,15 +15,18 @@ import torch
 from torch._dynamo.convert_frame import compile_lock
 from torch._guards import TracingContext, tracing
 from torch._inductor import config
+from torch._inductor.codecache import FxGraphCache
 from torch._inductor.compile_fx import _recursive_joint_graph_passes, compile_fx_inner
 from torch._inductor.cpp_builder import get_cpp_compiler
 from torch._inductor.cpu_vec_isa import pick_vec_isa
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.exc import InvalidCxxCompiler
+from torch._inductor.output_code import CompiledFxGraphConstants
 from torch._inductor.utils import BoxedBool
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
@@ -78,10 +81,37 @@ def compile_graph(gm: GraphModule, patches: Mapping[str, Any]) -> Compiled:
         # the strides of these are kept as they are, of all others they are Inductor's to choose
         output.meta["user_visible_output_idxs"] = list(range(len(wanted)))
         compiled = compile_fx_inner(traced, fakes, cudagraphs=BoxedBool(False), is_inference=False, is_backward=False)
-    call = getattr(compiled, "current_callable", None) or compiled
+    return _code(compiled)
+
+
+def _code(compiled: Any) -> Compiled:
+    call: Compiled = getattr(compiled, "current_callable", None) or compiled
     # CompiledFxGraph.__del__ empties the code that it owns, so it has to live as long as the code
     getattr(call, "__self__", call).__dict__["_compiled_fx_graph"] = compiled
     return call
+
+
+def cache_key(call: Compiled) -> str | None:
+    """Under which key Inductor's cache keeps what `compile_graph` gave; None where it does not."""
+    compiled = getattr(getattr(call, "__self__", call), "__dict__", {}).get("_compiled_fx_graph")
+    return getattr(compiled, "_fx_graph_cache_key", None)
+
+
+def recall(key: str, patches: Mapping[str, Any]) -> Compiled | None:
+    """What `compile_graph` gave under that key and these patches, if Inductor's cache on this machine still has it.
+
+    The key holds all that decides the code, settings and versions too, so whoever passes one vouches that these are
+    as they were. Nothing is traced: that and the key itself are nine tenths of the time of a hit.
+    """
+    constants = CompiledFxGraphConstants()
+    with _isolated(FakeTensorMode(shape_env=ShapeEnv())), config.patch(dict(patches)):
+        compiled, _ = FxGraphCache.load_with_key(key, [], [], True, None, False, constants)
+        if compiled is None:
+            return None
+        told: Any = {"cudagraphs": BoxedBool(False), "is_backward": False, "is_inference": False}
+        compiled.post_compile([], constants, told)
+        compiled._fx_graph_cache_key = key
+    return _code(compiled)
 
 
 @contextmanager

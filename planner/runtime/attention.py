@@ -36,7 +36,7 @@ def with_anchors(plan: Plan, gm: GraphModule, program: Program) -> GraphModule:
     return rewrite_attention(gm, choices, calls)
 
 
-def known_to_torchs_cache(plan: WholePlan) -> AbstractContextManager[object]:
+def known_to_torchs_cache(plan: WholePlan | SegmentedPlan) -> AbstractContextManager[object]:
     """While it lasts, torch's cache of what AOTAutograd makes takes programs whose attention is the plan's.
 
     It refuses any function that it does not know, and then a program is traced anew at every start, which may take as long

@@ -5,7 +5,8 @@ from __future__ import annotations
 import operator
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -13,7 +14,7 @@ from torch.fx import Node
 
 from fuseplan.capture import Captured
 from fuseplan.errors import ExecutorError, FuseplanError, GraphError, PlanError, UnsupportedError
-from fuseplan.executors import Compiled, Executor, executors
+from fuseplan.executors import Compiled, Executor, Recalling, executors
 from fuseplan.executors.flat import RegionCall
 from fuseplan.graph import Graph, Ref
 from fuseplan.log import logger
@@ -28,16 +29,37 @@ _live: WeakValueDictionary[tuple[str, str, str, tuple[str, ...]], Compiled] = We
 _lock = threading.Lock()
 
 
+@dataclass(frozen=True)
+class KeptRegion:
+    """What another process found out of a region: which Graph it is and where, and under which name its code is kept."""
+
+    key: str
+    devices: tuple[str, ...]
+    code: str | None
+
+    @property
+    def fields(self) -> tuple[str, tuple[str, ...], str | None]:
+        """As plain data."""
+        return self.key, self.devices, self.code
+
+
 class RegionCompiler:
     """Compiles the regions that a plan gives one captured graph, and remembers what became of each."""
 
-    def __init__(self, captured: Captured, role: str = "inference", fuel: Fuel | None = None) -> None:
+    def __init__(
+        self,
+        captured: Captured,
+        role: str = "inference",
+        fuel: Fuel | None = None,
+        known: Mapping[Region, KeptRegion] | None = None,
+    ) -> None:
         self.captured = captured
         self.role = role
         self.fuel = fuel
         self.risky = at_risk(captured.graph, role)
         self.executors: dict[str, Executor] = executors()
         self.records: list[RegionRecord] = []
+        self.known = dict(known or {})
 
     def compile(self, segmentation: Segmentation) -> list[RegionCall]:
         """Return a call for each region that does not simply run under ATen, and for the ops that need not run at all."""
@@ -71,7 +93,7 @@ class RegionCompiler:
             self._record(region, "the fuel is spent")
             return self._alone(region, graph) if region.recompute else None
         try:
-            call = self._shared(self.executors[region.executor], graph, region.variant)
+            call = self._shared(self.executors[region.executor], graph, region.variant, region)
         except (UnsupportedError, ExecutorError, GraphError) as error:
             self._fall_back(region, graph, error)
             return self._alone(region, graph) if region.recompute else None
@@ -91,17 +113,24 @@ class RegionCompiler:
     def _nothing(self, ops: Sequence[int]) -> RegionCall:
         return RegionCall(self._nodes(ops), (), (), None)
 
-    def _shared(self, executor: Executor, graph: Graph, variant: str) -> Compiled:
+    def _shared(self, executor: Executor, graph: Graph, variant: str, region: Region | None = None) -> Compiled:
         """Equal regions on equal devices share one compiled callable for as long as any of them lives."""
+        kept = self.known.get(region) if region is not None else None
         # in order: a region from cuda:0 to cuda:1 has the key of its mirror image
-        key = executor.name, variant, graph.key, graph.devices
+        same, devices = (graph.key, graph.devices) if kept is None else (kept.key, kept.devices)
+        key = executor.name, variant, same, devices
         with _lock:
             found = _live.get(key)
         if found is None:
             count("regions compiled")
-            found = executor.compile(graph, variant)
+            if kept is not None and kept.code is not None and isinstance(executor, Recalling):
+                found = executor.recall(graph, variant, kept.code)
+            found = found or executor.compile(graph, variant)
             with _lock:
                 _live[key] = found
+        if region is not None:
+            code = executor.kept(found) if isinstance(executor, Recalling) else None
+            self.known[region] = KeptRegion(same, devices, code)
         return found
 
     def _nodes(self, ops: Sequence[int]) -> frozenset[Node]:

@@ -6,6 +6,7 @@ Mutation, aliasing, autograd and random state of the program stay AOTAutograd's 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,14 +15,19 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.fx import GraphModule
 from torch.utils.checkpoint import CheckpointPolicy
 
-from fuseplan.capture import capture_fx
+from fuseplan.capture import Captured, capture_fx, recalled
 from fuseplan.capture.composites import composites_kept
-from fuseplan.errors import PlanError
-from fuseplan.executors.flat import Boxed, flatten
+from fuseplan.errors import FuseplanError, PlanError
+from fuseplan.executors.flat import Boxed, RegionCall, flatten
+from fuseplan.graph import Graph
 from fuseplan.plan import SegmentedPlan
+from fuseplan.runtime import kept, torch_cache
+from fuseplan.runtime.attention import known_to_torchs_cache
+from fuseplan.runtime.kept import Kept, recalled_by
 from fuseplan.runtime.record import GraphRecord, Program
-from fuseplan.runtime.regions import RegionCompiler, segmentation_of
-from fuseplan.segment import order_edges
+from fuseplan.runtime.regions import KeptRegion, RegionCompiler, segmentation_of
+from fuseplan.runtime.torch_cache import Compiler
+from fuseplan.segment import Region, Segmentation, order_edges
 
 if TYPE_CHECKING:
     from fuseplan.runtime.cudagraph import CudaGraphLaunch
@@ -47,12 +53,40 @@ def compile_segmented(
     plan: SegmentedPlan, gm: GraphModule, example_inputs: Sequence[Any], program: Program
 ) -> Callable[..., Any]:
     """Return what runs the Dynamo graph `gm` under `plan`."""
-
+    tag = kept.tag(plan, gm, example_inputs, program)
+    if tag is not None:
+        return _kept(plan, gm, example_inputs, program, tag)
     launch = _launch(plan, program)
 
-    def compiler(role: str) -> Callable[[GraphModule, Sequence[Any]], Boxed]:
+    def compiler(role: str) -> Compiler:
         return lambda aot_gm, _: _compile_graph(plan, role, aot_gm, program, launch)
 
+    return _trace(plan, gm, example_inputs, compiler)
+
+
+def _kept(
+    plan: SegmentedPlan, gm: GraphModule, example_inputs: Sequence[Any], program: Program, tag: str
+) -> Callable[..., Any]:
+    """The same through AOTAutograd's cache: nothing is traced or cut that another process has."""
+
+    def compiler(role: str) -> Compiler:
+        def compile_graph(aot_gm: GraphModule, _: Sequence[Any]) -> Kept:
+            with torch_cache.not_keeping(tag):
+                return _compile_to_keep(plan, role, aot_gm, program)
+
+        return torch_cache.serializable(compile_graph)
+
+    def recall(found: Kept) -> Boxed:
+        with torch_cache.not_keeping(tag):
+            return _recall(found, program)
+
+    with torch_cache.keeping(tag), recalled_by(recall), known_to_torchs_cache(plan):
+        return _trace(plan, gm, example_inputs, compiler)
+
+
+def _trace(
+    plan: SegmentedPlan, gm: GraphModule, example_inputs: Sequence[Any], compiler: Callable[[str], Compiler]
+) -> Callable[..., Any]:
     backend = aot_autograd(
         fw_compiler=compiler("forward"),
         bw_compiler=compiler("backward"),
@@ -75,24 +109,81 @@ def _launch(plan: SegmentedPlan, program: Program) -> CudaGraphLaunch | None:
 def _compile_graph(
     plan: SegmentedPlan, role: str, gm: GraphModule, program: Program, launch: CudaGraphLaunch | None
 ) -> Boxed:
-    captured = capture_fx(gm)
-    compiler = RegionCompiler(captured, role, program.fuel)
+    compiled = _carry_out(plan, role, capture_fx(gm), program).call
+    return compiled if launch is None else launch.wrap(role, gm, compiled)
+
+
+def _compile_to_keep(plan: SegmentedPlan, role: str, gm: GraphModule, program: Program) -> Kept:
     try:
-        calls = compiler.compile(segmentation_of(plan, role, captured.graph))
+        captured = capture_fx(gm)
+        found = _carry_out(plan, role, captured, program)
+    except FuseplanError as error:
+        if role != "backward":
+            raise
+        return Kept(role, _raising(error), str(error))  # compiled ahead of time, for the cache alone
+    graph = captured.graph
+    why_not = next(iter(graph.opaque), None)
+    if graph.symbols:
+        why_not = "it has sizes that are known at run time only"
+    if len(graph.inputs) != len(gm.graph.find_nodes(op="placeholder")):
+        why_not = "it holds a large constant"
+    if found.segmentation is None:
+        why_not = "its plan does not fit"
+    kept = Kept(role, found.call, why_not)
+    return kept if found.segmentation is None else kept.of(graph, found.segmentation, found.known)
+
+
+def _raising(error: FuseplanError) -> Boxed:
+    def call(args: list[Any]) -> Any:
+        raise error
+
+    return call
+
+
+def _recall(kept: Kept, program: Program) -> Boxed:
+    """What runs a graph that another process compiled under the same plan, and as if it had been compiled here."""
+    try:
+        captured = recalled(Graph.from_json(str(kept.graph)))
+        segmentation, known = kept.cut()
+        compiler = RegionCompiler(captured, kept.role, known=known)
+        return _finish(captured, compiler, compiler.compile(segmentation), program)
+    except Exception:
+        program.graphs.clear()  # torch compiles it all anew, the graph before this one too
+        raise
+
+
+@dataclass(frozen=True)
+class _CarriedOut:
+    """A graph as it runs; without a segmentation, where its plan does not fit."""
+
+    call: Boxed
+    segmentation: Segmentation | None
+    known: dict[Region, KeptRegion]
+
+
+def _carry_out(plan: SegmentedPlan, role: str, captured: Captured, program: Program) -> _CarriedOut:
+    compiler = RegionCompiler(captured, role, program.fuel)
+    segmentation: Segmentation | None = None
+    try:
+        segmentation = segmentation_of(plan, role, captured.graph)
+        calls = compiler.compile(segmentation)
     except PlanError as error:
         if role != "backward" or program.refuse is None:
             raise
         # Its forward runs already: too late for another plan, and an exception would only hit who calls backward().
         program.refuse(error)
         program.remarks.append(f"the backward graph runs under ATen: {error}")
-        calls, compiler.records = [], []
+        calls, compiler.records, segmentation = [], [], None
+    return _CarriedOut(_finish(captured, compiler, calls, program), segmentation, compiler.known)
+
+
+def _finish(captured: Captured, compiler: RegionCompiler, calls: list[RegionCall], program: Program) -> Boxed:
+    """One flat function, and notes of what became of each region."""
     if program.fell_back is not None:
         for failure in (record for record in compiler.records if record.failed is not None):
             program.fell_back(failure)
     nodes = captured.nodes
     edges = [(nodes[a], nodes[b]) for a, b in order_edges(captured.graph)] if calls else []
-    compiled = flatten(gm, calls, edges)
-    if launch is not None:
-        compiled = launch.wrap(role, gm, compiled)
-    program.graphs.append(GraphRecord(role, captured.graph, tuple(compiler.records)))
+    compiled = flatten(captured.gm, calls, edges)
+    program.graphs.append(GraphRecord(compiler.role, captured.graph, tuple(compiler.records)))
     return compiled

@@ -1,0 +1,153 @@
+"""Segmented programs in AOTAutograd's cache: with them there, the next process neither traces nor cuts them again.
+
+What is kept of a graph is data: the Graph as JSON, its regions, and the names under which Inductor's cache has their code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from fuseplan import __version__
+from fuseplan.capture.numerics import Numerics
+from fuseplan.executors import executors
+from fuseplan.executors.flat import Boxed
+from fuseplan.graph import Graph
+from fuseplan.plan import SegmentedPlan
+from fuseplan.runtime import torch_cache
+from fuseplan.runtime.attention import known_to_torchs_cache
+from fuseplan.runtime.record import Program
+from fuseplan.runtime.regions import KeptRegion
+from fuseplan.runtime.torch_cache import NotToBeKept, OutputCode
+from fuseplan.segment import Region, Segmentation
+
+_DECIDES = ("capture", "executors", "graph", "runtime", "segment", "plan.py")
+"""The parts of fuseplan that have a say in what a program becomes."""
+
+Recall = Callable[["Kept"], Boxed]
+_recall: ContextVar[Recall | None] = ContextVar("recall", default=None)
+
+
+class Kept(OutputCode):
+    """A compiled graph: a function here, and in torch's cache what that function is made of."""
+
+    def __init__(self, role: str, call: Boxed, why_not: str | None = None) -> None:
+        super().__init__()
+        self.role = role
+        self.call: Boxed | None = call
+        self.why_not = why_not
+        self.graph: Graph | str | None = None
+        self.regions: tuple[tuple[Any, ...], ...] = ()
+        self._boxed_call = True  # AOTAutograd's mark for the list convention
+
+    def of(self, graph: Graph, segmentation: Segmentation, known: dict[Region, KeptRegion]) -> Kept:
+        """Itself, with what it takes to make `call` again."""
+        self.graph = graph
+        self.regions = tuple(
+            (one.ops, one.executor, one.variant, one.recompute, known[one].fields if one in known else None)
+            for one in segmentation.regions
+        )
+        return self
+
+    def __call__(self, inputs: Sequence[Any]) -> Any:
+        return self.call(inputs)  # type: ignore[misc, arg-type]
+
+    def prepare_for_serialization(self) -> None:
+        """Torch calls it on a copy that it is about to write. What this raises means that it writes nothing."""
+        self.call = None
+        if self.why_not is not None or not isinstance(self.graph, Graph):
+            raise NotToBeKept(self.why_not or "it was kept before")
+        self.graph = self.graph.to_json()
+
+    def post_compile(self, example_inputs: Any, constants: Any, graph_kwargs: Any) -> None:
+        """Torch calls it on what it has read. What this raises means that the program is compiled anew."""
+        recall = _recall.get()
+        if recall is None:
+            raise RuntimeError("a program of fuseplan's is loaded by somebody else")
+        call = recall(self)
+        self.call = torch_cache.not_traced(call) if self.role == "backward" else call
+
+    def set_triton_bundle(self, triton_bundle: Any) -> None:
+        """Inductor bundles the kernels of each region itself."""
+
+    def cut(self) -> tuple[Segmentation, dict[Region, KeptRegion]]:
+        """The regions as they were, and what is known of them."""
+        regions = [Region(*fields) for *fields, _ in self.regions]
+        known = {region: KeptRegion(*found) for region, (*_, found) in zip(regions, self.regions, strict=True) if found}
+        return Segmentation(tuple(regions)), known
+
+
+@contextmanager
+def recalled_by(recall: Recall) -> Iterator[None]:
+    """While it lasts, `recall` makes functions of what torch finds in its cache."""
+    token = _recall.set(recall)
+    try:
+        yield
+    finally:
+        _recall.reset(token)
+
+
+def tag(plan: SegmentedPlan, gm: GraphModule, example_inputs: Sequence[Any], program: Program) -> str | None:
+    """What the key has to hold beside what torch puts into it; None where the program is not to be kept.
+
+    Torch's own key has the Dynamo graph, the inputs, its version and settings, and the machine.
+    """
+    if plan.launch != "plain" or program.fuel is not None or program.key is None or not torch_cache.is_on():
+        return None
+    if any(_is_symbolic(value) for value in example_inputs):
+        return None
+    with known_to_torchs_cache(plan):
+        if not torch_cache.takes(gm):
+            return None
+    named = {region.executor for part in plan.parts for region in part.segmentation.regions} | {plan.greedy or "aten"}
+    known = executors()
+    if any(name not in known or known[name].available() is not None for name in named):
+        return None  # what cannot be had is said again at each start
+    decides = [
+        __version__,
+        _source(),
+        program.key,  # which inputs share memory, too
+        plan.to_json(),
+        {name: known[name].version() for name in sorted(named)},
+        repr(Numerics.here()),
+        [bool(switch()) for switch in _SWITCHES],
+        torch.get_num_threads(),
+    ]
+    return f"fuseplan {hashlib.sha256(json.dumps(decides).encode()).hexdigest()}"
+
+
+_SWITCHES: tuple[Callable[[], Any], ...] = (
+    torch.backends.cuda.flash_sdp_enabled,
+    torch.backends.cuda.mem_efficient_sdp_enabled,
+    torch.backends.cuda.math_sdp_enabled,
+    torch.backends.cuda.cudnn_sdp_enabled,
+    lambda: torch.backends.cudnn.enabled,
+    lambda: torch.backends.mkldnn.enabled,
+)
+"""What attention and convolutions ask while they are traced, and torch's own key does not hold."""
+
+
+def _is_symbolic(value: object) -> bool:
+    if isinstance(value, torch.Tensor):
+        return not all(type(size) is int for size in (*value.shape, *value.stride(), value.storage_offset()))
+    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+@cache
+def _source() -> str:
+    """A digest of fuseplan's own code, as torch takes one of its: a version number does not tell two checkouts apart."""
+    root = Path(__file__).parents[1]
+    files = sorted(path for part in _DECIDES for path in (root / part, *(root / part).rglob("*.py")) if path.is_file())
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()
