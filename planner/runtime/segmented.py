@@ -77,7 +77,8 @@ def _kept(
         return torch_cache.serializable(compile_graph)
 
     def recall(found: Kept) -> Boxed:
-        with torch_cache.not_keeping(tag):
+        # as AOTAutograd calls a compiler: some compile by running things, which must not do so as the program would
+        with torch_cache.not_keeping(tag), torch.no_grad(), torch._C._DisableAutocast():
             return _recall(found, program)
 
     with torch_cache.keeping(tag), recalled_by(recall), known_to_torchs_cache(plan):

@@ -58,6 +58,7 @@ def is_on() -> bool:
         and should_use_local_autograd_cache()
         and bool(_inductor.fx_graph_cache)
         and not _functorch.bundled_autograd_cache  # somebody else's way to keep
+        and getattr(_inductor, "cudagraph_policy", None) is None  # would wrap what is found, but not what is compiled
         and not torch._dynamo.config.caching_precompile
     )
 

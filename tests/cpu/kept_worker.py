@@ -49,6 +49,17 @@ def train() -> tuple[Callable[..., Any], Callable[[Callable[..., Any]], list[Ten
     return model, step
 
 
+def train_in_bfloat16() -> tuple[Callable[..., Any], Callable[[Callable[..., Any]], list[Tensor]]]:
+    """The same under autocast, which is still on where a program is found."""
+    model, step = train()
+
+    def cast(compiled: Callable[..., Any]) -> list[Tensor]:
+        with torch.autocast("cpu", torch.bfloat16):
+            return step(compiled)
+
+    return model, cast
+
+
 def look() -> tuple[Callable[..., Any], Callable[[Callable[..., Any]], list[Tensor]]]:
     """Inference, with outputs that are views of each other and of an input, which is written to."""
 
@@ -93,6 +104,8 @@ def run(make: Callable[[], Any], plan: str) -> dict[str, Any]:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     cases = {
-        f"{make.__name__} {plan}": run(make, plan) for make in (train, look) for plan in ("aten", "inductor-greedy")
+        f"{make.__name__} {plan}": run(make, plan)
+        for make in (train, train_in_bfloat16, look)
+        for plan in ("aten", "inductor-greedy")
     }
     print(json.dumps(cases))
