@@ -107,7 +107,7 @@ class Cuts:
                 self._holding[i].append(number)
         self.states: list[State] = []
         self.arrivals: list[list[Step]] = []
-        few = min(1.0, limits.region_ops / len(frame.ops)) ** 2 * min(1.0, most / limits.regions)
+        few = min(1.0, limits.region_ops / len(frame.ops)) ** 3 * min(1.0, most / limits.regions)
         self._explore(start, max(_FEWEST, int(limits.states * few)), guide)
 
     def _explore(self, start: State, most: int, guide: float) -> None:

@@ -1,14 +1,16 @@
 """Islands: connected sets of fusible ops between the same anchors, within which all choices of fusion are made.
 
-The depth of an op is the most anchors on any path from an input to it. Two ops of one depth have no anchor between them,
-so that an island is convex by construction, and a residual stream does not glue all layers into one.
+The depth of an op is the most anchors on any path from an input to it; one that would only wait in memory for a deeper one
+is as deep as that. Two ops of one depth have no anchor between them, so that an island is convex by construction, and a
+residual stream does not glue all layers into one.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-from fuseplan.graph import Graph, Op
+from fuseplan.graph import Graph, Op, Ref, TensorType, Type
 from fuseplan.segment.order import order_edges
 
 _ANCHORS = frozenset(
@@ -53,7 +55,8 @@ def islands(graph: Graph, fusible: Sequence[bool]) -> list[tuple[int, ...]]:
 
 
 def depths(graph: Graph, fusible: Sequence[bool]) -> list[int]:
-    """For each op, the most ops that are not `fusible` on any path from an input to it; it never falls along a path.
+    """For each op, the most ops that are not `fusible` on any path from an input to it, or more where it had better run
+    later; it never falls along a path.
 
     >>> depths(Graph((), (), ()), ())
     []
@@ -82,4 +85,56 @@ def _depths(graph: Graph, fusible: Sequence[bool], edges: Sequence[tuple[int, in
     for i in reversed(range(len(graph.ops))):
         if free[i] and after[i]:
             depth[i] = min(depth[user] for user in after[i])
+    for i, later in _late(graph, fusible, before, after, depth).items():
+        depth[i] = later
     return depth
+
+
+def _late(
+    graph: Graph, fusible: Sequence[bool], before: list[list[int]], after: list[list[int]], depth: Sequence[int]
+) -> dict[int, int]:
+    """Ops that had better run at the depth where they are used, and nowhere else: what a backward computes again, above all.
+
+    They read from memory what they read, early or late; late, what they give need not go through memory too.
+    """
+    given = {arg.name for arg in graph.outputs if isinstance(arg, Ref)}
+    late: dict[int, int] = {}
+    for i in reversed(range(len(graph.ops))):
+        op = graph.ops[i]
+        if not fusible[i] or op.random or op.mutates or not after[i] or any(v.name in given for v in op.outputs):
+            continue
+        users = {late.get(user, depth[user]) for user in after[i] if fusible[user]}
+        if len(users) == 1 and all(fusible[user] for user in after[i]) and depth[i] < max(users):
+            late[i] = max(users)
+
+    def stays(i: int) -> bool:
+        """Whether `i` has to stay: because what it reads is made there, and is large; or because of one that uses it."""
+        for producer in before[i]:
+            beside = fusible[producer] and depth[producer] == depth[i] and producer not in late
+            if beside and not _small(graph, producer, i):
+                return True
+        return any(late.get(user, depth[user]) != late[i] for user in after[i])
+
+    waiting = list(late)
+    while waiting:
+        i = waiting.pop()
+        if i in late and stays(i):
+            del late[i]
+            waiting += (other for other in (*before[i], *after[i]) if other in late)
+    return late
+
+
+_SMALL = 16
+"""A value that has so many times fewer elements than another costs nothing beside it."""
+
+
+def _small(graph: Graph, producer: int, user: int) -> bool:
+    """Whether what `producer` gives is small beside what `user` gives."""
+    made, result = (sum(_elements(value.type) for value in graph.ops[i].outputs) for i in (producer, user))
+    return made * _SMALL <= result
+
+
+def _elements(kind: Type) -> float:
+    if not isinstance(kind, TensorType):
+        return 0.0
+    return math.prod(size if isinstance(size, int) else math.nan for size in kind.shape)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from fuseplan.errors import PlanError
@@ -10,6 +12,7 @@ from fuseplan.segment import (
     Region,
     Segmentation,
     check_segmentation,
+    depths,
     extract,
     flow_of,
     is_anchor,
@@ -84,6 +87,53 @@ def test_a_value_that_depends_on_no_input_sinks_to_its_first_user() -> None:
         outputs=("e",),
     )  # fmt: skip
     assert [names(graph, island) for island in islands(graph, fusible(graph))] == [["i", "d", "e"]]
+
+
+def backward(*more: Op) -> Graph:
+    """A matmul, and then a use of what the forward had: a cast of it and a sine of that."""
+    return program(
+        op("cast", "neg.default", "x"),
+        op("again", "sin.default", "cast"),
+        op("m", "mm.default", "x", "y"),
+        op("gradient", "mul.Tensor", "m", "again"),
+        *more,
+        outputs=("gradient", *(one.outputs[0].name for one in more[-1:])),
+    )
+
+
+def test_what_a_backward_computes_again_runs_where_it_is_used() -> None:
+    graph = backward()
+    assert [names(graph, island) for island in islands(graph, fusible(graph))] == [["cast", "again", "gradient"]]
+    assert depths(graph, fusible(graph)) == [1, 1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        (op("early", "exp.default", "again"), op("n", "mm.default", "early", "y")),
+        (op("second", "mm.default", "m", "again"),),
+        (op("early", "exp.default", "again"),),
+    ],
+    ids=["used at another depth too", "used by an anchor too", "what reads it is given out"],
+)
+def test_what_is_used_early_too_stays_early(more: tuple[Op, ...]) -> None:
+    graph = backward(*more)
+    assert depths(graph, fusible(graph))[:2] == [0, 0]
+
+
+def test_what_reads_a_large_value_made_beside_it_stays_and_what_reads_a_small_one_does_not() -> None:
+    """Late, it would have to read from memory what it has at hand early."""
+    for rows, found in ((4, [0, 0]), (1, [0, 1])):
+        statistic = op("statistic", "mean.dim", "x")
+        kind = TensorType("float32", (rows, 1), (1, 1))
+        graph = program(
+            replace(statistic, outputs=(Value("statistic", kind),)),
+            op("scaled", "mul.Tensor", "y", "statistic"),
+            op("m", "mm.default", "x", "y"),
+            op("out", "add.Tensor", "m", "scaled"),
+            outputs=("out", "statistic"),
+        )
+        assert depths(graph, fusible(graph))[:2] == found
 
 
 def test_greedy_keeps_inner_views_and_leaves_views_that_others_need_outside() -> None:
