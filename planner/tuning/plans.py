@@ -19,6 +19,9 @@ PATIENCE_S = 3600.0
 """What checking and racing plans may take that somebody has named: none is left out for want of time."""
 LEAST_LIMIT_S = 20.0
 """How long a plan that is no default may keep a worker silent at least, however little of the budget is left."""
+GREEDY_SHARE = 1 / 3
+"""Of the wall time of an effort, what compiling a default of ours may take: for a program of a hundred different regions
+nvFuser takes a minute. Torch's own are waited for, whatever they take."""
 KERNELS = ("cudnn", "flash", "efficient")
 
 
@@ -101,7 +104,7 @@ def _under(found: Found, kernel: str) -> tuple[AnchorChoice, ...]:
 def vetted(session: Session, trace: str, entries: Sequence[Entry], rows: dict[str, Row]) -> list[Entry]:
     """Those of `entries` that compile here and compute what eager computes; `rows` gets the row of each.
 
-    Defaults are vetted whatever it takes. The others are as long as there is time to race them too, and those that
+    Torch's defaults are vetted whatever it takes. Candidates are as long as there is time to race them too, and those that
     there is none for stay without a row.
     """
 
@@ -114,7 +117,7 @@ def vetted(session: Session, trace: str, entries: Sequence[Entry], rows: dict[st
 
     def vet(chosen: Sequence[Entry], racing: int) -> None:
         most = max(LEAST_LIMIT_S, session.left_s - session.again_s(racing) - FAIR_RACE_S)
-        limits = [None if entry.default else most for entry in chosen]
+        limits = [_patience(session, entry) if entry.default else most for entry in chosen]
         jobs = [
             VetPlan(trace, one.side, session.prepares, early=_early(one), limit_s=limit)
             for one, limit in zip(chosen, limits, strict=True)
@@ -132,6 +135,13 @@ def vetted(session: Session, trace: str, entries: Sequence[Entry], rows: dict[st
         vet(rest[:count], racing)
         rest = rest[count:]
     return [entry for entry in entries if entry.name in rows and rows[entry.name].status == "ok"]
+
+
+def _patience(session: Session, default: Entry) -> float | None:
+    """How long a default may keep a worker silent; None: as long as any job."""
+    if isinstance(default.plan, WholePlan):
+        return None
+    return max(LEAST_LIMIT_S, session.effort.wall_s * GREEDY_SHARE)
 
 
 def _early(entry: Entry) -> bool:

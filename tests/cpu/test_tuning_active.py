@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sqlite3
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from threading import Event
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fuseplan.capture.trace import Trace
-from fuseplan.measure.jobs import Calibrate, Job, Outcome, RaceRegion
+from fuseplan.measure.jobs import Calibrate, Job, Outcome, RaceRegion, VetPlan
 from fuseplan.models import Asked, Machine, Prediction, Roofline, Row
 from fuseplan.search.acquisition import AUDITED_FROM
 from fuseplan.tune import Tuner, tune
@@ -169,6 +169,17 @@ def test_a_fit_for_a_gpu_does_not_wait_for_the_workers(
     list(found.tune(trace, ("plain",)))
     store.close()
     assert events[:3] == (["fit", "calibrated", "fit"] if here else ["calibrated", "fit"])
+
+
+def test_torchs_own_defaults_are_waited_for_and_nvfusers_for_a_while(trace: Trace, tmp_path: Path) -> None:
+    """Of a hundred different regions nvFuser compiles each by itself, and of all that quick has time for nothing were left."""
+    store, pool = Store(Places(user=tmp_path / "db.sqlite3")), ReplayingPool()
+    here = replace(GPU, nvfuser="0.2.36")
+    list(Tuner(store, pool, "cpu", "quick", Settings(model="roofline"), Silent(), here=here).tune(trace, ("plain",)))
+    store.close()
+    limits = {job.side.name: job.limit_s for job in pool.jobs if isinstance(job, VetPlan)}
+    assert limits["inductor"] is limits["eager"] is None
+    assert limits["nvfuser-greedy"] == 40.0
 
 
 def test_a_model_that_there_is_not_is_refused(trace: Trace) -> None:
