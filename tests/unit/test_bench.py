@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import result
+from benchmarks import campaign, one_campaign, result
+from benchmarks.fleet import Task
 from checks.project import ROOT
 
 
@@ -31,3 +32,36 @@ def test_a_result_says_what_was_measured_where(tmp_path: Path, monkeypatch: pyte
     assert content["commit"]
     assert content["environment"]["cores"] >= 1
     assert content["environment"]["python"].startswith(f"{sys.version_info.major}.{sys.version_info.minor}.")
+
+
+def test_a_campaign_hands_on_what_it_has_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+
+    def ran(command: list[str], **_: object) -> subprocess.CompletedProcess[bytes]:
+        commands.append(command)
+        if "active" in command:
+            kept = tmp_path / "kept" / "tiny-bert"
+            (kept / "learned.db.tuned").mkdir(parents=True)
+            (kept / "learned.db").write_text("tuned")
+        return subprocess.CompletedProcess(command, int("ablation" in command))
+
+    monkeypatch.setattr(one_campaign.subprocess, "run", ran)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
+    told = {"steps": list(campaign.STEPS), "folder": str(tmp_path), "device": "cpu", "least_s": 1.0}
+    task = Task("tiny bert", "", tmp_path / "out.json", tmp_path / "log", told, limit_s=60.0)
+    one_campaign.run(task)
+    assert [command[3] for command in commands] == list(campaign.STEPS)
+    assert all(command[command.index("--db") + 1] == str(tmp_path / "tiny-bert.db") for command in commands[1:])
+    assert (tmp_path / "tiny-bert.db").read_text() == "tuned"
+    ends = json.loads(task.out.read_text())["steps"]
+    assert {step: how.partition(" in ")[0] for step, how in ends.items()} == {
+        "active": "done", "models": "done", "ablation": "ended with 1", "startup": "done"
+    }  # fmt: skip
+
+
+def test_a_step_is_not_begun_without_time_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
+    told = {"steps": ["active"], "folder": str(tmp_path), "device": "cpu", "least_s": 120.0}
+    task = Task("tiny bert", "", tmp_path / "out.json", tmp_path / "log", told, limit_s=60.0)
+    one_campaign.run(task)
+    assert json.loads(task.out.read_text())["steps"] == {"active": "no time was left for it"}
