@@ -27,6 +27,7 @@ _TUNED_MATMUL = {"max_autotune": True}
 Condition = Callable[[Mapping[str, int]], bool]
 MAX_SPECIALIZED = 4
 """Compilations of one dynamic region for sizes that Inductor tells apart; other sizes then run under ATen."""
+_SUMS = ("aten.sum.dim_IntList", "aten.mean.dim")
 _KEEPS_DIMS = (2, 12)
 """Before this torch, a sum on a GPU that keeps its dimensions may come out without (github.com/pytorch/pytorch/pull/177782)."""
 
@@ -236,17 +237,20 @@ class _Outputs:
 
 def _loses_dims(region: Graph) -> bool:
     old = tuple(map(int, torch.__version__.split(".")[:2])) < _KEEPS_DIMS
-    return old and _on_gpu(region) and any(op.target == "aten.sum.dim_IntList" for op in region.ops)
+    return old and _on_gpu(region) and any(op.target in _SUMS for op in region.ops)
 
 
 def _with_ones(region: Graph, computed: Sequence[Ref]) -> dict[int, tuple[int, ...]]:
-    """The outputs that have dimensions of one element, and their shapes, if these are known."""
+    """The outputs that have dimensions of one element, and their shapes, with -1 for a size that is not known.
+
+    Of two such sizes in one shape nothing can be said; checking will find a region that loses dimensions there.
+    """
     shapes: dict[int, tuple[int, ...]] = {}
     for i, ref in enumerate(computed):
         kind = region.types[ref.name]
-        sizes = kind.shape if isinstance(kind, TensorType) else ()
-        if 1 in sizes and all(isinstance(size, int) for size in sizes):
-            shapes[i] = tuple(map(int, sizes))
+        sizes = tuple(size if isinstance(size, int) else -1 for size in getattr(kind, "shape", ()))
+        if 1 in sizes and sizes.count(-1) < 2:
+            shapes[i] = sizes
     return shapes
 
 

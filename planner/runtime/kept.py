@@ -18,7 +18,6 @@ import torch
 from torch.fx import GraphModule
 
 from fuseplan import __version__
-from fuseplan.capture.numerics import Numerics
 from fuseplan.executors import executors
 from fuseplan.executors.flat import Boxed
 from fuseplan.graph import Graph
@@ -27,6 +26,7 @@ from fuseplan.runtime import torch_cache
 from fuseplan.runtime.attention import known_to_torchs_cache
 from fuseplan.runtime.record import Program
 from fuseplan.runtime.regions import KeptRegion
+from fuseplan.runtime.settings import settings
 from fuseplan.runtime.torch_cache import NotToBeKept, OutputCode
 from fuseplan.segment import Region, Segmentation
 
@@ -119,22 +119,9 @@ def tag(plan: SegmentedPlan, gm: GraphModule, example_inputs: Sequence[Any], pro
         program.key,  # which inputs share memory, too
         plan.to_json(),
         {name: known[name].version() for name in sorted(named)},
-        repr(Numerics.here()),
-        [bool(switch()) for switch in _SWITCHES],
-        torch.get_num_threads(),
+        settings(),
     ]
     return f"fuseplan {hashlib.sha256(json.dumps(decides).encode()).hexdigest()}"
-
-
-_SWITCHES: tuple[Callable[[], Any], ...] = (
-    torch.backends.cuda.flash_sdp_enabled,
-    torch.backends.cuda.mem_efficient_sdp_enabled,
-    torch.backends.cuda.math_sdp_enabled,
-    torch.backends.cuda.cudnn_sdp_enabled,
-    lambda: torch.backends.cudnn.enabled,
-    lambda: torch.backends.mkldnn.enabled,
-)
-"""What attention and convolutions ask while they are traced, and torch's own key does not hold."""
 
 
 def _is_symbolic(value: object) -> bool:

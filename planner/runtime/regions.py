@@ -21,11 +21,12 @@ from fuseplan.log import logger
 from fuseplan.options import Fuel, Fusion
 from fuseplan.plan import SegmentedPlan
 from fuseplan.runtime.record import RegionRecord
+from fuseplan.runtime.settings import settings
 from fuseplan.runtime.strides import at_risk, with_declared_strides
 from fuseplan.segment import Region, Segmentation, check_segmentation, extract, flow_of, has_effect, maximal_regions
 from fuseplan.stats import count
 
-_live: WeakValueDictionary[tuple[str, str, str, tuple[str, ...]], Compiled] = WeakValueDictionary()
+_live: WeakValueDictionary[tuple[str, str, str, tuple[str, ...], str], Compiled] = WeakValueDictionary()
 _lock = threading.Lock()
 
 
@@ -60,6 +61,7 @@ class RegionCompiler:
         self.executors: dict[str, Executor] = executors()
         self.records: list[RegionRecord] = []
         self.known = dict(known or {})
+        self.settings = settings()
 
     def compile(self, segmentation: Segmentation) -> list[RegionCall]:
         """Return a call for each region that does not simply run under ATen, and for the ops that need not run at all."""
@@ -114,11 +116,11 @@ class RegionCompiler:
         return RegionCall(self._nodes(ops), (), (), None)
 
     def _shared(self, executor: Executor, graph: Graph, variant: str, region: Region | None = None) -> Compiled:
-        """Equal regions on equal devices share one compiled callable for as long as any of them lives."""
+        """Equal regions on equal devices, under equal settings, share one compiled callable for as long as any lives."""
         kept = self.known.get(region) if region is not None else None
         # in order: a region from cuda:0 to cuda:1 has the key of its mirror image
         same, devices = (graph.key, graph.devices) if kept is None else (kept.key, kept.devices)
-        key = executor.name, variant, same, devices
+        key = executor.name, variant, same, devices, self.settings
         with _lock:
             found = _live.get(key)
         if found is None:

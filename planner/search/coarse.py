@@ -4,8 +4,8 @@ A coarse region saves host time, and its compiler may fuse across the anchor; on
 it. What can be joined is fixed by the graph alone: runs of islands with the anchors between them, up to all that lies
 between two calls of attention; or, in whatever cut, an anchor with the region that reads it or that it reads.
 
-Why a run can always stand: two numbers never fall along a path, the most ops on the way that nobody may join (attention,
-and what the executor refuses), and the most anchors. Ops of one first number, in a range of the second, are convex.
+Why a run can always stand: two numbers never fall along a path, the depth among ops that nobody may join (attention, and
+what the executor refuses), and the depth among anchors. Ops of one first number, in a range of the second, are convex.
 """
 
 from __future__ import annotations

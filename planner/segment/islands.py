@@ -95,7 +95,7 @@ def _late(
 ) -> dict[int, int]:
     """Ops that had better run at the depth where they are used, and nowhere else: what a backward computes again, above all.
 
-    They read from memory what they read, early or late; late, what they give need not go through memory too.
+    They read inputs of the graph, which lie in memory early and late; late, what they give need not lie there too.
     """
     given = {arg.name for arg in graph.outputs if isinstance(arg, Ref)}
     late: dict[int, int] = {}
@@ -103,24 +103,20 @@ def _late(
         op = graph.ops[i]
         if not fusible[i] or op.random or op.mutates or not after[i] or any(v.name in given for v in op.outputs):
             continue
-        users = {late.get(user, depth[user]) for user in after[i] if fusible[user]}
+        users = {late.get(user, depth[user]) for user in after[i]}
         if len(users) == 1 and all(fusible[user] for user in after[i]) and depth[i] < max(users):
             late[i] = max(users)
 
-    def stays(i: int) -> bool:
-        """Whether `i` has to stay: because what it reads is made there, and is large; or because of one that uses it."""
-        for producer in before[i]:
-            beside = fusible[producer] and depth[producer] == depth[i] and producer not in late
-            if beside and not _small(graph, producer, i):
-                return True
-        return any(late.get(user, depth[user]) != late[i] for user in after[i])
+    def held(i: int, producer: int) -> bool:
+        """Whether `i` stays where it is for what `producer` makes: late, that would have to be kept for it."""
+        return producer not in late and not _small(graph, producer, i)
 
-    waiting = list(late)
-    while waiting:
-        i = waiting.pop()
-        if i in late and stays(i):
-            del late[i]
-            waiting += (other for other in (*before[i], *after[i]) if other in late)
+    staying = [i for i in late if any(held(i, producer) for producer in before[i])]
+    while staying:
+        i = staying.pop()
+        if late.pop(i, None) is not None:
+            staying += (producer for producer in before[i] if producer in late)  # used early too, then
+            staying += (user for user in after[i] if user in late and held(user, i))
     return late
 
 

@@ -13,8 +13,6 @@ from fuseplan.tuning.session import Session
 LEAST_RACE_S = 3.0
 RACE_SHARE = 0.4
 """Of the time with the device that an effort grants, what a race of whole plans may take at most."""
-STARTING_S = 0.5
-"""What a race takes for each of its plans beside the blocks: the first calls, and one to see how much memory it takes."""
 FAIR_RACE_S = 8.0
 """What a race should have for its blocks, if plans beside the defaults are to be in it."""
 PATIENCE_S = 3600.0
@@ -203,7 +201,7 @@ def _raced(
     session: Session, trace: str, entries: Sequence[Entry], incumbent: Entry, rows: dict[str, Row]
 ) -> RaceResult | None:
     """One race; None where the incumbent fails in it, which its row says then."""
-    left = session.left_s - session.again_s(len(entries)) - STARTING_S * len(entries)
+    left = session.left_s - session.again_s(len(entries))
     seconds = max(LEAST_RACE_S, min(RACE_SHARE * session.effort.device_s, left))
     rule = replace(PLAN_RULE, most=max(PLAN_RULE.least, session.effort.plan_blocks), seconds=seconds)
     rivals = tuple(entry.name for entry in entries if entry.default and entry is not incumbent)

@@ -18,6 +18,8 @@ from fuseplan.tuning_db.records import Measurement
 from fuseplan.tuning_db.store import Store
 
 LEAST_REGION_S = 20.0
+STARTING_S = 0.5
+"""What a race takes for each plan beside its blocks: the first calls, and one to see how much memory it takes."""
 REGION_SHARE = 0.25
 """Of the wall time of an effort, what one step with one region may take."""
 
@@ -119,8 +121,8 @@ class Session:
         return self.on_gpu
 
     def again_s(self, plans: int) -> float:
-        """Seconds that a race waits until so many plans, which were vetted, are compiled once more."""
-        return (min(plans, self.unprepared) if self.prepares else plans) * self.trace_s
+        """Seconds that a race of so many plans, which were vetted, takes until its first block: some are compiled once more."""
+        return (min(plans, self.unprepared) if self.prepares else plans) * self.trace_s + STARTING_S * plans
 
     @property
     def at_once(self) -> int:

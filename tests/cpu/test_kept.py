@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
+from torch._inductor import config
 from torch._inductor.utils import fresh_cache
 from torch.testing import assert_close
 
@@ -121,16 +122,6 @@ def other_code(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return {}
 
 
-def other_precision(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    monkeypatch.setattr(kept.Numerics, "here", lambda: "other")
-    return {}
-
-
-def one_kernel_less(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    monkeypatch.setattr(kept, "_SWITCHES", (lambda: False,))
-    return {}
-
-
 def other_saving(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return {"plan": SegmentedPlan(saving="all")}
 
@@ -146,7 +137,7 @@ def another_executor(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "change",
-    [another_version, other_code, other_precision, one_kernel_less, other_saving, other_regions, another_executor],
+    [another_version, other_code, other_saving, other_regions, another_executor],
 )
 def test_a_program_that_would_become_another_is_not_found(
     caches: None, monkeypatch: pytest.MonkeyPatch, change: Callable[[pytest.MonkeyPatch], dict[str, Any]]
@@ -154,6 +145,58 @@ def test_a_program_that_would_become_another_is_not_found(
     assert started(train=False)[0] == MISSED
     assert started(train=False)[0] == HIT
     assert started(**change(monkeypatch), train=False)[0] == MISSED
+
+
+SWITCHES: dict[str, tuple[Callable[[], Any], Callable[[Any], None], Any]] = {
+    "sums in short floats": (
+        lambda: torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
+        lambda value: setattr(torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction", value),
+        False,
+    ),
+    "threads": (torch.get_num_threads, torch.set_num_threads, torch.get_num_threads() + 1),
+    "default dtype": (torch.get_default_dtype, torch.set_default_dtype, torch.float64),
+    "flash": (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp, False),
+    "math": (torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.enable_math_sdp, False),
+    "math's precision": (
+        torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed,
+        torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp,
+        True,
+    ),
+    "order of kernels": (torch._C._get_sdp_priority_order, torch._C._set_sdp_priority_order, [0, 1, 2, 3, 4]),
+    "deterministic": (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True),
+    "Inductor's": (
+        lambda: config.emulate_precision_casts,
+        lambda value: setattr(config, "emulate_precision_casts", value),
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_under_another_switch_it_is_another_program(caches: None, name: str) -> None:
+    """Whatever tracing or a compiler goes by; flipped for real, for what is flipped must be what is asked."""
+    ask, switch, other = SWITCHES[name]
+    before = ask()
+    assert started(train=False)[0] == MISSED
+    switch(other)
+    try:
+        assert started(train=False)[0] == MISSED
+    finally:
+        switch(before)
+    assert started(train=False)[0] == HIT
+
+
+def test_regions_that_live_are_shared_under_equal_settings_only(caches: None) -> None:
+    """Else code of other settings would be kept under the names of these."""
+    compiled = []
+    for emulated in (False, True, False):
+        torch._dynamo.reset()
+        before = fuseplan.stats().get("regions compiled", 0)
+        with config.patch(emulate_precision_casts=emulated):
+            call = torch.compile(chain, backend="fuseplan", options={"plan": "inductor-greedy"})
+            call(torch.randn(8, 8), torch.randn(8, 8))
+        compiled.append((call, fuseplan.stats()["regions compiled"] - before))
+    assert [count > 0 for _, count in compiled] == [True, True, False]
 
 
 def shared_memory(x: Tensor, w: Tensor) -> Tensor:

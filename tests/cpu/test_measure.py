@@ -134,10 +134,14 @@ from cpu.test_measure import FLAGS, REGION
 from fuseplan.measure.jobs import VetRegion
 from fuseplan.measure.pool import Workers
 
+def say(*words):  # in one piece: two threads talk
+    sys.stdout.write(" ".join(map(str, words)) + "\\n")
+    sys.stdout.flush()
+
 if __name__ == "__main__":
     pool = Workers("cpu", flags=FLAGS, plant="planted:executors",
-                   on_stage=lambda name, stage: print(name, pool.vetters[0].pid, flush=True))
-    pool.map([VetRegion(REGION, "aten"), VetRegion(REGION, "hang")], lambda job, o: print("kept", o.status, flush=True))
+                   on_stage=lambda name, stage: say(name, pool.vetters[0].pid))
+    pool.map([VetRegion(REGION, "aten"), VetRegion(REGION, "hang")], lambda job, o: say("kept", o.status))
 """
 
 

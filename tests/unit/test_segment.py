@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib import import_module
 
 import pytest
 
@@ -121,8 +122,21 @@ def test_what_is_used_early_too_stays_early(more: tuple[Op, ...]) -> None:
     assert depths(graph, fusible(graph))[:2] == [0, 0]
 
 
-def test_what_reads_a_large_value_made_beside_it_stays_and_what_reads_a_small_one_does_not() -> None:
-    """Late, it would have to read from memory what it has at hand early."""
+def test_sums_that_grow_layer_by_layer_do_not_wait_for_the_last() -> None:
+    """Late, they would keep what every layer made."""
+    ops, total = [], "x"
+    for i in range(6):
+        ops += [op(f"m{i}", "mm.default", f"m{i - 1}" if i else "x", "y"), op(f"r{i}", "relu.default", f"m{i}")]
+        ops.append(op(f"sum{i}", "add.Tensor", total, f"r{i}"))
+        total = f"sum{i}"
+    graph = program(*ops, outputs=(total,))
+    assert [names(graph, island) for island in islands(graph, fusible(graph))] == [
+        [f"r{i}", f"sum{i}"] for i in range(6)
+    ]
+
+
+def test_what_reads_a_large_value_of_the_graph_stays_and_what_reads_a_small_one_does_not() -> None:
+    """Late, what it reads would have to be kept for it."""
     for rows, found in ((4, [0, 0]), (1, [0, 1])):
         statistic = op("statistic", "mean.dim", "x")
         kind = TensorType("float32", (rows, 1), (1, 1))
@@ -134,6 +148,25 @@ def test_what_reads_a_large_value_made_beside_it_stays_and_what_reads_a_small_on
             outputs=("out", "statistic"),
         )
         assert depths(graph, fusible(graph))[:2] == found
+
+
+def test_of_many_that_leave_one_by_one_each_pair_is_asked_twice_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    module = import_module("fuseplan.segment.islands")  # the package has a function of its name
+    small = module._small
+    monkeypatch.setattr(module, "_small", lambda *given: asked.append(1) or small(*given))
+    count = 1000
+    tiny = TensorType("float32", (1,), (1,))
+    firsts = [
+        replace(op(f"s{i}", "sin.default", f"s{i - 1}" if i else "first"), outputs=(Value(f"s{i}", tiny),))
+        for i in range(count)
+    ]
+    joined = Op("aten.cat.default", (tuple(Ref(f"s{i}") for i in range(count)),), (), (Value("all", TYPE),))
+    ends = [op("second", "mm.default", "first", "y"), op("out", "add.Tensor", "second", "all")]
+    graph = program(op("first", "mm.default", "x", "y"), *firsts, joined, *ends, outputs=("out",))
+    assert depths(graph, fusible(graph)) == [0, *[1] * count, 2, 1, 2]
+    pairs = sum(len(one.reads) for one in graph.ops)
+    assert count < len(asked) <= 2 * pairs
 
 
 def test_greedy_keeps_inner_views_and_leaves_views_that_others_need_outside() -> None:

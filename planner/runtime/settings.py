@@ -1,0 +1,45 @@
+"""What is set in this process and decides what becomes of a graph, beside the graph itself."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._inductor import config
+
+from fuseplan.capture.numerics import Numerics
+
+
+def settings() -> str:
+    """A digest of it: what was traced or compiled under other settings may be something else.
+
+    >>> before = settings()
+    >>> with config.patch(emulate_precision_casts=not config.emulate_precision_casts):
+    ...     settings() == before
+    False
+    >>> settings() == before
+    True
+    """
+    found = [repr(Numerics.here()), *(repr(ask()) for ask in _ASKED), config.get_hash().hex()]
+    return hashlib.sha256("\n".join(found).encode()).hexdigest()
+
+
+_ASKED: tuple[Callable[[], Any], ...] = (
+    torch.get_num_threads,
+    torch.get_default_dtype,
+    torch.are_deterministic_algorithms_enabled,
+    # what attention asks while it is traced, and convolutions, and einsum: torch's own key does not hold these
+    torch.backends.cuda.flash_sdp_enabled,
+    torch.backends.cuda.mem_efficient_sdp_enabled,
+    torch.backends.cuda.math_sdp_enabled,
+    torch.backends.cuda.cudnn_sdp_enabled,
+    torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed,
+    torch._C._get_sdp_priority_order,
+    lambda: torch.backends.cudnn.enabled,
+    lambda: torch.backends.mkldnn.enabled,
+    lambda: (torch.backends.opt_einsum.is_available(), torch.backends.opt_einsum.enabled),
+    lambda: torch.backends.opt_einsum.strategy,
+    torch.backends.mha.get_fastpath_enabled,
+)
