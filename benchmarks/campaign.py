@@ -16,10 +16,12 @@ STEPS = ("active", "models", "ablation", "startup")
 
 
 def measure(arguments: list[str]) -> None:
-    """The chosen steps for the chosen models, models in the order given."""
+    """The chosen steps for the chosen models, both in the order given."""
     parser = argparse.ArgumentParser(prog="scripts/bench campaign", description=__doc__)
     parser.add_argument("--only", action="append", choices=list(EVERY), metavar="NAME", help="may be given again")
-    parser.add_argument("--step", action="append", choices=STEPS, metavar="STEP", help=f"of {', '.join(STEPS)}")
+    parser.add_argument(
+        "--step", action="append", choices=STEPS, metavar="STEP", help=f"of {', '.join(STEPS)}; in this order"
+    )
     parser.add_argument("--gpus", type=int, default=1, help="models at a time, each with a GPU of its own")
     parser.add_argument("--within-s", type=float, default=3600.0, help="what all may take; the rest is not begun")
     parser.add_argument("--least-s", type=float, default=120.0, help="with less time left no step is begun")
@@ -27,8 +29,12 @@ def measure(arguments: list[str]) -> None:
     parser.add_argument("--device", default="cuda", help="cpu is for trying it out")
     chosen = parser.parse_args(arguments)
     folder = chosen.folder.absolute()
-    steps = [step for step in STEPS if step in (chosen.step or STEPS)]
-    told = {"steps": steps, "folder": str(folder), "device": chosen.device, "least_s": chosen.least_s}
+    told = {
+        "steps": chosen.step or list(STEPS),
+        "folder": str(folder),
+        "device": chosen.device,
+        "least_s": chosen.least_s,
+    }
     tasks = []
     for name in chosen.only or SHOWN:
         out = folder / "logs" / f"{slug(name)}.json"
