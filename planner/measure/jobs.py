@@ -24,7 +24,9 @@ Choice = tuple[str, str]
 
 REGION_RULE = Rule(by=("device_us", "host_us"), most=11)
 """Of a region both times are asked for: the solver weighs them, so that neither alone decides."""
-PLAN_RULE = Rule(by=("wall_us",))
+PLAN_RULE = Rule(by=("wall_us",), least=12)
+"""Of twelve paired differences the two largest and the two smallest may be anything, and it is still known how far the middle
+is off; of seven, one block in which the host was busy would pass for noise."""
 
 
 @dataclass(frozen=True)
