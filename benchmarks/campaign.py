@@ -8,7 +8,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fleet import Task, run_all, slug
+from benchmarks.fleet import GRACE_S, Task, run_all, slug
+from benchmarks.one_campaign import STEP_GRACE_S
 from benchmarks.progress import say
 from benchmarks.zoo import EVERY, SHOWN
 
@@ -38,7 +39,8 @@ def measure(arguments: list[str]) -> None:
     tasks = []
     for name in chosen.only or SHOWN:
         out = folder / "logs" / f"{slug(name)}.json"
-        tasks.append(Task(name, "benchmarks.one_campaign", out, out.with_suffix(".log"), told, chosen.within_s))
+        log, grace_s = out.with_suffix(".log"), STEP_GRACE_S + GRACE_S
+        tasks.append(Task(name, "benchmarks.one_campaign", out, log, told, chosen.within_s, grace_s=grace_s))
 
     def done(task: Task, report: dict[str, Any], failed: str) -> None:
         steps = [f"{step} {how}" for step, how in report.get("steps", {}).items()]

@@ -40,6 +40,7 @@ class Task:
     cores: tuple[int, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
     """For its environment."""
+    grace_s: float = GRACE_S
 
     def to_json(self) -> str:
         """One line."""
@@ -115,7 +116,7 @@ def run_all(
                 slot, task = free.pop(0), waiting.get()
                 limit = min(task.limit_s, deadline - monotonic())
                 process = _start(replace(task, cores=slot.cores), slot)
-                children.append(process)
+                children.append((process, task.grace_s))
                 threading.Thread(target=_watch, args=(process, slot, task, limit, done), daemon=True).start()
                 running += 1
             if not running:
@@ -127,6 +128,14 @@ def run_all(
             if again is not None:
                 waiting.put(again)
     return list(waiting.queue)
+
+
+def run_one(command: Sequence[str], grace_s: float) -> int:
+    """Wait for one command, and return what it exits with; it does not outlive the wait."""
+    with _children() as children:
+        process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, start_new_session=True)
+        children.append((process, grace_s))
+        return process.wait()
 
 
 def read(task: Task) -> dict[str, Any]:
@@ -163,28 +172,28 @@ def _watch(process: subprocess.Popen[bytes], slot: Slot, task: Task, limit_s: fl
         code = process.wait(limit_s)
         failed = "" if code == 0 else f"the process ended with {code}"
     except subprocess.TimeoutExpired:
-        _end(process)
+        _end(process, task.grace_s)
         failed = f"it did not end within {limit_s:.0f} s"
     done.put((slot, task, failed))
 
 
 @contextlib.contextmanager
-def _children() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Processes that are gone afterwards, whatever happens."""
-    children: list[subprocess.Popen[bytes]] = []
+def _children() -> Iterator[list[tuple[subprocess.Popen[bytes], float]]]:
+    """Processes that are gone afterwards, whatever happens, each after the grace that is given with it at most."""
+    children: list[tuple[subprocess.Popen[bytes], float]] = []
     try:
         yield children
     finally:
-        for process in children:
+        for process, grace_s in children:
             if process.poll() is None:
-                _end(process)
+                _end(process, grace_s)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes], grace_s: float) -> None:
     """As Ctrl-C would; then for good."""
     process.send_signal(signal.SIGINT)
     with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(GRACE_S)
+        process.wait(grace_s)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from time import monotonic
 
-from benchmarks.fleet import GRACE_S, Report, Task, slug
+from benchmarks.fleet import GRACE_S, Report, Task, run_one, slug
 from benchmarks.one_active import WITH
-from benchmarks.result import ROOT
+
+STEP_GRACE_S = 2 * GRACE_S
+"""A step ends its own processes first."""
 
 
 def run(task: Task) -> None:
@@ -41,7 +42,7 @@ def run(task: Task) -> None:
         common = ["--append", "--only", task.name, "--device", given["device"], "--limit-s", f"{left - GRACE_S:.0f}"]
         logs = ["--logs", str(folder / "logs" / step)]
         command = [sys.executable, "-m", "benchmarks", step, *common, *logs, *own[step]]
-        ended = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, check=False).returncode
+        ended = run_one(command, STEP_GRACE_S)
         steps[step] = f"{'done' if ended == 0 else f'ended with {ended}'} in {monotonic() - at:.0f} s"
         report.put(steps=steps)
     report.put(steps=steps, at="", at_side="")

@@ -43,7 +43,7 @@ def to_fx(graph: Graph, device: str | None = None) -> GraphModule:
 def recalled(graph: Graph) -> Captured:
     """Return `graph` as FX without values: for whoever captured it before, and knows that its operators take what it gives.
 
-    Nothing runs, not even on fakes, so it takes a tenth of the time of `to_fx`. Sizes have to be numbers.
+    Nothing runs, not even on fakes, so it is much quicker than `to_fx`. Sizes have to be numbers.
     """
     if graph.opaque or graph.symbols:
         raise GraphError(f"the graph cannot be recalled: {next(iter(graph.opaque), 'it has symbolic sizes')}")

@@ -179,8 +179,8 @@ def _compile(region: Graph, variant: str) -> tuple[Compiled, Condition | None]:
     """The code for a region, and for which sizes it holds (None: for all)."""
     from fuseplan.executors import inductor_api
 
+    gm = to_fx(region)
     try:
-        gm = to_fx(region)
         return inductor_api.compile_graph(gm, _patches(region, variant)), inductor_api.condition(gm, region.symbols)
     except Exception as error:  # a compiler fails with anything; here that becomes our error
         raise ExecutorError(f"inductor failed on a region of {len(region.ops)} ops: {_summary(error)}") from error

@@ -101,7 +101,7 @@ def recall(key: str, patches: Mapping[str, Any]) -> Compiled | None:
     """What `compile_graph` gave under that key and these patches, if Inductor's cache on this machine still has it.
 
     The key holds all that decides the code, settings and versions too, so whoever passes one vouches that these are
-    as they were. Nothing is traced: that and the key itself are nine tenths of the time of a hit.
+    as they were. Nothing is traced, nor is the key made: those two are most of the time of a hit.
     """
     constants = CompiledFxGraphConstants()
     with _isolated(FakeTensorMode(shape_env=ShapeEnv())), config.patch(dict(patches)):

@@ -75,7 +75,7 @@ class Kept(OutputCode):
             raise RuntimeError("a program of fuseplan's is loaded by somebody else")
         call = recall(self)
         self.call = torch_cache.not_traced(call) if self.role == "backward" else call
-        self.graph = None  # a megabyte of text, which whoever keeps the entry has anyway
+        self.graph = None  # long text, which whoever keeps the entry has anyway
 
     def set_triton_bundle(self, triton_bundle: Any) -> None:
         """Inductor bundles the kernels of each region itself."""

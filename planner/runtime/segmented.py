@@ -143,14 +143,10 @@ def _raising(error: FuseplanError) -> Boxed:
 
 def _recall(kept: Kept, program: Program) -> Boxed:
     """What runs a graph that another process compiled under the same plan, and as if it had been compiled here."""
-    try:
-        captured = recalled(Graph.from_json(str(kept.graph)))
-        segmentation, known = kept.cut()
-        compiler = RegionCompiler(captured, kept.role, known=known)
-        return _finish(captured, compiler, compiler.compile(segmentation), program)
-    except Exception:
-        program.graphs.clear()  # torch compiles it all anew, the graph before this one too
-        raise
+    captured = recalled(Graph.from_json(str(kept.graph)))
+    segmentation, known = kept.cut()
+    compiler = RegionCompiler(captured, kept.role, known=known)
+    return _finish(captured, compiler, compiler.compile(segmentation), program)
 
 
 @dataclass(frozen=True)
@@ -186,5 +182,7 @@ def _finish(captured: Captured, compiler: RegionCompiler, calls: list[RegionCall
     nodes = captured.nodes
     edges = [(nodes[a], nodes[b]) for a, b in order_edges(captured.graph)] if calls else []
     compiled = flatten(captured.gm, calls, edges)
-    program.graphs.append(GraphRecord(compiler.role, captured.graph, tuple(compiler.records)))
+    record = GraphRecord(compiler.role, captured.graph, tuple(compiler.records))
+    # where a backward cannot be recalled, torch compiles its forward anew, which had been
+    program.graphs[:] = [*(one for one in program.graphs if one.role != record.role), record]
     return compiled

@@ -44,8 +44,7 @@ class Limits:
     """The most candidate regions of all islands together, by the same rule."""
     states: int = 512
     """The most ways to have done the same number of ops of an island of `region_ops`: those go on that promise the lowest
-    cost. Of an island of twice as many ops an eighth of that: with half, the training programs of GPT-2 and Llama came out
-    the same."""
+    cost. Of an island of twice as many ops an eighth of that, since its time grows so much faster."""
 
 
 @dataclass(frozen=True, slots=True)

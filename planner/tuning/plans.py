@@ -20,8 +20,8 @@ PATIENCE_S = 3600.0
 LEAST_LIMIT_S = 20.0
 """How long a plan that is no default may keep a worker silent at least, however little of the budget is left."""
 GREEDY_SHARE = 1 / 3
-"""Of the wall time of an effort, what compiling a default of ours may take: for a program of a hundred different regions
-nvFuser takes a minute. Torch's own are waited for, whatever they take."""
+"""Of the wall time of an effort, what compiling a default of ours may take: nvFuser needs
+seconds for each region that is not like another. Torch's own are waited for, whatever they take."""
 KERNELS = ("cudnn", "flash", "efficient")
 
 

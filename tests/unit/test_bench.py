@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import campaign, one_campaign, result
-from benchmarks.fleet import Task
+from benchmarks.fleet import GRACE_S, Task
 from checks.project import ROOT
 
 
@@ -37,15 +38,16 @@ def test_a_result_says_what_was_measured_where(tmp_path: Path, monkeypatch: pyte
 def test_a_campaign_hands_on_what_it_has_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commands: list[list[str]] = []
 
-    def ran(command: list[str], **_: object) -> subprocess.CompletedProcess[bytes]:
+    def ran(command: list[str], grace_s: float) -> int:
+        assert grace_s > GRACE_S
         commands.append(command)
         if "active" in command:
             kept = tmp_path / "kept" / "tiny-bert"
             (kept / "learned.db.tuned").mkdir(parents=True)
             (kept / "learned.db").write_text("tuned")
-        return subprocess.CompletedProcess(command, int("ablation" in command))
+        return int("ablation" in command)
 
-    monkeypatch.setattr(one_campaign.subprocess, "run", ran)
+    monkeypatch.setattr(one_campaign, "run_one", ran)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
     told = {"steps": list(campaign.STEPS), "folder": str(tmp_path), "device": "cpu", "least_s": 1.0}
     task = Task("tiny bert", "", tmp_path / "out.json", tmp_path / "log", told, limit_s=60.0)
@@ -57,6 +59,23 @@ def test_a_campaign_hands_on_what_it_has_tuned(tmp_path: Path, monkeypatch: pyte
     assert {step: how.partition(" in ")[0] for step, how in ends.items()} == {
         "active": "done", "models": "done", "ablation": "ended with 1", "startup": "done"
     }  # fmt: skip
+
+
+def test_ctrl_c_ends_what_a_step_has_started() -> None:
+    step = """if True:
+        import signal, subprocess, sys
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        print("started", flush=True)
+        child.wait()
+    """
+    waits = f"import sys; from benchmarks.fleet import run_one; run_one([sys.executable, '-c', {step!r}], 0.5)"
+    process = subprocess.Popen([sys.executable, "-c", waits], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"started\n"
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=30)  # ends when nobody is left who could write to it
+    assert b"KeyboardInterrupt" in told
 
 
 def test_a_step_is_not_begun_without_time_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
