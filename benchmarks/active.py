@@ -27,6 +27,10 @@ def measure(arguments: list[str]) -> dict[str, Any] | Callable[[], dict[str, Any
     """All chosen models, or the replay."""
     given = parser("active", __doc__)
     given.add_argument("--launch", choices=("plain", "cudagraph"), default="plain")
+    given.add_argument(
+        "--times", type=float, default=1.0, help="the budget of the effort, so many times over: for programs with which"
+        " both models run out of time before they have measured what they would"
+    )  # fmt: skip
     given.add_argument("--replay", action="store_true", help="on the rows that ship, without a GPU")
     given.add_argument("--rows", type=Path, help="another file of rows to replay")
     given.add_argument(
@@ -46,7 +50,10 @@ def measure(arguments: list[str]) -> dict[str, Any] | Callable[[], dict[str, Any
     with tempfile.TemporaryDirectory() as folder:
         keep = chosen.keep and str(chosen.keep.absolute())
         caches = chosen.caches and str(chosen.caches.absolute())
-        own = {"folder": folder, "launch": chosen.launch, "fits": _fits(folder), "keep": keep, "caches": caches}
+        fits = _fits(folder)
+        own = {
+            "folder": folder, "launch": chosen.launch, "times": chosen.times, "fits": fits, "keep": keep, "caches": caches
+        }  # fmt: skip
         tasks = [
             replace(task, arguments={**task.arguments, "first": WITHOUT if task.name in SHOWN[1::2] else WITH})
             for task in tasks_of("one_active", chosen, {**shared(chosen), **own})

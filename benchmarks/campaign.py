@@ -28,6 +28,7 @@ def measure(arguments: list[str]) -> None:
     parser.add_argument("--least-s", type=float, default=120.0, help="with less time left no step is begun")
     parser.add_argument("--folder", type=Path, required=True, help="for databases, caches and logs; may be used again")
     parser.add_argument("--device", default="cuda", help="cpu is for trying it out")
+    parser.add_argument("--times", type=float, default=1.0, help="`active` gives both sides so many times the budget")
     chosen = parser.parse_args(arguments)
     folder = chosen.folder.absolute()
     told = {
@@ -35,6 +36,7 @@ def measure(arguments: list[str]) -> None:
         "folder": str(folder),
         "device": chosen.device,
         "least_s": chosen.least_s,
+        "times": chosen.times,
     }
     tasks = []
     for name in chosen.only or SHOWN:

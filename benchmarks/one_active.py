@@ -40,7 +40,7 @@ def run(task: Task) -> None:
     """The program with the most to do stands for a model in which Dynamo finds several."""
     given = task.arguments
     order = (WITH, WITHOUT) if given["first"] == WITH else (WITHOUT, WITH)
-    told = {name: given[name] for name in ("effort", "launch", "first")}
+    told = {name: given[name] for name in ("effort", "times", "launch", "first")}
     folder = Path(given["folder"]) / slug(task.name)
     caches = Path(given["caches"] or folder / "inductor")
     report = Report(task.out, commit=commit(), **told, warm=caches.is_dir() and any(caches.iterdir()))
@@ -69,8 +69,9 @@ def _tuned(trace: Trace, model: str, given: Any, folder: Path, report: Report) -
         (folder / "models").symlink_to(given["fits"])
     begin = monotonic()
     try:
-        with own_workers(device, Effort.named(given["effort"]), heard) as pool:
-            tuner = Tuner(store, pool, device, given["effort"], Settings(model=model), LogProgress(report.at))
+        effort = Effort.named(given["effort"]).times(given["times"])
+        with own_workers(device, effort, heard) as pool:
+            tuner = Tuner(store, pool, device, effort, Settings(model=model), LogProgress(report.at))
             (tuned,) = tuner.tune(trace, (given["launch"],))
         Accounts(str(folder / "tuning.db"), trace.name).add([tuned])
         row = account(tuned) | {"wall_s": round(monotonic() - begin, 1)}

@@ -23,7 +23,7 @@ def run(task: Task) -> None:
     caches, kept, db = folder / "caches" / name, folder / "kept", folder / f"{name}.db"
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(caches)
     own = {
-        "active": ["--caches", str(caches), "--keep", str(kept)],
+        "active": ["--caches", str(caches), "--keep", str(kept), "--times", str(given["times"])],
         "models": ["--db", str(db)],
         "ablation": ["--db", str(db)],
         "startup": ["--db", str(db)],

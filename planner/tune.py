@@ -86,11 +86,13 @@ def tune(
         claims = {item.kind: Claims() for item in todo.items}
         since = clock.now() if again else None
 
+        spends = Effort.named(effort)
+
         def opening(kind: Kind, where: str) -> tuple[LazyPool, Serve]:
-            pool = LazyPool(lambda: workers(where, Effort.named(effort)))
+            pool = LazyPool(lambda: workers(where, spends))
             watching = heard.on(where if len(todo.devices) > 1 else "")
             tuner = Tuner(
-                store, pool, where, effort, Settings(sampler, storage, model=model), watching, time, claims[kind], since,
+                store, pool, where, spends, Settings(sampler, storage, model=model), watching, time, claims[kind], since,
                 kind.environment,
             )  # fmt: skip
             return pool, lambda item: tuner.verdict(item, again=again)
@@ -139,8 +141,9 @@ def tune_online(gm: Any, example_inputs: Sequence[Any], effort: str, store: Stor
     refuse_promises(gm, example_inputs, trace)
     where = next((str(d) for d in devices_of(gm, example_inputs) if d.type == "cuda"), "cpu")
     logger.info("tuning program %s on %s, effort %s", trace.key[:12], where, effort)
-    with shown(None) as heard, own_workers(where, Effort.named(effort)) as pool:
-        (tuned,) = Tuner(store, pool, where, effort, Settings(), heard).tune(trace, (options.launch or "plain",))
+    spends = Effort.named(effort)
+    with shown(None) as heard, own_workers(where, spends) as pool:
+        (tuned,) = Tuner(store, pool, where, spends, Settings(), heard).tune(trace, (options.launch or "plain",))
     logger.info("program %s: %s, %s, after %.0f s", trace.key[:12], tuned.status, tuned.winner, tuned.seconds)
     if tuned.plan is None:
         raise FuseplanError(tuned.detail or "no plan could be raced")

@@ -48,7 +48,15 @@ class Effort:
         """
         if seconds >= self.wall_s:
             return self
-        return replace(self, wall_s=seconds, device_s=self.device_s * seconds / self.wall_s)
+        return self.times(seconds / self.wall_s)
+
+    def times(self, factor: float) -> Effort:
+        """The same effort with so many times its budget of seconds.
+
+        >>> QUICK.times(2.0).wall_s
+        240.0
+        """
+        return replace(self, wall_s=self.wall_s * factor, device_s=self.device_s * factor)
 
     @staticmethod
     def named(name: str) -> Effort:

@@ -47,7 +47,7 @@ class Tuner:
     store: Store
     pool: Pool
     device: str
-    effort: str
+    effort: Effort
     settings: Settings
     progress: Progress
     time: Time = field(default_factory=Time)
@@ -70,7 +70,7 @@ class Tuner:
             found = None if again else self._known(trace, launch, trace.key)
             if found is None:
                 begin = monotonic()  # what comes before the first measurement is part of what tuning takes
-                effort = Effort.named(self.effort).within(self.time.share())
+                effort = self.effort.within(self.time.share())
                 model = model or self._model(_title(trace))
                 session = self._session(trace, model, effort, begin)
                 found = self._tune(session, trace, launch, again, timings)
@@ -104,7 +104,7 @@ class Tuner:
         if key != trace.key and not again and (known := self._known(trace, launch, key)) is not None:
             return known  # of an edited trace, only capturing tells which program it is
         session.unfinished = unfinished(self.store, key, self.environment)
-        run = Run(self.environment, key, self.effort, **vars(run_facts(self.device)))
+        run = Run(self.environment, key, self.effort.name, **vars(run_facts(self.device)))
         session.run = run.key
         self.store.add_run(run)
         ended = replace(run, state="interrupted")
@@ -230,7 +230,7 @@ class Tuner:
         """The rates of this device; measured once, where anything is measured at all."""
         if self.machine is None:
             self.machine = self._guess()
-            if Effort.named(self.effort).measures:
+            if self.effort.measures:
                 self.progress.stage(program, "measuring what this machine can do", 1)
                 (outcome,) = self.pool.map([Calibrate()])
                 self.machine = self.machine.calibrated(outcome.machine)

@@ -17,7 +17,7 @@ from fuseplan.explain import compiled_by
 from fuseplan.graph import Graph
 from fuseplan.measure.jobs import Job, Outcome, RacePlans, RaceRegion, Row, VetRegion, choice_name
 from fuseplan.plan import Plan, SegmentedPlan
-from fuseplan.search.effort import Effort
+from fuseplan.search.effort import FULL, Effort
 from fuseplan.segment import is_anchor, is_attention
 from fuseplan.tune import Tuner
 from fuseplan.tuning.keep import Tuned
@@ -123,7 +123,7 @@ def tuned(
     launch: str = "plain",
     model: str = "learned",
 ) -> Tuned:
-    (found,) = Tuner(store, pool, "cpu", effort, Settings(model=model), Silent()).tune(trace, (launch,))
+    (found,) = Tuner(store, pool, "cpu", Effort.named(effort), Settings(model=model), Silent()).tune(trace, (launch,))
     return found
 
 
@@ -191,7 +191,7 @@ def test_quick_measures_a_handful_and_full_more(trace: Trace) -> None:
 def test_what_was_measured_is_not_measured_again(trace: Trace, store: Store) -> None:
     first, later = Across(), Across()
     tuned(trace, store, first, "full")
-    list(Tuner(store, later, "cpu", "full", Settings(), Silent()).tune(trace, ("plain",), again=True))
+    list(Tuner(store, later, "cpu", FULL, Settings(), Silent()).tune(trace, ("plain",), again=True))
     assert not {graph.key for graph in first.asked} & {graph.key for graph in later.asked}
     assert any(map(across, cut_plans(later.jobs)))
 
@@ -221,5 +221,5 @@ def test_layers_that_nobody_has_tuned_are_joined_though_others_are_known(trace: 
 def test_more_effort_joins_more_of_what_is_known(trace: Trace, store: Store) -> None:
     quick, full = Across(), Across()
     tuned(trace, store, quick, "quick", model="roofline")
-    list(Tuner(store, full, "cpu", "full", Settings(model="roofline"), Silent()).tune(trace, ("plain",), again=True))
+    list(Tuner(store, full, "cpu", FULL, Settings(model="roofline"), Silent()).tune(trace, ("plain",), again=True))
     assert {graph.key for graph in full.asked} - {graph.key for graph in quick.asked}

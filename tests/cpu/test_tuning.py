@@ -16,6 +16,7 @@ from fuseplan.measure.jobs import RacePlans, VetRegion
 from fuseplan.models import Machine, Roofline
 from fuseplan.plan import SegmentedPlan, WholePlan
 from fuseplan.search.costs import region_of
+from fuseplan.search.effort import NONE, QUICK, Effort
 from fuseplan.tune import Tuner
 from fuseplan.tuning.keep import Tuned
 from fuseplan.tuning.ledger import Settings
@@ -58,7 +59,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def tuned(trace: Trace, store: Store, pool: ReplayingPool, effort: str = "quick", **settings: str) -> Tuned:
-    tuner = Tuner(store, pool, "cpu", effort, Settings(**settings), Silent())
+    tuner = Tuner(store, pool, "cpu", Effort.named(effort), Settings(**settings), Silent())
     (found,) = tuner.tune(trace, ("plain",))
     return found
 
@@ -114,7 +115,7 @@ def test_the_fastest_plan_is_kept_with_its_evidence(trace: Trace, store: Store) 
     assert found.best_default_us is not None
     assert found.best_default_us >= 1000
     answer = store.find_plan(
-        Query(trace.key, Tuner(store, ReplayingPool(), "cpu", "quick", Settings(), Silent()).environment)
+        Query(trace.key, Tuner(store, ReplayingPool(), "cpu", QUICK, Settings(), Silent()).environment)
     )
     assert isinstance(answer, Hit)
     assert (answer.plan.plan, answer.plan.status, answer.plan.wall_us) == (found.plan, "tuned", 500.0)
@@ -205,21 +206,21 @@ def test_a_wrong_choice_is_never_part_of_a_plan_and_stays_known(trace: Trace, st
 def test_again_tries_what_failed_and_measures_nothing_else_anew(trace: Trace, store: Store) -> None:
     first, mended = ReplayingPool(bad={"inductor": "timeout"}), ReplayingPool()
     tuned(trace, store, first)
-    tuner = Tuner(store, mended, "cpu", "quick", Settings(), Silent())
+    tuner = Tuner(store, mended, "cpu", QUICK, Settings(), Silent())
     list(tuner.tune(trace, ("plain",), again=True))
     failed = {(job.graph.key, job.executor) for job in first.jobs if isinstance(job, VetRegion)}
     tried = {(job.graph.key, job.executor) for job in mended.jobs if isinstance(job, VetRegion)}
     assert failed & tried
     assert not set(first.measured) & set(mended.measured)
     later = ReplayingPool()
-    list(Tuner(store, later, "cpu", "quick", Settings(), Silent()).tune(trace, ("plain",), again=True))
+    list(Tuner(store, later, "cpu", QUICK, Settings(), Silent()).tune(trace, ("plain",), again=True))
     found = {(job.graph.key, job.executor) for job in later.jobs if isinstance(job, VetRegion)}
     assert not found & tried  # the later result is what is known
 
 
 def test_again_tries_each_failure_once(trace: Trace, training: Trace, store: Store) -> None:
     pool = ReplayingPool(bad={"inductor": "timeout"})
-    tuner = Tuner(store, pool, "cpu", "quick", Settings(), Silent())
+    tuner = Tuner(store, pool, "cpu", QUICK, Settings(), Silent())
     for one in (trace, training):
         list(tuner.tune(one, ("plain", "cudagraph"), again=True))
     vetted = [(job.graph.key, job.executor) for job in pool.jobs if isinstance(job, VetRegion)]
@@ -231,7 +232,7 @@ def test_without_measuring_a_plan_is_unverified(trace: Trace, store: Store) -> N
     found = tuned(trace, store, pool, "none")
     assert found.status == "unverified"
     assert not pool.measured
-    query = Query(trace.key, Tuner(store, pool, "cpu", "none", Settings(), Silent()).environment)
+    query = Query(trace.key, Tuner(store, pool, "cpu", NONE, Settings(), Silent()).environment)
     missed = store.find_plan(query)
     assert isinstance(missed, Miss)
     assert missed.reason == "unverified"

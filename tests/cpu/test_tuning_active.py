@@ -19,6 +19,7 @@ from fuseplan.capture.trace import Trace
 from fuseplan.measure.jobs import Calibrate, Job, Outcome, RaceRegion, VetPlan
 from fuseplan.models import Asked, Machine, Prediction, Roofline, Row
 from fuseplan.search.acquisition import AUDITED_FROM
+from fuseplan.search.effort import FULL, NONE, QUICK
 from fuseplan.tune import Tuner, tune
 from fuseplan.tuning import tuner
 from fuseplan.tuning.keep import Tuned
@@ -93,7 +94,7 @@ def knowing(monkeypatch: pytest.MonkeyPatch) -> Knowing:
 def run(trace: Trace, place: Path, model: str) -> tuple[Tuned, ReplayingPool]:
     pool = ReplayingPool(like=Roofline(Machine.guess("a CPU")))
     store = Store(Places(user=place))
-    (found,) = Tuner(store, pool, "cpu", "full", Settings(model=model), Silent()).tune(trace, ("plain",))
+    (found,) = Tuner(store, pool, "cpu", FULL, Settings(model=model), Silent()).tune(trace, ("plain",))
     store.close()
     return found, pool
 
@@ -128,7 +129,7 @@ def test_without_measuring_what_the_database_has_counts(trace: Trace, tmp_path: 
     assert any(isinstance(job, RaceRegion) for job in pool.jobs)
     store = Store(Places(user=tmp_path / "one.db"))
     silent = ReplayingPool()
-    (found,) = Tuner(store, silent, "cpu", "none", Settings(model="roofline"), Silent()).tune(
+    (found,) = Tuner(store, silent, "cpu", NONE, Settings(model="roofline"), Silent()).tune(
         trace, ("plain",), again=True
     )
     store.close()
@@ -165,7 +166,7 @@ def test_a_fit_for_a_gpu_does_not_wait_for_the_workers(
 
     monkeypatch.setattr(tuner, "cost_model", fit)
     store = Store(Places(user=tmp_path / "db.sqlite3"))
-    found = Tuner(store, Starting(), "cpu", "quick", Settings(), Silent(), here=here)
+    found = Tuner(store, Starting(), "cpu", QUICK, Settings(), Silent(), here=here)
     list(found.tune(trace, ("plain",)))
     store.close()
     assert events[:3] == (["fit", "calibrated", "fit"] if here else ["calibrated", "fit"])
@@ -175,7 +176,7 @@ def test_torchs_own_defaults_are_waited_for_and_nvfusers_for_a_while(trace: Trac
     """Of a hundred different regions nvFuser compiles each by itself, and of all that quick has time for nothing were left."""
     store, pool = Store(Places(user=tmp_path / "db.sqlite3")), ReplayingPool()
     here = replace(GPU, nvfuser="0.2.36")
-    list(Tuner(store, pool, "cpu", "quick", Settings(model="roofline"), Silent(), here=here).tune(trace, ("plain",)))
+    list(Tuner(store, pool, "cpu", QUICK, Settings(model="roofline"), Silent(), here=here).tune(trace, ("plain",)))
     store.close()
     limits = {job.side.name: job.limit_s for job in pool.jobs if isinstance(job, VetPlan)}
     assert limits["inductor"] is limits["eager"] is None

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fuseplan.capture.trace import Trace
 from fuseplan.plan import SegmentedPlan
+from fuseplan.search.effort import QUICK
 from fuseplan.tune import Tuner
 from fuseplan.tuning.ledger import Settings, plan_name
 from fuseplan.tuning.progress import Silent
@@ -47,7 +48,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def tuned(trace: Trace, store: Store, pool: ReplayingPool) -> StoredPlan:
-    list(Tuner(store, pool, "cpu", "quick", Settings(), Silent()).tune(trace, ("plain",)))
+    list(Tuner(store, pool, "cpu", QUICK, Settings(), Silent()).tune(trace, ("plain",)))
     (stored,) = store.plans()
     return stored
 
@@ -108,7 +109,7 @@ def test_a_prediction_is_older_than_what_it_is_held_against(stored: StoredPlan, 
     """A model that has heard of a region says what it was told: tuned again, the same rows must stand beside it."""
     before = stored.evidence.regions
     pool = ReplayingPool()
-    list(Tuner(store, pool, "cpu", "quick", Settings(), Silent()).tune(trace, ("plain",), again=True))
+    list(Tuner(store, pool, "cpu", QUICK, Settings(), Silent()).tune(trace, ("plain",), again=True))
     again = next(one for one in store.plans() if one.key == stored.key or one.evidence.regions)
     predicted = {one.key: one.predicted_device_us for one in again.evidence.regions}
     for one in before:

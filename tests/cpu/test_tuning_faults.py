@@ -25,6 +25,7 @@ from fuseplan.measure.pool import Limits, Workers
 from fuseplan.plan import WholePlan
 from fuseplan.runtime import regions
 from fuseplan.search import effort
+from fuseplan.search.effort import Effort
 from fuseplan.tune import Tuner
 from fuseplan.tuning import segments
 from fuseplan.tuning.keep import Tuned
@@ -69,7 +70,7 @@ def chain() -> Trace:
 
 
 def tuner(store: Store, pool: Workers | ReplayingPool, effort: str = "quick", **settings: str) -> Tuner:
-    return Tuner(store, pool, "cpu", effort, Settings(**settings), Silent())
+    return Tuner(store, pool, "cpu", Effort.named(effort), Settings(**settings), Silent())
 
 
 def tuned(trace: Trace, store: Store, pool: ReplayingPool, effort: str = "quick", again: bool = False) -> Tuned:

@@ -26,6 +26,7 @@ from fuseplan.explain import compiled_by
 from fuseplan.measure.jobs import Capture, Found, Job, Outcome
 from fuseplan.plan import SegmentedPlan, WholePlan
 from fuseplan.runtime import Program, regions
+from fuseplan.search.effort import NONE
 from fuseplan.tune import Tuner
 from fuseplan.tuning import segments
 from fuseplan.tuning.ledger import Settings
@@ -126,7 +127,7 @@ def test_a_predicted_plan_runs_for_those_who_ask_for_such(own_database: Path, po
     trace = trace_of(dynamic=False)
     pool.graphs = captured(trace.to_json())
     store = Store(Places(own_database))
-    (found,) = Tuner(store, pool, "cpu", "none", Settings(), Silent()).tune(trace, ("plain",))
+    (found,) = Tuner(store, pool, "cpu", NONE, Settings(), Silent()).tune(trace, ("plain",))
     store.close()
     assert (found.status, pool.measured) == ("unverified", [])
     given = arguments(48)

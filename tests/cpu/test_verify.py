@@ -19,6 +19,7 @@ from fuseplan.cli import main
 from fuseplan.errors import StoreError
 from fuseplan.measure.environment import environment
 from fuseplan.plan import Part, Plan, SegmentedPlan, WholePlan
+from fuseplan.search.effort import NONE, QUICK
 from fuseplan.segment import Region, Segmentation
 from fuseplan.tune import Tuner, tune
 from fuseplan.tuning.ledger import Settings
@@ -170,7 +171,7 @@ def test_a_trace_that_is_none_is_one_line(trace: Trace, tmp_path: Path, text: st
 def test_what_tuning_keeps_is_enough_to_verify_elsewhere(trace: Trace, tmp_path: Path) -> None:
     """From one machine's tuning over an export to another's races, with nothing else carried along."""
     theirs = Store(Places(user=tmp_path / "theirs.db"))
-    (tuned,) = Tuner(theirs, ReplayingPool(times={"eager": 10.0}), "cpu", "quick", Settings(), Silent()).tune(
+    (tuned,) = Tuner(theirs, ReplayingPool(times={"eager": 10.0}), "cpu", QUICK, Settings(), Silent()).tune(
         trace, ("plain",)
     )
     export(theirs.file, tmp_path / "rows.jsonl.gz")
@@ -196,7 +197,7 @@ def test_a_dynamic_program_is_raced_at_the_sizes_of_its_plan(tmp_path: Path) -> 
     store = Store(Places(user=tmp_path / "tuning.db"))
     pool = ReplayingPool()
     for one in (small, large):
-        list(Tuner(store, pool, "cpu", "none", Settings(), Silent()).tune(one, ("plain",)))
+        list(Tuner(store, pool, "cpu", NONE, Settings(), Silent()).tune(one, ("plain",)))
     boxes = {one.sizes for one in store.plans()}
     assert len(boxes) == 2
     assert {store.find_trace(small.key, box) for box in boxes} == {small.to_json(), large.to_json()}
@@ -218,7 +219,7 @@ def test_a_plan_is_raced_under_the_numerics_that_it_was_made_under(trace: Trace,
 def test_a_program_that_is_known_by_key_can_be_tuned_again(trace: Trace, tmp_path: Path) -> None:
     path = tmp_path / "tuning.db"
     store = Store(Places(user=path))
-    tuner = Tuner(store, ReplayingPool(times={"eager": 10.0}), "cpu", "quick", Settings(), Silent())
+    tuner = Tuner(store, ReplayingPool(times={"eager": 10.0}), "cpu", QUICK, Settings(), Silent())
     (first,) = tuner.tune(trace, ("plain",))
     (stored,) = store.plans()
     retune(store, stored.key)
