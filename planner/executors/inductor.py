@@ -15,6 +15,7 @@ from torch._ops import OpOverload
 from fuseplan.capture.targets import find_target
 from fuseplan.capture.to_fx import to_fx
 from fuseplan.errors import ExecutorError, GraphError, UnsupportedError
+from fuseplan.executors import statistics
 from fuseplan.executors.base import Compiled, refuse_unsupported
 from fuseplan.executors.flat import flatten
 from fuseplan.executors.layout import concrete, dense_order, shared_outputs
@@ -125,6 +126,8 @@ def _refusal(op: Op, graph: Graph, target: Callable[..., Any]) -> str | None:
             return "what it gives, or how much, depends on data"
         if not any(isinstance(value.type, (TensorType, ScalarType)) for value in op.outputs):
             return "it gives no value"
+        if statistics.rounded(op, graph):
+            return "it would round statistics that others expect in float32"
     types = graph.types
     for name in (*op.reads, *(value.name for value in op.outputs)):
         kind = types.get(name)

@@ -20,9 +20,9 @@ from fuseplan.graph import Graph, Ref
 from fuseplan.log import logger
 from fuseplan.options import Fuel, Fusion
 from fuseplan.plan import SegmentedPlan
+from fuseplan.runtime.declared import as_declared, at_risk
 from fuseplan.runtime.record import RegionRecord
 from fuseplan.runtime.settings import settings
-from fuseplan.runtime.strides import at_risk, with_declared_strides
 from fuseplan.segment import Region, Segmentation, check_segmentation, extract, flow_of, has_effect, maximal_regions
 from fuseplan.stats import count
 
@@ -57,7 +57,7 @@ class RegionCompiler:
         self.captured = captured
         self.role = role
         self.fuel = fuel
-        self.risky = at_risk(captured.graph, role)
+        self.risks = at_risk(captured.graph, role)
         self.executors: dict[str, Executor] = executors()
         self.records: list[RegionRecord] = []
         self.known = dict(known or {})
@@ -85,7 +85,7 @@ class RegionCompiler:
             return None
         values = self.captured.values
         outputs = tuple(values[ref.name] for ref in graph.outputs if isinstance(ref, Ref))
-        call = with_declared_strides(call, graph, self.risky)
+        call = as_declared(call, graph, self.risks)
         return RegionCall(self._nodes(region.ops), tuple(values[v.name] for v in graph.inputs), outputs, call)
 
     def _call(self, region: Region, graph: Graph, plain: bool) -> Compiled | None:
