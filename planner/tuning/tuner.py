@@ -192,7 +192,8 @@ class Tuner:
             return Tuned(of.key, of.name, of.launch, "failed", detail=detail)
         best = proposals[0]
         evidence = evidence_of(search, best.plan)
-        return keep_prediction(session, of, best.plan, best.predicted_us, _moves(search, best.plan), evidence)
+        predicted_us = search.predict([part.segmentation for part in best.plan.parts])
+        return keep_prediction(session, of, best.plan, predicted_us, _moves(search, best.plan), evidence)
 
     def _session(self, trace: Trace, model: CostModel, effort: Effort, begin: float) -> Session:
         return Session(
