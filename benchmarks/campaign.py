@@ -29,6 +29,9 @@ def measure(arguments: list[str]) -> None:
     parser.add_argument("--folder", type=Path, required=True, help="for databases, caches and logs; may be used again")
     parser.add_argument("--device", default="cuda", help="cpu is for trying it out")
     parser.add_argument("--times", type=float, default=1.0, help="`active` gives both sides so many times the budget")
+    parser.add_argument(
+        "--launch", action="append", choices=("plain", "cudagraph"), help="`ablation` has both, unless one is given"
+    )
     chosen = parser.parse_args(arguments)
     folder = chosen.folder.absolute()
     told = {
@@ -37,6 +40,7 @@ def measure(arguments: list[str]) -> None:
         "device": chosen.device,
         "least_s": chosen.least_s,
         "times": chosen.times,
+        "launches": chosen.launch or [],
     }
     tasks = []
     for name in chosen.only or SHOWN:

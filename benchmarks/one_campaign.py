@@ -25,7 +25,7 @@ def run(task: Task) -> None:
     own = {
         "active": ["--caches", str(caches), "--keep", str(kept), "--times", str(given["times"])],
         "models": ["--db", str(db)],
-        "ablation": ["--db", str(db), *(() if given["device"] == "cpu" else ("--launch", "plain"))],
+        "ablation": ["--db", str(db), *(word for one in given["launches"] for word in ("--launch", one))],
         "startup": ["--db", str(db)],
     }
     for step in given["steps"]:

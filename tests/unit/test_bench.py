@@ -49,11 +49,19 @@ def test_a_campaign_hands_on_what_it_has_tuned(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(one_campaign, "run_one", ran)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
-    told = {"steps": list(campaign.STEPS), "folder": str(tmp_path), "device": "cpu", "least_s": 1.0, "times": 2.0}
+    told = {
+        "steps": list(campaign.STEPS),
+        "folder": str(tmp_path),
+        "device": "cpu",
+        "least_s": 1.0,
+        "times": 2.0,
+        "launches": ["plain"],
+    }
     task = Task("tiny bert", "", tmp_path / "out.json", tmp_path / "log", told, limit_s=60.0)
     one_campaign.run(task)
     assert [command[3] for command in commands] == list(campaign.STEPS)
     assert all(command[command.index("--db") + 1] == str(tmp_path / "tiny-bert.db") for command in commands[1:])
+    assert commands[2][-2:] == ["--launch", "plain"]
     assert (tmp_path / "tiny-bert.db").read_text() == "tuned"
     ends = json.loads(task.out.read_text())["steps"]
     assert {step: how.partition(" in ")[0] for step, how in ends.items()} == {
@@ -80,7 +88,14 @@ def test_ctrl_c_ends_what_a_step_has_started() -> None:
 
 def test_a_step_is_not_begun_without_time_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
-    told = {"steps": ["active"], "folder": str(tmp_path), "device": "cpu", "least_s": 120.0, "times": 1.0}
+    told = {
+        "steps": ["active"],
+        "folder": str(tmp_path),
+        "device": "cpu",
+        "least_s": 120.0,
+        "times": 1.0,
+        "launches": [],
+    }
     task = Task("tiny bert", "", tmp_path / "out.json", tmp_path / "log", told, limit_s=60.0)
     one_campaign.run(task)
     assert json.loads(task.out.read_text())["steps"] == {"active": "no time was left for it"}
