@@ -38,6 +38,8 @@ def measure(arguments: list[str]) -> dict[str, Any] | Callable[[], dict[str, Any
     )
     given.add_argument("--keep", type=Path, metavar="FOLDER", help="keep all tuning databases, for `models --db`")
     chosen = given.parse_args(arguments)
+    if chosen.times <= 0:
+        given.error(f"--times is more than nothing, not {chosen.times:g}")
     if chosen.replay:
         return {**earlier_results("active"), "replay": replay(chosen.rows)}
     rows: dict[str, Any] = {}

@@ -115,7 +115,7 @@ def run_all(
             while free and not waiting.empty() and monotonic() < deadline:
                 slot, task = free.pop(0), waiting.get()
                 limit = min(task.limit_s, deadline - monotonic())
-                process = _start(replace(task, cores=slot.cores), slot)
+                process = _start(replace(task, cores=slot.cores, limit_s=limit), slot)
                 children.append((process, task.grace_s))
                 threading.Thread(target=_watch, args=(process, slot, task, limit, done), daemon=True).start()
                 running += 1
@@ -184,9 +184,11 @@ def _children() -> Iterator[list[tuple[subprocess.Popen[bytes], float]]]:
     try:
         yield children
     finally:
-        for process, grace_s in children:
-            if process.poll() is None:
-                _end(process, grace_s)
+        left = [(process, grace_s) for process, grace_s in children if process.poll() is None]
+        for process, _ in left:
+            process.send_signal(signal.SIGINT)
+        for process, grace_s in left:
+            _end(process, grace_s)
 
 
 def _end(process: subprocess.Popen[bytes], grace_s: float) -> None:
@@ -200,6 +202,7 @@ def _end(process: subprocess.Popen[bytes], grace_s: float) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has its background jobs ignore it
     mine = Task.from_json(sys.argv[1])
     if mine.cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, mine.cores)

@@ -13,19 +13,20 @@ from fuseplan.backend import programs_of
 from fuseplan.explain import compiled_by
 from fuseplan.graph import Graph
 from fuseplan.plan import Part, SegmentedPlan
+from fuseplan.runtime.record import GraphRecord
 from fuseplan.segment import Region, Segmentation
 
 
 class Mixed(nn.Module):
-    """A layer norm that keeps its weights in float32, as under autocast."""
+    """A norm that keeps its weights in float32, as under autocast."""
 
-    def __init__(self) -> None:
+    def __init__(self, norm: nn.Module) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(16)
+        self.norm = norm
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         with torch.autocast(x.device.type, dtype=torch.bfloat16):
-            return ((self.norm(x) * 2).sin(),)
+            return ((self.norm(x.cos()) * 2).sin(),)
 
 
 class Low(nn.Module):
@@ -41,18 +42,44 @@ class Low(nn.Module):
         return y.relu(), self.norm.running_var.sin() * 2
 
 
-def assert_like_eager(module: nn.Module, x: Tensor, role: str, words: Sequence[str], executor: str) -> None:
-    """One step of training with all ops whose name has one of `words` in one region, and ATen for the rest."""
+class Weighted(nn.Module):
+    """A weight norm in float16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.utils.parametrizations.weight_norm(nn.Linear(16, 16, dtype=torch.float16))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return (self.linear(x).sin(),)
+
+
+def assert_like_eager(
+    module: nn.Module,
+    x: Tensor,
+    role: str,
+    words: Sequence[str],
+    executor: str,
+    *,
+    refused: bool = False,
+    saving: str = "min-cut",
+) -> None:
+    """One step of training with all ops whose name has one of `words` in one region, which runs unless it is `refused`, and
+    ATen for the rest.
+    """
     expected = _step(module, module, x)
+    aten = SegmentedPlan((), saving=saving)
     parts = tuple(
-        Part(one, graph.key, Segmentation((_region(graph, words, executor),) if one == role else ()))
-        for one, graph in _graphs(module, x).items()
+        Part(one, record.graph.key, Segmentation((_region(record.graph, words, executor),) if one == role else ()))
+        for one, record in _records(module, aten, x).items()
     )
-    found = _step(module, _compiled(module, SegmentedPlan(parts)), x)
+    plan = SegmentedPlan(parts, saving=saving)
+    found = _step(module, _compiled(module, plan), x)
     for mine, theirs in zip(found, expected, strict=True):
         assert mine.dtype == theirs.dtype
         size = float(theirs.float().abs().max())
         torch.testing.assert_close(mine.float(), theirs.float(), rtol=0.02, atol=0.02 * size)
+    (region,) = _records(module, plan, x)[role].regions
+    assert bool(region.fallback) == refused, region.fallback
 
 
 def _compiled(module: nn.Module, plan: Any) -> Callable[..., Any]:
@@ -60,11 +87,11 @@ def _compiled(module: nn.Module, plan: Any) -> Callable[..., Any]:
     return torch.compile(module, backend="fuseplan", options={"plan": plan})  # type: ignore[no-any-return]
 
 
-def _graphs(module: nn.Module, x: Tensor) -> dict[str, Graph]:
-    compiled = _compiled(module, "aten")
+def _records(module: nn.Module, plan: SegmentedPlan, x: Tensor) -> dict[str, GraphRecord]:
+    compiled = _compiled(module, plan)
     _step(module, compiled, x)
     (program,) = programs_of(compiled_by(compiled))
-    return {record.role: record.graph for record in program.graphs}
+    return {record.role: record for record in program.graphs}
 
 
 def _region(graph: Graph, words: Sequence[str], executor: str) -> Region:

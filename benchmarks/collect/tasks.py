@@ -20,7 +20,7 @@ from benchmarks.collect.devices import moved_to
 from benchmarks.collect.generator import FAMILIES, program
 from benchmarks.search_tables import Table, read_table
 from fuseplan.errors import FuseplanError
-from fuseplan.executors import executors
+from fuseplan.executors import GAPS, executors
 from fuseplan.graph import Graph, Ref, TensorType
 from fuseplan.search.coarse import Coarse
 from fuseplan.segment import Region, extract, is_anchor, is_attention, islands
@@ -202,7 +202,7 @@ def choices_of(region: Graph, device: str) -> list[tuple[str, str]]:
             continue
         if name != "aten" and all(op.is_view for op in region.ops):
             continue
-        variants = executor.variants(region)
+        variants = tuple(one for one in executor.variants(region) if one != GAPS)  # by itself nobody knows who reads it
         costly = int(region.key[:8], 16) / 2**32 < TUNED
         found += [(name, variant) for variant in (variants if costly or name == "aten" else variants[:1])]
     return found

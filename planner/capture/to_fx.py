@@ -244,7 +244,7 @@ class _Builder:
         fake = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
         try:
             return node.target(*fake[0], **fake[1])  # type: ignore[operator]
-        except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
+        except Exception as error:
             first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise GraphError(f"{node.target} does not accept what the graph gives it: {first}") from error
 

@@ -1,8 +1,8 @@
 """Who runs a region: aten, inductor, nvfuser, all behind the one interface in base.py."""
 
-from fuseplan.executors.base import Compiled, Executor, Recalling
+from fuseplan.executors.base import GAPS, Compiled, Executor, Recalling
 
-__all__ = ["Compiled", "Executor", "Recalling", "executors"]
+__all__ = ["GAPS", "Compiled", "Executor", "Recalling", "executors"]
 
 
 def executors() -> dict[str, Executor]:

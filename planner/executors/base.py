@@ -9,6 +9,10 @@ from fuseplan.graph import Graph, Op
 Compiled = Callable[[list[Any]], Sequence[Any]]
 """A compiled region: takes its inputs by position in a list, which it may clear, and returns its outputs by position."""
 
+GAPS = "gaps"
+"""The variant of a region whose result may have gaps between its rows, as a padded matmul leaves them. Only a program's
+own output may: whoever else reads it was compiled for what the graph declares."""
+
 
 class Executor(Protocol):
     """Runs regions. A value of this type holds no state that a caller could notice."""

@@ -15,8 +15,8 @@ from torch._ops import OpOverload
 from fuseplan.capture.targets import find_target
 from fuseplan.capture.to_fx import to_fx
 from fuseplan.errors import ExecutorError, GraphError, UnsupportedError
-from fuseplan.executors import statistics
-from fuseplan.executors.base import Compiled, refuse_unsupported
+from fuseplan.executors.anchors import anchor_variants
+from fuseplan.executors.base import GAPS, Compiled, refuse_unsupported
 from fuseplan.executors.flat import flatten
 from fuseplan.executors.layout import concrete, dense_order, shared_outputs
 from fuseplan.executors.reference import draws
@@ -29,6 +29,12 @@ Condition = Callable[[Mapping[str, int]], bool]
 MAX_SPECIALIZED = 4
 """Compilations of one dynamic region for sizes that Inductor tells apart; other sizes then run under ATen."""
 _SUMS = ("aten.sum.dim_IntList", "aten.mean.dim")
+_WEIGHT_NORM = "aten._weight_norm_interface.default"
+_GIVE_STATISTICS = (
+    "aten.native_layer_norm.", "aten.native_group_norm.", "aten.native_batch_norm.", "aten._native_batch_norm_legit",
+    "aten._batch_norm_with_update", _WEIGHT_NORM,
+)  # fmt: skip
+_LOW = ("bfloat16", "float16")
 _KEEPS_DIMS = (2, 12)
 """Before this torch, a sum on a GPU that keeps its dimensions may come out without (github.com/pytorch/pytorch/pull/177782)."""
 
@@ -81,12 +87,15 @@ class InductorExecutor:
         return f"the size {free[0]} is not among its inputs" if free else None
 
     def variants(self, region: Graph) -> tuple[str, ...]:
-        """`tuned` searches tile sizes on a GPU, and matmul templates where the region holds a matmul."""
-        return ("default", "tuned") if _on_gpu(region) or _has_matmul(region) else ("default",)
+        """`tuned` searches tile sizes on a GPU, and matmul templates where the region holds a matmul; `gaps` leaves the
+        result of a matmul as padding it has made it.
+        """
+        gaps = (GAPS,) if _on_gpu(region) and "padded" in anchor_variants(region) else ()
+        return ("default", "tuned", *gaps) if _on_gpu(region) or _has_matmul(region) else ("default",)
 
     def compile(self, region: Graph, variant: str = "default") -> Compiled:
         """The code that Inductor writes for the region."""
-        if variant not in ("default", "tuned"):
+        if variant not in ("default", "tuned", GAPS):
             raise UnsupportedError(
                 f"inductor has no variant {variant!r} for this region: {', '.join(self.variants(region))}"
             )
@@ -126,7 +135,7 @@ def _refusal(op: Op, graph: Graph, target: Callable[..., Any]) -> str | None:
             return "what it gives, or how much, depends on data"
         if not any(isinstance(value.type, (TensorType, ScalarType)) for value in op.outputs):
             return "it gives no value"
-        if statistics.rounded(op, graph):
+        if _rounds_statistics(op, graph):
             return "it would round statistics that others expect in float32"
     types = graph.types
     for name in (*op.reads, *(value.name for value in op.outputs)):
@@ -134,6 +143,20 @@ def _refusal(op: Op, graph: Graph, target: Callable[..., Any]) -> str | None:
         if isinstance(kind, ScalarType) and kind.kind != "int":
             return f"{name} is a {kind.kind} that is known at run time only"
     return None
+
+
+def _rounds_statistics(op: Op, graph: Graph) -> bool:
+    """Whether statistics that are read would come out in low precision, as tracing has them and Inductor makes them. On a
+    CPU ATen makes them in float32, and its own backward takes no others.
+    """
+    mixed = "float32" in _dtypes(op.reads, graph) or op.target == _WEIGHT_NORM
+    read = [v.name for v in op.outputs[1:] if graph.users.get(v.name) or Ref(v.name) in graph.outputs]
+    return op.target.startswith(_GIVE_STATISTICS) and mixed and not _dtypes(read, graph).isdisjoint(_LOW)
+
+
+def _dtypes(names: Sequence[str], graph: Graph) -> set[str]:
+    kinds = (graph.types[name] for name in names)
+    return {kind.dtype for kind in kinds if isinstance(kind, TensorType)}
 
 
 def _counts(op: Op, graph: Graph, target: OpOverload) -> bool:
@@ -182,9 +205,13 @@ def _compile(region: Graph, variant: str) -> tuple[Compiled, Condition | None]:
     """The code for a region, and for which sizes it holds (None: for all)."""
     from fuseplan.executors import inductor_api
 
-    gm = to_fx(region)
     try:
-        return inductor_api.compile_graph(gm, _patches(region, variant)), inductor_api.condition(gm, region.symbols)
+        gm = to_fx(region)
+    except GraphError as error:
+        raise ExecutorError(f"inductor cannot be given a region of {len(region.ops)} ops: {_summary(error)}") from error
+    patches = _patches(region, variant)
+    try:
+        return inductor_api.compile_graph(gm, patches, gaps=variant == GAPS), inductor_api.condition(gm, region.symbols)
     except Exception as error:  # a compiler fails with anything; here that becomes our error
         raise ExecutorError(f"inductor failed on a region of {len(region.ops)} ops: {_summary(error)}") from error
 

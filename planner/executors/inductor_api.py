@@ -61,8 +61,9 @@ def instruction_set() -> str:
     return str(pick_vec_isa())
 
 
-def compile_graph(gm: GraphModule, patches: Mapping[str, Any]) -> Compiled:
-    """Compile an ATen-level FX graph with fake values, under config `patches`; no output of it may be a view.
+def compile_graph(gm: GraphModule, patches: Mapping[str, Any], *, gaps: bool = False) -> Compiled:
+    """Compile an ATen-level FX graph with fake values, under config `patches`; no output of it may be a view. With `gaps`
+    outputs lie as Inductor leaves them, which may be with gaps between their rows.
 
     What comes back is the code that Inductor wrote, not the CompiledFxGraph around it: that costs more at each call (scripts/bench regions),
     for profiling and bookkeeping of a cache that is written by its first call only.
@@ -77,7 +78,8 @@ def compile_graph(gm: GraphModule, patches: Mapping[str, Any]) -> Compiled:
         told: dict[str, Any] = {"input_device": device} if _TAKES_DEVICE else {}
         traced = _recursive_joint_graph_passes(traced, **told) or traced
         output = traced.graph.output_node()
-        _close_gaps(traced, wanted, mode)
+        if not gaps:
+            _close_gaps(traced, wanted, mode)
         # the strides of these are kept as they are, of all others they are Inductor's to choose
         output.meta["user_visible_output_idxs"] = list(range(len(wanted)))
         compiled = compile_fx_inner(traced, fakes, cudagraphs=BoxedBool(False), is_inference=False, is_backward=False)

@@ -44,6 +44,17 @@ def same_strides(tensor: Tensor, strides: tuple[int, ...]) -> bool:
     return tensor.numel() == 0 or all(mine == declared for size, mine, declared in pairs if size > 1)
 
 
+def spread_out(tensor: Tensor, strides: tuple[int, ...]) -> bool:
+    """In the order that `strides` say, with gaps between rows at most.
+
+    >>> spread_out(torch.empty(2, 8)[:, :5], (5, 1)), spread_out(torch.empty(5, 2).t(), (5, 1))
+    (True, False)
+    """
+    pairs = [(m, d) for size, m, d in zip(tensor.shape, tensor.stride(), strides, strict=True) if size > 1]
+    order = sorted(pairs, key=lambda pair: pair[1])
+    return tensor.numel() == 0 or (all(m >= d for m, d in pairs) and order == sorted(pairs) and order[:1] == [(1, 1)])
+
+
 def owners(inputs: list[Any], outputs: list[Any]) -> list[tuple[str, int] | None]:
     """For each output, the first input or else the first earlier output in whose memory it lies."""
     known: dict[int, tuple[str, int]] = {}

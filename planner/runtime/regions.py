@@ -5,8 +5,9 @@ from __future__ import annotations
 import operator
 import threading
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -14,16 +15,25 @@ from torch.fx import Node
 
 from fuseplan.capture import Captured
 from fuseplan.errors import ExecutorError, FuseplanError, GraphError, PlanError, UnsupportedError
-from fuseplan.executors import Compiled, Executor, Recalling, executors
+from fuseplan.executors import GAPS, Compiled, Executor, Recalling, executors
 from fuseplan.executors.flat import RegionCall
 from fuseplan.graph import Graph, Ref
 from fuseplan.log import logger
 from fuseplan.options import Fuel, Fusion
 from fuseplan.plan import SegmentedPlan
-from fuseplan.runtime.declared import as_declared, at_risk
+from fuseplan.runtime.declared import at_risk, with_declared_dtypes, with_declared_strides
 from fuseplan.runtime.record import RegionRecord
 from fuseplan.runtime.settings import settings
-from fuseplan.segment import Region, Segmentation, check_segmentation, extract, flow_of, has_effect, maximal_regions
+from fuseplan.segment import (
+    Region,
+    Segmentation,
+    check_segmentation,
+    extract,
+    flow_of,
+    has_effect,
+    leaving,
+    maximal_regions,
+)
 from fuseplan.stats import count
 
 _live: WeakValueDictionary[tuple[str, str, str, tuple[str, ...], str], Compiled] = WeakValueDictionary()
@@ -57,11 +67,12 @@ class RegionCompiler:
         self.captured = captured
         self.role = role
         self.fuel = fuel
-        self.risks = at_risk(captured.graph, role)
+        self.risky = at_risk(captured.graph, role)
         self.executors: dict[str, Executor] = executors()
         self.records: list[RegionRecord] = []
         self.known = dict(known or {})
         self.settings = settings()
+        self.leaving = leaving(captured.graph) if role == "inference" else frozenset[str]()
 
     def compile(self, segmentation: Segmentation) -> list[RegionCall]:
         """Return a call for each region that does not simply run under ATen, and for the ops that need not run at all."""
@@ -84,8 +95,7 @@ class RegionCompiler:
         if call is None:
             return None
         values = self.captured.values
-        outputs = tuple(values[ref.name] for ref in graph.outputs if isinstance(ref, Ref))
-        call = as_declared(call, graph, self.risks)
+        outputs = tuple(values[ref.name] for ref in _given(graph))
         return RegionCall(self._nodes(region.ops), tuple(values[v.name] for v in graph.inputs), outputs, call)
 
     def _call(self, region: Region, graph: Graph, plain: bool) -> Compiled | None:
@@ -95,12 +105,20 @@ class RegionCompiler:
             self._record(region, "the fuel is spent")
             return self._alone(region, graph) if region.recompute else None
         try:
+            if region.variant == GAPS and any(ref.name not in self.leaving for ref in _given(graph)):
+                raise UnsupportedError("gaps may be left in what an inference program gives out, and nowhere else")
             call = self._shared(self.executors[region.executor], graph, region.variant, region)
         except (UnsupportedError, ExecutorError, GraphError) as error:
             self._fall_back(region, graph, error)
             return self._alone(region, graph) if region.recompute else None
         self._record(region, None)
-        return call if plain else _or_aten(call, graph, region.executor)
+        return call if plain else self._guarded(call, graph, region.executor)
+
+    def _guarded(self, call: Compiled, graph: Graph, executor: str) -> Compiled:
+        if executor == "aten":  # takes what comes
+            return _or_aten(lambda args: call, graph, executor)
+        laid_out = with_declared_strides(call, graph, self.risky)
+        return _or_aten(partial(with_declared_dtypes, laid_out, graph), graph, executor)
 
     def _alone(self, region: Region, graph: Graph) -> Compiled:
         """The region under ATen as one call: the values that it computes again may be nowhere else to be had."""
@@ -152,23 +170,29 @@ class RegionCompiler:
         self.records.append(RegionRecord(region.ops, region.executor, region.variant, fallback))
 
 
-def _or_aten(call: Compiled, graph: Graph, executor: str) -> Compiled:
-    """`call` until it fails at run time with its inputs still there; from then on the same region under ATen.
+def _given(region: Graph) -> list[Ref]:
+    return [arg for arg in region.outputs if isinstance(arg, Ref)]
+
+
+def _or_aten(choose: Callable[[list[Any]], Compiled], graph: Graph, executor: str) -> Compiled:
+    """What `choose` says for the inputs of the first call, until it fails at run time with its inputs still there; from then
+    on the same region under ATen.
 
     What writes to its inputs may have done so before it failed, and is not tried again.
     """
-    if any(op.mutates for op in graph.ops):
-        return call
-    chosen = call
+    chosen: Compiled | None = None
+    final = any(op.mutates for op in graph.ops)
 
     def guarded(args: list[Any]) -> Sequence[Any]:
-        nonlocal chosen
+        nonlocal chosen, final
         try:
+            if chosen is None:
+                chosen = choose(args)
             return chosen(args)
         except RuntimeError as error:
-            if chosen is not call or len(args) != len(graph.inputs):
+            if final or len(args) != len(graph.inputs):
                 raise
-            chosen = executors()["aten"].compile(graph)
+            final, chosen = True, executors()["aten"].compile(graph)
             count("regions failed at run time")
             text = (
                 f"a region of {len(graph.ops)} ops failed under {executor} and runs under ATen: {error}".splitlines()[0]

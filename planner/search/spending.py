@@ -28,7 +28,7 @@ def cost_of(choice: Choice) -> float:
     (0.3, 2.5, 10.0)
     """
     executor, variant = choice
-    return COST_S.get(executor, OTHER_S) if variant == "default" or executor == "aten" else TUNED_S
+    return COST_S.get(executor, OTHER_S) if variant != "tuned" else TUNED_S
 
 
 def floored(seconds: float) -> float:

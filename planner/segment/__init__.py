@@ -3,6 +3,7 @@
 from fuseplan.segment.flow import Flow, flow_of, wanted
 from fuseplan.segment.greedy import maximal_regions, without_escaping_views
 from fuseplan.segment.islands import depths, is_anchor, is_attention, islands
+from fuseplan.segment.leaving import leaving
 from fuseplan.segment.legality import check_segmentation
 from fuseplan.segment.order import has_effect, order_edges
 from fuseplan.segment.region import Region, Segmentation, extract
@@ -20,6 +21,7 @@ __all__ = [
     "is_anchor",
     "is_attention",
     "islands",
+    "leaving",
     "maximal_regions",
     "only_once",
     "order_edges",

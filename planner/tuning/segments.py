@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from fuseplan.errors import GraphError
-from fuseplan.executors import Executor, executors
-from fuseplan.graph import Graph
+from fuseplan.executors import GAPS, Executor, executors
+from fuseplan.graph import Graph, Ref
 from fuseplan.measure.jobs import Found
 from fuseplan.plan import AnchorChoice, Part, SegmentedPlan
 from fuseplan.search.coarse import Coarse
 from fuseplan.search.costs import PLAIN, Case, Choice, RegionCosts, Runner, units_of
 from fuseplan.search.solve import WholeSolution, solve, two_clock
-from fuseplan.segment import Region, Segmentation
+from fuseplan.segment import Region, Segmentation, leaving
 from fuseplan.tuning.active import Active, Wanted, measurable
 from fuseplan.tuning.coarser import JOINER, Coarser
 from fuseplan.tuning.regions import RegionBook
@@ -60,7 +60,7 @@ class Search:
         self.session, self.book, self.launch, self.anchors = session, book, launch, anchors
         self.roles = tuple(role for role in ORDER if role in graphs)
         self.graphs = tuple(graphs[role] for role in self.roles)
-        self.runners = [_runners(graph, session) for graph in self.graphs]
+        self.runners = [_runners(graph, session, role) for role, graph in zip(self.roles, self.graphs, strict=True)]
         self.costs = [
             RegionCosts(graph, runners, session.model, book.timings, optimism=session.effort.optimism)
             for graph, runners in zip(self.graphs, self.runners, strict=True)
@@ -215,13 +215,13 @@ def stored(segmentation: Segmentation) -> Segmentation:
     return Segmentation(tuple(sorted(regions, key=lambda region: region.ops)))
 
 
-def _runners(graph: Graph, session: Session) -> list[Runner]:
-    runners = []
+def _runners(graph: Graph, session: Session, role: str) -> list[Runner]:
+    runners, free = [], leaving(graph) if role == "inference" else frozenset[str]()
     for executor in executors().values():
         if executor.available() is not None or (executor.name == "nvfuser" and not session.on_gpu):
             continue
         takes = tuple(executor.supports(op, graph) is None for op in graph.ops)
-        runners.append(Runner(executor.name, takes, _refusal(executor), _variants(executor, session)))
+        runners.append(Runner(executor.name, takes, _refusal(executor), _variants(executor, session, free)))
     return runners
 
 
@@ -230,15 +230,18 @@ def _refusal(executor: Executor) -> Callable[[Graph], str | None]:
     return refuses if refuses is not None else lambda region: None
 
 
-def _variants(executor: Executor, session: Session) -> Callable[[Graph], tuple[str, ...]]:
-    """All variants where the effort is full; a quick one takes those that cost no search of their own."""
-    every = session.effort.name == "full"
+def _variants(executor: Executor, session: Session, free: Set[str]) -> Callable[[Graph], tuple[str, ...]]:
+    """All variants where the effort is full; a quick one takes those that cost no search of their own. Gaps may be left in
+    values that are `free`: nobody in the program reads them.
+    """
+    left_out = set() if session.effort.name == "full" else {"tuned"}
 
     def variants(region: Graph) -> tuple[str, ...]:
         try:
             found = executor.variants(region)
         except GraphError:
             return ()
-        return found if every or executor.name == "aten" else found[:1]
+        gaps = all(isinstance(arg, Ref) and arg.name in free for arg in region.outputs)
+        return tuple(one for one in found if one not in left_out and (gaps or one != GAPS))
 
     return variants

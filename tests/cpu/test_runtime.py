@@ -20,7 +20,7 @@ from fuseplan.executors.inductor import InductorExecutor
 from fuseplan.explain import compiled_by
 from fuseplan.graph import Graph, Op, Ref, TensorType, Value
 from fuseplan.plan import Part, Plan, SegmentedPlan
-from fuseplan.runtime.declared import as_declared, at_risk
+from fuseplan.runtime.declared import at_risk, with_declared_strides
 from fuseplan.segment import Region, Segmentation, extract
 
 
@@ -181,13 +181,13 @@ def test_a_tensor_that_lies_otherwise_than_declared_is_laid_out_for_its_region()
         seen.append(args[0].stride())
         return [args[0].relu()]
 
-    call = as_declared(region, extract(graph, (1,)), at_risk(graph, "inference"))
+    call = with_declared_strides(region, extract(graph, (1,)), at_risk(graph, "inference"))
     given = torch.randn(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)
     (result,) = call([given])
     assert torch.equal(result, given.relu())
     call([given.contiguous()])
     assert seen == [(48, 16, 4, 1)] * 2
-    assert as_declared(region, extract(graph, (0,)), at_risk(graph, "inference")) is region
+    assert with_declared_strides(region, extract(graph, (0,)), at_risk(graph, "inference")) is region
 
 
 @pytest.mark.parametrize("plan", ["aten", "inductor"])

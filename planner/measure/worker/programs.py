@@ -15,8 +15,9 @@ from torch.fx import GraphModule
 from fuseplan.backend import fuseplan_backend, programs_of
 from fuseplan.capture.attention import attention_calls
 from fuseplan.capture.trace import Loaded, Trace, load_trace
+from fuseplan.executors import GAPS
 from fuseplan.explain import compiled_by
-from fuseplan.measure.agreement import Leaf, disagreement, expected
+from fuseplan.measure.agreement import Layout, Leaf, disagreement, expected
 from fuseplan.measure.clocks import clock_for
 from fuseplan.measure.failures import COMPILE, RUN, check_device, failure, line
 from fuseplan.measure.jobs import AttentionFound, Capture, Found, Outcome, Prepare, RacePlans, Row, Side, VetPlan
@@ -179,7 +180,7 @@ class _Trial:
             if number == len(SEEDS * ROUNDS) - 1:
                 peak.settle()
             found = self.case.loaded.run(compiled, seed)
-            problem = disagreement(found, self.leaves[seed], laid_out=not _is_torchs(self.side))
+            problem = disagreement(found, self.leaves[seed], _layout(self.side))
             if number == 0:
                 self.stage = RUN
                 self.row = replace(self.row, compile_s=round(perf_counter() - begin, 6))
@@ -195,9 +196,12 @@ class _Trial:
         return None
 
 
-def _is_torchs(side: Side) -> bool:
-    """Whether the program as a whole goes to torch.compile's own Inductor, which lays out outputs in its own way."""
-    return side.mode is not None or (isinstance(side.plan, WholePlan) and side.plan.executor == "inductor")
+def _layout(side: Side) -> Layout:
+    """How the outputs of a side may lie. Where all of a program goes to torch.compile's own Inductor, that is its matter."""
+    if side.mode is not None or (isinstance(side.plan, WholePlan) and side.plan.executor == "inductor"):
+        return "any"
+    parts = side.plan.parts if isinstance(side.plan, SegmentedPlan) else ()
+    return "gaps" if any(region.variant == GAPS for part in parts for region in part.segmentation.regions) else "eager"
 
 
 def _as_planned(row: Row, side: Side, compiled: Any, failed_before: int) -> Row:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fuseplan.executors import Compiled
+from fuseplan.executors import GAPS, Compiled
 from fuseplan.executors.check import CheckResult, check
 from fuseplan.executors.inputs import make_inputs
 from fuseplan.executors.memory import storage
@@ -38,7 +38,7 @@ def vet(job: VetRegion, bench: Bench) -> Outcome:
         return Outcome(row.status, row.detail, rows=(row,))
     bench.at(name, "checking")
     with torch.no_grad():
-        found = check(job.graph, compiled)
+        found = check(job.graph, compiled, gaps=job.variant == GAPS)
     if not found.ok:
         status, detail = _verdict(found)
         return Outcome(status, detail, rows=(replace(row, status=status, detail=detail),))
