@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -165,7 +165,7 @@ class _Bench:
         if verdict is None:
             return replace(known, detail="no default of this launch runs here", sides=_sides(entries, rows, None))
         return replace(
-            known, verdict=_word(plan, verdict), best_default=verdict.best_default.name,
+            known, verdict=_word(plan, entries, verdict), best_default=verdict.best_default.name,
             noise=verdict.result.noise, sides=_sides(entries, rows, verdict),
         )  # fmt: skip
 
@@ -187,14 +187,15 @@ def _entries(session: Session, launch: str, plan: StoredPlan | None) -> list[Ent
     return [*entries, Entry(f"plan {plan.key[:12]}", chosen)]
 
 
-def _word(plan: StoredPlan | None, verdict: Verdict) -> str:
+def _word(plan: StoredPlan | None, entries: Sequence[Entry], verdict: Verdict) -> str:
     if plan is None:
         return "untuned"
-    lane = next((lane for lane in verdict.result.lanes if lane.name == f"plan {plan.key[:12]}"), None)
-    if lane is None or lane.ratio is None:  # it is a default, or it fell out of the race
-        return "same" if plan.plan in (verdict.best_default.plan, verdict.winner.plan) else "slower"
-    if verdict.winner.name == lane.name:
-        return "faster"
+    if plan.plan in (verdict.best_default.plan, verdict.winner.plan):
+        return "faster" if verdict.tuned else "same"
+    name = next(entry.name for entry in entries if entry.plan == plan.plan)
+    lane = next((lane for lane in verdict.result.lanes if lane.name == name), None)
+    if lane is None or lane.ratio is None:  # it fell out of the race
+        return "slower"
     surely = lane.low is not None and lane.low > 1 and lane.ratio > 1 + verdict.result.noise
     return "slower" if surely or lane.dropped is not None else "same"
 

@@ -82,6 +82,7 @@ def tune(
     check_name(model)
     with _opened(db) as store, shown(progress) as heard:
         todo = _agenda(store, programs, effort, launch, device, top, again)
+        store.file.write(lambda connection: None)  # where nothing can be kept, better fail now than in an hour
         time = Time(seconds, len(todo.items), max(1, len(todo.devices)))
         claims = {item.kind: Claims() for item in todo.items}
         since = clock.now() if again else None

@@ -23,6 +23,8 @@ AGAIN = "incumbent again"
 METRICS = ("device_us", "host_us", "wall_us")
 HEATS = 2
 """Blocks of each rival before a race, of which the faster counts: they say who takes the incumbent's part."""
+NOISY = 0.5
+"""The noise, relative, from which on a race tells nothing about what was tuned: the machine has too much else to do."""
 _LEAST_US = 1e-3
 """What a time counts for at least, so that it has a logarithm: a CPU has no host time of its own."""
 

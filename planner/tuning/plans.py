@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fuseplan.measure.jobs import PLAN_RULE, Found, Job, Outcome, RacePlans, Row, Side, VetPlan
-from fuseplan.measure.race import RaceResult
+from fuseplan.measure.race import NOISY, RaceResult
 from fuseplan.plan import AnchorChoice, Plan, SegmentedPlan, WholePlan
 from fuseplan.tuning.session import Session
 
@@ -167,7 +167,7 @@ def decide(session: Session, trace: str, entries: Sequence[Entry], rows: dict[st
     while known := [entry for entry in able if entry.default]:
         incumbent, racing = known[0], able
         while (result := _raced(session, trace, racing, incumbent, rows)) is not None:
-            verdict, best = _judged(racing, result, rows)
+            verdict, best = _judged(racing, result, rows, known)
             if verdict is not None:
                 return verdict
             incumbent, racing = best, [best, *(entry for entry in racing if _may_win(entry, result))]
@@ -176,19 +176,32 @@ def decide(session: Session, trace: str, entries: Sequence[Entry], rows: dict[st
     return None
 
 
-def _judged(racing: Sequence[Entry], result: RaceResult, rows: dict[str, Row]) -> tuple[Verdict | None, Entry]:
-    """The verdict, if the race was against the best default, or one that ties with it; and which that is."""
+def _judged(
+    racing: Sequence[Entry], result: RaceResult, rows: dict[str, Row], known: Sequence[Entry]
+) -> tuple[Verdict | None, Entry]:
+    """The verdict, if the race was against the best default, or one that ties with it; and which that is. `known` are the
+    defaults in their order.
+    """
     ratios = {lane.name: lane.ratio for lane in result.lanes if lane.status == "ok" and lane.ratio is not None}
     here = [entry for entry in racing if entry.default and entry.name in ratios]
     incumbent = next(entry for entry in racing if entry.name == result.incumbent)
     best = min(here, key=lambda entry: (ratios[entry.name], entry is not incumbent))
     winner = next(entry for entry in racing if entry.name == result.winner)
-    if winner.default:
-        return Verdict(winner, winner, result, rows), winner
+    if winner.default or result.noise > NOISY:
+        stands = _first_of_equals(known, result)
+        return Verdict(stands, stands, result, rows), stands
     tied = ratios[best.name] * (1 + result.noise) >= 1.0
     if best is incumbent or (tied and ratios[winner.name] * (1 + result.noise) < ratios[best.name]):
         return Verdict(winner, incumbent, result, rows), incumbent
     return None, best
+
+
+def _first_of_equals(known: Sequence[Entry], result: RaceResult) -> Entry:
+    """The first of the defaults that none is faster than by more than the noise."""
+    lanes = {lane.name: lane for lane in result.lanes if lane.status == "ok" and lane.dropped is None}
+    able = [(entry, lanes[entry.name].ratio or 1.0) for entry in known if entry.name in lanes]
+    least = min(ratio for _, ratio in able)
+    return next(entry for entry, ratio in able if ratio <= least * (1 + result.noise))
 
 
 def _may_win(entry: Entry, result: RaceResult) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
+from fuseplan.measure.race import NOISY
 from fuseplan.tuning.budget import spelled
 
 if TYPE_CHECKING:
@@ -283,7 +284,9 @@ def told(tuned: Tuned) -> str:
         return f"{name}{tuned.detail and f', {tuned.detail}'}"
     best = tuned.best_default_us
     against = "" if best is None else f" against {best:,.1f} µs of {tuned.best_default}"
-    return f"{name}, {tuned.wall_us:,.1f} µs{against}"
+    busy = tuned.noise is not None and tuned.noise > NOISY
+    noise = f"; noise {tuned.noise:.0%}: the machine was too busy to tell, tune --again when it is not" if busy else ""
+    return f"{name}, {tuned.wall_us:,.1f} µs{against}{noise}"
 
 
 def _plain(text: str) -> str:

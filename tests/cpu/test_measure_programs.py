@@ -152,6 +152,26 @@ def test_what_is_right_is_compiled_ahead_of_its_race(training: tuple[str, Outcom
     assert compiled == (["eager", "aten", "more"] if lost else ["more"])
 
 
+class Ring(nn.Module):
+    """A cache that is full after a few calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("place", torch.zeros(1, dtype=torch.long))
+        self.register_buffer("kept", torch.zeros(3, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.kept.index_copy_(0, self.place, x.relu())
+        self.place.add_(1)
+        return self.kept.sum(0)
+
+
+def test_a_cache_is_never_full_while_it_is_timed(workers: Workers) -> None:
+    sides = (Side("eager"), Side("aten", Plan.named("aten")))
+    (raced,) = workers.map([RacePlans(trace_of(Ring(), torch.randn(1, 8)), sides, "eager", SHORT)])
+    assert {row.name: (row.status, row.detail) for row in raced.rows} == dict.fromkeys(("eager", "aten"), ("ok", ""))
+
+
 def test_dropout_is_not_held_against_a_plan(workers: Workers) -> None:
     trace = trace_of(Block(0.5), torch.randn(64, 8))
     vetted = workers.map([VetPlan(trace, Side("aten", Plan.named("aten"))), VetPlan(trace, Side("eager"))])

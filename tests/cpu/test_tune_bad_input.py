@@ -165,3 +165,7 @@ def test_words_that_there_are_not(arguments: list[str], good: Path) -> None:
     assert ran.exit_code == 2
     assert "Error: " in ran.stderr.splitlines()[-1]
     assert not Path(os.environ["FUSEPLAN_DB"]).exists()
+
+
+def test_a_database_that_cannot_be_written_is_found_out_before_anything_is_measured(good: Path, tmp_path: Path) -> None:
+    assert "unable to open database file" in refused(good, "--db", tmp_path)

@@ -13,11 +13,13 @@ from torch import Tensor, nn
 from fuseplan.capture.trace import Trace
 from fuseplan.capture.trace_edit import identity
 from fuseplan.measure.jobs import RacePlans, VetRegion
+from fuseplan.measure.race import Lane, RaceResult
 from fuseplan.models import Machine, Roofline
 from fuseplan.plan import SegmentedPlan, WholePlan
 from fuseplan.search.costs import region_of
 from fuseplan.search.effort import NONE, QUICK, Effort
 from fuseplan.tune import Tuner
+from fuseplan.tuning import plans
 from fuseplan.tuning.keep import Tuned
 from fuseplan.tuning.ledger import Settings
 from fuseplan.tuning.progress import Silent
@@ -260,3 +262,27 @@ def test_a_plan_holds_for_sizes_near_those_it_was_tuned_at() -> None:
     (found,) = traces_of(double, x)
     assert list(sizes_of(found).values()) == [48]
     assert box_of(found).text.endswith("=33..64")
+
+
+@pytest.mark.parametrize(
+    ("ratios", "noise", "stands"),
+    [
+        ({"inductor": 1.01, "eager": 1.0}, 0.02, "inductor"),  # a tie
+        ({"inductor": 1.5, "eager": 1.0}, 0.02, "eager"),
+        ({"inductor": 0.72, "eager": 1.0}, 1.6, "inductor"),
+        ({"inductor": 1.0, "eager": 0.6, "cut": 0.1}, 2.2, "inductor"),  # no race, but something else on the machine
+        ({"inductor": 1.0, "eager": 1.2, "cut": 0.8}, 0.02, "cut"),
+    ],
+)
+def test_ties_go_to_torch_compile_and_noise_decides_nothing(
+    ratios: dict[str, float], noise: float, stands: str
+) -> None:
+    racing = [plans.Entry(name, WholePlan("inductor"), default=name != "cut") for name in ratios]
+    incumbent = next(name for name, ratio in ratios.items() if ratio == 1.0)
+    lanes = tuple(Lane(name, ratio=ratio) for name, ratio in ratios.items())
+    result = RaceResult(incumbent, "cut" if "cut" in ratios else incumbent, noise, 12, lanes)
+    verdict, best = plans._judged(racing, result, {}, [entry for entry in racing if entry.default])
+    assert verdict is not None
+    assert verdict.winner.name == stands
+    assert verdict.tuned == (stands == "cut")
+    assert best is verdict.best_default

@@ -55,10 +55,15 @@ class _Course:
 
     inputs: list[list[Tensor]]
     tangents: dict[int, Tensor]
+    counters: list[list[tuple[Tensor, Tensor]]]
+    """Of each set of inputs the integers that a step writes to, and what was there before."""
     prepared: dict[Side, Callable[..., Any]]
 
     def calls(self, compiled: Callable[..., Any], loaded: Loaded) -> list[Callable[[], None]]:
-        return [_Step(compiled, args, self.tangents, loaded) for args in self.inputs]
+        return [
+            _Step(compiled, args, self.tangents, counters, loaded)
+            for args, counters in zip(self.inputs, self.counters, strict=True)
+        ]
 
 
 class Programs:
@@ -83,7 +88,18 @@ class Programs:
         case = self.case(text)
         if case.course is None:
             inputs = [case.loaded.inputs(seed) for seed in SEEDS]
-            case.course = _Course(inputs, _tangents(case.loaded, inputs[0]), {})
+            before = [[whole.clone() for whole in _integers(case.loaded, args)] for args in inputs]
+            tangents = _tangents(case.loaded, inputs[0])
+            written = [
+                i for i, (whole, was) in enumerate(zip(_integers(case.loaded, inputs[0]), before[0], strict=True))
+                if not torch.equal(whole, was)
+            ]  # fmt: skip
+            counters = [
+                [(_integers(case.loaded, args)[i], was[i]) for i in written]
+                for args, was in zip(inputs, before, strict=True)
+            ]
+            _put_back(counters[0])
+            case.course = _Course(inputs, tangents, counters, {})
         return case.course
 
     def forget(self) -> None:
@@ -299,6 +315,17 @@ def prepare(job: Prepare, bench: Bench) -> Outcome:
     return Outcome()
 
 
+def _integers(loaded: Loaded, args: Sequence[Any]) -> list[Tensor]:
+    """All tensors of whole numbers that a step may write to."""
+    every = (*loaded.tensors.owned.values(), *args)
+    return [one for one in every if isinstance(one, Tensor) and not (one.is_floating_point() or one.is_complex())]
+
+
+def _put_back(counters: Sequence[tuple[Tensor, Tensor]]) -> None:
+    for whole, was in counters:
+        whole.copy_(was)
+
+
 def _tangents(loaded: Loaded, args: Sequence[Tensor]) -> dict[int, Tensor]:
     """What backward starts from, by the number of the output."""
     outputs = loaded.step(args=args)
@@ -309,13 +336,15 @@ def _tangents(loaded: Loaded, args: Sequence[Tensor]) -> dict[int, Tensor]:
 class _Step:
     """One step on one set of inputs, with as little around the program as can be; it leaves nothing behind.
 
-    Outputs and gradients are dropped at its end: a CUDA graph whose outputs are held is not replayed.
+    Outputs and gradients are dropped at its end: a CUDA graph whose outputs are held is not replayed. Counters are put back:
+    the place in a cache that a program writes to next would soon lie beyond its end.
     """
 
     def __init__(
-        self, call: Callable[..., Any], args: Sequence[Tensor], tangents: dict[int, Tensor], loaded: Loaded
-    ) -> None:
-        self.call, self.args = call, args
+        self, call: Callable[..., Any], args: Sequence[Tensor], tangents: dict[int, Tensor],
+        counters: list[tuple[Tensor, Tensor]], loaded: Loaded,
+    ) -> None:  # fmt: skip
+        self.call, self.args, self.counters = call, args, counters
         self.numbers, self.tangents = list(tangents), list(tangents.values())
         self.leaves = [leaf for _, leaf in loaded.tensors.leaves(list(args))] if tangents else []
         self.autocast = bool(loaded.trace.fields["modes"]["autocast"])
@@ -328,3 +357,5 @@ class _Step:
             torch.autograd.backward([outputs[i] for i in self.numbers], self.tangents)
             for leaf in self.leaves:
                 leaf.grad = None
+        if self.counters:
+            _put_back(self.counters)
