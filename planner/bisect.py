@@ -14,7 +14,7 @@ from torch.testing import assert_close
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fuseplan.backend import compile
-from fuseplan.errors import PlanError
+from fuseplan.errors import FuseplanError, PlanError
 from fuseplan.options import Fuel, Fusion
 from fuseplan.tuning_db.store import title
 
@@ -91,7 +91,7 @@ class _Trials:
         self.inputs = inputs
         self.check = check
         self.options = options
-        self.eager = self._outcome(None)
+        self.eager = self._eager()
 
     def run(self, fusions: int) -> tuple[list[Fusion], str | None]:
         """The fusions that were applied, and what is wrong with the result."""
@@ -105,6 +105,14 @@ class _Trials:
         finally:
             torch._dynamo.reset()
         return fuel.applied, None
+
+    def _eager(self) -> Any:
+        try:
+            return self._outcome(None)
+        except FuseplanError:
+            raise
+        except Exception as error:
+            raise PlanError(f"it fails without fuseplan too, run eagerly: {type(error).__name__}: {error}") from error
 
     def _outcome(self, fuel: Fuel | None) -> Any:
         model = copy.deepcopy(self.model) if isinstance(self.model, nn.Module) else self.model

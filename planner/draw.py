@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 
 from fuseplan.capture.trace import Trace
 from fuseplan.drawing import svg
-from fuseplan.errors import FuseplanError, OptionError, StoreError
+from fuseplan.errors import FuseplanError, OptionError
 from fuseplan.explain import explained
 from fuseplan.looking.explained import Explained
-from fuseplan.looking.subject import cut_of
+from fuseplan.looking.subject import cut_of, opened
 from fuseplan.looking.words import describe, us
+from fuseplan.tuning_db.whole_files import refuse_database, written_whole
 
 ROLES = ("inference", "forward", "backward")
 
@@ -47,7 +49,9 @@ def draw(
         why = f"it has no {role} graph" if one.graphs else "; ".join(one.remarks) or "no graph of it is stored"
         raise FuseplanError(f"program {one.program[:12]} cannot be drawn: {why}")
     if to is not None:
-        _write({path_of(Path(to), its, len(drawn)): text for its, text in drawn.items()})
+        with opened(db) as store:
+            own = store.file.path
+        _write({path_of(Path(to), its, len(drawn)): text for its, text in drawn.items()}, own)
     return drawn
 
 
@@ -74,9 +78,9 @@ def _drawn(one: Explained, role: str) -> str:
     )
 
 
-def _write(texts: dict[Path, str]) -> None:
-    try:
+def _write(texts: dict[Path, str], database: Path | None) -> None:
+    """Write all of them, or none."""
+    with ExitStack() as stack:
         for path, text in texts.items():
-            path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise StoreError(f"{error.filename} cannot be written: {error.strerror or error}") from None
+            refuse_database(path, database)
+            stack.enter_context(written_whole(path)).write_text(text, encoding="utf-8")

@@ -26,7 +26,8 @@ _FIRST_LOCKED_BYTE, _LOCKED_BYTES = 0x40000000, 512  # SQLite's pending, reserve
 _WAIT_S = 5.0
 _BATCH = 500
 _SCHEMA_BYTES = 2**20  # the schema is made first, so that it stands at the beginning of a file
-_SUFFIXES = ("-journal", "-wal", "-shm")
+SIDE_FILES = ("-journal", "-wal", "-shm")
+"""What SQLite adds to the name of a database for the files beside it."""
 
 
 def set_aside(path: Path, identity: Identity) -> Path | None:
@@ -45,7 +46,7 @@ def set_aside(path: Path, identity: Identity) -> Path | None:
                 raise NotOurs(f"{path} is not a tuning database; name another file")
             aside = _free_name(path)
             # The journal goes first: left behind, it would be rolled back into the file that takes this one's place.
-            for suffix in _SUFFIXES:
+            for suffix in SIDE_FILES:
                 journal = Path(f"{path}{suffix}")
                 if journal.exists():
                     journal.rename(f"{aside}{suffix}")

@@ -6,6 +6,8 @@ import importlib.util
 import json
 import os
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,17 +83,28 @@ def _plan(text: str, file: Path | None) -> str | Plan:
 def _case(text: str) -> tuple[Any, Any]:
     """Run the function that FILE.py:FUNCTION names."""
     path, _, name = text.rpartition(":")
+    if Path(text).is_file() or (not name and Path(path).is_file()):
+        file = text if Path(text).is_file() else path
+        raise OptionError(f"a case is given as FILE.py:FUNCTION, and the function is missing: {file}:FUNCTION")
     spec = importlib.util.spec_from_file_location("fuseplan_case", path) if Path(path).is_file() else None
     if spec is None or spec.loader is None:
         raise OptionError(f"a case is given as FILE.py:FUNCTION, and there is no Python file {path or text!r}")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # Dynamo looks functions up in their module
     sys.path.insert(0, str(Path(path).resolve().parent))
-    spec.loader.exec_module(module)
+    _of_the_case(f"{path} cannot be imported", partial(spec.loader.exec_module, module))
     function = getattr(module, name, None)
     if not callable(function):
         raise OptionError(f"{path} has no function {name!r}")
-    made = function()
+    made = _of_the_case(f"{name} of {path} failed", function)
     if not isinstance(made, tuple) or len(made) != 2 or not callable(made[0]) or not isinstance(made[1], (list, tuple)):
         raise OptionError(f"{name} must return a model and a tuple of its inputs")
     return made
+
+
+def _of_the_case(what: str, call: Callable[[], Any]) -> Any:
+    """What the user's own code gives. Where it raises, nothing is known of any fusion, and that is a bad case."""
+    try:
+        return call()
+    except (Exception, SystemExit) as error:  # a script without a main guard may exit, even with code 0
+        raise OptionError(f"{what}: {type(error).__name__}: {error}") from error

@@ -121,9 +121,11 @@ def export(
 @click.option("--within", type=float, default=600.0, show_default=True, help="Seconds that one SQLite file may take.")
 def import_(files: tuple[Path, ...], file: Path | None, as_json: bool, trust: str, within: float) -> None:
     """Take rows from exports, or from SQLite files that others made. Exit code 1 if some were refused."""
-    from fuseplan.tuning_db.exchange import import_file
+    from fuseplan.tuning_db.exchange import check_file, import_file
 
     into = _open(file)
+    for path in files:
+        check_file(path)
     _report({path: import_file(into, path, trust=trust, within_s=within) for path in files}, as_json)
 
 
@@ -134,9 +136,12 @@ def import_(files: tuple[Path, ...], file: Path | None, as_json: bool, trust: st
 @click.option("--within", type=float, default=3600.0, show_default=True, help="Seconds that one file may take.")
 def merge(files: tuple[Path, ...], file: Path | None, as_json: bool, within: float) -> None:
     """Take all rows of databases of your own, plans as they stand there. The later row wins."""
+    from fuseplan.tuning_db.exchange import check_database
     from fuseplan.tuning_db.exchange import merge as take
 
     into = _open(file)
+    for path in files:
+        check_database(path, into)
     _report({path: take(into, path, within_s=within) for path in files}, as_json)
 
 

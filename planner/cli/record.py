@@ -111,6 +111,8 @@ def _text(recording: Recording) -> str:
     if programs:
         count = f"{len(programs)} program{'s' * (len(programs) != 1)}"
         lines.insert(0, f"fuseplan recorded {count} in {recording.folder}:")
+    elif recording.came:
+        lines.append(f"fuseplan recorded nothing in {recording.folder}")
     else:
         lines.append(
             "fuseplan recorded nothing: no program came to torch.compile; --compile CLASS records modules that run eagerly"

@@ -53,7 +53,7 @@ def run(
     What has no plan runs as torch.compile runs it. What the script prints and exits with is its own; at the end, stderr
     says under which plan each program ran, and why.
     """
-    from fuseplan.recording.script import Script, run_to_end
+    from fuseplan.recording.script import INTERRUPTED, Script, run_to_end
     from fuseplan.run import run as taken_over
     from fuseplan.stats import stats
 
@@ -68,18 +68,33 @@ def run(
         code = ended.tell()
         if os.getpid() != process:  # a child that the script forked, and that left by its own way
             raise SystemExit(code)
-    click.echo(json.dumps(_fields(watcher, stats(), code)) if as_json else _text(watcher, stats()), err=True)
+    click.echo(
+        json.dumps(_fields(watcher, stats(), code)) if as_json else _text(watcher, stats(), code == INTERRUPTED),
+        err=True,
+    )
     raise SystemExit(code)
 
 
 def _fields(watcher: Watcher, stats: dict[str, int], code: int) -> dict[str, Any]:
     programs = [vars(one) for one in watcher.programs]
-    return {"programs": programs, "stats": stats, "notes": list(watcher.notes), "exit_code": code}
+    return {
+        "programs": programs,
+        "unfinished": watcher.unfinished,
+        "stats": stats,
+        "notes": list(watcher.notes),
+        "exit_code": code,
+    }
 
 
-def _text(watcher: Watcher, stats: dict[str, int]) -> str:
+def _why_nothing(watcher: Watcher, interrupted: bool) -> str:
+    if watcher.unfinished:
+        return "no program was compiled to its end"
+    return f"{'it was interrupted before a' if interrupted else 'no'} program came to torch.compile"
+
+
+def _text(watcher: Watcher, stats: dict[str, int], interrupted: bool) -> str:
     if not watcher.programs:
-        lines = ["fuseplan ran nothing: no program came to torch.compile"]
+        lines = [f"fuseplan ran nothing: {_why_nothing(watcher, interrupted)}"]
     else:
         hits = stats.get("plan hits", 0) + stats.get("plan stale hits", 0)
         misses = sum(times for event, times in stats.items() if event.startswith("plan misses"))
@@ -89,5 +104,6 @@ def _text(watcher: Watcher, stats: dict[str, int]) -> str:
         again = f" ({times} times)" if times > 1 else ""
         lines.append(f"  {printable(name)} {key}: {plan}{again}")
         lines.append(f"    {printable(why)}")
+    lines += [f"  {printable(name)}: not compiled to its end" for name in watcher.unfinished]
     lines += [f"  {event}: {times}" for event, times in stats.items() if event.startswith(("region", "plans refused"))]
     return "\n".join([*lines, *(f"  {printable(note)}" for note in watcher.notes)])

@@ -44,6 +44,10 @@ class Entry:
     trace: Trace
     names: tuple[str, ...]
     tallies: dict[Sizes, Tally] = field(default_factory=dict)
+    written: bool = False
+    """Whether its file was written, be it with earlier counts."""
+    problem: str = ""
+    """Why the last attempt to write it failed, if it did."""
 
     def counted(self) -> Trace:
         """The trace with its calls, most calls first."""
@@ -70,6 +74,8 @@ class Recording:
         self.folder = folder
         self.device = device
         self.open = True
+        self.came = False
+        """Whether any program came, be it recorded or not."""
         self._name = name
         self._entries: dict[tuple[str, Box], Entry] = {}
         self._notes: dict[str, int] = {}
@@ -79,15 +85,19 @@ class Recording:
 
     @property
     def programs(self) -> list[Trace]:
-        """The trace of each program that was met, for the device that was asked for, with its calls up to now."""
+        """The trace of each program that was met, for the device that was asked for, with its calls up to now.
+
+        What could not be written to the folder is not among them.
+        """
         with self._lock:
-            return [entry.counted() for entry in self._entries.values()]
+            return [entry.counted() for entry in self._entries.values() if entry.written or self.folder is None]
 
     @property
     def notes(self) -> list[str]:
         """What was not recorded, and why."""
         with self._lock:
-            return [text if times == 1 else f"{text} (met {times} times)" for text, times in self._notes.items()]
+            noted = [text if times == 1 else f"{text} (met {times} times)" for text, times in self._notes.items()]
+            return noted + [entry.problem for entry in self._entries.values() if entry.problem]
 
     def __repr__(self) -> str:
         programs = self.programs
@@ -99,6 +109,7 @@ class Recording:
         """See a program, write it down, and have its calls counted."""
         if not self.open:
             return None
+        self.came = True
         try:
             from fuseplan.recording.meeting import meet  # brings what torch need not import until something is compiled
 
@@ -116,6 +127,7 @@ class Recording:
 
     def entry(self, box: Box, trace: Trace, names: tuple[str, ...]) -> Entry:
         """Where this program is kept; one that is new is written at once."""
+        self.came = True
         with self._lock:
             found = self._entries.get((trace.key, box))
             if found is None:
@@ -171,7 +183,11 @@ class Recording:
         try:
             keep(folder, entry.counted())
         except (OSError, FuseplanError) as error:
-            self.note(f"{entry.trace.name} could not be written: {getattr(error, 'strerror', None) or error}")
+            what = "the last calls of " if entry.written else ""
+            why = f"{what}{entry.trace.name} could not be written: {getattr(error, 'strerror', None) or error}"
+            entry.problem = " ".join(why.split())
+        else:
+            entry.written, entry.problem = True, ""
 
 
 def _times(trace: Trace) -> str:

@@ -7,12 +7,14 @@ import os
 import runpy
 import sys
 from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import TracebackType
+from pkgutil import get_importer
+from types import ModuleType, TracebackType
 
 from fuseplan.errors import OptionError
 
-_INTERRUPTED = 130
+INTERRUPTED = 130
 """What a shell sees of a command that Ctrl-C has ended."""
 
 
@@ -58,9 +60,26 @@ class Script:
             if self.module:
                 runpy.run_module(self.target, run_name="__main__", alter_sys=True)
             else:
-                runpy.run_path(self.target, run_name="__main__")
+                _run_path(self.target)
         finally:
             sys.argv[:], sys.path[:] = argv, path
+
+
+def _run_path(target: str) -> None:
+    """Run a file as `python FILE` does: `__file__` is absolute, `sys.argv[0]` is not. runpy makes both the same."""
+    path = os.path.join(os.getcwd(), target)
+    if get_importer(path) is not None or path.endswith(".pyc"):  # a folder or a zip file with a __main__ in it
+        runpy.run_path(target, run_name="__main__")
+        return
+    main = ModuleType("__main__")
+    main.__file__, main.__loader__ = path, SourceFileLoader("__main__", path)
+    vars(main)["__cached__"] = None
+    before = sys.modules["__main__"]
+    sys.modules["__main__"] = main
+    try:
+        exec(compile(Path(path).read_bytes(), path, "exec", dont_inherit=True), vars(main))
+    finally:
+        sys.modules["__main__"] = before
 
 
 @dataclass(frozen=True)
@@ -81,7 +100,7 @@ class Ended:
             return 1
         error = error.with_traceback(_of_the_script(error.__traceback__))
         sys.excepthook(type(error), error, error.__traceback__)
-        return _INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+        return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
 
 
 def run_to_end(script: Script) -> Ended:

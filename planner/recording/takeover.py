@@ -27,6 +27,8 @@ class Watcher:
 
     def __init__(self) -> None:
         self.programs: list[Ran] = []
+        self.unfinished: list[str] = []
+        """The names of programs that were met, and whose compiling has not come to its end: an error, or Ctrl-C."""
         self.notes: dict[str, None] = {}
 
     def met(self, wrapper: object, gm: Any, example_inputs: Sequence[Any]) -> Callable[[Any], Any] | None:
@@ -36,8 +38,10 @@ class Watcher:
         from fuseplan.recording.names import name_of
 
         name, known = name_of(gm), len(programs_of(wrapper))
+        self.unfinished.append(name)
 
         def then(compiled: Any) -> Any:
+            self.unfinished.remove(name)
             new = programs_of(wrapper)[known:]
             self.programs += [Ran(name, one.key, describe(one.plan), one.why) for one in new]
             return compiled

@@ -153,6 +153,19 @@ def test_a_place_that_cannot_be_written(wrong: str, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["tuning.db"]
 
 
+@pytest.mark.parametrize("to", ["tuning.db", "link.db", "tuning.db-wal"])
+def test_it_never_goes_over_a_database(to: str, tmp_path: Path) -> None:
+    first, second = (dashboards.one_row(tmp_path / name) for name in ("first.db", "tuning.db"))
+    (tmp_path / "link.db").symlink_to(second)
+    before = second.read_bytes()
+    command = [*COMMAND[:4], "--db", str(first), "--db", "tuning.db", "--export", to]
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr == f"Error: {to} is the database itself, or a part of it: name another file to write to\n"
+    assert second.read_bytes() == before
+    assert not (tmp_path / "tuning.db-wal").exists()
+
+
 def test_a_database_that_is_not_there(tmp_path: Path) -> None:
     command = [*COMMAND[:4], "--db", str(tmp_path / "none.db"), "--export", str(tmp_path / "report.html")]
     ran = subprocess.run(command, capture_output=True, text=True)

@@ -179,6 +179,14 @@ def case():
     return (lambda x: x.sin() * 2), (torch.ones(3),)
 def wrong():
     return torch.ones(3)
+def raising():
+    raise ValueError("no data\\nanywhere")
+def leaving():
+    raise SystemExit(0)
+def fails(x):
+    raise KeyError("weights")
+def eager():
+    return fails, (torch.ones(3),)
 """
 
 
@@ -190,6 +198,8 @@ def verb(*arguments: str) -> Result:
 def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder to call the verb from, with a case in it."""
     (tmp_path / "case.py").write_text(CASE)
+    (tmp_path / "train.py").write_text("import sys\nsys.exit('usage')\n")
+    (tmp_path / "typo.py").write_text("print('x'\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     return tmp_path
@@ -223,6 +233,13 @@ def test_the_verb_finds_the_fusion_of_a_stored_plan(
     [
         (["none.py:case"], "there is no Python file 'none.py'"),
         (["case"], "there is no Python file 'case'"),
+        (["case.py"], "the function is missing: case.py:FUNCTION"),
+        (["case.py:"], "the function is missing: case.py:FUNCTION"),
+        (["train.py:case"], "train.py cannot be imported: SystemExit: usage"),
+        (["typo.py:case"], "typo.py cannot be imported: SyntaxError: "),
+        (["case.py:raising"], "raising of case.py failed: ValueError: no data anywhere"),
+        (["case.py:leaving"], "leaving of case.py failed: SystemExit: 0"),
+        (["case.py:eager"], "it fails without fuseplan too, run eagerly: KeyError: 'weights'"),
         (["case.py:nobody"], "has no function 'nobody'"),
         (["case.py:wrong"], "must return a model and a tuple of its inputs"),
         (["case.py:case", "--plan", "zz"], "no plan has a key that begins with 'zz'"),

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import copy
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import fuseplan
 from agreement import assert_same
 from fuseplan.capture.trace import Trace, key_of, load_trace
+from fuseplan.cli import main
 from fuseplan.errors import OptionError
 from fuseplan.recording import hook, meeting
 from fuseplan.recording.book import Recording
@@ -173,6 +177,21 @@ def test_a_torch_that_is_another_is_told_and_not_the_scripts_concern(monkeypatch
 # what is written
 
 
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """Fills the disk, and empties it again: a file can be made, and nothing be written to it."""
+    write, full = Path.write_text, [False]
+
+    def write_text(path: Path, text: str, **options: Any) -> int:
+        if not full[0]:
+            return write(path, text, **options)
+        path.touch()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_text", write_text)
+    return lambda is_full: full.__setitem__(0, is_full)
+
+
 def test_a_program_is_in_its_file_as_soon_as_it_is_met(tmp_path: Path) -> None:
     seen: list[Trace] = []
 
@@ -205,7 +224,47 @@ def test_a_file_that_cannot_be_written_is_a_note(tmp_path: Path) -> None:
         (tmp_path / "traces").rmdir()
         out = torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
     assert_same(out, torch.full((2,), 2.0))
-    assert recording.notes[0].startswith("<lambda> could not be written: No such file")
+    (note,) = recording.notes
+    assert note.startswith("<lambda> could not be written: No such file")
+    assert recording.programs == []
+
+
+def test_what_is_written_after_all_is_recorded_and_lost_calls_are_told(
+    tmp_path: Path, full_disk: Callable[[bool], None]
+) -> None:
+    with fuseplan.record(tmp_path) as recording:
+        full_disk(True)
+        torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+        assert (recording.programs, list(tmp_path.iterdir())) == ([], [])
+        full_disk(False)
+    assert (times(recording), recording.notes) == ([1], [])
+    torch._dynamo.reset()
+    with fuseplan.record(tmp_path) as recording:
+        torch.compile(lambda x: x + 2, backend="eager")(torch.ones(2))
+        full_disk(True)
+    assert len(recording.programs) == 1
+    assert recording.notes == ["the last calls of <lambda> could not be written: No space left on device"]
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_the_verb_lists_what_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full_disk: Callable[[bool], None], full: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "script.py").write_text(
+        "import torch\ntorch.compile(lambda x: x * 3, backend='eager')(torch.ones(2))\n"
+    )
+    full_disk(full)
+    told = CliRunner().invoke(main, ["record", "script.py"])
+    assert told.exit_code == 0
+    first, second, *rest = told.stderr.splitlines()
+    if full:
+        assert first == "fuseplan recorded nothing in traces"
+        assert second == "  not recorded: script.<lambda> could not be written: No space left on device"
+        assert rest == []
+    else:
+        assert first == "fuseplan recorded 1 program in traces:"
+        assert rest == ["Tune them with: fuseplan tune traces"]
 
 
 def test_a_wrong_call_is_refused_before_anything_is_run(tmp_path: Path) -> None:

@@ -74,6 +74,45 @@ def test_a_script_behaves_as_under_python(tmp_path: Path, behaviour: str, verb: 
     assert watched.returncode == (130 if behaviour == "interrupted" else plain.returncode)
 
 
+@pytest.mark.parametrize("verb", ["record", "run"])
+def test_a_script_by_a_relative_path_behaves_as_under_python(tmp_path: Path, verb: str) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "script.py").write_text(
+        "from __future__ import annotations\n"
+        "import inspect, os, sys\n"
+        "def f(x: Unknown) -> None:\n    return 1 / x\n"
+        "os.chdir('/')\n"
+        "print(__file__, sys.argv, sys.path[0], __package__, __spec__, __loader__.get_filename(), inspect.getsource(f))\n"
+        "print(sys.modules['__main__'].f is f)\n"
+        "f(0)\n"
+    )
+    for path in ("script.py", "./script.py", "folder/../script.py"):
+        plain = called(sys.executable, path, "a b", cwd=tmp_path)
+        watched = called(*FUSEPLAN, verb, path, "a b", cwd=tmp_path)
+        assert watched.stdout == plain.stdout != ""
+        lines = plain.stderr.splitlines()
+        assert watched.stderr.splitlines()[: len(lines)] == lines
+
+
+def test_a_program_that_was_being_tuned_when_interrupted_came_to_torch_compile(tmp_path: Path) -> None:
+    """Ctrl-C, when it comes while a backend is at work."""
+    (tmp_path / "script.py").write_text(
+        "import importlib, sys, torch\n"
+        "def interrupted(*args, **kwargs):\n    raise KeyboardInterrupt\n"
+        "if sys.argv[1] == 'before':\n    interrupted()\n"
+        "importlib.import_module('fuseplan.backend').Lookup = interrupted\n"
+        "torch.compile(torch.nn.Linear(4, 4))(torch.ones(2, 4))\n"
+    )
+    during, before = (called(*FUSEPLAN, "run", "script.py", when, cwd=tmp_path) for when in ("during", "before"))
+    assert during.returncode == before.returncode == 130
+    assert during.stderr.splitlines()[-2:] == [
+        "fuseplan ran nothing: no program was compiled to its end",
+        "  Linear: not compiled to its end",
+    ]
+    told = before.stderr.splitlines()[-1]
+    assert told == "fuseplan ran nothing: it was interrupted before a program came to torch.compile"
+
+
 def test_a_module_behaves_as_under_python(tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").touch()

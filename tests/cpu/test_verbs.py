@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -149,6 +150,33 @@ def test_bad_input_is_exit_code_2_and_one_line(
     assert lines[-1].startswith("Error: ")
     assert "Traceback" not in told.output
     assert not list(tmp_path.iterdir())  # and nothing is written
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_picture_that_does_not_fit_the_disk(folder: Path, monkeypatch: pytest.MonkeyPatch, known: bool) -> None:
+    picture = folder / "e.svg"
+    if known:
+        picture.write_text("of yesterday")
+    before = sorted(folder.iterdir())
+
+    def write_text(path: Path, text: str, **options: object) -> int:
+        path.touch()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as full:
+        full.setattr(Path, "write_text", write_text)
+        told = call("graph", "BERT", "--svg", str(picture), "--db", str(folder / "t.db"))
+    assert (told.exit_code, told.output) == (2, f"Error: {picture} cannot be written: No space left on device\n")
+    assert sorted(folder.iterdir()) == before
+    assert not known or picture.read_text() == "of yesterday"
+
+
+def test_a_picture_never_goes_over_the_database(folder: Path) -> None:
+    before = (folder / "t.db").read_bytes()
+    told = call("graph", "BERT", "--svg", str(folder / "t.db"), "--db", str(folder / "t.db"))
+    assert told.exit_code == 2
+    assert "is the database itself" in told.output
+    assert (folder / "t.db").read_bytes() == before
 
 
 @pytest.mark.parametrize("verb", FILED)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,21 +17,18 @@ from fuseplan.tuning_db.dashboard.pages import PAGES
 from fuseplan.tuning_db.dashboard.reader import Reader, readers
 from fuseplan.tuning_db.dashboard.render import Exported, Frame, View, section_id
 from fuseplan.tuning_db.dashboard.serve import Written
+from fuseplan.tuning_db.whole_files import refuse_database, written_whole
 
 
 def export_file(databases: Sequence[Path], path: Path) -> Written:
     """Write the pages of the first database into one file; the others are there to be compared with."""
+    refuse_database(path, *databases)
     known = readers(databases)
     reader = next(iter(known.values()))
     wanted = sections(reader)
     text = document(reader, wanted)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
+    with written_whole(path) as part:
         part.write_bytes(text)
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise OptionError(f"{path} cannot be written: {error.strerror or error}") from None
     return Written(path, len(text), len(wanted))
 
 

@@ -15,6 +15,7 @@ from fuseplan.errors import StoreError
 from fuseplan.tuning_db.exchange.lines import header, to_line
 from fuseplan.tuning_db.files import Database
 from fuseplan.tuning_db.tables import ALL
+from fuseplan.tuning_db.whole_files import refuse_database, written_whole
 
 
 @dataclass(frozen=True)
@@ -34,20 +35,14 @@ EVERYTHING = Selection()
 
 def export(database: Database, path: Path, selection: Selection = EVERYTHING) -> int:
     """Write the rows to `path`, packed if it ends in .gz, and return how many. Damaged rows stay behind."""
-    part = path.with_name(f"{path.name}.part")
-    try:
-        with (
-            TemporaryDirectory(prefix="fuseplan-") as folder,
-            closing(snapshot(database, Path(folder))) as copied,
-            part.open("wb") as file,
-        ):
-            count = _write(lines(copied, selection), file, packed=path.suffix == ".gz")
-        part.replace(path)
-    except OSError as error:
-        raise StoreError(f"{path} cannot be written: {error.strerror or error}") from None
-    finally:
-        part.unlink(missing_ok=True)
-    return count
+    refuse_database(path, database.path)
+    with (
+        written_whole(path) as part,
+        TemporaryDirectory(prefix="fuseplan-") as folder,
+        closing(snapshot(database, Path(folder))) as copied,
+        part.open("wb") as file,
+    ):
+        return _write(lines(copied, selection), file, packed=path.suffix == ".gz")
 
 
 def _write(text: Iterator[str], file: IO[bytes], packed: bool) -> int:

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import gzip
 import math
+import os
 import sqlite3
 import time
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import BufferedReader
+from itertools import islice
 from pathlib import Path
 from typing import IO
 
@@ -56,21 +59,40 @@ def import_file(database: Database, path: Path, *, trust: str = "unverified", wi
 
     With `trust` "replay" plans keep the standing that they had where they come from.
     """
-    try:
-        with path.open("rb") as stream:
-            start = stream.peek(len(_SQLITE))[: len(_SQLITE)]
-            if start == _SQLITE:
-                return _import_sqlite(database, path, trust, within_s)
-            return import_lines(database, _unpacked(stream, start), trust=trust)
-    except OSError as error:
-        raise StoreError(f"{path} cannot be read: {error.strerror or error}") from None
+    with _opened(path) as stream:
+        if stream is None:
+            return _import_sqlite(database, path, trust, within_s)
+        return import_lines(database, stream, trust=trust, name=str(path))
 
 
-def import_lines(database: Database, stream: IO[bytes], *, trust: str = "unverified") -> Report:
-    """Take the rows of an export; see `import_file`."""
+def import_lines(database: Database, stream: IO[bytes], *, trust: str = "unverified", name: str = "this") -> Report:
+    """Take the rows of an export; see `import_file`. `name` is what to call it where it is none."""
     report = Report()
-    _take(database, _rows(stream, report), report, trust)
+    _take(database, _rows(stream, report, name), report, trust)
     return report
+
+
+def check_file(path: Path) -> None:
+    """StoreError unless this begins like something that can be imported: for all files, before the first is taken."""
+    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+        return  # a pipe can be read once
+    with _opened(path) as stream:
+        if stream is None:
+            check_database(path)
+            return
+        for line in islice(_lines(stream, Report()), 1):
+            _check_first(line, str(path))
+
+
+def check_database(path: Path, into: Database | None = None) -> None:
+    """StoreError unless this is a database that rows can be taken from, and another than the one they go to."""
+    if into is not None and into.path is not None and path.exists() and into.path.exists() and path.samefile(into.path):
+        raise StoreError(f"{path} cannot be merged into itself")
+    try:
+        with Source(path, math.inf):
+            pass
+    except SQL_ERRORS as error:
+        raise _unreadable(path, error) from None
 
 
 def merge(database: Database, path: Path, *, within_s: float = math.inf) -> Report:
@@ -78,8 +100,7 @@ def merge(database: Database, path: Path, *, within_s: float = math.inf) -> Repo
 
     Merging is a union: in any order, and however often, the same files give the same rows.
     """
-    if database.path is not None and path.exists() and database.path.exists() and path.samefile(database.path):
-        raise StoreError(f"{path} cannot be merged into itself")
+    check_database(path, database)
     return _import_sqlite(database, path, "replay", within_s)
 
 
@@ -92,8 +113,12 @@ def _import_sqlite(database: Database, path: Path, trust: str, within_s: float) 
             if not source.finished:
                 report.refused.append(f"reading was given up after {within_s:g} s")
     except SQL_ERRORS as error:
-        raise StoreError(f"{path} cannot be read as a tuning database: {error}") from None
+        raise _unreadable(path, error) from None
     return report
+
+
+def _unreadable(path: Path, error: Exception) -> StoreError:
+    return StoreError(f"{path} cannot be read as a tuning database: {error}")
 
 
 def _checked(source: Source, report: Report) -> Iterator[Taken]:
@@ -106,21 +131,37 @@ def _checked(source: Source, report: Report) -> Iterator[Taken]:
         yield table.name, table, good
 
 
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes] | None]:
+    """The lines of an export, unpacked; None for a SQLite file."""
+    try:
+        with path.open("rb") as stream:
+            start = stream.peek(len(_SQLITE))[: len(_SQLITE)]
+            yield None if start == _SQLITE else _unpacked(stream, start)
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
 def _unpacked(stream: BufferedReader, start: bytes) -> IO[bytes]:
     return gzip.GzipFile(fileobj=stream) if start.startswith(_GZIP) else stream  # type: ignore[return-value]
 
 
-def _rows(stream: IO[bytes], report: Report) -> Iterator[Taken]:
+def _check_first(line: str, name: str) -> None:
+    try:
+        check_header(line)
+    except RowError as error:
+        raise StoreError(f"{name} is no export of fuseplan: {error}") from None
+
+
+def _rows(stream: IO[bytes], report: Report, name: str) -> Iterator[Taken]:
     for number, line in enumerate(_lines(stream, report), 1):
+        if number == 1:
+            _check_first(line, name)
+            continue
         place = f"line {number}"
         try:
-            if number == 1:
-                check_header(line)
-                continue
             table, row = from_line(line)
         except RowError as error:
-            if number == 1:
-                raise StoreError(f"this is no export of fuseplan: {error}") from None
             report.refused.append(f"{place}: {error}")
             continue
         yield place, table, row

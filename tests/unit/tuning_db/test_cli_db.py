@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
+import threading
 from pathlib import Path
 
 import pytest
@@ -95,6 +97,7 @@ def test_prune_and_vacuum(filled: Path) -> None:
         ["merge", "{tmp}/a.db", "--db", "{tmp}/a.db"],
         ["export", "{tmp}/no folder/rows", "--db", "{tmp}/a.db"],
         ["export", "{tmp}/rows", "--db", "{tmp}/a.db", "--program", "nosuch"],
+        ["export", "{tmp}/text/rows", "--db", "{tmp}/a.db"],
         ["prune", "--db", "{tmp}/a.db", "--environment", "zz"],
         ["import", "{tmp}/a.db", "--trust", "everyone"],
         ["export", "{tmp}/rows", "--since", "yesterday"],
@@ -110,6 +113,55 @@ def test_a_mistake_is_one_line_and_exit_code_2(filled: Path, tmp_path: Path, arg
     assert lines[-1].startswith("Error: ")
     assert "Traceback" not in result.output
     assert {path: path.read_bytes() for path in tmp_path.iterdir() if path in before} == before
+
+
+@pytest.mark.parametrize(
+    "to", ["a.db", "{tmp}/a.db", "link.db", "hard.db", "./no/../a.db", "a.db-wal", "a.db-shm", "a.db-journal"]
+)
+@pytest.mark.parametrize("named", ["a.db", "{tmp}/link.db"])
+def test_an_export_never_goes_over_the_database(
+    filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str, named: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "no").mkdir()
+    (tmp_path / "link.db").symlink_to(filled)
+    (tmp_path / "hard.db").hardlink_to(filled)
+    before, names = filled.read_bytes(), sorted(tmp_path.iterdir())
+    result = db("export", to.format(tmp=tmp_path), "--db", named.format(tmp=tmp_path))
+    assert result.exit_code == 2
+    assert "is the database itself, or a part of it" in result.output
+    assert len(result.output.splitlines()) == 1
+    assert (filled.read_bytes(), sorted(tmp_path.iterdir())) == (before, names)
+
+
+def test_an_export_spares_a_database_that_is_called_part(tmp_path: Path) -> None:
+    fill(store_at(tmp_path / "rows.part"))
+    assert db("export", tmp_path / "rows", "--db", tmp_path / "rows.part").exit_code == 0
+    assert len(store_at(tmp_path / "rows.part").plans()) == 3
+
+
+def test_a_pipe_is_imported(filled: Path, tmp_path: Path) -> None:
+    db("export", tmp_path / "rows.jsonl", "--db", filled)
+    os.mkfifo(tmp_path / "pipe")
+    rows = (tmp_path / "rows.jsonl").read_bytes()
+    writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=[rows], daemon=True)
+    writer.start()
+    result = db("import", tmp_path / "pipe", "--db", tmp_path / "b.db")
+    writer.join(10)
+    assert result.exit_code == 0, result.output
+    assert len(store_at(tmp_path / "b.db").plans()) == 3
+
+
+@pytest.mark.parametrize("bad", ["none", "text", "other.db"])
+@pytest.mark.parametrize("verb", ["import", "merge"])
+def test_of_several_files_none_is_taken_where_one_is_bad(filled: Path, tmp_path: Path, verb: str, bad: str) -> None:
+    (tmp_path / "text").write_text("some notes\n")
+    sqlite3.connect(tmp_path / "other.db").execute("CREATE TABLE t (a)").connection.close()
+    result = db(verb, filled, tmp_path / bad, "--db", tmp_path / "b.db")
+    assert result.exit_code == 2
+    assert str(tmp_path / bad) in result.output
+    assert len(result.output.splitlines()) == 1
+    assert not (tmp_path / "b.db").exists()
 
 
 def test_without_a_home_it_says_what_to_do() -> None:

@@ -263,7 +263,7 @@ def test_what_is_no_export_is_one_error(tmp_path: Path, data: bytes) -> None:
     if data in (b"", b"\x1f\x8b"):
         assert not import_file(database, tmp_path / "rows").taken
     else:
-        with pytest.raises(StoreError):
+        with pytest.raises(StoreError, match="rows"):
             import_file(database, tmp_path / "rows")
 
 
