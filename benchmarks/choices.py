@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations, product
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 
 from benchmarks.fusions import CASES, letters, pieces
 from benchmarks.progress import LogProgress, say
-from benchmarks.result import earlier_results
+from benchmarks.result import alone, with_earlier, write_result
 from benchmarks.timing import compared, print_table
 from fuseplan.capture.trace import Trace
 from fuseplan.executors import Executor, executors
@@ -33,7 +33,7 @@ ROUNDS = 25
 DEFAULTS: dict[str, Plan] = {"inductor": WholePlan("inductor"), "eager": WholePlan("eager")}
 
 
-def measure(arguments: list[str]) -> dict[str, Any]:
+def measure(arguments: list[str]) -> Callable[[], dict[str, Any]]:
     """All cases, or those that are named."""
     parser = argparse.ArgumentParser(prog="scripts/bench choices", description=__doc__)
     parser.add_argument("--only", action="append", choices=list(CASES), metavar="NAME", help="may be given again")
@@ -41,11 +41,18 @@ def measure(arguments: list[str]) -> dict[str, Any]:
     parser.add_argument("--effort", choices=("quick", "full"), default="full")
     parser.add_argument("--device", default="cuda", help="cpu is for trying it out")
     chosen = parser.parse_args(arguments)
-    result: dict[str, Any] = earlier_results("choices").get("cases", {}) if chosen.append else {}
+    cases: dict[str, Any] = {}
+
+    def results() -> dict[str, Any]:
+        found = with_earlier("choices", cases, chosen.append, within="cases")
+        return {"all fastest or tied": all(one["fastest or tied"] for one in found.values()), "cases": found}
+
     for name in chosen.only or CASES:
-        result[name] = found = _measure_case(name, chosen.device, chosen.effort)
+        cases[name] = found = _measure_case(name, chosen.device, chosen.effort)
         print_table(f"{name}: {found['verdict']}", found["plans"])
-    return {"all fastest or tied": all(found["fastest or tied"] for found in result.values()), "cases": result}
+        with alone():
+            write_result("choices", arguments, results())
+    return results
 
 
 def _measure_case(name: str, device: str, effort: str) -> dict[str, Any]:

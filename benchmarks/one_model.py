@@ -24,6 +24,7 @@ from benchmarks.zoo import EVERY, Case, fresh, load, step_of
 from fuseplan.backend import fuseplan_backend
 from fuseplan.capture.trace import Trace, write_trace
 from fuseplan.measure.failures import RUN, check_device, failure
+from fuseplan.search.effort import Effort
 from fuseplan.tune import tune
 from fuseplan.tuning.devices import own_workers
 from fuseplan.tuning.keep import Tuned
@@ -165,7 +166,12 @@ def tuned(task: Task, case: Case, report: Report) -> dict[str, Any]:
 
     def tune_these(traces: Sequence[Trace], launch: str) -> None:
         log, workers = LogProgress(report.at), partial(own_workers, on_stage=heard)
-        kept.add(tune(traces, effort=given["effort"], launch=launch, db=db, progress=log, workers=workers))
+        # what the effort grants a program is enough for a model of several
+        seconds = Effort.named(given["effort"]).wall_s * (2 if launch == "both" else 1)
+        found = tune(
+            traces, effort=given["effort"], launch=launch, db=db, budget=seconds, progress=log, workers=workers
+        )  # fmt: skip
+        kept.add(found)
 
     traces = traced(name, case, device)
     if len(traces) == 1:

@@ -70,12 +70,14 @@ def earlier_results(name: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def with_earlier(name: str, rows: Mapping[str, Any], keep: bool, left: Iterable[str] = ()) -> dict[str, Any]:
+def with_earlier(
+    name: str, rows: Mapping[str, Any], keep: bool, left: Iterable[str] = (), within: str = "models"
+) -> dict[str, Any]:
     """Those rows of models, and those of the file beside them if it is to keep them: another process may have added some.
 
     Models that were `left` out fail, unless the file has them.
     """
-    earlier = earlier_results(name).get("models", {}) if keep else {}
+    earlier = earlier_results(name).get(within, {}) if keep else {}
     return {**{one: {"failed": "no time was left for it"} for one in left}, **earlier, **rows}
 
 

@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from benchmarks.one_model import account, clear, traced
 from benchmarks.progress import LogProgress, say
-from benchmarks.result import earlier_results, write_result
+from benchmarks.result import alone, with_earlier, write_result
 from benchmarks.zoo import EVERY, SECOND, Case
 from fuseplan.tune import tune
 
@@ -21,7 +21,7 @@ SHARE = 0.1
 """Of the measurements of the first, what the second may take."""
 
 
-def measure(arguments: list[str]) -> dict[str, Any]:
+def measure(arguments: list[str]) -> Callable[[], dict[str, Any]]:
     """The chosen pairs, one after the other."""
     parser = argparse.ArgumentParser(prog="scripts/bench second", description=__doc__)
     parser.add_argument("--only", action="append", choices=list(SECOND), metavar="NAME", help="may be given again")
@@ -30,15 +30,21 @@ def measure(arguments: list[str]) -> dict[str, Any]:
     parser.add_argument("--launch", choices=("plain", "cudagraph"), default="plain")
     parser.add_argument("--device", default="cuda", help="cpu is for trying it out")
     given = parser.parse_args(arguments)
-    rows: dict[str, Any] = earlier_results("second").get("pairs", {}) if given.append else {}
+    rows: dict[str, Any] = {}
+
+    def results() -> dict[str, Any]:
+        return results_of(with_earlier("second", rows, given.append, within="pairs"))
+
     for name in given.only or [name for name in SECOND if not name.startswith("tiny")]:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "tuning.db"
             first, second = (_tuned(name, case, given, path) for case in (EVERY[name], SECOND[name]))
-        rows[name] = {"first": first, "second": second, "shares": shares(first, second)}
-        say(f"{name}: {rows[name]['shares']}")
-        write_result("second", arguments, results_of(rows))
-    return results_of(rows)
+        row = name if given.effort == "quick" else f"{name}, {given.effort}"
+        rows[row] = {"effort": given.effort, "first": first, "second": second, "shares": shares(first, second)}
+        say(f"{row}: {rows[row]['shares']}")
+        with alone():
+            write_result("second", arguments, results())
+    return results
 
 
 def results_of(rows: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ process before has filled them. Sides take turns. Without a GPU, tiny models on 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.fleet import Task, run_all, slug
 from benchmarks.models import parser
-from benchmarks.result import earlier_results, write_result
+from benchmarks.result import alone, with_earlier, write_result
 from benchmarks.zoo import EVERY, TINY
 
 SIDES = ("torch.compile", "fuseplan tuned")
@@ -25,7 +25,7 @@ LIMITS = {"cold": 1.5, "warm": 1.3}
 """What a tuned program may take, as a multiple of torch.compile's time."""
 
 
-def measure(arguments: list[str]) -> dict[str, Any]:
+def measure(arguments: list[str]) -> Callable[[], dict[str, Any]]:
     """The chosen models, of each one process at a time."""
     given = parser("startup", __doc__)
     given.add_argument("--cold", type=int, default=1, help="processes of each side with empty caches")
@@ -33,7 +33,11 @@ def measure(arguments: list[str]) -> dict[str, Any]:
     given.set_defaults(device=None)
     chosen = given.parse_args(arguments)
     device = chosen.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    rows: dict[str, Any] = earlier_results("startup").get("models", {}) if chosen.append else {}
+    rows: dict[str, Any] = {}
+
+    def results() -> dict[str, Any]:
+        return _results(with_earlier("startup", rows, chosen.append))
+
     with tempfile.TemporaryDirectory() as folder:
         common = {"device": device, "effort": chosen.effort, "sides": ["fuseplan tuned"]}
         common["db"] = str((chosen.db or Path(folder) / "tuning.db").absolute())
@@ -45,12 +49,13 @@ def measure(arguments: list[str]) -> dict[str, Any]:
             model, side, caches = (task.arguments[key] for key in ("model", "side", "caches"))
             taken[model].setdefault(side, {}).setdefault(caches, []).append({"failed": failed} if failed else report)
             rows[model] = row_of(taken[model])
-            write_result("startup", arguments, _results(rows))
+            with alone():
+                write_result("startup", arguments, results())
             return next(chains[model], None)
 
         run_all([next(chain) for chain in chains.values()], chosen.gpus, chosen.within_s, done)
     _print(rows)
-    return _results(rows)
+    return results
 
 
 def _tasks(name: str, chosen: Any, common: Mapping[str, Any], folder: Path) -> Iterator[Task]:

@@ -83,7 +83,8 @@ def tune(
     with _opened(db) as store, shown(progress) as heard:
         todo = _agenda(store, programs, effort, launch, device, top, again)
         store.file.write(lambda connection: None)  # where nothing can be kept, better fail now than in an hour
-        time = Time(seconds, len(todo.items), max(1, len(todo.devices)))
+        waiting = [item for item in todo.items if item.known is None]
+        time = Time(seconds, [item.worth_us for item in waiting], max(1, len(todo.devices)))
         claims = {item.kind: Claims() for item in todo.items}
         since = clock.now() if again else None
 
@@ -103,9 +104,8 @@ def tune(
         for item in todo.items:
             if item.known is not None:
                 verdicts[item] = replace(recalled(item.trace, item.known), sizes=item.sizes.text)
-                time.end()
                 heard.end(told(verdicts[item]))
-        work_off([item for item in todo.items if item.known is None], opening, time, heard, verdicts.__setitem__)
+        work_off(waiting, opening, time, heard, verdicts.__setitem__)
         return [replace(verdicts[item], calls=item.trace.times) for item in todo.asked]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import threading
+from collections.abc import Sequence
 from time import monotonic
 
 from fuseplan.errors import OptionError
@@ -48,16 +49,17 @@ def spelled(duration: float) -> str:
 
 
 class Time:
-    """The seconds of a whole run. Each verdict that is still to come gets an equal share, or none if that were too little.
+    """The seconds of a whole run. Each verdict that is still to come gets as much as is of use, as long as there is; the
+    rest is shared out by what they are worth.
 
-    >>> Time(600.0, 2).share() > 299
+    >>> 130 < Time(210.0, [4.0, 1.0]).share(4.0) <= 141
     True
     """
 
-    def __init__(self, budget: float | None = None, verdicts: int = 1, devices: int = 1) -> None:
-        """So many `verdicts` are wanted, and so many `devices` work at once."""
+    def __init__(self, budget: float | None = None, worths: Sequence[float] = (1.0,), devices: int = 1) -> None:
+        """A verdict of each of these `worths` is wanted, and so many `devices` work at once."""
         self.ends = math.inf if budget is None else monotonic() + budget
-        self.verdicts, self.devices = verdicts, devices
+        self.worths, self.devices = list(worths), devices
         self._lock = threading.Lock()
 
     @property
@@ -65,12 +67,19 @@ class Time:
         """Seconds until the end."""
         return max(0.0, self.ends - monotonic())
 
-    def share(self) -> float:
-        """What the next verdict may take."""
+    def share(self, worth: float = 1.0) -> float:
+        """What the next verdict may take, one that is worth so much."""
         left = self.left_s
-        return max(min(left, LEAST_S), left / max(1, math.ceil(self.verdicts / self.devices)))
+        if left == math.inf:
+            return left
+        with self._lock:
+            verdicts, worths = max(1, len(self.worths)), sum(self.worths)
+        over = left * verdicts / math.ceil(verdicts / self.devices) - LEAST_S * verdicts
+        part = worth / worths if worths > 0 else 1 / verdicts
+        return min(left, LEAST_S + max(0.0, over) * part)
 
-    def end(self) -> None:
+    def end(self, worth: float = 1.0) -> None:
         """One verdict less is to come."""
         with self._lock:
-            self.verdicts -= 1
+            if worth in self.worths:
+                self.worths.remove(worth)

@@ -60,8 +60,12 @@ class Tuner:
         self.environment: Environment = self.here or environment(self.device)
         self.machine: Machine | None = None
 
-    def tune(self, trace: Trace, launches: Sequence[str], *, again: bool = False) -> Iterator[Tuned]:
-        """The verdict on a program under each launch; one that cannot be tuned is a verdict too."""
+    def tune(
+        self, trace: Trace, launches: Sequence[str], *, again: bool = False, worth: float = 1.0
+    ) -> Iterator[Tuned]:
+        """The verdict on a program under each launch; one that cannot be tuned is a verdict too. What each is `worth` says
+        how much of the time of the whole run it gets.
+        """
         if again and self.since is None:
             self.since = clock.now()
         model: CostModel | None = None
@@ -70,26 +74,26 @@ class Tuner:
             found = None if again else self._known(trace, launch, trace.key)
             if found is None:
                 begin = monotonic()  # what comes before the first measurement is part of what tuning takes
-                effort = self.effort.within(self.time.share())
+                effort = self.effort.within(self.time.share(worth))
                 model = model or self._model(_title(trace))
                 session = self._session(trace, model, effort, begin)
                 found = self._tune(session, trace, launch, again, timings)
             found = replace(found, sizes=box_of(trace).text)
-            self.time.end()
+            self.time.end(worth)
             self.progress.end(told(found))
             yield found
 
     def verdict(self, item: Item, *, again: bool) -> Tuned:
         """The verdict on one item of an agenda. What is wrong with one program is no reason to leave the others."""
         try:
-            (found,) = self.tune(item.trace, (item.launch,), again=again)
+            (found,) = self.tune(item.trace, (item.launch,), again=again, worth=item.worth_us)
         except (ExecutorError, OptionError):  # of the device, or of the call
             raise
         except FuseplanError as error:
             found = Tuned(
                 item.key, item.trace.name, item.launch, "failed", detail=str(error), sizes=item.sizes.text
             )  # fmt: skip
-            self.time.end()
+            self.time.end(item.worth_us)
             self.progress.end(told(found))
         return found
 

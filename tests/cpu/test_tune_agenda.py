@@ -284,7 +284,17 @@ def test_no_budgets(text: str) -> None:
 
 def test_a_budget_for_many_goes_to_the_first_of_them() -> None:
     """Six seconds for each of a hundred would be of no use to any of them."""
-    assert Time(600.0, verdicts=100).share() == pytest.approx(45, abs=1)
-    assert Time(600.0, verdicts=100, devices=4).share() == pytest.approx(45, abs=1)
-    assert Time(600.0, verdicts=4, devices=2).share() == pytest.approx(300, abs=1)
-    assert Time(20.0, verdicts=4).share() == pytest.approx(20, abs=1)
+    assert Time(600.0, [1.0] * 100).share() == pytest.approx(45, abs=1)
+    assert Time(600.0, [1.0] * 100, devices=4).share() == pytest.approx(45, abs=1)
+    assert Time(600.0, [1.0] * 4, devices=2).share() == pytest.approx(300, abs=1)
+    assert Time(600.0, [1.0] * 3, devices=2).share() == pytest.approx(300, abs=1)
+    assert Time(20.0, [1.0] * 4).share() == pytest.approx(20, abs=1)
+    assert Time(120.0, [0.0, 0.0]).share(0.0) == pytest.approx(60, abs=1)
+
+
+def test_what_is_worth_more_gets_more_time_and_the_rest_what_is_of_use() -> None:
+    time = Time(190.0, [90.0, 10.0])
+    assert time.share(90.0) == pytest.approx(45 + 90, abs=1)
+    assert time.share(10.0) == pytest.approx(45 + 10, abs=1)
+    time.end(90.0)  # it took no time at all
+    assert time.share(10.0) == pytest.approx(190, abs=1)
