@@ -102,7 +102,7 @@ def _step(module: nn.Module, call: Callable[..., Any], given: Tensor) -> list[Te
     """Outputs, gradients and buffers of one step, which leaves the module as it was."""
     before, x = copy.deepcopy(module.state_dict()), given.clone().requires_grad_()
     outputs = call(x)
-    weights = torch.arange(outputs[0].numel()).view_as(outputs[0])
+    weights = torch.arange(outputs[0].numel(), device=outputs[0].device).view_as(outputs[0])
     (outputs[0].float() * weights).sum().backward()
     gradients = [x.grad, *(parameter.grad for parameter in module.parameters())]
     found = [*outputs, *gradients, *module.buffers()]

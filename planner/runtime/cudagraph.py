@@ -8,6 +8,7 @@ runs plain instead, which costs host time but no copy, and is counted.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch._inductor.cudagraph_utils import get_placeholder_info
 from torch._inductor.utils import count_tangents, get_first_incompatible_cudagraph_node
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from fuseplan.executors.flat import Boxed
 from fuseplan.log import logger
@@ -35,6 +37,7 @@ class CudaGraphLaunch:
         self.remarks = remarks
         self.refused: str | None = None
         self.device: int | None = None
+        self.witness = _Witness()
 
     def wrap(self, role: str, gm: GraphModule, plain: Boxed) -> Boxed:
         """Return `plain` launched through a CUDA graph, or as it is where that cannot be; `refused` says why."""
@@ -61,10 +64,11 @@ class CudaGraphLaunch:
             mutated_input_idxs=tuple(find_input_mutations(gm.graph)),
         )
         if role == "backward":
-            activations = _saved_activations(gm)
-            return lambda plain: _guard_backward(capture(plain), plain, device, activations)
-        small = _small_outputs(gm)
-        return lambda plain: _guard_forward(capture(plain), plain, device, small)
+            witness = self.witness.in_backward(gm)
+            return lambda plain: _guard_backward(capture(plain), plain, device, witness)
+        self.witness = _Witness.of(gm)
+        small, made = _small_outputs(gm), self.witness
+        return lambda plain: _guard_forward(capture(plain), plain, device, small, made)
 
     def _plain_backward(self, plain: Boxed) -> Boxed:
         """The backward of a captured forward ends its step, whether captured itself or not."""
@@ -81,17 +85,61 @@ class CudaGraphLaunch:
         return _boxed(call)
 
 
+@dataclass
+class _Witness:
+    """One tensor that a forward makes for its backward, by which the backward sees whether its forward was captured.
+
+    A graph's memory is its own: what a plain forward makes lies elsewhere. A view of a parameter, which is saved just as
+    well, would say nothing.
+    """
+
+    name: str | None = None
+    output: int = 0
+    places: set[int] = field(default_factory=set)
+    """Where captured forwards have put it."""
+
+    @staticmethod
+    def of(gm: GraphModule) -> _Witness:
+        """The first one that a forward graph makes."""
+        values: Any = gm.graph.output_node().args[0]
+        given = {_storage(node) for node in gm.graph.find_nodes(op="placeholder")}
+        for i in range(_returned(values), len(values)):
+            storage = _storage(values[i])
+            if storage is not None and storage not in given and statically_known_true(values[i].meta["val"].numel() > 0):
+                return _Witness(values[i].name, i)
+        return _Witness()
+
+    def in_backward(self, gm: GraphModule) -> Callable[[Sequence[Any]], bool]:
+        """What says of the arguments of a backward whether its forward was captured."""
+        names = [node.name for node in gm.graph.find_nodes(op="placeholder")]
+        if self.name not in names:
+            return lambda args: True
+        i = names.index(self.name)
+        return lambda args: args[i].untyped_storage().data_ptr() in self.places
+
+    def made(self, outputs: Sequence[Any]) -> None:
+        """Take note of what a captured forward has put where."""
+        if self.name is not None:
+            self.places.add(outputs[self.output].untyped_storage().data_ptr())
+
+
+def _storage(node: Any) -> StorageWeakRef | None:
+    value = node.meta.get("val") if isinstance(node, Node) else None
+    return StorageWeakRef(value.untyped_storage()) if isinstance(value, torch.Tensor) else None
+
+
 def _as_it_is(plain: Boxed) -> Boxed:
     return plain
 
 
-def _guard_forward(captured: Boxed, plain: Boxed, device: int, small: Sequence[int]) -> Boxed:
+def _guard_forward(captured: Boxed, plain: Boxed, device: int, small: Sequence[int], witness: _Witness) -> Boxed:
     def call(args: list[Any]) -> Sequence[Any]:
         manager = get_manager(device, create_if_none_exists=False)
         if manager is not None and _would_overwrite(manager):
             count("calls run plain to keep an earlier output")
             return plain(args)
         outputs = list(captured(args))
+        witness.made(outputs)
         for i in small:
             outputs[i] = outputs[i].clone()
         return outputs
@@ -103,15 +151,19 @@ def _small_outputs(gm: GraphModule) -> list[int]:
     """Positions of the outputs that a caller gets and that are small; not what is saved for the backward."""
     nodes: Any = gm.graph.output_node().args[0]
     values = [node.meta.get("val") if isinstance(node, Node) else None for node in nodes]
-    context = torch._guards.TracingContext.try_get()
-    metadata = None if context is None else context.fw_metadata
-    returned = len(values) if metadata is None else metadata.num_forward_returns
     inputs = set(gm.graph.find_nodes(op="placeholder"))
     return [
         i
-        for i, value in enumerate(values[:returned])
+        for i, value in enumerate(values[: _returned(nodes)])
         if isinstance(value, torch.Tensor) and nodes[i] not in inputs and _is_small(value)
     ]
+
+
+def _returned(outputs: Sequence[Any]) -> int:
+    """How many outputs of a forward graph are its caller's; the rest is saved for the backward."""
+    context = torch._guards.TracingContext.try_get()
+    metadata = None if context is None else context.fw_metadata
+    return len(outputs) if metadata is None else int(metadata.num_forward_returns)
 
 
 def _is_small(value: torch.Tensor) -> bool:
@@ -119,14 +171,15 @@ def _is_small(value: torch.Tensor) -> bool:
     return statically_known_true(value.numel() * value.element_size() <= SMALL)
 
 
-def _guard_backward(captured: Boxed, plain: Boxed, device: int, activations: Sequence[int]) -> Boxed:
+def _guard_backward(
+    captured: Boxed, plain: Boxed, device: int, follows_capture: Callable[[Sequence[Any]], bool]
+) -> Boxed:
     def call(args: list[Any]) -> Sequence[Any]:
         manager = get_manager(device, create_if_none_exists=False)
-        if manager is not None and activations:
-            recorded = manager._get_cuda_graph_recorded_tensor_checker()
-            if not all(recorded(args[i]) for i in activations):  # its forward ran plain
-                manager.set_to_running_backward()
-                return plain(args)
+        if manager is not None and not follows_capture(args):
+            count("backward calls run plain as their forward")
+            manager.set_to_running_backward()
+            return plain(args)
         return captured(args)
 
     return _boxed(call)
@@ -169,16 +222,6 @@ def _static_inputs(role: str, gm: GraphModule) -> Sequence[int]:
     context = torch._guards.TracingContext.try_get()
     metadata = None if context is None else context.fw_metadata
     return () if metadata is None else tuple(metadata.static_input_indices)
-
-
-def _saved_activations(gm: GraphModule) -> list[int]:
-    """Positions of the tensors that the forward made for the backward; a parameter that was saved is none."""
-    saved = list(gm.graph.find_nodes(op="placeholder"))[: count_tangents(gm)]
-    return [
-        i
-        for i, node in enumerate(saved)
-        if isinstance(node.meta.get("val"), torch.Tensor) and not node.name.startswith("primals_")
-    ]
 
 
 def _boxed(call: Any) -> Boxed:

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.gpu
 
 LARGE = 2048
 """Rows that make an output too large to be copied without being asked."""
-PLANS = ["aten", "inductor-greedy", "nvfuser-greedy"]
+PLANS = ["aten", "inductor", "inductor-greedy", "nvfuser-greedy"]
 
 
 @pytest.fixture(params=PLANS)
@@ -133,6 +133,24 @@ def test_training(launch: Callable[..., Any], set_to_none: bool, accumulate: int
     close(losses[0], losses[1])
     for mine, theirs in zip(net.parameters(), twin.parameters(), strict=True):
         close(mine, theirs)
+
+
+def test_training_is_captured_there_and_back(launch: Callable[..., Any]) -> None:
+    """Though the backward is given views of parameters, which are of no graph's memory."""
+    net = model()
+    compiled = launch(net)
+    x = torch.randn(32, 64, device="cuda")
+    before = fuseplan.stats()
+    for _ in range(6):
+        net.zero_grad()
+        compiled(x).square().mean().backward()
+    plain = {event: n for event, n in fuseplan.stats().items() if "run plain" in event and n > before.get(event, 0)}
+    assert plain == {}
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        net.zero_grad()
+        compiled(x).square().mean().backward()
+    assert sum(event.count for event in profile.key_averages() if event.key == "cudaGraphLaunch") == 2
 
 
 def test_two_forwards_before_one_backward(launch: Callable[..., Any]) -> None:
