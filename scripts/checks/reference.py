@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -123,20 +122,3 @@ def _commands(command: click.Command, name: str, parent: click.Context | None = 
     if isinstance(command, click.Group):
         for verb in command.list_commands(context):
             yield from _commands(command.commands[verb], verb, context)
-
-
-def main(arguments: list[str]) -> int:
-    """Write the pages, or with --check only tell which are out of date."""
-    stale = {path: text for path, text in pages().items() if not path.exists() or path.read_text("utf-8") != text}
-    if "--check" in arguments:
-        for path in stale:
-            print(f"{path.relative_to(ROOT)} is out of date: run scripts/docs", file=sys.stderr)
-        return bool(stale)
-    for path, text in stale.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
