@@ -105,7 +105,11 @@ class _Witness:
         given = {_storage(node) for node in gm.graph.find_nodes(op="placeholder")}
         for i in range(_returned(values), len(values)):
             storage = _storage(values[i])
-            if storage is not None and storage not in given and statically_known_true(values[i].meta["val"].numel() > 0):
+            if (
+                storage is not None
+                and storage not in given
+                and statically_known_true(values[i].meta["val"].numel() > 0)
+            ):
                 return _Witness(values[i].name, i)
         return _Witness()
 

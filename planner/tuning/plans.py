@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fuseplan.measure.jobs import PLAN_RULE, Found, Job, Outcome, RacePlans, Row, Side, VetPlan
 from fuseplan.measure.race import NOISY, RaceResult
 from fuseplan.plan import AnchorChoice, Plan, SegmentedPlan, WholePlan
-from fuseplan.tuning.session import Session
+from fuseplan.tuning.session import FAIR_RACE_S, Session
 
 LEAST_RACE_S = 3.0
 RACE_SHARE = 0.4
 """Of the time with the device that an effort grants, what a race of whole plans may take at most."""
-FAIR_RACE_S = 8.0
-"""What a race should have for its blocks, if plans beside the defaults are to be in it."""
 PATIENCE_S = 3600.0
 """What checking and racing plans may take that somebody has named: none is left out for want of time."""
 LEAST_LIMIT_S = 20.0
@@ -124,13 +122,16 @@ def vetted(session: Session, trace: str, entries: Sequence[Entry], rows: dict[st
         ]
         outcomes = session.carry_out("compiling and checking plans", jobs, heard)
         session.unprepared += sum(outcome.ok and not outcome.prepared for outcome in outcomes)
+        if chosen[0].default and isinstance(chosen[0].plan, WholePlan):
+            compiled = rows[chosen[0].name].compile_s or 0.0
+            session.default_s = outcomes[0].seconds + (compiled if session.prepares else 0.0)
 
     known, rest = ([entry for entry in entries if entry.default is default] for default in (True, False))
     if known:  # a worker that these leave without work takes the first of the others
-        beside = min(max(0, session.at_once - len(known)), _room(session, len(known), rows))
+        beside = min(max(0, session.at_once - len(known)), _room(session, len(known)))
         vet([*known, *rest[:beside]], len(known))
         rest = rest[beside:]
-    while rest and (room := _room(session, racing := sum(row.status == "ok" for row in rows.values()), rows)):
+    while rest and (room := _room(session, racing := sum(row.status == "ok" for row in rows.values()))):
         count = min(room, session.at_once)
         vet(rest[:count], racing)
         rest = rest[count:]
@@ -149,12 +150,9 @@ def _early(entry: Entry) -> bool:
     return entry.default and not (isinstance(entry.plan, WholePlan) and entry.plan.executor == "inductor")
 
 
-def _room(session: Session, racing: int, rows: Mapping[str, Row]) -> int:
+def _room(session: Session, racing: int) -> int:
     """How many more plans there is time to compile, to check and to race."""
-    known = rows.get("inductor")
-    whole = known.compile_s if known is not None and known.compile_s is not None else 0.0
-    checking = max(2 * session.trace_s, whole)  # several at a time; a cut one compiles about as much as all at once
-    left = session.left_s - session.again_s(racing) - checking - FAIR_RACE_S
+    left = session.left_s - session.again_s(racing) - session.vetting_s - FAIR_RACE_S
     return max(0, int(left / max(session.trace_s, 0.1)))
 
 
