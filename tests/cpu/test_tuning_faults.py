@@ -153,6 +153,23 @@ def test_plans_that_there_is_no_time_to_race_are_not_compiled(chain: Trace, stor
     assert not pool.measured
 
 
+@pytest.mark.parametrize(("seconds", "cuts"), [(10.0, True), (115.0, False)])
+def test_a_cut_is_begun_if_it_can_be_checked_in_the_time_that_torchs_default_took(
+    chain: Trace, store: Store, seconds: float, cuts: bool
+) -> None:
+    class Slow(ReplayingPool):
+        def _answer(self, job: Job) -> Outcome:
+            found = super()._answer(job)
+            return (
+                replace(found, seconds=seconds) if isinstance(job, VetPlan) and job.side.name == "inductor" else found
+            )
+
+    pool = Slow()
+    tuned(chain, store, pool)
+    assert bool(cut_plans(pool.jobs)) == cuts
+    assert bool(pool.measured) == cuts
+
+
 def test_a_plan_that_fails_only_in_the_race_is_out(chain: Trace, store: Store) -> None:
     pool = LatePool(late={"cut ": "crashed"})
     found = tuned(chain, store, pool)
