@@ -29,25 +29,34 @@ def measure(arguments: list[str]) -> Callable[[], dict[str, Any]]:
     rows: dict[str, Any] = {}
 
     def results(left: Sequence[Task] = ()) -> dict[str, Any]:
-        return results_of(with_earlier("ablation", rows, chosen.append, [task.name for task in left]))
+        earlier = with_earlier("ablation", {}, chosen.append, [task.name for task in left])
+        both = {name: _joined(earlier.get(name, {}), row, launches) for name, row in rows.items()}
+        return results_of({**earlier, **both})
 
     with tempfile.TemporaryDirectory() as folder:
         db = str(chosen.db.absolute()) if chosen.db else None
         tasks = tasks_of("one_ablation", chosen, {**shared(chosen), "db": db, "launches": launches, "folder": folder})
 
         def done(task: Task, report: dict[str, Any], failed: str) -> None:
-            known = with_earlier("ablation", rows, chosen.append).get(task.name, {}).get("launches", {})
-            row = {**report, "launches": {**known, **report.get("launches", {})}}
+            row = {key: value for key, value in report.items() if key not in ("at", "at_side")}
             if failed:
                 row["failed"] = f"{failed}, at: {report.get('at', 'the start')}"
-            rows[task.name] = {key: value for key, value in row.items() if key not in ("at", "at_side")}
+            for found in row.get("launches", {}).values():
+                found["commit"] = report.get("commit")
+            rows[task.name] = row
             with alone():
                 write_result("ablation", arguments, results())
-            print_rows({task.name: rows[task.name]})
+            print_rows({task.name: row})
 
         left = run_all(tasks, chosen.gpus, chosen.within_s, done)
     print_rows(results(left)["models"])
     return partial(results, left)
+
+
+def _joined(earlier: Mapping[str, Any], row: Mapping[str, Any], launches: Sequence[str]) -> dict[str, Any]:
+    """What was found now, and of earlier runs, whosever, the launches that were not asked for."""
+    others = {launch: found for launch, found in earlier.get("launches", {}).items() if launch not in launches}
+    return {**row, "launches": {**others, **row.get("launches", {})}}
 
 
 def results_of(rows: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import torch
 
 from benchmarks.fusions import CASES, letters, pieces
 from benchmarks.progress import LogProgress, say
-from benchmarks.result import alone, with_earlier, write_result
+from benchmarks.result import alone, commit, with_earlier, write_result
 from benchmarks.timing import compared, print_table
 from fuseplan.capture.trace import Trace
 from fuseplan.executors import Executor, executors
@@ -48,7 +48,7 @@ def measure(arguments: list[str]) -> Callable[[], dict[str, Any]]:
         return {"all fastest or tied": all(one["fastest or tied"] for one in found.values()), "cases": found}
 
     for name in chosen.only or CASES:
-        cases[name] = found = _measure_case(name, chosen.device, chosen.effort)
+        cases[name] = found = {"commit": commit(), **_measure_case(name, chosen.device, chosen.effort)}
         print_table(f"{name}: {found['verdict']}", found["plans"])
         with alone():
             write_result("choices", arguments, results())

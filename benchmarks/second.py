@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.one_model import account, clear, traced
 from benchmarks.progress import LogProgress, say
-from benchmarks.result import alone, with_earlier, write_result
+from benchmarks.result import alone, commit, with_earlier, write_result
 from benchmarks.zoo import EVERY, SECOND, Case
 from fuseplan.tune import tune
 
@@ -39,8 +39,8 @@ def measure(arguments: list[str]) -> Callable[[], dict[str, Any]]:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "tuning.db"
             first, second = (_tuned(name, case, given, path) for case in (EVERY[name], SECOND[name]))
-        row = name if given.effort == "quick" else f"{name}, {given.effort}"
-        rows[row] = {"effort": given.effort, "first": first, "second": second, "shares": shares(first, second)}
+        row = ", ".join([name, *sorted({given.effort, given.launch} - {"quick", "plain"})])
+        rows[row] = {"commit": commit(), "first": first, "second": second, "shares": shares(first, second)}
         say(f"{row}: {rows[row]['shares']}")
         with alone():
             write_result("second", arguments, results())

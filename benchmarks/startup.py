@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.fleet import Task, run_all, slug
 from benchmarks.models import parser
-from benchmarks.result import alone, with_earlier, write_result
+from benchmarks.result import alone, commit, with_earlier, write_result
 from benchmarks.zoo import EVERY, TINY
 
 SIDES = ("torch.compile", "fuseplan tuned")
@@ -48,7 +48,7 @@ def measure(arguments: list[str]) -> Callable[[], dict[str, Any]]:
         def done(task: Task, report: dict[str, Any], failed: str) -> Task | None:
             model, side, caches = (task.arguments[key] for key in ("model", "side", "caches"))
             taken[model].setdefault(side, {}).setdefault(caches, []).append({"failed": failed} if failed else report)
-            rows[model] = row_of(taken[model])
+            rows[model] = {"commit": commit(), **row_of(taken[model])}
             with alone():
                 write_result("startup", arguments, results())
             return next(chains[model], None)

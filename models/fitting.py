@@ -9,6 +9,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from fuseplan.errors import OptionError
+from fuseplan.graph.words import counted
 from fuseplan.models.conformal import bands, quantile
 from fuseplan.models.features import Looking
 from fuseplan.models.heads import HOST_FLOOR_US, Heads, Table, with_scatter
@@ -50,7 +51,7 @@ def fit_heads(
     idle = machine.device != "cpu"  # views alone launch nothing on a GPU, so that there is nothing to learn
     usable = [i for i, row in enumerate(rows) if row.usable and (row.work.ops or not idle)]
     if len(usable) < LEAST:
-        raise OptionError(f"{len(usable)} rows with times are too few to learn from: at least {LEAST}")
+        raise OptionError(f"{counted(len(usable), 'row')} with times: too few to learn from, which takes {LEAST}")
     looking = Looking(machine, most=max(200_000, 2 * len(rows)))
     roofline = Roofline(machine)
     roofline.update([rows[i] for i in usable])

@@ -27,6 +27,7 @@ from typing import IO, Any
 
 from fuseplan.errors import GraphError, OptionError
 from fuseplan.graph import Graph
+from fuseplan.graph.words import counted
 
 FORMAT = 1
 FOLDER = Path(__file__).with_name("rows")
@@ -153,7 +154,9 @@ def read_rows(path: Path) -> Rows:
     except (AttributeError, KeyError, TypeError, ValueError, GraphError) as error:
         raise OptionError(f"{path}, line {number}: not a row: {type(error).__name__}: {error}") from error
     if missing := sorted({row.region for row in rows} - graphs.keys()):
-        raise OptionError(f"{path}: {len(missing)} regions have rows but no graph, the first is {missing[0]}")
+        raise OptionError(
+            f"{path}: {counted(len(missing), 'region')} with rows but no graph, the first is {missing[0]}"
+        )
     return Rows(header, tuple(rows), graphs, tuple(islands))
 
 

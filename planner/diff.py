@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fuseplan.errors import OptionError, PlanError, StoreError
-from fuseplan.looking.subject import check_file, cut_of, graphs_for, opened
+from fuseplan.looking.subject import cut_of, graphs_for, opened
 from fuseplan.looking.words import describe, device_of, fields_of, share, table, times, us
 from fuseplan.segment.moves import moves_between
 from fuseplan.tuning_db import Environment, Places, Store, StoredPlan
@@ -131,10 +131,9 @@ def diff(first: str | Path, second: str | Path, *, db: str | Path | None = None)
 
 def _side(store: Store, text: str) -> Listed | list[Listed]:
     if os.path.lexists(text):
-        check_file(text)
-        other = Store(Places(None, site=Path(text)))  # which is only read
+        other = Store(Places(Path(text)), reading=True)  # without the layers that any other would have, too
         try:
-            return listed(other)
+            return listed(other.required())
         finally:
             other.close()
     every = listed(store)

@@ -10,6 +10,7 @@ from typing import Any
 from fuseplan.backend import programs_of
 from fuseplan.capture.trace import Trace
 from fuseplan.executors import executors
+from fuseplan.graph.words import counted
 from fuseplan.looking.explained import Explained, of_subject
 from fuseplan.looking.subject import opened, subjects
 from fuseplan.looking.words import describe
@@ -116,7 +117,7 @@ def _left_out(plan: Plan, record: GraphRecord) -> Iterator[str]:
 
 
 def _region(region: RegionRecord) -> str:
-    size = f"{len(region.ops)} op{'s' * (len(region.ops) != 1)}"
+    size = counted(len(region.ops), "op")
     if region.fallback is None:
         return f"{size} under {region.executor} ({region.variant})"
     return f"{size} under ATen, not {region.executor}: {region.fallback}"
@@ -127,9 +128,10 @@ def _graph(record: GraphRecord, listing: bool) -> Iterator[str]:
     opaque = graph.opaque
     name = f"{record.role} graph, no key" if opaque else f"{record.role} graph {graph.key}"
     inside = sum(len(region.ops) for region in record.regions if region.fallback is None)
-    count = len(graph.ops)
-    where = "all under ATen" if not inside else f"{inside} in {len(record.regions)} regions, the rest under ATen"
-    yield f"{name}: {count} op{'s' * (count != 1)}, {where}"
+    where = (
+        "all under ATen" if not inside else f"{inside} in {counted(len(record.regions), 'region')}, the rest under ATen"
+    )
+    yield f"{name}: {counted(len(graph.ops), 'op')}, {where}"
     for why in opaque:
         yield f"  cannot be exported: {why}"
     for text, times in Counter(map(_region, record.regions)).items():

@@ -11,7 +11,7 @@ from typing import Any
 from fuseplan.capture.trace_format import Trace
 from fuseplan.errors import GraphError, OptionError
 from fuseplan.recording.book import Recording
-from fuseplan.recording.folder import open_folder
+from fuseplan.recording.folder import check_folder
 from fuseplan.recording.hook import hooked
 from fuseplan.recording.late import once_imported
 from fuseplan.recording.named import NamedModules, compiling
@@ -48,7 +48,7 @@ def record(
     _check_device(retarget)
     named = NamedModules(compile, _as_eager)
     if place is not None:
-        open_folder(place)
+        check_folder(place)
     recording = Recording(place, name=name, device=retarget)
 
     def begin(torch: Any) -> None:
@@ -82,7 +82,7 @@ def read_nvfuser(scripts: Sequence[str | Path], folder: str | Path, *, retarget:
             raise GraphError(f"{script} is no nvFuser script that can be read: {error}") from None
 
     found = [trace for script in scripts for trace in read(Path(script))]
-    open_folder(Path(folder))
+    check_folder(Path(folder))
     recording = Recording(Path(folder), device=retarget)
     for trace in found:
         entry_of(recording, trace)

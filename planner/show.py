@@ -12,6 +12,7 @@ from fuseplan.errors import OptionError
 from fuseplan.looking.explained import raced_lines
 from fuseplan.looking.subject import opened
 from fuseplan.looking.words import device_of, fields_of, speedup, table, times, us
+from fuseplan.tuning_db.resume import Failure, failures
 from fuseplan.tuning_db.words import Listed, listed, summary
 
 STANDINGS = ("tuned", "default", "unverified", "quarantined", "pinned", "disabled")
@@ -26,6 +27,8 @@ class Shown:
     plans: tuple[Listed, ...]
     whole: bool = False
     """Whether one plan was asked for, so that all is told of it."""
+    failed: tuple[Failure, ...] = ()
+    """Programs that could not be tuned."""
 
     def __iter__(self) -> Iterator[Listed]:
         return iter(self.plans)
@@ -37,13 +40,16 @@ class Shown:
         return self.plans[place]
 
     def __str__(self) -> str:
-        return "\n".join(_in_full(self.plans[0]) if self.whole else _rows(self.plans))
+        return "\n".join(_in_full(self.plans[0]) if self.whole else (*_rows(self.plans), *map(str, self.failed)))
 
     __repr__ = __str__  # what a notebook shows
 
     def as_dict(self) -> dict[str, Any]:
         """The same as plain data, for JSON."""
-        return {"plans": [(full_fields if self.whole else fields_of)(one) for one in self.plans]}
+        return {
+            "plans": [(full_fields if self.whole else fields_of)(one) for one in self.plans],
+            "failed": [vars(one) for one in self.failed],
+        }
 
 
 def show(
@@ -67,6 +73,14 @@ def show(
         raise OptionError(f"no plan has the status {status!r}; known are {', '.join(STANDINGS)}")
     with opened(db) as store:
         found = listed(store, wanted)
+        failed = [] if status else failures(store)
+    told = (
+        one
+        for one in failed
+        if any(text.startswith(wanted) for text in (one.program, one.name))
+        and name.lower() in one.name.lower()
+        and any(device.lower() in text.lower() for text in (one.device, one.kind))
+    )
     plans = tuple(
         one
         for one in found
@@ -77,7 +91,8 @@ def show(
             for text in (device_of(one.stored.environment), one.stored.environment.device)
         )
     )
-    return Shown(plans, len(plans) == 1 and bool(wanted) and plans[0].stored.key.startswith(wanted))
+    whole = len(plans) == 1 and bool(wanted) and plans[0].stored.key.startswith(wanted)
+    return Shown(plans, whole, tuple(told))
 
 
 def _rows(plans: tuple[Listed, ...]) -> Iterator[str]:

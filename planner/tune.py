@@ -20,12 +20,13 @@ import torch
 from fuseplan.capture.trace import write_trace
 from fuseplan.errors import FuseplanError, OptionError
 from fuseplan.log import logger
+from fuseplan.measure.environment import environment
 from fuseplan.options import Options
 from fuseplan.plan import LAUNCHES
 from fuseplan.runtime.compiler import devices_of
 from fuseplan.search.effort import Effort
 from fuseplan.tuning import budget as budgets
-from fuseplan.tuning.agenda import Agenda, Item, agenda_of
+from fuseplan.tuning.agenda import Agenda, Item, agenda_of, usual_s
 from fuseplan.tuning.budget import Time
 from fuseplan.tuning.claims import Claims
 from fuseplan.tuning.crew import Serve, work_off
@@ -33,11 +34,12 @@ from fuseplan.tuning.devices import Kind, LazyPool, OpenPool, named, own_workers
 from fuseplan.tuning.keep import Tuned, recalled
 from fuseplan.tuning.ledger import Settings
 from fuseplan.tuning.model import LEARNED, check_name
-from fuseplan.tuning.progress import Progress, shown, told
+from fuseplan.tuning.progress import Brief, Progress, shown, told
 from fuseplan.tuning.promises import refuse_promises
 from fuseplan.tuning.tuner import Tuner
 from fuseplan.tuning.wanted import Asked, wanted
 from fuseplan.tuning_db import Store, clock, places
+from fuseplan.tuning_db.resume import failed_lately
 
 __all__ = ["Tuner", "agenda", "tune", "tune_online"]
 
@@ -82,8 +84,9 @@ def tune(
     check_name(model)
     with _opened(db) as store, shown(progress) as heard:
         todo = _agenda(store, programs, effort, launch, device, top, again)
-        store.file.write(lambda connection: None)  # where nothing can be kept, better fail now than in an hour
         waiting = [item for item in todo.items if item.known is None]
+        if waiting:
+            store.file.write(lambda connection: None)  # where nothing can be kept, better fail now than in an hour
         time = Time(seconds, [item.worth_us for item in waiting], max(1, len(todo.devices)))
         claims = {item.kind: Claims() for item in todo.items}
         since = clock.now() if again else None
@@ -127,7 +130,7 @@ def agenda(
     >>> [item.name for item in fuseplan.agenda(traces * 2).items]
     ['ramp']
     """
-    with _opened(db) as store:
+    with _opened(db, reading=True) as store:
         return _agenda(store, programs, effort, launch, device, top, again)
 
 
@@ -142,9 +145,13 @@ def tune_online(gm: Any, example_inputs: Sequence[Any], effort: str, store: Stor
     refuse_promises(gm, example_inputs, trace)
     where = next((str(d) for d in devices_of(gm, example_inputs) if d.type == "cuda"), "cpu")
     logger.info("tuning program %s on %s, effort %s", trace.key[:12], where, effort)
-    spends = Effort.named(effort)
-    with shown(None) as heard, own_workers(where, spends) as pool:
-        (tuned,) = Tuner(store, pool, where, spends, Settings(), heard).tune(trace, (options.launch or "plain",))
+    spends, here, launch = Effort.named(effort), environment(where), options.launch or "plain"
+    failed = failed_lately(store, trace.key, here, effort, launch)
+    if failed is not None:
+        raise FuseplanError(str(failed))
+    brief = Brief(effort, usual_s(store, effort, here))
+    with shown(None, brief) as heard, own_workers(where, spends) as pool:
+        (tuned,) = Tuner(store, pool, where, spends, Settings(), heard, here=here).tune(trace, (launch,))
     logger.info("program %s: %s, %s, after %.0f s", trace.key[:12], tuned.status, tuned.winner, tuned.seconds)
     if tuned.plan is None:
         raise FuseplanError(tuned.detail or "no plan could be raced")
@@ -174,9 +181,9 @@ def _seconds(budget: float | str | None) -> float | None:
 
 
 @contextmanager
-def _opened(db: str | Path | None) -> Iterator[Store]:
-    store = Store(places(os.environ, db))
+def _opened(db: str | Path | None, *, reading: bool = False) -> Iterator[Store]:
+    store = Store(places(os.environ, db), reading=reading)
     try:
-        yield store
+        yield store.required(there=False)
     finally:
         store.close()

@@ -47,12 +47,12 @@ def verify(
     `device` is one of those here; without it, each plan is raced on the kind that it is for. A program can only be run
     from its trace, which the database holds of each that was tuned: a plan without stays unverified, and says so.
 
-    >>> verify(db="no-such-folder/tuning.db").raced
+    >>> verify().raced
     []
     """
     if device is not None:
         check_device(device)
-    store = Store(places(os.environ, db))
+    store = Store(places(os.environ, db)).required(there=db is not None)
     try:
         with ExitStack() as ends:
             here = places_of(store, [device] if device else _devices())

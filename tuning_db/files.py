@@ -60,6 +60,10 @@ class Unwritable(Unusable):
     """It can perhaps be read, but nothing can be written to it."""
 
 
+class Interrupted(Unusable):
+    """A write to it was cut short: whoever may write takes it back, and nobody reads it before."""
+
+
 class NotOurs(Unusable):
     """Made by a newer fuseplan, or by something else: never touched."""
 
@@ -223,7 +227,7 @@ class Database:
         return self._connection
 
     def _open(self, create: bool) -> sqlite3.Connection:
-        self._identity = _identity(self.path)
+        self._identity = identity_of(self.path)
         if self.path is not None and self._identity is None:
             if not create:
                 raise Absent(f"there is no file {self.path}")
@@ -238,7 +242,7 @@ class Database:
             connection.close()
             raise
         if self._identity is None:
-            self._identity = _identity(self.path)
+            self._identity = identity_of(self.path)
         return connection
 
     def _connect(self, create: bool) -> sqlite3.Connection:
@@ -268,7 +272,7 @@ class Database:
                 connection.execute("ROLLBACK")
         if application == 0 and found == 0 and empty:
             if not create and self.path is not None:
-                raise Absent(f"{self.path} is empty")
+                raise Absent(f"{self.path} is empty: there is no tuning database in it")
         elif application != schema.APPLICATION_ID:
             raise NotOurs(f"{self.path} is not a tuning database; name another file")
         if found > schema.VERSION:
@@ -286,7 +290,7 @@ class Database:
 
     def _moved(self) -> bool:
         """Whether the path means another file than when it was opened, or none."""
-        return self.path is not None and _identity(self.path) != self._identity
+        return self.path is not None and identity_of(self.path) != self._identity
 
     def _still_there(self) -> None:
         if self._moved():
@@ -376,7 +380,8 @@ def _text(data: bytes) -> str:
     return data.decode("utf-8", "surrogateescape")
 
 
-def _identity(path: Path | None) -> Identity | None:
+def identity_of(path: Path | None) -> Identity | None:
+    """The file that a path means; None where there is none."""
     if path is None:
         return None
     try:
@@ -390,6 +395,8 @@ _CORRUPT, _NOT_A_DATABASE = 11, 26
 _BUSY, _LOCKED = 5, 6
 _JOURNAL_GONE = 10 | 23 << 8
 """Another process has deleted the journal that this one was playing back: of the file that stood here before, it may be."""
+_JOURNAL_LEFT = 8 | 3 << 8
+"""A writer has died, and its journal has to be played back, which is not for who only reads."""
 _DAMAGED_TEXT = ("malformed", "not a database")
 
 
@@ -399,6 +406,8 @@ def _problem(error: Exception, path: Path | None) -> Unusable:
         return error
     if isinstance(error, _Moved):
         return Unwritable(f"{path} is replaced again and again")
+    if path is not None and path.is_dir():
+        return NotOurs(f"{path} is a folder, and no tuning database; name a file")
     exact = getattr(error, "sqlite_errorcode", 0)  # Python 3.10 does not have it
     code = exact & 0xFF
     text = f"{path}: {error}"
@@ -407,4 +416,6 @@ def _problem(error: Exception, path: Path | None) -> Unusable:
         return Damaged(text)
     if code in (_BUSY, _LOCKED) or exact == _JOURNAL_GONE or "is locked" in str(error):
         return Busy(text)
+    if exact == _JOURNAL_LEFT:
+        return Interrupted(f"{path}: a write to it was cut short, and is not yet taken back")
     return Unwritable(text)

@@ -23,7 +23,7 @@ _LENGTH_LIMIT = 0  # SQLITE_LIMIT_LENGTH
 _CHUNK = 200
 _MAX_FAILURES = 2000  # per table; to get around one bad page takes some forty
 _ALLOWED = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_TRANSACTION}
-_FUNCTIONS = {"min", "max"}
+_FUNCTIONS = {"min", "max", "count"}
 
 
 class Source:
@@ -66,6 +66,13 @@ class Source:
                 if table.keyed and type(stored[0]) is int:
                     keys[stored[0]] = str(row["key"])
                 yield table, row
+
+    def held(self) -> int | None:
+        """How many rows were written to it, good or damaged by now; None where that cannot be told."""
+        try:
+            return sum(int(self._connection.execute(f"SELECT count(*) FROM {one.name}").fetchone()[0]) for one in ALL)
+        except SQL_ERRORS:
+            return None
 
     def _connect(self) -> sqlite3.Connection:
         if not self.path.is_file():

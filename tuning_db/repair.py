@@ -1,4 +1,4 @@
-"""A damaged file: set aside with its journal while nobody else is in it, and its good rows brought back.
+"""A damaged file: set aside with its journal while nobody else is in it, and its good rows copied into a new one.
 
 Taking SQLite's own lock through SQLite needs a file that it can read, so the lock is taken on the bytes that SQLite
 locks. A rename without it would leave other writers committing into the file that was moved away.
@@ -7,13 +7,20 @@ locks. A rename without it would leave other writers committing into the file th
 from __future__ import annotations
 
 import os
+import shutil
 import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NoReturn
 
-from fuseplan.tuning_db.files import Busy, Database, Identity, NotOurs, Unusable
+from fuseplan.errors import StoreError
+from fuseplan.graph.words import counted
+from fuseplan.tuning_db import schema
+from fuseplan.tuning_db.files import SQL_ERRORS, Busy, Damaged, Database, Identity, NotOurs, Unusable
 from fuseplan.tuning_db.foreign import Source
 from fuseplan.tuning_db.tables import Row, Table, Writer, put_all
 
@@ -26,8 +33,61 @@ _FIRST_LOCKED_BYTE, _LOCKED_BYTES = 0x40000000, 512  # SQLite's pending, reserve
 _WAIT_S = 5.0
 _BATCH = 500
 _SCHEMA_BYTES = 2**20  # the schema is made first, so that it stands at the beginning of a file
+_HEADER_BYTES = 100
+_APPLICATION_ID = slice(68, 72)  # this and the next two: where it stands in the header
+_PAGES, _PAGE_SIZE = slice(28, 32), slice(16, 18)
+_COPIED_A_SECOND = 100 * 2**20  # about as fast as a disk is
 SIDE_FILES = ("-journal", "-wal", "-shm")
 """What SQLite adds to the name of a database for the files beside it."""
+
+
+@dataclass(frozen=True)
+class Renewed:
+    """What became of a damaged file."""
+
+    aside: Path
+    """Where it is now, as it was."""
+    saved: int = 0
+    """Its rows that are in the new file."""
+    held: int | None = None
+    """How many it had; None where that cannot be told."""
+    complete: bool = False
+    """Whether all that can be read was."""
+    why: str = ""
+    """Why not, where that is known."""
+
+    def __str__(self) -> str:
+        rows = (
+            counted(self.saved, "good row") + " of it"
+            if self.held is None
+            else f"{self.saved:,} of its {counted(self.held, 'row')}"
+        )
+        rest = "" if self.complete else f"; fuseplan db merge {self.aside} looks for more{self.why}"
+        return f"It is now {self.aside.name}, and {rows} were kept{rest}"
+
+
+def leave(path: Path) -> NoReturn:
+    """Tell whoever only reads what would mend a damaged file, which stays as it is."""
+    check_ours(path)
+    advice = "fuseplan db check lists what is wrong, and with --repair keeps the good rows"
+    raise Damaged(f"{path} is damaged: {advice}")
+
+
+def check_ours(path: Path) -> None:
+    """NotOurs where a file that SQLite cannot read was none of fuseplan's: somebody may have named another by mistake."""
+    with path.open("rb") as file:
+        _check_ours(file.fileno(), path)
+
+
+def renew(path: Path, identity: Identity, within_s: float) -> Renewed | None:
+    """Set the damaged file aside that `identity` was read from, and copy its good rows into a new one; None if it is gone."""
+    aside = set_aside(path, identity)
+    if aside is None:
+        return None
+    try:
+        return salvage(aside, Database(path), within_s)
+    except (StoreError, *SQL_ERRORS, OSError) as error:
+        return Renewed(aside, why=f" ({error})")
 
 
 def set_aside(path: Path, identity: Identity) -> Path | None:
@@ -42,8 +102,7 @@ def set_aside(path: Path, identity: Identity) -> Path | None:
             found = os.fstat(file)
             if (found.st_dev, found.st_ino) != identity:
                 return None
-            if not _is_ours(file, path):
-                raise NotOurs(f"{path} is not a tuning database; name another file")
+            _check_ours(file, path)
             aside = _free_name(path)
             # The journal goes first: left behind, it would be rolled back into the file that takes this one's place.
             for suffix in SIDE_FILES:
@@ -56,26 +115,56 @@ def set_aside(path: Path, identity: Identity) -> Path | None:
     return aside
 
 
-def _is_ours(file: int, path: Path) -> bool:
-    """Whether a file that SQLite cannot read was a database of fuseplan's: somebody may have named another by mistake."""
+def _check_ours(file: int, path: Path) -> None:
     if (path.parent.name, path.name) == ("fuseplan", "tuning.db"):
-        return True
-    return b"CREATE TABLE default_timing" in os.pread(file, _SCHEMA_BYTES, 0)
+        return
+    start = os.pread(file, _SCHEMA_BYTES, 0)
+    if (
+        start[_APPLICATION_ID] != schema.APPLICATION_ID.to_bytes(4, "big")
+        and b"CREATE TABLE default_timing" not in start
+    ):
+        raise NotOurs(f"{path} is not a tuning database; name another file")
 
 
-def salvage(aside: Path, into: Database, within_s: float) -> tuple[int, bool]:
-    """Copy the rows with good digests; return how many, and whether all that can be read was."""
+def salvage(aside: Path, into: Database, within_s: float) -> Renewed:
+    """Copy the rows with good digests."""
     deadline = time.monotonic() + within_s
-    count = 0
+    into.write(lambda connection: None)  # where nothing can be saved, too, there is a database again
+    renewed = _copied(aside, aside, into, deadline)
+    if renewed.saved or aside.stat().st_size > within_s * _COPIED_A_SECOND:
+        return renewed
+    with _headed(aside) as copy:
+        return _copied(aside, copy, into, deadline)
+
+
+def _copied(aside: Path, file: Path, into: Database, deadline: float) -> Renewed:
+    saved = 0
     batch: list[tuple[Table, Row]] = []
-    with Source(aside, deadline, ours=True) as source:
+    with Source(file, deadline, ours=True) as source:
+        held = source.held()
         for table, row in source.rows():
             batch.append((table, row))
             if len(batch) >= _BATCH:
-                count += _put(batch, into)
+                saved += _put(batch, into)
                 batch = []
-        count += _put(batch, into)
-        return count, source.finished
+        saved += _put(batch, into)
+        return Renewed(aside, saved, held, source.finished)
+
+
+@contextmanager
+def _headed(aside: Path) -> Iterator[Path]:
+    """A copy with the header of a new database: SQLite reads nothing at all behind one that was overwritten, nor of a file
+    that is shorter than its header says.
+    """
+    with TemporaryDirectory(prefix=f"{aside.name}.", dir=aside.parent) as folder:
+        new, copy = Path(folder) / "new.db", Path(folder) / "copy.db"
+        Database(new).write(lambda connection: None)
+        header = bytearray(new.read_bytes()[:_HEADER_BYTES])
+        shutil.copyfile(aside, copy)
+        header[_PAGES] = (copy.stat().st_size // int.from_bytes(header[_PAGE_SIZE], "big")).to_bytes(4, "big")
+        with copy.open("r+b") as file:
+            file.write(header)
+        yield copy
 
 
 def _put(batch: list[tuple[Table, Row]], into: Database) -> int:

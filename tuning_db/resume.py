@@ -1,20 +1,25 @@
-"""What earlier runs of tuning have left: of which some were interrupted, and how long the others took."""
+"""What earlier runs of tuning have left: of which some were interrupted, some failed, and how long the others took."""
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable
-from datetime import datetime
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
 from statistics import median
 from typing import TypeVar
 
+from fuseplan import __version__
 from fuseplan.errors import StoreError
+from fuseplan.tuning_db import clock
 from fuseplan.tuning_db.environment import Environment
 from fuseplan.tuning_db.store import Store
 
 _T = TypeVar("_T")
 _LATEST = 50
 """So many runs say how long the next one takes."""
+FORGOTTEN = timedelta(days=1)
+"""After so long, what has failed may work: a full disk was emptied, a driver was replaced."""
 
 
 def unfinished(store: Store, program: str, here: Environment) -> frozenset[str]:
@@ -28,6 +33,51 @@ def unfinished(store: Store, program: str, here: Environment) -> frozenset[str]:
         return frozenset(str(key) for (key,) in connection.execute(sql, (program, here.key) * 2))
 
     return _asked(store, ask, frozenset())
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The latest run of tuning on a program in one environment, which came to no verdict."""
+
+    program: str
+    name: str
+    environment: str
+    """The key of it."""
+    kind: str
+    device: str
+    effort: str
+    fuseplan: str
+    at: str
+    launch: str | None
+    """Which one it was for, where it came so far that a default was tried …"""
+    why: str
+    """… and failed."""
+
+    def __str__(self) -> str:
+        why = f": {self.why}" if self.why else ""
+        return (
+            f"tuning {self.name or self.program[:12]} failed on {self.device} on {self.at[:10]}, effort {self.effort}, fuseplan"
+            f" {self.fuseplan}{why}; fuseplan tune --again tries once more"
+        )
+
+
+def failures(store: Store, program: str = "") -> list[Failure]:
+    """What could not be tuned: of one program, by its key, or of all; the latest first."""
+
+    def ask(connection: sqlite3.Connection) -> list[Failure]:
+        return [Failure(*row) for row in connection.execute(_FAILURES, {"program": program})]
+
+    return _asked(store, ask, [])
+
+
+def failed_lately(store: Store, program: str, here: Environment, effort: str, launch: str) -> Failure | None:
+    """The failure for which this fuseplan need not try the same again, until a day has passed."""
+    since = clock.written(datetime.now(timezone.utc) - FORGOTTEN)
+    for one in failures(store, program):
+        same = (one.environment, one.effort, one.fuseplan) == (here.key, effort, __version__)
+        if same and one.launch in (None, launch) and one.at > since:
+            return one
+    return None
 
 
 def measured(store: Store, program: str, here: Environment) -> int:
@@ -55,6 +105,17 @@ def usual_seconds(store: Store, effort: str, here: Environment) -> float | None:
     return median(found) if found else None
 
 
+_FAILURES = """
+SELECT program.key, coalesce(program.name, ''), environment.key, device, coalesce(gpu, cpu, device), effort,
+    fuseplan, run.changed_at,
+    max(launch), coalesce(max(iif(status <> 'ok', default_timing.name || ': ' || status || ', ' || detail, NULL)), '')
+FROM run JOIN program ON program.id = run.program_id JOIN environment ON environment.id = run.environment_id
+LEFT JOIN default_timing ON default_timing.run_id = run.id
+WHERE state = 'failed' AND effort NOT IN ('none', 'verify') AND :program IN ('', program.key) AND NOT EXISTS (
+    SELECT 1 FROM run AS later WHERE later.program_id = run.program_id AND later.environment_id = run.environment_id
+    AND later.id > run.id AND later.state IN ('failed', 'finished') AND later.effort NOT IN ('none', 'verify'))
+GROUP BY run.id ORDER BY run.changed_at DESC
+"""
 _OF_PROGRAM = (
     "JOIN program ON program.id = run.program_id JOIN environment ON environment.id = run.environment_id"
     " WHERE program.key = ? AND environment.key = ?"

@@ -19,7 +19,7 @@ from fuseplan.errors import FuseplanError, StoreError
 from fuseplan.graph import Graph
 from fuseplan.tuning_db import clock, tables
 from fuseplan.tuning_db.environment import Environment
-from fuseplan.tuning_db.files import SQL_ERRORS, Absent, Database, Identity, NotOurs, Unusable, Unwritable
+from fuseplan.tuning_db.files import Absent, Database, Identity, NotOurs, Unusable, Unwritable
 from fuseplan.tuning_db.layers import Places, network_file_system, places
 from fuseplan.tuning_db.lookup import Candidate, boxes, candidates, choose, environment_of, knows, no_plan
 from fuseplan.tuning_db.measured import default_timings, measurements
@@ -45,8 +45,13 @@ class Store:
     no plan is stored for program abababababab
     """
 
-    def __init__(self, where: Places, *, salvage_s: float = 1.0) -> None:
-        """`salvage_s` bounds how long a damaged file may hold up whoever meets it first; the rest stays set aside."""
+    def __init__(self, where: Places, *, salvage_s: float = 1.0, reading: bool = False) -> None:
+        """`salvage_s` bounds how long a damaged file may hold up whoever meets it first; the rest stays set aside.
+
+        Who is only `reading` leaves it as it is, and trouble with the user's own file is a StoreError for them, not nothing
+        found.
+        """
+        self._reading = reading
         self._user = Database(where.user, repair=self._repair) if where.user is not None else None
         self._salvage_s = salvage_s
         self._memory: Database | None = None
@@ -67,6 +72,27 @@ class Store:
     def open(environ: Mapping[str, str], db: str | Path | None = None, *, salvage_s: float = 1.0) -> Store:
         """The store of a user with these environment variables; `db` names another file than theirs."""
         return Store(places(environ, db), salvage_s=salvage_s)
+
+    @staticmethod
+    def reading(environ: Mapping[str, str], db: str | Path | None = None) -> Store:
+        """The same for whoever only reads it, which makes, mends and changes nothing. A file that is named must be there.
+
+        >>> Store.reading({"HOME": "/home/ada"}, "/no/such.db")
+        Traceback (most recent call last):
+        ...
+        fuseplan.tuning_db.files.Absent: there is no file /no/such.db
+        """
+        return Store(places(environ, db), reading=True).required(there=db is not None)
+
+    def required(self, *, there: bool = True) -> Store:
+        """This store; StoreError where the user's own file cannot be used as one, or with `there` is not there yet."""
+        try:
+            if self._user is not None:
+                self._user.read(lambda connection: None)
+        except Absent:
+            if there:
+                raise
+        return self
 
     @property
     def file(self) -> Database:
@@ -241,6 +267,11 @@ class Store:
         graphs = ((role, _readable(text)) for (role, _), text in found.items())
         return [(role, graph) for role, graph in graphs if graph is not None]
 
+    def programs(self, prefix: str) -> set[str]:
+        """The keys that begin so of all programs, with and without a name or a plan."""
+        found = self._gather(lambda connection: _programs(connection, prefix), within_s=60.0)[0]
+        return {key for layer in found for key in layer}
+
     def program_names(self) -> dict[str, str]:
         """The name of each program that has one, by key."""
         names: dict[str, str] = {}
@@ -305,6 +336,8 @@ class Store:
         try:
             found, trouble = self._candidates(query)
             choice = choose(query, found)
+        except Unusable:
+            raise  # for whoever is only reading
         except Exception as error:  # noqa: BLE001  # whatever a file holds, a program that looks up its plan runs on
             return Miss("database unusable", f"{type(error).__name__}: {error}"), False
         if isinstance(choice, Miss) and choice.reason == "no such program" and trouble is not None:
@@ -333,6 +366,8 @@ class Store:
             answer: list[_T] | Miss
             try:
                 answer = self._ask(database, work, within_s)
+            except Unusable:
+                raise  # for whoever is only reading
             except Exception as error:  # noqa: BLE001  # as in _find_plan
                 answer = Miss("database unusable", f"{type(error).__name__}: {error}")
             if isinstance(answer, Miss):
@@ -349,6 +384,8 @@ class Store:
         except Absent:
             return []
         except Unusable as problem:
+            if self._reading and database is self._user:
+                raise
             if isinstance(problem, NotOurs):
                 self._say(str(problem))
             return Miss("database unusable", str(problem))
@@ -401,18 +438,13 @@ class Store:
         return rows
 
     def _repair(self, path: Path, identity: Identity) -> None:
-        from fuseplan.tuning_db.repair import salvage, set_aside  # rarely needed: not worth a look-up's time
+        from fuseplan.tuning_db.repair import leave, renew  # rarely needed: not worth a look-up's time
 
-        aside = set_aside(path, identity)
-        if aside is None:
-            return
-        count, complete, why = 0, False, ""
-        try:
-            count, complete = salvage(aside, Database(path), self._salvage_s)
-        except (StoreError, *SQL_ERRORS, OSError) as error:
-            why = f" ({error})"
-        rest = "" if complete else f"; fuseplan db merge {aside} looks for more{why}"
-        self._say(f"{path} was damaged. It is now {aside.name}, and {count} good rows of it were kept{rest}")
+        if self._reading:
+            leave(path)
+        renewed = renew(path, identity, self._salvage_s)
+        if renewed is not None:
+            self._say(f"{path} was damaged. {renewed}")
 
     def _warn_of_network(self, path: Path) -> None:
         self._said.add("network")
@@ -446,6 +478,12 @@ def _plans(connection: sqlite3.Connection, prefix: str) -> list[StoredPlan]:
         except FuseplanError:
             continue
     return found
+
+
+def _programs(connection: sqlite3.Connection, prefix: str) -> list[str]:
+    rows = connection.execute(f"{tables.PROGRAM.select} WHERE substr(program.key, 1, ?) = ?", (len(prefix), prefix))
+    good = (tables.PROGRAM.logical(values) for values in rows)
+    return [str(row["key"]) for row in good if row is not None]
 
 
 def _names(connection: sqlite3.Connection) -> list[tuple[str, str]]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-import sqlite3
 from pathlib import Path
 
-from fuseplan.errors import GraphError, StoreError
+from fuseplan.errors import GraphError
 from fuseplan.graph import Graph
 from fuseplan.models.rows import Measured, Rows
+from fuseplan.tuning_db.layers import Places
+from fuseplan.tuning_db.store import Store
 
 PARTS = 8
 """A database does not know what model a region is of: regions are dealt out to so many families."""
@@ -22,12 +23,9 @@ WHERE m.status <> 'refused' ORDER BY m.measured_at, m.id
 
 def rows_of(path: Path) -> list[Rows]:
     """The measurements of a database, by device; the latest of each region, executor and variant counts."""
-    try:
-        connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
-        found = connection.execute(_MEASURED).fetchall()
-        connection.close()
-    except sqlite3.Error as error:
-        raise StoreError(f"{path}: no measurements can be read: {error}") from error
+    database = Store(Places(path), reading=True).required().file
+    found = database.read(lambda connection: connection.execute(_MEASURED).fetchall())
+    database.close()
     headers: dict[str, dict[str, str]] = {}
     rows: dict[str, dict[tuple[str, str, str], Measured]] = {}
     graphs: dict[str, dict[str, Graph]] = {}

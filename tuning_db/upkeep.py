@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -14,7 +15,8 @@ from typing import Any
 
 from fuseplan.errors import StoreError
 from fuseplan.tuning_db.exchange.export import snapshot
-from fuseplan.tuning_db.files import SQL_ERRORS, Database
+from fuseplan.tuning_db.files import SQL_ERRORS, Damaged, Database, Interrupted, Unwritable, identity_of
+from fuseplan.tuning_db.repair import Renewed, check_ours, renew
 from fuseplan.tuning_db.tables import ALL, BY_NAME, RowError, Table
 from fuseplan.tuning_db.validate import checked
 
@@ -55,38 +57,86 @@ class Problem:
     """Something in a file that is not as it was written."""
 
     table: str
+    """Where; `file` for the file itself, and `journal` for a write that was cut short."""
     id: int | None
     what: str
 
+    def __str__(self) -> str:
+        return f"{self.table}{'' if self.id is None else f' {self.id}'}: {self.what}"
 
-def check(database: Database, *, repair: bool = False) -> list[Problem]:
-    """All that is wrong: pages, references, rows whose digest does not fit, plans and graphs that are none.
 
-    With `repair` the bad rows are deleted, with what refers to them. At most a thousand problems are told.
+def check(database: Database) -> list[Problem]:
+    """All that is wrong: the file, pages, references, rows whose digest does not fit, plans and graphs that are none.
+
+    Nothing is changed. At most a thousand problems are told.
     """
-    with TemporaryDirectory(prefix="fuseplan-") as folder, closing(snapshot(database, Path(folder))) as copied:
-        found = _problems(copied)
-    bad = [problem for problem in found if problem.id is not None and problem.table in BY_NAME]
-    if repair and bad:
-        database.write(lambda connection: _delete(connection, bad))
-    return found
+    try:
+        with TemporaryDirectory(prefix="fuseplan-") as folder, closing(snapshot(database, Path(folder))) as copied:
+            return _problems(copied)
+    except Interrupted as problem:
+        return [Problem("journal", None, str(problem))]
+    except Damaged as problem:
+        if database.path is not None:
+            check_ours(database.path)
+        return [Problem("file", None, str(problem))]
+
+
+@dataclass(frozen=True)
+class Repaired:
+    """What was wrong, and what was done about it."""
+
+    found: list[Problem]
+    renewed: Renewed | None
+    """The damaged file, if it was set aside."""
+    deleted: int
+    """Bad rows."""
+    left: list[Problem]
+    """What is wrong now."""
+
+
+def repair(path: Path, *, within_s: float = math.inf) -> Repaired:
+    """Mend what `check` finds: bad rows are deleted, with what refers to them; a file that is damaged in itself is set
+    aside, and its good rows are copied into a new one.
+    """
+    database = Database(path)
+    found = left = check(database)
+    renewed, deleted = None, 0
+    identity = identity_of(path)
+    if identity is not None and any(problem.table == "file" for problem in found):
+        database.close()
+        try:
+            renewed = renew(path, identity, within_s)
+        except OSError as error:
+            raise Unwritable(f"{path} is damaged, and cannot be set aside: {error.strerror or error}") from None
+        left = check(database) if path.exists() else found  # on a full disk there is no new one
+    while bad := [problem for problem in left if problem.id is not None and problem.table in BY_NAME]:
+        database.write(partial(_delete, bad=bad))
+        deleted += len(bad)
+        left = check(database)
+    return Repaired(found, renewed, deleted, left)
 
 
 def _problems(connection: sqlite3.Connection) -> list[Problem]:
     found: list[Problem] = []
-    seen: set[tuple[str, int | None]] = set()
+    seen: set[tuple[str, int | str]] = set()
+
+    def tell(problem: Problem) -> None:
+        """A row that is bad in several ways is one problem, and so is what stops several looks."""
+        place = (problem.table, problem.what if problem.id is None else problem.id)
+        if place not in seen:
+            seen.add(place)
+            found.append(problem)
+
     looks: list[Callable[[sqlite3.Connection], Iterator[Problem]]] = [_pages, _references]
     looks += [partial(_bad_rows, table=table) for table in ALL]
     for look in looks:
         try:
             for problem in look(connection):
-                if problem.id is None or (problem.table, problem.id) not in seen:
-                    seen.add((problem.table, problem.id))
-                    found.append(problem)
+                tell(problem)
                 if len(found) >= _MOST_PROBLEMS:
                     return found
         except SQL_ERRORS as error:  # noqa: PERF203  # what stops one look need not stop the next
-            found.append(Problem("file", None, str(error)))
+            tell(Problem("file", None, str(error)))
     return found
 
 

@@ -38,13 +38,15 @@ def written_whole(path: Path) -> Iterator[Path]:
     >>> [file.name for file in folder.iterdir()]
     ['a.txt']
     """
-    part = path.parent / f"{path.name}.{os.getpid()}.part"
+    place = Path(os.path.realpath(path))  # of a link it is the target that is written
+    part = place.parent / f"{place.name}.{os.getpid()}.part"
     try:
-        if path.exists() and not path.is_file() and not path.is_dir():  # /dev/stdout, or a pipe
+        # /dev/stdout, whatever stands behind it, or a pipe
+        if path.is_relative_to("/dev") or (place.exists() and not place.is_file() and not place.is_dir()):
             part = path
         yield part
         if part != path:
-            part.replace(path)
+            part.replace(place)
     except OSError as error:
         raise StoreError(f"{path} cannot be written: {error.strerror or error}") from None
     finally:

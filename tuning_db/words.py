@@ -42,7 +42,7 @@ def listed(store: Store, wanted: str = "") -> list[Listed]:
 def traces_of(store: Store, wanted: str) -> list[str]:
     """The traces of the programs that `wanted` means: the beginning of a key, of one of its plans', or of a name."""
     programs = {one.stored.program for one in listed(store, wanted)}
-    programs |= {key for key, name in store.program_names().items() if wanted in (name, key[: len(wanted)])}
+    programs |= {key for key, name in store.program_names().items() if wanted == name} | store.programs(wanted)
     return [text for key in sorted(programs) for text in store.traces(key)] if wanted else []
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fuseplan.cli.options import look_into
 from fuseplan.cli.text import printable
 from fuseplan.errors import OptionError, PlanError
 
@@ -66,7 +66,6 @@ def bisect(
 def _plan(text: str, file: Path | None) -> str | Plan:
     """The plan that is meant: a name is tried first, then a file, then a key."""
     from fuseplan.plan import NAMED, Plan
-    from fuseplan.tuning_db import Store
     from fuseplan.tuning_db.words import plan_named
 
     if text in (*NAMED, "auto"):
@@ -77,7 +76,7 @@ def _plan(text: str, file: Path | None) -> str | Plan:
             return Plan.from_json(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             raise PlanError(f"{text} cannot be read: {error}") from None
-    return plan_named(Store.open(os.environ, file), text).plan
+    return plan_named(look_into(file), text).plan
 
 
 def _case(text: str) -> tuple[Any, Any]:

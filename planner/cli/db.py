@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -13,16 +13,21 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from fuseplan.cli.options import look_into
 from fuseplan.cli.text import printable
+from fuseplan.graph.words import counted
 
 if TYPE_CHECKING:
     from fuseplan.tuning_db import StoredPlan
     from fuseplan.tuning_db.exchange import Report
     from fuseplan.tuning_db.files import Database
+    from fuseplan.tuning_db.upkeep import Problem, Repaired
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _SALVAGE_S = 3600.0
 """Who waits at a terminal for a damaged file gets all of it back."""
+_MENDS = {"file": "set the file aside and copy its good rows into a new one", "journal": "take that write back"}
+"""What a repair does about problems that are not of single rows."""
 
 
 @click.group()
@@ -47,6 +52,10 @@ def _open(file: Path | None) -> Database:
     return Store.open(os.environ, file, salvage_s=_SALVAGE_S).file
 
 
+def _look_at(file: Path | None) -> Database:
+    return look_into(file).required().file
+
+
 @db.command(epilog="Example: fuseplan db info --json")
 @_file
 @_json
@@ -54,7 +63,7 @@ def info(file: Path | None, as_json: bool) -> None:
     """Show the size of the file, its rows, plans and environments."""
     from fuseplan.tuning_db.upkeep import info as look
 
-    found = look(_open(file))
+    found = look(_look_at(file))
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return
@@ -64,31 +73,69 @@ def info(file: Path | None, as_json: bool) -> None:
     for name, count in found["rows"].items():
         click.echo(f"{count:>10,} {name}")
     for standing, count in found["plans"].items():
-        click.echo(f"{count:>10,} plans {standing}")
+        number, noun = counted(count, "plan").split()
+        click.echo(f"{number:>10} {noun} {standing}")
     for place in found["environments"]:
         versions = ", ".join(f"{name} {place[name]}" for name in ("torch", "cuda", "nvfuser") if place[name])
-        click.echo(printable(f"environment {place['key'][:12]}: {place['device']}, {versions}: {place['plans']} plans"))
+        click.echo(
+            printable(
+                f"environment {place['key'][:12]}: {place['device']}, {versions}: {counted(place['plans'], 'plan')}"
+            )
+        )
 
 
 @db.command(epilog="Example: fuseplan db check --repair")
 @_file
 @_json
-@click.option("--repair", is_flag=True, help="Delete the bad rows, with what refers to them.")
+@click.option(
+    "--repair", is_flag=True,
+    help="Delete the bad rows, with what refers to them; set a file aside whose pages are bad, and keep its good rows.",
+)  # fmt: skip
 def check(file: Path | None, as_json: bool, repair: bool) -> None:
-    """List what is damaged: pages, references, rows, plans and graphs. Exit code 1 if anything is."""
-    from fuseplan.tuning_db.upkeep import check as look
+    """List what is damaged: pages, references, rows, plans and graphs. Nothing is changed without --repair.
 
-    found = look(_open(file), repair=repair)
+    Exit code 1 if anything is damaged, or with --repair, if anything still is.
+    """
+    from fuseplan.tuning_db.files import Database
+    from fuseplan.tuning_db.upkeep import check as look
+    from fuseplan.tuning_db.upkeep import repair as mend
+
+    path = _open(file).path
+    assert path is not None
+    done = mend(path, within_s=_SALVAGE_S) if repair else None
+    found = look(Database(path, readonly=True)) if done is None else done.found
+    left = found if done is None else done.left
     if as_json:
-        click.echo(json.dumps([vars(problem) for problem in found], indent=2))
+        click.echo(json.dumps(_checked(found, done), indent=2))
     else:
-        for problem in found:
-            click.echo(printable(f"{problem.table} {problem.id if problem.id is not None else ''}: {problem.what}"))
-        click.echo(
-            f"{len(found)} problems{', bad rows deleted' if repair and found else ''}" if found else "all is well"
-        )
-    if found:
+        for line in (*found, *_outcome(path, found, done)):
+            click.echo(printable(str(line)))
+    if left:
         raise SystemExit(1)
+
+
+def _checked(found: list[Problem], done: Repaired | None) -> dict[str, Any]:
+    told: dict[str, Any] = {"problems": [vars(problem) for problem in found]}
+    if done is not None:
+        old = done.renewed
+        told["left"] = [vars(problem) for problem in done.left]
+        told["deleted"] = done.deleted
+        told["set_aside"] = None if old is None else {"path": str(old.aside), "held": old.held, "saved": old.saved}
+    return told
+
+
+def _outcome(path: Path, found: list[Problem], done: Repaired | None) -> Iterator[str]:
+    if not found:
+        yield "all is well"
+    elif done is None:
+        would = next((_MENDS[problem.table] for problem in found if problem.table in _MENDS), "delete the bad rows")
+        yield f"{counted(len(found), 'problem')}: fuseplan db check --repair would {would}"
+    else:
+        if done.renewed is not None:
+            yield f"{path} was damaged. {done.renewed}"
+        if done.deleted:
+            yield f"{counted(done.deleted, 'bad row')} deleted"
+        yield f"{counted(len(done.left), 'problem')} left" if done.left else "all is well now"
 
 
 @db.command(epilog="Example: fuseplan db export plans.jsonl.gz --program GPT-2")
@@ -106,8 +153,8 @@ def export(
     from fuseplan.tuning_db.exchange import Selection
     from fuseplan.tuning_db.exchange import export as write
 
-    count = write(_open(file), to, Selection(program, environment, clock.written(since) if since else None))
-    click.echo(json.dumps({"path": str(to), "rows": count}) if as_json else f"{count:,} rows written to {to}")
+    count = write(_look_at(file), to, Selection(program, environment, clock.written(since) if since else None))
+    click.echo(json.dumps({"path": str(to), "rows": count}) if as_json else f"{counted(count, 'row')} written to {to}")
 
 
 @db.command("import", epilog="Example: fuseplan db import plans.jsonl.gz --trust replay")
@@ -171,7 +218,7 @@ def verify(plans: tuple[str, ...], file: Path | None, as_json: bool, device: str
         for stored, status, why in told:
             click.echo(printable(f"plan {stored.key[:12]} is {status}: {why}"))
         if done.elsewhere and not plans:
-            click.echo(f"{len(done.elsewhere):,} plans are for other machines or versions")
+            click.echo(f"{counted(len(done.elsewhere), 'plan')} left, for other machines or versions")
         if not told:
             click.echo("no plan here is unverified")
     if done.left or any(stored.status == "quarantined" for stored in done.raced):
@@ -199,7 +246,8 @@ def prune(file: Path | None, as_json: bool, older_than: int | None, environment:
     before = None
     if older_than is not None:
         before = clock.written(datetime.now(timezone.utc) - timedelta(days=older_than))
-    gone = delete(_existing(file), before=before, environment=environment, dry_run=dry_run)
+    database = _look_at(file) if dry_run else _existing(file)
+    gone = delete(database, before=before, environment=environment, dry_run=dry_run)
     if as_json:
         click.echo(json.dumps(gone))
     else:
@@ -220,12 +268,9 @@ def vacuum(file: Path | None, as_json: bool) -> None:
 
 
 def _existing(file: Path | None) -> Database:
-    from fuseplan.errors import StoreError
+    from fuseplan.tuning_db import Store
 
-    found = _open(file)
-    if found.path is None or not found.path.exists():
-        raise StoreError(f"there is no file {found.path}")
-    return found
+    return Store.open(os.environ, file, salvage_s=_SALVAGE_S).required().file
 
 
 def _report(reports: dict[Path, Report], as_json: bool) -> None:
@@ -238,7 +283,9 @@ def _report(reports: dict[Path, Report], as_json: bool) -> None:
     else:
         for path, report in reports.items():
             taken = ", ".join(f"{count:,} {name}" for name, count in report.taken.items()) or "nothing new"
-            click.echo(printable(f"{path}: {taken}; {report.known:,} rows known, {len(report.refused):,} refused"))
+            click.echo(
+                printable(f"{path}: {taken}; {counted(report.known, 'row')} known, {len(report.refused):,} refused")
+            )
             for line in report.refused[:20]:
                 click.echo(printable(f"  {line}"))
     if any(report.refused for report in reports.values()):

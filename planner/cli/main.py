@@ -21,6 +21,7 @@ from fuseplan.cli.plan import plan
 from fuseplan.cli.record import record
 from fuseplan.cli.run import run
 from fuseplan.cli.show import show
+from fuseplan.cli.text import plain_warnings
 from fuseplan.cli.tune import tune
 from fuseplan.errors import FuseplanError
 
@@ -29,7 +30,8 @@ class _Verbs(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run a verb; an error that fuseplan raised on purpose is a message, not a traceback."""
         try:
-            return super().invoke(ctx)
+            with plain_warnings():
+                return super().invoke(ctx)
         except FuseplanError as error:
             raise _PlainError(" ".join(str(error).split())) from error
 

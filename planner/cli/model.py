@@ -13,6 +13,7 @@ import click
 from fuseplan.cli.options import as_json, database, echo_json, examples
 from fuseplan.cli.text import printable
 from fuseplan.errors import OptionError
+from fuseplan.graph.words import counted
 
 if TYPE_CHECKING:
     from fuseplan.models.rows import Rows
@@ -61,10 +62,10 @@ def info(file: Path | None, as_json: bool) -> None:
         return
     for one in found["rows"]:
         click.echo(
-            f"{one['machine']}: {one['rows']:,} rows of {one['regions']:,} regions, {one['families']} families; {one['file']}"
+            f"{one['machine']}: {counted(one['rows'], 'row')} of {counted(one['regions'], 'region')}, {one['families']} families; {one['file']}"
         )
     click.echo(f"learned functions: {CHOSEN}")
-    click.echo(f"{len(kept)} fits are kept in {found['folder']}")
+    click.echo(f"{counted(len(kept), 'fit')} kept in {found['folder']}")
     click.echo(f"{len(FEATURES)} features, version {VERSION}:")
     for feature in sorted(FEATURES, key=lambda one: one.group):
         click.echo(f"  {feature.group:<11} {feature.name:<18} {feature.reason}")
@@ -79,9 +80,7 @@ def info(file: Path | None, as_json: bool) -> None:
 )
 @_rows
 @as_json
-@click.option(
-    "--db", "file", type=click.Path(path_type=Path, exists=True), help="Measurements of this database as well."
-)
+@click.option("--db", "file", type=click.Path(path_type=Path), help="Measurements of this database as well.")
 @click.option("--plots", type=click.Path(path_type=Path, file_okay=False), help="Write cost-model.json and .svg there.")
 @click.option("--jobs", type=click.IntRange(min=1), default=os.cpu_count() or 1, help="Processes; one a core.")
 def evaluate(
@@ -138,7 +137,7 @@ def fit(files: tuple[Path, ...], machine: str | None, file: Path | None, as_json
         echo_json({"machine": data.machine.name, **heads.about, "seconds": round(seconds, 2), "path": str(kept)})
     else:
         click.echo(
-            f"{data.machine.name}: {heads.about['rows']:,} rows of {heads.about['regions']:,} regions fitted in"
+            f"{data.machine.name}: {counted(heads.about['rows'], 'row')} of {counted(heads.about['regions'], 'region')} fitted in"
             f" {seconds:.1f} s, kept as {kept}"
         )
 

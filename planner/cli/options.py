@@ -7,12 +7,15 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
 from fuseplan.errors import FuseplanError
+
+if TYPE_CHECKING:
+    from fuseplan.tuning_db import Store
 
 _WORD = re.compile(r"[\w.+:/@-]+")
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -24,6 +27,13 @@ def database(verb: _F) -> _F:
         "--db", "file", type=click.Path(path_type=Path), help="The file; else FUSEPLAN_DB, or the cache's."
     )
     return option(verb)
+
+
+def look_into(file: Path | None) -> Store:
+    """The store of a verb that only reads it."""
+    from fuseplan.tuning_db import Store
+
+    return Store.reading(os.environ, file)
 
 
 def as_json(verb: _F) -> _F:
@@ -43,11 +53,10 @@ def echo_json(data: Any) -> None:
 
 def keys(context: click.Context, parameter: click.Parameter, beginning: str) -> list[CompletionItem]:
     """Plans and programs whose key or name begins so, for a shell that completes; files it knows itself."""
-    from fuseplan.tuning_db import Store
     from fuseplan.tuning_db.words import listed
 
     try:
-        store = Store.open(os.environ, context.params.get("file"))
+        store = look_into(context.params.get("file"))
         found = listed(store, beginning)
         store.close()
     except FuseplanError:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from fuseplan.cli.options import as_json as json_option
-from fuseplan.cli.options import echo_json, examples, keys
+from fuseplan.cli.options import echo_json, examples, keys, look_into
 from fuseplan.cli.text import printable
+from fuseplan.graph.words import counted
 
 if TYPE_CHECKING:
     from fuseplan.tuning_db import Store, StoredPlan
@@ -38,7 +39,7 @@ def _file(verb: _F) -> _F:
 def _open(file: Path | None) -> Store:
     from fuseplan.tuning_db import Store
 
-    return Store.open(os.environ, file)
+    return Store.open(os.environ, file).required(there=False)
 
 
 @plan.command("list", epilog=examples("fuseplan plan list", "fuseplan plan list GPT-2 --json"))
@@ -50,7 +51,7 @@ def list_(which: str, file: Path | None, as_json: bool) -> None:
     from fuseplan.looking.words import fields_of
     from fuseplan.tuning_db.words import listed
 
-    found = listed(_open(file), which)
+    found = listed(look_into(file), which)
     if as_json:
         echo_json([fields_of(one) for one in found])
         return
@@ -75,7 +76,7 @@ def show(key: str, file: Path | None, as_json: bool) -> None:
     from fuseplan.show import full_fields
     from fuseplan.tuning_db.words import listed, plan_named
 
-    store = _open(file)
+    store = look_into(file)
     chosen = plan_named(store, key)
     (one,) = (each for each in listed(store, chosen.key) if each.stored.key == chosen.key)
     if as_json:
@@ -134,7 +135,7 @@ def retune(key: str, file: Path | None, as_json: bool) -> None:
     if as_json:
         echo_json([{"key": one.key, "status": "unverified"} for one in changed])
         return
-    click.echo(f"{len(changed)} plan{'s' * (len(changed) != 1)} must race again before the next use")
+    click.echo(f"{counted(len(changed), 'plan')} must race again before the next use")
 
 
 def _tell(stored: StoredPlan, as_json: bool) -> None:

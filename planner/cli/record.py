@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fuseplan.cli.text import printable
+from fuseplan.graph.words import counted
 
 if TYPE_CHECKING:
     from fuseplan.capture.trace_format import Trace
@@ -95,7 +96,7 @@ def _trains(trace: Trace) -> bool:
 
 
 def _calls(calls: int, seconds: float) -> str:
-    return f"{calls} call{'s' * (calls != 1)}, {seconds:.2f} s" if calls else "not called"
+    return f"{counted(calls, 'call')}, {seconds:.2f} s" if calls else "not called"
 
 
 def _text(recording: Recording) -> str:
@@ -105,12 +106,10 @@ def _text(recording: Recording) -> str:
         found = _program(trace)
         kind = "training" if found["training"] else "inference"
         calls = _calls(found["calls"], found["seconds"])
-        boxes = len(found["sizes"])
-        sizes = f", {boxes} choice{'s' * (boxes != 1)} of sizes" if boxes else ""
+        sizes = f", {counted(len(found['sizes']), 'choice')} of sizes" if found["sizes"] else ""
         lines.append(f"  {printable(found['file'])}: {kind}, {calls}{sizes}")
     if programs:
-        count = f"{len(programs)} program{'s' * (len(programs) != 1)}"
-        lines.insert(0, f"fuseplan recorded {count} in {recording.folder}:")
+        lines.insert(0, f"fuseplan recorded {counted(len(programs), 'program')} in {recording.folder}:")
     elif recording.came:
         lines.append(f"fuseplan recorded nothing in {recording.folder}")
     else:

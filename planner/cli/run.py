@@ -12,6 +12,7 @@ import click
 
 from fuseplan.cli.record import SCRIPT
 from fuseplan.cli.text import printable
+from fuseplan.graph.words import counted
 from fuseplan.options import ATTENTION, TUNE
 from fuseplan.plan import LAUNCHES
 
@@ -98,7 +99,8 @@ def _text(watcher: Watcher, stats: dict[str, int], interrupted: bool) -> str:
     else:
         hits = stats.get("plan hits", 0) + stats.get("plan stale hits", 0)
         misses = sum(times for event, times in stats.items() if event.startswith("plan misses"))
-        lines = [f"fuseplan compiled {len(watcher.programs)} programs: {hits} plans found, {misses} missed"]
+        compiled = counted(len(watcher.programs), "program")
+        lines = [f"fuseplan compiled {compiled}: {counted(hits, 'plan')} found, {misses} missed"]
     same = Counter((one.name, (one.key or "no key")[:12], one.plan, one.why) for one in watcher.programs)
     for (name, key, plan, why), times in same.items():
         again = f" ({times} times)" if times > 1 else ""

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
 
 def printable(text: str) -> str:
     """Text without what could steer a terminal: names and messages may come from others.
@@ -10,3 +17,23 @@ def printable(text: str) -> str:
     \\x1b[2Jgone
     """
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+
+
+@contextmanager
+def plain_warnings() -> Iterator[None]:
+    """What fuseplan itself warns of is one line, as its errors are. A script that a verb runs has its own warnings as ever."""
+    show = warnings.showwarning
+
+    def plain(message: Warning | str, *where: Any, **more: Any) -> None:
+        mine, _, text = str(message).partition("fuseplan: ")
+        if mine or not text:
+            show(message, *where, **more)
+        else:
+            click.echo(f"Warning: {printable(' '.join(text.split()))}", err=True)
+
+    warnings.showwarning = plain
+    try:
+        yield
+    finally:
+        if warnings.showwarning is plain:
+            warnings.showwarning = show

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from fuseplan.cli.text import printable
+from fuseplan.graph.words import counted
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -152,7 +153,7 @@ def _show_agenda(found: Agenda) -> None:
     left = f"; {found.left_out:,} left out" if found.left_out else ""
     tuned = sum(item.known is None for item in found.items)
     about = f", about {spelled(found.seconds)}" if tuned else ""
-    click.echo(f"{found.read:,} traces read, {found.programs:,} distinct, {tuned:,} to tune{about}{left}")
+    click.echo(f"{counted(found.read, 'trace')} read, {found.programs:,} distinct, {tuned:,} to tune{about}{left}")
 
 
 def _agenda_row(item: Item) -> tuple[str, ...]:

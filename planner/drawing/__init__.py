@@ -8,6 +8,7 @@ from fuseplan.drawing.paint import paint
 from fuseplan.drawing.picture import picture
 from fuseplan.drawing.style import COLORS, OTHER_COLOR, STYLE
 from fuseplan.graph import Graph
+from fuseplan.graph.words import counted
 from fuseplan.segment import Segmentation, check_segmentation
 
 __all__ = ["COLORS", "OTHER_COLOR", "STYLE", "svg"]
@@ -34,6 +35,6 @@ def svg(
     """
     if segmentation is not None:
         check_segmentation(graph, segmentation)
-    many = f"{len(graph.ops):,} op{'s' * (len(graph.ops) != 1)}"
-    facts = f"{many}, {len(graph.inputs)} inputs, {len(graph.outputs)} outputs"
+    known = {"op": graph.ops, "input": graph.inputs, "output": graph.outputs}
+    facts = ", ".join(counted(len(there), what) for what, there in known.items())
     return paint(picture(graph, segmentation, labels), title, facts)

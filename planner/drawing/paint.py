@@ -11,6 +11,7 @@ from xml.sax.saxutils import escape, quoteattr
 from fuseplan.drawing.layout import OUTSIDE, Layout, Point, layered
 from fuseplan.drawing.picture import Arrow, Box, Picture
 from fuseplan.drawing.style import COLORS, OTHER_COLOR, STYLE
+from fuseplan.graph.words import counted
 
 _PAD = 12.0
 _HEAD = 18.0
@@ -194,7 +195,7 @@ def _leaves(placed: _Placed) -> Iterator[str]:
 def _legend(shown: Picture) -> Iterator[tuple[str, str, str]]:
     """Class, executor and text of each swatch."""
     for executor, times in sorted((name, times) for name, times in shown.counts.items() if name and times):
-        yield "region", executor, f"{executor}: {times} region{'s' * (times != 1)}"
+        yield "region", executor, f"{executor}: {counted(times, 'region')}"
     if shown.alone:
         yield "alone", "aten", f"alone under ATen: {shown.alone}"
     kinds = {leaf.kind for box in shown.boxes for leaf in _leaf_boxes(box)}

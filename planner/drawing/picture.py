@@ -10,6 +10,7 @@ from fuseplan.drawing.fold import Stretch, Unit, folded, units_of
 from fuseplan.graph import Graph, Op, Ref, TensorType, Value
 from fuseplan.graph.ir import Arg, Type
 from fuseplan.graph.printing import op_line, type_text
+from fuseplan.graph.words import counted
 from fuseplan.segment import Segmentation, is_anchor
 
 WHOLE = 48
@@ -111,7 +112,7 @@ class _Drawer:
     def _block(self, block: Stretch, numbers: Mapping[int, int]) -> list[Box]:
         if _is_lump(block):
             ops = [op for unit in block.turns[0] for op in unit.ops]
-            box = Box("lump", (f"{len(ops)} ops", *_most(self.graph, ops)), _names(self.graph, ops))
+            box = Box("lump", (counted(len(ops), "op"), *_most(self.graph, ops)), _names(self.graph, ops))
             self.place.update({(numbers[id(unit)], op): box for unit in block.turns[0] for op in unit.drawn})
             return [box]
         drawn = [self._unit(unit, numbers[id(unit)]) for unit in block.turns[0]]
@@ -122,14 +123,13 @@ class _Drawer:
         times = len(block.turns)
         if times == 1:
             return drawn
-        many = sum(len(unit.ops) for unit in block.turns[0])
-        hint = f"{times} times the same {many} ops one after the other, drawn once"
+        many = counted(sum(len(unit.ops) for unit in block.turns[0]), "op")
+        hint = f"{times} times the same {many} one after the other, drawn once"
         return [Box("repeat", (f"×{times}",), hint, inside=drawn)]
 
     def _unit(self, unit: Unit, number: int) -> Box:
         if not self._is_open(unit):
-            counted = _most(self.graph, unit.ops)
-            box = Box("closed", counted, _names(self.graph, unit.ops))
+            box = Box("closed", _most(self.graph, unit.ops), _names(self.graph, unit.ops))
             self.place.update(dict.fromkeys(((number, op) for op in unit.drawn), box))
             inside = [box]
         else:
@@ -142,7 +142,7 @@ class _Drawer:
         return self._hull(unit, inside)
 
     def _hull(self, unit: Unit, inside: list[Box]) -> Box:
-        many = f"{len(unit.ops)} op{'s' * (len(unit.ops) != 1)}"
+        many = counted(len(unit.ops), "op")
         if unit.number is None:
             return Box("island", (many,), f"an island: {many} that may be fused", inside=inside)
         variant = "" if unit.variant == "default" else f" {unit.variant}"

@@ -21,6 +21,7 @@ from fuseplan.executors.flat import flatten
 from fuseplan.executors.layout import concrete, dense_order, shared_outputs
 from fuseplan.executors.reference import draws
 from fuseplan.graph import Graph, Op, Ref, ScalarType, Symbol, TensorType
+from fuseplan.graph.words import counted
 
 _MATMULS = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten._int_mm", "aten._scaled_mm")
 _TUNED = {"coordinate_descent_tuning": True}
@@ -208,12 +209,16 @@ def _compile(region: Graph, variant: str) -> tuple[Compiled, Condition | None]:
     try:
         gm = to_fx(region)
     except GraphError as error:
-        raise ExecutorError(f"inductor cannot be given a region of {len(region.ops)} ops: {_summary(error)}") from error
+        raise ExecutorError(
+            f"inductor cannot be given a region of {counted(len(region.ops), 'op')}: {_summary(error)}"
+        ) from error
     patches = _patches(region, variant)
     try:
         return inductor_api.compile_graph(gm, patches, gaps=variant == GAPS), inductor_api.condition(gm, region.symbols)
     except Exception as error:  # a compiler fails with anything; here that becomes our error
-        raise ExecutorError(f"inductor failed on a region of {len(region.ops)} ops: {_summary(error)}") from error
+        raise ExecutorError(
+            f"inductor failed on a region of {counted(len(region.ops), 'op')}: {_summary(error)}"
+        ) from error
 
 
 def _summary(error: Exception) -> str:

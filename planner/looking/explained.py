@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 
 from fuseplan.graph import Graph
+from fuseplan.graph.words import counted
 from fuseplan.looking.marked import marked
 from fuseplan.looking.subject import Subject, cut_of, graphs_for
 from fuseplan.looking.words import describe, device_of, fields_of, share, speedup, table, times, us
@@ -72,13 +73,13 @@ class Explained:
 
     def _graph(self, role: str, graph: Graph, listing: bool) -> Iterator[str]:
         cut = cut_of(self.plan, role, graph)
-        many = f"{len(graph.ops)} op{'s' * (len(graph.ops) != 1)}"
+        many = counted(len(graph.ops), "op")
         told = "no key" if graph.opaque else graph.key[:12]
         if cut is None:
             yield f"{role} graph {told}: {many}, {_uncut(self.plan)}"
         else:
             inside = sum(len(region.ops) for region in cut.regions)
-            yield f"{role} graph {told}: {many}, {inside} in {len(cut.regions)} regions, the rest alone under ATen"
+            yield f"{role} graph {told}: {many}, {inside} in {counted(len(cut.regions), 'region')}, the rest alone under ATen"
         known = self._regions(role)
         if known:
             yield from _region_table(list(known))
@@ -230,7 +231,8 @@ def of_subject(one: Subject) -> Explained:
     why = (
         "no plan is stored for it: fuseplan tune" if stored is None else f"plan {stored.key[:12]} is {standing(stored)}"
     )
-    return Explained(one.program, one.name, plan, why, stored, graphs_for(plan, one.graphs), one.others)
+    failed = tuple(map(str, one.failures))
+    return Explained(one.program, one.name, plan, why, stored, graphs_for(plan, one.graphs), one.others, failed)
 
 
 def standing(stored: StoredPlan) -> str:

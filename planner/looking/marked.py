@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from fuseplan.drawing.fold import Unit, units_of
 from fuseplan.graph import Graph
 from fuseplan.graph.printing import op_line
+from fuseplan.graph.words import counted
 from fuseplan.segment import Segmentation
 
 
@@ -39,7 +40,7 @@ def _unit(graph: Graph, unit: Unit, notes: Mapping[int, str]) -> Iterator[str]:
         return
     who = unit.executor if unit.variant == "default" else f'{unit.executor}("{unit.variant}")'
     note = notes.get(unit.number, "")
-    many = f"{len(unit.ops)} op{'s' * (len(unit.ops) != 1)}"
+    many = counted(len(unit.ops), "op")
     yield f"    with {who}:  # region {unit.number}, {many}{': ' + note if note else ''}"
     for op in unit.drawn:
         yield f"        {op_line(graph.ops[op])}" + ("; computed once more here" if op in unit.again else "")

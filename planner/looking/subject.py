@@ -13,7 +13,7 @@ from fuseplan.graph import Graph
 from fuseplan.plan import Plan, SegmentedPlan
 from fuseplan.segment import Segmentation
 from fuseplan.tuning_db import Store
-from fuseplan.tuning_db.files import Absent, Database
+from fuseplan.tuning_db.resume import Failure, failures
 from fuseplan.tuning_db.words import Listed, listed
 
 _RANKS = {"pinned": 0, "tuned": 1, "default": 1, "unverified": 2, "disabled": 3, "quarantined": 4}
@@ -28,6 +28,8 @@ class Subject:
     chosen: Listed | None
     others: tuple[Listed, ...]
     graphs: tuple[tuple[str, Graph], ...]
+    failures: tuple[Failure, ...]
+    """Where it could not be tuned."""
 
     @property
     def called(self) -> str:
@@ -49,7 +51,8 @@ def subjects(store: Store, wanted: str) -> list[Subject]:
         return [_subject(store, by_key[0].stored.program, found=listed(store), chosen=by_key[0])]
     names = store.program_names()
     programs = {one.stored.program: None for one in found}
-    programs |= {key: None for key, name in names.items() if wanted and wanted in (name, key[: len(wanted)])}
+    programs |= {key: None for key, name in names.items() if wanted and wanted == name}
+    programs |= dict.fromkeys(sorted(store.programs(wanted)) if wanted else ())
     if not programs:
         raise StoreError(f"there is no plan and no program that begins with {wanted!r}: see fuseplan show")
     every = listed(store)
@@ -58,33 +61,12 @@ def subjects(store: Store, wanted: str) -> list[Subject]:
 
 @contextmanager
 def opened(db: str | Path | None) -> Iterator[Store]:
-    """The store of this user, or that of a file, which then has to be one."""
-    if db is not None:
-        check_file(db)
-    store = Store.open(os.environ, db)
+    """The store of this user, or that of a file, which then has to be one; it is only read."""
+    store = Store.reading(os.environ, db)
     try:
         yield store
     finally:
         store.close()
-
-
-def check_file(path: str | Path) -> None:
-    """StoreError unless there is a tuning database of this name; whoever only reads is not to make one, nor to mend it.
-
-    >>> check_file("no-such.db")
-    Traceback (most recent call last):
-    ...
-    fuseplan.errors.StoreError: there is no file no-such.db
-    """
-    if not os.path.lexists(path):
-        raise StoreError(f"there is no file {path}")
-    database = Database(Path(path), readonly=True)
-    try:
-        database.read(lambda connection: connection.execute("SELECT count(*) FROM plan").fetchone(), 60.0)
-    except Absent:
-        raise StoreError(f"{path} is empty: there is no tuning database in it") from None
-    finally:
-        database.close()
 
 
 def one_subject(store: Store, wanted: str) -> Subject:
@@ -107,7 +89,7 @@ def _subject(store: Store, program: str, found: list[Listed], chosen: Listed | N
     chosen = chosen or next(iter(mine), None)
     others = tuple(one for one in mine if chosen is None or one.stored.key != chosen.stored.key)
     name = store.program_names().get(program) or ""
-    return Subject(program, name, chosen, others, tuple(store.graphs(program)))
+    return Subject(program, name, chosen, others, tuple(store.graphs(program)), tuple(failures(store, program)))
 
 
 def _rank(one: Listed) -> int:

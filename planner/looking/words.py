@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
+from fuseplan.graph.words import counted
 from fuseplan.plan import Plan, SegmentedPlan, WholePlan
 from fuseplan.tuning_db.environment import Environment
 from fuseplan.tuning_db.words import Listed, summary
@@ -58,9 +59,10 @@ def describe(plan: Plan) -> str:
 def _anchors(plan: WholePlan | SegmentedPlan) -> str:
     if not plan.anchors:
         return ""
-    first, many = plan.anchors[0].variant, len(plan.anchors)
+    first = plan.anchors[0].variant
     alike = all(choice.variant == first for choice in plan.anchors)
-    return f", {many} attention call{'s' * (many != 1)} {first if alike else 'under variants of their own'}"
+    many = counted(len(plan.anchors), "attention call")
+    return f", {many} {first if alike else 'under variants of their own'}"
 
 
 def table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> Iterator[str]:

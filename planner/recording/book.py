@@ -16,6 +16,7 @@ from weakref import WeakSet
 from fuseplan.capture.trace_calls import Calls, larger
 from fuseplan.capture.trace_format import Trace
 from fuseplan.errors import FuseplanError
+from fuseplan.graph.words import counted
 from fuseplan.log import logger
 from fuseplan.recording.folder import keep
 from fuseplan.tuning_db import Box
@@ -72,6 +73,7 @@ class Recording:
 
     def __init__(self, folder: Path | None = None, *, name: str = "", device: str | None = None) -> None:
         self.folder = folder
+        self._place = None if folder is None else folder.absolute()  # a script may change where it stands
         self.device = device
         self.open = True
         self.came = False
@@ -101,7 +103,7 @@ class Recording:
 
     def __repr__(self) -> str:
         programs = self.programs
-        lines = [f"{len(programs)} program{'s' * (len(programs) != 1)}{f' in {self.folder}' if self.folder else ''}"]
+        lines = [f"{counted(len(programs), 'program')}{f' in {self.folder}' if self.folder else ''}"]
         lines += [f"  {trace.name} {trace.key[:12]}: {_times(trace)}" for trace in programs]
         return "\n".join([*lines, *(f"  not recorded: {note}" for note in self.notes)])
 
@@ -174,10 +176,10 @@ class Recording:
 
     def _write(self, entries: Iterable[Entry]) -> None:
         self._written = monotonic()
-        if self.folder is None:
+        if self._place is None:
             return
         for entry in entries:
-            self._keep(self.folder, entry)
+            self._keep(self._place, entry)
 
     def _keep(self, folder: Path, entry: Entry) -> None:
         try:
@@ -194,7 +196,7 @@ def _times(trace: Trace) -> str:
     if not trace.calls:
         return "not called"
     seconds = sum(one.seconds for one in trace.calls)
-    return f"{trace.times} call{'s' * (trace.times != 1)}, {seconds:.2f} s"
+    return f"{counted(trace.times, 'call')}, {seconds:.2f} s"
 
 
 def _safe_name(gm: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,13 +17,19 @@ _NAME, _SIZES = 60, 40
 """Characters of a file's name for what the program is called, and for its sizes."""
 
 
-def open_folder(folder: Path) -> None:
-    """Make it; OptionError where nothing can be written there."""
+def check_folder(folder: Path) -> None:
+    """OptionError where nothing can be written there. What had to be made to find out is gone again: the first trace makes it."""
+    missing = [place for place in (folder, *folder.parents) if not place.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        writable = os.access(folder, os.W_OK | os.X_OK) or not folder.exists()  # gone, where another process checks it
     except OSError as error:
         raise OptionError(f"nothing can be recorded in {folder}: {error.strerror or error}") from None
-    if not os.access(folder, os.W_OK | os.X_OK):
+    finally:
+        for place in missing:
+            with suppress(OSError):  # it was not made, or another process has written to it by now
+                place.rmdir()
+    if not writable:
         raise OptionError(f"nothing can be recorded in {folder}: it cannot be written")
 
 
@@ -32,6 +39,7 @@ def keep(folder: Path, trace: Trace) -> Path:
     known = _known(file)
     if known is not None and known.key == trace.key:
         trace = replace(trace, calls=larger(trace.calls, known.calls))
+    folder.mkdir(parents=True, exist_ok=True)
     unfinished = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         unfinished.write_text(trace.to_text(), encoding="utf-8")

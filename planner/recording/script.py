@@ -66,7 +66,10 @@ class Script:
 
 
 def _run_path(target: str) -> None:
-    """Run a file as `python FILE` does: `__file__` is absolute, `sys.argv[0]` is not. runpy makes both the same."""
+    """Run a file as `python FILE` does: `__file__` is absolute, `sys.argv[0]` is not. runpy makes both the same.
+
+    When it has ended, `__main__` is again what it was: what runs at the exit of the process finds that.
+    """
     path = os.path.join(os.getcwd(), target)
     if get_importer(path) is not None or path.endswith(".pyc"):  # a folder or a zip file with a __main__ in it
         runpy.run_path(target, run_name="__main__")

@@ -37,7 +37,7 @@ class CudaGraphLaunch:
         self.remarks = remarks
         self.refused: str | None = None
         self.device: int | None = None
-        self.witness = _Witness()
+        self.made = _Made()
 
     def wrap(self, role: str, gm: GraphModule, plain: Boxed) -> Boxed:
         """Return `plain` launched through a CUDA graph, or as it is where that cannot be; `refused` says why."""
@@ -64,10 +64,10 @@ class CudaGraphLaunch:
             mutated_input_idxs=tuple(find_input_mutations(gm.graph)),
         )
         if role == "backward":
-            witness = self.witness.in_backward(gm)
-            return lambda plain: _guard_backward(capture(plain), plain, device, witness)
-        self.witness = _Witness.of(gm)
-        small, made = _small_outputs(gm), self.witness
+            follows = self.made.in_backward(gm)
+            return lambda plain: _guard_backward(capture(plain), plain, device, follows)
+        self.made = _Made.by(gm)
+        small, made = _small_outputs(gm), self.made
         return lambda plain: _guard_forward(capture(plain), plain, device, small, made)
 
     def _plain_backward(self, plain: Boxed) -> Boxed:
@@ -86,45 +86,45 @@ class CudaGraphLaunch:
 
 
 @dataclass
-class _Witness:
-    """One tensor that a forward makes for its backward, by which the backward sees whether its forward was captured.
+class _Made:
+    """What a forward makes for its backward, by which the backward sees whether its forward was captured.
 
-    A graph's memory is its own: what a plain forward makes lies elsewhere. A view of a parameter, which is saved just as
-    well, would say nothing.
+    A graph's memory is its own: what a plain forward makes lies elsewhere, and so does what somebody has moved to the host
+    and back since. A view of a parameter, which is saved just as well, would say nothing.
     """
 
-    name: str | None = None
-    output: int = 0
-    places: set[int] = field(default_factory=set)
-    """Where captured forwards have put it."""
+    outputs: dict[str, int] = field(default_factory=dict)
+    """By its name in both graphs, where it is among the forward's outputs."""
+    places: set[tuple[int, ...]] = field(default_factory=set)
+    """Where captured forwards have put all of it."""
 
     @staticmethod
-    def of(gm: GraphModule) -> _Witness:
-        """The first one that a forward graph makes."""
-        values: Any = gm.graph.output_node().args[0]
+    def by(gm: GraphModule) -> _Made:
+        """What a forward graph makes."""
+        nodes: Any = gm.graph.output_node().args[0]
+        metadata = _metadata()
+        first = len(nodes) if metadata is None else metadata.num_forward
         given = {_storage(node) for node in gm.graph.find_nodes(op="placeholder")}
-        for i in range(_returned(values), len(values)):
-            storage = _storage(values[i])
-            if (
-                storage is not None
-                and storage not in given
-                and statically_known_true(values[i].meta["val"].numel() > 0)
-            ):
-                return _Witness(values[i].name, i)
-        return _Witness()
+        storages = {i: _storage(nodes[i]) for i in range(first, len(nodes))}
+        return _Made({nodes[i].name: i for i, storage in storages.items() if storage not in {None, *given}})
 
     def in_backward(self, gm: GraphModule) -> Callable[[Sequence[Any]], bool]:
-        """What says of the arguments of a backward whether its forward was captured."""
-        names = [node.name for node in gm.graph.find_nodes(op="placeholder")]
-        if self.name not in names:
-            return lambda args: True
-        i = names.index(self.name)
-        return lambda args: args[i].untyped_storage().data_ptr() in self.places
+        """What says of the arguments of a backward whether its forward was captured; True where it has made nothing."""
+        names = {node.name: i for i, node in enumerate(gm.graph.find_nodes(op="placeholder"))}
+        order = [names[name] for name in self.outputs if name in names]
+        if len(order) < len(self.outputs):  # an order of its own; such a backward is never captured
+            return lambda args: False
+        return lambda args: not order or tuple(args[i].data_ptr() for i in order) in self.places
 
-    def made(self, outputs: Sequence[Any]) -> None:
-        """Take note of what a captured forward has put where."""
-        if self.name is not None:
-            self.places.add(outputs[self.output].untyped_storage().data_ptr())
+    def note(self, outputs: Sequence[Any], device: int) -> None:
+        """Take note of where a forward has put what it made, unless the trees had reasons of their own not to capture it."""
+        made = [outputs[i] for i in self.outputs.values()]
+        places = tuple(tensor.data_ptr() for tensor in made)
+        if not made or places in self.places:
+            return
+        manager = get_manager(device, create_if_none_exists=False)
+        if manager is not None and manager._get_cuda_graph_recorded_tensor_checker()(made[0]):
+            self.places.add(places)
 
 
 def _storage(node: Any) -> StorageWeakRef | None:
@@ -136,14 +136,14 @@ def _as_it_is(plain: Boxed) -> Boxed:
     return plain
 
 
-def _guard_forward(captured: Boxed, plain: Boxed, device: int, small: Sequence[int], witness: _Witness) -> Boxed:
+def _guard_forward(captured: Boxed, plain: Boxed, device: int, small: Sequence[int], made: _Made) -> Boxed:
     def call(args: list[Any]) -> Sequence[Any]:
         manager = get_manager(device, create_if_none_exists=False)
         if manager is not None and _would_overwrite(manager):
             count("calls run plain to keep an earlier output")
             return plain(args)
         outputs = list(captured(args))
-        witness.made(outputs)
+        made.note(outputs, device)
         for i in small:
             outputs[i] = outputs[i].clone()
         return outputs
@@ -165,9 +165,14 @@ def _small_outputs(gm: GraphModule) -> list[int]:
 
 def _returned(outputs: Sequence[Any]) -> int:
     """How many outputs of a forward graph are its caller's; the rest is saved for the backward."""
-    context = torch._guards.TracingContext.try_get()
-    metadata = None if context is None else context.fw_metadata
+    metadata = _metadata()
     return len(outputs) if metadata is None else int(metadata.num_forward_returns)
+
+
+def _metadata() -> Any:
+    """What AOTAutograd knows of the program that it compiles."""
+    context = torch._guards.TracingContext.try_get()
+    return None if context is None else context.fw_metadata
 
 
 def _is_small(value: torch.Tensor) -> bool:
@@ -178,10 +183,12 @@ def _is_small(value: torch.Tensor) -> bool:
 def _guard_backward(
     captured: Boxed, plain: Boxed, device: int, follows_capture: Callable[[Sequence[Any]], bool]
 ) -> Boxed:
+    """A backward belongs to the step of its forward: it begins none, in which all of that step would be lost."""
+
     def call(args: list[Any]) -> Sequence[Any]:
         manager = get_manager(device, create_if_none_exists=False)
-        if manager is not None and not follows_capture(args):
-            count("backward calls run plain as their forward")
+        if manager is not None and (_would_overwrite(manager) or not follows_capture(args)):
+            count("backward calls run plain")
             manager.set_to_running_backward()
             return plain(args)
         return captured(args)
@@ -223,8 +230,7 @@ def _static_inputs(role: str, gm: GraphModule) -> Sequence[int]:
     """Inputs that keep their address: parameters and buffers, and what the captured forward saved."""
     if role == "backward":
         return range(count_tangents(gm))
-    context = torch._guards.TracingContext.try_get()
-    metadata = None if context is None else context.fw_metadata
+    metadata = _metadata()
     return () if metadata is None else tuple(metadata.static_input_indices)
 
 

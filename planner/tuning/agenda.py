@@ -9,6 +9,7 @@ from fuseplan.capture.numerics import Numerics
 from fuseplan.capture.trace import Trace, retarget
 from fuseplan.capture.trace_edit import identity
 from fuseplan.errors import OptionError
+from fuseplan.graph.words import counted
 from fuseplan.models import Machine, Roofline
 from fuseplan.search.effort import Effort
 from fuseplan.tuning.budget import spelled
@@ -16,13 +17,15 @@ from fuseplan.tuning.devices import Kind, kinds, shifts
 from fuseplan.tuning.gain import Gain, expected, guessed
 from fuseplan.tuning.subject import box_of, check_device, device_of, sizes_of
 from fuseplan.tuning.wanted import Wanted
-from fuseplan.tuning_db import Box, Hit, Miss, Query, Store, StoredPlan
+from fuseplan.tuning_db import Box, Environment, Hit, Miss, Query, Store, StoredPlan
 from fuseplan.tuning_db.resume import measured, usual_seconds
 
 MOST_LOOKED_AT = 2000
 """Calls of all programs together that are looked into, at about a millisecond each; the order of the rest is guessed."""
 USUAL_SHARE = 0.6
 """Of the time that an effort grants, what a program takes where none was tuned yet."""
+PREDICTED_S = 3.0
+"""What a program takes that is only predicted. Most of it is capturing, which the times of earlier runs leave out."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,9 +68,9 @@ class Item:
         """Why it stands where it does."""
         if self.known is not None:
             return f"known: {self.known.standing} since {self.known.changed_at[:10]}"
-        calls = f"{self.trace.times:,} call{'s' * (self.trace.times != 1)}"
+        calls = counted(self.trace.times, "call")
         if self.gain.source == "guessed":
-            return f"{calls} of {len(self.trace.fields['nodes']):,} operations"
+            return f"{calls} of {counted(len(self.trace.fields['nodes']), 'operation')}"
         return (
             f"{calls} × {self.gain.us:,.1f} µs to gain: {self.gain.default_us:,.1f} µs {self.gain.source},"
             f" {self.gain.least_us:,.1f} at best"
@@ -121,7 +124,7 @@ def agenda_of(
 ) -> Agenda:  # fmt: skip
     """What is to be done with the programs that were found, on `devices` or else where each was recorded; `top` keeps so many programs."""
     places = _places(found.traces, devices)
-    usual = {kind: _usual(store, effort, kind) for kind in places}
+    usual = {kind: usual_s(store, effort, kind.environment) for kind in places}
     items: list[Item] = []
     for kind, there in places.items():
         model = Roofline(Machine.guess(kind.environment.gpu or kind.environment.cpu or ""))
@@ -198,9 +201,13 @@ def _check_recorded(device: str) -> None:
         ) from None
 
 
-def _usual(store: Store, effort: str, kind: Kind) -> float:
-    took = usual_seconds(store, effort, kind.environment)
-    return USUAL_SHARE * Effort.named(effort).wall_s if took is None else took
+def usual_s(store: Store, effort: str, here: Environment) -> float:
+    """About how long a program takes here: as long as those before it, if there were any."""
+    spends = Effort.named(effort)
+    if not spends.measures:
+        return PREDICTED_S
+    took = usual_seconds(store, effort, here)
+    return USUAL_SHARE * spends.wall_s if took is None else took
 
 
 def _known(store: Store, kind: Kind, key: str, trace: Trace, launch: str) -> StoredPlan | None:

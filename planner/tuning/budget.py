@@ -70,13 +70,19 @@ class Time:
     def share(self, worth: float = 1.0) -> float:
         """What the next verdict may take, one that is worth so much."""
         left = self.left_s
-        if left == math.inf:
-            return left
         with self._lock:
-            verdicts, worths = max(1, len(self.worths)), sum(self.worths)
-        over = left * verdicts / math.ceil(verdicts / self.devices) - LEAST_S * verdicts
-        part = worth / worths if worths > 0 else 1 / verdicts
-        return min(left, LEAST_S + max(0.0, over) * part)
+            waiting = sorted(self.worths, reverse=True)
+        if left == math.inf or not waiting:
+            return left
+        over = left * len(waiting) / math.ceil(len(waiting) / self.devices) - LEAST_S * len(waiting)
+        total = sum(waiting)
+        for number, one in enumerate(waiting):  # what one has no time for, since the run ends, the others get
+            part = one / total if total > 0 else 1 / (len(waiting) - number)
+            share = min(left, LEAST_S + max(0.0, over) * part)
+            if one <= worth:
+                return share
+            over, total = over - (share - LEAST_S), total - one
+        return share
 
     def end(self, worth: float = 1.0) -> None:
         """One verdict less is to come."""

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fuseplan.measure.jobs import PLAN_RULE, Found, Job, Outcome, RacePlans, Row, Side, VetPlan
 from fuseplan.measure.race import NOISY, RaceResult
 from fuseplan.plan import AnchorChoice, Plan, SegmentedPlan, WholePlan
-from fuseplan.tuning.session import FAIR_RACE_S, Session
+from fuseplan.tuning.session import Session
 
 LEAST_RACE_S = 3.0
 RACE_SHARE = 0.4
 """Of the time with the device that an effort grants, what a race of whole plans may take at most."""
+FAIR_RACE_S = 8.0
+"""What a race should have for its blocks, if plans beside the defaults are to be in it."""
+KEEPING_S = 2.0
+"""What is left to do when a race has ended, its last round among it."""
 PATIENCE_S = 3600.0
 """What checking and racing plans may take that somebody has named: none is left out for want of time."""
 LEAST_LIMIT_S = 20.0
@@ -122,16 +126,13 @@ def vetted(session: Session, trace: str, entries: Sequence[Entry], rows: dict[st
         ]
         outcomes = session.carry_out("compiling and checking plans", jobs, heard)
         session.unprepared += sum(outcome.ok and not outcome.prepared for outcome in outcomes)
-        if chosen[0].default and isinstance(chosen[0].plan, WholePlan):
-            compiled = rows[chosen[0].name].compile_s or 0.0
-            session.default_s = outcomes[0].seconds + (compiled if session.prepares else 0.0)
 
     known, rest = ([entry for entry in entries if entry.default is default] for default in (True, False))
     if known:  # a worker that these leave without work takes the first of the others
-        beside = min(max(0, session.at_once - len(known)), _room(session, len(known)))
+        beside = min(max(0, session.at_once - len(known)), _room(session, len(known), rows))
         vet([*known, *rest[:beside]], len(known))
         rest = rest[beside:]
-    while rest and (room := _room(session, racing := sum(row.status == "ok" for row in rows.values()))):
+    while rest and (room := _room(session, racing := sum(row.status == "ok" for row in rows.values()), rows)):
         count = min(room, session.at_once)
         vet(rest[:count], racing)
         rest = rest[count:]
@@ -150,9 +151,12 @@ def _early(entry: Entry) -> bool:
     return entry.default and not (isinstance(entry.plan, WholePlan) and entry.plan.executor == "inductor")
 
 
-def _room(session: Session, racing: int) -> int:
+def _room(session: Session, racing: int, rows: Mapping[str, Row]) -> int:
     """How many more plans there is time to compile, to check and to race."""
-    left = session.left_s - session.again_s(racing) - session.vetting_s - FAIR_RACE_S
+    known = rows.get("inductor")
+    whole = known.compile_s if known is not None and known.compile_s is not None else 0.0
+    checking = max(2 * session.trace_s, whole)  # several at a time; a cut one compiles about as much as all at once
+    left = session.left_s - session.again_s(racing) - checking - FAIR_RACE_S
     return max(0, int(left / max(session.trace_s, 0.1)))
 
 
@@ -195,8 +199,11 @@ def _judged(
 
 
 def _first_of_equals(known: Sequence[Entry], result: RaceResult) -> Entry:
-    """The first of the defaults that none is faster than by more than the noise."""
-    lanes = {lane.name: lane for lane in result.lanes if lane.status == "ok" and lane.dropped is None}
+    """The first of the defaults that none is faster than by more than the noise. What was dropped was much slower than
+    another, unless it was a plan that noise decides nothing for.
+    """
+    noisy = result.noise > NOISY
+    lanes = {lane.name: lane for lane in result.lanes if lane.status == "ok" and (lane.dropped is None or noisy)}
     able = [(entry, lanes[entry.name].ratio or 1.0) for entry in known if entry.name in lanes]
     least = min(ratio for _, ratio in able)
     return next(entry for entry, ratio in able if ratio <= least * (1 + result.noise))
@@ -212,7 +219,7 @@ def _raced(
     session: Session, trace: str, entries: Sequence[Entry], incumbent: Entry, rows: dict[str, Row]
 ) -> RaceResult | None:
     """One race; None where the incumbent fails in it, which its row says then."""
-    left = session.left_s - session.again_s(len(entries))
+    left = session.left_s - session.again_s(len(entries)) - KEEPING_S
     seconds = max(LEAST_RACE_S, min(RACE_SHARE * session.effort.device_s, left))
     rule = replace(PLAN_RULE, most=max(PLAN_RULE.least, session.effort.plan_blocks), seconds=seconds)
     rivals = tuple(entry.name for entry in entries if entry.default and entry is not incumbent)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
+from fuseplan.graph.words import counted
 from fuseplan.measure.race import NOISY
 from fuseplan.tuning.budget import spelled
 
@@ -108,7 +110,7 @@ class Lines(Silent):
 
     def begin(self, total: int) -> None:
         """How many there are."""
-        self.note(f"{total} program{'s' * (total != 1)} to tune")
+        self.note(f"{counted(total, 'program')} to tune")
 
     def left(self, seconds: float) -> None:
         """How long it will take."""
@@ -130,6 +132,31 @@ class Lines(Silent):
     def note(self, text: str) -> None:
         """One line."""
         self._say(_plain(text))
+
+
+class Brief(Silent):
+    """Two lines on stderr for a program that is tuned where nobody watches: as it begins, and what became of it.
+
+    It takes minutes in which a process would say nothing else.
+    """
+
+    def __init__(self, effort: str, seconds: float) -> None:
+        self._about = f"effort {effort}: about {spelled(seconds)}"
+        self._began = False
+
+    def stage(self, program: str, text: str, total: int) -> None:
+        """The first one is the beginning."""
+        if not self._began:
+            self._began = True
+            self._say(f"tuning {program}, {self._about}")
+
+    def end(self, text: str) -> None:
+        """What became of it."""
+        self._say(text)
+
+    def _say(self, text: str) -> None:
+        sys.stderr.write(f"fuseplan: {_plain(text)}\n")
+        sys.stderr.flush()
 
 
 class Bar(Silent):
@@ -258,12 +285,12 @@ def bar() -> Iterator[Bar]:
 
 
 @contextmanager
-def shown(progress: Progress | None) -> Iterator[Progress]:
-    """The caller's progress; without one, bars where a person is watching."""
+def shown(progress: Progress | None, unwatched: Progress | None = None) -> Iterator[Progress]:
+    """The caller's progress; without one, bars where a person is watching, else `unwatched`, or nothing."""
     if progress is not None:
         yield progress
     elif not watched():
-        yield Silent()
+        yield unwatched or Silent()
     else:
         with bar() as bars:
             yield bars

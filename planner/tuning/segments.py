@@ -18,7 +18,7 @@ from fuseplan.segment import Region, Segmentation, leaving
 from fuseplan.tuning.active import Active, Wanted, measurable
 from fuseplan.tuning.coarser import JOINER, Coarser
 from fuseplan.tuning.regions import RegionBook
-from fuseplan.tuning.session import FAIR_RACE_S, Session
+from fuseplan.tuning.session import Session
 
 ORDER = ("inference", "forward", "backward")
 """In which the graphs of a program run."""
@@ -84,8 +84,7 @@ class Search:
         session = self.session
         plans = session.effort.plans
         share = beside + (PREPARED if session.prepares else RESERVE)
-        checking = max(plans * session.trace_s, session.vetting_s + session.trace_s + FAIR_RACE_S)
-        kept = max(share * session.effort.wall_s, checking + session.again_s(plans + DEFAULTS))
+        kept = max(share * session.effort.wall_s, plans * session.trace_s + session.again_s(plans + DEFAULTS))
         return session.left_s >= kept and session.device_left_s > 0
 
     def _round(self) -> bool:

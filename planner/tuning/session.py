@@ -20,8 +20,6 @@ from fuseplan.tuning_db.store import Store
 LEAST_REGION_S = 20.0
 STARTING_S = 0.5
 """What a race takes for each plan beside its blocks: the first calls, and one to see how much memory it takes."""
-FAIR_RACE_S = 8.0
-"""What a race should have for its blocks, if plans beside the defaults are to be in it."""
 REGION_SHARE = 0.25
 """Of the wall time of an effort, what one step with one region may take."""
 
@@ -83,8 +81,6 @@ class Session:
     """How far the model was off where it thought that nobody need look."""
     trace_s: float = 0.0
     """What tracing the program once takes: about so long does compiling a plan whose code is in caches."""
-    default_s: float = 0.0
-    """What it took until torch's default was vetted and ready for its race."""
     unprepared: int = 0
     """Plans that are right, and that the racer has to compile once more all the same."""
     against_us: float | None = None
@@ -127,11 +123,6 @@ class Session:
     def again_s(self, plans: int) -> float:
         """Seconds that a race of so many plans, which were vetted, takes until its first block: some are compiled once more."""
         return (min(plans, self.unprepared) if self.prepares else plans) * self.trace_s + STARTING_S * plans
-
-    @property
-    def vetting_s(self) -> float:
-        """Seconds until a few more plans are vetted, several at a time: a cut one compiles about as much as a whole one."""
-        return max(2 * self.trace_s, self.default_s)
 
     @property
     def at_once(self) -> int:

@@ -9,6 +9,7 @@ import torch
 
 from fuseplan.capture.trace import Trace, write_trace
 from fuseplan.errors import OptionError
+from fuseplan.graph.words import counted
 from fuseplan.tuning_db import Box
 
 
@@ -47,7 +48,9 @@ def check_device(device: str) -> None:
         raise OptionError(f"plans are tuned on cpu and cuda, not on {device}")
     count = torch.cuda.device_count() if wanted.type == "cuda" else 1
     if (wanted.index or 0) >= count:
-        raise OptionError(f"there is no device {device} here: torch sees {count or 'no'} GPU{'s' * (count != 1)}")
+        raise OptionError(
+            f"there is no device {device} here: torch sees {counted(count, 'GPU') if count else 'no GPUs'}"
+        )
 
 
 def device_of(trace: Trace) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from threading import Thread
@@ -12,6 +12,7 @@ from fuseplan.capture.trace import Trace
 from fuseplan.capture.trace_edit import identity
 from fuseplan.errors import ExecutorError, FuseplanError, OptionError, StoreError
 from fuseplan.executors import executors
+from fuseplan.graph import Graph
 from fuseplan.measure.environment import environment, run_facts
 from fuseplan.measure.jobs import Calibrate, Capture, Found, Row
 from fuseplan.models import CostModel, Machine
@@ -59,6 +60,7 @@ class Tuner:
     def __post_init__(self) -> None:
         self.environment: Environment = self.here or environment(self.device)
         self.machine: Machine | None = None
+        self.traced_s: dict[str, float] = {}
 
     def tune(
         self, trace: Trace, launches: Sequence[str], *, again: bool = False, worth: float = 1.0
@@ -115,6 +117,7 @@ class Tuner:
         try:
             if isinstance(found, str):
                 tuned = Tuned(key, trace.name, launch, "failed", detail=found)
+                self._keep_trace(Of(key, trace.name, launch, box_of(trace)), trace)  # to try once more by its key
             else:
                 tuned = self._flow(session, trace, found, launch, RegionBook(session, timings))
             state = "failed" if tuned.status == "failed" else "finished"
@@ -137,7 +140,7 @@ class Tuner:
     def _flow(self, session: Session, trace: Trace, found: Found, launch: str, book: RegionBook) -> Tuned:
         of = Of(found.key or trace.key, trace.name, launch, box_of(trace))
         search = Search(session, found, plans.proven(found), book, launch)
-        self._keep_program(of, trace, search)
+        self._keep_trace(of, trace, dict(zip(search.roles, search.graphs, strict=True)))
         named = [*plans.defaults(session, launch), *plans.whole_candidates(session, found, launch)]
         ledger = PlanLedger(search, named, of.key, self.environment.key, self.settings)
         if not session.effort.measures:
@@ -175,17 +178,18 @@ class Tuner:
     def _capture(self, session: Session, trace: Trace) -> Found | str:
         """The program's graphs, its attention with proven masks; or why it cannot be had."""
         (outcome,) = session.carry_out("capturing", [Capture(trace.to_json(), attention="proven")])
-        session.trace_s = outcome.seconds / TRACES
+        # of another launch a worker has loaded the program already, which those that compile it have not
+        session.trace_s = max(outcome.seconds / TRACES, self.traced_s.get(trace.key, 0.0))
+        self.traced_s[trace.key] = session.trace_s
         if outcome.found is None:
             return f"it cannot be captured in a worker: {outcome.detail}"
         if outcome.found.key != trace.key and trace.key != identity(trace.fields):  # an edited one has a new key
             return "the rebuilt program is another one: please report this with its trace"
         return outcome.found
 
-    def _keep_program(self, of: Of, trace: Trace, search: Search) -> None:
+    def _keep_trace(self, of: Of, trace: Trace, graphs: Mapping[str, Graph] | None = None) -> None:
         """The program, its graphs, its trace, and how often it was called where that was counted."""
         own = replace(trace, key=of.key).to_json()  # an edited trace goes by another key until it is captured
-        graphs = dict(zip(search.roles, search.graphs, strict=True))
         calls = trace.times if trace.calls else 0
         self.store.add_program(of.key, of.name or None, graphs, trace=own, sizes=of.sizes, calls=calls)
 

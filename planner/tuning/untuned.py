@@ -19,6 +19,7 @@ from fuseplan.measure.pool import Workers
 from fuseplan.plan import Plan
 from fuseplan.tuning.subject import device_of, sizes_of
 from fuseplan.tuning_db import Hit, Query, Stale, Store
+from fuseplan.tuning_db.resume import failures
 
 _ELSEWHERE = "what torch.compile does, unless a plan is stored where it runs"
 
@@ -72,6 +73,7 @@ def explain_trace(store: Store, trace: Trace, captures: Captures) -> Explained:
     known = of_program(store, trace.key)
     here = device == "cpu" or torch.cuda.is_available()
     remarks = [] if here else [f"it was recorded for {device}, which is not here"]
+    remarks += map(str, failures(store, trace.key))
     with Numerics.of(trace.numerics).applied():
         answer = store.find_plan(Query(trace.key, environment(device), None, sizes_of(trace))) if here else None
     if isinstance(answer, (Hit, Stale)):

@@ -15,8 +15,10 @@ from fuseplan.capture.trace import Calls, Trace, at_home
 from fuseplan.capture.trace_calls import larger
 from fuseplan.errors import GraphError, OptionError, StoreError
 from fuseplan.graph.limits import MAX_DOCUMENT
+from fuseplan.graph.words import counted
 from fuseplan.tuning.subject import box_of
 from fuseplan.tuning_db import Box, Store
+from fuseplan.tuning_db.notify import notify
 from fuseplan.tuning_db.words import traces_of
 
 Asked = Trace | str | Path
@@ -75,15 +77,33 @@ def _each(programs: Iterable[Asked], store: Store) -> Iterator[Trace]:
         if isinstance(one, Trace):
             yield one
         elif isinstance(one, Path) or os.path.lexists(one):
-            for file in files(Path(one)):
+            for file, traces in _read(Path(one)):
                 if (place := file.resolve()) not in seen:
                     seen.add(place)
-                    yield from read_traces(file)
+                    yield from traces
         else:
             texts = traces_of(store, one)
             if not texts:
                 raise StoreError(f"there is no file {one}, and no trace of such a program in the database")
             yield from map(Trace.from_json, texts)
+
+
+def _read(path: Path) -> list[tuple[Path, list[Trace]]]:
+    """What is in each file. Of a folder, those that are no traces are left out with a warning; one that holds none is an error."""
+    found, refused = [], list[str]()
+    for file in files(path):
+        try:
+            found.append((file, read_traces(file)))
+        except (GraphError, OptionError) as error:  # noqa: PERF203  # what is wrong with one file is no reason to leave the others
+            if file == path:
+                raise
+            refused.append(str(error))
+    if not found:
+        more = f"; and {counted(len(refused) - 1, 'other file')} alike" if refused[1:] else ""
+        raise OptionError(f"there is no trace in {path}: {refused[0]}{more}")
+    for why in refused:
+        notify(f"{why}; it is left out")
+    return found
 
 
 def files(path: Path) -> list[Path]:

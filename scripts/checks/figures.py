@@ -30,8 +30,10 @@ Rows = Mapping[str, Any]
 def pages() -> dict[Path, str]:
     """Each file, and what belongs in it."""
     text = README.read_text("utf-8")
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
+    before, begins, rest = text.partition(BEGIN)
+    _, ends, after = rest.partition(END)
+    if not (begins and ends):
+        raise SystemExit(f"{README} has lost where its table begins or ends: {BEGIN} {END}")
     table = "\n".join(_models(_results("models"), brief=True))
     return {
         README: f"{before}{BEGIN}\n\n{table}\n\n{END}{after}",
@@ -48,8 +50,8 @@ def _page() -> Iterator[str]:
     yield (
         f"On an {machine['gpu'].split(',')[0]} with torch {packages['torch']}, transformers {packages['transformers']} and"
         f" Python {machine['python']}, unless it says CPU. Every table is made from a file of"
-        " [benchmarks/results](../benchmarks/results), which holds the command, the commit and the environment of its run, and"
-        " more than is shown here. Milliseconds are medians; ratios come from blocks of calls that ran beside each other."
+        " [benchmarks/results](../benchmarks/results), which holds the environment, the commit of each row, and more than is"
+        " shown here. Milliseconds are medians; ratios come from blocks of calls that ran beside each other."
     )
     yield "## Whole models"
     yield (
@@ -118,7 +120,7 @@ def _tuning(models: Rows) -> Iterator[str]:
 def _stages(models: Rows) -> Iterator[str]:
     yield from _head(["model", "launch", *STAGES.values(), "noise", "whole / cut", "interval", "beyond noise"])
     for name, row in models.items():
-        for launch, one in row["launches"].items():
+        for launch, one in row.get("launches", {}).items():
             stages, pair = one.get("stages", {}), one.get("segmented over whole", {})
             yield _line([
                 name, LAUNCHES[launch], *(_ms(stages.get(stage, {}).get("wall_us")) for stage in STAGES),
@@ -129,7 +131,7 @@ def _stages(models: Rows) -> Iterator[str]:
 
 
 def _kernels(name: str, row: Rows) -> Iterator[str]:
-    for launch, one in row["launches"].items():
+    for launch, one in row.get("launches", {}).items():
         pair = one.get("segmented over whole", {})
         if "classes" not in pair:
             continue

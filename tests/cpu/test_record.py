@@ -221,12 +221,31 @@ def test_what_was_counted_before_stays_where_it_is_more(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_written_is_a_note(tmp_path: Path) -> None:
     with fuseplan.record(tmp_path / "traces") as recording:
-        (tmp_path / "traces").rmdir()
+        (tmp_path / "traces").touch()
         out = torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
     assert_same(out, torch.full((2,), 2.0))
     (note,) = recording.notes
-    assert note.startswith("<lambda> could not be written: No such file")
+    assert note == "<lambda> could not be written: File exists"
     assert recording.programs == []
+
+
+def test_a_folder_is_made_with_the_first_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    with fuseplan.record("deep/traces") as recording:
+        assert os.listdir() == ["elsewhere"]
+        os.chdir("elsewhere")
+        torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+    assert len(recording.programs) == len(os.listdir(tmp_path / "deep" / "traces")) == 1
+    assert os.listdir() == []
+
+
+def test_a_script_that_compiles_nothing_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "script.py").write_text("print('no torch here')\n")
+    told = CliRunner().invoke(main, ["record", "-o", "deep/traces", "script.py"])
+    assert told.exit_code == 0
+    assert os.listdir() == ["script.py"]
 
 
 def test_what_is_written_after_all_is_recorded_and_lost_calls_are_told(
@@ -271,6 +290,7 @@ def test_a_wrong_call_is_refused_before_anything_is_run(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for arguments, complaint in (
         ({"folder": tmp_path / "file"}, "nothing can be recorded in"),
+        ({"folder": tmp_path / "file" / "traces"}, "nothing can be recorded in"),
         ({"retarget": "tpu"}, "retargeted to cpu or cuda, not to 'tpu'"),
         ({"compile": ["a-b"]}, "--compile takes the name of a class"),
     ):

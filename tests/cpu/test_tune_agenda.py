@@ -21,6 +21,7 @@ from fuseplan.measure.environment import environment
 from fuseplan.plan import WholePlan
 from fuseplan.search.effort import Effort
 from fuseplan.tune import agenda, tune
+from fuseplan.tuning.agenda import PREDICTED_S
 from fuseplan.tuning.budget import Time, seconds
 from fuseplan.tuning.progress import Silent
 from fuseplan.tuning.subject import traces_of
@@ -221,6 +222,17 @@ def test_how_long_it_takes_is_how_long_it_took(small: Trace, large: Trace) -> No
     assert 0 < agenda([large]).seconds < before / 2
 
 
+def test_what_is_only_predicted_takes_seconds_whatever_measuring_took(
+    small: Trace, large: Trace, tmp_path: Path
+) -> None:
+    tune([small], workers=replayed, progress=Silent())
+    tune([small], effort="none", workers=replayed, progress=Silent())
+    assert agenda([small, large], effort="none", again=True).seconds == 2 * PREDICTED_S < 10
+    folder = written(tmp_path / "traces", large)
+    told = CliRunner().invoke(main, ["tune", str(folder), "--effort", "none", "--dry-run"]).output.splitlines()
+    assert told[-1] == "1 trace read, 1 distinct, 1 to tune, about 3 s"
+
+
 def test_a_trace_recorded_where_we_are_not_names_the_device(small: Trace) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
@@ -298,3 +310,10 @@ def test_what_is_worth_more_gets_more_time_and_the_rest_what_is_of_use() -> None
     assert time.share(10.0) == pytest.approx(45 + 10, abs=1)
     time.end(90.0)  # it took no time at all
     assert time.share(10.0) == pytest.approx(190, abs=1)
+
+
+def test_what_one_program_has_no_time_for_the_others_get() -> None:
+    """On two devices, the long one keeps the first: nobody else can use that time, but they can use the second's."""
+    time = Time(600.0, [1000.0, 1.0, 1.0, 1.0, 1.0], devices=2)
+    assert time.share(1000.0) == pytest.approx(600, abs=1)
+    assert time.share(1.0) == pytest.approx(100, abs=1)

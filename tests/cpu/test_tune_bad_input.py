@@ -71,9 +71,31 @@ def test_files_that_are_no_traces(kind: str, trace: Trace, tmp_path: Path) -> No
     assert said in line
 
 
-def test_one_bad_file_among_good_ones(good: Path, tmp_path: Path) -> None:
+def test_a_bad_file_in_a_folder_is_left_out_and_named(good: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_text("")
-    assert "bad.json" in refused(tmp_path)
+    (tmp_path / "photo.json").write_bytes(JPEG)
+    (tmp_path / "folder.json").mkdir()
+    ran = CliRunner().invoke(main, ["tune", str(tmp_path), "--effort", "none", "--json"])
+    assert ran.exit_code == 0, ran.output
+    assert [one["name"] for one in json.loads(ran.stdout)] == ["ramp"]
+    left_out = [line for line in ran.stderr.splitlines() if line.startswith("Warning: ")]
+    assert len(left_out) == 3
+    for name, line in zip(("bad", "folder", "photo"), left_out, strict=True):
+        assert f"{tmp_path / name}.json is no" in line
+        assert line.endswith("; it is left out")
+
+
+def test_a_bad_file_that_is_named_itself_is_refused_beside_a_folder(good: Path, tmp_path: Path) -> None:
+    (tmp_path / "bad.json").write_text("")
+    assert "bad.json is no trace" in refused(good, tmp_path / "bad.json")
+
+
+def test_a_folder_in_which_no_file_is_a_trace(tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / f"{number}.json").write_text("{}")
+    line = refused(tmp_path)
+    assert f"there is no trace in {tmp_path}: {tmp_path / '0.json'} is no trace" in line
+    assert line.endswith("and 2 other files alike")
 
 
 def test_a_script_that_imports_os_is_not_run(tmp_path: Path) -> None:
@@ -168,4 +190,7 @@ def test_words_that_there_are_not(arguments: list[str], good: Path) -> None:
 
 
 def test_a_database_that_cannot_be_written_is_found_out_before_anything_is_measured(good: Path, tmp_path: Path) -> None:
-    assert "unable to open database file" in refused(good, "--db", tmp_path)
+    (tmp_path / "notes.txt").write_text("Dear Ada, " * 100)
+    for more in ([], ["--dry-run"]):
+        assert "is a folder, and no tuning database" in refused(good, "--db", tmp_path, *more)
+        assert "is not a tuning database" in refused(good, "--db", tmp_path / "notes.txt", *more)

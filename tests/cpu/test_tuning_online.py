@@ -9,29 +9,36 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from torch import Tensor
 from torch.fx import GraphModule
 
 import planted
 from fuseplan.backend import programs_of
 from fuseplan.capture.trace import Trace, write_trace
+from fuseplan.cli import main
 from fuseplan.executors import executors
 from fuseplan.explain import compiled_by
+from fuseplan.measure.environment import environment
 from fuseplan.measure.jobs import Capture, Found, Job, Outcome
 from fuseplan.plan import SegmentedPlan, WholePlan
 from fuseplan.runtime import Program, regions
-from fuseplan.search.effort import NONE
-from fuseplan.tune import Tuner
+from fuseplan.search.effort import NONE, QUICK
+from fuseplan.show import show
+from fuseplan.tune import Tuner, tune
 from fuseplan.tuning import segments
 from fuseplan.tuning.ledger import Settings
 from fuseplan.tuning.progress import Silent
-from fuseplan.tuning_db import Places, Store
+from fuseplan.tuning_db import Places, Store, resume
+from fuseplan.tuning_db.resume import failed_lately, failures
+from fuseplan.tuning_db.words import traces_of
 from replaying import ReplayingPool, captured
 
 WORKER = Path(__file__).with_name("ddp_tuning.py")
@@ -121,6 +128,88 @@ def test_a_plan_of_a_dynamic_program_is_for_the_sizes_around(pool: Knowing) -> N
     assert above.plan == below.plan == WholePlan("eager")
     assert "outside the tuned sizes" in above.why
     assert len(pool.jobs) == asked
+
+
+def test_what_failed_is_told_and_not_tried_again_before_it_may_work(
+    pool: Knowing, own_database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = trace_of(dynamic=False)
+    pool.graphs, pool.bad = captured(trace.to_json()), {"eager": "error", "inductor": "error"}
+    given = arguments(48)
+
+    def ran() -> str:
+        torch._dynamo.reset()
+        compiled = torch.compile(scaled, backend="fuseplan", dynamic=False, options={"tune": "quick"})
+        with torch.no_grad(), pytest.warns(UserWarning, match="could not be tuned"):
+            torch.testing.assert_close(compiled(*given), scaled(*given))
+        (program,) = programs(compiled)
+        return program.why
+
+    assert "no default of this launch runs here" in ran()
+    asked = len(pool.jobs)
+    assert f"tuning {trace.key[:12]} failed on" in (why := ran())
+    assert ": inductor: error, planted; fuseplan tune --again tries once more" in why
+    assert len(pool.jobs) == asked
+    failed = show(trace.key[:8]).failed
+    assert [(one.program, one.effort, one.launch) for one in failed] == [(trace.key, "quick", "plain")]
+    for words in (["show"], ["explain", trace.key[:8], "--brief"]):
+        assert str(failed[0]) in CliRunner().invoke(main, words).output
+    with monkeypatch.context() as newer:
+        newer.setattr(resume, "__version__", "another")
+        ran()
+    assert len(pool.jobs) > asked  # a fuseplan that does better may be here now
+    asked = len(pool.jobs)
+    with monkeypatch.context() as tomorrow:
+        tomorrow.setattr(resume, "FORGOTTEN", timedelta(0))
+        ran()
+    assert len(pool.jobs) > asked
+    pool.bad = {}
+    (found,) = tune(trace.key[:8], again=True, workers=import_module("fuseplan.tune").own_workers)
+    assert found.status == "tuned"
+    assert not show().failed
+    torch._dynamo.reset()
+    compiled = torch.compile(scaled, backend="fuseplan", dynamic=False)
+    with torch.no_grad():
+        compiled(*given)
+    assert programs(compiled)[0].plan == found.plan
+
+
+def test_a_program_that_cannot_be_captured_is_remembered_with_its_trace(own_database: Path, pool: Knowing) -> None:
+    trace = trace_of(dynamic=False)  # which the pool cannot capture while `graphs` is None
+    store = Store(Places(own_database))
+    (found,) = Tuner(store, pool, "cpu", QUICK, Settings(), Silent()).tune(trace, ("plain",))
+    assert found.status == "failed"
+    assert "captured" in found.detail
+    (failed,) = failures(store)
+    assert (failed.program, failed.launch, failed.why) == (trace.key, None, "")
+    assert failed_lately(store, trace.key, environment("cpu"), "quick", "cudagraph") == failed
+    assert failed_lately(store, trace.key, environment("cpu"), "full", "plain") is None
+    assert traces_of(store, trace.key[:8]) == [trace.to_json()]
+    store.close()
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_a_process_that_nobody_watches_says_when_tuning_begins_and_ends(
+    pool: Knowing, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, watched: bool
+) -> None:
+    monkeypatch.setattr("fuseplan.tuning.progress.watched", lambda: watched)
+    trace = trace_of(dynamic=False)
+    pool.graphs = captured(trace.to_json())
+    torch._dynamo.reset()
+    tuning = torch.compile(scaled, backend="fuseplan", dynamic=False, options={"tune": "quick"})
+    with torch.no_grad():
+        tuning(*arguments(48))
+        tuning(*arguments(48))
+    told = capsys.readouterr()
+    assert told.out == ""
+    lines = [line for line in told.err.splitlines() if line.startswith("fuseplan: ")]
+    if watched:
+        assert lines == []
+    else:
+        assert lines[0] == f"fuseplan: tuning {trace.key[:12]}, effort quick: about 1 min 12 s"
+        assert lines[1].startswith(f"fuseplan: {trace.key[:12]}, plain: tuned, ")
+        assert lines[1].endswith(" of inductor")
+        assert len(lines) == 2
 
 
 def test_a_predicted_plan_runs_for_those_who_ask_for_such(own_database: Path, pool: Knowing) -> None:

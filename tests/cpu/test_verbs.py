@@ -6,9 +6,10 @@ import errno
 import json
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
@@ -37,8 +38,21 @@ VERBS = dict(leaves(main))
 IDS = [" ".join(path) for path in VERBS]
 GROUPS = [command for command in main.commands.values() if isinstance(command, click.Group)]
 KEYED = [path for path in VERBS if path[0] == "plan" and path != ("plan", "list")]
-FILED = ("show", "explain", "diff", "graph", "bench")
-"""Verbs that only read a database, so that one that is none is bad input."""
+FILED: dict[str, list[str]] = {
+    "show": [], "explain": ["a"], "diff": ["a", "b"], "graph": ["a"], "bench": ["a"], "plan list": [], "plan show": ["a"],
+    "db info": [], "db check": [], "db export": ["rows.jsonl"], "db verify": [], "db prune": ["--dry-run"], "db vacuum": [],
+    "dashboard": ["--export", "report.html"], "model evaluate": [], "bisect": ["case.py:case", "--plan", "3f2c"],
+}  # fmt: skip
+"""Verbs that need a database that is there, so that one that is none is bad input."""
+NO_DATABASE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "nothing": (lambda path: None, "there is no file {path}"),
+    "empty": (Path.touch, "{path} is empty: there is no tuning database in it"),
+    "folder": (Path.mkdir, "{path} is a folder, and no tuning database; name a file"),
+    "photo": (lambda path: path.write_bytes(b"\xff\xd8\xff\xe0 a photo" * 99), "{path} is not a tuning database; name another file"),
+    "begun": (lambda path: path.write_bytes(b"SQLite format 3\0 and no more"), "{path} is not a tuning database; name another file"),
+    "other": (lambda path: sqlite3.connect(path).execute("CREATE TABLE t (a)"), "{path} is not a tuning database; name another file"),
+}  # fmt: skip
+"""What a person may name by mistake, and what every verb says of it."""
 
 BAD: dict[str, list[str]] = {
     "bench": ["nothing-of-this-name"],
@@ -179,15 +193,28 @@ def test_a_picture_never_goes_over_the_database(folder: Path) -> None:
     assert (folder / "t.db").read_bytes() == before
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("verb", FILED)
-@pytest.mark.parametrize("content", [b"", b"\xff\xd8\xff\xe0 a photo", b"SQLite format 3\0 and no more"])
-def test_a_database_that_is_none(verb: str, content: bytes, tmp_path: Path) -> None:
-    (tmp_path / "some.db").write_bytes(content)
-    told = call(verb, *(["a", "b"] if verb == "diff" else ["a"]), "--db", str(tmp_path / "some.db"))
+@pytest.mark.parametrize("kind", NO_DATABASE)
+def test_a_database_that_is_none(verb: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    make, said = NO_DATABASE[kind]
+    path = tmp_path / "some.db"
+    make(path)
+    before = path.read_bytes() if path.is_file() else None
+    told = call(*verb.split(), *FILED[verb], "--db", str(path))
+    assert (told.exit_code, told.output) == (2, f"Error: {said.format(path=path)}\n")
+    assert [one.name for one in tmp_path.iterdir()] == ([] if kind == "nothing" else ["some.db"])
+    assert before is None or path.read_bytes() == before
+
+
+@pytest.mark.parametrize("kind", NO_DATABASE)
+def test_a_side_of_a_comparison_that_is_no_database(kind: str, folder: Path, tmp_path: Path) -> None:
+    make, said = NO_DATABASE[kind]
+    make(tmp_path / "some.db")
+    told = call("diff", str(folder / "t.db"), str(tmp_path / "some.db"), "--db", str(folder / "t.db"))
     assert told.exit_code == 2
-    assert told.stderr.startswith("Error: ")
-    assert told.stderr.count("\n") == 1
-    assert (tmp_path / "some.db").read_bytes() == content
+    assert kind == "nothing" or told.output == f"Error: {said.format(path=tmp_path / 'some.db')}\n"
 
 
 def test_verbs_of_a_group_are_listed_with_their_group() -> None:

@@ -153,6 +153,45 @@ def test_training_is_captured_there_and_back(launch: Callable[..., Any]) -> None
     assert sum(event.count for event in profile.key_averages() if event.key == "cudaGraphLaunch") == 2
 
 
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_training_what_saves_nothing_of_its_own(launch: Callable[..., Any], accumulate: int) -> None:
+    """A backward of inputs alone cannot see what its forward was; outputs that are kept, and gradients, stay as they were."""
+    net = nn.Linear(64, 512).cuda()
+    twin = copy.deepcopy(net)
+    compiled = launch(net)
+    kept: list[list[Tensor]] = []
+    for module, call in ((net, compiled), (twin, twin)):
+        torch.manual_seed(1)
+        kept.append([])
+        for _ in range(5):
+            module.zero_grad()
+            for _ in range(accumulate):
+                y = call(torch.randn(LARGE, 64, device="cuda"))
+                y.square().mean().backward()
+                kept[-1].append(y.detach())
+            kept[-1] += [parameter.grad.clone() for parameter in module.parameters() if parameter.grad is not None]
+    for mine, theirs in zip(*kept, strict=True):
+        close(mine, theirs)
+
+
+def test_a_second_backward_through_one_forward(launch: Callable[..., Any]) -> None:
+    net = model()
+    twin = copy.deepcopy(net)
+    compiled = launch(net)
+    for _ in range(4):
+        a, b = (torch.randn(32, 64, device="cuda") for _ in range(2))
+        for module, call in ((net, compiled), (twin, twin)):
+            module.zero_grad()
+            out = call(a).square().sum()
+            out.backward(retain_graph=True)
+            call(b)
+            out.backward()
+        for mine, theirs in zip(net.parameters(), twin.parameters(), strict=True):
+            assert mine.grad is not None
+            assert theirs.grad is not None
+            torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-3, atol=1e-2)
+
+
 def test_two_forwards_before_one_backward(launch: Callable[..., Any]) -> None:
     net = model()
     twin = copy.deepcopy(net)

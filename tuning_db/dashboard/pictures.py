@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from fuseplan.drawing import svg
 from fuseplan.errors import FuseplanError
 from fuseplan.graph import Graph
+from fuseplan.graph.words import counted
 from fuseplan.plan import NAMED, Plan, SegmentedPlan, WholePlan
 from fuseplan.segment import Region, Segmentation
 from fuseplan.tuning_db.dashboard.formats import us
@@ -106,8 +107,7 @@ def _default(graph: Graph, default: str | None, executor: str, fused: Segmentati
 
 def _tuned(graph: Graph, plan: Plan | None, cut: Segmentation | None, labels: Mapping[int, str]) -> Picture:
     if cut is not None:
-        number = len(cut.regions)
-        text = f"{number} region{'s' * (number != 1)}; what is in none runs under ATen, op by op"
+        text = f"{counted(len(cut.regions), 'region')}; what is in none runs under ATen, op by op"
         return _drawn(graph, cut, "the plan", text, labels)
     if isinstance(plan, WholePlan) and plan.executor == "inductor":
         whole = Segmentation((Region(tuple(range(len(graph.ops))), "inductor"),))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 
-from fuseplan.errors import FuseplanError, OptionError
+from fuseplan.errors import OptionError, StoreError
 from fuseplan.tuning_db.dashboard import needed
 
 PORT = 8765
@@ -116,16 +116,19 @@ def bound(host: str, port: int) -> socket.socket:
 
 
 def _databases(db: str | Path | Sequence[str | Path] | None) -> list[Path]:
-    from fuseplan.tuning_db import Store
+    from fuseplan.tuning_db import Store, places
 
-    if isinstance(db, (str, Path)):
-        return [Path(db).absolute()]
-    if db:
-        return [Path(one).absolute() for one in db]
-    path = Store.open(os.environ).file.path
-    if path is None:
-        raise FuseplanError("there is no database: name one with --db")
-    return [path]
+    named: Sequence[str | Path | None] = [db] if isinstance(db, (str, Path)) else db or [None]
+    stores = [Store(places(os.environ, one), reading=True) for one in named]
+    troubles = []
+    for store in stores:
+        try:
+            store.required(there=bool(db)).close()
+        except StoreError as error:  # noqa: PERF203
+            troubles.append(error)
+    if len(troubles) == len(stores):  # else there is a page for each that tells what is wrong with it
+        raise troubles[0]
+    return [path for store in stores if (path := store.file.path) is not None]
 
 
 def _loopback(host: str) -> bool:

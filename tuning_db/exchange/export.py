@@ -13,7 +13,8 @@ from typing import IO
 
 from fuseplan.errors import StoreError
 from fuseplan.tuning_db.exchange.lines import header, to_line
-from fuseplan.tuning_db.files import Database
+from fuseplan.tuning_db.files import SQL_ERRORS, Database
+from fuseplan.tuning_db.repair import leave
 from fuseplan.tuning_db.tables import ALL
 from fuseplan.tuning_db.whole_files import refuse_database, written_whole
 
@@ -36,13 +37,18 @@ EVERYTHING = Selection()
 def export(database: Database, path: Path, selection: Selection = EVERYTHING) -> int:
     """Write the rows to `path`, packed if it ends in .gz, and return how many. Damaged rows stay behind."""
     refuse_database(path, database.path)
-    with (
-        written_whole(path) as part,
-        TemporaryDirectory(prefix="fuseplan-") as folder,
-        closing(snapshot(database, Path(folder))) as copied,
-        part.open("wb") as file,
-    ):
-        return _write(lines(copied, selection), file, packed=path.suffix == ".gz")
+    try:
+        with (
+            written_whole(path) as part,
+            TemporaryDirectory(prefix="fuseplan-") as folder,
+            closing(snapshot(database, Path(folder))) as copied,
+            part.open("wb") as file,
+        ):
+            return _write(lines(copied, selection), file, packed=path.suffix == ".gz")
+    except SQL_ERRORS:  # of the copy: whole pages of it are damaged
+        if database.path is None:
+            raise
+        leave(database.path)
 
 
 def _write(text: Iterator[str], file: IO[bytes], packed: bool) -> int:

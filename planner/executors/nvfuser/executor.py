@@ -18,6 +18,7 @@ from fuseplan.executors.nvfuser.fusion import Fusion, define
 from fuseplan.executors.nvfuser.kept import FITS, Kept
 from fuseplan.executors.nvfuser.trial import MIN_OPS, Trials
 from fuseplan.graph import Graph, Op, Ref, TensorType
+from fuseplan.graph.words import counted
 
 MAX_OPS = 128
 """The most ops in one region: nvFuser's segmenter takes minutes for some longer ones. The largest islands have 85."""
@@ -51,7 +52,7 @@ class NvfuserExecutor:
         """Why the region as a whole cannot be a fusion, though each of its ops may; None if it can."""
         tensors = len(region.inputs) + len(region.outputs)
         if len(region.ops) > MAX_OPS or tensors > MAX_TENSORS:
-            return f"{len(region.ops)} ops with {tensors} inputs and outputs (at most {MAX_OPS} with {MAX_TENSORS})"
+            return f"{counted(len(region.ops), 'op')} with {tensors} inputs and outputs (at most {MAX_OPS} with {MAX_TENSORS})"
         if not any(isinstance(v.type, TensorType) for op in region.ops for v in op.outputs):
             return "there is nothing to compute"
         return layout.refusal(region)

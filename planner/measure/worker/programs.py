@@ -34,6 +34,8 @@ SEEDS = (0, 1)
 """Of the inputs that take turns."""
 ROUNDS = 2
 """Calls on each of them: what a CUDA graph replays shows at the third call at the earliest."""
+MOST_COUNTERS = 4096
+"""More whole numbers than this in one tensor are no counters, but data."""
 _OTHER_NUMBERS = 7919
 NO_ROOM = Outcome("refused", "it takes too much of the device's memory to be kept")
 """What comes of preparing where there is no room."""
@@ -55,8 +57,8 @@ class _Course:
 
     inputs: list[list[Tensor]]
     tangents: dict[int, Tensor]
-    counters: list[list[tuple[Tensor, Tensor]]]
-    """Of each set of inputs the integers that a step writes to, and what was there before."""
+    counters: list[tuple[list[Tensor], list[Tensor]]]
+    """For each set of inputs the whole numbers that a step writes to, and what was there before."""
     prepared: dict[Side, Callable[..., Any]]
 
     def calls(self, compiled: Callable[..., Any], loaded: Loaded) -> list[Callable[[], None]]:
@@ -87,19 +89,7 @@ class Programs:
         """What a race of the program's sides needs."""
         case = self.case(text)
         if case.course is None:
-            inputs = [case.loaded.inputs(seed) for seed in SEEDS]
-            before = [[whole.clone() for whole in _integers(case.loaded, args)] for args in inputs]
-            tangents = _tangents(case.loaded, inputs[0])
-            written = [
-                i for i, (whole, was) in enumerate(zip(_integers(case.loaded, inputs[0]), before[0], strict=True))
-                if not torch.equal(whole, was)
-            ]  # fmt: skip
-            counters = [
-                [(_integers(case.loaded, args)[i], was[i]) for i in written]
-                for args, was in zip(inputs, before, strict=True)
-            ]
-            _put_back(counters[0])
-            case.course = _Course(inputs, tangents, counters, {})
+            case.course = _course(case.loaded)
         return case.course
 
     def forget(self) -> None:
@@ -315,15 +305,25 @@ def prepare(job: Prepare, bench: Bench) -> Outcome:
     return Outcome()
 
 
-def _integers(loaded: Loaded, args: Sequence[Any]) -> list[Tensor]:
-    """All tensors of whole numbers that a step may write to."""
-    every = (*loaded.tensors.owned.values(), *args)
-    return [one for one in every if isinstance(one, Tensor) and not (one.is_floating_point() or one.is_complex())]
+def _course(loaded: Loaded) -> _Course:
+    inputs = [loaded.inputs(seed) for seed in SEEDS]
+    owned = {i: one._version for i, one in loaded.tensors.owned.items() if _counts(one)}
+    given = {i: one._version for i, one in enumerate(inputs[0]) if _counts(one)}
+    tangents = _tangents(loaded, inputs[0])
+    numbers = [i for i, version in owned.items() if loaded.tensors.owned[i]._version != version]
+    places = [i for i, version in given.items() if inputs[0][i]._version != version]
+    loaded.tensors.restore({i: owned[i] for i in numbers})
+    if places:
+        inputs[0] = loaded.inputs(SEEDS[0])
+    written = [[*(loaded.tensors.owned[i] for i in numbers), *(args[i] for i in places)] for args in inputs]
+    return _Course(inputs, tangents, [(found, [one.clone() for one in found]) for found in written], {})
 
 
-def _put_back(counters: Sequence[tuple[Tensor, Tensor]]) -> None:
-    for whole, was in counters:
-        whole.copy_(was)
+def _counts(one: Any) -> bool:
+    """Whether it may be where a cache is written next: a few whole numbers."""
+    return (
+        isinstance(one, Tensor) and one.numel() <= MOST_COUNTERS and not (one.is_floating_point() or one.is_complex())
+    )
 
 
 def _tangents(loaded: Loaded, args: Sequence[Tensor]) -> dict[int, Tensor]:
@@ -342,7 +342,7 @@ class _Step:
 
     def __init__(
         self, call: Callable[..., Any], args: Sequence[Tensor], tangents: dict[int, Tensor],
-        counters: list[tuple[Tensor, Tensor]], loaded: Loaded,
+        counters: tuple[list[Tensor], list[Tensor]], loaded: Loaded,
     ) -> None:  # fmt: skip
         self.call, self.args, self.counters = call, args, counters
         self.numbers, self.tangents = list(tangents), list(tangents.values())
@@ -357,5 +357,5 @@ class _Step:
             torch.autograd.backward([outputs[i] for i in self.numbers], self.tangents)
             for leaf in self.leaves:
                 leaf.grad = None
-        if self.counters:
-            _put_back(self.counters)
+        if self.counters[0]:
+            torch._foreach_copy_(*self.counters)

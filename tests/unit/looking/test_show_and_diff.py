@@ -73,7 +73,7 @@ def test_the_table_and_one_plan_in_full(file: Path) -> None:
 
 def test_nothing_to_show_is_no_error(file: Path) -> None:
     assert verb("show", "no such program", db=file).output == "no plans\n"
-    assert json.loads(verb("show", "no such program", "--json", db=file).output) == {"plans": []}
+    assert json.loads(verb("show", "no such program", "--json", db=file).output) == {"plans": [], "failed": []}
 
 
 @pytest.mark.parametrize("arguments", [["show"], ["show", "x"], ["diff", "a", "b"]])

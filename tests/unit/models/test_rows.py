@@ -57,7 +57,7 @@ def test_the_header_says_what_was_measured_on(tmp_path: Path) -> None:
         ("[1, 2]", "line 5: not a row"),
         ('{"graph": "k", "json": {"ops": 3}}', "line 5: not a row"),
         (json.dumps({**dict.fromkeys(("region", "family", "island", "choice", "executor", "variant"), "x"), "status": "ok"}),
-         "1 regions have rows but no graph, the first is x"),
+         "1 region with rows but no graph, the first is x"),
     ],
 )  # fmt: skip
 def test_a_broken_line_is_named(tmp_path: Path, line: str, message: str) -> None:

@@ -34,6 +34,7 @@ def test_info(filled: Path) -> None:
     assert found["bytes"] == filled.stat().st_size
     text = db("info", env={"FUSEPLAN_DB": str(filled)})
     assert "3 measurement" in text.output
+    assert "1 plan pinned" in text.output
     assert text.exit_code == 0
 
 
@@ -61,8 +62,11 @@ def test_check_finds_and_repairs(filled: Path) -> None:
     assert found.exit_code == 1
     assert "its digest does not fit" in found.output
     assert store_at(filled).find_plan(question()).reason == "row damaged"  # type: ignore[union-attr]
-    assert db("check", "--db", filled, "--repair").exit_code == 1
-    assert db("check", "--db", filled).exit_code == 0
+    assert found.output.endswith("1 problem: fuseplan db check --repair would delete the bad rows\n")
+    repaired = db("check", "--db", filled, "--repair")
+    assert repaired.exit_code == 0
+    assert repaired.output.endswith("1 bad row deleted\nall is well now\n")
+    assert db("check", "--db", filled).output == db("check", "--db", filled, "--repair").output == "all is well\n"
     assert store_at(filled).find_plan(question()).reason == "quarantined"  # type: ignore[union-attr]
 
 

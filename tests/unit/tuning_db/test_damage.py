@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import sqlite3
 import subprocess
@@ -13,11 +15,15 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner, Result
 
+from fuseplan.cli import main
+from fuseplan.errors import StoreError
 from fuseplan.tuning_db import Hit, Miss, Places, Store
 from fuseplan.tuning_db.exchange import merge
 from fuseplan.tuning_db.files import Busy, Database
 from fuseplan.tuning_db.repair import set_aside
+from fuseplan.tuning_db.tables import ALL
 from fuseplan.tuning_db.upkeep import check
 from stored import HERE, NVFUSER, OTHER_PROGRAM, RELU, fill, measurement, plan, question, store_at
 
@@ -150,6 +156,163 @@ def test_a_damaged_file_is_set_aside(tmp_path: Path, damage: Callable[[Path], No
         assert not isinstance(measured, Miss)
         assert len(measured) == 2
     assert check(Database(path)) == []
+
+
+def verb(*words: str | Path, db: Path) -> Result:
+    """As a person calls it, with no warning said besides."""
+    with collected() as texts:
+        told = CliRunner().invoke(main, [*map(str, words), "--db", str(db)])
+    assert texts == []
+    return told
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def filled(path: Path, measurements: int = 0) -> Path:
+    store = store_at(path)
+    fill(store)
+    store.add_measurements(RELU, [measurement(variant=f"{number}") for number in range(measurements)])
+    store.close()
+    return path
+
+
+def middle(path: Path) -> None:
+    """A page of rows."""
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size // 2 // 4096 * 4096)
+        file.write(b"\xab" * 4096)
+
+
+@pytest.mark.parametrize("damage", [*DAMAGES, middle], ids=lambda damage: damage.__name__)
+def test_a_check_changes_nothing_and_a_repair_says_what_it_saved(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    path = filled(tmp_path / "tuning.db", measurements=500)
+    held = 18 + 500
+    damage(path)
+    before = contents(tmp_path)
+    found = verb("db", "check", db=path)
+    assert found.exit_code == 1
+    assert "fuseplan db check --repair would set the file aside and copy its good rows" in found.output
+    assert json.loads(verb("db", "check", "--json", db=path).output)["problems"]
+    assert contents(tmp_path) == before
+
+    told = json.loads(verb("db", "check", "--repair", "--json", db=path).output)
+    aside = Path(told["set_aside"]["path"])
+    assert aside.read_bytes() == before["tuning.db"]
+    assert sorted(contents(tmp_path)) == ["tuning.db", aside.name]
+    assert told["problems"]
+    assert told["left"] == []
+    # What was overwritten or cut off is lost, and what was never touched is not.
+    assert told["set_aside"]["saved"] == sum(store_at(path).file.read(rows_by_table).values())
+    assert told["set_aside"]["saved"] == held or damage in (truncated, root_of_plan, view, middle)
+    assert told["set_aside"]["saved"] > 0.5 * held
+    assert verb("db", "check", db=path).output == "all is well\n"
+
+
+def rows_by_table(connection: sqlite3.Connection) -> dict[str, int]:
+    return {table.name: connection.execute(f"SELECT count(*) FROM {table.name}").fetchone()[0] for table in ALL}
+
+
+def test_a_repair_in_words(tmp_path: Path) -> None:
+    path = filled(tmp_path / "tuning.db")
+    trigger(path)
+    told = verb("db", "check", "--repair", db=path)
+    (aside,) = {path.name for path in tmp_path.iterdir()} - {"tuning.db"}
+    assert told.exit_code == 0
+    assert told.output.splitlines() == [
+        f"file: {path}: there is a trigger t",
+        f"{path} was damaged. It is now {aside}, and 18 of its 18 rows were kept",
+        "all is well now",
+    ]
+
+
+def test_a_file_of_which_nothing_is_left_is_kept_all_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "fuseplan" / "tuning.db"
+    path.parent.mkdir()
+    path.write_bytes(b"zero" * 5000)
+    told = verb("db", "check", "--repair", db=path)
+    assert told.exit_code == 0
+    assert "0 good rows of it were kept" in told.output
+    assert [content == b"zero" * 5000 for content in contents(path.parent).values()].count(True) == 1
+    assert verb("db", "check", db=path).output == "all is well\n"
+
+
+def test_a_repair_for_which_there_is_no_room_says_where_the_old_file_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path = filled(tmp_path / "tuning.db")
+    trigger(path)
+    monkeypatch.setattr("fuseplan.tuning_db.repair.salvage", full)
+    told = verb("db", "check", "--repair", db=path)
+    (aside,) = tmp_path.iterdir()
+    assert told.exit_code == 1
+    assert f"fuseplan db merge {aside} looks for more" in told.output
+    assert "No space left on device" in told.output
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="no sqlite_errorcode")
+def test_a_write_that_was_cut_short_is_found_and_taken_back(tmp_path: Path) -> None:
+    path = filled(tmp_path / "tuning.db")
+    rows = store_at(path).file.read(rows_by_table)
+    code = (
+        "import os, sqlite3, sys\n"
+        "connection = sqlite3.connect(sys.argv[1], isolation_level=None)\n"
+        "connection.execute('PRAGMA cache_size = 1')\n"
+        "connection.execute('BEGIN IMMEDIATE')\n"
+        "connection.execute('DELETE FROM plan')\n"
+        "connection.execute('CREATE TABLE more (content)')\n"
+        "connection.execute('INSERT INTO more SELECT zeroblob(4000) FROM measurement, measurement, measurement')\n"
+        "os._exit(0)\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(path)], check=True)
+    before = contents(tmp_path)
+    found = verb("db", "check", db=path)
+    assert (found.exit_code, contents(tmp_path)) == (1, before)
+    assert "a write to it was cut short" in found.output
+    assert found.output.endswith("1 problem: fuseplan db check --repair would take that write back\n")
+    assert verb("db", "check", "--repair", db=path).output == "all is well\n"
+    assert os.listdir(tmp_path) == ["tuning.db"]
+    assert store_at(path).file.read(rows_by_table) == rows
+
+
+READING: list[list[str]] = [
+    ["show"], ["plan", "list"], ["plan", "show", "3f2c"], ["diff", "a", "b"], ["db", "info"], ["db", "prune", "--dry-run"],
+    ["db", "export", "rows.jsonl"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+@pytest.mark.parametrize("words", READING, ids=" ".join)
+def test_who_only_reads_a_damaged_file_says_so_and_leaves_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], damage: Callable[[Path], None]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = filled(tmp_path / "tuning.db")
+    damage(path)
+    before = contents(tmp_path)
+    told = verb(*words, db=path)
+    assert (told.exit_code, told.stdout) == (2, "")
+    assert told.stderr == (
+        f"Error: {path} is damaged: fuseplan db check lists what is wrong, and with --repair keeps the good rows\n"
+    )
+    assert contents(tmp_path) == before
+
+
+def test_a_store_that_only_reads_raises_where_another_finds_nothing(tmp_path: Path) -> None:
+    path = filled(tmp_path / "tuning.db")
+    root_of_plan(path)
+    store = Store.reading({}, path)
+    with pytest.raises(StoreError, match="is damaged"):
+        store.find_plan(question())
+    with pytest.raises(StoreError, match="is damaged"):
+        store.plans()
+    assert os.listdir(tmp_path) == ["tuning.db"]
 
 
 def test_the_journal_goes_with_the_file(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fuseplan.errors import FuseplanError
+from fuseplan.graph.words import counted
 from fuseplan.plan import Plan, SegmentedPlan, WholePlan
 from fuseplan.tuning_db.dashboard import race
 from fuseplan.tuning_db.dashboard.ask import Ask, Filters, NotThere, Param
@@ -215,9 +216,7 @@ def _told(plan: Plan | None) -> str:
     """What a plan does, in a sentence."""
     if isinstance(plan, WholePlan):
         mode = "" if plan.mode == "default" else f" in mode {plan.mode}"
-        anchors = (
-            f", with {len(plan.anchors)} attention call{'s' * (len(plan.anchors) != 1)} chosen" if plan.anchors else ""
-        )
+        anchors = f", with {counted(len(plan.anchors), 'attention call')} chosen" if plan.anchors else ""
         return f"The whole program under {'torch.compile' if plan.executor == 'inductor' else plan.executor}{mode}{anchors}."
     if isinstance(plan, SegmentedPlan) and plan.greedy:
         return f"Everything that {plan.greedy} takes is fused as far as may be."
@@ -229,7 +228,11 @@ def _told(plan: Plan | None) -> str:
         told = ", ".join(
             f"{count} under {executor}" for executor, count in sorted(counts.items(), key=lambda item: -item[1])
         )
-        return f"Cut into {sum(counts.values())} regions: {told}." if counts else "Every op runs alone under ATen."
+        return (
+            f"Cut into {counted(sum(counts.values()), 'region')}: {told}."
+            if counts
+            else "Every op runs alone under ATen."
+        )
     return ""
 
 

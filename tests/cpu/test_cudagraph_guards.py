@@ -1,0 +1,168 @@
+"""Which steps of training run through a CUDA graph, seen without a GPU: the trees of PyTorch are played by a stub."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch.fx import GraphModule
+from torch.utils.checkpoint import checkpoint
+
+from fuseplan.runtime import cudagraph
+
+
+class Trees:
+    """What a graph has made stays, since its memory is used by nothing else. A step may be one that no graph can be of."""
+
+    def __init__(self) -> None:
+        self.current_node = self
+        self.made: list[Any] = []
+        self.pending = False
+        self.alive = False
+        self.refuses = False
+        """Has reasons of its own not to capture."""
+
+    def can_start_new_generation(self) -> bool:
+        return not self.pending
+
+    def path_live_weakrefs(self) -> Sequence[Any]:
+        return [self] if self.alive else []
+
+    def set_to_running_backward(self) -> None:
+        self.pending = False
+
+    def _get_cuda_graph_recorded_tensor_checker(self) -> Callable[[Tensor], bool]:
+        return lambda tensor: any(tensor is one for one in self.made)
+
+
+class Training:
+    """Runs a program under the guards, and keeps a log of which of its steps were captured."""
+
+    def __init__(self, module: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+        torch._dynamo.reset()
+        self.trees, self.log = Trees(), list[str]()
+        monkeypatch.setattr(cudagraph, "get_manager", lambda *args, **options: self.trees)
+        self.launch = cudagraph.CudaGraphLaunch([])
+        self.saved: list[str] = []
+        self.call = torch.compile(module, backend=aot_autograd(fw_compiler=self.forward, bw_compiler=self.backward))
+
+    def forward(self, gm: GraphModule, _: Sequence[Any]) -> Any:
+        self.launch.made = made = cudagraph._Made.by(gm)
+
+        def captured(args: list[Any]) -> Any:
+            outputs = gm(*args)
+            if self.trees.refuses:
+                self.log.append("forward, not captured by the trees")
+                return outputs
+            self.log.append("forward captured")
+            self.trees.made += outputs
+            self.trees.pending = True
+            return outputs
+
+        return cudagraph._guard_forward(boxed(captured), self.plain(gm, "forward plain"), 0, (), made)
+
+    def backward(self, gm: GraphModule, _: Sequence[Any]) -> Any:
+        self.saved = [node.name for node in gm.graph.find_nodes(op="placeholder")]
+
+        def captured(args: list[Any]) -> Any:
+            self.log.append("backward captured")
+            self.trees.pending = False
+            return gm(*args)
+
+        follows = self.launch.made.in_backward(gm)
+        return cudagraph._guard_backward(boxed(captured), self.plain(gm, "backward plain"), 0, follows)
+
+    def plain(self, gm: GraphModule, word: str) -> Any:
+        def call(args: list[Any]) -> Any:
+            self.log.append(word)
+            return gm(*args)
+
+        return boxed(call)
+
+    def step(self, x: Tensor) -> None:
+        self.call(x).square().sum().backward()
+
+
+def boxed(call: Callable[[list[Any]], Any]) -> Any:
+    call._boxed_call = True  # type: ignore[attr-defined]
+    return call
+
+
+PLAIN, CAPTURED = ["forward plain", "backward plain"], ["forward captured", "backward captured"]
+MODULES: dict[str, Callable[[], nn.Module]] = {
+    "views of parameters": lambda: nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8)),
+    "a softmax": lambda: nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 4), nn.Softmax(-1)),
+    "statistics": lambda: nn.Sequential(nn.Conv1d(8, 8, 3, padding=1), nn.BatchNorm1d(8), nn.ReLU()),
+    "nothing but inputs": lambda: nn.Linear(8, 8),
+}
+
+
+@pytest.fixture(params=MODULES)
+def training(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Training:
+    return Training(MODULES[request.param](), monkeypatch)
+
+
+def test_a_backward_is_captured_if_its_forward_was(training: Training) -> None:
+    x = torch.randn(4, 8, 8)
+    for kept in (False, True, False, True):
+        training.trees.alive = kept  # the caller holds an output of the step before
+        training.step(x)
+    assert training.log == [*CAPTURED, *PLAIN, *CAPTURED, *PLAIN]
+
+
+def test_views_of_parameters_are_saved_and_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    training = Training(MODULES["views of parameters"](), monkeypatch)
+    training.step(torch.randn(4, 8))
+    views = [name for name in training.saved if name.startswith(("permute", "t_"))]
+    assert views
+    assert training.launch.made.outputs
+    assert not set(views) & set(training.launch.made.outputs)
+
+
+def test_two_forwards_of_which_one_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    training = Training(nn.Sequential(nn.Linear(8, 16), nn.GELU()), monkeypatch)
+    a = training.call(torch.randn(4, 8))
+    training.trees.alive, training.trees.pending = True, False
+    b = training.call(torch.randn(4, 8))
+    training.trees.pending = True
+    b.sum().backward()
+    training.trees.pending = True
+    a.sum().backward()
+    assert training.log == ["forward captured", "forward plain", "backward plain", "backward captured"]
+
+
+def test_a_second_backward_begins_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would begin one over what its own forward has made."""
+    training = Training(nn.Sequential(nn.Linear(8, 16), nn.GELU()), monkeypatch)
+    out = training.call(torch.randn(4, 8)).sum()
+    out.backward(retain_graph=True)
+    training.trees.alive = True
+    out.backward()
+    assert training.log == [*CAPTURED, "backward plain"]
+
+
+def test_a_forward_that_the_trees_do_not_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    training = Training(MODULES["views of parameters"](), monkeypatch)
+    training.trees.refuses = True
+    training.step(torch.randn(4, 8))
+    assert training.log == ["forward, not captured by the trees", "backward plain"]
+
+
+def test_what_was_saved_and_lies_elsewhere_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some of it was moved to the host, and back: the large ones."""
+    training = Training(MODULES["a softmax"](), monkeypatch)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone() if t.numel() > 20 else t, lambda t: t):
+        out = training.call(torch.randn(4, 8)).square().sum()
+    out.backward()
+    assert training.log == ["forward captured", "backward plain"]
+
+
+def test_under_checkpointing_the_step_is_as_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = MODULES["views of parameters"]()
+    training = Training(lambda x: checkpoint(inner, x, use_reentrant=False), monkeypatch)
+    training.step(torch.randn(4, 8, requires_grad=True))
+    assert training.log == CAPTURED
