@@ -48,7 +48,10 @@ def explain(compiled: Any, *, graphs: bool = True, db: str | Path | None = None)
         return "This was not compiled by torch.compile with backend fuseplan."
     programs = programs_of(wrapper)
     if not programs:
-        return "Nothing has been compiled yet: call it once, then ask again."
+        return (
+            "Nothing has been compiled by this yet: call it once, then ask again. What the same function was compiled to"
+            " before, by another torch.compile, runs as it is, and is explained there."
+        )
     texts = [_program(p, f"program {i} of {len(programs)}", graphs) for i, p in enumerate(programs, 1)]
     return "\n\n".join(texts)
 

@@ -57,7 +57,7 @@ class Failure:
         why = f": {self.why}" if self.why else ""
         return (
             f"tuning {self.name or self.program[:12]} failed on {self.device} on {self.at[:10]}, effort {self.effort}, fuseplan"
-            f" {self.fuseplan}{why}; fuseplan tune --again tries once more"
+            f" {self.fuseplan}{why}; fuseplan tune {self.program[:12]} --again tries once more"
         )
 
 

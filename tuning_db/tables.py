@@ -191,13 +191,13 @@ class Writer:
         digest = table.digest(row)
         try:
             done = self._connection.execute(table.insert, (*values, digest)).rowcount > 0
-            if not done and self._is_damaged(table, row["key"] if table.keyed else digest):
+            if not done and self.is_damaged(table, row["key"] if table.keyed else digest):
                 done = self._connection.execute(table.replace, (*values, digest)).rowcount > 0
         except (sqlite3.IntegrityError, OverflowError) as error:
             raise RowError(f"{table.name}: {error}") from None
         return done
 
-    def _is_damaged(self, table: Table, identity: Value | bytes) -> bool:
+    def is_damaged(self, table: Table, identity: Value | bytes) -> bool:
         """Whether the row that stands in the way is not what was written: then it keeps nothing out."""
         column = "key" if table.keyed else "digest"
         # By its id: an index may still hold the good key of a row whose own is damaged.

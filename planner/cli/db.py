@@ -148,13 +148,17 @@ def _outcome(path: Path, found: list[Problem], done: Repaired | None) -> Iterato
 def export(
     to: Path, file: Path | None, as_json: bool, program: str | None, environment: str | None, since: datetime | None
 ) -> None:
-    """Write the rows as JSON lines to a file, packed if its name ends in .gz."""
+    """Write the rows as JSON lines to a file, packed if its name ends in .gz. Exit code 1 if some are damaged."""
     from fuseplan.tuning_db import clock
     from fuseplan.tuning_db.exchange import Selection
     from fuseplan.tuning_db.exchange import export as write
 
-    count = write(_look_at(file), to, Selection(program, environment, clock.written(since) if since else None))
-    click.echo(json.dumps({"path": str(to), "rows": count}) if as_json else f"{counted(count, 'row')} written to {to}")
+    done = write(_look_at(file), to, Selection(program, environment, clock.written(since) if since else None))
+    fields = {"path": str(to), **vars(done)}
+    click.echo(json.dumps(fields) if as_json else f"{counted(done.rows, 'row')} written to {to}")
+    if done.damaged:
+        click.echo(f"{counted(done.damaged, 'damaged row')} left out: fuseplan db check lists them", err=True)
+        raise SystemExit(1)
 
 
 @db.command("import", epilog="Example: fuseplan db import plans.jsonl.gz --trust replay")

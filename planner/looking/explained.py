@@ -229,7 +229,9 @@ def of_subject(one: Subject) -> Explained:
     stored = None if one.chosen is None else one.chosen.stored
     plan = None if stored is None else stored.plan
     why = (
-        "no plan is stored for it: fuseplan tune" if stored is None else f"plan {stored.key[:12]} is {standing(stored)}"
+        f"no plan is stored for it: fuseplan tune {one.program[:12]}"
+        if stored is None
+        else f"plan {stored.key[:12]} is {standing(stored)}"
     )
     failed = tuple(map(str, one.failures))
     return Explained(one.program, one.name, plan, why, stored, graphs_for(plan, one.graphs), one.others, failed)

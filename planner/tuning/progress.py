@@ -312,7 +312,9 @@ def told(tuned: Tuned) -> str:
     best = tuned.best_default_us
     against = "" if best is None else f" against {best:,.1f} µs of {tuned.best_default}"
     busy = tuned.noise is not None and tuned.noise > NOISY
-    noise = f"; noise {tuned.noise:.0%}: the machine was too busy to tell, tune --again when it is not" if busy else ""
+    noise = (
+        f"; noise {tuned.noise:.0%}: the machine was too busy to tell, tune it --again when it is not" if busy else ""
+    )
     return f"{name}, {tuned.wall_us:,.1f} µs{against}{noise}"
 
 

@@ -46,11 +46,10 @@ def check_device(device: str) -> None:
         raise OptionError(f"there is no device {device!r}: known are cpu, cuda and cuda:0, cuda:1 …") from None
     if wanted.type not in ("cpu", "cuda"):
         raise OptionError(f"plans are tuned on cpu and cuda, not on {device}")
-    count = torch.cuda.device_count() if wanted.type == "cuda" else 1
-    if (wanted.index or 0) >= count:
-        raise OptionError(
-            f"there is no device {device} here: torch sees {counted(count, 'GPU') if count else 'no GPUs'}"
-        )
+    here = torch.cuda.device_count()
+    if (wanted.index or 0) >= (here if wanted.type == "cuda" else 1):
+        seen = counted(here, "GPU") if here else "no GPUs"
+        raise OptionError(f"there is no device {device} here: torch sees one CPU and {seen}")
 
 
 def device_of(trace: Trace) -> str:

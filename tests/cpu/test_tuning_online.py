@@ -148,7 +148,7 @@ def test_what_failed_is_told_and_not_tried_again_before_it_may_work(
     assert "no default of this launch runs here" in ran()
     asked = len(pool.jobs)
     assert f"tuning {trace.key[:12]} failed on" in (why := ran())
-    assert ": inductor: error, planted; fuseplan tune --again tries once more" in why
+    assert f": inductor: error, planted; fuseplan tune {trace.key[:12]} --again tries once more" in why
     assert len(pool.jobs) == asked
     failed = show(trace.key[:8]).failed
     assert [(one.program, one.effort, one.launch) for one in failed] == [(trace.key, "quick", "plain")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from gzip import GzipFile
@@ -34,8 +34,17 @@ class Selection:
 EVERYTHING = Selection()
 
 
-def export(database: Database, path: Path, selection: Selection = EVERYTHING) -> int:
-    """Write the rows to `path`, packed if it ends in .gz, and return how many. Damaged rows stay behind."""
+@dataclass(frozen=True)
+class Exported:
+    """How many rows were written, and how many of those that were asked for are damaged and stayed behind."""
+
+    rows: int
+    damaged: int
+
+
+def export(database: Database, path: Path, selection: Selection = EVERYTHING) -> Exported:
+    """Write the rows to `path`, packed if it ends in .gz. Damaged rows stay behind."""
+    damaged: list[str] = []
     refuse_database(path, database.path)
     try:
         with (
@@ -44,7 +53,8 @@ def export(database: Database, path: Path, selection: Selection = EVERYTHING) ->
             closing(snapshot(database, Path(folder))) as copied,
             part.open("wb") as file,
         ):
-            return _write(lines(copied, selection), file, packed=path.suffix == ".gz")
+            count = _write(lines(copied, selection, damaged.append), file, packed=path.suffix == ".gz")
+            return Exported(count, len(damaged))
     except SQL_ERRORS:  # of the copy: whole pages of it are damaged
         if database.path is None:
             raise
@@ -71,8 +81,10 @@ def snapshot(database: Database, folder: Path) -> sqlite3.Connection:
     return copied
 
 
-def lines(connection: sqlite3.Connection, selection: Selection = EVERYTHING) -> Iterator[str]:
-    """The header, then each good row that is selected."""
+def lines(
+    connection: sqlite3.Connection, selection: Selection = EVERYTHING, heard: Callable[[str], None] | None = None
+) -> Iterator[str]:
+    """The header, then each good row that is selected; `heard` hears of those that are not good, by their table."""
     yield header()
     chosen = selection != EVERYTHING
     if chosen:
@@ -84,6 +96,8 @@ def lines(connection: sqlite3.Connection, selection: Selection = EVERYTHING) -> 
             row = table.logical(values)
             if row is not None:
                 yield to_line(table, row)
+            elif heard is not None:
+                heard(table.name)
 
 
 def _choose(connection: sqlite3.Connection, selection: Selection) -> None:

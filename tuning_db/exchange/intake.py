@@ -215,7 +215,8 @@ def _put(
 ) -> None:
     if table in (PLAN, TRACE) and trust != "replay":
         known = connection.execute(f"SELECT 1 FROM {table.name} WHERE key = ?", (row["key"],)).fetchone()
-        if known is not None:  # what was learned of it here counts more than what somebody says of it
+        # what was learned of it here counts more than what somebody says of it
+        if known is not None and not writer.is_damaged(table, row["key"]):
             done.known += 1
             return
     try:

@@ -6,6 +6,7 @@ import json
 import os
 import sqlite3
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -180,3 +181,18 @@ def test_names_cannot_steer_the_terminal(tmp_path: Path) -> None:
     result = db("import", tmp_path / "a\x1b[2J.jsonl", "--db", tmp_path / "b.db")
     assert result.exit_code == 1
     assert "\x1b" not in result.output
+
+
+def test_an_export_says_what_stays_behind_and_an_import_brings_it_back(filled: Path, tmp_path: Path) -> None:
+    rows, part = tmp_path / "rows.jsonl", tmp_path / "part.jsonl"
+    assert db("export", rows, "--db", filled).exit_code == 0
+    with closing(sqlite3.connect(filled)) as connection:
+        connection.execute("UPDATE plan SET wall_us = wall_us + 1 WHERE id = 1")
+        connection.commit()
+    told = db("export", part, "--db", filled)
+    assert told.exit_code == 1
+    assert told.stderr == "1 damaged row left out: fuseplan db check lists them\n"
+    assert len(part.read_text().splitlines()) == len(rows.read_text().splitlines()) - 1
+    assert json.loads(db("export", part, "--db", filled, "--json").stdout)["damaged"] == 1
+    assert "1 plan" in db("import", rows, "--db", filled).stdout
+    assert db("check", "--db", filled).exit_code == 0
