@@ -336,9 +336,8 @@ class Store:
         try:
             found, trouble = self._candidates(query)
             choice = choose(query, found)
-        except Unusable:
-            raise  # for whoever is only reading
         except Exception as error:  # noqa: BLE001  # whatever a file holds, a program that looks up its plan runs on
+            self._raise_for_readers(error)
             return Miss("database unusable", f"{type(error).__name__}: {error}"), False
         if isinstance(choice, Miss) and choice.reason == "no such program" and trouble is not None:
             return trouble, False
@@ -366,9 +365,8 @@ class Store:
             answer: list[_T] | Miss
             try:
                 answer = self._ask(database, work, within_s)
-            except Unusable:
-                raise  # for whoever is only reading
             except Exception as error:  # noqa: BLE001  # as in _find_plan
+                self._raise_for_readers(error)
                 answer = Miss("database unusable", f"{type(error).__name__}: {error}")
             if isinstance(answer, Miss):
                 trouble = answer
@@ -436,6 +434,10 @@ class Store:
             known = self._runs[run]
             rows += [*self._around(known.environment, known.program, None), (tables.RUN, known.row())]
         return rows
+
+    def _raise_for_readers(self, error: Exception) -> None:
+        if self._reading and isinstance(error, Unusable):
+            raise error
 
     def _repair(self, path: Path, identity: Identity) -> None:
         from fuseplan.tuning_db.repair import leave, renew  # rarely needed: not worth a look-up's time

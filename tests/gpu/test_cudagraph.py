@@ -44,6 +44,13 @@ def close(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual, expected, rtol=2e-4, atol=2e-4)
 
 
+def assert_same_gradients(net: nn.Module, twin: nn.Module) -> None:
+    for mine, theirs in zip(net.parameters(), twin.parameters(), strict=True):
+        assert mine.grad is not None
+        assert theirs.grad is not None
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-3, atol=1e-2)
+
+
 def test_inference_with_inputs_that_move(launch: Callable[..., Any]) -> None:
     net = model().eval()
     compiled = launch(net)
@@ -186,10 +193,7 @@ def test_a_second_backward_through_one_forward(launch: Callable[..., Any]) -> No
             out.backward(retain_graph=True)
             call(b)
             out.backward()
-        for mine, theirs in zip(net.parameters(), twin.parameters(), strict=True):
-            assert mine.grad is not None
-            assert theirs.grad is not None
-            torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-3, atol=1e-2)
+        assert_same_gradients(net, twin)
 
 
 def test_two_forwards_before_one_backward(launch: Callable[..., Any]) -> None:
@@ -201,10 +205,7 @@ def test_two_forwards_before_one_backward(launch: Callable[..., Any]) -> None:
         for module, call in ((net, compiled), (twin, twin)):
             module.zero_grad()
             (call(a).sum() + call(b).square().sum()).backward()
-    for mine, theirs in zip(net.parameters(), twin.parameters(), strict=True):
-        assert mine.grad is not None
-        assert theirs.grad is not None
-        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-3, atol=1e-2)
+    assert_same_gradients(net, twin)
 
 
 def test_dropout_draws_anew_at_each_replay_and_repeats_under_a_seed(launch: Callable[..., Any]) -> None:
