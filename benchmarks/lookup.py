@@ -23,9 +23,9 @@ from fuseplan.plan import Part, Plan, SegmentedPlan
 from fuseplan.segment import Region, Segmentation
 from fuseplan.tuning_db import Environment, Hit, Measurement, Miss, Places, Query, Repeats, Store, StoredPlan
 from fuseplan.tuning_db.files import Database
+from fuseplan.tuning_db.programs import region_row
 from fuseplan.tuning_db.records import trace_key
 from fuseplan.tuning_db.schema import OBJECTS
-from fuseplan.tuning_db.store import region_row
 from fuseplan.tuning_db.tables import ENVIRONMENT, MEASUREMENT, PLAN, PROGRAM, REGION, TRACE, Row, Table, Writer
 
 HERE = Environment(

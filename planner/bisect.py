@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from fuseplan.backend import compile
 from fuseplan.errors import FuseplanError, PlanError
 from fuseplan.options import Fuel, Fusion
-from fuseplan.tuning_db.store import title
+from fuseplan.tuning_db.programs import title
 
 Check = Callable[[Any, Any], None]
 """Takes what a run gave and what eager gave; raises AssertionError where the former is wrong."""

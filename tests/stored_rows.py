@@ -23,8 +23,8 @@ from fuseplan.tuning_db import (
 )
 from fuseplan.tuning_db.exchange.export import lines
 from fuseplan.tuning_db.files import Database
+from fuseplan.tuning_db.programs import region_row
 from fuseplan.tuning_db.records import trace_key
-from fuseplan.tuning_db.store import region_row
 from fuseplan.tuning_db.tables import (
     DEFAULT_TIMING,
     ENVIRONMENT,

@@ -15,15 +15,27 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fuseplan.errors import FuseplanError, StoreError
+from fuseplan.errors import StoreError
 from fuseplan.graph import Graph
 from fuseplan.tuning_db import clock, tables
 from fuseplan.tuning_db.environment import Environment
 from fuseplan.tuning_db.files import Absent, Database, Identity, NotOurs, Unusable, Unwritable
 from fuseplan.tuning_db.layers import Places, network_file_system, places
-from fuseplan.tuning_db.lookup import Candidate, boxes, candidates, choose, environment_of, knows, no_plan
+from fuseplan.tuning_db.lookup import Candidate, boxes, candidates, choose, knows, no_plan
 from fuseplan.tuning_db.measured import default_timings, measurements
 from fuseplan.tuning_db.notify import notify
+from fuseplan.tuning_db.programs import (
+    graph_row,
+    graphs_of,
+    names_of,
+    plans_like,
+    program_row,
+    programs_like,
+    readable,
+    region_row,
+    trace_row,
+    traces_where,
+)
 from fuseplan.tuning_db.records import DefaultTiming, Hit, Measurement, Miss, Query, Run, Stale, StoredPlan, trace_key
 from fuseplan.tuning_db.schema import MAX_TRACE
 from fuseplan.tuning_db.sizes import STATIC, Box
@@ -151,14 +163,15 @@ class Store:
 
     def find_trace(self, program: str, sizes: Box = STATIC) -> str | None:
         """The trace of a program for plans of these sizes, as JSON; None where no layer holds one that is whole."""
-        found = self._gather(lambda connection: _traces(connection, "trace.key = ?", trace_key(program, sizes.text)))[0]
+        key = trace_key(program, sizes.text)
+        found = self._gather(lambda connection: traces_where(connection, "trace.key = ?", key))[0]
         return next((text for layer in reversed(found) for _, text in layer), None)
 
     def traces(self, program: str) -> list[str]:
         """All traces of a program, by key: one for each box of sizes that it was tuned for."""
         highest: dict[str, str] = {}
         where = "trace.program_id = (SELECT id FROM program WHERE key = ?)"
-        for layer in self._gather(lambda connection: _traces(connection, where, program), within_s=60.0)[0]:
+        for layer in self._gather(lambda connection: traces_where(connection, where, program), within_s=60.0)[0]:
             highest.update(layer)
         return [highest[key] for key in sorted(highest)]
 
@@ -212,17 +225,17 @@ class Store:
         One that is too long for the database is left out. `calls` says how often the program was called while it was
         recorded; of what was told of one trace the largest number stays.
         """
-        rows: _Rows = [(tables.PROGRAM, _program_row(key, name))]
+        rows: _Rows = [(tables.PROGRAM, program_row(key, name))]
         if trace is not None and len(trace) <= MAX_TRACE:
-            rows.append((tables.TRACE, _trace_row(key, sizes.text, trace, calls)))
+            rows.append((tables.TRACE, trace_row(key, sizes.text, trace, calls)))
         for role, graph in (graphs or {}).items():
-            rows.append((tables.GRAPH, _graph_row(graph)))
+            rows.append((tables.GRAPH, graph_row(graph)))
             rows.append((tables.PROGRAM_GRAPH, {"program": key, "graph": graph.key, "role": role}))
         return self._put(rows)
 
     def add_regions(self, graph: Graph, regions: Sequence[tuple[Graph, int]]) -> bool:
         """Store which regions a graph was cut into, and how often each stands in it."""
-        rows: _Rows = [(tables.GRAPH, _graph_row(graph))]
+        rows: _Rows = [(tables.GRAPH, graph_row(graph))]
         for region, times in regions:
             rows.append((tables.REGION, region_row(region)))
             rows.append((tables.GRAPH_REGION, {"graph": graph.key, "region": region.key, "times": times}))
@@ -255,27 +268,27 @@ class Store:
     def plans(self, prefix: str = "") -> list[StoredPlan]:
         """All plans whose key begins with `prefix`, each as the highest layer has it."""
         highest: dict[str, StoredPlan] = {}
-        for layer in self._gather(lambda connection: _plans(connection, prefix), within_s=60.0)[0]:
+        for layer in self._gather(lambda connection: plans_like(connection, prefix), within_s=60.0)[0]:
             highest.update({stored.key: stored for stored in layer})
         return sorted(highest.values(), key=lambda stored: stored.key)
 
     def graphs(self, program: str) -> list[tuple[str, Graph]]:
         """The ATen graphs of a program with their roles, in the order in which they were stored; damaged ones are left out."""
         found: dict[tuple[str, str], str] = {}
-        for layer in self._gather(lambda connection: _graphs(connection, program), within_s=60.0)[0]:
+        for layer in self._gather(lambda connection: graphs_of(connection, program), within_s=60.0)[0]:
             found.update({(role, key): text for role, key, text in layer})
-        graphs = ((role, _readable(text)) for (role, _), text in found.items())
+        graphs = ((role, readable(text)) for (role, _), text in found.items())
         return [(role, graph) for role, graph in graphs if graph is not None]
 
     def programs(self, prefix: str) -> set[str]:
         """The keys that begin so of all programs, with and without a name or a plan."""
-        found = self._gather(lambda connection: _programs(connection, prefix), within_s=60.0)[0]
+        found = self._gather(lambda connection: programs_like(connection, prefix), within_s=60.0)[0]
         return {key for layer in found for key in layer}
 
     def program_names(self) -> dict[str, str]:
         """The name of each program that has one, by key."""
         names: dict[str, str] = {}
-        for layer in self._gather(_names, within_s=60.0)[0]:
+        for layer in self._gather(names_of, within_s=60.0)[0]:
             names.update(layer)
         return names
 
@@ -429,7 +442,7 @@ class Store:
         """The rows that a row refers to: any layer may be the first to hear of them."""
         rows: _Rows = [(tables.ENVIRONMENT, environment.row())]
         if program is not None:
-            rows.append((tables.PROGRAM, _program_row(program, None)))
+            rows.append((tables.PROGRAM, program_row(program, None)))
         if run in self._runs:
             known = self._runs[run]
             rows += [*self._around(known.environment, known.program, None), (tables.RUN, known.row())]
@@ -465,90 +478,3 @@ class Store:
 
 def _kind(answer: Hit | Stale) -> str:
     return "stale hits" if isinstance(answer, Stale) else "hits"
-
-
-def _plans(connection: sqlite3.Connection, prefix: str) -> list[StoredPlan]:
-    rows = connection.execute(f"{tables.PLAN.select} WHERE substr(plan.key, 1, ?) = ?", (len(prefix), prefix))
-    found = []
-    for values in rows.fetchall():
-        row = tables.PLAN.logical(values)
-        environment = environment_of(connection, row["environment"]) if row is not None else None
-        if row is None or environment is None:
-            continue
-        try:
-            found.append(StoredPlan.of(row, environment))
-        except FuseplanError:
-            continue
-    return found
-
-
-def _programs(connection: sqlite3.Connection, prefix: str) -> list[str]:
-    rows = connection.execute(f"{tables.PROGRAM.select} WHERE substr(program.key, 1, ?) = ?", (len(prefix), prefix))
-    good = (tables.PROGRAM.logical(values) for values in rows)
-    return [str(row["key"]) for row in good if row is not None]
-
-
-def _names(connection: sqlite3.Connection) -> list[tuple[str, str]]:
-    rows = (tables.PROGRAM.logical(values) for values in connection.execute(tables.PROGRAM.select))
-    return [(str(row["key"]), str(row["name"])) for row in rows if row is not None and row["name"] is not None]
-
-
-def _graphs(connection: sqlite3.Connection, program: str) -> list[tuple[str, str, str]]:
-    """Role, key and text of each graph of a program."""
-    found = []
-    roles = f"{tables.PROGRAM_GRAPH.select} WHERE program_.key = ? ORDER BY program_graph.id"
-    for values in connection.execute(roles, (program,)).fetchall():
-        link = tables.PROGRAM_GRAPH.logical(values)
-        if link is None:
-            continue
-        for graph in connection.execute(f"{tables.GRAPH.select} WHERE graph.key = ?", (link["graph"],)).fetchall():
-            row = tables.GRAPH.logical(graph)
-            if row is not None:
-                found.append((str(link["role"]), str(row["key"]), str(row["json"])))
-    return found
-
-
-def _readable(text: str) -> Graph | None:
-    try:
-        return Graph.from_json(text)
-    except FuseplanError:
-        return None
-
-
-def _traces(connection: sqlite3.Connection, where: str, argument: str) -> list[tuple[str, str]]:
-    """Keys and texts of traces."""
-    found = connection.execute(f"{tables.TRACE.select} WHERE {where}", (argument,)).fetchall()
-    rows = (tables.TRACE.logical(values) for values in found)
-    return [(str(row["key"]), str(row["json"])) for row in rows if row is not None]
-
-
-def _trace_row(program: str, sizes: str, text: str, calls: int) -> Row:
-    key = trace_key(program, sizes)
-    return {"key": key, "program": program, "sizes": sizes, "json": text, "calls": calls, "changed_at": clock.now()}
-
-
-def _program_row(key: str, name: str | None) -> Row:
-    # Without a name there is nothing to say yet, and whatever is known of the program is newer.
-    return {"key": key, "name": name, "changed_at": clock.now() if name is not None else clock.BEGINNING}
-
-
-def _graph_row(graph: Graph) -> Row:
-    return {"key": graph.key, "ops": len(graph.ops), "json": graph.to_json()}
-
-
-def region_row(region: Graph) -> Row:
-    """The logical row of a region."""
-    return {"key": region.key, "title": title(region), "ops": len(region.ops), "json": region.to_json()}
-
-
-def title(region: Graph) -> str:
-    """What a person calls a region: its ops in order, repetitions counted."""
-    words: list[list[object]] = []
-    for op in region.ops:
-        name = op.target.split(".")[1] if op.target.count(".") else op.target
-        if words and words[-1][0] == name:
-            words[-1][1] = int(str(words[-1][1])) + 1
-        else:
-            words.append([name, 1])
-    text = ", ".join(str(name) if times == 1 else f"{name} ×{times}" for name, times in words)
-    return text if len(text) <= 400 else f"{text[:399]}…"

@@ -1,0 +1,106 @@
+"""Programs with their graphs, traces and plans, and regions: how their rows are made, and how the good ones are read back."""
+
+from __future__ import annotations
+
+import sqlite3
+
+from fuseplan.errors import FuseplanError
+from fuseplan.graph import Graph
+from fuseplan.tuning_db import clock, tables
+from fuseplan.tuning_db.lookup import environment_of
+from fuseplan.tuning_db.records import StoredPlan, trace_key
+from fuseplan.tuning_db.tables import Row
+
+
+def plans_like(connection: sqlite3.Connection, prefix: str) -> list[StoredPlan]:
+    """The plans whose keys begin with `prefix`; damaged ones are left out."""
+    rows = connection.execute(f"{tables.PLAN.select} WHERE substr(plan.key, 1, ?) = ?", (len(prefix), prefix))
+    found = []
+    for values in rows.fetchall():
+        row = tables.PLAN.logical(values)
+        environment = environment_of(connection, row["environment"]) if row is not None else None
+        if row is None or environment is None:
+            continue
+        try:
+            found.append(StoredPlan.of(row, environment))
+        except FuseplanError:
+            continue
+    return found
+
+
+def programs_like(connection: sqlite3.Connection, prefix: str) -> list[str]:
+    """The keys of programs that begin with `prefix`."""
+    rows = connection.execute(f"{tables.PROGRAM.select} WHERE substr(program.key, 1, ?) = ?", (len(prefix), prefix))
+    good = (tables.PROGRAM.logical(values) for values in rows)
+    return [str(row["key"]) for row in good if row is not None]
+
+
+def names_of(connection: sqlite3.Connection) -> list[tuple[str, str]]:
+    """Key and name of each program that has one."""
+    rows = (tables.PROGRAM.logical(values) for values in connection.execute(tables.PROGRAM.select))
+    return [(str(row["key"]), str(row["name"])) for row in rows if row is not None and row["name"] is not None]
+
+
+def graphs_of(connection: sqlite3.Connection, program: str) -> list[tuple[str, str, str]]:
+    """Role, key and text of each graph of a program."""
+    found = []
+    roles = f"{tables.PROGRAM_GRAPH.select} WHERE program_.key = ? ORDER BY program_graph.id"
+    for values in connection.execute(roles, (program,)).fetchall():
+        link = tables.PROGRAM_GRAPH.logical(values)
+        if link is None:
+            continue
+        for graph in connection.execute(f"{tables.GRAPH.select} WHERE graph.key = ?", (link["graph"],)).fetchall():
+            row = tables.GRAPH.logical(graph)
+            if row is not None:
+                found.append((str(link["role"]), str(row["key"]), str(row["json"])))
+    return found
+
+
+def readable(text: str) -> Graph | None:
+    """A stored graph; None where its text is none."""
+    try:
+        return Graph.from_json(text)
+    except FuseplanError:
+        return None
+
+
+def traces_where(connection: sqlite3.Connection, where: str, argument: str) -> list[tuple[str, str]]:
+    """Keys and texts of traces."""
+    found = connection.execute(f"{tables.TRACE.select} WHERE {where}", (argument,)).fetchall()
+    rows = (tables.TRACE.logical(values) for values in found)
+    return [(str(row["key"]), str(row["json"])) for row in rows if row is not None]
+
+
+def trace_row(program: str, sizes: str, text: str, calls: int) -> Row:
+    """The logical row of a trace."""
+    key = trace_key(program, sizes)
+    return {"key": key, "program": program, "sizes": sizes, "json": text, "calls": calls, "changed_at": clock.now()}
+
+
+def program_row(key: str, name: str | None) -> Row:
+    """The logical row of a program."""
+    # Without a name there is nothing to say yet, and whatever is known of the program is newer.
+    return {"key": key, "name": name, "changed_at": clock.now() if name is not None else clock.BEGINNING}
+
+
+def graph_row(graph: Graph) -> Row:
+    """The logical row of a graph."""
+    return {"key": graph.key, "ops": len(graph.ops), "json": graph.to_json()}
+
+
+def region_row(region: Graph) -> Row:
+    """The logical row of a region."""
+    return {"key": region.key, "title": title(region), "ops": len(region.ops), "json": region.to_json()}
+
+
+def title(region: Graph) -> str:
+    """What a person calls a region: its ops in order, repetitions counted."""
+    words: list[list[object]] = []
+    for op in region.ops:
+        name = op.target.split(".")[1] if op.target.count(".") else op.target
+        if words and words[-1][0] == name:
+            words[-1][1] = int(str(words[-1][1])) + 1
+        else:
+            words.append([name, 1])
+    text = ", ".join(str(name) if times == 1 else f"{name} ×{times}" for name, times in words)
+    return text if len(text) <= 400 else f"{text[:399]}…"
