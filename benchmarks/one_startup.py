@@ -13,6 +13,8 @@ import torch
 from benchmarks.fleet import Report, Task
 from benchmarks.zoo import EVERY, fresh, load, step_of
 
+SHOWN_S = 0.05
+
 
 def run(task: Task) -> None:
     """The seconds until the first call has returned; or, for the side `tune`, the plan that others will find."""
@@ -36,7 +38,7 @@ def run(task: Task) -> None:
     first = perf_counter() - begin
     step()
     wait()
-    report.put(first_s=first, second_s=perf_counter() - begin - first, at="")
+    report.put(first_s=first, second_s=perf_counter() - begin - first, at="", kept=kept(), spent=spent())
     if given["side"] != "torch.compile":
         import fuseplan
 
@@ -48,6 +50,21 @@ def options_of(side: str, db: str) -> dict[str, Any]:
     if side == "torch.compile":
         return {"backend": "inductor"}
     return {"backend": "fuseplan", "options": {"db": db, "launch": "plain"}}
+
+
+def kept() -> dict[str, int]:
+    """What torch found in its caches, and what not."""
+    from torch._dynamo.utils import counters
+
+    both = {**counters["aot_autograd"], **counters["inductor"]}
+    return {event: times for event, times in both.items() if "cache" in event}
+
+
+def spent() -> dict[str, float]:
+    """Seconds of each part of compiling, as torch tells them."""
+    from torch._dynamo.utils import calculate_time_spent
+
+    return {part: round(seconds, 2) for part, seconds in calculate_time_spent().items() if seconds >= SHOWN_S}
 
 
 def _nothing() -> None:

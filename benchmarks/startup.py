@@ -86,6 +86,7 @@ def row_of(taken: Mapping[str, Any]) -> dict[str, Any]:
             seconds = [round(one["first_s"], 3) for one in reports if "first_s" in one]
             if seconds:
                 row.setdefault(side, {})[f"{caches}_s"] = seconds
+                row[side][f"{caches}_last"] = {key: reports[-1].get(key, {}) for key in ("kept", "spent")}
             for one in reports:
                 if side == "fuseplan tuned" and "counted" in one and not one["counted"].get("plan hits"):
                     row["failed"].append(f"{caches}: the stored plan was not found: {one['counted']}")

@@ -13,8 +13,11 @@ from fuseplan.tuning.session import Session
 LEAST_RACE_S = 3.0
 RACE_SHARE = 0.4
 """Of the time with the device that an effort grants, what a race of whole plans may take at most."""
-FAIR_RACE_S = 8.0
-"""What a race should have for its blocks, if plans beside the defaults are to be in it."""
+FAIR_RACE_S = 11.0
+"""What a race should have for its blocks, if plans beside the defaults are to be in it: it has twelve rounds at least, which
+take so long for a training step of 20 ms."""
+LATE = 1.2
+"""So many times as long as is expected may a plan take to be compiled and checked."""
 KEEPING_S = 2.0
 """What is left to do when a race has ended, its last round among it."""
 PATIENCE_S = 3600.0
@@ -156,8 +159,8 @@ def _room(session: Session, racing: int, rows: Mapping[str, Row]) -> int:
     known = rows.get("inductor")
     whole = known.compile_s if known is not None and known.compile_s is not None else 0.0
     checking = max(2 * session.trace_s, whole)  # several at a time; a cut one compiles about as much as all at once
-    left = session.left_s - session.again_s(racing) - checking - FAIR_RACE_S
-    return max(0, int(left / max(session.trace_s, 0.1)))
+    left = session.left_s - session.again_s(racing) - LATE * checking - FAIR_RACE_S
+    return max(0, int(left / max(LATE * session.trace_s, 0.1)))
 
 
 def decide(session: Session, trace: str, entries: Sequence[Entry], rows: dict[str, Row]) -> Verdict | None:

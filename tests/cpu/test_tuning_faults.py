@@ -141,11 +141,11 @@ class LongPool(ReplayingPool):
 
     def _answer(self, job: Job) -> Outcome:
         found = super()._answer(job)
-        return replace(found, seconds=40.0) if isinstance(job, Capture) else found
+        return replace(found, seconds=34.0) if isinstance(job, Capture) else found
 
 
 def test_plans_that_there_is_no_time_to_race_are_not_compiled(chain: Trace, store: Store) -> None:
-    """Each is traced once more for its race: at 20 s apiece two defaults and a cut are all that two minutes hold."""
+    """Each is traced once more for its race: at 17 s apiece two defaults and a cut are all that two minutes hold."""
     pool = LongPool()
     assert tuned(chain, store, pool).status in ("default", "tuned")
     (race,) = [job for job in pool.jobs if isinstance(job, RacePlans)]
