@@ -36,6 +36,7 @@ from fuseplan.tuning.ledger import Settings
 from fuseplan.tuning.model import LEARNED, check_name
 from fuseplan.tuning.progress import Brief, Progress, shown, told
 from fuseplan.tuning.promises import refuse_promises
+from fuseplan.tuning.subject import launches_on
 from fuseplan.tuning.tuner import Tuner
 from fuseplan.tuning.wanted import Asked, wanted
 from fuseplan.tuning_db import Store, clock, places
@@ -146,12 +147,13 @@ def tune_online(gm: Any, example_inputs: Sequence[Any], effort: str, store: Stor
     where = next((str(d) for d in devices_of(gm, example_inputs) if d.type == "cuda"), "cpu")
     logger.info("tuning program %s on %s, effort %s", trace.key[:12], where, effort)
     spends, here, launch = Effort.named(effort), environment(where), options.launch or "plain"
+    launches = launches_on(here.device, (launch,))
     failed = failed_lately(store, trace.key, here, effort, launch)
     if failed is not None:
         raise FuseplanError(str(failed))
     brief = Brief(effort, usual_s(store, effort, here))
     with shown(None, brief) as heard, own_workers(where, spends) as pool:
-        (tuned,) = Tuner(store, pool, where, spends, Settings(), heard, here=here).tune(trace, (launch,))
+        (tuned,) = Tuner(store, pool, where, spends, Settings(), heard, here=here).tune(trace, launches)
     logger.info("program %s: %s, %s, after %.0f s", trace.key[:12], tuned.status, tuned.winner, tuned.seconds)
     if tuned.plan is None:
         raise FuseplanError(tuned.detail or "no plan could be raced")

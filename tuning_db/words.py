@@ -10,6 +10,8 @@ from fuseplan.plan import Plan, SegmentedPlan, WholePlan
 from fuseplan.tuning_db.records import StoredPlan
 from fuseplan.tuning_db.store import Store
 
+SOME = 5
+"""Keys that are named where a text means several plans."""
 SLOWER = "no faster here"
 """How the detail of a plan begins that is out because it lost its race, not because it failed."""
 
@@ -49,9 +51,11 @@ def traces_of(store: Store, wanted: str) -> list[str]:
 def plan_named(store: Store, key: str) -> StoredPlan:
     """The one plan whose key begins with `key`."""
     found = store.plans(key) if key else []
-    if len(found) != 1:
-        what = "no plan has" if not found else f"{len(found)} plans have"
-        raise StoreError(f"{what} a key that begins with {key!r}: see fuseplan plan list")
+    if not found:
+        raise StoreError(f"no plan has a key that begins with {key!r}: see fuseplan plan list")
+    if len(found) > 1:
+        some = ", ".join([*(one.key[:12] for one in found[:SOME]), *(["…"] if found[SOME:] else [])])
+        raise StoreError(f"{len(found)} plans have a key that begins with {key!r}: {some}")
     return found[0]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -27,19 +29,37 @@ from fuseplan.errors import FuseplanError
 
 
 class _Verbs(click.Group):
+    def make_context(self, *given: Any, **more: Any) -> click.Context:
+        """Take the words that come before the verb."""
+        with _in_one_line():
+            return super().make_context(*given, **more)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run a verb; an error that fuseplan raised on purpose is a message, not a traceback."""
-        try:
-            with plain_warnings():
-                return super().invoke(ctx)
-        except FuseplanError as error:
-            raise _PlainError(" ".join(str(error).split())) from error
+        with _in_one_line(), plain_warnings():
+            return super().invoke(ctx)
 
 
 class _PlainError(click.ClickException):
     exit_code = 2
 
 
+@contextmanager
+def _in_one_line() -> Iterator[None]:
+    try:
+        yield
+    except FuseplanError as error:
+        raise _PlainError(" ".join(str(error).split())) from error
+    except _HELP_INSTEAD:
+        raise
+    except click.UsageError as error:
+        told = " ".join(error.format_message().split())
+        see = f" See {error.ctx.command_path} --help." if error.ctx is not None else ""
+        raise _PlainError(f"{told}{see}") from error
+
+
+_HELP_INSTEAD: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
+"""What newer versions of click raise where a group is called without a verb."""
 _EPILOG = """\b
 Exit codes:
   0    all is well

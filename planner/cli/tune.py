@@ -43,7 +43,7 @@ Examples:
 )  # fmt: skip
 @click.option(
     "--launch", type=click.Choice(["plain", "cudagraph", "both"]), default="plain", show_default=True,
-    help="How calls reach the GPU.",
+    help="How calls reach the GPU; a CPU has plain alone.",
 )  # fmt: skip
 @click.option(
     "--device", metavar="DEVICE[,…]",

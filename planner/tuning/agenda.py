@@ -15,7 +15,7 @@ from fuseplan.search.effort import Effort
 from fuseplan.tuning.budget import spelled
 from fuseplan.tuning.devices import Kind, kinds, shifts
 from fuseplan.tuning.gain import Gain, expected, guessed
-from fuseplan.tuning.subject import box_of, check_device, device_of, sizes_of
+from fuseplan.tuning.subject import box_of, check_device, device_of, launches_on, sizes_of
 from fuseplan.tuning.wanted import Wanted
 from fuseplan.tuning_db import Box, Environment, Hit, Miss, Query, Store, StoredPlan
 from fuseplan.tuning_db.resume import measured, usual_seconds
@@ -129,13 +129,14 @@ def agenda_of(
     for kind, there in places.items():
         model = Roofline(Machine.guess(kind.environment.gpu or kind.environment.cpu or ""))
         near = _near(there)
+        here = launches_on(kind.environment.device, launches)
         for trace in there:
             known_as = real_key(trace, store)
             timed = store.find_default_timings(known_as, kind.environment)
             walls = () if isinstance(timed, Miss) else timed
-            gains = expected(trace, model, launches, walls) if trace.key in near else [guessed(trace)] * len(launches)
+            gains = expected(trace, model, here, walls) if trace.key in near else [guessed(trace)] * len(here)
             there_already = measured(store, known_as, kind.environment)
-            for launch, gain in zip(launches, gains, strict=True):
+            for launch, gain in zip(here, gains, strict=True):
                 known = None if again else _known(store, kind, known_as, trace, launch)
                 took = 0.0 if known is not None else usual[kind]
                 items.append(Item(trace, launch, kind, gain, took, known, there_already))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -50,6 +50,18 @@ def check_device(device: str) -> None:
     if (wanted.index or 0) >= (here if wanted.type == "cuda" else 1):
         seen = counted(here, "GPU") if here else "no GPUs"
         raise OptionError(f"there is no device {device} here: torch sees one CPU and {seen}")
+
+
+def launches_on(device: str, launches: Sequence[str]) -> tuple[str, ...]:
+    """Those of the launches that a type of device has; OptionError where none is left.
+
+    >>> launches_on("cpu", ("plain", "cudagraph"))
+    ('plain',)
+    """
+    found = tuple(launch for launch in launches if launch == "plain" or device != "cpu")
+    if not found:
+        raise OptionError("CUDA graphs need a GPU: on a CPU the only launch is plain")
+    return found
 
 
 def device_of(trace: Trace) -> str:

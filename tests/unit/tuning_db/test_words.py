@@ -128,3 +128,15 @@ def test_a_key_that_is_none(file: Path, name: str, key: str, complaint: str) -> 
     assert refused.exit_code == 2
     assert refused.output.startswith(f"Error: {complaint} a key that begins with")
     assert len(refused.output.splitlines()) == 1
+
+
+def test_a_key_that_is_several_names_them(file: Path) -> None:
+    store, sizes = store_at(file), 40
+    for us in range(sizes):
+        store.add_plan(replace(plan(), program=f"{us:064x}"))
+    first = max("0123456789abcdef", key=lambda digit: len(store.plans(digit)))
+    found = [stored.key[:12] for stored in store.plans(first)]
+    refused = verb("pin", first, db=file)
+    assert refused.exit_code == 2
+    some = ", ".join([*found[:5], *(["…"] if len(found) > 5 else [])])
+    assert refused.output == f"Error: {len(found)} plans have a key that begins with {first!r}: {some}\n"
