@@ -25,6 +25,7 @@ from fuseplan.options import Options
 from fuseplan.plan import LAUNCHES
 from fuseplan.runtime.compiler import devices_of
 from fuseplan.search.effort import Effort
+from fuseplan.search.study import check_study
 from fuseplan.tuning import budget as budgets
 from fuseplan.tuning.agenda import Agenda, Item, agenda_of, usual_s
 from fuseplan.tuning.budget import Time
@@ -72,8 +73,9 @@ def tune(
     what has a plan already, and tries once more what failed. Each result is in the database as soon as it is known: a
     run that is interrupted goes on where it was. `progress` hears how far it is; else there is a bar on a terminal and
     in a notebook. `model` says what is worth measuring: `learned`, from the rows that ship and from what is measured
-    here, or `roofline`, which leaves nothing out. `sampler` and `storage` are for those who study the search: Optuna's
-    samplers, and the URL of a study's storage; `workers` for those who measure elsewhere.
+    here, or `roofline`, which leaves nothing out. `sampler` and `storage` are for those who study the search: `tpe` or
+    `random` of Optuna's, and where the studies are kept for optuna-dashboard, a URL or `journal:FILE`; `workers` for those
+    who measure elsewhere.
 
     >>> import torch
     >>> import fuseplan
@@ -83,6 +85,7 @@ def tune(
     """
     seconds = _seconds(budget)
     check_name(model)
+    check_study(sampler, storage)
     with _opened(db) as store, shown(progress) as heard:
         todo = _agenda(store, programs, effort, launch, device, top, again)
         waiting = [item for item in todo.items if item.known is None]

@@ -56,12 +56,20 @@ Examples:
     "--model", type=click.Choice(["learned", "roofline", "best-single-executor", "random"]), default="learned",
     show_default=True, help="What predicts times: learned leaves out what is not worth measuring, the others nothing.",
 )  # fmt: skip
+@click.option(
+    "--sampler", type=click.Choice(["ours", "tpe", "random"]), default="ours", show_default=True,
+    help="Who proposes the plans that race; tpe and random are Optuna's own, for comparison.",
+)  # fmt: skip
+@click.option(
+    "--storage", metavar="URL",
+    help="Keep the search there, for optuna-dashboard: sqlite:///study.db, or journal:study.log.",
+)  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Only list what would be tuned, in which order and why.")
 @click.option("--db", "file", type=click.Path(path_type=Path), help="The file; else FUSEPLAN_DB, or the cache's.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def tune(
     traces: tuple[str, ...], effort: str, launch: str, device: str | None, budget: str | None, top: int | None,
-    again: bool, model: str, dry_run: bool, file: Path | None, as_json: bool,
+    again: bool, model: str, sampler: str, storage: str | None, dry_run: bool, file: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Find, prove and store the fastest plan of each program.
 
@@ -78,7 +86,8 @@ def tune(
             _check(budget)
             _list(traces, asked | {"db": file}, as_json)
         else:
-            _tune(traces, asked | {"db": file, "budget": budget, "model": model}, as_json)
+            search = {"model": model, "sampler": sampler, "storage": storage}
+            _tune(traces, asked | {"db": file, "budget": budget} | search, as_json)
     except KeyboardInterrupt:
         _leave("interrupted: what was measured is kept, and the same command goes on from there")
 

@@ -192,18 +192,27 @@ def study_name(program: str, environment: str, space: Space) -> str:
     return f"fuseplan {program[:16]} on {environment[:16]} ({hashlib.sha256(words).hexdigest()[:8]})"
 
 
+def check_study(sampler: str, storage: str | None) -> None:
+    """OptionError unless there is such a sampler, and a place for studies.
+
+    >>> check_study("tpe", None)
+    """
+    if sampler not in SAMPLERS:
+        raise OptionError(f"there is no sampler {sampler!r}; known are {', '.join(SAMPLERS)}")
+    with _quiet(), _usable():
+        if (kept := _storage(storage)) is not None:
+            optuna.get_all_study_names(kept)
+
+
 def _sampler(name: str, space: Space, source: Source, seed: int) -> BaseSampler:
+    check_study(name, None)
     if name == "ours":
         return FuseplanSampler(space.parameters, source)
-    if name == "tpe":
-        return TPESampler(seed=seed)
-    if name == "random":
-        return RandomSampler(seed=seed)
-    raise OptionError(f"there is no sampler {name!r}; known are {', '.join(SAMPLERS)}")
+    return TPESampler(seed=seed) if name == "tpe" else RandomSampler(seed=seed)
 
 
 def _open(space: Space, program: str, environment: str, storage: str | None, sampler: BaseSampler) -> optuna.Study:
-    try:
+    with _usable():
         study = optuna.create_study(
             storage=_storage(storage),
             sampler=sampler,
@@ -214,11 +223,17 @@ def _open(space: Space, program: str, environment: str, storage: str | None, sam
         if study.user_attrs.get("program") != program:  # each of these is a write
             study.set_user_attr("program", program)
             study.set_user_attr("environment", environment)
+    return study
+
+
+@contextmanager
+def _usable() -> Iterator[None]:
+    try:
+        yield
     except _storage_errors() as error:
         # The URL stays out of it: there may be a password in it.
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise OptionError(f"the storage of the study cannot be used: {reason}") from None
-    return study
 
 
 def _storage_errors() -> tuple[type[Exception], ...]:

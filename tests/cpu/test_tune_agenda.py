@@ -323,3 +323,13 @@ def test_what_one_program_has_no_time_for_the_others_get() -> None:
     time = Time(600.0, [1000.0, 1.0, 1.0, 1.0, 1.0], devices=2)
     assert time.share(1000.0) == pytest.approx(600, abs=1)
     assert time.share(1.0) == pytest.approx(100, abs=1)
+
+
+@pytest.mark.parametrize("given", [{"sampler": "grid"}, {"storage": "mystery://me:secret@host/db"}])
+def test_a_study_that_cannot_be_is_told_before_anything_is_done(
+    small: Trace, own_database: Path, given: dict[str, str]
+) -> None:
+    with pytest.raises(OptionError, match=r"there is no sampler|storage of the study cannot be used") as caught:
+        tune([small], **given)  # type: ignore[arg-type]
+    assert "secret" not in str(caught.value)
+    assert not own_database.exists()
