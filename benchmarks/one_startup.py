@@ -31,7 +31,7 @@ def run(task: Task) -> None:
     wait = torch.cuda.synchronize if given["device"].startswith("cuda") else _nothing
     wait()
     begin = perf_counter()
-    compiled = torch.compile(fresh(model), **options_of(given["side"], given["db"]))
+    compiled = torch.compile(fresh(model), **options_of(given["side"], given["db"], given["launch"]))
     step = step_of(compiled, model, inputs, case.train)
     step()
     wait()
@@ -45,11 +45,11 @@ def run(task: Task) -> None:
         report.put(counted=fuseplan.stats())
 
 
-def options_of(side: str, db: str) -> dict[str, Any]:
+def options_of(side: str, db: str, launch: str) -> dict[str, Any]:
     """What torch.compile is told."""
     if side == "torch.compile":
-        return {"backend": "inductor"}
-    return {"backend": "fuseplan", "options": {"db": db, "launch": "plain"}}
+        return {"backend": "inductor"} | ({"mode": "reduce-overhead"} if launch == "cudagraph" else {})
+    return {"backend": "fuseplan", "options": {"db": db, "launch": launch}}
 
 
 def kept() -> dict[str, int]:

@@ -30,6 +30,9 @@ def measure(arguments: list[str]) -> Callable[[], dict[str, Any]]:
     given = parser("startup", __doc__)
     given.add_argument("--cold", type=int, default=1, help="processes of each side with empty caches")
     given.add_argument("--warm", type=int, default=3, help="processes of each side with the caches of the first")
+    given.add_argument(
+        "--launch", choices=("plain", "cudagraph"), default="plain", help="the latter beside reduce-overhead"
+    )
     given.set_defaults(device=None)
     chosen = given.parse_args(arguments)
     device = chosen.device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -39,7 +42,8 @@ def measure(arguments: list[str]) -> Callable[[], dict[str, Any]]:
         return _results(with_earlier("startup", rows, chosen.append))
 
     with tempfile.TemporaryDirectory() as folder:
-        common = {"device": device, "effort": chosen.effort, "sides": ["fuseplan tuned"]}
+        tuned = "fuseplan tuned" if chosen.launch == "plain" else "fuseplan tuned cudagraph"
+        common = {"device": device, "effort": chosen.effort, "sides": [tuned], "launch": chosen.launch}
         common["db"] = str((chosen.db or Path(folder) / "tuning.db").absolute())
         names = chosen.only or (SHOWN if device != "cpu" else tuple(TINY))
         chains = {name: _tasks(name, chosen, common, Path(folder)) for name in names}
@@ -48,7 +52,8 @@ def measure(arguments: list[str]) -> Callable[[], dict[str, Any]]:
         def done(task: Task, report: dict[str, Any], failed: str) -> Task | None:
             model, side, caches = (task.arguments[key] for key in ("model", "side", "caches"))
             taken[model].setdefault(side, {}).setdefault(caches, []).append({"failed": failed} if failed else report)
-            rows[model] = {"commit": commit(), **row_of(taken[model])}
+            row = ", ".join([model, *({chosen.launch} - {"plain"})])
+            rows[row] = {"commit": commit(), **row_of(taken[model])}
             with alone():
                 write_result("startup", arguments, results())
             return next(chains[model], None)
