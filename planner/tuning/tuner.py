@@ -14,9 +14,10 @@ from fuseplan.errors import ExecutorError, FuseplanError, OptionError, StoreErro
 from fuseplan.executors import executors
 from fuseplan.graph import Graph
 from fuseplan.measure.environment import environment, run_facts
+from fuseplan.measure.failures import line
 from fuseplan.measure.jobs import Calibrate, Capture, Found, Row
 from fuseplan.models import CostModel, Machine
-from fuseplan.plan import Plan, SegmentedPlan
+from fuseplan.plan import Plan, SegmentedPlan, WholePlan
 from fuseplan.search.costs import Timings
 from fuseplan.search.effort import Effort
 from fuseplan.segment import Segmentation
@@ -37,6 +38,8 @@ from fuseplan.tuning.worth import moves_of
 from fuseplan.tuning_db import Environment, Hit, Miss, Query, Run, Store, clock
 from fuseplan.tuning_db.resume import unfinished
 
+UNCAPTURED = plans.Entry("eager", WholePlan("eager"), default=True)
+"""What runs in place of a program that cannot be captured, and by whose timing its failure is remembered."""
 TRACES = 2
 """How often capturing traces a program."""
 
@@ -116,8 +119,10 @@ class Tuner:
         ended = replace(run, state="interrupted")
         try:
             if isinstance(found, str):
-                tuned = Tuned(key, trace.name, launch, "failed", detail=found)
-                self._keep_trace(Of(key, trace.name, launch, box_of(trace)), trace)  # to try once more by its key
+                of = Of(key, trace.name, launch, box_of(trace))
+                self._keep_trace(of, trace)  # to try once more by its key
+                rows = {UNCAPTURED.name: Row(UNCAPTURED.name, "error", line(found))}
+                tuned = keep_failure(session, of, found, [UNCAPTURED], rows)
             else:
                 tuned = self._flow(session, trace, found, launch, RegionBook(session, timings))
             state = "failed" if tuned.status == "failed" else "finished"

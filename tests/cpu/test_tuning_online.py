@@ -181,8 +181,8 @@ def test_a_program_that_cannot_be_captured_is_remembered_with_its_trace(own_data
     assert found.status == "failed"
     assert "captured" in found.detail
     (failed,) = failures(store)
-    assert (failed.program, failed.launch, failed.why) == (trace.key, None, "")
-    assert failed_lately(store, trace.key, environment("cpu"), "quick", "cudagraph") == failed
+    assert (failed.program, failed.launch, failed.why) == (trace.key, "plain", f"eager: error, {found.detail}".strip())
+    assert failed_lately(store, trace.key, environment("cpu"), "quick", "plain") == failed
     assert failed_lately(store, trace.key, environment("cpu"), "full", "plain") is None
     assert traces_of(store, trace.key[:8]) == [trace.to_json()]
     store.close()
