@@ -25,7 +25,7 @@ from fuseplan.options import Options
 from fuseplan.plan import LAUNCHES
 from fuseplan.runtime.compiler import devices_of
 from fuseplan.search.effort import Effort
-from fuseplan.search.study import check_study
+from fuseplan.search.study import check_sampler, check_storage
 from fuseplan.tuning import budget as budgets
 from fuseplan.tuning.agenda import Agenda, Item, agenda_of, usual_s
 from fuseplan.tuning.budget import Time
@@ -37,7 +37,7 @@ from fuseplan.tuning.ledger import Settings
 from fuseplan.tuning.model import LEARNED, check_name
 from fuseplan.tuning.progress import Brief, Progress, shown, told
 from fuseplan.tuning.promises import refuse_promises
-from fuseplan.tuning.subject import launches_on
+from fuseplan.tuning.subject import box_of, launches_on
 from fuseplan.tuning.tuner import Tuner
 from fuseplan.tuning.wanted import Asked, wanted
 from fuseplan.tuning_db import Store, clock, places
@@ -85,11 +85,12 @@ def tune(
     """
     seconds = _seconds(budget)
     check_name(model)
-    check_study(sampler, storage)
+    check_sampler(sampler)
     with _opened(db) as store, shown(progress) as heard:
         todo = _agenda(store, programs, effort, launch, device, top, again)
         waiting = [item for item in todo.items if item.known is None]
         if waiting:
+            check_storage(storage)
             store.file.write(lambda connection: None)  # where nothing can be kept, better fail now than in an hour
         time = Time(seconds, [item.worth_us for item in waiting], max(1, len(todo.devices)))
         claims = {item.kind: Claims() for item in todo.items}
@@ -150,13 +151,14 @@ def tune_online(gm: Any, example_inputs: Sequence[Any], effort: str, store: Stor
     where = next((str(d) for d in devices_of(gm, example_inputs) if d.type == "cuda"), "cpu")
     logger.info("tuning program %s on %s, effort %s", trace.key[:12], where, effort)
     spends, here, launch = Effort.named(effort), environment(where), options.launch or "plain"
-    launches = launches_on(here.device, (launch,))
-    failed = failed_lately(store, trace.key, here, effort, launch)
+    if not launches_on(here.device, (launch,)):
+        raise FuseplanError("a CPU has no CUDA graphs")
+    failed = failed_lately(store, trace.key, here, launch, box_of(trace), spends.harder)
     if failed is not None:
         raise FuseplanError(str(failed))
     brief = Brief(effort, usual_s(store, effort, here))
     with shown(None, brief) as heard, own_workers(where, spends) as pool:
-        (tuned,) = Tuner(store, pool, where, spends, Settings(), heard, here=here).tune(trace, launches)
+        (tuned,) = Tuner(store, pool, where, spends, Settings(), heard, here=here).tune(trace, (launch,))
     logger.info("program %s: %s, %s, after %.0f s", trace.key[:12], tuned.status, tuned.winner, tuned.seconds)
     if tuned.plan is None:
         raise FuseplanError(tuned.detail or "no plan could be raced")

@@ -406,7 +406,7 @@ def _problem(error: Exception, path: Path | None) -> Unusable:
         return error
     if isinstance(error, _Moved):
         return Unwritable(f"{path} is replaced again and again")
-    if path is not None and path.is_dir():
+    if path is not None and os.path.isdir(path):  # Path.is_dir raises where nobody may look
         return NotOurs(f"{path} is a folder, and no tuning database; name a file")
     exact = getattr(error, "sqlite_errorcode", 0)  # Python 3.10 does not have it
     code = exact & 0xFF

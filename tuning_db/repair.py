@@ -142,12 +142,15 @@ def _copied(aside: Path, file: Path, into: Database, deadline: float) -> Renewed
     batch: list[tuple[Table, Row]] = []
     with Source(file, deadline, ours=True) as source:
         held = source.held()
-        for table, row in source.rows():
-            batch.append((table, row))
-            if len(batch) >= _BATCH:
-                saved += _put(batch, into)
-                batch = []
-        saved += _put(batch, into)
+        try:
+            for table, row in source.rows():
+                batch.append((table, row))
+                if len(batch) >= _BATCH:
+                    saved += _put(batch, into)
+                    batch = []
+            saved += _put(batch, into)
+        except (StoreError, *SQL_ERRORS, OSError) as error:
+            return Renewed(aside, saved, held, why=f" ({error})")
         return Renewed(aside, saved, held, source.finished)
 
 

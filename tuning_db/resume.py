@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from statistics import median
@@ -13,6 +13,7 @@ from fuseplan import __version__
 from fuseplan.errors import StoreError
 from fuseplan.tuning_db import clock
 from fuseplan.tuning_db.environment import Environment
+from fuseplan.tuning_db.sizes import Box
 from fuseplan.tuning_db.store import Store
 
 _T = TypeVar("_T")
@@ -37,7 +38,7 @@ def unfinished(store: Store, program: str, here: Environment) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Failure:
-    """The latest run of tuning on a program in one environment, which came to no verdict."""
+    """The latest run of tuning on a program in one environment, for one launch and box of sizes, which came to no verdict."""
 
     program: str
     name: str
@@ -49,15 +50,17 @@ class Failure:
     fuseplan: str
     at: str
     launch: str | None
-    """Which one it was for, where it came so far that a default was tried …"""
+    """None where it did not come so far that a default was tried …"""
+    sizes: str
     why: str
     """… and failed."""
 
     def __str__(self) -> str:
         why = f": {self.why}" if self.why else ""
+        launch, option = (f", {self.launch}", f" --launch {self.launch}") if self.launch == "cudagraph" else ("", "")
         return (
-            f"tuning {self.name or self.program[:12]} failed on {self.device} on {self.at[:10]}, effort {self.effort}, fuseplan"
-            f" {self.fuseplan}{why}; fuseplan tune {self.program[:12]} --again tries once more"
+            f"tuning {self.name or self.program[:12]} failed on {self.device} on {self.at[:10]}{launch}, effort {self.effort},"
+            f" fuseplan {self.fuseplan}{why}; fuseplan tune {self.program[:12]}{option} --again tries once more"
         )
 
 
@@ -70,12 +73,14 @@ def failures(store: Store, program: str = "") -> list[Failure]:
     return _asked(store, ask, [])
 
 
-def failed_lately(store: Store, program: str, here: Environment, effort: str, launch: str) -> Failure | None:
-    """The failure for which this fuseplan need not try the same again, until a day has passed."""
+def failed_lately(
+    store: Store, program: str, here: Environment, launch: str, sizes: Box, efforts: Collection[str]
+) -> Failure | None:
+    """The failure for which this fuseplan need not try the same again, until a day has passed: with one of these efforts."""
     since = clock.written(datetime.now(timezone.utc) - FORGOTTEN)
     for one in failures(store, program):
-        same = (one.environment, one.effort, one.fuseplan) == (here.key, effort, __version__)
-        if same and one.launch in (None, launch) and one.at > since:
+        same = (one.environment, one.fuseplan) == (here.key, __version__) and one.effort in efforts
+        if same and (one.launch is None or (one.launch, one.sizes) == (launch, sizes.text)) and one.at > since:
             return one
     return None
 
@@ -105,16 +110,22 @@ def usual_seconds(store: Store, effort: str, here: Environment) -> float | None:
     return median(found) if found else None
 
 
+# A program may fail under one launch, or for some sizes, and be tuned for others.
 _FAILURES = """
+WITH tried AS (SELECT DISTINCT run_id, launch, sizes FROM default_timing WHERE run_id IS NOT NULL)
 SELECT program.key, coalesce(program.name, ''), environment.key, device, coalesce(gpu, cpu, device), effort,
-    fuseplan, run.changed_at,
-    max(launch), coalesce(max(iif(status <> 'ok', default_timing.name || ': ' || status || ', ' || detail, NULL)), '')
+    fuseplan, run.changed_at, tried.launch, coalesce(tried.sizes, ''), coalesce((
+        SELECT one.name || ': ' || one.status || ', ' || one.detail FROM default_timing AS one
+        WHERE one.run_id = run.id AND one.launch = tried.launch AND one.sizes = tried.sizes AND one.status <> 'ok'
+        ORDER BY one.status = 'refused', one.name <> 'inductor', one.name LIMIT 1), '')
 FROM run JOIN program ON program.id = run.program_id JOIN environment ON environment.id = run.environment_id
-LEFT JOIN default_timing ON default_timing.run_id = run.id
+LEFT JOIN tried ON tried.run_id = run.id
 WHERE state = 'failed' AND effort NOT IN ('none', 'verify') AND :program IN ('', program.key) AND NOT EXISTS (
-    SELECT 1 FROM run AS later WHERE later.program_id = run.program_id AND later.environment_id = run.environment_id
-    AND later.id > run.id AND later.state IN ('failed', 'finished') AND later.effort NOT IN ('none', 'verify'))
-GROUP BY run.id ORDER BY run.changed_at DESC
+    SELECT 1 FROM run AS later LEFT JOIN tried AS its ON its.run_id = later.id
+    WHERE later.program_id = run.program_id AND later.environment_id = run.environment_id
+    AND later.id > run.id AND later.state IN ('failed', 'finished') AND later.effort NOT IN ('none', 'verify')
+    AND (tried.launch IS NULL OR (its.launch = tried.launch AND its.sizes = tried.sizes)))
+ORDER BY run.changed_at DESC, run.id DESC
 """
 _OF_PROGRAM = (
     "JOIN program ON program.id = run.program_id JOIN environment ON environment.id = run.environment_id"

@@ -87,7 +87,8 @@ class Store:
 
     @staticmethod
     def reading(environ: Mapping[str, str], db: str | Path | None = None) -> Store:
-        """The same for whoever only reads it, which makes, mends and changes nothing. A file that is named must be there.
+        """The same for whoever only reads it, which makes and mends nothing: as any reader of SQLite's it does no more than
+        take back a write that was cut short. A file that is named must be there.
 
         >>> Store.reading({"HOME": "/home/ada"}, "/no/such.db")
         Traceback (most recent call last):

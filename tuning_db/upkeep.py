@@ -99,9 +99,9 @@ def repair(path: Path, *, within_s: float = math.inf) -> Repaired:
     aside, and its good rows are copied into a new one.
     """
     database = Database(path)
+    identity = identity_of(path)  # of the file that is looked at: another process may set it aside meanwhile
     found = left = check(database)
     renewed, deleted = None, 0
-    identity = identity_of(path)
     if identity is not None and any(problem.table == "file" for problem in found):
         database.close()
         try:
@@ -173,12 +173,16 @@ def _delete(connection: sqlite3.Connection, bad: list[Problem]) -> None:
     for table in reversed(ALL):
         for problem in bad:
             if problem.table == table.name:
-                if table.name == "run":
-                    _forget_run(connection, problem.id)
+                if table.name in ("run", "program"):  # what runs have measured keeps them, and with them their program
+                    column = "id" if table.name == "run" else "program_id"
+                    for (run,) in connection.execute(
+                        f"SELECT id FROM run WHERE {column} = ?", (problem.id,)
+                    ).fetchall():
+                        _forget_run(connection, run)
                 connection.execute(f"DELETE FROM {table.name} WHERE id = ?", (problem.id,))
 
 
-def _forget_run(connection: sqlite3.Connection, number: int | None) -> None:
+def _forget_run(connection: sqlite3.Connection, number: int) -> None:
     for table in ALL:
         if "run" in table.references:
             connection.execute(f"DELETE FROM {table.name} WHERE run_id = ?", (number,))

@@ -27,6 +27,13 @@ def _is_of(path: Path, database: Path) -> bool:
     return False
 
 
+def _is_stream(path: Path, place: Path) -> bool:
+    """Whether what is behind it has to be written as it stands: /dev/stdout, even where that is a file, or a pipe."""
+    if any(path.is_relative_to(root) for root in ("/dev", "/proc")) and place != Path(os.path.abspath(path)):
+        return True
+    return place.exists() and not place.is_file() and not place.is_dir()
+
+
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
     """Give the file to write; it takes the place of `path` at the end. StoreError with that name where it cannot be.
@@ -41,8 +48,7 @@ def written_whole(path: Path) -> Iterator[Path]:
     place = Path(os.path.realpath(path))  # of a link it is the target that is written
     part = place.parent / f"{place.name}.{os.getpid()}.part"
     try:
-        # /dev/stdout, whatever stands behind it, or a pipe
-        if path.is_relative_to("/dev") or (place.exists() and not place.is_file() and not place.is_dir()):
+        if _is_stream(path, place):
             part = path
         yield part
         if part != path:

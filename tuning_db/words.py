@@ -41,11 +41,18 @@ def listed(store: Store, wanted: str = "") -> list[Listed]:
     return sorted(chosen, key=lambda one: (one.stored.changed_at, one.stored.key), reverse=True)
 
 
+def programs_named(store: Store, wanted: str) -> list[str]:
+    """The keys of the programs that `wanted` means: the beginning of a key, of one of its plans', or of a name."""
+    if not wanted:
+        return []
+    programs = {one.stored.program: None for one in listed(store, wanted)}  # the one with the latest plan first
+    programs |= {key: None for key, name in store.program_names().items() if name.startswith(wanted)}
+    return list(programs | dict.fromkeys(sorted(store.programs(wanted))))
+
+
 def traces_of(store: Store, wanted: str) -> list[str]:
-    """The traces of the programs that `wanted` means: the beginning of a key, of one of its plans', or of a name."""
-    programs = {one.stored.program for one in listed(store, wanted)}
-    programs |= {key for key, name in store.program_names().items() if wanted == name} | store.programs(wanted)
-    return [text for key in sorted(programs) for text in store.traces(key)] if wanted else []
+    """The traces of the programs that `wanted` means."""
+    return [text for key in sorted(programs_named(store, wanted)) for text in store.traces(key)]
 
 
 def plan_named(store: Store, key: str) -> StoredPlan:

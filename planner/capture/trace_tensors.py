@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -96,13 +96,19 @@ class Tensors:
 
     def restore(self, kept: Mapping[int, Any]) -> None:
         """Put back the buffers, and make anew the parameters that were written."""
-        sizes, bases = self._sizes({}), dict[int, Tensor]()
         with torch.no_grad():
             for i, was in kept.items():
                 if isinstance(was, Tensor):
                     self.owned[i].copy_(was)
-                elif self.owned[i]._version != was:
-                    self.owned[i].copy_(self._laid_out(i, sizes, self._seed, bases))
+        versions = {i: was for i, was in kept.items() if not isinstance(was, Tensor)}
+        self.make_anew([i for i, was in versions.items() if self.owned[i]._version != was])
+
+    def make_anew(self, numbers: Iterable[int]) -> None:
+        """Give these parameters and buffers the values with which they began."""
+        sizes, bases = self._sizes({}), dict[int, Tensor]()
+        with torch.no_grad():
+            for i in numbers:
+                self.owned[i].copy_(self._laid_out(i, sizes, self._seed, bases))
 
     def after(self, args: Sequence[Any], kept: Mapping[int, Any]) -> dict[str, Tensor]:
         """All that a program may have written, as it is now; of the parameters, those that it did write."""

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from fuseplan.cli.options import as_json as json_option
+from fuseplan.cli.options import database as file_option
 from fuseplan.cli.options import look_into
 from fuseplan.cli.text import printable
 from fuseplan.graph.words import counted
@@ -35,17 +37,6 @@ def db() -> None:
     """Look at, check, carry and clean the tuning database."""
 
 
-def _file(verb: _F) -> _F:
-    option = click.option(
-        "--db", "file", type=click.Path(path_type=Path), help="The file; else FUSEPLAN_DB, or the cache's."
-    )
-    return option(verb)
-
-
-def _json(verb: _F) -> _F:
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(verb)
-
-
 def _open(file: Path | None) -> Database:
     from fuseplan.tuning_db import Store
 
@@ -57,8 +48,8 @@ def _look_at(file: Path | None) -> Database:
 
 
 @db.command(epilog="Example: fuseplan db info --json")
-@_file
-@_json
+@file_option
+@json_option
 def info(file: Path | None, as_json: bool) -> None:
     """Show the size of the file, its rows, plans and environments."""
     from fuseplan.tuning_db.upkeep import info as look
@@ -73,8 +64,7 @@ def info(file: Path | None, as_json: bool) -> None:
     for name, count in found["rows"].items():
         click.echo(f"{count:>10,} {name}")
     for standing, count in found["plans"].items():
-        number, noun = counted(count, "plan").split()
-        click.echo(f"{number:>10} {noun} {standing}")
+        click.echo(f"{count:>10,} {'plan' if count == 1 else 'plans'} {standing}")
     for place in found["environments"]:
         versions = ", ".join(f"{name} {place[name]}" for name in ("torch", "cuda", "nvfuser") if place[name])
         click.echo(
@@ -85,8 +75,8 @@ def info(file: Path | None, as_json: bool) -> None:
 
 
 @db.command(epilog="Example: fuseplan db check --repair")
-@_file
-@_json
+@file_option
+@json_option
 @click.option(
     "--repair", is_flag=True,
     help="Delete the bad rows, with what refers to them; set a file aside whose pages are bad, and keep its good rows.",
@@ -140,8 +130,8 @@ def _outcome(path: Path, found: list[Problem], done: Repaired | None) -> Iterato
 
 @db.command(epilog="Example: fuseplan db export plans.jsonl.gz --program GPT-2")
 @click.argument("to", type=click.Path(path_type=Path))
-@_file
-@_json
+@file_option
+@json_option
 @click.option("--program", help="Only this one: its name, or the beginning of its key.")
 @click.option("--environment", help="Only this one: part of its device's name, or the beginning of its key.")
 @click.option("--since", type=click.DateTime(), help="Only what is as new as this.")
@@ -163,8 +153,8 @@ def export(
 
 @db.command("import", epilog="Example: fuseplan db import plans.jsonl.gz --trust replay")
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
-@_file
-@_json
+@file_option
+@json_option
 @click.option(
     "--trust", type=click.Choice(["unverified", "replay"]), default="unverified", show_default=True,
     help="What to think of the plans: unverified until they have raced here, or good as they are.",
@@ -182,8 +172,8 @@ def import_(files: tuple[Path, ...], file: Path | None, as_json: bool, trust: st
 
 @db.command(epilog="Example: fuseplan db merge node1.db node2.db --db all.db")
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
-@_file
-@_json
+@file_option
+@json_option
 @click.option("--within", type=float, default=3600.0, show_default=True, help="Seconds that one file may take.")
 def merge(files: tuple[Path, ...], file: Path | None, as_json: bool, within: float) -> None:
     """Take all rows of databases of your own, plans as they stand there. The later row wins."""
@@ -198,8 +188,8 @@ def merge(files: tuple[Path, ...], file: Path | None, as_json: bool, within: flo
 
 @db.command(epilog="Example: fuseplan db verify 3f2c")
 @click.argument("plans", nargs=-1, metavar="[PLAN]…")
-@_file
-@_json
+@file_option
+@json_option
 @click.option("--device", help="Where: cpu, cuda, cuda:1; without it, each plan where it is for.")
 def verify(plans: tuple[str, ...], file: Path | None, as_json: bool, device: str | None) -> None:
     """Check the numbers of unverified plans and race them here: then they may run, or never will.
@@ -237,8 +227,8 @@ def _result(stored: StoredPlan) -> str:
 
 
 @db.command(epilog="Example: fuseplan db prune --older-than 180 --dry-run")
-@_file
-@_json
+@file_option
+@json_option
 @click.option("--older-than", type=click.IntRange(0, 36500), metavar="DAYS", help="Also what is older.")
 @click.option("--environment", help="Also all that was measured there: the beginning of its key.")
 @click.option("--dry-run", is_flag=True, help="Only tell.")
@@ -260,8 +250,8 @@ def prune(file: Path | None, as_json: bool, older_than: int | None, environment:
 
 
 @db.command(epilog="Example: fuseplan db vacuum")
-@_file
-@_json
+@file_option
+@json_option
 def vacuum(file: Path | None, as_json: bool) -> None:
     """Rewrite the file without the pages that it does not use."""
     from fuseplan.tuning_db.upkeep import vacuum as rewrite

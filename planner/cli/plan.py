@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from fuseplan.cli.options import as_json as json_option
+from fuseplan.cli.options import database as file_option
 from fuseplan.cli.options import echo_json, examples, keys, look_into
 from fuseplan.cli.text import printable
 from fuseplan.graph.words import counted
@@ -29,13 +30,6 @@ def plan() -> None:
     """
 
 
-def _file(verb: _F) -> _F:
-    option = click.option(
-        "--db", "file", type=click.Path(path_type=Path), help="The file; else FUSEPLAN_DB, or the cache's."
-    )
-    return option(verb)
-
-
 def _open(file: Path | None) -> Store:
     from fuseplan.tuning_db import Store
 
@@ -44,7 +38,7 @@ def _open(file: Path | None) -> Store:
 
 @plan.command("list", epilog=examples("fuseplan plan list", "fuseplan plan list GPT-2 --json"))
 @click.argument("which", default="", metavar="[KEY]")
-@_file
+@file_option
 @json_option
 def list_(which: str, file: Path | None, as_json: bool) -> None:
     """List plans, the latest first: all, or those of a program's name or key, or of a plan's key."""
@@ -68,7 +62,7 @@ def list_(which: str, file: Path | None, as_json: bool) -> None:
 
 @plan.command(epilog=examples("fuseplan plan show 3f2c"))
 @click.argument("key", shell_complete=keys)
-@_file
+@file_option
 @json_option
 def show(key: str, file: Path | None, as_json: bool) -> None:
     """Print one plan with its evidence, and the moves that led to it."""
@@ -92,7 +86,7 @@ def show(key: str, file: Path | None, as_json: bool) -> None:
 
 @plan.command(epilog=examples("fuseplan plan pin 3f2c"))
 @click.argument("key", shell_complete=keys)
-@_file
+@file_option
 @json_option
 def pin(key: str, file: Path | None, as_json: bool) -> None:
     """Run this plan wherever it may run, though others be faster."""
@@ -103,7 +97,7 @@ def pin(key: str, file: Path | None, as_json: bool) -> None:
 
 @plan.command(epilog=examples("fuseplan plan unpin 3f2c"))
 @click.argument("key", shell_complete=keys)
-@_file
+@file_option
 @json_option
 def unpin(key: str, file: Path | None, as_json: bool) -> None:
     """Take back a pin, or that a plan is disabled."""
@@ -114,7 +108,7 @@ def unpin(key: str, file: Path | None, as_json: bool) -> None:
 
 @plan.command(epilog=examples("fuseplan plan disable 3f2c"))
 @click.argument("key", shell_complete=keys)
-@_file
+@file_option
 @json_option
 def disable(key: str, file: Path | None, as_json: bool) -> None:
     """Never run this plan."""
@@ -125,7 +119,7 @@ def disable(key: str, file: Path | None, as_json: bool) -> None:
 
 @plan.command(epilog=examples("fuseplan plan retune 3f2c"))
 @click.argument("key", shell_complete=keys)
-@_file
+@file_option
 @json_option
 def retune(key: str, file: Path | None, as_json: bool) -> None:
     """Run the default until the program of this plan is tuned anew."""

@@ -14,7 +14,7 @@ from fuseplan.plan import Plan, SegmentedPlan
 from fuseplan.segment import Segmentation
 from fuseplan.tuning_db import Store
 from fuseplan.tuning_db.resume import Failure, failures
-from fuseplan.tuning_db.words import Listed, listed
+from fuseplan.tuning_db.words import Listed, listed, programs_named
 
 _RANKS = {"pinned": 0, "tuned": 1, "default": 1, "unverified": 2, "disabled": 3, "quarantined": 4}
 
@@ -49,10 +49,7 @@ def subjects(store: Store, wanted: str) -> list[Subject]:
     by_key = [one for one in found if one.stored.key.startswith(wanted)]
     if len(by_key) == 1:
         return [_subject(store, by_key[0].stored.program, found=listed(store), chosen=by_key[0])]
-    names = store.program_names()
-    programs = {one.stored.program: None for one in found}
-    programs |= {key: None for key, name in names.items() if wanted and wanted == name}
-    programs |= dict.fromkeys(sorted(store.programs(wanted)) if wanted else ())
+    programs = programs_named(store, wanted)
     if not programs:
         raise StoreError(f"there is no plan and no program that begins with {wanted!r}: see fuseplan show")
     every = listed(store)

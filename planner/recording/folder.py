@@ -8,6 +8,7 @@ import re
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from fuseplan.capture.trace_calls import larger
 from fuseplan.capture.trace_format import Trace
@@ -18,19 +19,21 @@ _NAME, _SIZES = 60, 40
 
 
 def check_folder(folder: Path) -> None:
-    """OptionError where nothing can be written there. What had to be made to find out is gone again: the first trace makes it."""
-    missing = [place for place in (folder, *folder.parents) if not place.exists()]
+    """OptionError where nothing can be written there. The folder itself is left to the first trace: many may check at once."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        writable = os.access(folder, os.W_OK | os.X_OK) or not folder.exists()  # gone, where another process checks it
+        with TemporaryDirectory(prefix=".fuseplan-", dir=_nearest(folder)):
+            pass
     except OSError as error:
         raise OptionError(f"nothing can be recorded in {folder}: {error.strerror or error}") from None
-    finally:
-        for place in missing:
-            with suppress(OSError):  # it was not made, or another process has written to it by now
-                place.rmdir()
-    if not writable:
-        raise OptionError(f"nothing can be recorded in {folder}: it cannot be written")
+
+
+def _nearest(folder: Path) -> Path:
+    """The folder, else the first above it that is there."""
+    for place in (folder, *folder.parents):
+        with suppress(FileNotFoundError):
+            os.stat(place)
+            return place
+    return folder
 
 
 def keep(folder: Path, trace: Trace) -> Path:

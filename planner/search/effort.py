@@ -58,6 +58,15 @@ class Effort:
         """
         return replace(self, wall_s=self.wall_s * factor, device_s=self.device_s * factor)
 
+    @property
+    def harder(self) -> tuple[str, ...]:
+        """The words for this effort and for those that try more.
+
+        >>> QUICK.harder
+        ('quick', 'full')
+        """
+        return tuple(effort.name for effort in EFFORTS if effort.wall_s >= self.wall_s)
+
     @staticmethod
     def named(name: str) -> Effort:
         """Return the effort that a word stands for; OptionError for another word.

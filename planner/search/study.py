@@ -192,20 +192,24 @@ def study_name(program: str, environment: str, space: Space) -> str:
     return f"fuseplan {program[:16]} on {environment[:16]} ({hashlib.sha256(words).hexdigest()[:8]})"
 
 
-def check_study(sampler: str, storage: str | None) -> None:
-    """OptionError unless there is such a sampler, and a place for studies.
+def check_sampler(name: str) -> None:
+    """OptionError unless there is such a sampler.
 
-    >>> check_study("tpe", None)
+    >>> check_sampler("tpe")
     """
-    if sampler not in SAMPLERS:
-        raise OptionError(f"there is no sampler {sampler!r}; known are {', '.join(SAMPLERS)}")
+    if name not in SAMPLERS:
+        raise OptionError(f"there is no sampler {name!r}; known are {', '.join(SAMPLERS)}")
+
+
+def check_storage(storage: str | None) -> None:
+    """OptionError unless studies can be kept there. It is made, if it is not there yet."""
     with _quiet(), _usable():
         if (kept := _storage(storage)) is not None:
             optuna.get_all_study_names(kept)
 
 
 def _sampler(name: str, space: Space, source: Source, seed: int) -> BaseSampler:
-    check_study(name, None)
+    check_sampler(name)
     if name == "ours":
         return FuseplanSampler(space.parameters, source)
     return TPESampler(seed=seed) if name == "tpe" else RandomSampler(seed=seed)

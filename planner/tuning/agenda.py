@@ -18,6 +18,7 @@ from fuseplan.tuning.gain import Gain, expected, guessed
 from fuseplan.tuning.subject import box_of, check_device, device_of, launches_on, sizes_of
 from fuseplan.tuning.wanted import Wanted
 from fuseplan.tuning_db import Box, Environment, Hit, Miss, Query, Store, StoredPlan
+from fuseplan.tuning_db.notify import notify
 from fuseplan.tuning_db.resume import measured, usual_seconds
 
 MOST_LOOKED_AT = 2000
@@ -124,19 +125,28 @@ def agenda_of(
 ) -> Agenda:  # fmt: skip
     """What is to be done with the programs that were found, on `devices` or else where each was recorded; `top` keeps so many programs."""
     places = _places(found.traces, devices)
+    able = {kind: launches_on(kind.environment.device, launches) for kind in places}
+    if places and not any(able.values()):
+        raise OptionError("CUDA graphs need a GPU: on a CPU the only launch is plain")
+    without = sum(len(there) for kind, there in places.items() if not able[kind])
+    if without:
+        notify(
+            f"{counted(without, 'program')} of the CPU {'is' if without == 1 else 'are'} left out: it has no CUDA graphs"
+        )
     usual = {kind: usual_s(store, effort, kind.environment) for kind in places}
     items: list[Item] = []
     for kind, there in places.items():
         model = Roofline(Machine.guess(kind.environment.gpu or kind.environment.cpu or ""))
         near = _near(there)
-        here = launches_on(kind.environment.device, launches)
         for trace in there:
             known_as = real_key(trace, store)
             timed = store.find_default_timings(known_as, kind.environment)
             walls = () if isinstance(timed, Miss) else timed
-            gains = expected(trace, model, here, walls) if trace.key in near else [guessed(trace)] * len(here)
+            gains = (
+                expected(trace, model, able[kind], walls) if trace.key in near else [guessed(trace)] * len(able[kind])
+            )
             there_already = measured(store, known_as, kind.environment)
-            for launch, gain in zip(here, gains, strict=True):
+            for launch, gain in zip(able[kind], gains, strict=True):
                 known = None if again else _known(store, kind, known_as, trace, launch)
                 took = 0.0 if known is not None else usual[kind]
                 items.append(Item(trace, launch, kind, gain, took, known, there_already))

@@ -46,35 +46,35 @@ class Training:
         torch._dynamo.reset()
         self.trees, self.log = Trees(), list[str]()
         monkeypatch.setattr(cudagraph, "get_manager", lambda *args, **options: self.trees)
+        monkeypatch.setattr(cudagraph, "cudagraphify", self.cudagraphify)
+        monkeypatch.setattr(cudagraph, "_obstacle", lambda gm: None)
+        monkeypatch.setattr(cudagraph, "_device_index", lambda gm: 0)
+        monkeypatch.setattr(cudagraph, "SMALL", 0)  # of what is copied nobody holds the original
         self.launch = cudagraph.CudaGraphLaunch([])
         self.saved: list[str] = []
         self.call = torch.compile(module, backend=aot_autograd(fw_compiler=self.forward, bw_compiler=self.backward))
 
     def forward(self, gm: GraphModule, _: Sequence[Any]) -> Any:
-        self.launch.made = made = cudagraph._Made.by(gm)
-
-        def captured(args: list[Any]) -> Any:
-            outputs = gm(*args)
-            if self.trees.refuses:
-                self.log.append("forward, not captured by the trees")
-                return outputs
-            self.log.append("forward captured")
-            self.trees.made += outputs
-            self.trees.pending = True
-            return outputs
-
-        return cudagraph._guard_forward(boxed(captured), self.plain(gm, "forward plain"), 0, (), made)
+        return self.launch.wrap("forward", gm, self.plain(gm, "forward plain"))
 
     def backward(self, gm: GraphModule, _: Sequence[Any]) -> Any:
         self.saved = [node.name for node in gm.graph.find_nodes(op="placeholder")]
+        return self.launch.wrap("backward", gm, self.plain(gm, "backward plain"))
+
+    def cudagraphify(self, plain: Any, *, is_backward: bool, **_: Any) -> Any:
+        """What torch makes of a callable: here it runs as it is, and says so."""
 
         def captured(args: list[Any]) -> Any:
-            self.log.append("backward captured")
-            self.trees.pending = False
-            return gm(*args)
+            outputs = plain(args)
+            if self.trees.refuses and not is_backward:
+                self.log[-1] = "forward, not captured by the trees"
+                return outputs
+            self.log[-1] = "backward captured" if is_backward else "forward captured"
+            self.trees.pending = not is_backward
+            self.trees.made += () if is_backward else outputs
+            return outputs
 
-        follows = self.launch.made.in_backward(gm)
-        return cudagraph._guard_backward(boxed(captured), self.plain(gm, "backward plain"), 0, follows)
+        return boxed(captured)
 
     def plain(self, gm: GraphModule, word: str) -> Any:
         def call(args: list[Any]) -> Any:

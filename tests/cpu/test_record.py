@@ -291,6 +291,7 @@ def test_a_wrong_call_is_refused_before_anything_is_run(tmp_path: Path) -> None:
     for arguments, complaint in (
         ({"folder": tmp_path / "file"}, "nothing can be recorded in"),
         ({"folder": tmp_path / "file" / "traces"}, "nothing can be recorded in"),
+        ({"folder": tmp_path / ("t" * 300)}, "nothing can be recorded in"),
         ({"retarget": "tpu"}, "retargeted to cpu or cuda, not to 'tpu'"),
         ({"compile": ["a-b"]}, "--compile takes the name of a class"),
     ):

@@ -16,7 +16,7 @@ from torch import Tensor
 from benchmarks import traces as many
 from fuseplan.capture.trace import Calls, Trace
 from fuseplan.cli import main
-from fuseplan.errors import OptionError
+from fuseplan.errors import OptionError, StoreError
 from fuseplan.measure.environment import environment
 from fuseplan.plan import WholePlan
 from fuseplan.search.effort import Effort
@@ -323,6 +323,12 @@ def test_what_one_program_has_no_time_for_the_others_get() -> None:
     time = Time(600.0, [1000.0, 1.0, 1.0, 1.0, 1.0], devices=2)
     assert time.share(1000.0) == pytest.approx(600, abs=1)
     assert time.share(1.0) == pytest.approx(100, abs=1)
+
+
+def test_a_storage_is_not_made_for_a_wrong_call(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="there is no file"):
+        tune("nothing-of-this-name", storage=f"journal:{tmp_path / 'study.log'}")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("given", [{"sampler": "grid"}, {"storage": "mystery://me:secret@host/db"}])

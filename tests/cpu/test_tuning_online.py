@@ -30,12 +30,13 @@ from fuseplan.measure.environment import environment
 from fuseplan.measure.jobs import Capture, Found, Job, Outcome
 from fuseplan.plan import SegmentedPlan, WholePlan
 from fuseplan.runtime import Program, regions
-from fuseplan.search.effort import NONE, QUICK
+from fuseplan.search.effort import FULL, NONE, QUICK
 from fuseplan.show import show
 from fuseplan.tune import Tuner, tune
 from fuseplan.tuning import segments
 from fuseplan.tuning.ledger import Settings
 from fuseplan.tuning.progress import Silent
+from fuseplan.tuning.subject import box_of
 from fuseplan.tuning_db import Places, Store, resume
 from fuseplan.tuning_db.resume import failed_lately, failures
 from fuseplan.tuning_db.words import traces_of
@@ -174,6 +175,15 @@ def test_what_failed_is_told_and_not_tried_again_before_it_may_work(
     assert programs(compiled)[0].plan == found.plan
 
 
+def test_cuda_graphs_on_a_cpu_leave_the_program_under_the_default(pool: Knowing) -> None:
+    torch._dynamo.reset()
+    options, given = {"tune": "quick", "launch": "cudagraph"}, arguments(48)
+    compiled = torch.compile(scaled, backend="fuseplan", dynamic=False, options=options)
+    with torch.no_grad(), pytest.warns(UserWarning, match="could not be tuned"):
+        torch.testing.assert_close(compiled(*given), scaled(*given))
+    assert not pool.jobs
+
+
 def test_a_program_that_cannot_be_captured_is_remembered_with_its_trace(own_database: Path, pool: Knowing) -> None:
     trace = trace_of(dynamic=False)  # which the pool cannot capture while `graphs` is None
     store = Store(Places(own_database))
@@ -182,8 +192,9 @@ def test_a_program_that_cannot_be_captured_is_remembered_with_its_trace(own_data
     assert "captured" in found.detail
     (failed,) = failures(store)
     assert (failed.program, failed.launch, failed.why) == (trace.key, "plain", f"eager: error, {found.detail}".strip())
-    assert failed_lately(store, trace.key, environment("cpu"), "quick", "plain") == failed
-    assert failed_lately(store, trace.key, environment("cpu"), "full", "plain") is None
+    here, sizes = environment("cpu"), box_of(trace)
+    assert failed_lately(store, trace.key, here, "plain", sizes, QUICK.harder) == failed
+    assert failed_lately(store, trace.key, here, "plain", sizes, FULL.harder) is None
     assert traces_of(store, trace.key[:8]) == [trace.to_json()]
     store.close()
 

@@ -34,8 +34,6 @@ SEEDS = (0, 1)
 """Of the inputs that take turns."""
 ROUNDS = 2
 """Calls on each of them: what a CUDA graph replays shows at the third call at the earliest."""
-MOST_COUNTERS = 4096
-"""More whole numbers than this in one tensor are no counters, but data."""
 _OTHER_NUMBERS = 7919
 NO_ROOM = Outcome("refused", "it takes too much of the device's memory to be kept")
 """What comes of preparing where there is no room."""
@@ -312,7 +310,7 @@ def _course(loaded: Loaded) -> _Course:
     tangents = _tangents(loaded, inputs[0])
     numbers = [i for i, version in owned.items() if loaded.tensors.owned[i]._version != version]
     places = [i for i, version in given.items() if inputs[0][i]._version != version]
-    loaded.tensors.restore({i: owned[i] for i in numbers})
+    loaded.tensors.make_anew(numbers)
     if places:
         inputs[0] = loaded.inputs(SEEDS[0])
     written = [[*(loaded.tensors.owned[i] for i in numbers), *(args[i] for i in places)] for args in inputs]
@@ -320,10 +318,8 @@ def _course(loaded: Loaded) -> _Course:
 
 
 def _counts(one: Any) -> bool:
-    """Whether it may be where a cache is written next: a few whole numbers."""
-    return (
-        isinstance(one, Tensor) and one.numel() <= MOST_COUNTERS and not (one.is_floating_point() or one.is_complex())
-    )
+    """Whether it may say where something is written or read next: whole numbers."""
+    return isinstance(one, Tensor) and not (one.is_floating_point() or one.is_complex())
 
 
 def _tangents(loaded: Loaded, args: Sequence[Tensor]) -> dict[int, Tensor]:

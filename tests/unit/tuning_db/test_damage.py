@@ -19,11 +19,11 @@ from click.testing import CliRunner, Result
 
 from fuseplan.cli import main
 from fuseplan.errors import StoreError
-from fuseplan.tuning_db import Hit, Miss, Places, Store
+from fuseplan.tuning_db import Hit, Miss, Places, Store, repair
 from fuseplan.tuning_db.exchange import merge
 from fuseplan.tuning_db.files import Busy, Database
 from fuseplan.tuning_db.repair import set_aside
-from fuseplan.tuning_db.tables import ALL
+from fuseplan.tuning_db.tables import ALL, Row, Table
 from fuseplan.tuning_db.upkeep import check
 from stored import HERE, NVFUSER, OTHER_PROGRAM, RELU, fill, measurement, plan, question, store_at
 
@@ -254,6 +254,37 @@ def test_a_repair_for_which_there_is_no_room_says_where_the_old_file_is(
     assert told.exit_code == 1
     assert f"fuseplan db merge {aside} looks for more" in told.output
     assert "No space left on device" in told.output
+
+
+@pytest.mark.parametrize("table", [table.name for table in ALL])
+def test_a_bad_row_of_any_table_is_deleted_with_what_refers_to_it(tmp_path: Path, table: str) -> None:
+    path = filled(tmp_path / "tuning.db")
+    connection = sqlite3.connect(path, isolation_level=None)
+    changed = connection.execute(f"UPDATE {table} SET digest = zeroblob(16) WHERE id = (SELECT min(id) FROM {table})")
+    connection.close()
+    assert changed.rowcount == 1
+    told = json.loads(verb("db", "check", "--repair", "--json", db=path).output)
+    assert (len(told["problems"]), told["left"], told["set_aside"]) == (1, [], None)
+    assert told["problems"][0]["table"] == table
+    assert verb("db", "check", db=path).output == "all is well\n"
+
+
+def test_a_salvage_that_breaks_off_says_what_it_has_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = filled(tmp_path / "tuning.db", measurements=1500)
+    trigger(path)
+    put, batches = repair._put, list[int]()
+
+    def filling(batch: list[tuple[Table, Row]], into: Database) -> int:
+        if batches:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        batches.append(put(batch, into))
+        return batches[0]
+
+    monkeypatch.setattr(repair, "_put", filling)
+    told = json.loads(verb("db", "check", "--repair", "--json", db=path).output)
+    (saved,) = batches
+    assert told["set_aside"]["saved"] == saved == sum(store_at(path).file.read(rows_by_table).values())
+    assert told["set_aside"]["held"] == 1518
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="no sqlite_errorcode")

@@ -130,10 +130,14 @@ def test_mistakes_of_the_caller_are_errors(tmp_path: Path) -> None:
     assert isinstance(store.find_plan(question()), Miss)
 
 
-@pytest.mark.parametrize("where", ["no home", "a file in the way", "a folder", "in /proc"])
+@pytest.mark.parametrize("where", ["no home", "a file in the way", "a folder", "in /proc", "a long name"])
 def test_a_place_that_cannot_be_written(tmp_path: Path, where: str) -> None:
     (tmp_path / "file").write_text("")
-    paths = {"a file in the way": tmp_path / "file" / "tuning.db", "in /proc": Path("/proc/fuseplan/tuning.db")}
+    paths = {
+        "a file in the way": tmp_path / "file" / "tuning.db",
+        "in /proc": Path("/proc/fuseplan/tuning.db"),
+        "a long name": tmp_path / f"{'t' * 300}.db",
+    }
     if where == "a folder":
         (tmp_path / "tuning.db").mkdir()
         paths[where] = tmp_path / "tuning.db"

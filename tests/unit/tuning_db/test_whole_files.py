@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -48,3 +49,9 @@ def test_stdout_is_written_to_wherever_it_leads(tmp_path: Path) -> None:
         subprocess.run([sys.executable, "-c", code], stdout=out, check=True)
     assert (tmp_path / "out").read_text() == "all of it"
     assert os.readlink("/dev/stdout") == before
+
+
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="this system has no /dev/shm")
+def test_a_file_in_shared_memory_is_one_as_any() -> None:
+    with TemporaryDirectory(dir="/dev/shm") as folder:
+        test_what_stands_there_stays_where_writing_fails(Path(folder))
