@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from fuseplan.capture.names import name_of
 from fuseplan.capture.trace import write_trace
 from fuseplan.errors import FuseplanError, OptionError
 from fuseplan.log import logger
@@ -146,7 +147,7 @@ def tune_online(gm: Any, example_inputs: Sequence[Any], effort: str, store: Stor
     """
     if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_rank() != 0:
         return
-    trace = write_trace(gm, example_inputs)
+    trace = write_trace(gm, example_inputs, name_of(gm))
     refuse_promises(gm, example_inputs, trace)
     where = next((str(d) for d in devices_of(gm, example_inputs) if d.type == "cuda"), "cpu")
     logger.info("tuning program %s on %s, effort %s", trace.key[:12], where, effort)

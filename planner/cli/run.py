@@ -61,6 +61,7 @@ def run(
     options = {name: value for name, value in asked.items() if value not in (None, False, "off")}
     if file is not None:
         options["db"] = file
+        _check(file, "tune" in options)
     script = Script(words[0], words[1:], module)
     script.check()
     process = os.getpid()
@@ -74,6 +75,14 @@ def run(
         err=True,
     )
     raise SystemExit(code)
+
+
+def _check(file: Path, tuning: bool) -> None:
+    """Better no run than one without the plans that were meant. Who tunes may begin a database."""
+    from fuseplan.tuning_db import Store
+
+    opened = Store.open(os.environ, file).required(there=False) if tuning else Store.reading(os.environ, file)
+    opened.close()
 
 
 def _fields(watcher: Watcher, stats: dict[str, int], code: int) -> dict[str, Any]:

@@ -168,7 +168,7 @@ def _random_problem(name: str, got: Tensor, leaf: Leaf) -> str | None:
 def _root_mean_square(value: Tensor) -> float:
     """NaN where any element is, so that it is not close to anything."""
     total = sum(float(part.abs().square().sum()) for (part,) in _chunks(value))
-    return float((total / value.numel()) ** 0.5)
+    return float((total / max(1, value.numel())) ** 0.5)
 
 
 def _largest(value: Tensor, exact: Tensor) -> tuple[float, float]:
@@ -182,6 +182,7 @@ def _largest(value: Tensor, exact: Tensor) -> tuple[float, float]:
 
 
 def _chunks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The same part of each, wide, so many elements at a time."""
+    """The same part of each, wide, so many elements at a time; nothing of what has none."""
     for parts in zip(*(tensor.detach().reshape(-1).split(CHUNK) for tensor in tensors), strict=True):
-        yield tuple(part.to(torch.complex128 if part.is_complex() else torch.float64) for part in parts if part.numel())
+        if parts[0].numel():
+            yield tuple(part.to(torch.complex128 if part.is_complex() else torch.float64) for part in parts)

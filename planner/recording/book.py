@@ -117,10 +117,10 @@ class Recording:
 
             return meet(self, gm, example_inputs)
         except FuseplanError as error:
-            self.note(f"{self.called(_safe_name(gm))}: {error}")
+            self.note(f"{self.called(_name_of(gm))}: {error}")
         except Exception as error:  # noqa: BLE001 – whatever goes wrong is no concern of the script
             logger.warning("a program could not be recorded", exc_info=True)
-            self.note(f"{self.called(_safe_name(gm))}: {type(error).__name__}: {error}")
+            self.note(f"{self.called(_name_of(gm))}: {type(error).__name__}: {error}")
         return None
 
     def called(self, name: str) -> str:
@@ -199,10 +199,7 @@ def _times(trace: Trace) -> str:
     return f"{counted(trace.times, 'call')}, {seconds:.2f} s"
 
 
-def _safe_name(gm: Any) -> str:
-    try:
-        from fuseplan.recording.names import name_of
+def _name_of(gm: Any) -> str:
+    from fuseplan.capture.names import name_of  # brings torch, which the script may not need
 
-        return name_of(gm)
-    except Exception:  # noqa: BLE001 – a name is no reason to fail
-        return "a program"
+    return name_of(gm)

@@ -7,12 +7,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from fuseplan.capture.names import name_of
 from fuseplan.capture.trace import Trace, write_trace
 from fuseplan.capture.trace_values import observe
 from fuseplan.log import logger
 from fuseplan.recording.book import Entry, Recording
 from fuseplan.recording.counting import Counted, SizeReader, Sizes, Tally
-from fuseplan.recording.names import name_of
 from fuseplan.runtime.compiler import devices_of
 from fuseplan.tuning.subject import box_of
 

@@ -40,6 +40,8 @@ class Script:
         if not self.module:
             if not Path(self.target).exists():
                 raise OptionError(f"there is no script {self.target}")
+            if Path(self.target).is_dir() and not any(Path(self.target).glob("__main__.py*")):
+                raise OptionError(f"{self.target} is a folder with no __main__.py in it")
             return
         sys.path.insert(0, os.getcwd())
         try:

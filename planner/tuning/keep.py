@@ -154,7 +154,11 @@ def keep_prediction(
 def keep_failure(session: Session, of: Of, why: str, entries: Sequence[Entry], rows: Mapping[str, Row]) -> Tuned:
     """Write down what became of the defaults of a program for which there is no verdict."""
     keep_defaults(session, of, entries, rows)
-    return Tuned(of.key, of.name, of.launch, "failed", timed=_timings(entries, rows), detail=why)
+    bad = next(
+        (row for entry in entries if entry.default and (row := rows.get(entry.name)) and row.status != "ok"), None
+    )
+    told = why if bad is None or bad.detail in why else f"{why}: {bad.name}: {bad.status}, {bad.detail}"
+    return Tuned(of.key, of.name, of.launch, "failed", timed=_timings(entries, rows), detail=told)
 
 
 def recalled(trace: Trace, stored: StoredPlan) -> Tuned:

@@ -187,29 +187,44 @@ def _judged(
     """The verdict, if the race was against the best default, or one that ties with it; and which that is. `known` are the
     defaults in their order.
     """
-    ratios = {lane.name: lane.ratio for lane in result.lanes if lane.status == "ok" and lane.ratio is not None}
-    here = [entry for entry in racing if entry.default and entry.name in ratios]
+    times = _times(result)
+    here = [entry for entry in racing if entry.default and entry.name in times]
     incumbent = next(entry for entry in racing if entry.name == result.incumbent)
-    best = min(here, key=lambda entry: (ratios[entry.name], entry is not incumbent))
+    best = min(here, key=lambda entry: (times[entry.name], entry is not incumbent))
     winner = next(entry for entry in racing if entry.name == result.winner)
     if winner.default or result.noise > NOISY:
         stands = _first_of_equals(known, result)
         return Verdict(stands, stands, result, rows), stands
-    tied = ratios[best.name] * (1 + result.noise) >= 1.0
-    if best is incumbent or (tied and ratios[winner.name] * (1 + result.noise) < ratios[best.name]):
+    tied = times[best.name] * (1 + result.noise) >= 1.0
+    if best is incumbent or (tied and times[winner.name] * (1 + result.noise) < times[best.name]):
         return Verdict(winner, incumbent, result, rows), incumbent
     return None, best
 
 
+def _times(result: RaceResult) -> dict[str, float]:
+    """What each took, as a multiple of the incumbent: by the differences of what ran side by side. One that was dropped has few
+    of these, of which a single block that was disturbed would make anything; there it is by the medians.
+    """
+    base = result.lane(result.incumbent).medians
+    found = {}
+    for lane in result.lanes:
+        if lane.status == "ok" and lane.ratio is not None:
+            few = lane.medians if lane.dropped is not None else None
+            found[lane.name] = lane.ratio if few is None or base is None else few.wall_us / base.wall_us
+    return found
+
+
 def _first_of_equals(known: Sequence[Entry], result: RaceResult) -> Entry:
-    """The first of the defaults that none is faster than by more than the noise. What was dropped was much slower than
-    another, unless it was a plan that noise decides nothing for.
+    """The first of the defaults that none is faster than by more than the noise; where noise decides nothing, the first. What
+    was dropped was much slower than another.
     """
     noisy = result.noise > NOISY
-    lanes = {lane.name: lane for lane in result.lanes if lane.status == "ok" and (lane.dropped is None or noisy)}
-    able = [(entry, lanes[entry.name].ratio or 1.0) for entry in known if entry.name in lanes]
-    least = min(ratio for _, ratio in able)
-    return next(entry for entry, ratio in able if ratio <= least * (1 + result.noise))
+    times = _times(result)
+    able = [entry for entry in known if entry.name in times and (noisy or result.lane(entry.name).dropped is None)]
+    if noisy:
+        return able[0]
+    least = min(times[entry.name] for entry in able)
+    return next(entry for entry in able if times[entry.name] <= least * (1 + result.noise))
 
 
 def _may_win(entry: Entry, result: RaceResult) -> bool:

@@ -220,6 +220,15 @@ def leaves(**values: Tensor) -> dict[str, Tensor]:
     return dict(values)
 
 
+def test_what_has_no_elements_agrees() -> None:
+    """As what comes of a batch of none does."""
+    nothing = torch.empty(0, 8)
+    for other in (nothing, None):
+        wanted = expected(leaves(y=nothing), leaves(y=nothing.double()), {"y": other})
+        assert disagreement(leaves(y=nothing.clone()), wanted) is None
+        assert "shape" in str(disagreement(leaves(y=torch.empty(0, 7)), wanted))
+
+
 def test_eagers_own_error_is_the_measure() -> None:
     exact = torch.linspace(1, 2, 1000, dtype=torch.float64)
     eager = (exact + 1e-5 * torch.sin(1e4 * exact)).float()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from fuseplan.capture.trace import Trace
 from fuseplan.capture.trace_edit import identity
 from fuseplan.measure.jobs import RacePlans, VetRegion
-from fuseplan.measure.race import Lane, RaceResult
+from fuseplan.measure.race import Lane, RaceResult, Sample
 from fuseplan.models import Machine, Roofline
 from fuseplan.plan import SegmentedPlan, WholePlan
 from fuseplan.search.costs import region_of
@@ -286,3 +287,34 @@ def test_ties_go_to_torch_compile_and_noise_decides_nothing(
     assert verdict.winner.name == stands
     assert verdict.tuned == (stands == "cut")
     assert best is verdict.best_default
+
+
+@pytest.mark.parametrize("noise", [0.1, 1.8])
+def test_one_disturbed_block_makes_no_default_the_best(noise: float) -> None:
+    """Eager was dropped after two blocks; the first of Inductor's had to wait for something else on the machine."""
+
+    def lane(name: str, *walls: float, **more: Any) -> Lane:
+        return Lane(name, tuple(Sample(us, 0.0, us) for us in walls), **more)
+
+    lanes = (
+        lane("inductor", 7700.0, *[730.0] * 11, ratio=1.0),
+        lane("eager", 1100.0, 1110.0, dropped=2, ratio=0.46),
+        lane("cut", *[470.0] * 12, ratio=0.64),
+    )
+    racing = [plans.Entry(one.name, WholePlan("inductor"), default=one.name != "cut") for one in lanes]
+    result = RaceResult("inductor", "cut", noise, 12, lanes)
+    verdict, best = plans._judged(racing, result, {}, racing[:2])
+    assert verdict is not None
+    assert best.name == "inductor"
+    assert verdict.winner.name == ("cut" if noise < 1 else "inductor")
+
+
+def test_a_race_against_another_than_the_best_default_is_run_again() -> None:
+    lanes = (
+        Lane("inductor", ratio=0.7),
+        Lane("eager", ratio=1.0),
+        Lane("cut", ratio=0.6),
+    )
+    racing = [plans.Entry(one.name, WholePlan("inductor"), default=one.name != "cut") for one in lanes]
+    verdict, best = plans._judged(racing, RaceResult("eager", "cut", 0.05, 12, lanes), {}, racing[:2])
+    assert (verdict, best.name) == (None, "inductor")

@@ -148,7 +148,7 @@ def test_what_failed_is_told_and_not_tried_again_before_it_may_work(
 
     assert "no default of this launch runs here" in ran()
     asked = len(pool.jobs)
-    assert f"tuning {trace.key[:12]} failed on" in (why := ran())
+    assert "tuning scaled failed on" in (why := ran())
     assert f": inductor: error, planted; fuseplan tune {trace.key[:12]} --again tries once more" in why
     assert len(pool.jobs) == asked
     failed = show(trace.key[:8]).failed
@@ -217,8 +217,8 @@ def test_a_process_that_nobody_watches_says_when_tuning_begins_and_ends(
     if watched:
         assert lines == []
     else:
-        assert lines[0] == f"fuseplan: tuning {trace.key[:12]}, effort quick: about 1 min 12 s"
-        assert lines[1].startswith(f"fuseplan: {trace.key[:12]}, plain: tuned, ")
+        assert lines[0] == "fuseplan: tuning scaled, effort quick: about 1 min 12 s"
+        assert lines[1].startswith("fuseplan: scaled, plain: tuned, ")
         assert lines[1].endswith(" of inductor")
         assert len(lines) == 2
 

@@ -80,8 +80,7 @@ def check_file(path: Path) -> None:
         if stream is None:
             check_database(path)
             return
-        for line in islice(_lines(stream, Report()), 1):
-            _check_first(line, str(path))
+        _check_first(next(islice(_lines(stream, Report()), 1), ""), str(path))
 
 
 def check_database(path: Path, into: Database | None = None) -> None:

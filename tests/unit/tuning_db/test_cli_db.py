@@ -196,3 +196,11 @@ def test_an_export_says_what_stays_behind_and_an_import_brings_it_back(filled: P
     assert json.loads(db("export", part, "--db", filled, "--json").stdout)["damaged"] == 1
     assert "1 plan" in db("import", rows, "--db", filled).stdout
     assert db("check", "--db", filled).exit_code == 0
+
+
+def test_an_empty_file_is_no_export(tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").touch()
+    refused = db("import", tmp_path / "empty.jsonl", "--db", tmp_path / "a.db")
+    assert refused.exit_code == 2
+    assert refused.output.startswith(f"Error: {tmp_path / 'empty.jsonl'} is no export of fuseplan")
+    assert not (tmp_path / "a.db").exists()

@@ -14,6 +14,13 @@ _RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)")
 
 def name_of(gm: Any) -> str:
     """The name of what is being compiled now; of a graph alone, the name of the function that its first call stands in."""
+    try:
+        return _name_of(gm)
+    except Exception:  # noqa: BLE001 -- it is read off Dynamo's own frames, and a name is no reason to fail
+        return "program"
+
+
+def _name_of(gm: Any) -> str:
     root = _root()
     if root is not None:
         owner = root.f_locals.get("self")
