@@ -14,7 +14,9 @@ _INDUCTOR = (None, "inductor")
 
 @dataclass(frozen=True)
 class Ran:
-    """One program that was compiled: its name, its key or why it has none, the plan it runs under, and why that one."""
+    """One program that was compiled: its name, its key or why it has none, the plan it runs under, and why that one; and what
+    of the plan could not be had.
+    """
 
     name: str
     key: str | None
@@ -43,7 +45,7 @@ class Watcher:
         def then(compiled: Any) -> Any:
             self.unfinished.remove(name)
             new = programs_of(wrapper)[known:]
-            self.programs += [Ran(name, one.key, describe(one.plan), one.why) for one in new]
+            self.programs += [Ran(name, one.key, describe(one.plan), "; ".join([one.why, *one.remarks])) for one in new]
             return compiled
 
         return then

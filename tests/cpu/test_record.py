@@ -423,6 +423,14 @@ def test_what_torch_compiles_for_itself_is_left_to_it() -> None:
     assert_same(names["out"], torch.full((2,), 2.0))
 
 
+def test_a_launch_that_cannot_be_had_is_told() -> None:
+    with torch.no_grad(), fuseplan.run(plan="aten", launch="cudagraph") as watcher:
+        torch.compile(lambda x: x * 2)(torch.ones(2))
+    (program,) = watcher.programs
+    assert program.why.startswith("asked for by option; the inference graph runs without a CUDA graph: ")
+    assert program.why.endswith(" is on the cpu")
+
+
 def test_an_unknown_option_is_refused_before_anything_is_run() -> None:
     with pytest.raises(OptionError, match="there is no plan called"), fuseplan.run(plan="fastest"):
         raise AssertionError("this is not reached")
