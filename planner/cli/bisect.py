@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fuseplan.cli.options import as_json as json_option
+from fuseplan.cli.options import database as file_option
 from fuseplan.cli.options import look_into
 from fuseplan.cli.text import printable
 from fuseplan.errors import OptionError, PlanError
@@ -25,11 +27,11 @@ if TYPE_CHECKING:
 @click.option(
     "--plan", "plan", default="auto", show_default=True, help="A name, a file of JSON, or a stored plan's key."
 )
-@click.option("--db", "file", type=click.Path(path_type=Path), help="The file; else FUSEPLAN_DB, or the cache's.")
+@file_option
 @click.option("--unverified", is_flag=True, help="Also take a plan that has not raced here.")
 @click.option("--rtol", type=click.FloatRange(0), help="How far a result may be off, as a share of it …")
 @click.option("--atol", type=click.FloatRange(0), help="… and on top.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def bisect(
     case: str, plan: str, file: Path | None, unverified: bool, rtol: float | None, atol: float | None, as_json: bool
 ) -> None:

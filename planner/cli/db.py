@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from fuseplan.tuning_db.files import Database
     from fuseplan.tuning_db.upkeep import Problem, Repaired
 
-_F = TypeVar("_F", bound=Callable[..., Any])
 _SALVAGE_S = 3600.0
 """Who waits at a terminal for a damaged file gets all of it back."""
 _MENDS = {"file": "set the file aside and copy its good rows into a new one", "journal": "take that write back"}

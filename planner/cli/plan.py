@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
@@ -18,8 +17,6 @@ from fuseplan.graph.words import counted
 if TYPE_CHECKING:
     from fuseplan.tuning_db import Store, StoredPlan
     from fuseplan.tuning_db.words import Listed
-
-_F = TypeVar("_F", bound=Callable[..., Any])
 
 
 @click.group()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fuseplan.cli.options import database as file_option
 from fuseplan.cli.record import SCRIPT
 from fuseplan.cli.text import printable
 from fuseplan.graph.words import counted
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     epilog="Examples: fuseplan run train.py --steps 10; fuseplan run --db tuning.db --compile GPT2Block generate.py; "
     "fuseplan run --tune quick -m myproject.train",
 )
-@click.option("--db", "file", type=click.Path(path_type=Path), help="The database; else FUSEPLAN_DB, or the cache's.")
+@file_option
 @click.option(
     "--compile", "classes", multiple=True, metavar="CLASS",
     help="Also compile modules of this class: GPT2Block, or longer, modeling_gpt2.GPT2Block.",

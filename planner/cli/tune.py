@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from fuseplan.cli.options import as_json as json_option
+from fuseplan.cli.options import database as file_option
 from fuseplan.cli.text import printable
 from fuseplan.graph.words import counted
 
@@ -65,8 +67,8 @@ Examples:
     help="Keep the search there, for optuna-dashboard: sqlite:///study.db, or journal:study.log.",
 )  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Only list what would be tuned, in which order and why.")
-@click.option("--db", "file", type=click.Path(path_type=Path), help="The file; else FUSEPLAN_DB, or the cache's.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@file_option
+@json_option
 def tune(
     traces: tuple[str, ...], effort: str, launch: str, device: str | None, budget: str | None, top: int | None,
     again: bool, model: str, sampler: str, storage: str | None, dry_run: bool, file: Path | None, as_json: bool,
