@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
+from fuseplan.capture.compilations import is_last
 from fuseplan.capture.program import ProgramKey
 from fuseplan.capture.promised import EVERY, Span, promised_sizes
 from fuseplan.errors import FuseplanError, OptionError, StoreError
@@ -81,6 +82,11 @@ class Lookup:
         if self.identity.key is None:
             why = f"no plan can be stored for it, since {self.identity.why}"
             return self._untuned(why) if wanted else self.default(why)
+        if self._sizes() and is_last():
+            count("plan misses: outside the tuned sizes")
+            return self.default(
+                "it is the last program that Dynamo compiles of this function, and has to do for all sizes"
+            )
         answer = self._ask(self.identity.key)
         if isinstance(answer, Hit) or (isinstance(answer, Stale) and not wanted):
             return _known(answer)
@@ -148,8 +154,11 @@ class Lookup:
         return answer
 
     def _query(self, key: str) -> Query:
-        seen = {symbol.name: symbol.hint for symbol in self.identity.symbols.seen() if symbol.hint is not None}
-        return Query(key, self.here, self.options.launch, seen, self.options.unverified)
+        return Query(key, self.here, self.options.launch, self._sizes(), self.options.unverified)
+
+    def _sizes(self) -> dict[str, int]:
+        """The dynamic sizes that it is compiled with."""
+        return {symbol.name: symbol.hint for symbol in self.identity.symbols.seen() if symbol.hint is not None}
 
     def _within(self, answer: Hit | Stale | Miss, query: Query) -> Hit | Stale | Miss:
         """Note how far this answer holds, by the sides of the boxes that plans are for."""

@@ -21,7 +21,7 @@ def name_of(gm: Any) -> str:
 
 
 def _name_of(gm: Any) -> str:
-    root = _root()
+    root = translator()
     if root is not None:
         owner = root.f_locals.get("self")
         if root.f_code.co_filename == external_utils.__file__:  # around what is torch's own
@@ -37,7 +37,7 @@ def _name_of(gm: Any) -> str:
     return "program"
 
 
-def _root() -> Any:
+def translator() -> Any:
     """Dynamo's translator of the outermost frame, which is on the stack of whoever is called to compile."""
     frame = sys._getframe(1)
     while frame is not None:

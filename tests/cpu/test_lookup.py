@@ -252,6 +252,20 @@ def test_a_plan_of_a_dynamic_program_holds_in_its_box(own_database: Path, first:
     assert any("outside the tuned sizes: s0 = " in why for why in whys)
 
 
+def test_boxes_leave_the_last_program_that_dynamo_compiles_to_all_sizes(own_database: Path) -> None:
+    """Beyond its limit it would run eagerly."""
+    key = run(torch.randn(9, 8), torch.randn(3), f=two_sizes, dynamic=True).key
+    for high in (4, 8, 16, 32, 64):
+        keep(own_database, stored(key, sizes=Box.of({"s0": (high // 2 + 1, high)})))
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(recompile_limit=3):
+        compiled = fuseplan.compile(two_sizes, dynamic=True)
+        assert sized(compiled, 4, 7, 15, 31, 60, 3, 8, 100) == ["aten", "aten", "default"]
+        with torch.compiler.set_stance("fail_on_recompile"):
+            sized(compiled, 20, 50, 1000)
+    assert "has to do for all sizes" in programs(compiled)[-1].why
+
+
 @pytest.mark.parametrize(("low", "high", "plan"), [(10, 40, "aten"), (10, 80, "default"), (None, None, "aten")])
 def test_sizes_that_were_promised_to_vary_are_not_fenced_in(
     own_database: Path, low: int | None, high: int | None, plan: str
