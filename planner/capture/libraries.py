@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch._library import custom_ops
 
-from fuseplan.errors import ExecutorError
+from fuseplan.errors import ExecutorError, GraphError
 
 _TORCHS = ("aten", "prim", "prims", "quantized", "fuseplan")
 """Namespaces that are there wherever fuseplan is."""
@@ -33,6 +33,27 @@ def modules_of_operators() -> dict[str, str]:
     by_file = {file: name for name, one in modules.items() if (file := getattr(one, "__file__", None))}
     found = [(name, _home(name, by_file, list(modules))) for name in sorted(_registered())]
     return {name: module for name, module in found if module is not None and module not in _SCRIPTS}
+
+
+def brought(targets: Iterable[str]) -> dict[str, str]:
+    """The modules that brought the operators among the targets of a trace, as far as that is known.
+
+    >>> brought(["ops.aten.add.Tensor", "torch.add"])
+    {}
+    """
+    names = {"::".join(target.split(".")[1:3]) for target in targets if target.startswith("ops.")}
+    if all(name.partition("::")[0] in _TORCHS for name in names):
+        return {}
+    known = modules_of_operators()
+    return {name: known[name] for name in sorted(names) if name in known}
+
+
+def check_brought(modules: Mapping[str, str]) -> None:
+    """GraphError where an operator of a trace is not here, which says what brings it. A trace imports nothing by itself."""
+    for name, module in modules.items():
+        namespace, _, operation = name.partition("::")
+        if not hasattr(getattr(torch.ops, namespace, None), operation):
+            raise GraphError(f"there is no operator {name} here, which {module} brings: fuseplan --import {module}")
 
 
 def bring(text: str, modules: Mapping[str, str], path: Sequence[str] = ()) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fuseplan.capture.trace_calls import Calls, read_calls
@@ -19,6 +19,7 @@ from fuseplan.graph.limits import MAX_DOCUMENT, MAX_NESTING, MAX_RANK, short
 from fuseplan.graph.parse import load_json
 
 FORMAT = "fuseplan trace 1"
+_MODULE = re.compile(r"[A-Za-z_]\w{0,99}(\.[A-Za-z_]\w{0,99}){0,19}", re.ASCII)
 
 _MODES: Mapping[str, type] = {
     "autocast": dict,
@@ -61,6 +62,9 @@ class Trace:
     numerics: Mapping[str, Any] | None = None
     """The switches that say how exactly the process computed that met it, as `Numerics` has them; no part of its key."""
 
+    libraries: Mapping[str, str] = field(default_factory=dict)
+    """The modules that brought operators of other libraries, by the names of these; no part of its key."""
+
     @property
     def times(self) -> int:
         """How often it was called; once, if nobody counted."""
@@ -77,7 +81,8 @@ class Trace:
     def _document(self) -> dict[str, Any]:
         calls = {"calls": [one.fields() for one in self.calls]} if self.calls else {}
         numerics = {} if self.numerics is None else {"numerics": dict(self.numerics)}
-        return {"format": FORMAT, "key": self.key, "name": self.name, **calls, **numerics, **self.fields}
+        libraries = {"libraries": dict(self.libraries)} if self.libraries else {}
+        return {"format": FORMAT, "key": self.key, "name": self.name, **calls, **numerics, **libraries, **self.fields}
 
     @staticmethod
     def from_json(text: str) -> Trace:
@@ -93,8 +98,9 @@ class Trace:
         _check_format(document.pop("format"))
         key, name = (_expect(document.pop(part, None), str, f"the {part}") for part in ("key", "name"))
         calls, numerics = document.pop("calls", []), _numerics(document.pop("numerics", None))
+        libraries = _libraries(document.pop("libraries", {}))
         check_fields(document)
-        return Trace(key, name, document, read_calls(calls, document["symbols"]), numerics)
+        return Trace(key, name, document, read_calls(calls, document["symbols"]), numerics, libraries)
 
     def in_double(self) -> Trace:
         """The same program in double precision, of the same values: the reference for a check of numbers."""
@@ -115,6 +121,13 @@ def _numerics(found: object) -> Mapping[str, Any] | None:
     if numerics["matmul_precision"] not in PRECISIONS:
         raise GraphError(f"the precision of matrix products is {short(numerics['matmul_precision'])}")
     return numerics
+
+
+def _libraries(found: object) -> Mapping[str, str]:
+    for operator, module in _expect(found, dict, "the libraries").items():
+        if not isinstance(module, str) or _MODULE.fullmatch(module) is None:
+            raise GraphError(f"the library of {short(operator)} is no module's name: {short(module)}")
+    return dict(found)  # type: ignore[call-overload,no-any-return]
 
 
 def _check_format(found: object) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule
 
+from fuseplan.capture.libraries import check_brought
 from fuseplan.capture.trace_args import device_named, named
 from fuseplan.capture.trace_build import Builder
 from fuseplan.capture.trace_format import Trace, check_fields
@@ -117,6 +118,7 @@ def load_trace(trace: Trace, device: torch.device | str | None = None, seed: int
     [3]
     """
     check_fields(trace.fields)
+    check_brought(trace.libraries)
     base = torch.device(device) if device is not None else None
     kinds = {device_named(item["device"], None).type for item in trace.fields["inputs"] if "device" in item}
     if base is not None and base.type not in kinds and kinds:

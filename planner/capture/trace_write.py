@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from fuseplan.capture.libraries import brought
 from fuseplan.capture.numerics import Numerics
 from fuseplan.capture.program import program_key
 from fuseplan.capture.symbols import Symbols
@@ -38,7 +39,9 @@ def write_trace(gm: GraphModule, example_inputs: Sequence[Any], name: str = "") 
     key = program_key(gm, example_inputs)
     if key.key is None:
         raise GraphError(f"{name or 'the program'} cannot be traced: {key.why}")
-    return Trace(key.key, name, _Writer(gm, example_inputs).fields(), numerics=vars(Numerics.here()))
+    fields = _Writer(gm, example_inputs).fields()
+    libraries = brought(node["target"] for node in fields["nodes"] if isinstance(node.get("target"), str))
+    return Trace(key.key, name, fields, numerics=vars(Numerics.here()), libraries=libraries)
 
 
 class _Writer:

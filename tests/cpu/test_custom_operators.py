@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from torch import Tensor
 import fuseplan
 from fuseplan.capture.libraries import bring, modules_of_operators
 from fuseplan.capture.trace import Trace
-from fuseplan.errors import ExecutorError
+from fuseplan.errors import ExecutorError, GraphError
 from fuseplan.measure.environment import Flags
 from fuseplan.measure.jobs import Capture, Setup, Side, VetPlan
 from fuseplan.measure.pool import Workers
@@ -105,6 +106,13 @@ def test_only_what_a_trace_names_is_imported(tmp_path: Path, monkeypatch: pytest
         bring('{"target": "ops.some.op"}', modules)
 
 
+def test_a_trace_says_what_brings_its_operators(trace: Trace) -> None:
+    assert trace.libraries == {NAME: LIBRARY}
+    assert Trace.from_json(trace.to_text()) == trace
+    with pytest.raises(GraphError, match="the library of 'a::b' is no module's name: 'os; x'"):
+        Trace.from_json(replace(trace, libraries={"a::b": "os; x"}).to_json())
+
+
 def test_a_worker_runs_a_trace_with_an_operator_of_a_library(workers: Workers, trace: Trace) -> None:
     captured, vetted = workers.map(
         [Capture(trace.to_json()), VetPlan(trace.to_json(), Side("inductor", WholePlan("inductor")))]
@@ -150,6 +158,9 @@ def test_the_command_line_imports_what_it_is_told_to(trace: Trace, tmp_path: Pat
 
     without, brought, missing = tune(), tune("--import", LIBRARY), tune("--import", "no_such_module")
     assert (without.returncode, brought.returncode, missing.returncode) == (1, 1, 2)
-    assert "import the library that defines it (fuseplan --import MODULE)" in without.stdout + without.stderr
+    assert (
+        f"there is no operator {NAME} here, which {LIBRARY} brings: fuseplan --import {LIBRARY}"
+        in without.stdout + without.stderr
+    )
     assert "no graph of it can be cut" in brought.stdout + brought.stderr, "it was captured"
     assert "no_such_module cannot be imported" in missing.stderr
