@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic
 
 from benchmarks.fleet import STARTED
@@ -24,6 +24,11 @@ class LogProgress(Silent):
         """Failures alone are worth a line."""
         if text:
             self.note(text)
+
+    def waits(self, names: Sequence[str]) -> None:
+        """Whose turn is not over yet: a stage ends with the last."""
+        if names:
+            self.note(f"[{monotonic() - STARTED:7.1f} s] left: {', '.join(names)}")
 
     def note(self, text: str) -> None:
         """One line."""
