@@ -38,6 +38,9 @@ class Choice:
     stored: StoredPlan | None = None
 
 
+_LAST = "this is the last program that Dynamo compiles of its function, which has to do for all sizes"
+
+
 class Lookup:
     """The way from one Dynamo graph to its plan."""
 
@@ -74,6 +77,11 @@ class Lookup:
 
         return environment(self.device)
 
+    @cached_property
+    def _last(self) -> bool:
+        """Whether what is compiled now has to do for all sizes that are left."""
+        return bool(self._sizes()) and is_last()
+
     def choose(self) -> Choice:
         """The plan to run."""
         if self.options.plan is not None:
@@ -82,16 +90,13 @@ class Lookup:
         if self.identity.key is None:
             why = f"no plan can be stored for it, since {self.identity.why}"
             return self._untuned(why) if wanted else self.default(why)
-        if self._sizes() and is_last():
-            count("plan misses: outside the tuned sizes")
-            return self.default(
-                "it is the last program that Dynamo compiles of this function, and has to do for all sizes"
-            )
         answer = self._ask(self.identity.key)
         if isinstance(answer, Hit) or (isinstance(answer, Stale) and not wanted):
             return _known(answer)
         if not wanted or (isinstance(answer, Miss) and answer.reason == "disabled"):  # somebody said no
             return self.default(str(answer))
+        if self._last:
+            return self.default(f"{answer}; {_LAST}")
         if self.device.type not in _TUNED_DEVICES:
             return self._untuned(str(answer))
         return self._tune(answer)
@@ -169,9 +174,11 @@ class Lookup:
         promised = promised_sizes(self.gm, self.example_inputs, symbols)
         if isinstance(answer, Miss):
             outside = (_outside(box, query.sizes, promised) for box in self.store.boxes(query))
-            self._bounds = [bound for bound in outside if bound is not None]
+            self._bounds = [] if self._last else [bound for bound in outside if bound is not None]
             return answer
         spans = answer.plan.sizes.spans
+        if spans and self._last:
+            return Miss("outside the tuned sizes", f"plan {answer.plan.key[:12]} is for some alone, and {_LAST}")
         for name, low, high in spans:
             if not _may_hold(promised.get(name), low, high):
                 detail = f"{name} was promised to vary beyond {low}..{high}, which plan {answer.plan.key[:12]} is for"

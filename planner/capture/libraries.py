@@ -29,10 +29,7 @@ def modules_of_operators() -> dict[str, str]:
     >>> "aten::add" in modules_of_operators()
     False
     """
-    modules = dict(sys.modules)  # others may import meanwhile
-    by_file = {file: name for name, one in modules.items() if (file := getattr(one, "__file__", None))}
-    found = [(name, _home(name, by_file, list(modules))) for name in sorted(_registered())]
-    return {name: module for name, module in found if module is not None and module not in _SCRIPTS}
+    return _homes(_registered())
 
 
 def brought(targets: Iterable[str]) -> dict[str, str]:
@@ -42,10 +39,8 @@ def brought(targets: Iterable[str]) -> dict[str, str]:
     {}
     """
     names = {"::".join(target.split(".")[1:3]) for target in targets if target.startswith("ops.")}
-    if all(name.partition("::")[0] in _TORCHS for name in names):
-        return {}
-    known = modules_of_operators()
-    return {name: known[name] for name in sorted(names) if name in known}
+    others = {name for name in names if name.partition("::")[0] not in _TORCHS}
+    return _homes(others & _registered()) if others else {}
 
 
 def check_brought(modules: Mapping[str, str]) -> None:
@@ -94,6 +89,13 @@ def _registered() -> set[str]:
     listed = getattr(torch._C, "_dispatch_get_all_op_names", list)  # private: without it, nothing is known
     names = {name.partition(".")[0] for name in listed()}
     return {name for name in names if name.partition("::")[0] not in _TORCHS}
+
+
+def _homes(names: Iterable[str]) -> dict[str, str]:
+    modules = dict(sys.modules)  # others may import meanwhile
+    by_file = {file: name for name, one in modules.items() if (file := getattr(one, "__file__", None))}
+    found = [(name, _home(name, by_file, list(modules))) for name in sorted(names)]
+    return {name: module for name, module in found if module is not None and module not in _SCRIPTS}
 
 
 def _home(name: str, by_file: Mapping[str, str], modules: Sequence[str]) -> str | None:

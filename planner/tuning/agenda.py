@@ -142,11 +142,10 @@ def agenda_of(
             known_as = real_key(trace, store)
             timed = store.find_default_timings(known_as, kind.environment)
             walls = () if isinstance(timed, Miss) else timed
-            gains = (
-                expected(trace, model, able[kind], walls) if trace.key in near else [guessed(trace)] * len(able[kind])
-            )
+            here = able[kind]
+            gains = expected(trace, model, here, walls) if trace.key in near else [guessed(trace)] * len(here)
             there_already = measured(store, known_as, kind.environment)
-            for launch, gain in zip(able[kind], gains, strict=True):
+            for launch, gain in zip(here, gains, strict=True):
                 known = None if again else _known(store, kind, known_as, trace, launch)
                 took = 0.0 if known is not None else usual[kind]
                 items.append(Item(trace, launch, kind, gain, took, known, there_already))

@@ -218,11 +218,11 @@ def _first_of_equals(known: Sequence[Entry], result: RaceResult) -> Entry:
     """The first of the defaults that none is faster than by more than the noise; where noise decides nothing, the first. What
     was dropped was much slower than another.
     """
-    noisy = result.noise > NOISY
     times = _times(result)
-    able = [entry for entry in known if entry.name in times and (noisy or result.lane(entry.name).dropped is None)]
-    if noisy:
+    able = [entry for entry in known if entry.name in times]
+    if result.noise > NOISY:
         return able[0]
+    able = [entry for entry in able if result.lane(entry.name).dropped is None]
     least = min(times[entry.name] for entry in able)
     return next(entry for entry in able if times[entry.name] <= least * (1 + result.noise))
 

@@ -229,6 +229,10 @@ def test_a_region_that_will_not_compile_here_is_written_down_once(own_database: 
     assert store.plans()[0].status == "tuned"
 
 
+def two_others(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return (x * 3).cos().sum(0).sum() + y
+
+
 def sized(compiled: Callable[..., Any], *sizes: int) -> list[str]:
     """Under which plans the programs of these calls run, one for each that Dynamo compiled."""
     for size in sizes:
@@ -264,6 +268,9 @@ def test_boxes_leave_the_last_program_that_dynamo_compiles_to_all_sizes(own_data
         with torch.compiler.set_stance("fail_on_recompile"):
             sized(compiled, 20, 50, 1000)
     assert "has to do for all sizes" in programs(compiled)[-1].why
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(recompile_limit=1):  # of a program that nobody knows, the reason is that
+        assert "no plan is stored" in run(torch.randn(9, 8), torch.randn(3), f=two_others, dynamic=True).why
 
 
 @pytest.mark.parametrize(("low", "high", "plan"), [(10, 40, "aten"), (10, 80, "default"), (None, None, "aten")])
