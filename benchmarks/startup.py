@@ -93,6 +93,9 @@ def row_of(taken: Mapping[str, Any]) -> dict[str, Any]:
                 row.setdefault(side, {})[f"{caches}_s"] = seconds
                 row[side][f"{caches}_last"] = {key: reports[-1].get(key, {}) for key in ("kept", "spent")}
             for one in reports:
+                if "tuning" in one:  # what each program took, for whoever asks what the plans cost
+                    launches = one["tuning"]["launches"]
+                    row["tuned_s"] = {launch: [each["seconds"] for each in launches[launch]] for launch in launches}
                 if side == "fuseplan tuned" and "counted" in one and not one["counted"].get("plan hits"):
                     row["failed"].append(f"{caches}: the stored plan was not found: {one['counted']}")
     for caches, limit in LIMITS.items():

@@ -97,9 +97,11 @@ def test_startup_compares_medians_and_a_miss_is_a_failure() -> None:
     row = startup.row_of(
         {
             "torch.compile": {"warm": [{"first_s": 2.0}, {"first_s": 9.0}, {"first_s": 2.0}]},
+            "tune": {"cold": [{"tuning": {"launches": {"plain": [{"seconds": 60.0}, {"seconds": 20.0}]}}}]},
             "fuseplan tuned": {"warm": [{"first_s": 2.5, "counted": hit}, {"first_s": 2.5, "counted": miss}]},
         }
     )
     assert row["ratios"]["warm"] == {"ratio": 1.25, "limit": 1.3, "within": True}
+    assert row["tuned_s"] == {"plain": [60.0, 20.0]}
     assert row["failed"] == [f"warm: the stored plan was not found: {miss}"]
     assert startup._results({"tiny": row})["all within limits"] is False
