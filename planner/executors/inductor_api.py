@@ -116,6 +116,21 @@ def recall(key: str, patches: Mapping[str, Any]) -> Compiled | None:
     return _code(compiled)
 
 
+def recall_whole(key: str, example_inputs: Sequence[Any], role: str) -> Any:
+    """The code of a whole graph that Inductor's cache has under that key, as torch loads it itself; RuntimeError if none.
+
+    Within the compilation of the program, which is told of its strides.
+    """
+    constants, backward = CompiledFxGraphConstants(), role == "backward"
+    compiled, _ = FxGraphCache.load_with_key(key, [], example_inputs, True, None, backward, constants)
+    if compiled is None:
+        raise RuntimeError(f"Inductor's cache has no {key} any more")
+    told: Any = {"cudagraphs": BoxedBool(False), "is_backward": backward, "is_inference": role == "inference"}
+    compiled.post_compile(example_inputs, constants, told)
+    compiled._fx_graph_cache_key = key
+    return compiled
+
+
 @contextmanager
 def _isolated(mode: FakeTensorMode) -> Iterator[None]:
     """Compile as if alone: one at a time, whatever the caller is tracing, and whatever it has switched on."""

@@ -7,7 +7,7 @@ runs plain instead, which costs host time but no copy, and is counted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -30,6 +30,24 @@ SMALL = 64 * 1024
 """Bytes up to which an output is copied, for some microseconds: a loop that overwrites `loss` still holds the last one."""
 
 
+@dataclass(frozen=True)
+class CaptureFacts:
+    """What is known of a graph that its code may be captured by: plain data, which is as true in another process."""
+
+    role: str
+    refused: str | None = None
+    """Why it cannot be captured."""
+    device: int = 0
+    told: Mapping[str, Any] = field(default_factory=dict)
+    """What the trees are told of it."""
+    small: tuple[int, ...] = ()
+    """Positions of small outputs."""
+    made: Mapping[str, int] = field(default_factory=dict)
+    """What a forward makes for its backward: where it is among the outputs, by its name in both graphs."""
+    taken: tuple[int, ...] | None = None
+    """Where a backward has that among its arguments; None where it has not all of it, or has an order of its own."""
+
+
 class CudaGraphLaunch:
     """Wraps the callables of one program: the backward must know whether its forward could be captured."""
 
@@ -41,34 +59,41 @@ class CudaGraphLaunch:
 
     def wrap(self, role: str, gm: GraphModule, plain: Boxed) -> Boxed:
         """Return `plain` launched through a CUDA graph, or as it is where that cannot be; `refused` says why."""
-        return self.prepare(role, gm)(plain)
+        return self.wrapping(self.facts(role, gm))(plain)
 
-    def prepare(self, role: str, gm: GraphModule) -> Callable[[Boxed], Boxed]:
-        """Return what wraps the callable of `gm`, for a compiler that does not leave `gm` as it was."""
+    def facts(self, role: str, gm: GraphModule) -> CaptureFacts:
+        """What there is to know of `gm`, for a compiler that does not leave it as it was. The forward's come first."""
         reason = _obstacle(gm) or (self.refused if role == "backward" else None)
         if reason is not None:
-            self.refused = reason
-            count("graphs not captured")
-            self.remarks.append(f"the {role} graph runs without a CUDA graph: {reason}")
-            logger.warning(self.remarks[-1])
-            return self._plain_backward if role == "backward" else _as_it_is
-        self.device = device = _device_index(gm)
-        capture = partial(
-            cudagraphify,
-            static_input_idxs=_static_inputs(role, gm),
-            device_index=device,
-            stack_traces=get_stack_traces(gm),
-            is_backward=role == "backward",
-            is_inference=role == "inference",
-            placeholders=get_placeholder_info(gm.graph),
-            mutated_input_idxs=tuple(find_input_mutations(gm.graph)),
-        )
+            return CaptureFacts(role, reason)
+        told = {
+            "static_input_idxs": _static_inputs(role, gm),
+            "stack_traces": get_stack_traces(gm),
+            "is_backward": role == "backward",
+            "is_inference": role == "inference",
+            "placeholders": get_placeholder_info(gm.graph),
+            "mutated_input_idxs": tuple(find_input_mutations(gm.graph)),
+        }
+        device = _device_index(gm)
         if role == "backward":
-            follows = self.made.in_backward(gm)
+            return CaptureFacts(role, None, device, told, taken=self.made.taken_by(gm))
+        return CaptureFacts(role, None, device, told, _small_outputs(gm), _made_by(gm))
+
+    def wrapping(self, facts: CaptureFacts) -> Callable[[Boxed], Boxed]:
+        """What wraps the callable of the graph that the facts are of."""
+        if facts.refused is not None:
+            self.refused = facts.refused
+            count("graphs not captured")
+            self.remarks.append(f"the {facts.role} graph runs without a CUDA graph: {facts.refused}")
+            logger.warning(self.remarks[-1])
+            return self._plain_backward if facts.role == "backward" else _as_it_is
+        self.device = device = facts.device
+        capture: Callable[[Boxed], Any] = partial(cudagraphify, device_index=device, **facts.told)
+        if facts.role == "backward":
+            follows = self.made.follows(facts.taken)
             return lambda plain: _guard_backward(capture(plain), plain, device, follows)
-        self.made = _Made.by(gm)
-        small, made = _small_outputs(gm), self.made
-        return lambda plain: _guard_forward(capture(plain), plain, device, small, made)
+        self.made = made = _Made(facts.made)
+        return lambda plain: _guard_forward(capture(plain), plain, device, facts.small, made)
 
     def _plain_backward(self, plain: Boxed) -> Boxed:
         """The backward of a captured forward ends its step, whether captured itself or not."""
@@ -93,28 +118,22 @@ class _Made:
     and back since. A view of a parameter, which is saved just as well, would say nothing.
     """
 
-    outputs: dict[str, int] = field(default_factory=dict)
+    outputs: Mapping[str, int] = field(default_factory=dict)
     """By its name in both graphs, where it is among the forward's outputs."""
     places: set[tuple[int, ...]] = field(default_factory=set)
     """Where captured forwards have put all of it."""
 
-    @staticmethod
-    def by(gm: GraphModule) -> _Made:
-        """What a forward graph makes."""
-        nodes: Any = gm.graph.output_node().args[0]
-        metadata = _metadata()
-        first = len(nodes) if metadata is None else metadata.num_forward
-        given = {_storage(node) for node in gm.graph.find_nodes(op="placeholder")}
-        storages = {i: _storage(nodes[i]) for i in range(first, len(nodes))}
-        return _Made({nodes[i].name: i for i, storage in storages.items() if storage not in {None, *given}})
-
-    def in_backward(self, gm: GraphModule) -> Callable[[Sequence[Any]], bool]:
-        """What says of the arguments of a backward whether its forward was captured; True where it has made nothing."""
+    def taken_by(self, gm: GraphModule) -> tuple[int, ...] | None:
+        """Where a backward graph has all of it among its arguments, in the order of `outputs`."""
         names = {node.name: i for i, node in enumerate(gm.graph.find_nodes(op="placeholder"))}
-        order = [names[name] for name in self.outputs if name in names]
-        if len(order) < len(self.outputs):  # an order of its own; such a backward is never captured
+        order = tuple(names[name] for name in self.outputs if name in names)
+        return order if len(order) == len(self.outputs) else None
+
+    def follows(self, taken: tuple[int, ...] | None) -> Callable[[Sequence[Any]], bool]:
+        """What says of the arguments of a backward whether its forward was captured; True where it has made nothing."""
+        if taken is None:  # such a backward is never captured
             return lambda args: False
-        return lambda args: not order or tuple(args[i].data_ptr() for i in order) in self.places
+        return lambda args: not taken or tuple(args[i].data_ptr() for i in taken) in self.places
 
     def note(self, outputs: Sequence[Any], device: int) -> None:
         """Take note of where a forward has put what it made, unless the trees had reasons of their own not to capture it."""
@@ -125,6 +144,16 @@ class _Made:
         manager = get_manager(device, create_if_none_exists=False)
         if manager is not None and manager._get_cuda_graph_recorded_tensor_checker()(made[0]):
             self.places.add(places)
+
+
+def _made_by(gm: GraphModule) -> dict[str, int]:
+    """What a forward graph makes for its backward."""
+    nodes: Any = gm.graph.output_node().args[0]
+    metadata = _metadata()
+    first = len(nodes) if metadata is None else metadata.num_forward
+    given = {_storage(node) for node in gm.graph.find_nodes(op="placeholder")}
+    storages = {i: _storage(nodes[i]) for i in range(first, len(nodes))}
+    return {nodes[i].name: i for i, storage in storages.items() if storage not in {None, *given}}
 
 
 def _storage(node: Any) -> StorageWeakRef | None:
@@ -151,16 +180,16 @@ def _guard_forward(captured: Boxed, plain: Boxed, device: int, small: Sequence[i
     return _boxed(call)
 
 
-def _small_outputs(gm: GraphModule) -> list[int]:
+def _small_outputs(gm: GraphModule) -> tuple[int, ...]:
     """Positions of the outputs that a caller gets and that are small; not what is saved for the backward."""
     nodes: Any = gm.graph.output_node().args[0]
     values = [node.meta.get("val") if isinstance(node, Node) else None for node in nodes]
     inputs = set(gm.graph.find_nodes(op="placeholder"))
-    return [
+    return tuple(
         i
         for i, value in enumerate(values[: _returned(nodes)])
         if isinstance(value, torch.Tensor) and nodes[i] not in inputs and _is_small(value)
-    ]
+    )
 
 
 def _returned(outputs: Sequence[Any]) -> int:

@@ -1,6 +1,7 @@
-"""Segmented programs in AOTAutograd's cache: with them there, the next process neither traces nor cuts them again.
+"""Programs in AOTAutograd's cache: with them there, the next process neither traces nor cuts them again.
 
-What is kept of a graph is data: the Graph as JSON, its regions, and the names under which Inductor's cache has their code.
+What is kept of a graph is data: the Graph as JSON, its regions, and the names under which Inductor's cache has their code;
+or, of one that Inductor has whole, that name alone. How it is captured in a CUDA graph, if it is, is data just as well.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from fuseplan import __version__
 from fuseplan.executors import executors
 from fuseplan.executors.flat import Boxed
 from fuseplan.graph import Graph
-from fuseplan.plan import SegmentedPlan
+from fuseplan.plan import SegmentedPlan, WholePlan
 from fuseplan.runtime import torch_cache
 from fuseplan.runtime.attention import known_to_torchs_cache
 from fuseplan.runtime.record import Program
@@ -40,16 +41,55 @@ _recall: ContextVar[Recall | None] = ContextVar("recall", default=None)
 class Kept(OutputCode):
     """A compiled graph: a function here, and in torch's cache what that function is made of."""
 
-    def __init__(self, role: str, call: Boxed, why_not: str | None = None) -> None:
+    def __init__(self, role: str, call: Boxed, why_not: str | None = None, facts: Any = None) -> None:
         super().__init__()
         self.role = role
         self.call: Boxed | None = call
         self.why_not = why_not
-        self.graph: Graph | str | None = None
-        self.regions: tuple[tuple[Any, ...], ...] = ()
+        self.facts = facts
+        """What it is captured in a CUDA graph by; None where it is launched as it is."""
+        self.inputs: Sequence[Any] = ()
+        """Of a graph that torch has just read: what it is compiled for."""
         self._boxed_call = True  # AOTAutograd's mark for the list convention
 
-    def of(self, graph: Graph, segmentation: Segmentation, known: dict[Region, KeptRegion]) -> Kept:
+    def __call__(self, inputs: Sequence[Any]) -> Any:
+        return self.call(inputs)  # type: ignore[misc, arg-type]
+
+    def prepare_for_serialization(self) -> None:
+        """Torch calls it on a copy that it is about to write. What this raises means that it writes nothing."""
+        self.call = None
+        if self.why_not is not None:
+            raise NotToBeKept(self.why_not)
+
+    def post_compile(self, example_inputs: Any, constants: Any, graph_kwargs: Any) -> None:
+        """Torch calls it on what it has read. What this raises means that the program is compiled anew."""
+        recall = _recall.get()
+        if recall is None:
+            raise RuntimeError("a program of fuseplan's is loaded by somebody else")
+        self.inputs = example_inputs
+        call = recall(self)
+        self.inputs = ()
+        self.call = torch_cache.not_traced(call) if self.role == "backward" else call
+
+    def set_triton_bundle(self, triton_bundle: Any) -> None:
+        """Inductor bundles the kernels of what it compiles itself."""
+
+
+class KeptCode(Kept):
+    """A graph that Inductor has whole: in torch's cache, the name under which Inductor's own has its code."""
+
+    def __init__(self, role: str, call: Boxed, key: str | None, facts: Any = None) -> None:
+        super().__init__(role, call, None if key else "Inductor does not keep it", facts)
+        self.key = key
+
+
+class KeptCut(Kept):
+    """A graph that a plan has cut: in torch's cache, the Graph and its regions."""
+
+    graph: Graph | str | None = None
+    regions: tuple[tuple[Any, ...], ...] = ()
+
+    def of(self, graph: Graph, segmentation: Segmentation, known: dict[Region, KeptRegion]) -> KeptCut:
         """Itself, with what it takes to make `call` again."""
         self.graph = graph
         self.regions = tuple(
@@ -58,27 +98,17 @@ class Kept(OutputCode):
         )
         return self
 
-    def __call__(self, inputs: Sequence[Any]) -> Any:
-        return self.call(inputs)  # type: ignore[misc, arg-type]
-
     def prepare_for_serialization(self) -> None:
-        """Torch calls it on a copy that it is about to write. What this raises means that it writes nothing."""
-        self.call = None
-        if self.why_not is not None or not isinstance(self.graph, Graph):
-            raise NotToBeKept(self.why_not or "it was kept before")
+        """With the Graph as text."""
+        super().prepare_for_serialization()
+        if not isinstance(self.graph, Graph):
+            raise NotToBeKept("it was kept before")
         self.graph = self.graph.to_json()
 
     def post_compile(self, example_inputs: Any, constants: Any, graph_kwargs: Any) -> None:
-        """Torch calls it on what it has read. What this raises means that the program is compiled anew."""
-        recall = _recall.get()
-        if recall is None:
-            raise RuntimeError("a program of fuseplan's is loaded by somebody else")
-        call = recall(self)
-        self.call = torch_cache.not_traced(call) if self.role == "backward" else call
-        self.graph = None  # long text, which whoever keeps the entry has anyway
-
-    def set_triton_bundle(self, triton_bundle: Any) -> None:
-        """Inductor bundles the kernels of each region itself."""
+        """Without the Graph then: long text, which whoever keeps the entry has anyway."""
+        super().post_compile(example_inputs, constants, graph_kwargs)
+        self.graph = None
 
     def cut(self) -> tuple[Segmentation, dict[Region, KeptRegion]]:
         """The regions as they were, and what is known of them."""
@@ -97,19 +127,21 @@ def recalled_by(recall: Recall) -> Iterator[None]:
         _recall.reset(token)
 
 
-def tag(plan: SegmentedPlan, gm: GraphModule, example_inputs: Sequence[Any], program: Program) -> str | None:
+def tag(
+    plan: SegmentedPlan | WholePlan, gm: GraphModule, example_inputs: Sequence[Any], program: Program
+) -> str | None:
     """What the key has to hold beside what torch puts into it; None where the program is not to be kept.
 
     Torch's own key has the Dynamo graph, the inputs, its version and settings, and the machine.
     """
-    if plan.launch != "plain" or program.fuel is not None or program.key is None or not torch_cache.is_on():
+    if program.fuel is not None or program.key is None or not torch_cache.is_on():
         return None
     if any(_is_symbolic(value) for value in example_inputs):
         return None
     with known_to_torchs_cache(plan):
         if not torch_cache.takes(gm):
             return None
-    named = {region.executor for part in plan.parts for region in part.segmentation.regions} | {plan.greedy or "aten"}
+    named = _executors_of(plan)
     known = executors()
     if any(name not in known or known[name].available() is not None for name in named):
         return None  # what cannot be had is said again at each start
@@ -120,8 +152,21 @@ def tag(plan: SegmentedPlan, gm: GraphModule, example_inputs: Sequence[Any], pro
         plan.to_json(),
         {name: known[name].version() for name in sorted(named)},
         settings(),
+        _static_inputs(gm) if plan.launch != "plain" else None,
     ]
     return f"fuseplan {hashlib.sha256(json.dumps(decides).encode()).hexdigest()}"
+
+
+def _executors_of(plan: SegmentedPlan | WholePlan) -> set[str]:
+    if isinstance(plan, WholePlan):
+        return {plan.executor}
+    return {region.executor for part in plan.parts for region in part.segmentation.regions} | {plan.greedy or "aten"}
+
+
+def _static_inputs(gm: GraphModule) -> list[int]:
+    """The inputs that Dynamo promises to keep their addresses, by which a graph is captured: torch's key says nothing of them."""
+    told = (node.meta.get("tensor_dict") or {} for node in gm.graph.find_nodes(op="placeholder"))
+    return [i for i, one in enumerate(told) if one.get("_dynamo_static_input_type")]
 
 
 def _is_symbolic(value: object) -> bool:

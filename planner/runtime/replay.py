@@ -26,4 +26,4 @@ def replay(plan: Plan, gm: GraphModule, example_inputs: Sequence[Any], program: 
     one = Fusion("whole program", plan.executor, plan.mode)
     if plan.executor != "eager" and program.fuel is not None and not program.fuel.take(one):
         plan = WholePlan("eager")
-    return compile_whole(plan, gm, example_inputs, program.remarks)
+    return compile_whole(plan, gm, example_inputs, program)

@@ -23,7 +23,7 @@ from fuseplan.graph import Graph
 from fuseplan.plan import SegmentedPlan
 from fuseplan.runtime import kept, torch_cache
 from fuseplan.runtime.attention import known_to_torchs_cache
-from fuseplan.runtime.kept import Kept, recalled_by
+from fuseplan.runtime.kept import Kept, KeptCut, recalled_by
 from fuseplan.runtime.record import GraphRecord, Program
 from fuseplan.runtime.regions import KeptRegion, RegionCompiler, segmentation_of
 from fuseplan.runtime.torch_cache import Compiler
@@ -69,17 +69,21 @@ def _kept(
 ) -> Callable[..., Any]:
     """The same through AOTAutograd's cache: nothing is traced or cut that another process has."""
 
+    launch = _launch(plan, program)
+
     def compiler(role: str) -> Compiler:
         def compile_graph(aot_gm: GraphModule, _: Sequence[Any]) -> Kept:
             with torch_cache.not_keeping(tag):
-                return _compile_to_keep(plan, role, aot_gm, program)
+                return _compile_to_keep(plan, role, aot_gm, program, launch)
 
         return torch_cache.serializable(compile_graph)
 
     def recall(found: Kept) -> Boxed:
+        assert isinstance(found, KeptCut)
         # as AOTAutograd calls a compiler: some compile by running things, which must not do so as the program would
         with torch_cache.not_keeping(tag), torch.no_grad(), torch._C._DisableAutocast():
-            return _recall(found, program)
+            call = _recall(found, program)
+            return call if launch is None else launch.wrapping(found.facts)(call)
 
     with torch_cache.keeping(tag), recalled_by(recall), known_to_torchs_cache(plan):
         return _trace(plan, gm, example_inputs, compiler)
@@ -114,7 +118,9 @@ def _compile_graph(
     return compiled if launch is None else launch.wrap(role, gm, compiled)
 
 
-def _compile_to_keep(plan: SegmentedPlan, role: str, gm: GraphModule, program: Program) -> Kept:
+def _compile_to_keep(
+    plan: SegmentedPlan, role: str, gm: GraphModule, program: Program, launch: CudaGraphLaunch | None
+) -> Kept:
     try:
         captured = capture_fx(gm)
         found = _carry_out(plan, role, captured, program)
@@ -130,7 +136,11 @@ def _compile_to_keep(plan: SegmentedPlan, role: str, gm: GraphModule, program: P
         why_not = "it holds a large constant"
     if found.segmentation is None:
         why_not = "its plan does not fit"
-    kept = Kept(role, found.call, why_not)
+    if launch is None:
+        kept = KeptCut(role, found.call, why_not)
+    else:
+        facts = launch.facts(role, gm)
+        kept = KeptCut(role, launch.wrapping(facts)(found.call), why_not, facts)
     return kept if found.segmentation is None else kept.of(graph, found.segmentation, found.known)
 
 
@@ -141,7 +151,7 @@ def _raising(error: FuseplanError) -> Boxed:
     return call
 
 
-def _recall(kept: Kept, program: Program) -> Boxed:
+def _recall(kept: KeptCut, program: Program) -> Boxed:
     """What runs a graph that another process compiled under the same plan, and as if it had been compiled here."""
     captured = recalled(Graph.from_json(str(kept.graph)))
     segmentation, known = kept.cut()

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import GraphModule
 
 from fuseplan.executors.flat import Boxed
 from fuseplan.plan import WholePlan
+from fuseplan.runtime import kept, torch_cache
 from fuseplan.runtime.attention import known_to_torchs_cache
 from fuseplan.runtime.eager import run_eagerly
+from fuseplan.runtime.kept import Kept, KeptCode, recalled_by
+from fuseplan.runtime.record import Program
+
+if TYPE_CHECKING:
+    from fuseplan.runtime.cudagraph import CudaGraphLaunch
 
 Callee = Callable[..., Any]
 
 
-def compile_whole(plan: WholePlan, gm: GraphModule, example_inputs: Sequence[Any], remarks: list[str]) -> Callee:
-    """Return what runs `gm` under eager, or under torch.compile's own Inductor; `remarks` gets what could not be had."""
+def compile_whole(plan: WholePlan, gm: GraphModule, example_inputs: Sequence[Any], program: Program) -> Callee:
+    """Return what runs `gm` under eager, or under torch.compile's own Inductor; the program gets what could not be had."""
     if plan.executor == "eager":
         return run_eagerly(gm)
     # The import takes seconds and a machine without a compiler never needs it.
@@ -29,32 +37,54 @@ def compile_whole(plan: WholePlan, gm: GraphModule, example_inputs: Sequence[Any
         with known_to_torchs_cache(plan):
             compiled: Any = compile_fx(gm, list(example_inputs), config_patches=patches)
         return compiled  # type: ignore[no-any-return]
-    # AOTAutograd's cache keeps what Inductor gave, not what is wrapped around it.
-    with torch._functorch.config.patch(enable_autograd_cache=False):
-        inner: Any = _captured_compiler(remarks)
+    from fuseplan.runtime.cudagraph import CudaGraphLaunch
+
+    launch, tag = CudaGraphLaunch(program.remarks), kept.tag(plan, gm, example_inputs, program)
+    inner: Any = partial(_compile_captured, launch, tag)
+    with _keeping(plan, launch, tag):
         captured: Any = compile_fx(gm, list(example_inputs), inner, config_patches=patches)
     return captured  # type: ignore[no-any-return]
 
 
-def _captured_compiler(remarks: list[str]) -> Callable[..., Boxed]:
+@contextmanager
+def _keeping(plan: WholePlan, launch: CudaGraphLaunch, tag: str | None) -> Iterator[None]:
+    """AOTAutograd's cache by itself would keep what Inductor gave, and not what is wrapped around it."""
+    if tag is None:
+        with torch._functorch.config.patch(enable_autograd_cache=False):
+            yield
+        return
+
+    def recall(found: Kept) -> Boxed:
+        from fuseplan.executors.inductor_api import recall_whole
+
+        assert isinstance(found, KeptCode)
+        with torch_cache.not_keeping(tag):
+            code = recall_whole(str(found.key), found.inputs, found.role)
+        return launch.wrapping(found.facts)(_boxed(code))
+
+    with torch_cache.keeping(tag), recalled_by(recall), known_to_torchs_cache(plan):
+        yield
+
+
+def _compile_captured(
+    launch: CudaGraphLaunch, tag: str | None, gm: GraphModule, example_inputs: Sequence[Any], **options: Any
+) -> Callee:
     """Inductor's compiler of one graph, launched through CUDA graphs as any plan is."""
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.utils import BoxedBool
 
-    from fuseplan.runtime.cudagraph import CudaGraphLaunch
-
-    launch = CudaGraphLaunch(remarks)
-
-    def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], **options: Any) -> Boxed:
-        role = "backward" if options.get("is_backward") else "inference" if options.get("is_inference") else "forward"
-        wrap = launch.prepare(role, gm)  # before Inductor takes the graph apart
-        options["cudagraphs"] = BoxedBool(False)
+    role = "backward" if options.get("is_backward") else "inference" if options.get("is_inference") else "forward"
+    facts = launch.facts(role, gm)  # before Inductor takes the graph apart
+    options["cudagraphs"] = BoxedBool(False)
+    with nullcontext() if tag is None else torch_cache.not_keeping(tag):
         code: Any = compile_fx_inner(gm, example_inputs, **options)
+    call = launch.wrapping(facts)(_boxed(code))
+    return call if tag is None else KeptCode(role, call, getattr(code, "_fx_graph_cache_key", None), facts)
 
-        def call(args: list[Any]) -> Any:
-            return code(args)
 
-        call._boxed_call = True  # type: ignore[attr-defined]
-        return wrap(call)
+def _boxed(code: Callee) -> Boxed:
+    def call(args: list[Any]) -> Any:
+        return code(args)
 
-    return compile_graph
+    call._boxed_call = True  # type: ignore[attr-defined]
+    return call

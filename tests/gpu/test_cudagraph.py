@@ -10,6 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
+from torch._inductor.utils import fresh_cache
 
 import fuseplan
 
@@ -142,10 +144,8 @@ def test_training(launch: Callable[..., Any], set_to_none: bool, accumulate: int
         close(mine, theirs)
 
 
-def test_training_is_captured_there_and_back(launch: Callable[..., Any]) -> None:
-    """Though the backward is given views of parameters, which are of no graph's memory."""
-    net = model()
-    compiled = launch(net)
+def assert_captured(net: nn.Module, compiled: Callable[..., Any]) -> None:
+    """Forward and backward of a step, in every step."""
     x = torch.randn(32, 64, device="cuda")
     before = fuseplan.stats()
     for _ in range(6):
@@ -158,6 +158,28 @@ def test_training_is_captured_there_and_back(launch: Callable[..., Any]) -> None
         net.zero_grad()
         compiled(x).square().mean().backward()
     assert sum(event.count for event in profile.key_averages() if event.key == "cudaGraphLaunch") == 2
+
+
+def test_training_is_captured_there_and_back(launch: Callable[..., Any]) -> None:
+    """Though the backward is given views of parameters, which are of no graph's memory."""
+    net = model()
+    assert_captured(net, launch(net))
+
+
+def test_what_the_next_process_finds_is_captured_too(launch: Callable[..., Any]) -> None:
+    with fresh_cache(), torch._functorch.config.patch(enable_autograd_cache=True):
+        for word in ("saved", "hit"):
+            torch._dynamo.reset()
+            counters.clear()
+            net = model()
+            assert_captured(net, launch(net))
+            assert counters["aot_autograd"][f"autograd_cache_{word}"] == 1
+            twin = copy.deepcopy(net)
+            x = torch.randn(32, 64, device="cuda")
+            for module, call in ((net, launch(net)), (twin, twin)):
+                module.zero_grad()
+                call(x).square().mean().backward()
+            assert_same_gradients(net, twin)
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])

@@ -1,0 +1,158 @@
+"""Programs launched through CUDA graphs in AOTAutograd's cache, seen without a GPU: capturing is played by a stub."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.utils import counters
+from torch._inductor.utils import fresh_cache
+from torch.testing import assert_close
+
+from fuseplan.backend import programs_of
+from fuseplan.explain import compiled_by
+from fuseplan.plan import AnchorChoice, Plan, SegmentedPlan, WholePlan
+from fuseplan.runtime import cudagraph, regions
+
+PLANS: dict[str, Plan] = {
+    "whole": WholePlan("inductor", launch="cudagraph"),
+    "whole, searched": WholePlan("inductor", "max-autotune-no-cudagraphs", launch="cudagraph"),
+    "cut": SegmentedPlan(greedy="inductor", launch="cudagraph"),
+}
+
+
+class Captures:
+    """What torch was told of each graph that it was to capture."""
+
+    def __init__(self) -> None:
+        self.told: list[dict[str, Any]] = []
+        self.refused: str | None = None
+
+    def cudagraphify(self, plain: Any, **told: Any) -> Any:
+        self.told.append(told)
+        return plain
+
+
+@pytest.fixture
+def captures(monkeypatch: pytest.MonkeyPatch) -> Iterator[Captures]:
+    found = Captures()
+    monkeypatch.setattr(cudagraph, "get_manager", lambda *args, **options: None)
+    monkeypatch.setattr(cudagraph, "cudagraphify", found.cudagraphify)
+    monkeypatch.setattr(cudagraph, "_obstacle", lambda gm: found.refused)
+    monkeypatch.setattr(cudagraph, "_device_index", lambda gm: 3)
+    with fresh_cache(), torch._functorch.config.patch(enable_autograd_cache=True):
+        yield found
+
+
+class Block(torch.nn.Module):
+    """Dropout, a buffer that is written to, two outputs, of which one is small, and a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(64, 64)
+        self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        assert isinstance(self.steps, Tensor)
+        self.steps.add_(1)
+        y = torch.nn.functional.dropout(self.inner(x).relu(), 0.5)
+        return y.square().mean(), (y * 2).sin().t()
+
+
+def started(plan: Plan, train: bool = True, static: bool = False) -> tuple[dict[str, int], list[Tensor], list[str]]:
+    """What torch's cache says, what is computed, and what was remarked, where a process starts with it."""
+    torch._dynamo.reset()
+    counters.clear()
+    regions._live.clear()
+    torch.manual_seed(0)
+    model, x = Block(), torch.randn(256, 64, requires_grad=train)
+    if static:
+        torch._dynamo.mark_static_address(x, guard=False)
+    compiled = torch.compile(model, backend="fuseplan", options={"plan": plan})
+    with torch.set_grad_enabled(train):
+        found = list(compiled(x))
+        if train:
+            found[0].backward()
+            found += [x.grad, *(p.grad for p in model.parameters())]  # type: ignore[list-item]
+    told = counters["aot_autograd"]
+    (one,) = programs_of(compiled_by(compiled))
+    result = [tensor.detach() for tensor in (*found, *model.buffers())]
+    return {word: told[f"autograd_cache_{word}"] for word in ("hit", "miss", "saved", "bypass")}, result, one.remarks
+
+
+MISSED = {"hit": 0, "miss": 1, "saved": 1, "bypass": 0}
+HIT = {"hit": 1, "miss": 0, "saved": 0, "bypass": 0}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("name", PLANS)
+def test_the_next_process_captures_the_same_and_traces_nothing(captures: Captures, name: str, train: bool) -> None:
+    told, expected, _ = started(PLANS[name], train)
+    assert told == MISSED
+    first, captures.told = captures.told, []
+    assert [one["is_backward"] for one in first] == ([False, True] if train else [False])
+    assert {one["device_index"] for one in first} == {3}
+    told, actual, _ = started(PLANS[name], train)
+    assert told == HIT
+    assert counters["inductor"]["fxgraph_cache_miss"] == 0
+    assert captures.told == first
+    assert_close(actual, expected, rtol=0, atol=0)
+
+
+@pytest.mark.slow
+def test_a_graph_that_cannot_be_captured_is_not_in_the_next_process_either(captures: Captures) -> None:
+    captures.refused = "it is on the moon"
+    first = started(PLANS["whole"])
+    second = started(PLANS["whole"])
+    assert (first[0], second[0]) == (MISSED, HIT)
+    assert not captures.told
+    assert first[2] == second[2]
+    assert len(second[2]) == 2
+    assert_close(second[1], first[1], rtol=0, atol=0)
+
+
+@pytest.mark.slow
+def test_an_input_that_keeps_its_address_is_another_program(captures: Captures) -> None:
+    for static, expected in ((False, MISSED), (True, MISSED), (False, HIT), (True, HIT)):
+        captures.told.clear()
+        assert started(PLANS["whole"], train=False, static=static)[0] == expected
+        assert (len(captures.told[0]["static_input_idxs"]) == 4) is static
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["whole", "cut"])
+def test_code_that_is_gone_is_compiled_anew(captures: Captures, name: str) -> None:
+    _, expected, _ = started(PLANS[name])
+    shutil.rmtree(Path(torch._inductor.runtime.cache_dir_utils.cache_dir()) / "fxgraph")
+    _, actual, _ = started(PLANS[name])
+    assert_close(actual, expected, rtol=0, atol=0)
+    assert counters["inductor"]["fxgraph_cache_miss"] > 0
+    assert [one["is_backward"] for one in captures.told[-2:]] == [False, True]
+
+
+@pytest.mark.slow
+def test_a_plan_of_another_launch_shares_inductors_code_and_not_the_entry(captures: Captures) -> None:
+    assert started(WholePlan("inductor"))[0]["hit"] == 0
+    assert started(PLANS["whole"])[0] == MISSED
+    assert counters["inductor"]["fxgraph_cache_miss"] == 0
+
+
+def test_plans_with_attention_of_their_own_are_kept_too(captures: Captures) -> None:
+    def attend(q: Tensor) -> Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+
+    plan = WholePlan("inductor", anchors=(AnchorChoice(0, "flash"),), launch="cudagraph")
+    for word in ("saved", "hit"):
+        torch._dynamo.reset()
+        counters.clear()
+        q = torch.ones(1, 2, 4, 8)
+        with torch.no_grad():
+            found = torch.compile(attend, backend="fuseplan", options={"plan": plan})(q)
+        assert counters["aot_autograd"][f"autograd_cache_{word}"] == 1
+        assert_close(found, q)
