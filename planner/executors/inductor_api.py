@@ -15,6 +15,7 @@ import torch
 from torch._dynamo.convert_frame import compile_lock
 from torch._guards import TracingContext, tracing
 from torch._inductor import config
+from torch._inductor.async_compile import CompiledTritonKernels
 from torch._inductor.codecache import FxGraphCache
 from torch._inductor.compile_fx import _recursive_joint_graph_passes, compile_fx_inner
 from torch._inductor.cpp_builder import get_cpp_compiler
@@ -117,14 +118,14 @@ def recall(key: str, patches: Mapping[str, Any]) -> Compiled | None:
 
 
 def recall_whole(key: str, example_inputs: Sequence[Any], role: str) -> Any:
-    """The code of a whole graph that Inductor's cache has under that key, as torch loads it itself; RuntimeError if none.
-
-    Within the compilation of the program, which is told of its strides.
+    """The code of a whole graph that Inductor's cache has under that key, as torch loads it itself, or None. It is for the
+    compilation of a program that is going on.
     """
+    CompiledTritonKernels.cache_clear()
     constants, backward = CompiledFxGraphConstants(), role == "backward"
     compiled, _ = FxGraphCache.load_with_key(key, [], example_inputs, True, None, backward, constants)
     if compiled is None:
-        raise RuntimeError(f"Inductor's cache has no {key} any more")
+        return None
     told: Any = {"cudagraphs": BoxedBool(False), "is_backward": backward, "is_inference": role == "inference"}
     compiled.post_compile(example_inputs, constants, told)
     compiled._fx_graph_cache_key = key

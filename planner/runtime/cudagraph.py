@@ -81,11 +81,14 @@ class CudaGraphLaunch:
 
     def wrapping(self, facts: CaptureFacts) -> Callable[[Boxed], Boxed]:
         """What wraps the callable of the graph that the facts are of."""
-        if facts.refused is not None:
+        if facts.role != "backward":
             self.refused = facts.refused
-            count("graphs not captured")
-            self.remarks.append(f"the {facts.role} graph runs without a CUDA graph: {facts.refused}")
-            logger.warning(self.remarks[-1])
+        if facts.refused is not None:
+            remark = f"the {facts.role} graph runs without a CUDA graph: {facts.refused}"
+            if remark not in self.remarks:  # which it is where a forward was recalled, and its backward could not be
+                count("graphs not captured")
+                self.remarks.append(remark)
+                logger.warning(remark)
             return self._plain_backward if facts.role == "backward" else _as_it_is
         self.device = device = facts.device
         capture: Callable[[Boxed], Any] = partial(cudagraphify, device_index=device, **facts.told)

@@ -13,12 +13,14 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx import GraphModule
 
 from fuseplan import __version__
+from fuseplan.capture.targets import NAMESPACES
 from fuseplan.executors import executors
 from fuseplan.executors.flat import Boxed
 from fuseplan.graph import Graph
@@ -31,25 +33,27 @@ from fuseplan.runtime.settings import settings
 from fuseplan.runtime.torch_cache import NotToBeKept, OutputCode
 from fuseplan.segment import Region, Segmentation
 
+if TYPE_CHECKING:
+    from fuseplan.runtime.cudagraph import CaptureFacts
+
 _DECIDES = ("capture", "executors", "graph", "runtime", "segment", "plan.py")
 """The parts of fuseplan that have a say in what a program becomes."""
 
-Recall = Callable[["Kept"], Boxed]
+Recall = Callable[["Kept", Sequence[Any]], Boxed]
+"""Makes a function of what was kept, for such inputs."""
 _recall: ContextVar[Recall | None] = ContextVar("recall", default=None)
 
 
 class Kept(OutputCode):
     """A compiled graph: a function here, and in torch's cache what that function is made of."""
 
-    def __init__(self, role: str, call: Boxed, why_not: str | None = None, facts: Any = None) -> None:
+    def __init__(self, role: str, call: Boxed, why_not: str | None = None, facts: CaptureFacts | None = None) -> None:
         super().__init__()
         self.role = role
         self.call: Boxed | None = call
         self.why_not = why_not
         self.facts = facts
         """What it is captured in a CUDA graph by; None where it is launched as it is."""
-        self.inputs: Sequence[Any] = ()
-        """Of a graph that torch has just read: what it is compiled for."""
         self._boxed_call = True  # AOTAutograd's mark for the list convention
 
     def __call__(self, inputs: Sequence[Any]) -> Any:
@@ -66,9 +70,7 @@ class Kept(OutputCode):
         recall = _recall.get()
         if recall is None:
             raise RuntimeError("a program of fuseplan's is loaded by somebody else")
-        self.inputs = example_inputs
-        call = recall(self)
-        self.inputs = ()
+        call = recall(self, example_inputs)
         self.call = torch_cache.not_traced(call) if self.role == "backward" else call
 
     def set_triton_bundle(self, triton_bundle: Any) -> None:
@@ -78,7 +80,7 @@ class Kept(OutputCode):
 class KeptCode(Kept):
     """A graph that Inductor has whole: in torch's cache, the name under which Inductor's own has its code."""
 
-    def __init__(self, role: str, call: Boxed, key: str | None, facts: Any = None) -> None:
+    def __init__(self, role: str, call: Boxed, key: str | None, facts: CaptureFacts) -> None:
         super().__init__(role, call, None if key else "Inductor does not keep it", facts)
         self.key = key
 
@@ -117,6 +119,15 @@ class KeptCut(Kept):
         return Segmentation(tuple(regions)), known
 
 
+def raising(error: Exception) -> Boxed:
+    """What a backward is that could not be compiled: ahead of time for the cache alone, so the error comes when it is called."""
+
+    def call(args: list[Any]) -> Any:
+        raise error
+
+    return call
+
+
 @contextmanager
 def recalled_by(recall: Recall) -> Iterator[None]:
     """While it lasts, `recall` makes functions of what torch finds in its cache."""
@@ -136,7 +147,7 @@ def tag(
     """
     if program.fuel is not None or program.key is None or not torch_cache.is_on():
         return None
-    if any(_is_symbolic(value) for value in example_inputs):
+    if any(_is_symbolic(value) for value in example_inputs) or _has_others_operators(gm):
         return None
     with known_to_torchs_cache(plan):
         if not torch_cache.takes(gm):
@@ -163,8 +174,16 @@ def _executors_of(plan: SegmentedPlan | WholePlan) -> set[str]:
     return {region.executor for part in plan.parts for region in part.segmentation.regions} | {plan.greedy or "aten"}
 
 
+def _has_others_operators(gm: GraphModule) -> bool:
+    """Whether operators of other libraries are called, of which no key tells what they do in the backward, or in a capture."""
+    graphs = [module.graph for module in gm.modules() if isinstance(module, GraphModule)]
+    targets = {node.target for graph in graphs for node in graph.nodes if node.op == "call_function"}
+    names = {str(target) for target in targets if isinstance(target, (OpOverload, OpOverloadPacket))}
+    return any(name.partition(".")[0] not in NAMESPACES for name in names)
+
+
 def _static_inputs(gm: GraphModule) -> list[int]:
-    """The inputs that Dynamo promises to keep their addresses, by which a graph is captured: torch's key says nothing of them."""
+    """The inputs that Dynamo promises to keep their addresses, by which a graph is captured: not every torch has them in its key."""
     told = (node.meta.get("tensor_dict") or {} for node in gm.graph.find_nodes(op="placeholder"))
     return [i for i, one in enumerate(told) if one.get("_dynamo_static_input_type")]
 

@@ -23,7 +23,7 @@ from fuseplan.graph import Graph
 from fuseplan.plan import SegmentedPlan
 from fuseplan.runtime import kept, torch_cache
 from fuseplan.runtime.attention import known_to_torchs_cache
-from fuseplan.runtime.kept import Kept, KeptCut, recalled_by
+from fuseplan.runtime.kept import Kept, KeptCut, raising, recalled_by
 from fuseplan.runtime.record import GraphRecord, Program
 from fuseplan.runtime.regions import KeptRegion, RegionCompiler, segmentation_of
 from fuseplan.runtime.torch_cache import Compiler
@@ -68,7 +68,6 @@ def _kept(
     plan: SegmentedPlan, gm: GraphModule, example_inputs: Sequence[Any], program: Program, tag: str
 ) -> Callable[..., Any]:
     """The same through AOTAutograd's cache: nothing is traced or cut that another process has."""
-
     launch = _launch(plan, program)
 
     def compiler(role: str) -> Compiler:
@@ -78,12 +77,12 @@ def _kept(
 
         return torch_cache.serializable(compile_graph)
 
-    def recall(found: Kept) -> Boxed:
+    def recall(found: Kept, _: Sequence[Any]) -> Boxed:
         assert isinstance(found, KeptCut)
         # as AOTAutograd calls a compiler: some compile by running things, which must not do so as the program would
         with torch_cache.not_keeping(tag), torch.no_grad(), torch._C._DisableAutocast():
             call = _recall(found, program)
-            return call if launch is None else launch.wrapping(found.facts)(call)
+            return call if launch is None or found.facts is None else launch.wrapping(found.facts)(call)
 
     with torch_cache.keeping(tag), recalled_by(recall), known_to_torchs_cache(plan):
         return _trace(plan, gm, example_inputs, compiler)
@@ -127,7 +126,7 @@ def _compile_to_keep(
     except FuseplanError as error:
         if role != "backward":
             raise
-        return Kept(role, _raising(error), str(error))  # compiled ahead of time, for the cache alone
+        return Kept(role, raising(error), str(error))
     graph = captured.graph
     why_not = next(iter(graph.opaque), None)
     if graph.symbols:
@@ -137,25 +136,18 @@ def _compile_to_keep(
     if found.segmentation is None:
         why_not = "its plan does not fit"
     if launch is None:
-        kept = KeptCut(role, found.call, why_not)
+        made = KeptCut(role, found.call, why_not)
     else:
         facts = launch.facts(role, gm)
-        kept = KeptCut(role, launch.wrapping(facts)(found.call), why_not, facts)
-    return kept if found.segmentation is None else kept.of(graph, found.segmentation, found.known)
+        made = KeptCut(role, launch.wrapping(facts)(found.call), why_not, facts)
+    return made if found.segmentation is None else made.of(graph, found.segmentation, found.known)
 
 
-def _raising(error: FuseplanError) -> Boxed:
-    def call(args: list[Any]) -> Any:
-        raise error
-
-    return call
-
-
-def _recall(kept: KeptCut, program: Program) -> Boxed:
+def _recall(found: KeptCut, program: Program) -> Boxed:
     """What runs a graph that another process compiled under the same plan, and as if it had been compiled here."""
-    captured = recalled(Graph.from_json(str(kept.graph)))
-    segmentation, known = kept.cut()
-    compiler = RegionCompiler(captured, kept.role, known=known)
+    captured = recalled(Graph.from_json(str(found.graph)))
+    segmentation, known = found.cut()
+    compiler = RegionCompiler(captured, found.role, known=known)
     return _finish(captured, compiler, compiler.compile(segmentation), program)
 
 

@@ -19,6 +19,7 @@ missing: str | None = None
 try:
     from torch._functorch._aot_autograd.aot_autograd_result import GenericCompiledBackward
     from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache as NotToBeKept
+    from torch._functorch._aot_autograd.autograd_cache import FXGraphCacheMiss as NotThere
     from torch._functorch._aot_autograd.autograd_cache import check_cacheable, should_use_local_autograd_cache
     from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler
     from torch._inductor.output_code import OutputCode
@@ -33,10 +34,11 @@ try:
     _DISABLES_BACKWARDS = "post_compile" in vars(GenericCompiledBackward)  # from torch 2.12 on
 except (ImportError, AttributeError) as error:
     missing = str(error)
-    OutputCode, NotToBeKept = object, RuntimeError  # type: ignore[misc, assignment]
+    OutputCode, NotToBeKept, NotThere = object, RuntimeError, RuntimeError  # type: ignore[misc, assignment]
 
 __all__ = [
     "Compiler",
+    "NotThere",
     "NotToBeKept",
     "OutputCode",
     "is_on",

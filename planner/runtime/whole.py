@@ -15,7 +15,7 @@ from fuseplan.plan import WholePlan
 from fuseplan.runtime import kept, torch_cache
 from fuseplan.runtime.attention import known_to_torchs_cache
 from fuseplan.runtime.eager import run_eagerly
-from fuseplan.runtime.kept import Kept, KeptCode, recalled_by
+from fuseplan.runtime.kept import Kept, KeptCode, raising, recalled_by
 from fuseplan.runtime.record import Program
 
 if TYPE_CHECKING:
@@ -54,13 +54,16 @@ def _keeping(plan: WholePlan, launch: CudaGraphLaunch, tag: str | None) -> Itera
             yield
         return
 
-    def recall(found: Kept) -> Boxed:
+    def recall(found: Kept, inputs: Sequence[Any]) -> Boxed:
         from fuseplan.executors.inductor_api import recall_whole
 
         assert isinstance(found, KeptCode)
+        assert found.facts is not None
         with torch_cache.not_keeping(tag):
-            code = recall_whole(str(found.key), found.inputs, found.role)
-        return launch.wrapping(found.facts)(_boxed(code))
+            code = recall_whole(str(found.key), inputs, found.role)
+        if code is None:
+            raise torch_cache.NotThere(f"Inductor's cache has no {found.key} any more")
+        return launch.wrapping(found.facts)(_called(code))
 
     with torch_cache.keeping(tag), recalled_by(recall), known_to_torchs_cache(plan):
         yield
@@ -76,13 +79,18 @@ def _compile_captured(
     role = "backward" if options.get("is_backward") else "inference" if options.get("is_inference") else "forward"
     facts = launch.facts(role, gm)  # before Inductor takes the graph apart
     options["cudagraphs"] = BoxedBool(False)
-    with nullcontext() if tag is None else torch_cache.not_keeping(tag):
-        code: Any = compile_fx_inner(gm, example_inputs, **options)
-    call = launch.wrapping(facts)(_boxed(code))
+    try:
+        with nullcontext() if tag is None else torch_cache.not_keeping(tag):
+            code: Any = compile_fx_inner(gm, example_inputs, **options)
+    except Exception as error:  # a compiler fails with anything
+        if tag is None or role != "backward":
+            raise
+        return Kept(role, raising(error), str(error))
+    call = launch.wrapping(facts)(_called(code))
     return call if tag is None else KeptCode(role, call, getattr(code, "_fx_graph_cache_key", None), facts)
 
 
-def _boxed(code: Callee) -> Boxed:
+def _called(code: Callee) -> Boxed:
     def call(args: list[Any]) -> Any:
         return code(args)
 

@@ -11,7 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
+from torch._inductor import compile_fx
 from torch._inductor.utils import fresh_cache
+from torch.fx import GraphModule
 from torch.testing import assert_close
 
 from fuseplan.backend import programs_of
@@ -134,6 +136,56 @@ def test_code_that_is_gone_is_compiled_anew(captures: Captures, name: str) -> No
     assert_close(actual, expected, rtol=0, atol=0)
     assert counters["inductor"]["fxgraph_cache_miss"] > 0
     assert [one["is_backward"] for one in captures.told[-2:]] == [False, True]
+    assert started(PLANS[name])[0] == HIT
+
+
+@pytest.mark.slow
+def test_a_backward_whose_code_is_gone_is_said_once_not_to_be_captured(captures: Captures) -> None:
+    captures.refused = "it is on the moon"
+    first = started(PLANS["whole"])[2]
+    folders = Path(torch._inductor.runtime.cache_dir_utils.cache_dir()).glob("fxgraph/*/*")
+    shutil.rmtree(max(folders, key=lambda path: path.stat().st_mtime_ns))
+    told, _, remarks = started(PLANS["whole"])
+    assert told["hit"] == 0
+    assert remarks == first
+
+
+@pytest.mark.slow
+def test_a_backward_that_fails_to_compile_is_the_business_of_who_calls_it(
+    captures: Captures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is compiled with its forward, which may be all that anybody wants."""
+    compile_one = compile_fx.compile_fx_inner
+
+    def failing(gm: GraphModule, *args: Any, **options: Any) -> Any:
+        if options.get("is_backward"):
+            raise RuntimeError("no kernel for this machine")
+        return compile_one(gm, *args, **options)
+
+    monkeypatch.setattr(compile_fx, "compile_fx_inner", failing)
+    x = torch.randn(4, 8, requires_grad=True)
+    torch._dynamo.reset()
+    found = torch.compile(lambda x: x.sin() * x, backend="fuseplan", options={"plan": PLANS["whole"]})(x)
+    assert_close(found, x.sin() * x)
+    with pytest.raises(RuntimeError, match="no kernel for this machine"):
+        found.sum().backward()
+
+
+def test_operators_of_other_libraries_are_never_kept(captures: Captures) -> None:
+    """No key says what their backward is, or whether they may be captured."""
+    with torch.library._scoped_library("other", "FRAGMENT") as library:
+        library.define("twice(Tensor x) -> Tensor")
+        library.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")
+        library.impl("twice", lambda x: torch.empty_like(x), "Meta")
+        for _ in range(2):
+            torch._dynamo.reset()
+            counters.clear()
+            compiled = torch.compile(
+                lambda x: torch.ops.other.twice(x).sin(), backend="fuseplan", options={"plan": PLANS["whole"]}
+            )
+            with torch.no_grad():
+                assert_close(compiled(torch.ones(4)), torch.full((4,), 2.0).sin())
+            assert not counters["aot_autograd"]["autograd_cache_saved"]
 
 
 @pytest.mark.slow
