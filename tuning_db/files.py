@@ -23,6 +23,7 @@ from fuseplan.tuning_db.migrations import differences, migrate, version
 _T = TypeVar("_T")
 Identity = tuple[int, int]
 """Device and inode: which file a path means."""
+_NOWHERE: Identity = (-1, -1)
 Repair = Callable[[Path, Identity], None]
 
 SQL_ERRORS = (sqlite3.Error, UnicodeDecodeError)
@@ -235,7 +236,13 @@ class Database:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise Unwritable(f"{self.path.parent} cannot be made: {error.strerror}") from None
-        connection = self._connect(create)
+        try:
+            connection = self._connect(create)
+        except sqlite3.OperationalError:
+            self._identity = (
+                None  # it was there, and is not to be had: deleted since, and what comes next may get its inode
+            )
+            raise
         try:
             self._prepare(connection, create)
         except BaseException:

@@ -30,7 +30,8 @@ try:
     _SETTINGS = {"bundled_autograd_cache": True, "force_non_lazy_backward_lowering": True}
     for _name in _SETTINGS:
         getattr(_functorch, _name)
-    _ = _compiler.cache_key_tag, _inductor.fx_graph_cache
+    _compilation: Any = import_module("torch._functorch._aot_autograd.graph_compile")
+    _ = _compiler.cache_key_tag, _inductor.fx_graph_cache, _compilation.collect_bw_donated_buffer_idxs
     _DISABLES_BACKWARDS = "post_compile" in vars(GenericCompiledBackward)  # from torch 2.12 on
 except (ImportError, AttributeError) as error:
     missing = str(error)
@@ -46,6 +47,7 @@ __all__ = [
     "missing",
     "not_keeping",
     "not_traced",
+    "overwriting_nothing",
     "serializable",
     "takes",
 ]
@@ -84,11 +86,23 @@ def serializable(compiler: Compiler) -> Compiler:
 def keeping(tag: str) -> Iterator[None]:
     """While it lasts, what AOTAutograd makes is looked for and kept with all that `tag` stands for in the key.
 
-    The code of both graphs is kept in the entry itself, and so the backward has to be there when the forward is kept.
+    The code of both graphs is kept in the entry itself, and so the backward has to be there when the forward is kept. It is
+    compiled before anybody can know whether it will be called once, and so may not overwrite what its forward saved.
     """
     own = f"{_compiler.cache_key_tag} {tag}"
-    with _functorch.patch(_SETTINGS), _compiler.patch(cache_key_tag=own):
+    with _functorch.patch(_SETTINGS), _compiler.patch(cache_key_tag=own), _donating_nothing():
         yield
+
+
+@contextmanager
+def _donating_nothing() -> Iterator[None]:
+    """The switch donated_buffer would not do: switched off, it leaves what says at each call that a graph may not be retained."""
+    collect = _compilation.collect_bw_donated_buffer_idxs
+    _compilation.collect_bw_donated_buffer_idxs = lambda *args: []
+    try:
+        yield
+    finally:
+        _compilation.collect_bw_donated_buffer_idxs = collect
 
 
 @contextmanager
@@ -99,6 +113,13 @@ def not_keeping(tag: str) -> Iterator[None]:
         return
     before = _compiler.cache_key_tag.removesuffix(f" {tag}")
     with _functorch.patch(dict.fromkeys(_SETTINGS, False)), _compiler.patch(cache_key_tag=before):
+        yield
+
+
+@contextmanager
+def overwriting_nothing() -> Iterator[None]:
+    """Inductor's cache would give a backward that overwrites what its forward saved for one that may not: it has one name for both."""
+    with _compiler.patch(cache_key_tag=f"{_compiler.cache_key_tag} fuseplan's, which overwrites nothing"):
         yield
 
 

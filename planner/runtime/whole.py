@@ -80,7 +80,7 @@ def _compile_captured(
     facts = launch.facts(role, gm)  # before Inductor takes the graph apart
     options["cudagraphs"] = BoxedBool(False)
     try:
-        with nullcontext() if tag is None else torch_cache.not_keeping(tag):
+        with _apart(tag, role):
             code: Any = compile_fx_inner(gm, example_inputs, **options)
     except Exception as error:  # a compiler fails with anything
         if tag is None or role != "backward":
@@ -88,6 +88,16 @@ def _compile_captured(
         return Kept(role, raising(error), str(error))
     call = launch.wrapping(facts)(_called(code))
     return call if tag is None else KeptCode(role, call, getattr(code, "_fx_graph_cache_key", None), facts)
+
+
+@contextmanager
+def _apart(tag: str | None, role: str) -> Iterator[None]:
+    """As Inductor is to see it, whose own cache is shared with programs of other plans."""
+    if tag is None:
+        yield
+        return
+    with torch_cache.not_keeping(tag), torch_cache.overwriting_nothing() if role == "backward" else nullcontext():
+        yield
 
 
 def _called(code: Callee) -> Boxed:

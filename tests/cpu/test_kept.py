@@ -231,6 +231,21 @@ def test_what_cannot_be_kept_goes_its_way_as_ever(caches: None, monkeypatch: pyt
     assert_close(started()[1], found)
 
 
+@pytest.mark.parametrize("plan", ["aten", "inductor-greedy"])
+def test_a_graph_may_be_retained(caches: None, plan: str) -> None:
+    """Torch lets a backward overwrite what its forward saved if nobody retains it when it is compiled: here that is before."""
+    for word in ("saved", "hit"):
+        torch._dynamo.reset()
+        counters.clear()
+        x, w = torch.randn(8, 8), torch.randn(8, 8, requires_grad=True)
+        out = torch.compile(chain, backend="fuseplan", options={"plan": plan})(x, w).sum()
+        (once,) = torch.autograd.grad(out, w, retain_graph=True)
+        (twice,) = torch.autograd.grad(out, w)
+        assert_close(twice, once, rtol=0, atol=0)
+        assert_close(once, torch.autograd.grad(chain(x, w).sum(), w)[0])
+        assert counters["aot_autograd"][f"autograd_cache_{word}"] == 1
+
+
 def counting(x: Tensor, w: Tensor) -> Tensor:
     return w[x > 0].sum() + w
 

@@ -114,6 +114,22 @@ def _hits(path: Path) -> None:
     assert isinstance(store_at(path).find_plan(question()), Hit)
 
 
+def test_a_file_that_is_replaced_as_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By one that gets its inode, so that it looks like the same."""
+    path, tries = tmp_path / "tuning.db", []
+    fill(store_at(path))
+
+    def connect(*arguments: Any, **more: Any) -> Any:
+        tries.append(arguments)
+        if len(tries) == 1:
+            raise sqlite3.OperationalError("unable to open database file")
+        return CONNECT(*arguments, **more)
+
+    monkeypatch.setattr(sqlite3, "connect", connect)
+    _hits(path)
+    assert len(tries) == 2
+
+
 def test_what_is_asked_before_and_beside_a_lookup(tmp_path: Path, text: str) -> None:
     path = tmp_path / "tuning.db"
     fill(store_at(path))
