@@ -238,10 +238,9 @@ class Database:
                 raise Unwritable(f"{self.path.parent} cannot be made: {error.strerror}") from None
         try:
             connection = self._connect(create)
-        except sqlite3.OperationalError:
-            self._identity = (
-                None  # it was there, and is not to be had: deleted since, and what comes next may get its inode
-            )
+        except sqlite3.OperationalError as error:
+            if "unable to open" in str(error):  # it may have been deleted since, and the next one have its inode
+                self._identity = _NOWHERE
             raise
         try:
             self._prepare(connection, create)
