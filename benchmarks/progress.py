@@ -27,8 +27,7 @@ class LogProgress(Silent):
 
     def waits(self, names: Sequence[str]) -> None:
         """Whose turn is not over yet: a stage ends with the last."""
-        if names:
-            self.note(f"[{monotonic() - STARTED:7.1f} s] left: {', '.join(names)}")
+        self.note(f"[{monotonic() - STARTED:7.1f} s] left: {', '.join(names) or 'nobody, but the racer perhaps'}")
 
     def note(self, text: str) -> None:
         """One line."""
