@@ -23,7 +23,7 @@ from torch._inductor.cpu_vec_isa import pick_vec_isa
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.exc import InvalidCxxCompiler
 from torch._inductor.output_code import CompiledFxGraphConstants
-from torch._inductor.utils import BoxedBool
+from torch._inductor.utils import BoxedBool, get_donated_idxs
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -130,6 +130,11 @@ def recall_whole(key: str, example_inputs: Sequence[Any], role: str) -> Any:
     compiled.post_compile(example_inputs, constants, told)
     compiled._fx_graph_cache_key = key
     return compiled
+
+
+def may_overwrite() -> bool:
+    """Whether the backward that is compiled now may overwrite what its forward saved, as torch has decided."""
+    return bool(get_donated_idxs())
 
 
 @contextmanager

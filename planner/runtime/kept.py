@@ -122,8 +122,11 @@ class KeptCut(Kept):
 def raising(error: Exception) -> Boxed:
     """What a backward is that could not be compiled: ahead of time for the cache alone, so the error comes when it is called."""
 
+    trace = error.__traceback__
+
     def call(args: list[Any]) -> Any:
-        raise error
+        args.clear()
+        raise error.with_traceback(trace)  # else it would remember each call, and what was saved for it
 
     return call
 
@@ -148,6 +151,10 @@ def tag(
     if program.fuel is not None or program.key is None or not torch_cache.is_on():
         return None
     if any(_is_symbolic(value) for value in example_inputs) or _has_others_operators(gm):
+        return None
+    if hasattr(
+        gm, "saved_tensors_hooks_pack_0"
+    ):  # they are applied to what a backward may overwrite, which is nothing here
         return None
     with known_to_torchs_cache(plan):
         if not torch_cache.takes(gm):

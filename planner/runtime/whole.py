@@ -92,11 +92,14 @@ def _compile_captured(
 
 @contextmanager
 def _apart(tag: str | None, role: str) -> Iterator[None]:
-    """As Inductor is to see it, whose own cache is shared with programs of other plans."""
-    if tag is None:
-        yield
-        return
-    with torch_cache.not_keeping(tag), torch_cache.overwriting_nothing() if role == "backward" else nullcontext():
+    """As Inductor is to see it, whose own cache is shared with programs of other plans, and of other callers."""
+    from fuseplan.executors.inductor_api import may_overwrite
+
+    apart = role == "backward" and not may_overwrite()
+    with (
+        nullcontext() if tag is None else torch_cache.not_keeping(tag),
+        torch_cache.overwriting_nothing() if apart else nullcontext(),
+    ):
         yield
 
 

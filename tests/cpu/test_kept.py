@@ -246,6 +246,36 @@ def test_a_graph_may_be_retained(caches: None, plan: str) -> None:
         assert counters["aot_autograd"][f"autograd_cache_{word}"] == 1
 
 
+def hook(function: Callable[[Tensor], Tensor]) -> torch.fx.GraphModule:
+    """As torch compiles one with a program."""
+    found = torch.fx.symbolic_trace(function)
+    found._fx_wrap_cache_hash = function.__name__  # type: ignore[assignment]
+    return found
+
+
+def rounded(x: Tensor) -> Tensor:
+    return torch.round(torch.mul(x, 4))
+
+
+def widened(x: Tensor) -> Tensor:
+    return torch.div(x, 4)
+
+
+@pytest.mark.parametrize("plan", ["aten", "inductor-greedy"])
+def test_hooks_on_what_is_saved_are_applied(caches: None, plan: str) -> None:
+    def program(x: Tensor, w: Tensor) -> Tensor:
+        return (x @ w).sin().exp().cos().sum()
+
+    x, w = torch.randn(8, 8), torch.randn(8, 8, requires_grad=True)
+    torch._dynamo.reset()
+    compiled = torch.compile(program, backend="fuseplan", options={"plan": plan})
+    with torch.autograd.graph.saved_tensors_hooks(hook(rounded), hook(widened)):
+        out = compiled(x, w)
+    (rough,) = torch.autograd.grad(out, w)
+    (exact,) = torch.autograd.grad(program(x, w), w)
+    assert (rough - exact).abs().max() > 1e-2
+
+
 def counting(x: Tensor, w: Tensor) -> Tensor:
     return w[x > 0].sum() + w
 

@@ -19,7 +19,7 @@ from torch.testing import assert_close
 from fuseplan.backend import programs_of
 from fuseplan.explain import compiled_by
 from fuseplan.plan import AnchorChoice, Plan, SegmentedPlan, WholePlan
-from fuseplan.runtime import cudagraph, regions
+from fuseplan.runtime import cudagraph, kept, regions
 
 PLANS: dict[str, Plan] = {
     "whole": WholePlan("inductor", launch="cudagraph"),
@@ -167,8 +167,12 @@ def test_a_backward_that_fails_to_compile_is_the_business_of_who_calls_it(
     torch._dynamo.reset()
     found = torch.compile(lambda x: x.sin() * x, backend="fuseplan", options={"plan": PLANS["whole"]})(x)
     assert_close(found, x.sin() * x)
-    with pytest.raises(RuntimeError, match="no kernel for this machine"):
-        found.sum().backward()
+    lengths = set()
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="no kernel for this machine") as raised:
+            found.sum().backward(retain_graph=True)
+        lengths.add(len(raised.traceback))
+    assert len(lengths) == 1, "the error remembers each call, and what was saved for it"
 
 
 def test_operators_of_other_libraries_are_never_kept(captures: Captures) -> None:
@@ -197,8 +201,13 @@ def test_a_plan_of_another_launch_shares_inductors_code_and_not_the_entry(captur
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", [WholePlan("inductor"), PLANS["whole"]])
-def test_a_graph_may_be_retained_whatever_was_compiled_before(captures: Captures, first: Plan) -> None:
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_graph_may_be_retained_whatever_was_compiled_before(
+    captures: Captures, monkeypatch: pytest.MonkeyPatch, first: Plan, keeps: bool
+) -> None:
     """Inductor's cache has code under the same name that overwrites what the forward saved."""
+    if not keeps:
+        monkeypatch.setattr(kept, "tag", lambda *args: None)
     for plan in (first, PLANS["whole"], PLANS["whole"]):
         torch._dynamo.reset()
         x = torch.randn(64, 64, requires_grad=True)
