@@ -96,7 +96,6 @@ def tune(
         time = Time(seconds, [item.worth_us for item in waiting], max(1, len(todo.devices)))
         claims = {item.kind: Claims() for item in todo.items}
         since = clock.now() if again else None
-
         spends = Effort.named(effort)
 
         def opening(kind: Kind, where: str) -> tuple[LazyPool, Serve]:

@@ -106,15 +106,9 @@ def recall(key: str, patches: Mapping[str, Any]) -> Compiled | None:
     The key holds all that decides the code, settings and versions too, so whoever passes one vouches that these are
     as they were. Nothing is traced, nor is the key made: those two are most of the time of a hit.
     """
-    constants = CompiledFxGraphConstants()
     with _isolated(FakeTensorMode(shape_env=ShapeEnv())), config.patch(dict(patches)):
-        compiled, _ = FxGraphCache.load_with_key(key, [], [], True, None, False, constants)
-        if compiled is None:
-            return None
-        told: Any = {"cudagraphs": BoxedBool(False), "is_backward": False, "is_inference": False}
-        compiled.post_compile([], constants, told)
-        compiled._fx_graph_cache_key = key
-    return _code(compiled)
+        compiled = _load(key, [], "forward")
+    return None if compiled is None else _code(compiled)
 
 
 def recall_whole(key: str, example_inputs: Sequence[Any], role: str) -> Any:
@@ -122,6 +116,10 @@ def recall_whole(key: str, example_inputs: Sequence[Any], role: str) -> Any:
     compilation of a program that is going on.
     """
     CompiledTritonKernels.cache_clear()
+    return _load(key, example_inputs, role)
+
+
+def _load(key: str, example_inputs: Sequence[Any], role: str) -> Any:
     constants, backward = CompiledFxGraphConstants(), role == "backward"
     compiled, _ = FxGraphCache.load_with_key(key, [], example_inputs, True, None, backward, constants)
     if compiled is None:

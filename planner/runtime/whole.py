@@ -82,7 +82,7 @@ def _compile_captured(
     try:
         with _apart(tag, role):
             code: Any = compile_fx_inner(gm, example_inputs, **options)
-    except Exception as error:  # a compiler fails with anything
+    except Exception as error:  # a compiler fails with anything; ahead of time, that is for whoever calls the backward
         if tag is None or role != "backward":
             raise
         return Kept(role, raising(error), str(error))
