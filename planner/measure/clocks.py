@@ -6,7 +6,6 @@ in the cache since it has just read them shows a time that no program sees.
 
 from __future__ import annotations
 
-import gc
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +18,7 @@ from typing import Any
 
 import torch
 
+from fuseplan.garbage import no_collection
 from fuseplan.measure.failures import RUN, check_device, failure
 from fuseplan.measure.race import LaneError, Sample
 
@@ -65,7 +65,7 @@ class _LiveClock(ABC):
     def block(self, name: str) -> Sample:
         """Run one block of a candidate; LaneError if it fails."""
         begin = perf_counter()
-        with _failing(), _no_collection():
+        with _failing(), no_collection():
             device, host, wall = self._measure(self.lanes[name])
         return Sample(device * 1e6, host * 1e6, wall * 1e6, perf_counter() - begin)
 
@@ -230,15 +230,3 @@ def _failing(stage: str = RUN) -> Iterator[None]:
     except Exception as error:
         check_device(error)
         raise LaneError(*failure(error, stage)) from error
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """A garbage collection belongs to no block in particular."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

@@ -13,7 +13,7 @@ from functools import cached_property
 
 from fuseplan.graph import Graph, Ref, Type
 from fuseplan.models import CostModel, Prediction, Work, WorkTable
-from fuseplan.search.solve import Option
+from fuseplan.search.words import Ops, Option
 from fuseplan.segment import Region, Segmentation, extract, flow_of, is_anchor, is_attention
 
 Choice = tuple[str, str]
@@ -156,16 +156,23 @@ class RegionCosts:
 
     def __call__(self, ops: tuple[int, ...], recompute: tuple[int, ...]) -> tuple[Option, ...]:
         """The ways to run these ops as one region; none if nobody takes them together."""
-        case = self.case(ops, recompute)
-        known = self.timings.of(case.region.key) if self.timings.known else {}
-        times = {choice: known[choice] for choice in case.choices if choice in known}
-        options = [Option(*choice, t.device_us, t.host_us) for choice, t in times.items() if t.status == "ok"]
-        unknown = self._predicted(case, times)
-        predictions = self.model.predict([(case.work, *choice) for choice in unknown])
-        for choice, predicted in zip(unknown, predictions, strict=True):
-            lower = math.exp(-self.optimism * predicted.spread)
-            options.append(Option(*choice, predicted.device_us * lower, predicted.host_us * lower))
-        return tuple(options)
+        return self.all([(ops, recompute)])[0]
+
+    def all(self, regions: Sequence[Ops]) -> list[tuple[Option, ...]]:
+        """The same for many regions, about which the model is asked at once."""
+        cases = [self.case(*region) for region in regions]
+        known = [self.timings.of(case.region.key) if self.timings.known else {} for case in cases]
+        unknown = [self._predicted(case, times) for case, times in zip(cases, known, strict=True)]
+        asked = [(case.work, *choice) for case, choices in zip(cases, unknown, strict=True) for choice in choices]
+        predicted = iter(self.model.predict(asked))
+        return [
+            (*_measured(case, times), *map(self._lowered, choices, predicted))
+            for case, times, choices in zip(cases, known, unknown, strict=True)
+        ]
+
+    def _lowered(self, choice: Choice, predicted: Prediction) -> Option:
+        lower = math.exp(-self.optimism * predicted.spread)
+        return Option(*choice, predicted.device_us * lower, predicted.host_us * lower)
 
     def case(self, ops: tuple[int, ...], recompute: tuple[int, ...] = ()) -> Case:
         """The region of these ops, and who could run it."""
@@ -227,6 +234,14 @@ class RegionCosts:
             if not alone and all(is_attention(op) for op in region.ops):
                 continue  # any other would call the same kernel
             yield from ((runner.name, variant) for variant in runner.variants(region))
+
+
+def _measured(case: Case, known: Mapping[Choice, Timing]) -> Iterator[Option]:
+    """The choices that are known to run."""
+    for choice in case.choices:
+        timing = known.get(choice)
+        if timing is not None and timing.status == "ok":
+            yield Option(*choice, timing.device_us, timing.host_us)
 
 
 def _stands_anyway(choice: Choice, timing: Timing) -> bool:

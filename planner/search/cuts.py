@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from fuseplan.search.candidates import Candidate, regions_of
 from fuseplan.search.dag import Frame, bits
-from fuseplan.search.words import Costs, Limits, Option
+from fuseplan.search.words import Costs, Limits, Option, cost_all
 
 State = tuple[int, int, int]
 """What is done, as sets: all such ops; of these, those that whoever reads them computes again; of these, those that run
@@ -46,12 +46,12 @@ class Priced:
     def of(frame: Frame, costs: Costs, limits: Limits, most: int) -> Priced:
         """Ask for all costs."""
         regions, own, options = [], [], []
-        for one in regions_of(frame, limits, most):
-            places = bits(one.own)
-            ways = costs(tuple([frame.ops[i] for i in places]), frame.names(one.again) if one.again else ())
+        every = regions_of(frame, limits, most)
+        asked = [(frame.names(one.own), frame.names(one.again) if one.again else ()) for one in every]
+        for one, ways in zip(every, cost_all(costs, asked), strict=True):
             if ways:
                 regions.append(one)
-                own.append(tuple(places))
+                own.append(tuple(bits(one.own)))
                 options.append(tuple(ways))
         marks = (tuple([hash((number, place)) for place in range(len(ways))]) for number, ways in enumerate(options))
         alone = (_alone(costs, op) if frame.again >> i & 1 else None for i, op in enumerate(frame.ops))

@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 
 from fuseplan.errors import GraphError
+from fuseplan.garbage import no_collection
 from fuseplan.graph import Graph
 from fuseplan.search.dag import Links
 from fuseplan.search.two_clock import Span, two_clock
 from fuseplan.search.whole import Whole
 from fuseplan.search.windows import Island, k_best, run_order
-from fuseplan.search.words import Costs, Limits, Option, Solution, WholeSolution
+from fuseplan.search.words import Costs, Limits, Ops, Option, Solution, WholeSolution, cost_all
 from fuseplan.segment import Region, Segmentation, extract, islands
 
 __all__ = [
@@ -59,8 +60,20 @@ def solve(
     [(0, 1)] 7.0
     [] 12.0
     """
-    limits = limits or Limits()
-    program = _Program(graphs, fusible, [_undominated(cost) for cost in costs])
+    with no_collection():
+        return _solve(graphs, fusible, costs, launch, k, prices, limits or Limits())
+
+
+def _solve(
+    graphs: Sequence[Graph],
+    fusible: Sequence[Sequence[bool]],
+    costs: Sequence[Costs],
+    launch: str,
+    k: int,
+    prices: Sequence[float],
+    limits: Limits,
+) -> list[WholeSolution]:
+    program = _Program(graphs, fusible, [_Undominated(cost) for cost in costs])
     asked = (0.0,) if launch == "cudagraph" else tuple(dict.fromkeys((*prices, _HOST_ALONE)))
     solved = program.solved(k, asked, limits)
     spans = tuple(tuple(Span.of(found.calls) for found in one.found) for one in solved)
@@ -194,14 +207,25 @@ def _in_order(links: Links, found: Sequence[tuple[int, ...]]) -> list[tuple[int,
     return [units[number] for number in run_order(links, [(ops, ()) for ops in units])]
 
 
-def _undominated(costs: Costs) -> Costs:
-    """Without the options than which another is no worse in both times: they are in no best plan."""
+@dataclass(frozen=True)
+class _Undominated:
+    """Costs without the options than which another is no worse in both times: they are in no best plan."""
 
-    def kept(ops: tuple[int, ...], recompute: tuple[int, ...]) -> Sequence[Option]:
-        best: list[Option] = []
-        for option in sorted(costs(ops, recompute), key=lambda o: (o.device_us, o.host_us, o.executor, o.variant)):
-            if not best or option.host_us < best[-1].host_us:
-                best.append(option)
-        return best
+    costs: Costs
 
-    return kept
+    def __call__(self, ops: tuple[int, ...], recompute: tuple[int, ...]) -> Sequence[Option]:
+        return self.all([(ops, recompute)])[0]
+
+    def all(self, regions: Sequence[Ops]) -> Sequence[Sequence[Option]]:
+        """Those of many."""
+        return [_best_of(options) for options in cost_all(self.costs, regions)]
+
+
+def _best_of(options: Sequence[Option]) -> Sequence[Option]:
+    if len(options) < 2:
+        return options
+    best: list[Option] = []
+    for option in sorted(options, key=lambda o: (o.device_us, o.host_us, o.executor, o.variant)):
+        if not best or option.host_us < best[-1].host_us:
+            best.append(option)
+    return best

@@ -14,7 +14,7 @@ from fuseplan.graph import Graph
 from fuseplan.search.cuts import Cuts, State
 from fuseplan.search.dag import Frame, Links
 from fuseplan.search.kbest import Cut, Part, best_of, k_best_cuts, parts_of
-from fuseplan.search.words import Costs, Limits, Option, Solution
+from fuseplan.search.words import Costs, Limits, Ops, Option, Solution, cost_all
 
 Parts = list[Part]
 
@@ -126,16 +126,19 @@ class _Remembered:
 
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
-        self._now: dict[tuple[tuple[int, ...], tuple[int, ...]], Sequence[Option]] = {}
+        self._now: dict[Ops, Sequence[Option]] = {}
         self._before = self._now
 
     def __call__(self, ops: tuple[int, ...], recompute: tuple[int, ...]) -> Sequence[Option]:
-        key = (ops, recompute)
-        found = self._now.get(key)
-        if found is None:
-            found = self._before.get(key)
-            self._now[key] = found = self._costs(ops, recompute) if found is None else found
-        return found
+        return self.all([(ops, recompute)])[0]
+
+    def all(self, regions: Sequence[Ops]) -> Sequence[Sequence[Option]]:
+        """Those of many, asking for what is new in one go."""
+        now, before = self._now, self._before
+        now.update({key: before[key] for key in regions if key in before})
+        new = [key for key in regions if key not in now]
+        now.update(zip(new, cost_all(self._costs, new), strict=True))
+        return [now[key] for key in regions]
 
     def next_window(self) -> None:
         """Forget what is asked for no more."""

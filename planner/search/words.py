@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -28,6 +28,20 @@ class Costs(Protocol):
 
     def __call__(self, ops: tuple[int, ...], recompute: tuple[int, ...]) -> Sequence[Option]:
         """The ways to run these ops as one region, both sorted by position; none if no executor takes them together."""
+
+
+Ops = tuple[tuple[int, ...], tuple[int, ...]]
+"""The ops of a region, as costs are asked for it: its own, and those that it computes again."""
+
+
+def cost_all(costs: Costs, regions: Sequence[Ops]) -> Sequence[Sequence[Option]]:
+    """What each of many regions costs. Who can tell of many at once more cheaply has a method `all` beside the call.
+
+    >>> cost_all(lambda ops, recompute: [Option("aten", "default", len(ops), 0.0)], [((1, 2), ())])[0][0].device_us
+    2
+    """
+    at_once: Callable[[Sequence[Ops]], Sequence[Sequence[Option]]] | None = getattr(costs, "all", None)
+    return [costs(*region) for region in regions] if at_once is None else at_once(regions)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from fuseplan.search.solve import WholeSolution, solve, two_clock
 from fuseplan.segment import Region, Segmentation, leaving
 from fuseplan.tuning.active import Active, Wanted, measurable
 from fuseplan.tuning.coarser import JOINER, Coarser
+from fuseplan.tuning.meanwhile import Meanwhile
 from fuseplan.tuning.regions import RegionBook
 from fuseplan.tuning.session import Session
 
@@ -67,6 +68,12 @@ class Search:
         ]
         self.coarse = tuple(map(_coarse, self.costs))
         self.active = Active(self) if session.active else None
+        self._begun: Meanwhile[list[WholeSolution]] | None = None
+
+    def begin(self) -> None:
+        """Solve for the first time while workers are busy with something else: in training that takes seconds."""
+        if self.graphs:
+            self._begun = Meanwhile(lambda: self._solve(self.costs), "solving")
 
     def run(self) -> list[Proposal]:
         """The best plans after as many rounds of measuring as the effort allows, the best first."""
@@ -89,7 +96,8 @@ class Search:
 
     def _round(self) -> bool:
         """Measure what the best plans rest on; False where nothing is wanted, or there is no time."""
-        solutions = self._solve(self.costs)
+        begun, self._begun = self._begun, None
+        solutions = self._solve(self.costs) if begun is None else begun.result()
         if solutions:
             self.session.best_so_far(solutions[0].total_us)
         wanted = self._wanted(solutions)

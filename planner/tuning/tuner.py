@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from threading import Thread
 from time import monotonic
 
 from fuseplan.capture.trace import Trace
@@ -28,6 +27,7 @@ from fuseplan.tuning.claims import Claims
 from fuseplan.tuning.evidence import evidence_of, keep_regions
 from fuseplan.tuning.keep import Of, Tuned, keep, keep_failure, keep_prediction, recalled
 from fuseplan.tuning.ledger import PlanLedger, Settings
+from fuseplan.tuning.meanwhile import Meanwhile
 from fuseplan.tuning.model import cost_model, knows_its_doubts
 from fuseplan.tuning.progress import Progress, told
 from fuseplan.tuning.regions import RegionBook
@@ -153,6 +153,7 @@ class Tuner:
         text, rows = trace.to_json(), dict[str, Row]()
         session.against_us = self._default_us(of, search)
         known = ledger.named_entries()
+        search.begin()
         fit = plans.vetted(session, text, known, rows)
         proposed = search.run()
         cut = ledger.next_entries(session.effort.plans, search.distinct(proposed))
@@ -229,12 +230,11 @@ class Tuner:
             with suppress(FuseplanError):  # which is raised again below
                 cost_model(name, self._guess(), folder)
 
-        fitting = Thread(target=fit, name="fitting", daemon=True)
-        fitting.start()
+        fitting = Meanwhile(fit, "fitting")
         self.progress.stage(program, "starting workers", 1)
         _look_around()  # meanwhile; it runs something on the GPU, which calibrating must have to itself
         machine = self._machine(program)
-        fitting.join()
+        fitting.result()
         return cost_model(name, machine, folder)
 
     def _guess(self) -> Machine:

@@ -12,7 +12,7 @@ from checks.project import ROOT, modules
 
 # Each layer may import itself and what stands above it here. A new module of fuseplan needs a place in this list.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "log", "charts"),
+    ("errors", "garbage", "log", "charts"),
     ("graph",),
     ("segment", "models", "tuning_db", "plan", "options", "drawing", "looking"),
     ("capture", "executors", "measure", "search"),

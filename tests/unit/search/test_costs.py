@@ -9,6 +9,7 @@ import pytest
 from fuseplan.graph import Graph
 from fuseplan.models import Machine, Roofline
 from fuseplan.search.costs import FAILURES, MOST_OPS, RegionCosts, Runner, Timing, Timings
+from fuseplan.search.words import cost_all
 from fuseplan.segment import Region
 from small_graphs import graph, op, tensor
 
@@ -136,3 +137,14 @@ def test_attention_alone_is_atens() -> None:
     costs = RegionCosts(lone, runners, Roofline(Machine.guess("NVIDIA H200")), Timings())
     assert asked(costs, 0) == {"aten"}
     assert asked(costs, 0, 1) == {"inductor"}
+
+
+def test_many_regions_asked_for_at_once_cost_what_each_costs_alone() -> None:
+    timings = Timings()
+    costs = costs_of(timings)
+    timings.add(costs.case((0, 1)).region, NVFUSER, Timing("ok", 3.0, 1.0))
+    timings.add(costs.case((2,)).region, INDUCTOR, Timing("compile-error"))
+    regions = [(ops, ()) for ops in ((0,), (0, 1), (2,), (3, 4, 5), (0, 1, 2))]
+    assert [costs(*region) for region in regions] == costs.all(regions) == cost_all(costs, regions)
+    assert cost_all(lambda ops, again: costs(ops, again), regions) == costs.all(regions)
+    assert ("nvfuser", 3.0) in [(one.executor, one.device_us) for one in costs.all(regions)[1]]
