@@ -137,6 +137,9 @@ def _first_capture(trace: Trace, database: Path) -> tuple[float, float]:
         def __init__(self, inner: Workers) -> None:
             self.inner = inner
 
+        def start(self) -> None:
+            self.inner.start()
+
         def map(
             self, jobs: Sequence[Job], on_done: OnDone | None = None, limit_s: float | None = None
         ) -> list[Outcome]:

@@ -44,6 +44,9 @@ class ReplayingPool:
     """After so many jobs the run is interrupted, as by Ctrl-C."""
     jobs: list[Job] = field(default_factory=list)
 
+    def start(self) -> None:
+        """There is nothing that could take long to start."""
+
     def map(self, jobs: Sequence[Job], on_done: OnDone | None = None, limit_s: float | None = None) -> list[Outcome]:
         outcomes = []
         for job in jobs:

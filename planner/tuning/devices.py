@@ -111,17 +111,24 @@ class LazyPool:
             if on_done is not None:
                 on_done(job, outcome)
 
-        with self._lock:
-            self._check()
-            if self._pool is None:
-                self._pool = self._stack.enter_context(self._opening())
         try:
-            outcomes = self._pool.map(jobs, heard, limit_s)
+            outcomes = self._opened().map(jobs, heard, limit_s)
         except FuseplanError:
             self._check()  # nor does what a worker says that was ended while it started
             raise
         self._check()
         return outcomes
+
+    def start(self) -> None:
+        """Open it before the first job: its workers start meanwhile."""
+        self._opened()
+
+    def _opened(self) -> Pool:
+        with self._lock:
+            self._check()
+            if self._pool is None:
+                self._pool = self._stack.enter_context(self._opening())
+            return self._pool
 
     def close(self) -> None:
         """End the workers now, from whichever thread."""

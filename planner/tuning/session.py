@@ -38,6 +38,10 @@ class Audit:
 class Pool(Protocol):
     """Carries out jobs in worker processes; a job that fails is an outcome with a status."""
 
+    def start(self) -> None:
+        """Start the workers, and do not wait for them: that takes seconds, and there may be something else to do."""
+        ...
+
     def map(
         self,
         jobs: Sequence[Job],

@@ -230,8 +230,10 @@ class Tuner:
             with suppress(FuseplanError):  # which is raised again below
                 cost_model(name, self._guess(), folder)
 
-        fitting = Meanwhile(fit, "fitting")
         self.progress.stage(program, "starting workers", 1)
+        if self.effort.measures:
+            self.pool.start()
+        fitting = Meanwhile(fit, "fitting")
         _look_around()  # meanwhile; it runs something on the GPU, which calibrating must have to itself
         machine = self._machine(program)
         fitting.result()

@@ -312,3 +312,25 @@ def test_each_device_has_its_own_line_of_progress(traces: list[Trace], fleet: Fl
     best = [text for who, text in told.said if who == "best"]
     assert best
     assert all(text.startswith("best so far ") and " against " in text for text in best)
+
+
+def test_workers_start_when_they_are_told_to_or_with_the_first_job_and_not_again() -> None:
+    opened: list[ReplayingPool] = []
+
+    @contextmanager
+    def opening() -> Iterator[ReplayingPool]:
+        opened.append(ReplayingPool())
+        yield opened[0]
+
+    pool, other = devices.LazyPool(opening), devices.LazyPool(opening)
+    assert not opened
+    pool.start()
+    assert len(opened) == 1
+    pool.start()
+    pool.map([])
+    assert len(opened) == 1
+    for one in (pool, other):
+        one.close()
+        with pytest.raises(devices.StoppedError):
+            one.start()
+    assert len(opened) == 1

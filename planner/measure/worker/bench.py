@@ -96,6 +96,7 @@ class Bench:
             case RacePlans():
                 return programs.race_sides(job, self)
             case Calibrate():
+                self.at("machine", "calibrating")
                 return Outcome(machine=machine.calibrate(self.device))
             case Rest():
                 self.programs.forget()
