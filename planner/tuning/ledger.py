@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fuseplan.errors import PlanError
 from fuseplan.measure.jobs import Row
 from fuseplan.plan import Part, SegmentedPlan
+from fuseplan.search.costs import PLAIN, RegionCosts
 from fuseplan.search.names import encode
 from fuseplan.search.sampler import INTERRUPTED
 from fuseplan.search.space import Point, Space, choice, space_of
@@ -62,11 +63,13 @@ class PlanLedger:
     def next_entries(self, count: int, proposed: Sequence[Segmented]) -> list[Entry]:
         """The next plans that are worth a race; `proposed` is what the solver has found, best first.
 
-        Where the study outlives the run, the best that it has from earlier races anew: it is to be beaten.
+        Where the study outlives the run, the best that it has from earlier races anew: it is to be beaten. What the study has
+        no words for comes last: it is raced, though nobody will read of it there.
         """
-        self._proposed = self._points(proposed)
+        self._proposed, unspelled = self._points(proposed)
         best = self.ledger.best_cut
-        return [*([] if best is None else [self._entry(best)]), *self._ask(count)]
+        found = [*([] if best is None else [self._entry(best)]), *self._ask(count)]
+        return [*found, *unspelled[: max(0, count - len(found))]]
 
     def tell(self, entry: Entry, row: Row | None, noise: float | None = None) -> None:
         """What came of a plan: its time end to end, or why it has none. No row: there was no time to look at it."""
@@ -98,15 +101,17 @@ class PlanLedger:
         # A sampler may propose what is known to fail, which takes forever by prediction.
         return Entry(f"cut {plan_name(plan)}", plan, predicted_us=predicted if math.isfinite(predicted) else None)
 
-    def _points(self, proposed: Sequence[Segmented]) -> list[Mapping[str, str]]:
+    def _points(self, proposed: Sequence[Segmented]) -> tuple[list[Mapping[str, str]], list[Entry]]:
+        """The proposals as points, and those for which the study has no words."""
         points: list[Mapping[str, str]] = []
+        unspelled: list[Entry] = []
         for proposal in proposed:
             cuts = {part.role: part.segmentation for part in proposal.plan.parts}
             try:
                 points.append(encode(self.space, Point.of(cuts, self.search.launch, self._anchors)))
-            except PlanError:
-                continue  # equal islands that are cut unequally: no words for that
-        return points
+            except PlanError:  # equal islands, cut unequally
+                unspelled.append(Entry(f"cut {plan_name(proposal.plan)}", proposal.plan, False, proposal.predicted_us))
+        return points, unspelled
 
     @property
     def _anchors(self) -> str:
@@ -129,11 +134,12 @@ def _space(search: Search, named: tuple[str, ...]) -> Space:
     graphs = dict(zip(search.roles, search.graphs, strict=True))
     costs = dict(zip(search.roles, search.costs, strict=True))
 
+    fused = {role: _fused(cost) for role, cost in costs.items()}
+
     def runs(role: str, op: int) -> list[str]:
-        found = costs[role].case((op,), ()).choices
-        every = [choice(*one) for one in found]
-        fusing = [runner.name for runner in costs[role].runners if runner.name != "aten" and runner.takes[op]]
-        return list(dict.fromkeys([*every, *fusing]))
+        alone = [choice(*one) for one in costs[role].case((op,), ()).choices]
+        fusing = [runner.name for runner in costs[role].runners if runner.name != PLAIN[0] and runner.takes[op]]
+        return list(dict.fromkeys([*alone, *(word for name in fusing for word in fused[role][name])]))
 
     return space_of(
         graphs,
@@ -145,3 +151,15 @@ def _space(search: Search, named: tuple[str, ...]) -> Space:
         coarse=dict(zip(search.roles, search.coarse, strict=True)),
         joins=JOINS,
     )
+
+
+def _fused(costs: RegionCosts) -> dict[str, list[str]]:
+    """Of each executor that fuses, the words for a region of an island: all of its variants. A region is run as its first op
+    says, and that may be one which alone has no such variant, or would be refused: a view.
+    """
+    words = {runner.name: {runner.name: True} for runner in costs.runners if runner.name != PLAIN[0]}
+    for op, fusible in enumerate(costs.fusible):
+        for executor, variant in costs.case((op,), ()).choices if fusible else ():
+            if executor in words:
+                words[executor][choice(executor, variant)] = True
+    return {name: list(found) for name, found in words.items()}

@@ -13,14 +13,17 @@ from torch import Tensor, nn
 
 from fuseplan.capture.trace import Trace
 from fuseplan.capture.trace_edit import identity
+from fuseplan.errors import PlanError
+from fuseplan.executors.inductor import InductorExecutor
 from fuseplan.measure.jobs import RacePlans, VetRegion
 from fuseplan.measure.race import Lane, RaceResult, Sample
 from fuseplan.models import Machine, Roofline
 from fuseplan.plan import SegmentedPlan, WholePlan
 from fuseplan.search.costs import region_of
 from fuseplan.search.effort import NONE, QUICK, Effort
+from fuseplan.search.names import Params, Point, Space
 from fuseplan.tune import Tuner
-from fuseplan.tuning import plans
+from fuseplan.tuning import ledger, plans
 from fuseplan.tuning.keep import Tuned
 from fuseplan.tuning.ledger import Settings
 from fuseplan.tuning.progress import Silent
@@ -318,3 +321,40 @@ def test_a_race_against_another_than_the_best_default_is_run_again() -> None:
     racing = [plans.Entry(one.name, WholePlan("inductor"), default=one.name != "cut") for one in lanes]
     verdict, best = plans._judged(racing, RaceResult("eager", "cut", 0.05, 12, lanes), {}, racing[:2])
     assert (verdict, best.name) == (None, "inductor")
+
+
+def test_a_variant_that_the_first_op_of_a_region_has_not_alone_is_raced_with_the_region(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A view alone is refused by Inductor, and so has no variants there; the study read off it who runs the region."""
+    monkeypatch.setattr(InductorExecutor, "variants", lambda self, region: ("default", "tuned"))
+
+    def views_first(x: Tensor, y: Tensor) -> Tensor:
+        rows = (x @ y).view(4, 4, 32)
+        return torch.softmax(rows, -1) * rows[0] + 1
+
+    with torch.no_grad():
+        (trace,) = traces_of(views_first, torch.randn(16, 8), torch.randn(8, 32))
+    pool = ReplayingPool(times={"inductor tuned": 1.0, "inductor": 50.0, "aten": 40.0})
+    tuned(trace, store, pool, "full")
+    raced = [region for plan in cut_plans(pool.jobs) for part in plan.parts for region in part.segmentation.regions]
+    assert any(region.variant == "tuned" and region.ops[0] == 1 for region in raced)
+
+
+def test_a_plan_for_which_the_study_has_no_words_is_raced_all_the_same(
+    trace: Trace, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = ReplayingPool()
+    tuned(trace, Store(Places(user=None)), known)
+    spell = ledger.encode
+
+    def speechless(space: Space, point: Point) -> Params:
+        if point.cuts:
+            raise PlanError("no words")
+        return spell(space, point)
+
+    monkeypatch.setattr(ledger, "encode", speechless)
+    pool = ReplayingPool()
+    found = tuned(trace, store, pool)
+    assert cut_plans(pool.jobs) == cut_plans(known.jobs)
+    assert any(one.name.startswith("cut ") and one.predicted_us for one in found.timed)
