@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -96,6 +97,18 @@ def measured(store: Store, program: str, here: Environment) -> int:
     return _asked(store, ask, 0)
 
 
+def cut_before(
+    store: Store, regions: Collection[str], here: Environment, efforts: Collection[str], program: str
+) -> frozenset[str]:
+    """Of these regions, by key, those into which other programs than `program` were cut here by runs of such efforts."""
+
+    def ask(connection: sqlite3.Connection) -> frozenset[str]:
+        given = (json.dumps(list(regions)), here.key, json.dumps(list(efforts)), program)
+        return frozenset(str(key) for (key,) in connection.execute(_CUT_BEFORE, given))
+
+    return _asked(store, ask, frozenset())
+
+
 def usual_seconds(store: Store, effort: str, here: Environment) -> float | None:
     """How long a run of such an effort takes here: the median of the latest; None where there was none."""
 
@@ -126,6 +139,13 @@ WHERE state = 'failed' AND effort NOT IN ('none', 'verify') AND :program IN ('',
     AND later.id > run.id AND later.state IN ('failed', 'finished') AND later.effort NOT IN ('none', 'verify')
     AND (tried.launch IS NULL OR (its.launch = tried.launch AND its.sizes = tried.sizes)))
 ORDER BY run.changed_at DESC, run.id DESC
+"""
+_CUT_BEFORE = """
+SELECT DISTINCT region.key FROM region JOIN graph_region ON graph_region.region_id = region.id
+JOIN program_graph ON program_graph.graph_id = graph_region.graph_id JOIN program ON program.id = program_graph.program_id
+JOIN run ON run.program_id = program.id JOIN environment ON environment.id = run.environment_id
+WHERE region.key IN (SELECT value FROM json_each(?)) AND environment.key = ? AND run.state = 'finished'
+AND run.effort IN (SELECT value FROM json_each(?)) AND program.key <> ?
 """
 _OF_PROGRAM = (
     "JOIN program ON program.id = run.program_id JOIN environment ON environment.id = run.environment_id"

@@ -20,6 +20,7 @@ from fuseplan.tuning.coarser import JOINER, Coarser
 from fuseplan.tuning.meanwhile import Meanwhile
 from fuseplan.tuning.regions import RegionBook
 from fuseplan.tuning.session import Session
+from fuseplan.tuning_db.resume import cut_before
 
 ORDER = ("inference", "forward", "backward")
 """In which the graphs of a program run."""
@@ -35,6 +36,8 @@ TRIFLES = 0.01
 """Plans that share all regions but for this part of their time race as one."""
 DEFAULTS = 4
 """Plans that race beside the segmented ones, about."""
+SAME_LAYERS = 0.9
+"""Of the time of a program, what has to pass in regions of another for its layers to be the same."""
 REFITS = 2
 """Into so many rounds each is cut where the model learns from the rows of one what to measure in the next."""
 RECALLS = 4
@@ -59,6 +62,7 @@ class Search:
     ) -> None:
         graphs = {role: graph for role, graph in found.graphs if not graph.opaque}
         self.session, self.book, self.launch, self.anchors = session, book, launch, anchors
+        self.program = found.key or ""
         self.roles = tuple(role for role in ORDER if role in graphs)
         self.graphs = tuple(graphs[role] for role in self.roles)
         self.runners = [_runners(graph, session, role) for role, graph in zip(self.roles, self.graphs, strict=True)]
@@ -68,6 +72,9 @@ class Search:
         ]
         self.coarse = tuple(map(_coarse, self.costs))
         self.active = Active(self) if session.active else None
+        self.plans = session.effort.plans
+        """How many of the proposals are worth a race. Where regions are known, the best is: what is about as good has raced for
+        another program."""
         self._begun: Meanwhile[list[WholeSolution]] | None = None
 
     def begin(self) -> None:
@@ -79,11 +86,15 @@ class Search:
         """The best plans after as many rounds of measuring as the effort allows, the best first."""
         if not self.graphs:
             return []
-        for _ in range(self.session.effort.rounds * (1 if self.active is None else REFITS)):
-            if not self._round():
-                break
-        if not self.session.effort.rounds:
+        rounds = self.session.effort.rounds * (1 if self.active is None else REFITS)
+        if not rounds:
             self._recall()
+        elif self._been_through():
+            self.plans = 1
+        else:
+            for _ in range(rounds):
+                if not self._round():
+                    break
         return self._with_coarser(self.proposals())
 
     def has_time(self, beside: float = 0.0) -> bool:
@@ -96,8 +107,7 @@ class Search:
 
     def _round(self) -> bool:
         """Measure what the best plans rest on; False where nothing is wanted, or there is no time."""
-        begun, self._begun = self._begun, None
-        solutions = self._solve(self.costs) if begun is None else begun.result()
+        solutions = self._solved()
         if solutions:
             self.session.best_so_far(solutions[0].total_us)
         wanted = self._wanted(solutions)
@@ -155,6 +165,42 @@ class Search:
         ]
         return two_clock(calls, self.launch)
 
+    def _been_through(self) -> bool:
+        """Whether runs on other programs have been through the layers of this one, with as much to spend: then these are not
+        gone through once more, where all that was measured of them leads to a cut that was tried there.
+        """
+        singles = [
+            costs.case((op,), ()).region.key
+            for costs in self.costs
+            for op, takes in enumerate(costs.fusible)
+            if not takes and measurable(costs.case((op,), ()).region)
+        ]
+        if self.session.anew is not None or not self._share_known(dict.fromkeys(singles, 1.0)):
+            return False
+        self._recall()
+        proposals = self.proposals()
+        if not proposals:
+            return False
+        times: dict[str, float] = {}
+        by_role = dict(zip(self.roles, self.costs, strict=True))
+        for (role, unit), us in self._parts(proposals[0].plan).items():
+            region = by_role[role].case(unit.ops, unit.recompute).region
+            if measurable(region):
+                times[region.key] = times.get(region.key, 0.0) + us
+        return self._share_known(times)
+
+    def _share_known(self, weights: Mapping[str, float]) -> bool:
+        """Whether nearly all of these regions, by weight, are such that other programs were cut into."""
+        session = self.session
+        known = cut_before(session.store, weights, session.environment, session.effort.harder, self.program)
+        total = sum(weights.values())
+        return total > 0 and sum(weights[key] for key in known) >= SAME_LAYERS * total
+
+    def _solved(self) -> list[WholeSolution]:
+        """The best by what is known now, or as it was when this was begun."""
+        begun, self._begun = self._begun, None
+        return self._solve(self.costs) if begun is None else begun.result()
+
     def _solve(self, costs: Sequence[RegionCosts]) -> list[WholeSolution]:
         effort = self.session.effort
         fusible = [cost.fusible for cost in costs]
@@ -172,7 +218,7 @@ class Search:
         """Take what the database has on all that the best plans rest on, until it has no more to say."""
         for _ in range(RECALLS):
             reused = self.session.reused
-            self._recall_all(self._solve(self.costs))
+            self._recall_all(self._solved())
             if self.session.reused == reused:
                 return
 

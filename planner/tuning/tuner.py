@@ -144,7 +144,7 @@ class Tuner:
 
     def _flow(self, session: Session, trace: Trace, found: Found, launch: str, book: RegionBook) -> Tuned:
         of = Of(found.key or trace.key, trace.name, launch, box_of(trace))
-        search = Search(session, found, plans.proven(found), book, launch)
+        search = Search(session, replace(found, key=of.key), plans.proven(found), book, launch)
         self._keep_trace(of, trace, dict(zip(search.roles, search.graphs, strict=True)))
         named = [*plans.defaults(session, launch), *plans.whole_candidates(session, found, launch)]
         ledger = PlanLedger(search, named, of.key, self.environment.key, self.settings)
@@ -156,7 +156,7 @@ class Tuner:
         search.begin()
         fit = plans.vetted(session, text, known, rows)
         proposed = search.run()
-        cut = ledger.next_entries(session.effort.plans, search.distinct(proposed))
+        cut = ledger.next_entries(search.plans, search.distinct(proposed))
         right = plans.vetted(session, text, cut, rows)
         failed = [entry for entry in cut if entry.name in rows and rows[entry.name].status != "ok"]
         if failed:  # a plan that is nearly the one that failed may not fail

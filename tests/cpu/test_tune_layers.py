@@ -1,0 +1,92 @@
+"""A second program with the layers of the first: what was found out about these is not found out again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fuseplan.capture.trace import Trace
+from fuseplan.measure.jobs import RaceRegion
+from fuseplan.models import Machine, Roofline
+from fuseplan.search.effort import FULL, QUICK, Effort
+from fuseplan.tuning import tuner
+from fuseplan.tuning.keep import Tuned
+from fuseplan.tuning.ledger import Settings
+from fuseplan.tuning.progress import Silent
+from fuseplan.tuning.subject import traces_of
+from fuseplan.tuning.tuner import Tuner
+from fuseplan.tuning_db import Places, Store
+from replaying import ReplayingPool, cut_plans
+
+SHORT = replace(QUICK, rounds=1, regions_per_round=3)
+"""So short that much is left to be measured."""
+
+
+class Layer(nn.Module):
+    def __init__(self, wide: int) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(32), nn.Linear(32, wide), nn.Linear(wide, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))) * 2).tanh()
+
+
+def of_layers(*widths: int) -> Trace:
+    with torch.no_grad():
+        (found,) = traces_of(nn.Sequential(*map(Layer, widths)), torch.randn(16, 32), name=f"{len(widths)} layers")
+    return found
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    opened = Store(Places(user=tmp_path / "tuning.db"))
+    yield opened
+    opened.close()
+
+
+def tuned(
+    store: Store, trace: Trace, effort: Effort = SHORT, bandwidth: float = 1.0, again: bool = False
+) -> tuple[Tuned, ReplayingPool]:
+    """`bandwidth`: no two runs find a machine to be quite the same."""
+    machine = Machine.guess("a CPU")
+    model = Roofline(replace(machine, bandwidth_gbs=machine.bandwidth_gbs * bandwidth))
+    pool = ReplayingPool(like=model)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tuner, "cost_model", lambda name, machine, folder: model)
+        (found,) = Tuner(store, pool, "cpu", effort, Settings(), Silent()).tune(trace, ("plain",), again=again)
+    return found, pool
+
+
+def raced(pool: ReplayingPool) -> int:
+    return sum(isinstance(job, RaceRegion) for job in pool.jobs)
+
+
+def test_more_of_the_same_layers_are_not_measured_again(store: Store) -> None:
+    first, _ = tuned(store, of_layers(64, 64, 64))
+    second, pool = tuned(store, of_layers(64, 64), bandwidth=1.05)
+    assert first.measured
+    assert (second.measured, raced(pool)) == (0, 0)
+    assert second.reused
+    assert len(cut_plans(pool.jobs)) == 1
+
+
+def test_other_layers_are_measured(store: Store) -> None:
+    tuned(store, of_layers(64, 64, 64))
+    assert tuned(store, of_layers(48, 48))[0].measured
+
+
+@pytest.mark.parametrize("harder", [True, False])
+def test_whoever_looks_harder_or_again_measures_what_was_left(store: Store, harder: bool) -> None:
+    tuned(store, of_layers(64, 64, 64))
+    assert tuned(store, of_layers(64, 64), FULL if harder else SHORT, again=not harder)[0].measured
+
+
+def test_a_run_that_was_not_finished_does_not_count(store: Store) -> None:
+    tuned(store, of_layers(64, 64, 64))
+    store.file.write(lambda connection: connection.execute("UPDATE run SET state = 'interrupted'"))
+    assert tuned(store, of_layers(64, 64))[0].measured
