@@ -226,6 +226,7 @@ def account(one: Tuned) -> dict[str, Any]:
     errors = {"median": one.error_at(0.5), "p90": one.error_at(0.9), "plans": len(one.prediction_errors)}
     return {
         "program": one.program[:12],
+        "commit": commit(),
         **{field: _rounded(getattr(one, field)) for field in fields},
         "seconds": round(one.seconds, 2),
         "device_seconds": round(one.device_seconds, 2),

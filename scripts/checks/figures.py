@@ -57,7 +57,8 @@ def _page() -> Iterator[str]:
     yield (
         "bf16, unmodified models of transformers with random weights, all sides of a model interleaved in one process:"
         " `scripts/bench models`. Tuning had effort `quick`, and the tuned sides found their plans in the database. `faster` is"
-        " the better tuned side over the best of torch's; then each tuned side over what torch does at the same launch."
+        " the better tuned side over the best of torch's; then each tuned side over what torch does at the same launch;"
+        " and how far torch.compile was from itself."
     )
     found = models["results"]
     yield "\n".join(_models(found))
@@ -96,13 +97,14 @@ def _page() -> Iterator[str]:
 def _models(found: Rows, brief: bool = False) -> Iterator[str]:
     """A line for each model."""
     sides = {**TORCH, **TUNED}
-    more = [] if brief else [f"× {name}" for name in LAUNCHES.values()]
+    more = [] if brief else [*(f"× {name}" for name in LAUNCHES.values()), "noise"]
     yield from _head(["model, batch × length", *sides.values(), "faster", *more])
     for name, row in found["models"].items():
         timed = row.get("sides", {})
         walls = [_ms(timed.get(side, {}).get("wall_us")) for side in sides]
         over = [] if brief else [_ratio(row.get("over_default", {}).get(launch)) for launch in LAUNCHES]
-        yield _line([name, *walls, f"{_ratio(row.get('speedup'))} ×", *over])
+        noise = [] if brief else [_percent(row.get("noise"))]
+        yield _line([name, *walls, f"{_ratio(row.get('speedup'))} ×", *over, *noise])
 
 
 def _tuning(models: Rows) -> Iterator[str]:
@@ -113,7 +115,7 @@ def _tuning(models: Rows) -> Iterator[str]:
                 off = one["prediction_error"]
                 yield _line([
                     name, LAUNCHES[launch], f"{one['seconds']:.0f}", str(one["measured"]), one["winner"],
-                    _percent(off["median"]), _percent(off["p90"]), row["commit"][:7],
+                    _percent(off["median"]), _percent(off["p90"]), one.get("commit", row["commit"])[:7],
                 ])  # fmt: skip
 
 
