@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.result import alone, write_result
 
 NOT_BENCHMARKS = {
-    "__init__", "__main__", "active_replay", "bars", "fleet", "kernels", "one_ablation", "one_active", "one_campaign",
+    "__init__", "__main__", "active_replay", "bars", "fleet", "given", "kernels", "one_ablation", "one_active", "one_campaign",
     "one_model", "one_startup", "progress", "result", "search_replay", "search_tables", "timing", "zoo",
 }  # fmt: skip
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
+from benchmarks.given import names
 from benchmarks.zoo import CASES, Case, Inputs, step_of
 from fuseplan.backend import programs_of
 from fuseplan.capture.attention import AttentionCall, attention_calls
@@ -31,7 +32,7 @@ FACTOR, ULPS = 4.0, 8.0
 def measure(arguments: list[str]) -> dict[str, Any]:
     """All models that attend, or those that are named; on a GPU where there is one."""
     result = {}
-    for name in arguments or ATTENDING:
+    for name in names("attention", __doc__, arguments, ATTENDING):
         result[name] = measure_one(name)
         print(name, result[name], file=sys.stderr, flush=True)
     return result

@@ -9,6 +9,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
+from benchmarks.given import numbers
 from benchmarks.graph import transformer
 from fuseplan.graph import Graph
 from fuseplan.models import Machine, Roofline, Row, Work, WorkTable
@@ -27,9 +28,8 @@ H200 = Machine.guess("NVIDIA H200")
 
 
 def measure(arguments: list[str]) -> dict[str, Any]:
-    """The median over `arguments[0]` runs (9; a third for the learned model), with `arguments[1]` rows (20,000)."""
-    runs = int(arguments[0]) if arguments else 9
-    count = int(arguments[1]) if len(arguments) > 1 else 20_000
+    """The median over some runs, a third of them for the learned model, with some rows."""
+    runs, count = numbers("cost_models", __doc__, arguments, runs=9, rows=20_000)
     graph = transformer(1000)
     regions = [
         island[start : start + REGION]

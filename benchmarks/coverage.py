@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.given import names
 from benchmarks.zoo import CASES, step_of
 from fuseplan.backend import programs_of
 from fuseplan.executors import executors
@@ -21,7 +22,7 @@ MODELS = (
 
 def measure(arguments: list[str]) -> dict[str, Any]:
     """All models, or those that are named; needs an NVIDIA GPU."""
-    return {name: _measure_one(name) for name in arguments or MODELS}
+    return {name: _measure_one(name) for name in names("coverage", __doc__, arguments, MODELS)}
 
 
 def _measure_one(name: str) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from urllib.request import urlopen
 
 from playwright.sync_api import Browser, sync_playwright
 
+from benchmarks.given import numbers
 from benchmarks.lookup import ENVIRONMENTS, HERE, PER_REGION, program, put_rows, region_rows, schema_digest
 from benchmarks.result import ROOT
 from fuseplan.plan import Part, SegmentedPlan
@@ -37,9 +38,8 @@ PAGES = ("/", "/programs", "/programs.json", "/?launch=cudagraph", "/programs?so
 
 
 def measure(arguments: list[str]) -> dict[str, Any]:
-    """With `arguments[0]` programs (10,000) and `arguments[1]` measurements (1,000,000)."""
-    programs = int(arguments[0]) if arguments else 10_000
-    measurements = int(arguments[1]) if len(arguments) > 1 else 1_000_000
+    """With so many programs and measurements."""
+    programs, measurements = numbers("dashboard", __doc__, arguments, programs=10_000, measurements=1_000_000)
     path = ROOT / "build" / f"dashboard-{schema_digest()}-{programs}-{measurements}.db"
     if not path.exists():
         make(path, programs, measurements)

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from benchmarks.given import names
 from benchmarks.timing import print_table, side_by_side
 from fuseplan.capture import Captured, capture_fx
 from fuseplan.errors import FuseplanError
@@ -57,10 +58,9 @@ CASES: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...]]] = {
 
 
 def measure(arguments: list[str]) -> dict[str, Any]:
-    """All cases, or those whose name holds `arguments[0]`; needs an NVIDIA GPU."""
-    chosen = [name for name in CASES if not arguments or arguments[0] in name]
+    """All cases, or those that are named; needs an NVIDIA GPU."""
     result = {}
-    for name in chosen:
+    for name in names("fusions", __doc__, arguments, CASES):
         function, shapes = CASES[name]
         result[name] = _measure_case(function, shapes)
         print_table(name, result[name])

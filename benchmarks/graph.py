@@ -7,15 +7,15 @@ from statistics import median
 from time import perf_counter, process_time
 from typing import Any
 
+from benchmarks.given import numbers
 from fuseplan.graph import Alias, Enum, Graph, Op, Ref, ScalarType, Symbol, TensorType, Value
 
 WIDTH = 768
 
 
 def measure(arguments: list[str]) -> dict[str, Any]:
-    """The median over `arguments[0]` runs (9), on a graph of `arguments[1]` ops (10,000)."""
-    runs = int(arguments[0]) if arguments else 9
-    ops = int(arguments[1]) if len(arguments) > 1 else 10_000
+    """The median over some runs, on a graph of some ops."""
+    runs, ops = numbers("graph", __doc__, arguments, runs=9, ops=10_000)
     timed = [_run(ops) for _ in range(runs)]
     wall = [run["validate"][0] + run["key"][0] for run in timed]
     cpu = [run["validate"][1] + run["key"][1] for run in timed]

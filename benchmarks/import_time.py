@@ -8,6 +8,8 @@ import sys
 from statistics import median
 from typing import Any
 
+from benchmarks.given import numbers
+
 PROBE = """
 import json, sys, time
 before = set(sys.modules)
@@ -19,8 +21,9 @@ print(json.dumps({"seconds": seconds, "modules": len(set(sys.modules) - before),
 
 
 def measure(arguments: list[str]) -> dict[str, Any]:
-    """The median over `arguments[0]` fresh processes (31)."""
-    runs = [_probe() for _ in range(int(arguments[0]) if arguments else 31)]
+    """The median over some fresh processes."""
+    (processes,) = numbers("import_time", __doc__, arguments, processes=31)
+    runs = [_probe() for _ in range(processes)]
     seconds = sorted(run["seconds"] for run in runs)
     return {
         "processes": len(runs),

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.given import nothing
 from fuseplan.models.evaluation.data import MADE_UP, Data
 from fuseplan.models.evaluation.splits import heads_of, left_out
 from fuseplan.models.learned import Learned
@@ -21,6 +22,7 @@ from fuseplan.models.rows import packaged, read_rows
 
 def measure(arguments: list[str]) -> dict[str, Any]:
     """All families of models, by executor."""
+    nothing("kin", __doc__, arguments)
     data = Data.of([read_rows(next(path for path in packaged() if "h200" in path.name))])
     errors: dict[str, list[tuple[float, float]]] = defaultdict(list)
     held: dict[str, list[bool]] = defaultdict(list)

@@ -17,6 +17,7 @@ from statistics import median
 from time import perf_counter, sleep
 from typing import Any
 
+from benchmarks.given import numbers
 from benchmarks.result import ROOT
 from fuseplan.graph import Graph, Op, Ref, TensorType, Value
 from fuseplan.plan import Part, Plan, SegmentedPlan
@@ -63,9 +64,8 @@ PAGES = {
 
 
 def measure(arguments: list[str]) -> dict[str, Any]:
-    """With `arguments[0]` plans (10,000) and `arguments[1]` measurements (1,000,000)."""
-    plans = int(arguments[0]) if arguments else 10_000
-    measurements = int(arguments[1]) if len(arguments) > 1 else 1_000_000
+    """With so many plans and measurements."""
+    plans, measurements = numbers("lookup", __doc__, arguments, plans=10_000, measurements=1_000_000)
     path = ROOT / "build" / f"lookup-{schema_digest()}-{plans}-{measurements}.db"
     making = 0.0
     if not path.exists():

@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.given import numbers
+
 BLOCK = 200
 PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "segmented aten": ({"backend": "fuseplan", "options": {"plan": "aten"}}, {"backend": "aot_eager"}),
@@ -23,9 +25,8 @@ PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 def measure(arguments: list[str]) -> dict[str, Any]:
-    """The medians over `arguments[0]` blocks (60) for calls, and over `arguments[1]` compilations (5)."""
-    blocks = int(arguments[0]) if arguments else 60
-    compilations = int(arguments[1]) if len(arguments) > 1 else 5
+    """The medians over some blocks for calls, and over some compilations."""
+    blocks, compilations = numbers("overhead", __doc__, arguments, blocks=60, compilations=5)
     torch.set_num_threads(1)
     result: dict[str, Any] = {"blocks": blocks, "calls_per_block": BLOCK, "compilations": compilations}
     for title, (ours, theirs) in PAIRS.items():

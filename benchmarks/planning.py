@@ -16,6 +16,7 @@ from itertools import pairwise
 from time import perf_counter, process_time
 from typing import Any
 
+from benchmarks.given import names
 from benchmarks.result import RESULTS
 from fuseplan.charts import Panel, chart
 from fuseplan.graph import Graph, Op, Ref, TensorType, Value
@@ -28,8 +29,8 @@ KIND = TensorType("float32", (1024, 768), (768, 1), "cuda:0")
 
 
 def measure(arguments: list[str]) -> dict[str, Any]:
-    """For each kind of graph, or those that `arguments` name: seconds and megabytes at several sizes, and the growth."""
-    kinds = arguments or list(GRAPHS)
+    """For each kind of graph, or those that are named: seconds and megabytes at several sizes, and the growth."""
+    kinds = names("planning", __doc__, arguments, GRAPHS)
     result: dict[str, Any] = {"limit_s": 20.0, "limit_mib": 1024, "limit_growth": 1.2, "graphs": {}}
     for kind in kinds:
         rows = [_in_a_process(kind, size) for size in SIZES]

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from benchmarks.given import numbers
 from fuseplan.capture import fake_inputs, from_fx, to_fx
 from fuseplan.executors import executors
 from fuseplan.executors.inputs import make_inputs
@@ -36,8 +37,8 @@ def three_outputs(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
 
 
 def measure(arguments: list[str]) -> dict[str, Any]:
-    """The medians over `arguments[0]` blocks (40), on tensors so small that only host time counts."""
-    blocks = int(arguments[0]) if arguments else 40
+    """The medians over some blocks, on tensors so small that only host time counts."""
+    (blocks,) = numbers("regions", __doc__, arguments, blocks=40)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_num_threads(1)
     result: dict[str, Any] = {"device": device, "blocks": blocks, "calls_per_block": BLOCK}

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from benchmarks.given import numbers
 from benchmarks.result import RESULTS
 from benchmarks.search_replay import NOISE, Replay
 from benchmarks.search_tables import Table, tables
@@ -45,9 +46,8 @@ class Trace:
 
 
 def measure(arguments: list[str]) -> dict[str, Any]:
-    """With `arguments[0]` whole plans proposed by each search (60), and `arguments[1]` seeds of TPE and random (3)."""
-    trials = int(arguments[0]) if arguments else 60
-    seeds = int(arguments[1]) if len(arguments) > 1 else 3
+    """With so many whole plans proposed by each search, and seeds of TPE and random."""
+    trials, seeds = numbers("search", __doc__, arguments, plans=60, seeds=3)
     programs, panels = {}, []
     for table in tables():
         found, panel = _compare(table, trials, seeds)

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from benchmarks.given import nothing
 from fuseplan.capture.trace import Calls, Trace
 from fuseplan.measure.jobs import Capture, Job, Outcome
 from fuseplan.measure.pool import OnDone, Workers
@@ -41,6 +42,7 @@ PHASES = ("list_s", "read_s", "dedupe_s", "order_s", "begin_s")
 
 def measure(arguments: list[str]) -> dict[str, Any]:
     """The seconds of each phase, the phases of a round one after the other, in several rounds; and of the command itself."""
+    nothing("traces", __doc__, arguments)
     with TemporaryDirectory() as folder:
         traces = Path(folder) / "traces"
         size = write(traces, programs(PROGRAMS), FILES)
