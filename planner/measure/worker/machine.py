@@ -13,6 +13,8 @@ from fuseplan.measure.clocks import clock_for
 from fuseplan.measure.race import LaneError, Sample
 
 _BLOCKS = 7
+_ENOUGH = 0.5
+"""Seconds of blocks after which the rest are left out: a block of large products is a mean of many calls by itself."""
 _SLOW = 0.1
 """Seconds from which on one call says enough: a CPU may have no instruction for a dtype."""
 _COPY_BYTES = {"cpu": 2**27, "cuda": 2**30}
@@ -61,7 +63,9 @@ def _time(device: torch.device, call: Callable[[], object]) -> Sample | None:
     clock = clock_for(device.type)
     try:
         clock.add("call", [call])
-        samples = [clock.block("call") for _ in range(_BLOCKS)]
+        samples: list[Sample] = []
+        while len(samples) < _BLOCKS and sum(sample.seconds for sample in samples) < _ENOUGH:
+            samples.append(clock.block("call"))
     except LaneError:
         return None
     return Sample(
