@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+_lock = threading.Lock()
+_depth = 0
+"""How many are at it: several threads may, and the last one puts things back."""
+_was_on = False
 
 
 @contextmanager
@@ -16,10 +22,16 @@ def no_collection() -> Iterator[None]:
     ...     gc.isenabled()
     False
     """
-    enabled = gc.isenabled()
-    gc.disable()
+    global _depth, _was_on
+    with _lock:
+        if not _depth:
+            _was_on = gc.isenabled()
+            gc.disable()
+        _depth += 1
     try:
         yield
     finally:
-        if enabled:
-            gc.enable()
+        with _lock:
+            _depth -= 1
+            if not _depth and _was_on:
+                gc.enable()

@@ -98,12 +98,14 @@ def measured(store: Store, program: str, here: Environment) -> int:
 
 
 def cut_before(
-    store: Store, regions: Collection[str], here: Environment, efforts: Collection[str], program: str
+    store: Store, regions: Collection[str], here: Environment, launch: str, efforts: Collection[str], program: str
 ) -> frozenset[str]:
-    """Of these regions, by key, those into which other programs than `program` were cut here by runs of such efforts."""
+    """Of these regions, by key, those into which other programs than `program` were cut, which such efforts have brought to a
+    verdict here for this launch.
+    """
 
     def ask(connection: sqlite3.Connection) -> frozenset[str]:
-        given = (json.dumps(list(regions)), here.key, json.dumps(list(efforts)), program)
+        given = (json.dumps(list(regions)), here.key, launch, program, json.dumps(list(efforts)))
         return frozenset(str(key) for (key,) in connection.execute(_CUT_BEFORE, given))
 
     return _asked(store, ask, frozenset())
@@ -140,12 +142,15 @@ WHERE state = 'failed' AND effort NOT IN ('none', 'verify') AND :program IN ('',
     AND (tried.launch IS NULL OR (its.launch = tried.launch AND its.sizes = tried.sizes)))
 ORDER BY run.changed_at DESC, run.id DESC
 """
+# From the few regions to the programs that were cut into them: CROSS JOIN keeps SQLite from beginning at the other end.
 _CUT_BEFORE = """
-SELECT DISTINCT region.key FROM region JOIN graph_region ON graph_region.region_id = region.id
-JOIN program_graph ON program_graph.graph_id = graph_region.graph_id JOIN program ON program.id = program_graph.program_id
-JOIN run ON run.program_id = program.id JOIN environment ON environment.id = run.environment_id
-WHERE region.key IN (SELECT value FROM json_each(?)) AND environment.key = ? AND run.state = 'finished'
-AND run.effort IN (SELECT value FROM json_each(?)) AND program.key <> ?
+SELECT region.key FROM json_each(?) AS asked CROSS JOIN region ON region.key = asked.value WHERE EXISTS (
+    SELECT 1 FROM graph_region CROSS JOIN program_graph ON program_graph.graph_id = graph_region.graph_id
+    CROSS JOIN plan ON plan.program_id = program_graph.program_id
+    CROSS JOIN environment ON environment.id = plan.environment_id CROSS JOIN run ON run.id = plan.run_id
+    CROSS JOIN program ON program.id = plan.program_id
+    WHERE graph_region.region_id = region.id AND environment.key = ? AND plan.launch = ? AND program.key <> ?
+    AND plan.status IN ('tuned', 'default') AND run.effort IN (SELECT value FROM json_each(?)))
 """
 _OF_PROGRAM = (
     "JOIN program ON program.id = run.program_id JOIN environment ON environment.id = run.environment_id"

@@ -60,12 +60,13 @@ class Effort:
 
     @property
     def harder(self) -> tuple[str, ...]:
-        """The words for this effort and for those that try more.
+        """The words for this effort and for those that try more, whatever the seconds that it is given here.
 
         >>> QUICK.harder
         ('quick', 'full')
         """
-        return tuple(effort.name for effort in EFFORTS if effort.wall_s >= self.wall_s)
+        words = [effort.name for effort in EFFORTS]
+        return tuple(words[words.index(self.name) :]) if self.name in words else (self.name,)
 
     @staticmethod
     def named(name: str) -> Effort:

@@ -14,7 +14,7 @@ from fuseplan.search.costs import PLAIN, RegionCosts
 from fuseplan.search.names import encode
 from fuseplan.search.sampler import INTERRUPTED
 from fuseplan.search.space import Point, Space, choice, space_of
-from fuseplan.search.study import Ledger, Proposal
+from fuseplan.search.study import PATIENCE, Ledger, Proposal
 from fuseplan.tuning.coarser import JOINER
 from fuseplan.tuning.model import LEARNED
 from fuseplan.tuning.plans import Entry
@@ -54,6 +54,9 @@ class PlanLedger:
         )  # fmt: skip
         self.ledger.enqueue({name: self._named_point(name) for name in self.named})
         self._waiting: dict[str, Proposal] = {}
+        self._raced: set[str] = set()
+        """The plans that were asked for past the study."""
+        self._ours = settings.sampler == "ours"
 
     def named_entries(self) -> list[Entry]:
         """The plans that have a name, defaults first; a race is not without them, though a study may know their times."""
@@ -64,12 +67,17 @@ class PlanLedger:
         """The next plans that are worth a race; `proposed` is what the solver has found, best first.
 
         Where the study outlives the run, the best that it has from earlier races anew: it is to be beaten. What the study has
-        no words for comes last: it is raced, though nobody will read of it there.
+        no words for is raced all the same, though nobody will read of it there.
         """
-        self._proposed, unspelled = self._points(proposed)
+        points = [self._point(proposal) for proposal in proposed]
+        self._proposed = [point for point in points if point is not None]
         best = self.ledger.best_cut
-        found = [*([] if best is None else [self._entry(best)]), *self._ask(count)]
-        return [*found, *unspelled[: max(0, count - len(found))]]
+        found = [] if best is None else [self._entry(best)]
+        count += len(found)
+        for proposal, point in zip(proposed, points, strict=True) if self._ours else ():
+            if len(found) < count:
+                found += self._ask(1) if point is not None else self._unspelled(proposal)
+        return [*found, *self._ask(count - len(found))]
 
     def tell(self, entry: Entry, row: Row | None, noise: float | None = None) -> None:
         """What came of a plan: its time end to end, or why it has none. No row: there was no time to look at it."""
@@ -82,11 +90,24 @@ class PlanLedger:
 
     def _ask(self, count: int) -> list[Entry]:
         entries: list[Entry] = []
-        while len(entries) < count and (proposal := self.ledger.ask()) is not None:
+        repeated = 0
+        while len(entries) < count and repeated < PATIENCE and (proposal := self.ledger.ask()) is not None:
             entry = self._entry(proposal.point)
+            if entry.name in self._waiting:  # a sampler that draws may draw what is in the race already
+                repeated += 1
+                self.ledger.tell(proposal, None, INTERRUPTED)
+                continue
             self._waiting[entry.name] = proposal
             entries.append(entry)
         return entries
+
+    def _unspelled(self, proposal: Segmented) -> list[Entry]:
+        """A plan for which the study has no words, the first time."""
+        name = f"cut {plan_name(proposal.plan)}"
+        if name in self._raced:
+            return []
+        self._raced.add(name)
+        return [Entry(name, proposal.plan, predicted_us=proposal.predicted_us)]
 
     def _entry(self, point: Point) -> Entry:
         if point.plan in self.named:
@@ -101,17 +122,13 @@ class PlanLedger:
         # A sampler may propose what is known to fail, which takes forever by prediction.
         return Entry(f"cut {plan_name(plan)}", plan, predicted_us=predicted if math.isfinite(predicted) else None)
 
-    def _points(self, proposed: Sequence[Segmented]) -> tuple[list[Mapping[str, str]], list[Entry]]:
-        """The proposals as points, and those for which the study has no words."""
-        points: list[Mapping[str, str]] = []
-        unspelled: list[Entry] = []
-        for proposal in proposed:
-            cuts = {part.role: part.segmentation for part in proposal.plan.parts}
-            try:
-                points.append(encode(self.space, Point.of(cuts, self.search.launch, self._anchors)))
-            except PlanError:  # equal islands, cut unequally
-                unspelled.append(Entry(f"cut {plan_name(proposal.plan)}", proposal.plan, False, proposal.predicted_us))
-        return points, unspelled
+    def _point(self, proposal: Segmented) -> Mapping[str, str] | None:
+        """The proposal in the words of the study; None for equal islands that are cut unequally."""
+        cuts = {part.role: part.segmentation for part in proposal.plan.parts}
+        try:
+            return encode(self.space, Point.of(cuts, self.search.launch, self._anchors))
+        except PlanError:
+            return None
 
     @property
     def _anchors(self) -> str:

@@ -17,10 +17,10 @@ from fuseplan.search.solve import WholeSolution, solve, two_clock
 from fuseplan.segment import Region, Segmentation, leaving
 from fuseplan.tuning.active import Active, Wanted, measurable
 from fuseplan.tuning.coarser import JOINER, Coarser
+from fuseplan.tuning.layers import alike, been_through
 from fuseplan.tuning.meanwhile import Meanwhile
 from fuseplan.tuning.regions import RegionBook
 from fuseplan.tuning.session import Session
-from fuseplan.tuning_db.resume import cut_before
 
 ORDER = ("inference", "forward", "backward")
 """In which the graphs of a program run."""
@@ -36,8 +36,6 @@ TRIFLES = 0.01
 """Plans that share all regions but for this part of their time race as one."""
 DEFAULTS = 4
 """Plans that race beside the segmented ones, about."""
-SAME_LAYERS = 0.9
-"""Of the time of a program, what has to pass in regions of another for its layers to be the same."""
 REFITS = 2
 """Into so many rounds each is cut where the model learns from the rows of one what to measure in the next."""
 RECALLS = 4
@@ -73,13 +71,14 @@ class Search:
         self.coarse = tuple(map(_coarse, self.costs))
         self.active = Active(self) if session.active else None
         self.plans = session.effort.plans
-        """How many of the proposals are worth a race. Where regions are known, the best is: what is about as good has raced for
-        another program."""
+        """How many of the proposals are worth a race. Of layers that others have raced, half as many."""
         self._begun: Meanwhile[list[WholeSolution]] | None = None
 
     def begin(self) -> None:
-        """Solve for the first time while workers are busy with something else: in training that takes seconds."""
-        if self.graphs:
+        """Solve for the first time while workers are busy with something else: in training that takes seconds. A CPU has its
+        cores for them.
+        """
+        if self.graphs and self.session.prepares:
             self._begun = Meanwhile(lambda: self._solve(self.costs), "solving")
 
     def run(self) -> list[Proposal]:
@@ -90,7 +89,7 @@ class Search:
         if not rounds:
             self._recall()
         elif self._been_through():
-            self.plans = 1
+            self.plans = math.ceil(self.plans / 2)
         else:
             for _ in range(rounds):
                 if not self._round():
@@ -141,12 +140,12 @@ class Search:
         """Of the proposals, the best first, each that is not a better one but for trifles: a race would see no difference."""
         kept: list[tuple[Proposal, dict[tuple[str, Region], float]]] = []
         for proposal in proposals:
-            parts = self._parts(proposal.plan)
+            parts = self.parts(proposal.plan)
             if all(_apart(parts, others) > TRIFLES for _, others in kept):
                 kept.append((proposal, parts))
         return [proposal for proposal, _ in kept]
 
-    def _parts(self, plan: SegmentedPlan) -> dict[tuple[str, Region], float]:
+    def parts(self, plan: SegmentedPlan) -> dict[tuple[str, Region], float]:
         """The regions of a plan, and single ops, with the time of each."""
         cuts = {part.role: part.segmentation for part in plan.parts}
         return {
@@ -166,35 +165,12 @@ class Search:
         return two_clock(calls, self.launch)
 
     def _been_through(self) -> bool:
-        """Whether runs on other programs have been through the layers of this one, with as much to spend: then these are not
-        gone through once more, where all that was measured of them leads to a cut that was tried there.
-        """
-        singles = [
-            costs.case((op,), ()).region.key
-            for costs in self.costs
-            for op, takes in enumerate(costs.fusible)
-            if not takes and measurable(costs.case((op,), ()).region)
-        ]
-        if self.session.anew is not None or not self._share_known(dict.fromkeys(singles, 1.0)):
+        """Whether there is nothing to be found out that runs on other programs have not, with as much to spend."""
+        if self.session.anew is not None or not self.has_time() or not alike(self):
             return False
         self._recall()
         proposals = self.proposals()
-        if not proposals:
-            return False
-        times: dict[str, float] = {}
-        by_role = dict(zip(self.roles, self.costs, strict=True))
-        for (role, unit), us in self._parts(proposals[0].plan).items():
-            region = by_role[role].case(unit.ops, unit.recompute).region
-            if measurable(region):
-                times[region.key] = times.get(region.key, 0.0) + us
-        return self._share_known(times)
-
-    def _share_known(self, weights: Mapping[str, float]) -> bool:
-        """Whether nearly all of these regions, by weight, are such that other programs were cut into."""
-        session = self.session
-        known = cut_before(session.store, weights, session.environment, session.effort.harder, self.program)
-        total = sum(weights.values())
-        return total > 0 and sum(weights[key] for key in known) >= SAME_LAYERS * total
+        return bool(proposals) and been_through(self, proposals[0].plan)
 
     def _solved(self) -> list[WholeSolution]:
         """The best by what is known now, or as it was when this was begun."""

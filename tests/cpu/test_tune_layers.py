@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sqlite3
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from fuseplan.tuning.progress import Silent
 from fuseplan.tuning.subject import traces_of
 from fuseplan.tuning.tuner import Tuner
 from fuseplan.tuning_db import Places, Store
+from fuseplan.tuning_db.resume import cut_before
 from replaying import ReplayingPool, cut_plans
 
 SHORT = replace(QUICK, rounds=1, regions_per_round=3)
@@ -28,17 +30,19 @@ SHORT = replace(QUICK, rounds=1, regions_per_round=3)
 
 
 class Layer(nn.Module):
-    def __init__(self, wide: int) -> None:
+    def __init__(self, wide: int, between: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
+        self.between = between
         self.norm, self.up, self.down = nn.LayerNorm(32), nn.Linear(32, wide), nn.Linear(wide, 32)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(nn.functional.gelu(self.up(self.norm(x))) * 2).tanh()
+        return x + self.down(self.between(self.up(self.norm(x))) * 2).tanh()
 
 
-def of_layers(*widths: int) -> Trace:
+def of_layers(*widths: int, between: Callable[[Tensor], Tensor] = nn.functional.gelu) -> Trace:
+    layers = nn.Sequential(*(Layer(wide, between) for wide in widths))
     with torch.no_grad():
-        (found,) = traces_of(nn.Sequential(*map(Layer, widths)), torch.randn(16, 32), name=f"{len(widths)} layers")
+        (found,) = traces_of(layers, torch.randn(16, 32), name=f"{len(widths)} layers")
     return found
 
 
@@ -72,7 +76,7 @@ def test_more_of_the_same_layers_are_not_measured_again(store: Store) -> None:
     assert first.measured
     assert (second.measured, raced(pool)) == (0, 0)
     assert second.reused
-    assert len(cut_plans(pool.jobs)) == 1
+    assert 1 <= len(cut_plans(pool.jobs)) <= SHORT.plans / 2
 
 
 def test_other_layers_are_measured(store: Store) -> None:
@@ -86,7 +90,40 @@ def test_whoever_looks_harder_or_again_measures_what_was_left(store: Store, hard
     assert tuned(store, of_layers(64, 64), FULL if harder else SHORT, again=not harder)[0].measured
 
 
-def test_a_run_that_was_not_finished_does_not_count(store: Store) -> None:
+def test_without_a_verdict_it_does_not_count(store: Store) -> None:
     tuned(store, of_layers(64, 64, 64))
-    store.file.write(lambda connection: connection.execute("UPDATE run SET state = 'interrupted'"))
+    store.file.write(lambda connection: connection.execute("UPDATE plan SET status = 'unverified'"))
     assert tuned(store, of_layers(64, 64))[0].measured
+
+
+def test_a_run_that_had_no_time_to_measure_does_not_count(store: Store) -> None:
+    starved, _ = tuned(store, of_layers(64, 64, 64), replace(SHORT, device_s=0.0))
+    assert not starved.measured
+    assert tuned(store, of_layers(64, 64))[0].measured
+
+
+def test_other_ops_between_the_same_anchors_are_measured(store: Store) -> None:
+    tuned(store, of_layers(64, 64, 64))
+    assert tuned(store, of_layers(64, 64, between=torch.sigmoid))[0].measured
+
+
+def test_only_verdicts_for_the_same_launch_by_as_hard_a_run_on_another_program_count(store: Store) -> None:
+    first, _ = tuned(store, of_layers(64, 64, 64))
+    (plan,) = store.plans()
+    graphs = [graph for _, graph in store.graphs(first.program)]
+    with sqlite3.connect(store.file.path) as connection:
+        keys = [
+            key
+            for (key,) in connection.execute(
+                "SELECT DISTINCT region.key FROM graph_region JOIN region ON region_id = region.id"
+            )
+        ]
+
+    def known(launch: str = "plain", efforts: tuple[str, ...] = ("quick", "full"), program: str = "other") -> int:
+        return len(cut_before(store, keys, plan.environment, launch, efforts, program))
+
+    assert graphs
+    assert known() == len(keys) > 0
+    assert known(launch="cudagraph") == known(efforts=("full",)) == known(program=first.program) == 0
+    elsewhere = replace(plan.environment, torch="1.0")
+    assert not cut_before(store, keys, elsewhere, "plain", ("quick",), "other")

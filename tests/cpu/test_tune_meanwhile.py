@@ -1,11 +1,13 @@
-"""What tuning does in a thread of its own while workers are busy."""
+"""What tuning does in a thread of its own while workers are busy, and the garbage collector meanwhile."""
 
 from __future__ import annotations
 
+import gc
 import threading
 
 import pytest
 
+from fuseplan.garbage import no_collection
 from fuseplan.tuning.meanwhile import Meanwhile
 
 
@@ -24,3 +26,21 @@ def test_what_it_raises_is_raised_where_its_result_is_wanted() -> None:
     work = Meanwhile(fail, "failing")
     with pytest.raises(KeyError, match="what is wanted"):
         work.result()
+
+
+def test_nothing_is_collected_until_the_last_of_several_threads_is_done() -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with no_collection():
+            entered.set()
+            leave.wait(60)
+
+    work = Meanwhile(other, "solving")
+    entered.wait(60)
+    with no_collection():
+        assert not gc.isenabled()
+    assert not gc.isenabled()
+    leave.set()
+    work.result()
+    assert gc.isenabled()

@@ -341,20 +341,32 @@ def test_a_variant_that_the_first_op_of_a_region_has_not_alone_is_raced_with_the
     assert any(region.variant == "tuned" and region.ops[0] == 1 for region in raced)
 
 
+@pytest.mark.parametrize("every", [True, False], ids=["none", "all but the best"])
 def test_a_plan_for_which_the_study_has_no_words_is_raced_all_the_same(
-    trace: Trace, store: Store, monkeypatch: pytest.MonkeyPatch
+    trace: Trace, store: Store, monkeypatch: pytest.MonkeyPatch, every: bool
 ) -> None:
     known = ReplayingPool()
     tuned(trace, Store(Places(user=None)), known)
-    spell = ledger.encode
+    spell, refused = ledger.encode, list[Point]()
 
     def speechless(space: Space, point: Point) -> Params:
-        if point.cuts:
+        if point.cuts and (every or not refused or point in refused):
+            refused.append(point)
             raise PlanError("no words")
         return spell(space, point)
 
     monkeypatch.setattr(ledger, "encode", speechless)
     pool = ReplayingPool()
     found = tuned(trace, store, pool)
+    assert refused
     assert cut_plans(pool.jobs) == cut_plans(known.jobs)
     assert any(one.name.startswith("cut ") and one.predicted_us for one in found.timed)
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+def test_no_plan_is_in_a_race_twice_whoever_draws_them(trace: Trace, store: Store, sampler: str) -> None:
+    pool = ReplayingPool()
+    tuned(trace, store, pool, sampler=sampler)
+    for race in (job for job in pool.jobs if isinstance(job, RacePlans)):
+        names = [side.name for side in race.sides]
+        assert sorted(names) == sorted(set(names))
