@@ -86,7 +86,7 @@ def test_each_planted_fault_is_a_row_and_the_run_ends_with_a_right_plan(
     found = planted.executors()
     there = {"aten": executors()["aten"], **{name: found[name] for name in (*FAULTS, "right")}}
     monkeypatch.setattr(segments, "executors", lambda: there)
-    with Workers("cpu", limits=Limits(region_s=4.0, memory_bytes=2**30), plant="planted:executors") as pool:
+    with Workers("cpu", limits=Limits(region_s=10.0, memory_bytes=2**30), plant="planted:executors") as pool:
         run = tuner(store, pool)
         run.environment = replace(run.environment, inductor=None)  # whose compiler would take most of the time
         (answer,) = run.tune(trace, ("plain",))
