@@ -17,7 +17,7 @@ from fuseplan.capture.attention import attention_calls
 from fuseplan.capture.trace import Loaded, Trace, load_trace
 from fuseplan.executors import GAPS
 from fuseplan.explain import compiled_by
-from fuseplan.measure.agreement import Layout, Leaf, disagreement, expected
+from fuseplan.measure.agreement import DRAWS, Layout, Leaf, disagreement, expected, with_draw
 from fuseplan.measure.clocks import clock_for
 from fuseplan.measure.failures import COMPILE, RUN, check_device, failure, line
 from fuseplan.measure.jobs import AttentionFound, Capture, Found, Outcome, Prepare, RacePlans, Row, Side, VetPlan
@@ -233,13 +233,18 @@ def _leaves(case: _Case, seed: int, bench: Bench) -> dict[str, Leaf]:
     if seed not in case.leaves:
         loaded = case.loaded
 
-        def with_other_numbers(*args: Any) -> Any:
-            torch.manual_seed(_OTHER_NUMBERS)
-            return loaded.module(*args)
+        def under(numbers: int) -> dict[str, Any]:
+            def with_other_numbers(*args: Any) -> Any:
+                torch.manual_seed(numbers)
+                return loaded.module(*args)
 
-        case.leaves[seed] = expected(
-            loaded.run(seed=seed), _in_double(loaded, seed, bench), loaded.run(with_other_numbers, seed)
-        )
+            return loaded.run(with_other_numbers, seed)
+
+        leaves = expected(loaded.run(seed=seed), _in_double(loaded, seed, bench), under(_OTHER_NUMBERS))
+        random = any(leaf.sizes is not None for leaf in leaves.values())
+        for draw in range(1, DRAWS if random else 1):
+            leaves = with_draw(leaves, under(_OTHER_NUMBERS + draw))
+        case.leaves[seed] = leaves
     return case.leaves[seed]
 
 
