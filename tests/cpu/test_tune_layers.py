@@ -25,7 +25,7 @@ from fuseplan.tuning_db import Places, Store
 from fuseplan.tuning_db.resume import cut_before
 from replaying import ReplayingPool, cut_plans
 
-SHORT = replace(QUICK, rounds=1, regions_per_round=3)
+SHORT = replace(QUICK, rounds=1, regions_per_round=8)
 """So short that much is left to be measured."""
 
 
