@@ -5,17 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fuseplan.plan import SegmentedPlan
-from fuseplan.search.costs import PLAIN
 from fuseplan.tuning.active import measurable
 from fuseplan.tuning_db.resume import cut_before
 
 if TYPE_CHECKING:
     from fuseplan.tuning.segments import Search
 
-SAME = 0.5
+SAME = 0.9
 """Of the distinct anchors of a program, what has to stand in others."""
-MEASURED = 0.75
-"""Of the time in regions between the anchors, what has to be measured: else there are other ops, or who ran before had no time."""
+MEASURED = 0.6
+"""Of the time between the anchors, what has to be measured: else there are other ops, or who ran before had no time. Views, and
+ops that nobody would fuse, never are.
+"""
 
 
 def alike(search: Search) -> bool:
@@ -35,11 +36,12 @@ def alike(search: Search) -> bool:
 def been_through(search: Search, best: SegmentedPlan) -> bool:
     """Whether `best`, which is so by all that is known, rests on what those programs have measured between the anchors."""
     by_role = dict(zip(search.roles, search.costs, strict=True))
-    inside = measured = 0.0
+    between = measured = 0.0
     for (role, unit), us in search.parts(best).items():
-        costs, choice = by_role[role], (unit.executor, unit.variant)
-        if choice != PLAIN and any(costs.fusible[op] for op in unit.ops):
-            timing = search.book.timings.of(costs.case(unit.ops, unit.recompute).region.key).get(choice)
-            inside += us
+        costs = by_role[role]
+        if any(costs.fusible[op] for op in unit.ops):
+            known = search.book.timings.of(costs.case(unit.ops, unit.recompute).region.key)
+            timing = known.get((unit.executor, unit.variant))
+            between += us
             measured += us if timing is not None and timing.status == "ok" else 0.0
-    return inside > 0 and measured >= MEASURED * inside
+    return between > 0 and measured >= MEASURED * between

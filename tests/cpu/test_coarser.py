@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 import torch
@@ -57,13 +55,6 @@ def trace() -> Trace:
     with torch.no_grad():
         (found,) = traces_of(model(), X, name="three layers")
     return found
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    opened = Store(Places(user=tmp_path / "tuning.db"))
-    yield opened
-    opened.close()
 
 
 def crosses(graph: Graph) -> bool:

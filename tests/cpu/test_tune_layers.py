@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,7 +20,7 @@ from fuseplan.tuning.ledger import Settings
 from fuseplan.tuning.progress import Silent
 from fuseplan.tuning.subject import traces_of
 from fuseplan.tuning.tuner import Tuner
-from fuseplan.tuning_db import Places, Store
+from fuseplan.tuning_db import Store
 from fuseplan.tuning_db.resume import cut_before
 from replaying import ReplayingPool, cut_plans
 
@@ -44,13 +43,6 @@ def of_layers(*widths: int, between: Callable[[Tensor], Tensor] = nn.functional.
     with torch.no_grad():
         (found,) = traces_of(layers, torch.randn(16, 32), name=f"{len(widths)} layers")
     return found
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    opened = Store(Places(user=tmp_path / "tuning.db"))
-    yield opened
-    opened.close()
 
 
 def tuned(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -38,13 +36,6 @@ def trace() -> Trace:
     with torch.no_grad():
         (found,) = traces_of(Norm(), torch.randn(16, 32), name="norm")
     return found
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    opened = Store(Places(user=tmp_path / "tuning.db"))
-    yield opened
-    opened.close()
 
 
 def tuned(trace: Trace, store: Store, pool: ReplayingPool) -> StoredPlan:
