@@ -152,9 +152,8 @@ def tag(
         return None
     if any(_is_symbolic(value) for value in example_inputs) or _has_others_operators(gm):
         return None
-    if hasattr(
-        gm, "saved_tensors_hooks_pack_0"
-    ):  # they are applied to what a backward may overwrite, which is nothing here
+    # Hooks are applied to what a backward may overwrite, which is nothing here.
+    if hasattr(gm, "saved_tensors_hooks_pack_0"):
         return None
     with known_to_torchs_cache(plan):
         if not torch_cache.takes(gm):

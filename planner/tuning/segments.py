@@ -85,16 +85,7 @@ class Search:
         """The best plans after as many rounds of measuring as the effort allows, the best first."""
         if not self.graphs:
             return []
-        rounds = self.session.effort.rounds * (1 if self.active is None else REFITS)
-        if not rounds:
-            self._recall()
-        elif self._been_through():
-            self.plans = math.ceil(self.plans / 2)
-        else:
-            for _ in range(rounds):
-                if not self._round():
-                    break
-        return self._with_coarser(self.proposals())
+        return self._with_coarser(self._of_known_layers() or self._searched())
 
     def has_time(self, beside: float = 0.0) -> bool:
         """Whether more may be measured, with time kept for whole plans, and this share of all beside that."""
@@ -164,13 +155,26 @@ class Search:
         ]
         return two_clock(calls, self.launch)
 
-    def _been_through(self) -> bool:
-        """Whether there is nothing to be found out that runs on other programs have not, with as much to spend."""
+    def _searched(self) -> list[Proposal]:
+        for _ in range(self.session.effort.rounds * (1 if self.active is None else REFITS)):
+            if not self._round():
+                break
+        if not self.session.effort.rounds:
+            self._recall()
+        return self.proposals()
+
+    def _of_known_layers(self) -> list[Proposal]:
+        """The best plans where there is nothing to be found out that runs on other programs have not, with as much to spend; else
+        none.
+        """
         if self.session.anew is not None or not self.has_time() or not alike(self):
-            return False
+            return []
         self._recall()
         proposals = self.proposals()
-        return bool(proposals) and been_through(self, proposals[0].plan)
+        if not proposals or not been_through(self, proposals[0].plan):
+            return []
+        self.plans = math.ceil(self.plans / 2)
+        return proposals
 
     def _solved(self) -> list[WholeSolution]:
         """The best by what is known now, or as it was when this was begun."""

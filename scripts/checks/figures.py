@@ -176,13 +176,15 @@ def _second() -> Iterator[str]:
         return
     yield "## A second model with the same layers"
     yield "What the second took beside the first, which had other numbers of the same layers: `scripts/bench second`."
-    lines = list(_head(["first", "measured, first", "second", "share", "GPU-seconds", "share", "seconds", "share"]))
+    lines = list(
+        _head(["first", "measured, first", "second", "share", "GPU-seconds", "share", "seconds", "share", "commit"])
+    )
     for name, row in found["pairs"].items():
         first, second, shares = row["first"], row["second"], row["shares"]
         lines.append(_line([
             name, str(first["measured"]), str(second["measured"]), _percent(shares.get("measured")),
             f"{first['device_seconds']:.0f}", _percent(shares.get("device_seconds")), f"{first['wall_s']:.0f}",
-            _percent(shares.get("wall_s")),
+            _percent(shares.get("wall_s")), row["commit"][:7],
         ]))  # fmt: skip
     yield "\n".join(lines)
 
