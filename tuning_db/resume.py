@@ -99,16 +99,19 @@ def measured(store: Store, program: str, here: Environment) -> int:
 
 def cut_before(
     store: Store, regions: Collection[str], here: Environment, launch: str, efforts: Collection[str], program: str
-) -> frozenset[str]:
-    """Of these regions, by key, those into which other programs than `program` were cut, which such efforts have brought to a
-    verdict here for this launch.
+) -> dict[str, frozenset[str]]:
+    """Which of these regions, by key, other programs than `program` were cut into, by the key of a plan of each: those that
+    such efforts have brought to a verdict here for this launch.
     """
 
-    def ask(connection: sqlite3.Connection) -> frozenset[str]:
+    def ask(connection: sqlite3.Connection) -> dict[str, frozenset[str]]:
         given = (json.dumps(list(regions)), here.key, launch, program, json.dumps(list(efforts)))
-        return frozenset(str(key) for (key,) in connection.execute(_CUT_BEFORE, given))
+        found: dict[str, set[str]] = {}
+        for plan, region in connection.execute(_CUT_BEFORE, given):
+            found.setdefault(str(plan), set()).add(str(region))
+        return {plan: frozenset(keys) for plan, keys in found.items()}
 
-    return _asked(store, ask, frozenset())
+    return _asked(store, ask, {})
 
 
 def usual_seconds(store: Store, effort: str, here: Environment) -> float | None:
@@ -144,13 +147,14 @@ ORDER BY run.changed_at DESC, run.id DESC
 """
 # From the few regions to the programs that were cut into them: CROSS JOIN keeps SQLite from beginning at the other end.
 _CUT_BEFORE = """
-SELECT region.key FROM json_each(?) AS asked CROSS JOIN region ON region.key = asked.value WHERE EXISTS (
-    SELECT 1 FROM graph_region CROSS JOIN program_graph ON program_graph.graph_id = graph_region.graph_id
-    CROSS JOIN plan ON plan.program_id = program_graph.program_id
-    CROSS JOIN environment ON environment.id = plan.environment_id CROSS JOIN run ON run.id = plan.run_id
-    CROSS JOIN program ON program.id = plan.program_id
-    WHERE graph_region.region_id = region.id AND environment.key = ? AND plan.launch = ? AND program.key <> ?
-    AND plan.status IN ('tuned', 'default') AND run.effort IN (SELECT value FROM json_each(?)))
+SELECT DISTINCT plan.key, region.key FROM json_each(?) AS asked CROSS JOIN region ON region.key = asked.value
+CROSS JOIN graph_region ON graph_region.region_id = region.id
+CROSS JOIN program_graph ON program_graph.graph_id = graph_region.graph_id
+CROSS JOIN plan ON plan.program_id = program_graph.program_id
+CROSS JOIN environment ON environment.id = plan.environment_id CROSS JOIN run ON run.id = plan.run_id
+CROSS JOIN program ON program.id = plan.program_id
+WHERE environment.key = ? AND plan.launch = ? AND program.key <> ?
+AND plan.status IN ('tuned', 'default') AND run.effort IN (SELECT value FROM json_each(?))
 """
 _OF_PROGRAM = (
     "JOIN program ON program.id = run.program_id JOIN environment ON environment.id = run.environment_id"

@@ -11,11 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch._dynamo.backends.cudagraphs import find_input_mutations, get_stack_traces
 from torch._inductor.compile_fx import cudagraphify
-from torch._inductor.cudagraph_trees import CUDAGraphTreeManager, get_manager
+from torch._inductor.cudagraph_trees import CUDAGraphNode, CUDAGraphTreeManager, get_manager
 from torch._inductor.cudagraph_utils import get_placeholder_info
 from torch._inductor.utils import count_tangents, get_first_incompatible_cudagraph_node
 from torch.fx import GraphModule, Node
@@ -123,8 +124,10 @@ class _Made:
 
     outputs: Mapping[str, int] = field(default_factory=dict)
     """By its name in both graphs, where it is among the forward's outputs."""
-    places: set[tuple[int, ...]] = field(default_factory=set)
+    places: list[tuple[int, ...]] = field(default_factory=list)
     """Where captured forwards have put all of it."""
+    noted: WeakSet[Any] = field(default_factory=WeakSet)
+    """The captured graphs of these: each puts it where it always does."""
 
     def taken_by(self, gm: GraphModule) -> tuple[int, ...] | None:
         """Where a backward graph has all of it among its arguments, in the order of `outputs`."""
@@ -132,21 +135,40 @@ class _Made:
         order = tuple(names[name] for name in self.outputs if name in names)
         return order if len(order) == len(self.outputs) else None
 
-    def follows(self, taken: tuple[int, ...] | None) -> Callable[[Sequence[Any]], bool]:
+    def follows(self, taken: tuple[int, ...] | None) -> Callable[[list[Any]], bool]:
         """What says of the arguments of a backward whether its forward was captured; True where it has made nothing."""
         if taken is None:  # such a backward is never captured
             return lambda args: False
-        return lambda args: not taken or tuple(args[i].data_ptr() for i in taken) in self.places
+        chosen = list(taken)
+        expected: dict[int, list[int | None]] = {}  # by the number of a place, its pointers among all arguments
+
+        def call(args: list[Any]) -> bool:
+            for number, place in enumerate(self.places):
+                if number not in expected:
+                    pointers = dict(zip(chosen, place, strict=True))
+                    expected[number] = [pointers.get(i) for i in range(len(args))]
+                if _lie_at(args, expected[number], chosen):
+                    return True
+            return not chosen
+
+        return call
 
     def note(self, outputs: Sequence[Any], device: int) -> None:
         """Take note of where a forward has put what it made, unless the trees had reasons of their own not to capture it."""
-        made = [outputs[i] for i in self.outputs.values()]
-        places = tuple(tensor.data_ptr() for tensor in made)
-        if not made or places in self.places:
-            return
         manager = get_manager(device, create_if_none_exists=False)
-        if manager is not None and manager._get_cuda_graph_recorded_tensor_checker()(made[0]):
-            self.places.add(places)
+        if not self.outputs or manager is None or (node := manager.current_node) is None or node in self.noted:
+            return
+        made = [outputs[i] for i in self.outputs.values()]
+        if manager._get_cuda_graph_recorded_tensor_checker()(made[0]):
+            place = tuple(tensor.data_ptr() for tensor in made)
+            if place not in self.places:
+                self.places.append(place)
+            self.noted.add(node)
+
+
+def _lie_at(args: list[Any], pointers: list[int | None], chosen: list[int]) -> bool:
+    """Whether the chosen ones of `args` lie where they should; a step of training has hundreds of them."""
+    return torch._C._tensors_data_ptrs_at_indices_equal(args, pointers, chosen)
 
 
 def _made_by(gm: GraphModule) -> dict[str, int]:
@@ -212,9 +234,7 @@ def _is_small(value: torch.Tensor) -> bool:
     return statically_known_true(value.numel() * value.element_size() <= SMALL)
 
 
-def _guard_backward(
-    captured: Boxed, plain: Boxed, device: int, follows_capture: Callable[[Sequence[Any]], bool]
-) -> Boxed:
+def _guard_backward(captured: Boxed, plain: Boxed, device: int, follows_capture: Callable[[list[Any]], bool]) -> Boxed:
     """A backward belongs to the step of its forward: it begins none, in which all of that step would be lost."""
 
     def call(args: list[Any]) -> Sequence[Any]:
@@ -233,7 +253,10 @@ def _would_overwrite(manager: CUDAGraphTreeManager) -> bool:
     node = manager.current_node
     if node is None or not manager.can_start_new_generation():
         return False
-    return any(True for _ in node.path_live_weakrefs())
+    if not isinstance(node, CUDAGraphNode):
+        return any(True for _ in node.path_live_weakrefs())
+    held = (node.path_weakrefs[depth][index] for depth, index in node.live_indices_after_graph)
+    return any(ref is not None and not ref.expired() for ref in held)
 
 
 def _obstacle(gm: GraphModule) -> str | None:

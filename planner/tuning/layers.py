@@ -1,11 +1,16 @@
-"""Whether a program is made of layers that another one was tuned with: these are not gone through once more."""
+"""Whether a program is made of layers that others were tuned with: these are not gone through once more."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fuseplan.plan import SegmentedPlan
 from fuseplan.tuning.active import measurable
+from fuseplan.tuning_db import StoredPlan
+from fuseplan.tuning_db.evidence import Raced
 from fuseplan.tuning_db.resume import cut_before
 
 if TYPE_CHECKING:
@@ -17,10 +22,24 @@ MEASURED = 0.6
 """Of the time between the anchors, what has to be measured: else there are other ops, or who ran before had no time. Views, and
 ops that nobody would fuse, never are.
 """
+BEHIND = 1.1
+"""How many times as long as the fastest plan another has to take, beyond the noise, to be far behind."""
+CUT = "cut"
+"""What all plans that are cut go by: each program has its own."""
 
 
-def alike(search: Search) -> bool:
-    """Whether the anchors are those of programs that were tuned here, for this launch and as hard."""
+@dataclass(frozen=True)
+class Layers:
+    """What is known of the layers of a program."""
+
+    known: bool = False
+    """Whether its anchors are those of programs that were tuned here, for this launch and as hard."""
+    behind: frozenset[str] = frozenset()
+    """Plans that nobody has by default, by name, which came far behind in every race that they were in on these layers."""
+
+
+def known_layers(search: Search) -> Layers:
+    """What other programs have shown of the layers of this one."""
     session = search.session
     anchors = {
         case.region.key
@@ -28,9 +47,38 @@ def alike(search: Search) -> bool:
         for op, fusible in enumerate(costs.fusible)
         if not fusible and measurable((case := costs.case((op,), ())).region)
     }
+    if not anchors or session.anew is not None:
+        return Layers()
     efforts = session.effort.harder
-    known = cut_before(session.store, anchors, session.environment, search.launch, efforts, search.program)
-    return bool(anchors) and len(known) >= SAME * len(anchors)
+    found = cut_before(session.store, anchors, session.environment, search.launch, efforts, search.program)
+    if len(frozenset[str]().union(*found.values())) < SAME * len(anchors):
+        return Layers()
+    kin = [
+        plan for key, theirs in found.items() if len(theirs) >= SAME * len(anchors) for plan in session.store.plans(key)
+    ]
+    return Layers(True, far_behind(map(_raced, kin)))
+
+
+def far_behind(races: Iterable[tuple[Sequence[Raced], float]]) -> frozenset[str]:
+    """Who came far behind in every race; with each goes its noise, relative.
+
+    >>> race = [Raced("eager", True, wall_us=9.0), Raced("a", wall_us=4.0), Raced("cut 1", wall_us=5.0)]
+    >>> sorted(far_behind([(race, 0.01)])), sorted(far_behind([(race, 0.3)]))
+    (['cut'], [])
+    """
+    closest: dict[str, float] = {}
+    for raced, noise in races:
+        times = [(one, one.wall_us) for one in raced if one.status == "ok" and one.wall_us]
+        limit = BEHIND * (1 + noise) * min((us for _, us in times), default=math.inf)
+        for one, us in times:
+            if not one.default:
+                kind = CUT if one.name.startswith(f"{CUT} ") else one.name
+                closest[kind] = min(us / limit, closest.get(kind, math.inf))
+    return frozenset(kind for kind, ratio in closest.items() if ratio > 1)
+
+
+def _raced(plan: StoredPlan) -> tuple[Sequence[Raced], float]:
+    return plan.evidence.raced, plan.noise_us / plan.wall_us if plan.noise_us and plan.wall_us else 0.0
 
 
 def been_through(search: Search, best: SegmentedPlan) -> bool:

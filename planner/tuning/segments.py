@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from fuseplan.errors import GraphError
 from fuseplan.executors import GAPS, Executor, executors
@@ -17,7 +18,7 @@ from fuseplan.search.solve import WholeSolution, solve, two_clock
 from fuseplan.segment import Region, Segmentation, leaving
 from fuseplan.tuning.active import Active, Wanted, measurable
 from fuseplan.tuning.coarser import JOINER, Coarser
-from fuseplan.tuning.layers import alike, been_through
+from fuseplan.tuning.layers import CUT, Layers, been_through, known_layers
 from fuseplan.tuning.meanwhile import Meanwhile
 from fuseplan.tuning.regions import RegionBook
 from fuseplan.tuning.session import Session
@@ -71,21 +72,32 @@ class Search:
         self.coarse = tuple(map(_coarse, self.costs))
         self.active = Active(self) if session.active else None
         self.plans = session.effort.plans
-        """How many of the proposals are worth a race. Of layers that others have raced, half as many."""
+        """How many of the proposals are worth a race. Of layers that others have raced half as many, or one."""
         self._begun: Meanwhile[list[WholeSolution]] | None = None
+        self._recalled: Meanwhile[list[Proposal]] | None = None
+
+    @cached_property
+    def layers(self) -> Layers:
+        """What is known of the layers of this program."""
+        return known_layers(self)
 
     def begin(self) -> None:
         """Solve for the first time while workers are busy with something else: in training that takes seconds. A CPU has its
         cores for them.
         """
-        if self.graphs and self.session.prepares:
+        if not self.graphs or not self.session.prepares:
+            return
+        if self.layers.known:
+            self._recalled = Meanwhile(self._of_known_layers, "recalling")
+        else:
             self._begun = Meanwhile(lambda: self._solve(self.costs), "solving")
 
     def run(self) -> list[Proposal]:
         """The best plans after as many rounds of measuring as the effort allows, the best first."""
         if not self.graphs:
             return []
-        return self._with_coarser(self._of_known_layers() or self._searched())
+        known = self._of_known_layers() if self._recalled is None else self._recalled.result()
+        return self._with_coarser(known or self._searched())
 
     def has_time(self, beside: float = 0.0) -> bool:
         """Whether more may be measured, with time kept for whole plans, and this share of all beside that."""
@@ -167,13 +179,13 @@ class Search:
         """The best plans where there is nothing to be found out that runs on other programs have not, with as much to spend; else
         none.
         """
-        if self.session.anew is not None or not self.has_time() or not alike(self):
+        if not self.has_time() or not self.layers.known:
             return []
         self._recall()
         proposals = self.proposals()
         if not proposals or not been_through(self, proposals[0].plan):
             return []
-        self.plans = math.ceil(self.plans / 2)
+        self.plans = 1 if CUT in self.layers.behind else math.ceil(self.plans / 2)
         return proposals
 
     def _solved(self) -> list[WholeSolution]:

@@ -154,7 +154,7 @@ class Tuner:
         session.against_us = self._default_us(of, search)
         known = ledger.named_entries()
         search.begin()
-        fit = plans.vetted(session, text, known, rows)
+        fit = plans.vetted(session, text, _worth_trying(search, known), rows)
         proposed = search.run()
         cut = ledger.next_entries(search.plans, search.distinct(proposed))
         right = plans.vetted(session, text, cut, rows)
@@ -262,6 +262,15 @@ def _look_around() -> None:
 def _title(trace: Trace) -> str:
     """What people know the program by."""
     return f"{trace.name or trace.key[:12]} {box_of(trace).text}".strip()
+
+
+def _worth_trying(search: Search, entries: Sequence[plans.Entry]) -> list[plans.Entry]:
+    """All defaults; of the others those that did not come far behind wherever these layers were raced."""
+    left = [entry for entry in entries if entry.name in search.layers.behind]
+    if left:
+        names = ", ".join(entry.name for entry in left)
+        search.session.progress.note(f"{search.session.program}: not tried, far behind on the same layers: {names}")
+    return [entry for entry in entries if entry not in left]
 
 
 def _moves(search: Search, plan: Plan) -> tuple[str, ...]:

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from fuseplan.capture.trace import Trace
-from fuseplan.measure.jobs import RaceRegion
+from fuseplan.measure.jobs import RaceRegion, VetPlan
 from fuseplan.models import Machine, Roofline
+from fuseplan.plan import WholePlan
 from fuseplan.search.effort import FULL, QUICK, Effort
-from fuseplan.tuning import tuner
+from fuseplan.tuning import plans, tuner
 from fuseplan.tuning.keep import Tuned
+from fuseplan.tuning.layers import far_behind
 from fuseplan.tuning.ledger import Settings
 from fuseplan.tuning.progress import Silent
 from fuseplan.tuning.subject import traces_of
 from fuseplan.tuning.tuner import Tuner
 from fuseplan.tuning_db import Store
+from fuseplan.tuning_db.evidence import Raced
 from fuseplan.tuning_db.resume import cut_before
 from replaying import ReplayingPool, cut_plans
 
@@ -45,20 +48,45 @@ def of_layers(*widths: int, between: Callable[[Tensor], Tensor] = nn.functional.
     return found
 
 
+SEARCHED = "inductor max-autotune"
+
+
+@dataclass
+class Racing(ReplayingPool):
+    """Regions are as fast as can be expected; of whole plans, each kind takes so many µs."""
+
+    kinds: Mapping[str, float] = field(default_factory=dict)
+
+    def _us(self, name: str, subject: str, scale: float = 10.0) -> float:
+        whole = self.kinds if name == subject else {}
+        return next((us for kind, us in whole.items() if name.startswith(kind)), super()._us(name, subject, scale))
+
+    @property
+    def vetted(self) -> list[str]:
+        return [job.side.name for job in self.jobs if isinstance(job, VetPlan)]
+
+
 def tuned(
-    store: Store, trace: Trace, effort: Effort = SHORT, bandwidth: float = 1.0, again: bool = False
-) -> tuple[Tuned, ReplayingPool]:
+    store: Store,
+    trace: Trace,
+    effort: Effort = SHORT,
+    bandwidth: float = 1.0,
+    again: bool = False,
+    kinds: Mapping[str, float] | None = None,
+) -> tuple[Tuned, Racing]:
     """`bandwidth`: no two runs find a machine to be quite the same."""
     machine = Machine.guess("a CPU")
     model = Roofline(replace(machine, bandwidth_gbs=machine.bandwidth_gbs * bandwidth))
-    pool = ReplayingPool(like=model)
+    pool = Racing(like=model, kinds=kinds or {})
+    searched = plans.Entry(SEARCHED, WholePlan("inductor", "max-autotune-no-cudagraphs"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tuner, "cost_model", lambda name, machine, folder: model)
+        patch.setattr(plans, "whole_candidates", lambda *others: [searched])
         (found,) = Tuner(store, pool, "cpu", effort, Settings(), Silent()).tune(trace, ("plain",), again=again)
     return found, pool
 
 
-def raced(pool: ReplayingPool) -> int:
+def raced(pool: Racing) -> int:
     return sum(isinstance(job, RaceRegion) for job in pool.jobs)
 
 
@@ -69,6 +97,38 @@ def test_more_of_the_same_layers_are_not_measured_again(store: Store) -> None:
     assert (second.measured, raced(pool)) == (0, 0)
     assert second.reused
     assert 1 <= len(cut_plans(pool.jobs)) <= SHORT.plans / 2
+
+
+DEFAULTS = {"eager": 3000.0, "inductor": 2000.0, SEARCHED: 1200.0, "cut ": 1000.0}
+
+
+@pytest.mark.parametrize(
+    ("first", "left"),
+    [(DEFAULTS, {SEARCHED}), ({**DEFAULTS, "cut ": 1250.0}, set()), ({**DEFAULTS, "cut ": 1400.0}, {"cuts"})],
+    ids=["a plan was far behind", "all were near", "cuts were far behind"],
+)
+def test_what_was_far_behind_on_these_layers_is_not_tried_again(
+    store: Store, first: Mapping[str, float], left: set[str]
+) -> None:
+    tuned(store, of_layers(64, 64, 64), kinds=dict(reversed(first.items())))
+    _, pool = tuned(store, of_layers(64, 64))
+    assert {"eager", "inductor"} <= set(pool.vetted)
+    assert (SEARCHED in pool.vetted) == (SEARCHED not in left)
+    assert len(cut_plans(pool.jobs)) <= (1 if "cuts" in left else SHORT.plans / 2)
+
+
+def test_what_was_far_behind_is_tried_again_by_whoever_looks_again_and_on_other_layers(store: Store) -> None:
+    tuned(store, of_layers(64, 64, 64), kinds=dict(reversed(DEFAULTS.items())))
+    assert SEARCHED in tuned(store, of_layers(64, 64), again=True)[1].vetted
+    assert SEARCHED in tuned(store, of_layers(48, 48))[1].vetted
+
+
+def test_a_plan_that_was_near_once_is_tried() -> None:
+    near = [Raced("a", wall_us=9.0), Raced("b", wall_us=8.5)]
+    far = [Raced("a", wall_us=9.0), Raced("b", wall_us=4.0)]
+    assert far_behind([(far, 0.0)]) == {"a"}
+    assert not far_behind([(far, 0.0), (near, 0.0)])
+    assert not far_behind([([Raced("a", status="oom"), Raced("b", wall_us=4.0)], 0.0)])
 
 
 def test_other_layers_are_measured(store: Store) -> None:
@@ -112,7 +172,9 @@ def test_only_verdicts_for_the_same_launch_by_as_hard_a_run_on_another_program_c
         ]
 
     def known(launch: str = "plain", efforts: tuple[str, ...] = ("quick", "full"), program: str = "other") -> int:
-        return len(cut_before(store, keys, plan.environment, launch, efforts, program))
+        found = cut_before(store, keys, plan.environment, launch, efforts, program)
+        assert set(found) <= {plan.key}
+        return len(found.get(plan.key, ()))
 
     assert graphs
     assert known() == len(keys) > 0

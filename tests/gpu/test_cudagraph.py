@@ -166,6 +166,15 @@ def test_training_is_captured_there_and_back(launch: Callable[..., Any]) -> None
     assert_captured(net, launch(net))
 
 
+def test_training_is_captured_anew_where_parameters_have_moved(launch: Callable[..., Any]) -> None:
+    net = model()
+    compiled = launch(net)
+    for _ in range(2):
+        assert_captured(net, compiled)
+        for parameter in net.parameters():
+            parameter.data = parameter.data.clone()
+
+
 def test_what_the_next_process_finds_is_captured_too(launch: Callable[..., Any]) -> None:
     with fresh_cache(), torch._functorch.config.patch(enable_autograd_cache=True):
         for word in ("saved", "hit"):
