@@ -24,7 +24,7 @@ Choice = tuple[str, str]
 
 REGION_RULE = Rule(by=("device_us", "host_us"), most=11)
 """Of a region both times are asked for: the solver weighs them, so that neither alone decides."""
-PLAN_RULE = Rule(by=("wall_us",), least=12)
+PLAN_RULE = Rule(by=("wall_us",), least=12, alike=0.01)
 """Of twelve paired differences the two largest and the two smallest may be anything, and it is still known how far the middle
 is off; of seven, one block in which the host was busy would pass for noise."""
 

@@ -79,6 +79,9 @@ class Rule:
     """The confidence of "surely", from the signs of the paired differences alone."""
     floor: float = 0.002
     """What counts as noise at least, relative."""
+    alike: float = 0.0
+    """A race ends, too, when the fastest surely beats the incumbent, and all others that still run surely differ from it by
+    no more than this, relative. Whoever wants their times, and not a winner, has it go on."""
     seconds: float | None = None
     """After so many seconds spent on blocks a race ends, once `least` rounds are through."""
     seed: int = 0
@@ -248,7 +251,7 @@ class _Race:
         if self.rounds >= self.rule.most or (self.rule.seconds is not None and spent > self.rule.seconds):
             return True
         challengers = self.challengers
-        return not challengers or (len(challengers) == 1 and self._beaten_by(challengers[0]))
+        return not challengers or self._as_good_as_any(challengers)
 
     def round(self, clock: Clock) -> None:
         """One block of every lane that is still running, in a new order, and then the dropping."""
@@ -294,6 +297,15 @@ class _Race:
         if math.isinf(high):  # too few rounds to be sure of anything: as far as it was
             low, high = min(differences), max(differences)
         return max(math.log1p(self.rule.floor), -low, high)
+
+    def _as_good_as_any(self, challengers: Sequence[str]) -> bool:
+        """Whether one of them beats the incumbent, and all others are as fast as that one."""
+        metric = self.rule.by[0]
+        best = min(challengers, key=lambda name: median(self._differences(name, self.incumbent, metric)))
+        most = math.log1p(self.rule.alike)
+        others = [self._differences(name, best, metric) for name in challengers if name != best]
+        bounds = [_bounds(differences, self.rule.sure) for differences in others]
+        return self._beaten_by(best) and all(-most <= low and high <= most for low, high in bounds)
 
     def _beaten_by(self, name: str) -> bool:
         """Whether the incumbent is slower than `name`, surely, and by more than noise."""

@@ -69,7 +69,7 @@ class Coarser:
     def measure(self, most: int) -> None:
         """Measure the regions of joins that could win, the most promising first, as long as there is time. Layers that an
         earlier run has joined, with as much to spend, are not gone through again."""
-        self.joins = self._left(most)
+        self.joins = self._left(most) if most else self.joins
         joined = {case.region.key for join in self.joins for case in self._cases(join)}
         asked: set[str] = set()
         while most > 0 and self.search.has_time():

@@ -22,10 +22,14 @@ MEASURED = 0.6
 """Of the time between the anchors, what has to be measured: else there are other ops, or who ran before had no time. Views, and
 ops that nobody would fuse, never are.
 """
-BEHIND = 1.1
+BEHIND = 1.05
 """How many times as long as the fastest plan another has to take, beyond the noise, to be far behind."""
 CUT = "cut"
 """What all plans that are cut go by: each program has its own."""
+
+
+Race = tuple[Sequence[Raced], float]
+"""Those of one race, cuts in the order in which they were thought to be fast; and its noise, relative."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,8 @@ class Layers:
     """Whether its anchors are those of programs that were tuned here, for this launch and as hard."""
     behind: frozenset[str] = frozenset()
     """Plans that nobody has by default, by name, which came far behind in every race that they were in on these layers."""
+    cuts: int | None = None
+    """How many cuts have to race. None: of these layers no cut was raced."""
 
 
 def known_layers(search: Search) -> Layers:
@@ -53,14 +59,14 @@ def known_layers(search: Search) -> Layers:
     found = cut_before(session.store, anchors, session.environment, search.launch, efforts, search.program)
     if len(frozenset[str]().union(*found.values())) < SAME * len(anchors):
         return Layers()
-    kin = [
-        plan for key, theirs in found.items() if len(theirs) >= SAME * len(anchors) for plan in session.store.plans(key)
-    ]
-    return Layers(True, far_behind(map(_raced, kin)))
+    kin = [key for key, theirs in found.items() if len(theirs) >= SAME * len(anchors)]
+    races = [_race(plan) for key in kin for plan in session.store.plans(key)]
+    behind = far_behind(races)
+    return Layers(True, behind, 1 if CUT in behind else cuts_needed(races))
 
 
-def far_behind(races: Iterable[tuple[Sequence[Raced], float]]) -> frozenset[str]:
-    """Who came far behind in every race; with each goes its noise, relative.
+def far_behind(races: Iterable[Race]) -> frozenset[str]:
+    """Who came far behind in every race.
 
     >>> race = [Raced("eager", True, wall_us=9.0), Raced("a", wall_us=4.0), Raced("cut 1", wall_us=5.0)]
     >>> sorted(far_behind([(race, 0.01)])), sorted(far_behind([(race, 0.3)]))
@@ -72,12 +78,31 @@ def far_behind(races: Iterable[tuple[Sequence[Raced], float]]) -> frozenset[str]
         limit = BEHIND * (1 + noise) * min((us for _, us in times), default=math.inf)
         for one, us in times:
             if not one.default:
-                kind = CUT if one.name.startswith(f"{CUT} ") else one.name
+                kind = CUT if _is_cut(one) else one.name
                 closest[kind] = min(us / limit, closest.get(kind, math.inf))
     return frozenset(kind for kind, ratio in closest.items() if ratio > 1)
 
 
-def _raced(plan: StoredPlan) -> tuple[Sequence[Raced], float]:
+def cuts_needed(races: Iterable[Race]) -> int | None:
+    """How many of the cuts that were thought to be the fastest it took to have one that was as fast as any.
+
+    >>> race = [Raced("eager", True, wall_us=1.0), Raced("cut 1", wall_us=4.0), Raced("cut 2", wall_us=3.0)]
+    >>> cuts_needed([(race, 0.01)]), cuts_needed([(race, 0.5)]), cuts_needed([(race[:1], 0.01)])
+    (2, 1, None)
+    """
+    most = 0
+    for raced, noise in races:
+        walls = [one.wall_us if one.status == "ok" and one.wall_us else math.inf for one in raced if _is_cut(one)]
+        if (least := min(walls, default=math.inf)) < math.inf:
+            most = max(most, 1 + next(place for place, us in enumerate(walls) if us <= least * (1 + noise)))
+    return most or None
+
+
+def _is_cut(one: Raced) -> bool:
+    return one.name.startswith(f"{CUT} ")
+
+
+def _race(plan: StoredPlan) -> Race:
     return plan.evidence.raced, plan.noise_us / plan.wall_us if plan.noise_us and plan.wall_us else 0.0
 
 

@@ -18,7 +18,7 @@ from fuseplan.search.solve import WholeSolution, solve, two_clock
 from fuseplan.segment import Region, Segmentation, leaving
 from fuseplan.tuning.active import Active, Wanted, measurable
 from fuseplan.tuning.coarser import JOINER, Coarser
-from fuseplan.tuning.layers import CUT, Layers, been_through, known_layers
+from fuseplan.tuning.layers import Layers, been_through, known_layers
 from fuseplan.tuning.meanwhile import Meanwhile
 from fuseplan.tuning.regions import RegionBook
 from fuseplan.tuning.session import Session
@@ -72,7 +72,7 @@ class Search:
         self.coarse = tuple(map(_coarse, self.costs))
         self.active = Active(self) if session.active else None
         self.plans = session.effort.plans
-        """How many of the proposals are worth a race. Of layers that others have raced half as many, or one."""
+        """How many of the proposals are worth a race; of layers that others have raced, as many as those needed."""
         self._begun: Meanwhile[list[WholeSolution]] | None = None
         self._recalled: Meanwhile[list[Proposal]] | None = None
 
@@ -97,7 +97,9 @@ class Search:
         if not self.graphs:
             return []
         known = self._of_known_layers() if self._recalled is None else self._recalled.result()
-        return self._with_coarser(known or self._searched())
+        return (
+            self._with_coarser(known, 0) if known else self._with_coarser(self._searched(), self.session.effort.coarse)
+        )
 
     def has_time(self, beside: float = 0.0) -> bool:
         """Whether more may be measured, with time kept for whole plans, and this share of all beside that."""
@@ -121,14 +123,16 @@ class Search:
                 self.session.audit = self.active.audit()
         return bool(wanted)
 
-    def _with_coarser(self, fine: list[Proposal]) -> list[Proposal]:
-        """Beside the best cut those that join some of it across anchors, where that was measured to save time."""
+    def _with_coarser(self, fine: list[Proposal], most: int) -> list[Proposal]:
+        """Beside the best cut those that join some of it across anchors, where that was measured to save time; so many regions
+        at most are measured for it now.
+        """
         if not fine or not self.session.effort.coarse:
             return fine
         best = fine[0]
         cuts = {part.role: part.segmentation for part in best.plan.parts}
         coarser = Coarser(self, tuple(cuts[role] for role in self.roles))
-        coarser.measure(self.session.effort.coarse)
+        coarser.measure(most)
         found = [Proposal(self._plan(cuts), best.predicted_us - saved) for cuts, saved in coarser.plans()]
         return sorted([*found, *fine], key=lambda proposal: proposal.predicted_us)
 
@@ -185,7 +189,7 @@ class Search:
         proposals = self.proposals()
         if not proposals or not been_through(self, proposals[0].plan):
             return []
-        self.plans = 1 if CUT in self.layers.behind else math.ceil(self.plans / 2)
+        self.plans = min(self.plans, self.layers.cuts or self.plans)
         return proposals
 
     def _solved(self) -> list[WholeSolution]:

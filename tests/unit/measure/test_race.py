@@ -104,6 +104,27 @@ def test_of_two_times_neither_alone_drops() -> None:
     assert alone.lane("frugal").dropped == 7
 
 
+def test_a_race_ends_when_all_that_are_left_are_alike_and_beat_the_incumbent() -> None:
+    def rounds(true: dict[str, float], alike: float, noise: float = 0.003) -> int:
+        clock = NoisyClock(true, noise=noise, seed=3)
+        return race(list(true), clock, incumbent="default", rule=Rule(least=12, most=60, alike=alike)).rounds
+
+    equal = {"default": 100.0, "a": 80.0, "b": 80.05, "c": 80.0}
+    assert rounds(equal, alike=0.01) < 20
+    assert rounds(equal, alike=0.0) == 60
+    assert rounds(equal, alike=0.01, noise=0.05) > 20, "who knows which is the best"
+    assert rounds({**equal, "default": 80.0}, alike=0.01) == 60, "who knows whether any is better"
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_race_that_ends_early_finds_what_is_as_fast(seed: int) -> None:
+    true = {"default": 100.0, "a": 80.4, "b": 80.0, "c": 80.3, "d": 95.0}
+    winner = race(
+        list(true), NoisyClock(true, 0.004, seed), incumbent="default", rule=replace(PLAN_RULE, most=60)
+    ).winner
+    assert true[winner] <= 80.0 * 1.01
+
+
 def test_a_budget_ends_a_race_after_its_least_rounds() -> None:
     times = {"default": [sample(100.0, seconds=1.0)], "new": [sample(100.0, seconds=1.0)]}
     assert race(list(times), ReplayClock(times), incumbent="default", rule=Rule(seconds=30.0)).rounds == 11
