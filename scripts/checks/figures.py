@@ -115,7 +115,7 @@ def _tuning(models: Rows) -> Iterator[str]:
                 off = one["prediction_error"]
                 yield _line([
                     name, LAUNCHES[launch], f"{one['seconds']:.0f}", str(one["measured"]), one["winner"],
-                    _percent(off["median"]), _percent(off["p90"]), one.get("commit", row["commit"])[:7],
+                    _percent(off["median"]), _percent(off["p90"]), one.get("commit", "-")[:7],
                 ])  # fmt: skip
 
 
