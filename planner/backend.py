@@ -12,6 +12,7 @@ import torch
 from torch.fx import GraphModule
 
 from fuseplan.capture.program import program_key
+from fuseplan.capture.settled import settled
 from fuseplan.errors import FuseplanError
 from fuseplan.lookup import Choice, Lookup, tuner
 from fuseplan.options import Options
@@ -33,8 +34,9 @@ def fuseplan_backend(
 ) -> Callable[..., Any]:
     """Compile one Dynamo graph. This is the entry point that torch.compile finds under the name "fuseplan"."""
     checked = Options.parse(options, mode)
-    identity = program_key(gm, example_inputs)
-    lookup = Lookup(checked, identity, gm, example_inputs, os.environ)  # where the user's own database is
+    found = settled(gm, example_inputs)
+    identity = program_key(found.gm, found.example_inputs)
+    lookup = Lookup(checked, identity, found.gm, found.example_inputs, os.environ)  # where the user's own database is
     choice = lookup.choose()
     try:
         program, compiled = _carry_out(choice, lookup)
@@ -50,7 +52,7 @@ def fuseplan_backend(
     owner = _caller()
     if owner is not None:
         vars(owner).setdefault(_PROGRAMS, []).append(program)
-    return compiled
+    return found.called(compiled)
 
 
 def _carry_out(choice: Choice, lookup: Lookup) -> tuple[Program, Callable[..., Any]]:

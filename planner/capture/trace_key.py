@@ -49,8 +49,11 @@ def key_of(fields: Mapping[str, Any]) -> str:
 def at_home(trace: Trace) -> Trace:
     """The trace with the key that its program has under the torch that runs here, where another one wrote it.
 
-    A GraphError names the first operation that this torch does not have.
+    A GraphError names the first operation that this torch does not have, or says that the trace has to be recorded again.
     """
+    sizes = [item["size"] for item in trace.fields["inputs"] if item["kind"] == "size"]
+    if len(set(sizes)) < len(sizes):  # nothing that is settled has one twice
+        raise GraphError("it lists a size twice, as older fuseplans did: record it again")
     written = trace.fields["torch"]
     if _release(written) == _release(torch.__version__) or trace.key == identity(trace.fields):
         return trace

@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Node
 from fuseplan.capture.libraries import brought
 from fuseplan.capture.numerics import Numerics
 from fuseplan.capture.program import program_key
+from fuseplan.capture.settled import settled
 from fuseplan.capture.symbols import Symbols
 from fuseplan.capture.trace_args import Devices, encode
 from fuseplan.capture.trace_format import Trace
@@ -36,6 +37,8 @@ def write_trace(gm: GraphModule, example_inputs: Sequence[Any], name: str = "") 
     >>> traces[0].fields["nodes"]
     [{'op': 'function', 'target': 'operator.mul', 'args': [{'ref': 0}, 3]}]
     """
+    program = settled(gm, example_inputs)
+    gm, example_inputs = program.gm, program.example_inputs
     key = program_key(gm, example_inputs)
     if key.key is None:
         raise GraphError(f"{name or 'the program'} cannot be traced: {key.why}")

@@ -99,16 +99,15 @@ class Counted:
     """What a backend made, and a count of its calls: `call` is called in its place."""
 
     def __init__(
-        self, compiled: Callable[..., Any], reader: SizeReader, tally_of: Callable[[Sizes, Sequence[Any]], Tally | None],
-        on_cuda: bool,
-    ) -> None:  # fmt: skip
-        self.compiled, self.reader, self.tally_of = compiled, reader, tally_of
+        self, compiled: Callable[..., Any], tally_of: Callable[[Sequence[Any]], Tally | None], on_cuda: bool
+    ) -> None:
+        self.compiled, self.tally_of = compiled, tally_of
         self.clock = _CudaClock() if on_cuda else _HostClock()
         self._first = self._first_backward = True
 
     def call(self, *args: Any) -> Any:
         """One call; where nobody counts any more, no more than that."""
-        tally = self.tally_of(self.reader.read(args), args)
+        tally = self.tally_of(args)
         if tally is None:
             return self.compiled(*args)
         started = self.clock.start()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from fuseplan.capture.names import name_of
+from fuseplan.capture.settled import settled
 from fuseplan.capture.trace import Trace, write_trace
 from fuseplan.capture.trace_values import observe
 from fuseplan.log import logger
@@ -19,38 +19,36 @@ from fuseplan.tuning.subject import box_of
 
 def meet(recording: Recording, gm: Any, example_inputs: Sequence[Any]) -> Callable[[Any], Any]:
     """Write a program down, unless it is known; what is returned has the calls of what a backend makes of it counted."""
-    trace = write_trace(gm, example_inputs, recording.called(name_of(gm)))
+    program = settled(gm, example_inputs)
+    trace = write_trace(program.gm, program.example_inputs, recording.called(name_of(gm)))
     on_cuda = any(device.type == "cuda" for device in devices_of(gm, example_inputs))
     entry_of(recording, trace)
     reader = SizeReader.of(trace.fields)
     tallies: dict[Sizes, Tally] = {}
 
-    def tally_of(sizes: Sizes, args: Sequence[Any]) -> Tally | None:
+    def tally_of(args: Sequence[Any]) -> Tally | None:
         if not recording.open:
             return None
+        sizes = reader.read(args)
         known = tallies.get(sizes)
         if known is None:
             known = tallies[sizes] = _tally(recording, trace, sizes, args)
         recording.write_now_and_then()
         return known
 
-    return partial(_count, recording, reader, tally_of, on_cuda)
+    def count(compiled: Any) -> Any:
+        if not callable(compiled) or hasattr(compiled, "serialize_compile_artifacts"):
+            return compiled  # of what is to be pickled, Dynamo wants the very object
+        counted = Counted(compiled, lambda args: tally_of(program.of(args)), on_cuda)
+        recording.settle_at_end(counted.clock)
+        return counted.call
+
+    return count
 
 
 def entry_of(recording: Recording, trace: Trace) -> Entry:
     """Where a program in its box of sizes is kept."""
     return recording.entry(box_of(trace), trace, SizeReader.names(trace.fields))
-
-
-def _count(
-    recording: Recording, reader: SizeReader, tally_of: Callable[[Sizes, Sequence[Any]], Tally | None], on_cuda: bool,
-    compiled: Any,
-) -> Any:  # fmt: skip
-    if not callable(compiled) or hasattr(compiled, "serialize_compile_artifacts"):
-        return compiled  # of what is to be pickled, Dynamo wants the very object
-    counted = Counted(compiled, reader, tally_of, on_cuda)
-    recording.settle_at_end(counted.clock)
-    return counted.call
 
 
 def _tally(recording: Recording, first: Trace, sizes: Sizes, args: Sequence[Any]) -> Tally:

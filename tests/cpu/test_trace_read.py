@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,17 @@ def test_what_this_torch_does_not_have_is_named(small: Any) -> None:
     assert "'torch.nn.functional.fold_space' is a function that" in str(refusal.value)
     assert f"torch {torch.__version__} does not have" in str(refusal.value)
     assert "written under torch 2.99.0" in str(refusal.value)
+
+
+def test_a_size_that_stands_there_twice_is_of_an_older_fuseplan() -> None:
+    x = torch.ones(5, 4)
+    torch._dynamo.mark_dynamic(x, 0)
+    (trace,) = traces_of(lambda x: x * x.shape[0], x)
+    assert at_home(trace) == trace
+    size = next(item for item in trace.fields["inputs"] if item["kind"] == "size")
+    fields = {**trace.fields, "inputs": [*trace.fields["inputs"], size]}
+    with pytest.raises(GraphError, match="record it again"):
+        at_home(replace(trace, fields=fields))
 
 
 def test_what_binds_a_program_to_its_device_is_named() -> None:

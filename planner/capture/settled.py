@@ -1,0 +1,115 @@
+"""A program's dynamic sizes among its inputs, settled: each once, before the first tensor that has it.
+
+Dynamo makes an input of each size of each tensor. Where two turn out to be equal, which one is used hangs on the names of
+what they were read from, and those that nobody uses are dropped: the same program that is rebuilt from its trace, or called
+through another function, has other inputs. So that it has the same key, graphs and plan, all look at the settled one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+Call = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Settled:
+    """A program with settled inputs."""
+
+    gm: GraphModule
+    example_inputs: Sequence[Any]
+    order: tuple[int, ...] | None = None
+    """Of each input, its place among those that Dynamo gives; None where it gives just these."""
+
+    def of(self, args: Sequence[Any]) -> Sequence[Any]:
+        """What the settled program is given of what Dynamo gives."""
+        return args if self.order is None else [args[i] for i in self.order]
+
+    def called(self, compiled: Call) -> Call:
+        """What Dynamo calls: `compiled` is of the settled program."""
+        if self.order is None:
+            return compiled
+
+        def call(*args: Any) -> Any:
+            return compiled(*self.of(args))
+
+        return call
+
+
+def settled(gm: GraphModule, example_inputs: Sequence[Any]) -> Settled:
+    """The program that Dynamo captured, with settled inputs; `gm` stays as it is.
+
+    >>> found = []
+    >>> def backend(gm, example_inputs):
+    ...     found.append(settled(gm, example_inputs))
+    ...     return found[-1].called(found[-1].gm)
+    >>> both = torch.compile(lambda x, y: torch.cat([x, y]).view(x.shape[1], -1), backend=backend, dynamic=True)
+    >>> both(torch.ones(2, 4), torch.ones(3, 4)).shape, len(found[0].example_inputs)
+    (torch.Size([4, 5]), 5)
+    """
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    sizes = {i: size for i, node in enumerate(placeholders) if (size := _symbol(_value(node))) is not None}
+    if not sizes:
+        return Settled(gm, example_inputs)
+    order = _order(placeholders, sizes)
+    if order == tuple(range(len(placeholders))):
+        return Settled(gm, example_inputs)
+    return Settled(_reordered(gm, placeholders, sizes, order), [example_inputs[i] for i in order], order)
+
+
+def _order(placeholders: Sequence[Node], sizes: dict[int, sympy.Symbol]) -> tuple[int, ...]:
+    """The inputs that stay, in their order: a size goes before the first tensor that has it, and else stays where it is."""
+    first: dict[sympy.Symbol, int] = {}
+    for i, size in sizes.items():
+        first.setdefault(size, i)
+    shapes = [_shape(_value(node)) for node in placeholders]
+    of_tensors = {size for shape in shapes for size in shape}
+    order: dict[int, None] = {}
+    for i, shape in enumerate(shapes):
+        for size in shape:
+            if size in first:
+                order[first[size]] = None
+        if i not in sizes or (sizes[i] not in of_tensors and first[sizes[i]] == i):
+            order[i] = None
+    return tuple(order)
+
+
+def _reordered(
+    gm: GraphModule, placeholders: Sequence[Node], sizes: dict[int, sympy.Symbol], order: Sequence[int]
+) -> GraphModule:
+    graph, copies = Graph(), dict[Node, Node]()
+    by_size = {sizes[i]: i for i in order if i in sizes}
+    for i in order:
+        copy = copies[placeholders[i]] = graph.node_copy(placeholders[i])
+        if hasattr(placeholders[i], "_dynamo_source"):  # by which AOTAutograd knows what is a parameter
+            copy._dynamo_source = placeholders[i]._dynamo_source  # type: ignore[attr-defined]
+    for i, node in enumerate(placeholders):
+        if node not in copies:
+            copies[node] = copies[placeholders[by_size[sizes[i]]]]
+    for node in gm.graph.nodes:
+        if node.op != "placeholder":
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+    found = GraphModule(gm, graph, class_name=type(gm).__name__)
+    found.meta.update(gm.meta)
+    return found
+
+
+def _value(node: Node) -> Any:
+    return node.meta.get("example_value", node.meta.get("val"))
+
+
+def _symbol(value: Any) -> sympy.Symbol | None:
+    expr = value.node.expr if isinstance(value, torch.SymInt) else None
+    return expr if isinstance(expr, sympy.Symbol) else None
+
+
+def _shape(value: Any) -> list[sympy.Symbol]:
+    if not isinstance(value, torch.Tensor):
+        return []
+    return [size for size in map(_symbol, value.shape) if size is not None]

@@ -1,0 +1,129 @@
+"""Dynamic sizes among a program's inputs: which of several equal ones Dynamo uses hangs on names, and nothing of ours does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+import fuseplan
+from fuseplan.capture.program import program_key
+from fuseplan.capture.settled import Settled, settled
+from fuseplan.capture.trace import load_trace, write_trace
+
+NAMES = ["x y z", "keys values more", "a7 b3 c", "second first third", "q w e", "one two three"]
+
+
+def joining(names: str) -> Callable[..., Any]:
+    """One program, whose arguments have these names; that their first sizes are equal shows on the way."""
+    x, y, z = names.split()
+    scope: dict[str, Any] = {"torch": torch}
+    exec(
+        f"def call({x}, {y}, {z}):\n"
+        f"    both = torch.cat([{x}, {y}], dim=1)\n"
+        f"    return both.view({y}.shape[0], -1).sum(1), torch.cat([both, {z}], dim=1) * {z}.shape[1]\n",
+        scope,
+    )
+    call: Callable[..., Any] = scope["call"]
+    return call
+
+
+def arguments(rows: int = 5, grad: bool = False) -> list[Tensor]:
+    args = [torch.randn(rows, wide, 4, requires_grad=grad) for wide in (6, 7, 8)]
+    for arg in args:
+        for dim in (0, 1):
+            torch._dynamo.maybe_mark_dynamic(arg, dim)
+    return args
+
+
+def captured(call: Callable[..., Any], args: Sequence[Any]) -> tuple[GraphModule, Settled]:
+    found: list[tuple[GraphModule, Settled]] = []
+
+    def backend(gm: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        found.append((gm, settled(gm, example_inputs)))
+        return gm.forward
+
+    torch._dynamo.reset()
+    torch.compile(call, backend=backend)(*args)
+    return found[0]
+
+
+def test_the_same_program_has_the_same_key_whatever_its_arguments_are_called() -> None:
+    raw, keys = set(), set()
+    for names in NAMES:
+        gm, found = captured(joining(names), arguments())
+        raw.add(program_key(gm, arguments()).key)
+        keys.add(program_key(found.gm, found.example_inputs).key)
+    assert len(raw) > 1, "Dynamo names sizes otherwise now: is all this still needed?"
+    assert len(keys) == 1
+
+
+def test_each_size_is_there_once_before_the_first_tensor_that_has_it() -> None:
+    for names in NAMES:
+        gm, found = captured(joining(names), arguments())
+        values = [node.meta["example_value"] for node in found.gm.graph.find_nodes(op="placeholder")]
+        seen: set[str] = set()
+        for value in values:
+            if isinstance(value, torch.SymInt):
+                assert str(value) not in seen
+                seen.add(str(value))
+            else:
+                assert {str(size) for size in value.shape if isinstance(size, torch.SymInt)} <= seen
+        assert len(gm.graph.find_nodes(op="placeholder")) >= len(values)
+        again = settled(found.gm, found.example_inputs)
+        assert (again.gm, again.order) == (found.gm, None)
+
+
+def test_what_is_settled_stays_the_very_graph_that_dynamo_gave() -> None:
+    gm, found = captured(lambda x: x * 2, [torch.ones(3, 4)])
+    assert (found.gm is gm, found.order) == (True, None)
+
+
+@pytest.mark.parametrize("names", NAMES)
+def test_a_trace_is_rebuilt_to_the_same_program(names: str) -> None:
+    call = joining(names)
+
+    def backend(gm: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        traces.append(write_trace(gm, example_inputs))
+        return gm.forward
+
+    traces: list[Any] = []
+    torch._dynamo.reset()
+    torch.compile(call, backend=backend)(*arguments())
+    loaded = load_trace(traces[0])
+    torch._dynamo.reset()
+    loaded.step(torch.compile(loaded.module, backend=backend))
+    keys = [trace.key for trace in traces]
+    assert len(keys) == 2
+    assert keys[0] == keys[1]
+
+
+@pytest.mark.parametrize("plan", ["eager", "aten", "inductor", "inductor-greedy"])
+@pytest.mark.parametrize("names", NAMES[:3])
+def test_plans_are_given_what_they_expect(plan: str, names: str) -> None:
+    torch._dynamo.reset()
+    call = joining(names)
+    compiled = fuseplan.compile(call, plan=plan)
+    for rows in (5, 9):
+        torch.manual_seed(rows)
+        mine = arguments(rows, grad=True)
+        theirs = [arg.detach().clone().requires_grad_() for arg in mine]
+        for args, function in ((mine, compiled), (theirs, call)):
+            (function(*args)[0].sum() + function(*args)[1].square().sum()).backward()
+        for one, other in zip(mine, theirs, strict=True):
+            torch.testing.assert_close(one.grad, other.grad)
+
+
+@pytest.mark.parametrize("names", NAMES[:3])
+def test_calls_are_counted_by_their_own_sizes(names: str) -> None:
+    torch._dynamo.reset()
+    with fuseplan.record() as recording:
+        compiled = torch.compile(joining(names), backend="eager")
+        for rows in (5, 5, 7):
+            compiled(*arguments(rows))
+    (trace,) = recording.programs
+    assert [(sorted(each.sizes.values()), each.calls) for each in trace.calls] == [([5, 6, 7, 8], 2), ([6, 7, 7, 8], 1)]
