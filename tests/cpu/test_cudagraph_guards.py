@@ -15,11 +15,21 @@ from torch.utils.checkpoint import checkpoint
 from fuseplan.runtime import cudagraph
 
 
+class Captured:
+    """A graph that was captured, in the place that the tree has come to."""
+
+    def __init__(self, trees: Trees) -> None:
+        self.trees = trees
+
+    def path_live_weakrefs(self) -> Sequence[Any]:
+        return [self] if self.trees.alive else []
+
+
 class Trees:
     """What a graph has made stays, since its memory is used by nothing else. A step may be one that no graph can be of."""
 
     def __init__(self) -> None:
-        self.current_node = self
+        self.current_node = Captured(self)
         self.made: list[Any] = []
         self.pending = False
         self.alive = False
@@ -28,9 +38,6 @@ class Trees:
 
     def can_start_new_generation(self) -> bool:
         return not self.pending
-
-    def path_live_weakrefs(self) -> Sequence[Any]:
-        return [self] if self.alive else []
 
     def set_to_running_backward(self) -> None:
         self.pending = False
@@ -48,6 +55,7 @@ class Training:
         monkeypatch.setattr(cudagraph, "get_manager", lambda *args, **options: self.trees)
         monkeypatch.setattr(cudagraph, "cudagraphify", self.cudagraphify)
         monkeypatch.setattr(cudagraph, "_obstacle", lambda gm: None)
+        monkeypatch.setattr(cudagraph, "_lie_at", lie_at)
         monkeypatch.setattr(cudagraph, "_device_index", lambda gm: 0)
         monkeypatch.setattr(cudagraph, "SMALL", 0)  # of what is copied nobody holds the original
         self.launch = cudagraph.CudaGraphLaunch([])
@@ -72,6 +80,7 @@ class Training:
             self.log[-1] = "backward captured" if is_backward else "forward captured"
             self.trees.pending = not is_backward
             self.trees.made += () if is_backward else outputs
+            self.trees.current_node = Captured(self.trees)  # each puts what it makes where no other does
             return outputs
 
         return boxed(captured)
@@ -90,6 +99,11 @@ class Training:
 def boxed(call: Callable[[list[Any]], Any]) -> Any:
     call._boxed_call = True  # type: ignore[attr-defined]
     return call
+
+
+def lie_at(args: Sequence[Any], pointers: Sequence[int], chosen: Sequence[int]) -> bool:
+    """As torch does it where it is built for GPUs."""
+    return all(args[i].data_ptr() == pointers[i] for i in chosen)
 
 
 PLAIN, CAPTURED = ["forward plain", "backward plain"], ["forward captured", "backward captured"]
