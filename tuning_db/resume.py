@@ -12,8 +12,10 @@ from typing import TypeVar
 
 from fuseplan import __version__
 from fuseplan.errors import StoreError
+from fuseplan.graph import Graph
 from fuseplan.tuning_db import clock
 from fuseplan.tuning_db.environment import Environment
+from fuseplan.tuning_db.programs import readable
 from fuseplan.tuning_db.sizes import Box
 from fuseplan.tuning_db.store import Store
 
@@ -112,6 +114,21 @@ def cut_before(
         return {plan: frozenset(keys) for plan, keys in found.items()}
 
     return _asked(store, ask, {})
+
+
+def run_alone(store: Store, plan: str) -> list[Graph]:
+    """The distinct ops that the program of a plan, by its key, was seen to run alone, anchors among them."""
+
+    def ask(connection: sqlite3.Connection) -> list[str]:
+        sql = (
+            "SELECT DISTINCT region.key, region.json FROM plan"
+            " JOIN program_graph ON program_graph.program_id = plan.program_id"
+            " JOIN graph_region ON graph_region.graph_id = program_graph.graph_id"
+            " JOIN region ON region.id = graph_region.region_id WHERE plan.key = ? AND region.ops = 1"
+        )
+        return [str(text) for _, text in connection.execute(sql, (plan,))]
+
+    return [graph for graph in map(readable, _asked(store, ask, [])) if graph is not None]
 
 
 def usual_seconds(store: Store, effort: str, here: Environment) -> float | None:

@@ -24,6 +24,7 @@ from torch.nn.attention import sdpa_kernel
 
 from fuseplan.capture.kernels import BACKENDS, FUNCTIONS
 from fuseplan.capture.mask_source import MaskSource, may_write
+from fuseplan.capture.settled import as_captured
 from fuseplan.errors import PlanError
 from fuseplan.plan import ATTENTION_VARIANTS, AnchorChoice
 from fuseplan.segment.masks import MaskProof, UnprovenError
@@ -260,12 +261,8 @@ def _rewrite(gm: GraphModule, choices: Mapping[AttentionCall, str]) -> GraphModu
         node.target = FUNCTIONS[kernel]
         node.args, node.kwargs = (), map_arg(arguments, copies.__getitem__)
     _erase([MaskSource(mask) for mask in dropped], copies)
-    result = GraphModule(gm, graph)
-    result.meta = dict(gm.meta)
-    for name, value in gm.__dict__.items():
-        result.__dict__.setdefault(name, value)
     graph.lint()
-    return result
+    return as_captured(gm, graph)
 
 
 def _erase(sources: Iterable[MaskSource], copies: Mapping[Node, Node]) -> None:

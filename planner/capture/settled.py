@@ -3,6 +3,7 @@
 Dynamo makes an input of each size of each tensor. Where two turn out to be equal, which one is used hangs on the names of
 what they were read from, and those that nobody uses are dropped: the same program that is rebuilt from its trace, or called
 through another function, has other inputs. So that it has the same key, graphs and plan, all look at the settled one.
+Blocks that are checkpointed stay as they are.
 """
 
 from __future__ import annotations
@@ -27,17 +28,22 @@ class Settled:
     order: tuple[int, ...] | None = None
     """Of each input, its place among those that Dynamo gives; None where it gives just these."""
 
-    def of(self, args: Sequence[Any]) -> Sequence[Any]:
-        """What the settled program is given of what Dynamo gives."""
-        return args if self.order is None else [args[i] for i in self.order]
+    @property
+    def arranged(self) -> Callable[[Sequence[Any]], Sequence[Any]]:
+        """What the settled program is given, of what Dynamo gives; it knows of neither."""
+        order = self.order
+        return lambda args: args if order is None else [args[i] for i in order]
 
     def called(self, compiled: Call) -> Call:
-        """What Dynamo calls: `compiled` is of the settled program."""
+        """What Dynamo calls: `compiled` is of the settled program, which is let go of."""
         if self.order is None:
             return compiled
+        for node in self.gm.graph.find_nodes(op="placeholder"):
+            node.meta.pop("grapharg", None)  # as Dynamo does with its own: it holds what the first call was given
+        arranged = self.arranged
 
         def call(*args: Any) -> Any:
-            return compiled(*self.of(args))
+            return compiled(*arranged(args))
 
         return call
 
@@ -64,11 +70,13 @@ def settled(gm: GraphModule, example_inputs: Sequence[Any]) -> Settled:
 
 
 def _order(placeholders: Sequence[Node], sizes: dict[int, sympy.Symbol]) -> tuple[int, ...]:
-    """The inputs that stay, in their order: a size goes before the first tensor that has it, and else stays where it is."""
+    """The inputs that stay, in their order: a size goes before the first tensor that has it, and else stays where it is. Dynamo's
+    own order where all is in its place.
+    """
     first: dict[sympy.Symbol, int] = {}
     for i, size in sizes.items():
         first.setdefault(size, i)
-    shapes = [_shape(_value(node)) for node in placeholders]
+    shapes = [_symbols(_value(node)) for node in placeholders]
     of_tensors = {size for shape in shapes for size in shape}
     order: dict[int, None] = {}
     for i, shape in enumerate(shapes):
@@ -95,8 +103,20 @@ def _reordered(
     for node in gm.graph.nodes:
         if node.op != "placeholder":
             copies[node] = graph.node_copy(node, copies.__getitem__)
+    return as_captured(gm, graph)
+
+
+def as_captured(gm: GraphModule, graph: Graph) -> GraphModule:
+    """Another graph in the place of what Dynamo captured, with all that it has put there: without that, AOTAutograd takes it for
+    something else.
+    """
     found = GraphModule(gm, graph, class_name=type(gm).__name__)
-    found.meta.update(gm.meta)
+    found.meta = dict(gm.meta)
+    for name, value in gm.__dict__.items():
+        found.__dict__.setdefault(name, value)
+    for name, child in gm.named_children():
+        if name not in found._modules:
+            found.add_module(name, child)
     return found
 
 
@@ -109,7 +129,9 @@ def _symbol(value: Any) -> sympy.Symbol | None:
     return expr if isinstance(expr, sympy.Symbol) else None
 
 
-def _shape(value: Any) -> list[sympy.Symbol]:
-    if not isinstance(value, torch.Tensor):
+def _symbols(value: Any) -> list[sympy.Symbol]:
+    """The sizes that a tensor brings, in Dynamo's order."""
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return []
-    return [size for size in map(_symbol, value.shape) if size is not None]
+    parts = map(_symbol, (*value.shape, *value.stride(), value.storage_offset()))
+    return [size for size in parts if size is not None]

@@ -25,6 +25,8 @@ HEATS = 2
 """Blocks of each rival before a race, of which the faster counts: they say who takes the incumbent's part."""
 NOISY = 0.5
 """The noise, relative, from which on a race tells nothing about what was tuned: the machine has too much else to do."""
+SURELY = 0.99
+"""The confidence with which a race of several ends before its time."""
 _LEAST_US = 1e-3
 """What a time counts for at least, so that it has a logarithm: a CPU has no host time of its own."""
 
@@ -305,7 +307,9 @@ class _Race:
         most = math.log1p(self.rule.alike)
         others = [self._differences(name, best, metric) for name in challengers if name != best]
         bounds = [_bounds(differences, self.rule.sure) for differences in others]
-        return self._beaten_by(best) and all(-most <= low and high <= most for low, high in bounds)
+        # of several that are no faster, one would seem so all too often if every round were asked
+        surely = not others or _bounds(self._differences(best, self.incumbent, metric), SURELY)[1] < 0
+        return surely and self._beaten_by(best) and all(-most <= low and high <= most for low, high in bounds)
 
     def _beaten_by(self, name: str) -> bool:
         """Whether the incumbent is slower than `name`, surely, and by more than noise."""

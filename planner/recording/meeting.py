@@ -23,12 +23,13 @@ def meet(recording: Recording, gm: Any, example_inputs: Sequence[Any]) -> Callab
     trace = write_trace(program.gm, program.example_inputs, recording.called(name_of(gm)))
     on_cuda = any(device.type == "cuda" for device in devices_of(gm, example_inputs))
     entry_of(recording, trace)
-    reader = SizeReader.of(trace.fields)
+    reader, arranged = SizeReader.of(trace.fields), program.arranged
     tallies: dict[Sizes, Tally] = {}
 
     def tally_of(args: Sequence[Any]) -> Tally | None:
         if not recording.open:
             return None
+        args = arranged(args)
         sizes = reader.read(args)
         known = tallies.get(sizes)
         if known is None:
@@ -39,7 +40,7 @@ def meet(recording: Recording, gm: Any, example_inputs: Sequence[Any]) -> Callab
     def count(compiled: Any) -> Any:
         if not callable(compiled) or hasattr(compiled, "serialize_compile_artifacts"):
             return compiled  # of what is to be pickled, Dynamo wants the very object
-        counted = Counted(compiled, lambda args: tally_of(program.of(args)), on_cuda)
+        counted = Counted(compiled, tally_of, on_cuda)
         recording.settle_at_end(counted.clock)
         return counted.call
 

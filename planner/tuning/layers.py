@@ -7,17 +7,23 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fuseplan.graph import Graph
 from fuseplan.plan import SegmentedPlan
+from fuseplan.segment import is_anchor
 from fuseplan.tuning.active import measurable
 from fuseplan.tuning_db import StoredPlan
 from fuseplan.tuning_db.evidence import Raced
-from fuseplan.tuning_db.resume import cut_before
+from fuseplan.tuning_db.resume import cut_before, run_alone
 
 if TYPE_CHECKING:
     from fuseplan.tuning.segments import Search
 
 SAME = 0.9
 """Of the distinct anchors of a program, what has to stand in others."""
+FAMILY = 0.5
+"""Of the distinct anchors of another program, what has to stand in this one: else it is mostly something else, and so is what its
+race has shown.
+"""
 MEASURED = 0.6
 """Of the time between the anchors, what has to be measured: else there are other ops, or who ran before had no time. Views, and
 ops that nobody would fuse, never are.
@@ -59,10 +65,15 @@ def known_layers(search: Search) -> Layers:
     found = cut_before(session.store, anchors, session.environment, search.launch, efforts, search.program)
     if len(frozenset[str]().union(*found.values())) < SAME * len(anchors):
         return Layers()
-    kin = [key for key, theirs in found.items() if len(theirs) >= SAME * len(anchors)]
+    alike = [key for key, theirs in found.items() if len(theirs) >= SAME * len(anchors)]
+    kin = [key for key in alike if len(found[key]) >= FAMILY * _anchors(run_alone(session.store, key))]
     races = [_race(plan) for key in kin for plan in session.store.plans(key)]
     behind = far_behind(races)
     return Layers(True, behind, 1 if CUT in behind else cuts_needed(races))
+
+
+def _anchors(ops: Iterable[Graph]) -> int:
+    return sum(any(map(is_anchor, graph.ops)) for graph in ops)
 
 
 def far_behind(races: Iterable[Race]) -> frozenset[str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from fuseplan.graph import Graph
 from fuseplan.measure.jobs import REGION_RULE, Job, Outcome, RaceRegion, Row, VetRegion, choice_name
+from fuseplan.measure.race import NOISY
 from fuseplan.models import Prediction
 from fuseplan.models import Row as ModelRow
 from fuseplan.search.costs import PLAIN, Case, Choice, Timing, Timings
@@ -22,6 +23,7 @@ class RegionBook:
     session: Session
     timings: Timings = field(default_factory=Timings)
     _asked: set[str] = field(default_factory=set)
+    _noisy: bool = False
 
     def recall(self, cases: Sequence[Case]) -> None:
         """Take what the database has on these regions, here or from an earlier run."""
@@ -88,9 +90,12 @@ class RegionBook:
             rows = {row.name: row for row in outcome.rows}
             failed = Row("", "error" if outcome.ok else outcome.status, outcome.detail)
             found = [(choice, rows.get(choice_name(choice), failed)) for choice in job.choices]
-            self._keep(
-                case, [(choice, row) for choice, row in found if row.status != "ok" or row.device_us is not None]
-            )
+            bad = [(choice, row) for choice, row in found if row.status != "ok"]
+            timed = [(choice, row) for choice, row in found if row.status == "ok" and row.device_us is not None]
+            if outcome.race is not None and outcome.race.noise > NOISY:
+                self._take_for_now(case, timed)
+                timed = []
+            self._keep(case, [*bad, *timed])
 
         self.session.carry_out("timing regions", jobs, heard, self.session.region_s)
 
@@ -127,6 +132,16 @@ class RegionBook:
         session.measured += len(found)
         for choice, row in rows:
             self._take(case, choice, _timing(row.status, row.device_us, row.host_us))
+
+    def _take_for_now(self, case: Case, rows: Sequence[tuple[Choice, Row]]) -> None:
+        """What was timed while the machine had too much else to do ends the search for this run, and says nothing to others."""
+        for choice, row in rows:
+            self.timings.add(case.region, choice, _timing(row.status, row.device_us, row.host_us))
+        if not self._noisy:
+            self.session.progress.note(
+                f"{self.session.program}: the machine was too busy to time some regions: those times are not kept"
+            )
+        self._noisy = True
 
     def _take(self, case: Case, choice: Choice, timing: Timing) -> None:
         self.timings.add(case.region, choice, timing)

@@ -190,7 +190,7 @@ class Tuner:
         if outcome.found is None:
             return f"it cannot be captured in a worker: {outcome.detail}"
         if outcome.found.key != trace.key and trace.key != identity(trace.fields):  # an edited one has a new key
-            return "the rebuilt program is another one: please report this with its trace"
+            return "the rebuilt program is another one: record it again, and if that does not help, please report its trace"
         return outcome.found
 
     def _keep_trace(self, of: Of, trace: Trace, graphs: Mapping[str, Graph] | None = None) -> None:

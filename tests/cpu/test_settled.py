@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
 from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
 from torch.fx import GraphModule
 
 import fuseplan
@@ -76,6 +80,69 @@ def test_each_size_is_there_once_before_the_first_tensor_that_has_it() -> None:
         assert len(gm.graph.find_nodes(op="placeholder")) >= len(values)
         again = settled(found.gm, found.example_inputs)
         assert (again.gm, again.order) == (found.gm, None)
+
+
+@pytest.mark.parametrize("as_ours", [False, True])
+def test_autograd_is_told_what_stays_where_it_is(as_ours: bool) -> None:
+    """A CUDA graph copies nothing of parameters."""
+    linear, static, orders = torch.nn.Linear(4, 4), list[tuple[int, ...]](), list[Any]()
+
+    def call(second: Tensor, first: Tensor) -> Tensor:
+        return torch.cat([linear(second), first], dim=1).view(first.shape[0], -1)
+
+    def look(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        metadata: Any = torch._guards.TracingContext.get().fw_metadata
+        values = [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
+        static.extend(tuple(values[i].shape) for i in metadata.static_input_indices)
+        return make_boxed_func(gm.forward)
+
+    def backend(gm: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        found = settled(gm, example_inputs)
+        orders.append(found.order)
+        compile = aot_autograd(fw_compiler=look)
+        if as_ours:
+            return found.called(compile(found.gm, found.example_inputs))
+        return compile(gm, example_inputs)  # type: ignore[no-any-return]
+
+    torch._dynamo.reset()
+    args = arguments()[:2]
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(call, backend=backend)(*args), call(*args))
+    assert orders[0] is not None
+    assert static == [(4, 4), (4,)]
+
+
+@pytest.mark.parametrize("how", ["compiled", "recorded"])
+def test_what_the_first_call_was_given_is_let_go_of(how: str) -> None:
+    torch._dynamo.reset()
+    args = arguments()
+    held = [weakref.ref(arg) for arg in args]
+    if how == "compiled":
+        compiled = fuseplan.compile(joining(NAMES[3]), plan="aten")
+        compiled(*args)
+    else:
+        with fuseplan.record():
+            compiled = torch.compile(joining(NAMES[3]), backend="eager")
+            compiled(*args)
+    del args
+    gc.collect()
+    assert [one() for one in held] == [None] * 3
+    compiled(*arguments())
+
+
+def test_a_tensor_with_gaps_brings_its_sizes_in_dynamos_order() -> None:
+    x = torch.randn(12, 9)[:, ::2]
+    torch._dynamo.maybe_mark_dynamic(x, 0)
+    torch._dynamo.maybe_mark_dynamic(x, 1)
+    torch._dynamo.reset()
+    orders: list[Any] = []
+
+    def backend(gm: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        orders.append(settled(gm, example_inputs).order)
+        return gm.forward
+
+    torch.compile(lambda a, n: a * n, backend=backend, dynamic=True)(x, 7)
+    assert orders == [None]
 
 
 def test_what_is_settled_stays_the_very_graph_that_dynamo_gave() -> None:

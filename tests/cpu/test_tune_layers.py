@@ -126,6 +126,11 @@ def test_whoever_looks_again_and_other_layers_have_all_of_them(store: Store) -> 
     assert SEARCHED in tuned(store, of_layers(48, 48))[1].vetted
 
 
+def test_what_a_program_of_mostly_other_layers_has_shown_does_not_count(store: Store) -> None:
+    tuned(store, of_layers(64, 48, 96, 128, 24), cuts=(1000.0,))
+    assert SEARCHED in tuned(store, of_layers(64, 64))[1].vetted
+
+
 def test_a_plan_that_was_near_once_is_tried() -> None:
     near = [Raced("a", wall_us=9.0), Raced("b", wall_us=8.8)]
     far = [Raced("a", wall_us=9.0), Raced("b", wall_us=4.0)]
