@@ -128,7 +128,7 @@ def run_alone(store: Store, plan: str) -> list[Graph]:
         )
         return [str(text) for _, text in connection.execute(sql, (plan,))]
 
-    return [graph for graph in map(readable, _asked(store, ask, [])) if graph is not None]
+    return [graph for graph in map(readable, _asked(store, ask, list[str]())) if graph is not None]
 
 
 def usual_seconds(store: Store, effort: str, here: Environment) -> float | None:
