@@ -24,7 +24,7 @@ METRICS = ("device_us", "host_us", "wall_us")
 HEATS = 2
 """Blocks of each rival before a race, of which the faster counts: they say who takes the incumbent's part."""
 NOISY = 0.5
-"""The noise, relative, from which on a race tells nothing about what was tuned: the machine has too much else to do."""
+"""The noise, or unrest, from which on a race tells nothing about what was timed: the machine has too much else to do."""
 SURELY = 0.99
 """The confidence with which a race of several ends before its time."""
 _LEAST_US = 1e-3
@@ -135,6 +135,15 @@ class RaceResult:
     def lane(self, name: str) -> Lane:
         """The lane of one candidate."""
         return next(lane for lane in self.lanes if lane.name == name)
+
+    def unrest(self, metric: str) -> float:
+        """How far the incumbent was from itself in the middle one of its rounds, relative.
+
+        The noise is as large as the largest difference where the rounds are few; this is large only where the times of half
+        of them are wrong, so that medians tell nothing.
+        """
+        differences = _differences(self.lane(AGAIN), self.lane(self.incumbent), metric)
+        return math.expm1(median(map(abs, differences)))
 
     def fields(self) -> dict[str, Any]:
         """The result as plain data for JSON."""
@@ -277,9 +286,7 @@ class _Race:
         self.running = [name for name in self.running if name not in lost]
 
     def _differences(self, name: str, to: str, metric: str) -> list[float]:
-        """Of each round that both were in, by how much `name` was slower than `to`, as a logarithm."""
-        pairs = zip(self.lanes[name].samples, self.lanes[to].samples, strict=False)
-        return [math.log(max(getattr(a, metric), _LEAST_US) / max(getattr(b, metric), _LEAST_US)) for a, b in pairs]
+        return _differences(self.lanes[name], self.lanes[to], metric)
 
     def _loses(self, name: str, to: str) -> bool:
         first, *rest = self.rule.by
@@ -343,6 +350,12 @@ class _Race:
         if math.isinf(high):
             return replace(lane, ratio=ratio)
         return replace(lane, ratio=ratio, low=round(math.exp(low), 6), high=round(math.exp(high), 6))
+
+
+def _differences(lane: Lane, to: Lane, metric: str) -> list[float]:
+    """Of each round that both were in, by how much `lane` was slower than `to`, as a logarithm."""
+    pairs = zip(lane.samples, to.samples, strict=False)
+    return [math.log(max(getattr(a, metric), _LEAST_US) / max(getattr(b, metric), _LEAST_US)) for a, b in pairs]
 
 
 def _bounds(differences: Sequence[float], sure: float) -> tuple[float, float]:

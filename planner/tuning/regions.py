@@ -92,7 +92,7 @@ class RegionBook:
             found = [(choice, rows.get(choice_name(choice), failed)) for choice in job.choices]
             bad = [(choice, row) for choice, row in found if row.status != "ok"]
             timed = [(choice, row) for choice, row in found if row.status == "ok" and row.device_us is not None]
-            if outcome.race is not None and outcome.race.noise > NOISY:
+            if outcome.race is not None and outcome.race.unrest(job.rule.by[0]) > NOISY:
                 self._take_for_now(case, timed)
                 timed = []
             self._keep(case, [*bad, *timed])

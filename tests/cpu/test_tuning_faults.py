@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import sqlite3
@@ -27,6 +28,7 @@ from fuseplan.runtime import regions
 from fuseplan.search import effort
 from fuseplan.search.effort import Effort
 from fuseplan.tune import Tuner
+from fuseplan.tuning import regions as measuring
 from fuseplan.tuning import segments
 from fuseplan.tuning.keep import Tuned
 from fuseplan.tuning.ledger import Settings
@@ -83,6 +85,7 @@ def test_each_planted_fault_is_a_row_and_the_run_ends_with_a_right_plan(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setattr(regions, "executors", regions.executors)  # given back after planting
+    monkeypatch.setattr(measuring, "NOISY", math.inf)  # however busy this machine is
     found = planted.executors()
     there = {"aten": executors()["aten"], **{name: found[name] for name in (*FAULTS, "right")}}
     monkeypatch.setattr(segments, "executors", lambda: there)
@@ -303,7 +306,7 @@ from fuseplan.cli import main
 from fuseplan.executors import executors
 from fuseplan.measure.pool import Workers
 from fuseplan.search import effort
-from fuseplan.tuning import devices, segments
+from fuseplan.tuning import devices, regions, segments
 from fuseplan.tuning.progress import Silent
 
 
@@ -322,6 +325,7 @@ if __name__ == "__main__":
     devices.environment = lambda device: replace(here(device), inductor=None)
     import_module("fuseplan.tune").tune.__kwdefaults__["workers"] = pool
     import_module("fuseplan.cli.tune")._progress = Told
+    regions.NOISY = float("inf")  # however busy this machine is
     effort.EFFORTS = (replace(effort.QUICK, plans=1, region_blocks=7, plan_blocks=7, device_s=5.0),)
     right = planted.executors()["right"]
     segments.executors = lambda: {"aten": executors()["aten"], "right": right}

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fuseplan.errors import OptionError
-from fuseplan.measure.jobs import PLAN_RULE
-from fuseplan.measure.race import AGAIN, LaneError, RaceResult, ReplayClock, Rule, Sample, race
+from fuseplan.measure.jobs import PLAN_RULE, REGION_RULE
+from fuseplan.measure.race import AGAIN, NOISY, LaneError, RaceResult, ReplayClock, Rule, Sample, race
 
 
 def sample(device: float, host: float = 1.0, seconds: float = 0.0) -> Sample:
@@ -148,6 +148,17 @@ def test_two_blocks_in_which_the_host_was_busy_are_no_noise() -> None:
     assert result.rounds == PLAN_RULE.least
     assert (result.winner, result.noise < 0.02) == ("new", True)
     assert raced(replace(PLAN_RULE, least=7)).winner == "default"
+
+
+def test_a_race_is_at_unrest_only_where_half_of_its_rounds_are_off() -> None:
+    def raced(*device_us: float) -> tuple[bool, float]:
+        clock = ReplayClock({"default": [sample(us) for us in device_us]})
+        result = race(["default"], clock, incumbent="default", rule=replace(REGION_RULE, least=7, most=7))
+        return result.noise > NOISY, result.unrest("device_us")
+
+    assert raced(10.0) == (False, 0.0)
+    assert raced(*[10.0] * 4, 40.0, *[10.0] * 5, 40.0, *[10.0] * 3) == (True, 0.0), "two blocks of fourteen"
+    assert raced(10.0, 90.0) == (True, pytest.approx(8.0))
 
 
 def test_too_few_rounds_to_be_sure_decide_nothing() -> None:
