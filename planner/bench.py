@@ -23,10 +23,10 @@ from fuseplan.tuning.devices import OpenPool, own_workers
 from fuseplan.tuning.plans import Entry, Verdict
 from fuseplan.tuning.progress import Progress, shown
 from fuseplan.tuning.session import Pool, Session
-from fuseplan.tuning.subject import check_device, device_of, sizes_of
+from fuseplan.tuning.subject import box_of, check_device, device_of, sizes_of, title, title_of
 from fuseplan.tuning.untuned import is_file
 from fuseplan.tuning.wanted import wanted
-from fuseplan.tuning_db import Hit, Query, Stale, Store, StoredPlan
+from fuseplan.tuning_db import Box, Hit, Query, Stale, Store, StoredPlan
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,8 @@ class Bench:
     """The key of the plan that raced."""
     sides: tuple[Side, ...] = field(default=())
     detail: str = ""
+    sizes: str = ""
+    """The box of dynamic sizes that this is about; it raced at those that the trace was seen with."""
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -74,7 +76,8 @@ class Bench:
     def _lines(self) -> Iterator[str]:
         told = {"untuned": "no plan is stored: fuseplan tune", "failed": self.detail}
         noise = "" if self.noise is None else f", noise {share(self.noise)}"
-        yield f"{self.name or self.program[:12]}, {self.launch}: {told.get(self.verdict, self.verdict)}{noise}"
+        called = title(self.program, self.name, Box.parse(self.sizes))
+        yield f"{called}, {self.launch}: {told.get(self.verdict, self.verdict)}{noise}"
         if self.sides:
             rows = [("", "time", "device", "host", "times the best default", "")]
             yield from (f"  {line}" for line in table([*rows, *map(_row, self.sides)], right={1, 2, 3}))
@@ -161,7 +164,9 @@ class _Bench:
             entries = _entries(session, launch, plan)
             fit = plans.vetted(session, trace.to_json(), entries, rows)
             verdict = plans.decide(session, trace.to_json(), fit, rows)
-        known = Bench(trace.key, trace.name, launch, "failed", plan=None if plan is None else plan.key)
+        known = Bench(
+            trace.key, trace.name, launch, "failed", plan=None if plan is None else plan.key, sizes=box_of(trace).text
+        )
         if verdict is None:
             return replace(known, detail="no default of this launch runs here", sides=_sides(entries, rows, None))
         return replace(
@@ -174,7 +179,7 @@ class _Bench:
         # Of the time that an effort grants with the device, a race gets a share.
         effort = replace(Effort.named("quick"), device_s=self.seconds / plans.RACE_SHARE, wall_s=plans.PATIENCE_S)
         model = Roofline(Machine.guess(here.gpu or here.cpu or ""))
-        return Session(self.store, here, pool, effort, model, self.progress, program=trace.name or trace.key[:12])
+        return Session(self.store, here, pool, effort, model, self.progress, program=title_of(trace))
 
 
 def _entries(session: Session, launch: str, plan: StoredPlan | None) -> list[Entry]:

@@ -192,7 +192,7 @@ def _row(pair: Pair) -> tuple[str, ...]:
     who = ["none" if one is None else summary(one.stored.plan) for one in (pair.first, pair.second)]
     plan = f"{who[0]} -> {who[1]}" if who[0] != who[1] else f"{who[0]}{', cut anew' if pair.changed else ''}"
     return (
-        pair.program, known.stored.launch, known.stored.sizes.text or "-", *sides, times(pair.ratio),
+        pair.program, known.stored.launch, known.stored.sizes.short or "-", *sides, times(pair.ratio),
         share(pair.noise) if pair.ratio is not None else "-", pair.verdict, plan,
     )  # fmt: skip
 

@@ -106,7 +106,7 @@ def _row(one: Listed) -> tuple[str, ...]:
     stored = one.stored
     default = us(stored.best_default_us) + (f" {stored.best_default}" if stored.best_default else "")
     return (
-        stored.key[:12], _cut(one.program), device_of(stored.environment), stored.launch, stored.sizes.text or "-",
+        stored.key[:12], _cut(one.program), device_of(stored.environment), stored.launch, stored.sizes.short or "-",
         stored.standing, us(stored.wall_us), default, times(speedup(stored.wall_us, stored.best_default_us)),
         summary(stored.plan),
     )  # fmt: skip

@@ -25,7 +25,7 @@ from fuseplan.tuning.keep import Of, keep_defaults
 from fuseplan.tuning.plans import Entry, Verdict
 from fuseplan.tuning.progress import Progress, Silent
 from fuseplan.tuning.session import Pool, Session
-from fuseplan.tuning.subject import check_device
+from fuseplan.tuning.subject import check_device, title_of
 from fuseplan.tuning_db import Environment, Run, Store, StoredPlan, clock, places
 from fuseplan.tuning_db.verify import Contest, Verification
 from fuseplan.tuning_db.verify import verify as verify_each
@@ -122,9 +122,8 @@ class Racer:
 
     def _session(self, here: Environment, trace: Trace) -> Session:
         model = Roofline(Machine.guess(here.gpu or here.cpu or ""))
-        name = trace.name or trace.key[:12]
         effort = replace(Effort.named("quick"), wall_s=plans.PATIENCE_S)  # no plan is thrown out for what others took
-        return Session(self.store, here, self.pool, effort, model, self.progress, program=name)
+        return Session(self.store, here, self.pool, effort, model, self.progress, program=title_of(trace))
 
     def _check(self, session: Session, trace: Trace) -> None:
         """A trace may have come with the plan: what it is of is told by running it, not by what it says."""

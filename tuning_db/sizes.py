@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fuseplan.errors import StoreError
 
+_NUMBERED = re.compile(r"(.*?)(\d*)")
 _SPAN = re.compile(r"([A-Za-z_][A-Za-z0-9_]{0,40})=(-?\d{1,18})\.\.(-?\d{1,18})")
 
 
@@ -33,6 +34,21 @@ class Box:
         """As the database keeps it."""
         return " ".join(f"{name}={low}..{high}" for name, low, high in self.spans)
 
+    @property
+    def short(self) -> str:
+        """For people: sizes that vary alike stand together. A model with caches has some for each of its layers.
+
+        >>> Box.of({"s0": (5, 8), "s1": (5, 8), "s2": (5, 8), "s9": (5, 8), "s10": (2, 2)}).short
+        's0-s2,s9=5..8 s10=2'
+        """
+        alike: dict[tuple[int, int], list[str]] = {}
+        for name, low, high in sorted(self.spans, key=lambda span: _numbered(span[0])):
+            alike.setdefault((low, high), []).append(name)
+        return " ".join(
+            f"{','.join(_runs(names))}={low if low == high else f'{low}..{high}'}"
+            for (low, high), names in alike.items()
+        )
+
     @staticmethod
     def parse(text: str) -> Box:
         """The box that `text` spells, or StoreError."""
@@ -55,6 +71,25 @@ class Box:
             if not low <= sizes[name] <= high:
                 return f"{name} = {sizes[name]} is outside {low}..{high}"
         return None
+
+
+def _numbered(name: str) -> tuple[str, int]:
+    """What stands before the number of a size, and that number: ``s10`` comes after ``s9``."""
+    match = _NUMBERED.fullmatch(name)
+    assert match is not None
+    return match[1], int(match[2] or -1)
+
+
+def _runs(names: Sequence[str]) -> Iterator[str]:
+    """The names, three and more that follow each other as the first and the last of them."""
+    places = [_numbered(name) for name in names]
+    begin = 0
+    for end in range(1, len(names) + 1):
+        letters, number = places[end - 1]
+        if end == len(names) or places[end] != (letters, number + 1):
+            run = names[begin:end]
+            yield from run if len(run) < 3 else [f"{run[0]}-{run[-1]}"]
+            begin = end
 
 
 STATIC = Box()

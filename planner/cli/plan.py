@@ -145,7 +145,7 @@ def _row(one: Listed) -> tuple[str, ...]:
         one.program,
         stored.environment.gpu or stored.environment.cpu or stored.environment.device,
         stored.launch,
-        stored.sizes.text or "-",
+        stored.sizes.short or "-",
         stored.standing,
         "-" if stored.wall_us is None else f"{stored.wall_us:,.1f}",
         "-" if stored.best_default_us is None else f"{stored.best_default_us:,.1f} {stored.best_default}",

@@ -171,7 +171,7 @@ def _agenda_row(item: Item) -> tuple[str, ...]:
     from fuseplan.tuning.budget import spelled
 
     return (
-        item.name + (f" {item.sizes.text}" if item.sizes.text else ""),
+        f"{item.name} {item.sizes.short}".strip(),
         f"{item.trace.times:,}",
         item.launch,
         ",".join(item.kind.devices),

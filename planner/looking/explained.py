@@ -117,7 +117,7 @@ def _region_fields(cut: Segmentation | None, place: int, known: Mapping[int, Map
 
 def _evidence(stored: StoredPlan) -> Iterator[str]:
     yield f"  on: {device_of(stored.environment)}, torch {stored.environment.torch}, launch {stored.launch}" + (
-        f", sizes {stored.sizes.text}" if stored.sizes.text else ""
+        f", sizes {stored.sizes.short}" if stored.sizes.text else ""
     )
     if stored.wall_us is not None:
         noise = share(stored.noise_us / stored.wall_us) if stored.noise_us is not None and stored.wall_us else "-"
@@ -220,7 +220,7 @@ def _other(one: Listed) -> tuple[str, ...]:
     stored = one.stored
     return (
         stored.key[:12], stored.standing, f"{device_of(stored.environment)}, torch {stored.environment.torch}",
-        us(stored.wall_us), f"{stored.launch}{', ' + stored.sizes.text if stored.sizes.text else ''}", stored.detail[:60],
+        us(stored.wall_us), f"{stored.launch}{', ' + stored.sizes.short if stored.sizes.text else ''}", stored.detail[:60],
     )  # fmt: skip
 
 

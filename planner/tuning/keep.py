@@ -12,6 +12,7 @@ from fuseplan.plan import Plan
 from fuseplan.tuning.evidence import raced_of
 from fuseplan.tuning.plans import Entry, Verdict
 from fuseplan.tuning.session import Session
+from fuseplan.tuning.subject import title
 from fuseplan.tuning_db import Box, DefaultTiming, Evidence, StoredPlan
 from fuseplan.tuning_db.evidence import NO_EVIDENCE
 
@@ -62,10 +63,10 @@ class Tuned:
     def called(self) -> str:
         """What to call it among others: a program may be tuned for several boxes of sizes.
 
-        >>> Tuned("ab", "f", "plain", "tuned", sizes="s0=33..64").called
-        'f s0=33..64'
+        >>> Tuned("ab", "f", "plain", "tuned", sizes="s0=33..64 s1=33..64").called
+        'f s0,s1=33..64'
         """
-        return f"{self.name or self.program[:12]} {self.sizes}".strip()
+        return title(self.program, self.name, Box.parse(self.sizes))
 
     @property
     def speedup(self) -> float | None:

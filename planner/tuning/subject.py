@@ -85,6 +85,20 @@ def sizes_of(trace: Trace) -> dict[str, int]:
     return {symbol["name"]: symbol["hint"] for symbol in trace.fields["symbols"] if symbol["hint"] is not None}
 
 
+def title(program: str, name: str, sizes: Box) -> str:
+    """What people know a program by, which may be tuned for several boxes of sizes.
+
+    >>> title("ab" * 32, "", Box.of({"s0": (33, 64)})), title("ab" * 32, "gelu", Box())
+    ('abababababab s0=33..64', 'gelu')
+    """
+    return f"{name or program[:12]} {sizes.short}".strip()
+
+
+def title_of(trace: Trace) -> str:
+    """What people know the program of a trace by."""
+    return title(trace.key, trace.name, box_of(trace))
+
+
 def box_of(trace: Trace) -> Box:
     """The sizes that a plan of this program is for: of each, from half to the whole of the next power of two.
 

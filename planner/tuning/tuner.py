@@ -33,7 +33,7 @@ from fuseplan.tuning.progress import Progress, told
 from fuseplan.tuning.regions import RegionBook
 from fuseplan.tuning.segments import Search
 from fuseplan.tuning.session import Pool, Session
-from fuseplan.tuning.subject import box_of, sizes_of
+from fuseplan.tuning.subject import box_of, sizes_of, title_of
 from fuseplan.tuning.worth import moves_of
 from fuseplan.tuning_db import Environment, Hit, Miss, Query, Run, Store, clock
 from fuseplan.tuning_db.resume import unfinished
@@ -80,7 +80,7 @@ class Tuner:
             if found is None:
                 begin = monotonic()  # what comes before the first measurement is part of what tuning takes
                 effort = self.effort.within(self.time.share(worth))
-                model = model or self._model(_title(trace))
+                model = model or self._model(title_of(trace))
                 session = self._session(trace, model, effort, begin)
                 found = self._tune(session, trace, launch, again, timings)
             found = replace(found, sizes=box_of(trace).text)
@@ -212,7 +212,7 @@ class Tuner:
     def _session(self, trace: Trace, model: CostModel, effort: Effort, begin: float) -> Session:
         return Session(
             self.store, self.environment, self.pool, effort, model, self.progress,
-            program=_title(trace), started=begin, claims=self.claims, anew=self.since, active=knows_its_doubts(model),
+            program=title_of(trace), started=begin, claims=self.claims, anew=self.since, active=knows_its_doubts(model),
         )  # fmt: skip
 
     def _model(self, program: str) -> CostModel:
@@ -257,11 +257,6 @@ def _look_around() -> None:
     """See which executors work here: of nvFuser a process of its own tells, in seconds that may pass meanwhile."""
     for executor in executors().values():
         executor.available()
-
-
-def _title(trace: Trace) -> str:
-    """What people know the program by."""
-    return f"{trace.name or trace.key[:12]} {box_of(trace).text}".strip()
 
 
 def _worth_trying(search: Search, entries: Sequence[plans.Entry]) -> list[plans.Entry]:

@@ -235,3 +235,4 @@ def test_plans_of_other_sizes_race_at_theirs(tmp_path: Path) -> None:
     store.close()
     (found,) = fuseplan.bench(plan.key, db=tmp_path / "t.db", workers=Bench(times={"inductor": 9.0, "eager": 5.0}).open)
     assert found.verdict == "same"  # it is the best default
+    assert str(found).startswith("rows s0=17..32, plain: same")

@@ -24,7 +24,7 @@ How to add a page
      such page, so write ``{{ link(name, url("program", key=key)) }}``, which then is plain text;
    - ``uid("x")``: an id that is unique in an exported file, which holds all pages at once;
    - ``chart(figure)``: a Plotly chart (`charts.Figure`), drawn after the first paint, with its table for who cannot see it;
-   - the filters ``us`` (a time), ``times`` (a ratio), ``percent``, ``count``, ``bytes``, ``seconds``, ``when``, each of which writes "–" for None.
+   - the filters ``us`` (a time), ``times`` (a ratio), ``percent``, ``count``, ``bytes``, ``seconds``, ``when``, ``sizes``, each of which writes "–" for None.
 
    The Content-Security-Policy allows no inline script, no inline style and no ``style=``: bars are SVG with ``width="37%"``
    (``bar()``), colours are classes. A drawing of `fuseplan.drawing` is shown with ``drawing(svg, "what it shows")``.

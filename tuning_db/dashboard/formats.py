@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from fuseplan.errors import StoreError
+from fuseplan.tuning_db.sizes import Box
+
 NONE = "–"
 
 
@@ -98,6 +101,21 @@ def when(value: str | None) -> str:
     return value[:16].replace("T", " ") if value else NONE
 
 
+def sizes(value: str | None) -> str:
+    """A box of sizes, as short as it can be told; one that is damaged as it is.
+
+    >>> sizes("s0=5..8 s1=5..8"), sizes("s0"), sizes("")
+    ('s0,s1=5..8', 's0', '–')
+    """
+    if not value:
+        return NONE
+    try:
+        return Box.parse(value).short
+    except StoreError:
+        return value
+
+
 FILTERS: dict[str, Callable[..., str]] = {
     "us": us, "times": times, "percent": percent, "count": count, "bytes": size, "seconds": seconds, "when": when,
+    "sizes": sizes,
 }  # fmt: skip

@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fuseplan.plan import Plan
 from fuseplan.tuning_db import Box, Environment, Hit, Miss, Places, Query, Stale, Store, StoredPlan
@@ -213,3 +215,15 @@ def test_boxes_are_those_of_plans_that_would_hit(tmp_path: Path) -> None:
         store.add_plan(one)
     assert store.boxes(question(sizes={"s0": 99})) == [boxes[0]]
     assert sorted(box.text for box in store.boxes(question(launch=None))) == [boxes[0].text, boxes[3].text]
+
+
+@given(st.dictionaries(st.integers(0, 12), st.sampled_from([(1, 1), (2, 2), (5, 8)])))
+def test_a_box_told_in_short_says_the_same(spans: dict[int, tuple[int, int]]) -> None:
+    told: dict[int, tuple[int, int]] = {}
+    for word in Box.of({f"s{number}": span for number, span in spans.items()}).short.split():
+        which, _, values = word.partition("=")
+        low, _, high = values.partition("..")
+        for one in which.split(","):
+            first, _, last = one.replace("s", "").partition("-")
+            told.update(dict.fromkeys(range(int(first), int(last or first) + 1), (int(low), int(high or low))))
+    assert told == spans

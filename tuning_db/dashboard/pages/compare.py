@@ -9,7 +9,7 @@ from functools import partial
 
 from fuseplan.tuning_db.dashboard.ask import Ask, Filters, NotThere, Param
 from fuseplan.tuning_db.dashboard.charts import Figure
-from fuseplan.tuning_db.dashboard.formats import times, us
+from fuseplan.tuning_db.dashboard.formats import sizes, times, us
 from fuseplan.tuning_db.dashboard.page import Page
 from fuseplan.tuning_db.dashboard.pairs import ACROSS, Pair, Side, pairs_of
 from fuseplan.tuning_db.dashboard.queries import compare as query
@@ -25,7 +25,7 @@ COLUMNS: tuple[Column[Pair], ...] = (
     Column("program", "Program", "text", lambda pair: pair.title),
     Column("what", "Of it", "text", lambda pair: pair.what),
     Column("launch", "Launch", "text", lambda pair: pair.launch),
-    Column("sizes", "Sizes", "text", lambda pair: pair.sizes or None),
+    Column("sizes", "Sizes", "text", lambda pair: sizes(pair.sizes) if pair.sizes else None),
     Column("a_us", "A", "us", lambda pair: pair.a.us if pair.a else None),
     Column("b_us", "B", "us", lambda pair: pair.b.us if pair.b else None),
     Column("ratio", "B over A", "times", lambda pair: pair.ratio),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fuseplan.tuning_db.dashboard.ask import Ask, Param
+from fuseplan.tuning_db.dashboard.formats import sizes
 from fuseplan.tuning_db.dashboard.page import Page
 from fuseplan.tuning_db.dashboard.queries.slots import Slot, slots
 from fuseplan.tuning_db.dashboard.reader import Reader
@@ -28,7 +29,7 @@ COLUMNS: tuple[Column[Slot], ...] = (
     Column("calls", "Calls", "count", lambda slot: slot.calls or None, "How often it was called while it was recorded"),
     Column("peak_bytes", "Peak memory", "bytes", lambda slot: slot.peak_bytes),
     Column("launch", "Launch", "text", lambda slot: slot.launch, searched=True),
-    Column("sizes", "Sizes", "text", lambda slot: slot.sizes or None, searched=True),
+    Column("sizes", "Sizes", "text", lambda slot: sizes(slot.sizes) if slot.sizes else None, searched=True),
     Column("device", "Device", "text", lambda slot: slot.device, searched=True),
     Column("torch", "torch", "text", lambda slot: slot.torch, searched=True),
     Column("nvfuser", "nvFuser", "text", lambda slot: slot.nvfuser or None, searched=True),
