@@ -87,6 +87,8 @@ class Evidence:
     raced: tuple[Raced, ...] = ()
     regions: tuple[RegionEvidence, ...] = ()
     start: tuple[Start, ...] = ()
+    searched: bool = False
+    """Whether the search that led to it had the time to measure all that it wanted to know."""
 
     def to_json(self) -> str:
         """One line of canonical JSON; nothing where there is no evidence."""
@@ -97,6 +99,7 @@ class Evidence:
             "raced": list(map(_plain, self.raced)),
             "regions": list(map(_plain, self.regions)),
             "start": list(map(_plain, self.start)),
+            "searched": self.searched,
         }
         return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
@@ -111,13 +114,15 @@ class Evidence:
             raise StoreError(f"evidence is no JSON: {error}") from None
         if (
             not isinstance(found, dict)
-            or set(found) != {"format", "raced", "regions", "start"}
+            or found.keys() - {"searched"} != {"format", "raced", "regions", "start"}
             or found["format"] != _FORMAT
+            or type(found.get("searched", False)) is not bool
         ):
             raise StoreError("evidence has a format that this fuseplan reads, raced plans and regions")
         raced = _records("a raced plan", Raced, _RACED, found["raced"], MOST_RACED)
         regions = _records("a region", RegionEvidence, _REGION, found["regions"], MOST_REGIONS)
-        return Evidence(raced, regions, _records("a start", Start, _START, found["start"], len(ROLES)))
+        start = _records("a start", Start, _START, found["start"], len(ROLES))
+        return Evidence(raced, regions, start, found.get("searched", False))
 
     def bounded(self) -> Evidence:
         """As much of it as the database takes: of too many regions those stay that take longest."""
@@ -127,7 +132,7 @@ class Evidence:
         while kept and len(Evidence(raced, tuple(kept), start).to_json()) > MAX_EVIDENCE:
             kept = kept[: len(kept) // 2]
         order = {id(one): place for place, one in enumerate(self.regions)}
-        return Evidence(raced, tuple(sorted(kept, key=lambda one: order[id(one)])), start)
+        return Evidence(raced, tuple(sorted(kept, key=lambda one: order[id(one)])), start, self.searched)
 
 
 NO_EVIDENCE = Evidence()

@@ -63,7 +63,7 @@ def start_of(search: Search) -> tuple[Start, ...]:
 def evidence_of(search: Search, plan: Plan) -> Evidence:
     """What is known of a plan but for its race."""
     regions = regions_of(search, plan)
-    return Evidence(regions=regions, start=start_of(search) if regions else ())
+    return Evidence(regions=regions, start=start_of(search) if regions else (), searched=search.searched)
 
 
 def keep_regions(search: Search, plans: Sequence[Plan]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,8 +25,8 @@ FAMILY = 0.5
 race has shown.
 """
 MEASURED = 0.6
-"""Of the time between the anchors, what has to be measured: else there are other ops, or who ran before had no time. Views, and
-ops that nobody would fuse, never are.
+"""Of the time between the anchors, what has to be measured, or decided by those who had the time to measure it: else there are
+other ops, or who ran before had no time. Views, and ops that nobody would fuse, never are measured.
 """
 BEHIND = 1.05
 """How many times as long as the fastest plan another has to take, beyond the noise, to be far behind."""
@@ -48,6 +48,8 @@ class Layers:
     """Plans that nobody has by default, by name, which came far behind in every race that they were in on these layers."""
     cuts: int | None = None
     """How many cuts have to race. None: of these layers no cut was raced."""
+    searched: frozenset[str] = frozenset()
+    """The keys of plans before which all was measured on these layers that was worth it."""
 
 
 def known_layers(search: Search) -> Layers:
@@ -61,15 +63,23 @@ def known_layers(search: Search) -> Layers:
     }
     if not anchors or session.anew is not None:
         return Layers()
-    efforts = session.effort.harder
-    found = cut_before(session.store, anchors, session.environment, search.launch, efforts, search.program)
+    found = _cut_before(search, anchors)
     if len(frozenset[str]().union(*found.values())) < SAME * len(anchors):
         return Layers()
     alike = [key for key, theirs in found.items() if len(theirs) >= SAME * len(anchors)]
     kin = [key for key in alike if len(found[key]) >= FAMILY * _anchors(run_alone(session.store, key))]
-    races = [_race(plan) for key in kin for plan in session.store.plans(key)]
+    plans = [plan for key in kin for plan in session.store.plans(key)]
+    races = [_race(plan) for plan in plans]
     behind = far_behind(races)
-    return Layers(True, behind, 1 if CUT in behind else cuts_needed(races))
+    searched = frozenset(plan.key for plan in plans if plan.evidence.searched)
+    return Layers(True, behind, 1 if CUT in behind else cuts_needed(races), searched)
+
+
+def _cut_before(search: Search, regions: Set[str]) -> dict[str, frozenset[str]]:
+    """Which of these regions other programs were cut into, by the key of the plan that each got by as hard a run."""
+    session = search.session
+    efforts = session.effort.harder
+    return cut_before(session.store, regions, session.environment, search.launch, efforts, search.program)
 
 
 def _anchors(ops: Iterable[Graph]) -> int:
@@ -118,14 +128,18 @@ def _race(plan: StoredPlan) -> Race:
 
 
 def been_through(search: Search, best: SegmentedPlan) -> bool:
-    """Whether `best`, which is so by all that is known, rests on what those programs have measured between the anchors."""
+    """Whether `best`, which is so by all that is known, rests on what those programs have found out between the anchors."""
     by_role = dict(zip(search.roles, search.costs, strict=True))
-    between = measured = 0.0
+    between: dict[str, float] = {}
+    measured: dict[str, float] = {}
     for (role, unit), us in search.parts(best).items():
         costs = by_role[role]
         if any(costs.fusible[op] for op in unit.ops):
-            known = search.book.timings.of(costs.case(unit.ops, unit.recompute).region.key)
-            timing = known.get((unit.executor, unit.variant))
-            between += us
-            measured += us if timing is not None and timing.status == "ok" else 0.0
-    return between > 0 and measured >= MEASURED * between
+            key = costs.case(unit.ops, unit.recompute).region.key
+            timing = search.book.timings.of(key).get((unit.executor, unit.variant))
+            kept = between if timing is None or timing.status != "ok" else measured
+            kept[key] = kept.get(key, 0.0) + us
+    found = _cut_before(search, between.keys()) if search.layers.searched else {}
+    decided = frozenset[str]().union(*(theirs for plan, theirs in found.items() if plan in search.layers.searched))
+    known = sum(measured.values()) + sum(between[key] for key in decided)
+    return known > 0 and known >= MEASURED * (sum(measured.values()) + sum(between.values()))

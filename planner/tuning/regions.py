@@ -23,7 +23,8 @@ class RegionBook:
     session: Session
     timings: Timings = field(default_factory=Timings)
     _asked: set[str] = field(default_factory=set)
-    _noisy: bool = False
+    noisy: bool = False
+    """Whether there were times that are not kept, since the machine had too much else to do."""
 
     def recall(self, cases: Sequence[Case]) -> None:
         """Take what the database has on these regions, here or from an earlier run."""
@@ -137,11 +138,11 @@ class RegionBook:
         """What was timed while the machine had too much else to do ends the search for this run, and says nothing to others."""
         for choice, row in rows:
             self.timings.add(case.region, choice, _timing(row.status, row.device_us, row.host_us))
-        if not self._noisy:
+        if not self.noisy:
             self.session.progress.note(
                 f"{self.session.program}: the machine was too busy to time some regions: those times are not kept"
             )
-        self._noisy = True
+        self.noisy = True
 
     def _take(self, case: Case, choice: Choice, timing: Timing) -> None:
         self.timings.add(case.region, choice, timing)

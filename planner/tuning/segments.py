@@ -73,6 +73,7 @@ class Search:
         self.active = Active(self) if session.active else None
         self.plans = session.effort.plans
         """How many of the proposals are worth a race; of layers that others have raced, as many as those needed."""
+        self._starved = False
         self._begun: Meanwhile[list[WholeSolution]] | None = None
         self._recalled: Meanwhile[list[Proposal]] | None = None
 
@@ -80,6 +81,11 @@ class Search:
     def layers(self) -> Layers:
         """What is known of the layers of this program."""
         return known_layers(self)
+
+    @property
+    def searched(self) -> bool:
+        """Whether all has been measured that was thought to be worth it: who has as much to spend need not try."""
+        return self.session.effort.rounds > 0 and not self._starved and not self.book.noisy
 
     def begin(self) -> None:
         """Solve for the first time while workers are busy with something else: in training that takes seconds. A CPU has its
@@ -97,9 +103,10 @@ class Search:
         if not self.graphs:
             return []
         known = self._of_known_layers() if self._recalled is None else self._recalled.result()
-        return (
-            self._with_coarser(known, 0) if known else self._with_coarser(self._searched(), self.session.effort.coarse)
-        )
+        found = known or self._searched()
+        if self.searched and not self.session.measured and self.layers.known:
+            self.plans = min(self.plans, self.layers.cuts or self.plans)
+        return self._with_coarser(found, 0 if known else self.session.effort.coarse)
 
     def has_time(self, beside: float = 0.0) -> bool:
         """Whether more may be measured, with time kept for whole plans, and this share of all beside that."""
@@ -117,6 +124,7 @@ class Search:
         wanted = self._wanted(solutions)
         for start in range(0, len(wanted), AT_ONCE):
             if not self.has_time(COARSE_SHARE):
+                self._starved = True
                 return False
             self.book.measure(wanted[start : start + AT_ONCE])
             if self.active is not None:
@@ -187,10 +195,7 @@ class Search:
             return []
         self._recall()
         proposals = self.proposals()
-        if not proposals or not been_through(self, proposals[0].plan):
-            return []
-        self.plans = min(self.plans, self.layers.cuts or self.plans)
-        return proposals
+        return proposals if proposals and been_through(self, proposals[0].plan) else []
 
     def _solved(self) -> list[WholeSolution]:
         """The best by what is known now, or as it was when this was begun."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,7 @@ from fuseplan.measure.jobs import RaceRegion, VetPlan
 from fuseplan.models import Machine, Roofline
 from fuseplan.plan import WholePlan
 from fuseplan.search.effort import FULL, QUICK, Effort
-from fuseplan.tuning import plans, tuner
+from fuseplan.tuning import plans, regions, segments, tuner
 from fuseplan.tuning.keep import Tuned
 from fuseplan.tuning.layers import far_behind
 from fuseplan.tuning.ledger import Settings
@@ -160,6 +161,32 @@ def test_a_run_that_had_no_time_to_measure_does_not_count(store: Store) -> None:
     starved, _ = tuned(store, of_layers(64, 64, 64), replace(SHORT, device_s=0.0))
     assert not starved.measured
     assert tuned(store, of_layers(64, 64))[0].measured
+
+
+@pytest.mark.parametrize("doubts", [False, True], ids=["what it had was enough", "some times were not kept"])
+def test_what_a_run_found_not_worth_measuring_is_not_measured_by_the_next(
+    store: Store, doubts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    least = replace(SHORT, regions_per_round=1)
+    if doubts:
+        monkeypatch.setattr(regions, "NOISY", -1.0)
+    first, _ = tuned(store, of_layers(64, 64, 64), least)
+    monkeypatch.setattr(regions, "NOISY", math.inf)
+    second, pool = tuned(store, of_layers(64, 64), least)
+    assert bool(first.measured) != doubts
+    assert bool(second.measured) == bool(raced(pool)) == doubts
+    searched = {plan.program: plan.evidence.searched for plan in store.plans()}
+    assert searched == {first.program: not doubts, second.program: True}
+
+
+def test_where_nothing_is_left_to_measure_as_many_cuts_race_as_were_needed(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tuned(store, of_layers(64, 64, 64), QUICK, cuts=(1500.0, 1400.0))
+    monkeypatch.setattr(segments, "been_through", lambda search, best: False)
+    second, pool = tuned(store, of_layers(64, 64), QUICK)
+    assert not second.measured
+    assert len(cut_plans(pool.jobs)) == 1
 
 
 def test_other_ops_between_the_same_anchors_are_measured(store: Store) -> None:

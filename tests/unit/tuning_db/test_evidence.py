@@ -38,6 +38,14 @@ def test_a_plan_keeps_its_evidence(tmp_path: Path) -> None:
     assert rows(tmp_path / "tuning.db", walls) == [(150.0,), (100.0,), (None,)]
 
 
+def test_evidence_from_before_searches_were_told_of_is_read() -> None:
+    searched = replace(EVIDENCE, searched=True)
+    assert Evidence.from_json(searched.to_json()) == searched == searched.bounded()
+    document = json.loads(searched.to_json())
+    assert document.pop("searched") is True
+    assert Evidence.from_json(json.dumps(document)) == EVIDENCE
+
+
 def test_a_plan_without_evidence_is_as_good(tmp_path: Path) -> None:
     store = store_at(tmp_path / "tuning.db")
     store.add_plan(plan())
@@ -55,6 +63,7 @@ def test_a_plan_without_evidence_is_as_good(tmp_path: Path) -> None:
         (("regions", 0, "role"), "main"), (("regions", 0, "region"), -2), (("regions", 0, "ops"), True),
         (("regions", 0, "device_us"), 1e14), (("raced", 0, "peak_bytes"), 2**63), (("raced",), [1] * (MOST_RACED + 1)),
         (("start", 0, "regions"), [[-1]]), (("start", 0, "regions"), [[0] * (MOST_OPS + 1)]), (("start", 0, "role"), ""),
+        (("searched",), 1),
     ],
 )  # fmt: skip
 def test_what_is_no_evidence_is_refused(path: tuple[Any, ...], value: object) -> None:
