@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from fuseplan.cli.text import printable
+from fuseplan.cli.text import misplaced, printable
 from fuseplan.graph.words import counted
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def record(
         code = ended.tell()
         if os.getpid() != process:  # a child that the script forked, and that left by its own way
             raise SystemExit(code)
-    click.echo(json.dumps(_fields(recording, code)) if as_json else _text(recording), err=True)
+    click.echo(json.dumps(_fields(recording, code)) if as_json else _text(recording, words), err=True)
     raise SystemExit(code)
 
 
@@ -69,7 +70,7 @@ def _read_nvfuser(words: tuple[str, ...], folder: Path, retarget: str | None, as
     from fuseplan.record import read_nvfuser
 
     recording = read_nvfuser(words, folder, retarget=retarget)
-    click.echo(json.dumps(_fields(recording, 0)) if as_json else _text(recording), err=True)
+    click.echo(json.dumps(_fields(recording, 0)) if as_json else _text(recording, words), err=True)
 
 
 def _fields(recording: Recording, code: int) -> dict[str, Any]:
@@ -99,7 +100,7 @@ def _calls(calls: int, seconds: float) -> str:
     return f"{counted(calls, 'call')}, {seconds:.2f} s" if calls else "not called"
 
 
-def _text(recording: Recording) -> str:
+def _text(recording: Recording, words: Sequence[str]) -> str:
     programs = recording.programs
     lines = []
     for trace in programs:
@@ -116,6 +117,7 @@ def _text(recording: Recording) -> str:
         lines.append(
             "fuseplan recorded nothing: no program came to torch.compile; --compile CLASS records modules that run eagerly"
         )
+        lines += misplaced(words)
     lines += [f"  not recorded: {printable(note)}" for note in recording.notes]
     if programs:
         lines.append(f"Tune them with: fuseplan tune {recording.folder}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ import click
 
 from fuseplan.cli.options import database as file_option
 from fuseplan.cli.record import SCRIPT
-from fuseplan.cli.text import printable
+from fuseplan.cli.text import misplaced, printable
 from fuseplan.graph.words import counted
 from fuseplan.options import ATTENTION, TUNE
 from fuseplan.plan import LAUNCHES
@@ -72,7 +73,7 @@ def run(
         if os.getpid() != process:  # a child that the script forked, and that left by its own way
             raise SystemExit(code)
     click.echo(
-        json.dumps(_fields(watcher, stats(), code)) if as_json else _text(watcher, stats(), code == INTERRUPTED),
+        json.dumps(_fields(watcher, stats(), code)) if as_json else _text(watcher, stats(), code == INTERRUPTED, words),
         err=True,
     )
     raise SystemExit(code)
@@ -103,9 +104,9 @@ def _why_nothing(watcher: Watcher, interrupted: bool) -> str:
     return f"{'it was interrupted before a' if interrupted else 'no'} program came to torch.compile"
 
 
-def _text(watcher: Watcher, stats: dict[str, int], interrupted: bool) -> str:
+def _text(watcher: Watcher, stats: dict[str, int], interrupted: bool, words: Sequence[str]) -> str:
     if not watcher.programs:
-        lines = [f"fuseplan ran nothing: {_why_nothing(watcher, interrupted)}"]
+        lines = [f"fuseplan ran nothing: {_why_nothing(watcher, interrupted)}", *misplaced(words)]
     else:
         hits = stats.get("plan hits", 0) + stats.get("plan stale hits", 0)
         misses = sum(times for event, times in stats.items() if event.startswith("plan misses"))

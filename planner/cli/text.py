@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,6 +17,15 @@ def printable(text: str) -> str:
     \\x1b[2Jgone
     """
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+
+
+def misplaced(words: Sequence[str]) -> list[str]:
+    """A line for whoever gave an option of this verb behind the script, whose it is there; none where nobody did."""
+    own = {name for option in click.get_current_context().command.params for name in option.opts}
+    found = next((word for word in words[1:] if word.split("=")[0] in own), None)
+    if found is None:
+        return []
+    return [f"  {printable(found)} stands behind the script, whose it is: to be fuseplan's it has to stand before it"]
 
 
 @contextmanager

@@ -113,6 +113,17 @@ def test_a_program_that_was_being_tuned_when_interrupted_came_to_torch_compile(t
     assert told == "fuseplan ran nothing: it was interrupted before a program came to torch.compile"
 
 
+@pytest.mark.parametrize(("verb", "option"), [("record", "--output=there"), ("run", "--launch")])
+def test_an_option_behind_the_script_is_pointed_at_where_nothing_came_of_it(
+    tmp_path: Path, verb: str, option: str
+) -> None:
+    (tmp_path / "script.py").write_text("import sys\nsys.exit(2)\n")
+    told, other = (called(*FUSEPLAN, verb, "script.py", one, cwd=tmp_path).stderr for one in (option, "--lr"))
+    hint = f"  {option} stands behind the script, whose it is: to be fuseplan's it has to stand before it"
+    assert told.splitlines()[-1] == hint
+    assert "stands behind" not in other
+
+
 def test_a_module_behaves_as_under_python(tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").touch()
