@@ -81,7 +81,12 @@ raced = st.builds(
     Raced, names, st.booleans(), statuses, names, short, walls=st.lists(st.just(2.5), max_size=3).map(tuple)
 )
 of_regions = st.builds(RegionEvidence, st.just("forward"), st.integers(-1, 9), names, names, names, device_us=short)
-evidence = st.builds(Evidence, st.lists(raced, max_size=2).map(tuple), st.lists(of_regions, max_size=2).map(tuple))
+evidence = st.builds(
+    Evidence,
+    st.lists(raced, max_size=2).map(tuple),
+    st.lists(of_regions, max_size=2).map(tuple),
+    searched=st.booleans(),
+)
 plans = st.builds(
     StoredPlan, st.sampled_from(PROGRAMS), environments,
     st.sampled_from((INDUCTOR, NVFUSER, BOTH, Plan.named("eager"))),

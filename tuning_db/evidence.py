@@ -1,6 +1,7 @@
 """The evidence for a plan: what it raced against, and what each of its regions was thought to take and took.
 
-For whoever asks why a plan runs: closed-schema JSON beside the plan, which no look-up acts on. A plan without is as good.
+For whoever asks why a plan runs, and for the search on programs of the same layers: closed-schema JSON beside the plan, which
+no look-up acts on. A plan without is as good.
 """
 
 from __future__ import annotations
@@ -88,19 +89,20 @@ class Evidence:
     regions: tuple[RegionEvidence, ...] = ()
     start: tuple[Start, ...] = ()
     searched: bool = False
-    """Whether the search that led to it had the time to measure all that it wanted to know."""
+    """Whether the search that led to it came to its end: nothing was left that seemed worth measuring."""
 
     def to_json(self) -> str:
         """One line of canonical JSON; nothing where there is no evidence."""
         if self == NO_EVIDENCE:
             return ""
-        document = {
+        document: dict[str, Any] = {
             "format": _FORMAT,
             "raced": list(map(_plain, self.raced)),
             "regions": list(map(_plain, self.regions)),
             "start": list(map(_plain, self.start)),
-            "searched": self.searched,
         }
+        if self.searched:  # evidence from before this was told has no word of it
+            document["searched"] = True
         return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
     @staticmethod

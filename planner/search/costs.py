@@ -58,6 +58,8 @@ class Timings:
     """What a model said of each before it heard how long it takes: what is known cannot be predicted any more."""
     asked: set[str] = field(default_factory=set)
     """Regions that this run has asked for: new to it, or left by a run that was interrupted."""
+    lacking: bool = False
+    """Whether for some that were asked for no time could be had that is kept."""
     _failed: dict[str, dict[str, frozenset[OpKind]]] = field(default_factory=dict)
     """Of each executor the regions on which it failed, by key, with the kinds of their ops."""
     _ran: dict[str, set[OpKind]] = field(default_factory=dict)

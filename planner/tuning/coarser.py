@@ -72,11 +72,15 @@ class Coarser:
         self.joins = self._left(most) if most else self.joins
         joined = {case.region.key for join in self.joins for case in self._cases(join)}
         asked: set[str] = set()
-        while most > 0 and self.search.has_time():
+        while most > 0:
             at_once = min(AT_ONCE, most)
             active = self.search.active  # what the cut itself rests on has had its turn
             wanted = active.worth_it(self._ways(), at_once, joined) if active else self._wanted(asked)[:at_once]
             if not wanted:
+                return
+            self.search.asked = True
+            if not self.search.has_time():
+                self.search.ended = False
                 return
             most -= len(wanted)
             asked.update(case.region.key for case, _ in wanted)

@@ -49,7 +49,7 @@ class Layers:
     cuts: int | None = None
     """How many cuts have to race. None: of these layers no cut was raced."""
     searched: frozenset[str] = frozenset()
-    """The keys of plans before which all was measured on these layers that was worth it."""
+    """The keys of plans before which a search on these layers came to its end."""
 
 
 def known_layers(search: Search) -> Layers:
@@ -128,7 +128,9 @@ def _race(plan: StoredPlan) -> Race:
 
 
 def been_through(search: Search, best: SegmentedPlan) -> bool:
-    """Whether `best`, which is so by all that is known, rests on what those programs have found out between the anchors."""
+    """Whether `best`, which is so by all that is known, rests on what those programs have found out between the anchors: on
+    what was measured, and on regions that seemed not worth it to a search that came to its end.
+    """
     by_role = dict(zip(search.roles, search.costs, strict=True))
     between: dict[str, float] = {}
     measured: dict[str, float] = {}
@@ -142,4 +144,5 @@ def been_through(search: Search, best: SegmentedPlan) -> bool:
     found = _cut_before(search, between.keys()) if search.layers.searched else {}
     decided = frozenset[str]().union(*(theirs for plan, theirs in found.items() if plan in search.layers.searched))
     known = sum(measured.values()) + sum(between[key] for key in decided)
-    return known > 0 and known >= MEASURED * (sum(measured.values()) + sum(between.values()))
+    total = sum(measured.values()) + sum(between.values())
+    return search.session.reused > 0 and known > 0 and known >= MEASURED * total

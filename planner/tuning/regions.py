@@ -23,8 +23,7 @@ class RegionBook:
     session: Session
     timings: Timings = field(default_factory=Timings)
     _asked: set[str] = field(default_factory=set)
-    noisy: bool = False
-    """Whether there were times that are not kept, since the machine had too much else to do."""
+    _noisy: bool = False
 
     def recall(self, cases: Sequence[Case]) -> None:
         """Take what the database has on these regions, here or from an earlier run."""
@@ -47,7 +46,8 @@ class RegionBook:
             self._measure(self._left([one for one in wanted if one[0].region.key in mine]))
         others = [one for one in wanted if one[0].region.key not in mine]
         claims.wait(case.region.key for case, _ in others)
-        self._left(others)
+        if self._left(others):  # whoever measured them was interrupted, or had a busy machine
+            self.timings.lacking = True
 
     def _foresee(self, cases: Sequence[Case]) -> None:
         """Note what the model thinks of these regions, before it learns what they take."""
@@ -138,11 +138,11 @@ class RegionBook:
         """What was timed while the machine had too much else to do ends the search for this run, and says nothing to others."""
         for choice, row in rows:
             self.timings.add(case.region, choice, _timing(row.status, row.device_us, row.host_us))
-        if not self.noisy:
+        if not self._noisy:
             self.session.progress.note(
                 f"{self.session.program}: the machine was too busy to time some regions: those times are not kept"
             )
-        self.noisy = True
+        self._noisy = self.timings.lacking = True
 
     def _take(self, case: Case, choice: Choice, timing: Timing) -> None:
         self.timings.add(case.region, choice, timing)

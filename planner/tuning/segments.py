@@ -73,7 +73,10 @@ class Search:
         self.active = Active(self) if session.active else None
         self.plans = session.effort.plans
         """How many of the proposals are worth a race; of layers that others have raced, as many as those needed."""
-        self._starved = False
+        self.asked = False
+        """Whether there was anything to measure, be it that an interrupted run or another device had measured it."""
+        self.ended = False
+        """Whether it came to its end: nothing was left that seemed worth measuring."""
         self._begun: Meanwhile[list[WholeSolution]] | None = None
         self._recalled: Meanwhile[list[Proposal]] | None = None
 
@@ -84,8 +87,8 @@ class Search:
 
     @property
     def searched(self) -> bool:
-        """Whether all has been measured that was thought to be worth it: who has as much to spend need not try."""
-        return self.session.effort.rounds > 0 and not self._starved and not self.book.noisy
+        """Whether it came to its end, and all that was measured has a time: of the same layers nobody need ask more."""
+        return self.ended and not self.book.timings.lacking
 
     def begin(self) -> None:
         """Solve for the first time while workers are busy with something else: in training that takes seconds. A CPU has its
@@ -103,10 +106,10 @@ class Search:
         if not self.graphs:
             return []
         known = self._of_known_layers() if self._recalled is None else self._recalled.result()
-        found = known or self._searched()
-        if self.searched and not self.session.measured and self.layers.known:
+        found = self._with_coarser(known or self._by_rounds(), 0 if known else self.session.effort.coarse)
+        if known or (self.searched and not self.asked and self.layers.known):
             self.plans = min(self.plans, self.layers.cuts or self.plans)
-        return self._with_coarser(found, 0 if known else self.session.effort.coarse)
+        return found
 
     def has_time(self, beside: float = 0.0) -> bool:
         """Whether more may be measured, with time kept for whole plans, and this share of all beside that."""
@@ -122,13 +125,14 @@ class Search:
         if solutions:
             self.session.best_so_far(solutions[0].total_us)
         wanted = self._wanted(solutions)
+        self.asked, self.ended = self.asked or bool(wanted), False
         for start in range(0, len(wanted), AT_ONCE):
             if not self.has_time(COARSE_SHARE):
-                self._starved = True
                 return False
             self.book.measure(wanted[start : start + AT_ONCE])
             if self.active is not None:
                 self.session.audit = self.active.audit()
+        self.ended = not wanted
         return bool(wanted)
 
     def _with_coarser(self, fine: list[Proposal], most: int) -> list[Proposal]:
@@ -179,7 +183,7 @@ class Search:
         ]
         return two_clock(calls, self.launch)
 
-    def _searched(self) -> list[Proposal]:
+    def _by_rounds(self) -> list[Proposal]:
         for _ in range(self.session.effort.rounds * (1 if self.active is None else REFITS)):
             if not self._round():
                 break

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,13 +19,14 @@ from fuseplan.models import Machine, Roofline
 from fuseplan.plan import WholePlan
 from fuseplan.search.effort import FULL, QUICK, Effort
 from fuseplan.tuning import plans, regions, segments, tuner
+from fuseplan.tuning.claims import Claims
 from fuseplan.tuning.keep import Tuned
 from fuseplan.tuning.layers import far_behind
 from fuseplan.tuning.ledger import Settings
 from fuseplan.tuning.progress import Silent
 from fuseplan.tuning.subject import traces_of
 from fuseplan.tuning.tuner import Tuner
-from fuseplan.tuning_db import Store
+from fuseplan.tuning_db import Places, Store
 from fuseplan.tuning_db.evidence import Raced
 from fuseplan.tuning_db.resume import cut_before
 from replaying import ReplayingPool, cut_plans
@@ -44,8 +47,12 @@ class Layer(nn.Module):
         return x + self.down(self.between(self.up(self.norm(x))) * 2).tanh()
 
 
-def of_layers(*widths: int, between: Callable[[Tensor], Tensor] = nn.functional.gelu) -> Trace:
-    layers = nn.Sequential(*(Layer(wide, between) for wide in widths))
+Between = Callable[[Tensor], Tensor]
+
+
+def of_layers(*widths: int, between: Between | Sequence[Between] = nn.functional.gelu) -> Trace:
+    each = (between,) * len(widths) if callable(between) else between
+    layers = nn.Sequential(*map(Layer, widths, each))
     with torch.no_grad():
         (found,) = traces_of(layers, torch.randn(16, 32), name=f"{len(widths)} layers")
     return found
@@ -80,11 +87,12 @@ def tuned(
     bandwidth: float = 1.0,
     again: bool = False,
     cuts: Sequence[float] = (),
+    fail_after: int | None = None,
 ) -> tuple[Tuned, Racing]:
     """`bandwidth`: no two runs find a machine to be quite the same."""
     machine = Machine.guess("a CPU")
     model = Roofline(replace(machine, bandwidth_gbs=machine.bandwidth_gbs * bandwidth))
-    pool = Racing(like=model, named=NAMED, cuts=cuts)
+    pool = Racing(like=model, named=NAMED, cuts=cuts, fail_after=fail_after)
     searched = plans.Entry(SEARCHED, WholePlan("inductor", "max-autotune-no-cudagraphs"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tuner, "cost_model", lambda name, machine, folder: model)
@@ -95,6 +103,10 @@ def tuned(
 
 def raced(pool: Racing) -> int:
     return sum(isinstance(job, RaceRegion) for job in pool.jobs)
+
+
+def searched(store: Store) -> dict[str, bool]:
+    return {plan.program: plan.evidence.searched for plan in store.plans()}
 
 
 def test_more_of_the_same_layers_are_not_measured_again(store: Store) -> None:
@@ -163,30 +175,84 @@ def test_a_run_that_had_no_time_to_measure_does_not_count(store: Store) -> None:
     assert tuned(store, of_layers(64, 64))[0].measured
 
 
-@pytest.mark.parametrize("doubts", [False, True], ids=["what it had was enough", "some times were not kept"])
-def test_what_a_run_found_not_worth_measuring_is_not_measured_by_the_next(
-    store: Store, doubts: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kept", [True, False], ids=["times are kept", "the machine was too busy"])
+def test_what_seemed_not_worth_it_to_a_search_that_ended_is_not_measured(
+    store: Store, kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    least = replace(SHORT, regions_per_round=1)
-    if doubts:
-        monkeypatch.setattr(regions, "NOISY", -1.0)
-    first, _ = tuned(store, of_layers(64, 64, 64), least)
+    everything = segments.Search._everything
+    monkeypatch.setattr(segments.Search, "_wanted", lambda *asked: [] if asked[0].asked else everything(*asked)[:3])
+    monkeypatch.setattr(regions, "NOISY", math.inf if kept else -1.0)
+    ends = replace(SHORT, rounds=2, coarse=0)
+    first, _ = tuned(store, of_layers(64, 64, 64), ends)
     monkeypatch.setattr(regions, "NOISY", math.inf)
-    second, pool = tuned(store, of_layers(64, 64), least)
-    assert bool(first.measured) != doubts
-    assert bool(second.measured) == bool(raced(pool)) == doubts
-    searched = {plan.program: plan.evidence.searched for plan in store.plans()}
-    assert searched == {first.program: not doubts, second.program: True}
+    assert searched(store) == {first.program: kept}
+    second, pool = tuned(store, of_layers(64, 64), ends)
+    assert bool(first.measured) == kept
+    assert bool(second.measured) == bool(raced(pool)) != kept
 
 
-def test_where_nothing_is_left_to_measure_as_many_cuts_race_as_were_needed(
+def test_a_search_that_had_no_time_to_join_layers_did_not_end(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    lasting = replace(QUICK, rounds=20)
+    first, _ = tuned(store, of_layers(64, 64), lasting)
+    monkeypatch.setattr(segments.Search, "has_time", lambda self, beside=0.0: beside > 0)
+    second, _ = tuned(store, of_layers(48, 48), lasting)
+    assert searched(store) == {first.program: True, second.program: False}
+
+
+def test_what_another_device_was_to_measure_and_did_not_is_no_end(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tuned(store, of_layers(64, 64, 64), QUICK, cuts=(1500.0, 1400.0))
+    @contextmanager
+    def taken(self: Claims, keys: Iterable[str]) -> Iterator[frozenset[str]]:
+        yield frozenset()
+
+    monkeypatch.setattr(Claims, "taken", taken)
+    monkeypatch.setattr(segments.Search, "_wanted", lambda *asked: [] if asked[0].asked else everything(*asked))
+    everything = segments.Search._everything
+    found, _ = tuned(store, of_layers(64, 64), replace(QUICK, coarse=0))
+    assert not found.measured
+    assert searched(store) == {found.program: False}
+
+
+def test_who_did_not_search_vouches_for_nothing(store: Store) -> None:
+    gelu, other = nn.functional.gelu, torch.sigmoid
+    first, _ = tuned(store, of_layers(64, 64, 64), QUICK)
+    mostly, _ = tuned(store, of_layers(64, 64, 64, 64, 64, between=(gelu, gelu, gelu, gelu, other)), QUICK)
+    assert first.measured
+    assert not mostly.measured
+    assert not searched(store)[mostly.program]
+    assert tuned(store, of_layers(64, 64, 64, between=(other,) * 3), QUICK)[0].measured
+
+
+@pytest.mark.parametrize("joins", [False, True])
+def test_where_nothing_is_left_to_measure_as_many_cuts_race_as_were_needed(
+    store: Store, joins: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = replace(QUICK, coarse=0) if joins else QUICK
+    tuned(store, of_layers(64, 64, 64), replace(first, rounds=20), cuts=(1500.0, 1400.0))
     monkeypatch.setattr(segments, "been_through", lambda search, best: False)
     second, pool = tuned(store, of_layers(64, 64), QUICK)
-    assert not second.measured
-    assert len(cut_plans(pool.jobs)) == 1
+    assert bool(second.measured) == joins
+    assert (len(cut_plans(pool.jobs)) == 1) != joins
+
+
+def test_a_run_that_was_interrupted_races_as_many_cuts(tmp_path: Path) -> None:
+    another = of_layers(64, 64, 64, between=torch.sigmoid)
+
+    def known(name: str) -> Store:
+        store = Store(Places(user=tmp_path / name))
+        tuned(store, of_layers(64, 64, 64), QUICK, cuts=(1500.0, 1400.0))
+        return store
+
+    undisturbed, whole = tuned(known("undisturbed.db"), another, QUICK)
+    measuring = [place for place, job in enumerate(whole.jobs) if isinstance(job, RaceRegion)]
+    store = known("interrupted.db")
+    with pytest.raises(KeyboardInterrupt):
+        tuned(store, another, QUICK, fail_after=measuring[-1] + 1)
+    resumed, rest = tuned(store, another, QUICK)
+    assert resumed.measured < undisturbed.measured
+    assert cut_plans(rest.jobs) == cut_plans(whole.jobs)
+    assert len(cut_plans(rest.jobs)) > 1
 
 
 def test_other_ops_between_the_same_anchors_are_measured(store: Store) -> None:

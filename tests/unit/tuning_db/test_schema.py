@@ -14,6 +14,7 @@ from fuseplan.tuning_db import Hit, Miss, schema
 from fuseplan.tuning_db.files import Database, NotOurs
 from fuseplan.tuning_db.migrations import MIGRATIONS, differences, migrate
 from fuseplan.tuning_db.tables import ALL
+from fuseplan.tuning_db.upkeep import check
 from golden_database import GOLDEN
 from stored import HERE, PROGRAM, RELU, fill, plan, question, store_at
 
@@ -80,6 +81,7 @@ def test_a_file_of_each_released_schema_still_answers(golden: Path, tmp_path: Pa
     assert answer.plan.plan == plan().plan
     assert not isinstance(store_at(path).find_measurements(RELU.key, HERE), Miss)
     assert rows(path, "PRAGMA user_version") == [(schema.VERSION,)]
+    assert check(Database(path)) == []
 
 
 def test_there_is_a_file_of_every_released_schema() -> None:
