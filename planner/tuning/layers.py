@@ -26,7 +26,7 @@ race has shown.
 """
 MEASURED = 0.6
 """Of the time between the anchors, what has to be measured, or decided by those who had the time to measure it: else there are
-other ops, or who ran before had no time. Views, and ops that nobody would fuse, never are measured.
+other ops, or who ran before had no time. Ops that nobody would fuse never are measured; views alone do not count.
 """
 BEHIND = 1.05
 """How many times as long as the fastest plan another has to take, beyond the noise, to be far behind."""
@@ -136,7 +136,7 @@ def been_through(search: Search, best: SegmentedPlan) -> bool:
     measured: dict[str, float] = {}
     for (role, unit), us in search.parts(best).items():
         costs = by_role[role]
-        if any(costs.fusible[op] for op in unit.ops):
+        if any(costs.fusible[op] and not costs.graph.ops[op].is_view for op in unit.ops):
             key = costs.case(unit.ops, unit.recompute).region.key
             timing = search.book.timings.of(key).get((unit.executor, unit.variant))
             kept = between if timing is None or timing.status != "ok" else measured

@@ -14,11 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from fuseplan.capture.trace import Trace
+from fuseplan.graph import Graph
 from fuseplan.measure.jobs import RaceRegion, VetPlan
 from fuseplan.models import Machine, Roofline
 from fuseplan.plan import WholePlan
 from fuseplan.search.effort import FULL, QUICK, Effort
 from fuseplan.tuning import plans, regions, segments, tuner
+from fuseplan.tuning.active import measurable
 from fuseplan.tuning.claims import Claims
 from fuseplan.tuning.keep import Tuned
 from fuseplan.tuning.layers import far_behind
@@ -173,6 +175,18 @@ def test_a_run_that_had_no_time_to_measure_does_not_count(store: Store) -> None:
     starved, _ = tuned(store, of_layers(64, 64, 64), replace(SHORT, device_s=0.0))
     assert not starved.measured
     assert tuned(store, of_layers(64, 64))[0].measured
+
+
+def test_views_that_nobody_measures_do_not_stand_in_the_way(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def worth(region: Graph) -> bool:
+        return measurable(region) and not all(op.is_view for op in region.ops)
+
+    monkeypatch.setattr(segments, "measurable", worth)
+    products = nn.Sequential(*(nn.Linear(64, 64) for _ in range(20)))  # each has its weight transposed
+    first, _ = tuned(store, of_layers(64, 64, 64, between=products))
+    assert first.measured
+    assert not searched(store)[first.program]
+    assert not tuned(store, of_layers(64, 64, between=products))[0].measured
 
 
 @pytest.mark.parametrize("kept", [True, False], ids=["times are kept", "the machine was too busy"])
