@@ -25,6 +25,8 @@ from benchmarks.result import ROOT, write_json
 
 GRACE_S = 8.0
 """What a process that is out of time gets to end its workers and to keep what was measured."""
+CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH")
+"""Where a process keeps what it has compiled, by the names of the variables that say so."""
 
 
 @dataclass(frozen=True)

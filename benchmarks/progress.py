@@ -37,7 +37,12 @@ class LogProgress(Silent):
 def heard(name: str, stage: str) -> None:
     """What a worker is at, and since when: that tells where time went. Of blocks that are timed there are too many."""
     if stage != "timing":
-        say(f"[{monotonic() - STARTED:7.1f} s]     {stage} {name}")
+        stamped(f"    {stage} {name}")
+
+
+def stamped(text: str) -> None:
+    """A line with how long the process has run."""
+    say(f"[{monotonic() - STARTED:7.1f} s] {text}")
 
 
 def say(text: str) -> None:

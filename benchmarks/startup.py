@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.fleet import Task, run_all, slug
+from benchmarks.fleet import CACHES, Task, run_all, slug
 from benchmarks.models import parser
 from benchmarks.result import alone, commit, with_earlier, write_result
 from benchmarks.zoo import EVERY, TINY
@@ -71,8 +71,7 @@ def _tasks(name: str, chosen: Any, common: Mapping[str, Any], folder: Path) -> I
         for left in (out, out.with_suffix(".log")):
             left.unlink(missing_ok=True)
         kept = folder / f"{slug(name)}.{slug(side)}.{number if caches == 'cold' else 0}"
-        places = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH")
-        variables = {} if side == "tune" else {place: str(kept / place.lower()) for place in places}
+        variables = {} if side == "tune" else {place: str(kept / place.lower()) for place in CACHES}
         told = {**common, "model": name, "side": side, "caches": caches}
         return Task(name, "benchmarks.one_startup", out, out.with_suffix(".log"), told, chosen.limit_s, (), variables)
 
