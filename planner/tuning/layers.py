@@ -29,7 +29,9 @@ MEASURED = 0.6
 other ops, or who ran before had no time. Ops that nobody would fuse never are measured; views alone do not count.
 """
 BEHIND = 1.05
-"""How many times as long as the fastest plan another has to take, beyond the noise, to be far behind."""
+"""How many times as long as the fastest plan another has to take, beyond the noise, to be far behind …"""
+HOPELESS = 1.15
+"""… and for none of its kind to be tried: no two programs have the same cut."""
 CUT = "cut"
 """What all plans that are cut go by: each program has its own."""
 
@@ -47,7 +49,7 @@ class Layers:
     behind: frozenset[str] = frozenset()
     """Plans that nobody has by default, by name, which came far behind in every race that they were in on these layers."""
     cuts: int | None = None
-    """How many cuts have to race. None: of these layers no cut was raced."""
+    """How many cuts have to race: not one where they are hopeless. None: of these layers no cut was raced."""
     searched: frozenset[str] = frozenset()
     """The keys of plans before which a search on these layers came to its end."""
 
@@ -71,8 +73,9 @@ def known_layers(search: Search) -> Layers:
     plans = [plan for key in kin for plan in session.store.plans(key)]
     races = [_race(plan) for plan in plans]
     behind = far_behind(races)
+    cuts = 0 if CUT in far_behind(races, HOPELESS) else 1 if CUT in behind else cuts_needed(races)
     searched = frozenset(plan.key for plan in plans if plan.evidence.searched)
-    return Layers(True, behind, 1 if CUT in behind else cuts_needed(races), searched)
+    return Layers(True, behind, cuts, searched)
 
 
 def _cut_before(search: Search, regions: Set[str]) -> dict[str, frozenset[str]]:
@@ -86,18 +89,18 @@ def _anchors(ops: Iterable[Graph]) -> int:
     return sum(any(map(is_anchor, graph.ops)) for graph in ops)
 
 
-def far_behind(races: Iterable[Race]) -> frozenset[str]:
-    """Who came far behind in every race.
+def far_behind(races: Iterable[Race], times: float = BEHIND) -> frozenset[str]:
+    """Who took so many `times` as long as the fastest, beyond the noise, in every race.
 
     >>> race = [Raced("eager", True, wall_us=9.0), Raced("a", wall_us=4.0), Raced("cut 1", wall_us=5.0)]
-    >>> sorted(far_behind([(race, 0.01)])), sorted(far_behind([(race, 0.3)]))
-    (['cut'], [])
+    >>> sorted(far_behind([(race, 0.01)])), sorted(far_behind([(race, 0.3)])), sorted(far_behind([(race, 0.01)], 1.3))
+    (['cut'], [], [])
     """
     closest: dict[str, float] = {}
     for raced, noise in races:
-        times = [(one, one.wall_us) for one in raced if one.status == "ok" and one.wall_us]
-        limit = BEHIND * (1 + noise) * min((us for _, us in times), default=math.inf)
-        for one, us in times:
+        timed = [(one, one.wall_us) for one in raced if one.status == "ok" and one.wall_us]
+        limit = times * (1 + noise) * min((us for _, us in timed), default=math.inf)
+        for one, us in timed:
             if not one.default:
                 kind = CUT if _is_cut(one) else one.name
                 closest[kind] = min(us / limit, closest.get(kind, math.inf))

@@ -131,8 +131,8 @@ def vetted(session: Session, trace: str, entries: Sequence[Entry], rows: dict[st
         session.unprepared += sum(outcome.ok and not outcome.prepared for outcome in outcomes)
 
     known, rest = ([entry for entry in entries if entry.default is default] for default in (True, False))
-    if known:  # a worker that these leave without work takes the first of the others
-        beside = min(max(0, session.at_once - len(known)), _room(session, len(known), rows))
+    if known:  # a worker that these leave without work takes the first of the others, and the next
+        beside = min(max(0, 2 * session.at_once - len(known)), _room(session, len(known), rows))
         vet([*known, *rest[:beside]], len(known))
         rest = rest[beside:]
     while rest and (room := _room(session, racing := sum(row.status == "ok" for row in rows.values()), rows)):

@@ -31,7 +31,7 @@ from fuseplan.tuning.meanwhile import Meanwhile
 from fuseplan.tuning.model import cost_model, knows_its_doubts
 from fuseplan.tuning.progress import Progress, told
 from fuseplan.tuning.regions import RegionBook
-from fuseplan.tuning.segments import Search
+from fuseplan.tuning.segments import Proposal, Search
 from fuseplan.tuning.session import Pool, Session
 from fuseplan.tuning.subject import box_of, sizes_of, title_of
 from fuseplan.tuning.worth import moves_of
@@ -153,17 +153,19 @@ class Tuner:
         text, rows = trace.to_json(), dict[str, Row]()
         session.against_us = self._default_us(of, search)
         known = ledger.named_entries()
-        search.begin()
-        fit = plans.vetted(session, text, _worth_trying(search, known), rows)
-        proposed = search.run()
-        cut = ledger.next_entries(search.plans, search.distinct(proposed))
-        right = plans.vetted(session, text, cut, rows)
+        proposed, cut = search.begin(), list[plans.Entry]()
+        if proposed:  # the cuts are known: they are looked at beside all others
+            cut = _cuts(search, ledger, proposed)
+        fit = plans.vetted(session, text, [*_worth_trying(search, known), *cut], rows)
+        if not proposed:
+            proposed = search.run()
+            cut = _cuts(search, ledger, proposed)
+            fit += plans.vetted(session, text, cut, rows)
         failed = [entry for entry in cut if entry.name in rows and rows[entry.name].status != "ok"]
         if failed:  # a plan that is nearly the one that failed may not fail
             others = [one for one in ledger.next_entries(len(failed), proposed) if one.name not in rows]
-            right += plans.vetted(session, text, others, rows)
+            fit += plans.vetted(session, text, others, rows)
             cut += others
-        fit += right
         verdict = plans.decide(session, text, fit, rows)
         noise = None if verdict is None else verdict.result.noise
         for entry in (*known, *cut):
@@ -266,6 +268,13 @@ def _worth_trying(search: Search, entries: Sequence[plans.Entry]) -> list[plans.
         names = ", ".join(entry.name for entry in left)
         search.session.progress.note(f"{search.session.program}: not tried, far behind on the same layers: {names}")
     return [entry for entry in entries if entry not in left]
+
+
+def _cuts(search: Search, ledger: PlanLedger, proposed: Sequence[Proposal]) -> list[plans.Entry]:
+    """As many of the plans that were found as have to race."""
+    if not search.plans:
+        search.session.progress.note(f"{search.session.program}: no cut tried, all were far behind on the same layers")
+    return ledger.next_entries(search.plans, search.distinct(proposed))
 
 
 def _moves(search: Search, plan: Plan) -> tuple[str, ...]:

@@ -112,7 +112,7 @@ def searched(store: Store) -> dict[str, bool]:
 
 
 def test_more_of_the_same_layers_are_not_measured_again(store: Store) -> None:
-    first, _ = tuned(store, of_layers(64, 64, 64))
+    first, _ = tuned(store, of_layers(64, 64, 64), cuts=(1000.0,))
     second, pool = tuned(store, of_layers(64, 64), bandwidth=1.05)
     assert first.measured
     assert (second.measured, raced(pool)) == (0, 0)
@@ -122,8 +122,13 @@ def test_more_of_the_same_layers_are_not_measured_again(store: Store) -> None:
 
 @pytest.mark.parametrize(
     ("cuts", "searched", "needed"),
-    [((1000.0,), False, 1), ((1180.0, 1160.0, 1170.0), True, 2), ((1500.0, 1400.0), True, 1)],
-    ids=["a plan was far behind", "all were near, and the second cut was the best", "cuts were far behind"],
+    [
+        ((1000.0,), False, 1),
+        ((1180.0, 1160.0, 1170.0), True, 2),
+        ((1400.0, 1300.0), True, 1),
+        ((1500.0, 1400.0), True, 0),
+    ],
+    ids=["a plan was far behind", "all were near, and the second cut was the best", "cuts were far behind", "hopeless"],
 )
 def test_what_was_far_behind_on_these_layers_is_not_tried_again(
     store: Store, cuts: Sequence[float], searched: bool, needed: int
@@ -230,7 +235,7 @@ def test_what_another_device_was_to_measure_and_did_not_is_no_end(
 
 def test_who_did_not_search_vouches_for_nothing(store: Store) -> None:
     gelu, other = nn.functional.gelu, torch.sigmoid
-    first, _ = tuned(store, of_layers(64, 64, 64), QUICK)
+    first, _ = tuned(store, of_layers(64, 64, 64), QUICK, cuts=(1000.0,))
     mostly, _ = tuned(store, of_layers(64, 64, 64, 64, 64, between=(gelu, gelu, gelu, gelu, other)), QUICK)
     assert first.measured
     assert not mostly.measured
@@ -243,7 +248,7 @@ def test_where_nothing_is_left_to_measure_as_many_cuts_race_as_were_needed(
     store: Store, joins: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = replace(QUICK, coarse=0) if joins else QUICK
-    tuned(store, of_layers(64, 64, 64), replace(first, rounds=20), cuts=(1500.0, 1400.0))
+    tuned(store, of_layers(64, 64, 64), replace(first, rounds=20), cuts=(1000.0,))
     monkeypatch.setattr(segments, "been_through", lambda search, best: False)
     second, pool = tuned(store, of_layers(64, 64), QUICK)
     assert bool(second.measured) == joins
