@@ -95,19 +95,18 @@ class Workers:
             raise OptionError(f"at least one worker vets, not {vetters}")
         self.limits = limits or Limits()
         self.on_stage = on_stage
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         variables = _only(device)
         setup = Setup(
             device.partition(":")[0],
             flags=_flags() if flags is None else flags,
-            compile_threads=cores,
+            compile_threads=cores(),
             memory_bytes=self.limits.memory_bytes,
             patience_s=60 + max(self.limits.region_s, self.limits.plan_s),
             plant=plant,
             operators=_operators(),
             path=tuple(folder for folder in sys.path if folder),
         )
-        each = replace(setup, compile_threads=max(1, cores // min(vetters, COMPILING)), share=1 / vetters)
+        each = replace(setup, compile_threads=max(1, cores() // min(vetters, COMPILING)), share=1 / vetters)
         self.racer = WorkerProcess(setup, self.limits.start_s, variables)
         self.vetters = [WorkerProcess(each, self.limits.start_s, variables) for _ in range(vetters)]
         self._finalizer = weakref.finalize(self, _end, [self.racer, *self.vetters])
@@ -317,6 +316,11 @@ def _without(job: Job, culprit: str | None) -> Job | None:
 def _ordered(job: Job, rows: Sequence[Row]) -> tuple[Row, ...]:
     places = {name: i for i, name in enumerate(_names(job))}
     return tuple(sorted(rows, key=lambda row: places.get(row.name, len(places))))
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _only(device: str) -> Mapping[str, str] | None:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from fuseplan.measure.jobs import PLAN_RULE, Found, Job, Outcome, RacePlans, Row, Side, VetPlan
 from fuseplan.measure.race import NOISY, RaceResult
 from fuseplan.plan import AnchorChoice, Plan, SegmentedPlan, WholePlan
+from fuseplan.tuning.budget import spelled
+from fuseplan.tuning.searching import searching_s
 from fuseplan.tuning.session import Session
 
 LEAST_RACE_S = 3.0
@@ -38,6 +40,8 @@ class Entry:
     plan: Plan
     default: bool = False
     predicted_us: float | None = None
+    searching_s: float = 0.0
+    """About how long whoever compiles it looks for kernels, beside what compiling takes else."""
 
     @property
     def side(self) -> Side:
@@ -90,7 +94,8 @@ def whole_candidates(session: Session, found: Found, launch: str) -> list[Entry]
         ]
         if session.on_gpu:
             searched = WholePlan("inductor", "max-autotune-no-cudagraphs", anchors, launch)
-            entries.append(Entry("inductor max-autotune" + (", attention proven" if anchors else ""), searched))
+            name = "inductor max-autotune" + (", attention proven" if anchors else "")
+            entries.append(Entry(name, searched, searching_s=searching_s(graph for _, graph in found.graphs)))
     return entries
 
 
@@ -121,8 +126,8 @@ def vetted(session: Session, trace: str, entries: Sequence[Entry], rows: dict[st
             session.progress.note(f"{session.program}: {job.side.name} is out: {row.status}, {row.detail}")
 
     def vet(chosen: Sequence[Entry], racing: int) -> None:
-        most = max(LEAST_LIMIT_S, session.left_s - session.again_s(racing) - FAIR_RACE_S)
-        limits = [_patience(session, entry) if entry.default else most for entry in chosen]
+        most = session.left_s - session.again_s(racing) - FAIR_RACE_S
+        limits = [_patience(session, entry) if entry.default else _limit(entry, most) for entry in chosen]
         jobs = [
             VetPlan(trace, one.side, session.prepares, early=_early(one), limit_s=limit)
             for one, limit in zip(chosen, limits, strict=True)
@@ -130,7 +135,18 @@ def vetted(session: Session, trace: str, entries: Sequence[Entry], rows: dict[st
         outcomes = session.carry_out("compiling and checking plans", jobs, heard)
         session.unprepared += sum(outcome.ok and not outcome.prepared for outcome in outcomes)
 
+    def in_time(others: Sequence[Entry], racing: int) -> list[Entry]:
+        most = session.left_s - session.again_s(racing) - FAIR_RACE_S
+        late = [entry for entry in others if entry.searching_s and LATE * entry.searching_s > most]
+        for entry in late:
+            takes, left = spelled(entry.searching_s), spelled(max(0.0, most))
+            session.progress.note(
+                f"{session.program}: {entry.name} is not tried: it takes some {takes}, and {left} are left"
+            )
+        return [entry for entry in others if entry not in late]
+
     known, rest = ([entry for entry in entries if entry.default is default] for default in (True, False))
+    rest = in_time(rest, len(known) + sum(row.status == "ok" for row in rows.values()))
     if known:  # a worker that these leave without work takes the first of the others, and the next
         beside = min(max(0, 2 * session.at_once - len(known)), _room(session, len(known), rows))
         vet([*known, *rest[:beside]], len(known))
@@ -138,8 +154,15 @@ def vetted(session: Session, trace: str, entries: Sequence[Entry], rows: dict[st
     while rest and (room := _room(session, racing := sum(row.status == "ok" for row in rows.values()), rows)):
         count = min(room, session.at_once)
         vet(rest[:count], racing)
-        rest = rest[count:]
+        rest = in_time(rest[count:], racing)
     return [entry for entry in entries if entry.name in rows and rows[entry.name].status == "ok"]
+
+
+def _limit(entry: Entry, most: float) -> float:
+    """How long a plan that is no default may keep a worker silent, of the seconds that are left. One that takes long to search
+    takes a while to be compiled for its race, too.
+    """
+    return max(LEAST_LIMIT_S, most / LATE if entry.searching_s else most)
 
 
 def _patience(session: Session, default: Entry) -> float | None:

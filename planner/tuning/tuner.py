@@ -153,19 +153,20 @@ class Tuner:
         text, rows = trace.to_json(), dict[str, Row]()
         session.against_us = self._default_us(of, search)
         known = ledger.named_entries()
-        proposed, cut = search.begin(), list[plans.Entry]()
-        if proposed:  # the cuts are known: they are looked at beside all others
-            cut = _cuts(search, ledger, proposed)
-        fit = plans.vetted(session, text, [*_worth_trying(search, known), *cut], rows)
+        proposed, worth = search.begin(), _worth_trying(search, known)
+        cut = _cuts(search, ledger, proposed) if proposed else []
+        late = [] if proposed else [entry for entry in worth if entry.searching_s]  # it would take the time to measure
+        fit = plans.vetted(session, text, [*(entry for entry in worth if entry not in late), *cut], rows)
         if not proposed:
             proposed = search.run()
             cut = _cuts(search, ledger, proposed)
-            fit += plans.vetted(session, text, cut, rows)
+            fit += plans.vetted(session, text, [*cut, *late], rows)
         failed = [entry for entry in cut if entry.name in rows and rows[entry.name].status != "ok"]
         if failed:  # a plan that is nearly the one that failed may not fail
             others = [one for one in ledger.next_entries(len(failed), proposed) if one.name not in rows]
             fit += plans.vetted(session, text, others, rows)
             cut += others
+        fit = [entry for entry in (*known, *cut) if entry in fit]
         verdict = plans.decide(session, text, fit, rows)
         noise = None if verdict is None else verdict.result.noise
         for entry in (*known, *cut):

@@ -1,0 +1,109 @@
+"""Plans for which Inductor searches among kernels by itself: they wait until regions are measured, and need time for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import nn
+
+from fuseplan.capture.trace import Trace
+from fuseplan.measure.jobs import RacePlans, RaceRegion, VetPlan
+from fuseplan.models import Machine, Roofline
+from fuseplan.plan import WholePlan
+from fuseplan.search.effort import FULL
+from fuseplan.tuning import plans, searching, tuner
+from fuseplan.tuning.keep import Tuned
+from fuseplan.tuning.ledger import Settings
+from fuseplan.tuning.plans import FAIR_RACE_S, LATE, Entry
+from fuseplan.tuning.progress import Silent
+from fuseplan.tuning.searching import searching_s
+from fuseplan.tuning.subject import traces_of
+from fuseplan.tuning.tuner import Tuner
+from fuseplan.tuning_db import Store
+from replaying import ReplayingPool, captured
+
+NAME = "inductor max-autotune"
+
+
+@dataclass
+class Noting(Silent):
+    notes: list[str] = field(default_factory=list)
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def of_layers(*widths: int) -> Trace:
+    layers = nn.Sequential(*(part for wide in widths for part in (nn.Linear(32, wide), nn.GELU(), nn.Linear(wide, 32))))
+    with torch.no_grad():
+        (found,) = traces_of(layers, torch.randn(16, 32), name="layers")
+    return found
+
+
+def tuned(store: Store, seconds: float, trace: Trace | None = None) -> tuple[Tuned, ReplayingPool, list[str]]:
+    """A program for which Inductor would search so long, under full."""
+    model = Roofline(Machine.guess("a CPU"))
+    pool, said = ReplayingPool(times={NAME: 1000.0}, like=model), Noting()
+    entry = Entry(NAME, WholePlan("inductor", "max-autotune-no-cudagraphs"), searching_s=seconds)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tuner, "cost_model", lambda name, machine, folder: model)
+        patch.setattr(plans, "whole_candidates", lambda *others: [entry])
+        (found,) = Tuner(store, pool, "cpu", FULL, Settings(), said).tune(trace or of_layers(64, 64), ("plain",))
+    return found, pool, said.notes
+
+
+def test_it_waits_until_regions_are_measured_and_races_in_its_place(store: Store) -> None:
+    found, pool, notes = tuned(store, 60.0)
+    looked_at = next(place for place, job in enumerate(pool.jobs) if isinstance(job, VetPlan) and job.side.name == NAME)
+    measured = [place for place, job in enumerate(pool.jobs) if isinstance(job, RaceRegion)]
+    assert measured
+    assert max(measured) < looked_at
+    assert not notes
+    (race,) = [job for job in pool.jobs if isinstance(job, RacePlans)]
+    names = [side.name for side in race.sides]
+    assert names.index(NAME) < min(place for place, name in enumerate(names) if name.startswith("cut "))
+    assert NAME in [one.name for one in found.timed]
+
+
+def test_on_known_layers_it_is_looked_at_beside_the_others(store: Store) -> None:
+    tuned(store, 60.0, of_layers(64, 64, 64))
+    found, pool, _ = tuned(store, 60.0)
+    assert not found.measured
+    vetted = [job.side.name for job in pool.jobs if isinstance(job, VetPlan)]
+    assert all(vetted.index(NAME) < place for place, name in enumerate(vetted) if name.startswith("cut "))
+
+
+def test_without_the_time_for_it_nobody_begins_with_it(store: Store) -> None:
+    just = (FULL.wall_s - FAIR_RACE_S) / LATE
+    found, pool, notes = tuned(store, just + 1)
+    assert found.status in ("tuned", "default")
+    assert NAME not in [job.side.name for job in pool.jobs if isinstance(job, VetPlan)]
+    assert NAME not in [one.name for one in found.timed]
+    assert [NAME in note and "not tried" in note for note in notes] == [True]
+
+
+def test_it_may_not_take_longer_than_leaves_time_for_its_race(store: Store) -> None:
+    _, pool, _ = tuned(store, 60.0)
+    (job,) = [job for job in pool.jobs if isinstance(job, VetPlan) and job.side.name == NAME]
+    assert job.limit_s is not None
+    assert job.limit_s * LATE + FAIR_RACE_S <= FULL.wall_s
+
+
+def test_equal_products_are_searched_once_and_the_more_cores_the_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    def took(trace: Trace, cores: int) -> float:
+        monkeypatch.setattr(searching, "cores", lambda: cores)
+        return searching_s(graph for _, graph in captured(trace.to_json()).graphs)
+
+    assert took(of_layers(64), 16) == took(of_layers(64, 64, 64), 16) == 2 * searching.CORE_S / 8
+    assert took(of_layers(64, 48), 16) == 4 * searching.CORE_S / 8
+    assert took(of_layers(64), 1) == 2 * searching.CORE_S
+
+
+def test_training_searches_for_its_gradients_too(store: Store) -> None:
+    layers = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32))
+    (trace,) = traces_of(layers, torch.randn(16, 32), name="training")
+    graphs = [graph for _, graph in captured(trace.to_json()).graphs]
+    assert len(graphs) == 2
+    assert searching_s(graphs) > searching_s(graphs[:1])
