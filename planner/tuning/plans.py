@@ -186,15 +186,19 @@ def _room(session: Session, racing: int, rows: Mapping[str, Row]) -> int:
     return max(0, int(left / max(LATE * session.trace_s, 0.1)))
 
 
-def decide(session: Session, trace: str, entries: Sequence[Entry], rows: dict[str, Row]) -> Verdict | None:
+def decide(
+    session: Session, trace: str, entries: Sequence[Entry], rows: dict[str, Row], rounds: int | None = None
+) -> Verdict | None:
     """Race all plans; None where not one default runs. The best default wins ties, whichever it is.
 
-    `rows` has what vetting found of each, and gets what the races find.
+    `rows` has what vetting found of each, and gets what the races find. A race has so many `rounds` at most; without a word,
+    as many as the effort grants.
     """
+    most = max(PLAN_RULE.least, session.effort.plan_blocks if rounds is None else rounds)
     able = list(entries)
     while known := [entry for entry in able if entry.default]:
         incumbent, racing = known[0], able
-        while (result := _raced(session, trace, racing, incumbent, rows)) is not None:
+        while (result := _raced(session, trace, racing, incumbent, rows, most)) is not None:
             verdict, best = _judged(racing, result, rows, known)
             if verdict is not None:
                 return verdict
@@ -257,12 +261,12 @@ def _may_win(entry: Entry, result: RaceResult) -> bool:
 
 
 def _raced(
-    session: Session, trace: str, entries: Sequence[Entry], incumbent: Entry, rows: dict[str, Row]
+    session: Session, trace: str, entries: Sequence[Entry], incumbent: Entry, rows: dict[str, Row], most: int
 ) -> RaceResult | None:
     """One race; None where the incumbent fails in it, which its row says then."""
     left = session.left_s - session.again_s(len(entries)) - KEEPING_S
     seconds = max(LEAST_RACE_S, min(RACE_SHARE * session.effort.device_s, left))
-    rule = replace(PLAN_RULE, most=max(PLAN_RULE.least, session.effort.plan_blocks), seconds=seconds)
+    rule = replace(PLAN_RULE, most=most, seconds=seconds)
     rivals = tuple(entry.name for entry in entries if entry.default and entry is not incumbent)
     job = RacePlans(trace, tuple(entry.side for entry in entries), incumbent.name, rule, rivals)
     (outcome,) = session.carry_out("racing whole plans", [job])

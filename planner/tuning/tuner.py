@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from time import monotonic
 
 from fuseplan.capture.trace import Trace
@@ -18,9 +19,9 @@ from fuseplan.measure.jobs import Calibrate, Capture, Found, Row
 from fuseplan.models import CostModel, Machine
 from fuseplan.plan import Plan, SegmentedPlan, WholePlan
 from fuseplan.search.costs import Timings
-from fuseplan.search.effort import Effort
+from fuseplan.search.effort import QUICK, Effort
 from fuseplan.segment import Segmentation
-from fuseplan.tuning import plans
+from fuseplan.tuning import plans, rates
 from fuseplan.tuning.agenda import Item
 from fuseplan.tuning.budget import Time
 from fuseplan.tuning.claims import Claims
@@ -153,13 +154,17 @@ class Tuner:
         text, rows = trace.to_json(), dict[str, Row]()
         session.against_us = self._default_us(of, search)
         known = ledger.named_entries()
-        proposed, worth = search.begin(), _worth_trying(search, known)
-        cut = _cuts(search, ledger, proposed) if proposed else []
-        late = [] if proposed else [entry for entry in worth if entry.searching_s]  # it would take the time to measure
-        fit = plans.vetted(session, text, [*(entry for entry in worth if entry not in late), *cut], rows)
-        if not proposed:
+        worth, rounds = _worth_trying(search, known), session.effort.plan_blocks
+        proposed = search.begin()
+        if proposed:  # of these layers all is known, and all were raced as long as it takes
+            rounds = min(rounds, QUICK.plan_blocks)
+            cut = _cuts(search, ledger, proposed)
+            fit = plans.vetted(session, text, [*worth, *cut], rows)
+        else:
+            fit = plans.vetted(session, text, [entry for entry in worth if not entry.searching_s], rows)
             proposed = search.run()
             cut = _cuts(search, ledger, proposed)
+            late = [entry for entry in worth if entry.searching_s]  # it would have taken the time to measure
             fit += plans.vetted(session, text, [*cut, *late], rows)
         failed = [entry for entry in cut if entry.name in rows and rows[entry.name].status != "ok"]
         if failed:  # a plan that is nearly the one that failed may not fail
@@ -167,7 +172,7 @@ class Tuner:
             fit += plans.vetted(session, text, others, rows)
             cut += others
         fit = [entry for entry in (*known, *cut) if entry in fit]
-        verdict = plans.decide(session, text, fit, rows)
+        verdict = plans.decide(session, text, fit, rows, rounds)
         noise = None if verdict is None else verdict.result.noise
         for entry in (*known, *cut):
             ledger.tell(entry, rows.get(entry.name), noise)
@@ -227,7 +232,7 @@ class Tuner:
             file = None  # nothing is kept
         name, folder = self.settings.model, None if file is None else file.parent / "models"
         if self.machine is not None or not self.environment.gpu:
-            return cost_model(name, self._machine(program), folder)
+            return cost_model(name, self._machine(program, folder), folder)
 
         def fit() -> None:
             with suppress(FuseplanError):  # which is raised again below
@@ -238,21 +243,24 @@ class Tuner:
             self.pool.start()
         fitting = Meanwhile(fit, "fitting")
         _look_around()  # meanwhile; it runs something on the GPU, which calibrating must have to itself
-        machine = self._machine(program)
+        machine = self._machine(program, folder)
         fitting.result()
         return cost_model(name, machine, folder)
 
     def _guess(self) -> Machine:
         return Machine.guess(self.environment.gpu or self.environment.cpu or "")
 
-    def _machine(self, program: str) -> Machine:
-        """The rates of this device; measured once, where anything is measured at all."""
+    def _machine(self, program: str, folder: Path | None) -> Machine:
+        """The rates of this device: as they were measured lately, or now, where anything is measured at all."""
         if self.machine is None:
-            self.machine = self._guess()
-            if self.effort.measures:
+            guess = self._guess()
+            self.machine = rates.recalled(folder, self.environment, guess) if self.since is None else None
+            if self.machine is None and self.effort.measures:
                 self.progress.stage(program, "measuring what this machine can do", 1)
                 (outcome,) = self.pool.map([Calibrate()])
-                self.machine = self.machine.calibrated(outcome.machine)
+                self.machine = guess.calibrated(outcome.machine)
+                rates.keep(folder, self.environment, outcome.machine)
+            self.machine = self.machine or guess
         return self.machine
 
 

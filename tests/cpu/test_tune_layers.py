@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fuseplan.capture.trace import Trace
 from fuseplan.graph import Graph
-from fuseplan.measure.jobs import RaceRegion, VetPlan
+from fuseplan.measure.jobs import RacePlans, RaceRegion, VetPlan
 from fuseplan.models import Machine, Roofline
 from fuseplan.plan import WholePlan
 from fuseplan.search.effort import FULL, QUICK, Effort
@@ -301,3 +301,15 @@ def test_only_verdicts_for_the_same_launch_by_as_hard_a_run_on_another_program_c
     assert known(launch="cudagraph") == known(efforts=("full",)) == known(program=first.program) == 0
     elsewhere = replace(plan.environment, torch="1.0")
     assert not cut_before(store, keys, elsewhere, "plain", ("quick",), "other")
+
+
+def test_on_known_layers_a_race_is_no_longer_than_a_quick_one(store: Store) -> None:
+    def rounds(pool: Racing) -> int:
+        (race,) = [job for job in pool.jobs if isinstance(job, RacePlans)]
+        return race.rule.most
+
+    first, at_length = tuned(store, of_layers(64, 64, 64), FULL, cuts=(1000.0,))
+    second, briefly = tuned(store, of_layers(64, 64), FULL)
+    assert first.measured
+    assert not second.measured
+    assert (rounds(at_length), rounds(briefly)) == (FULL.plan_blocks, QUICK.plan_blocks)
