@@ -82,6 +82,7 @@ def _page() -> Iterator[str]:
     for name, row in ablation["models"].items():
         yield from _kernels(name, row)
     yield from _cases()
+    yield from _spent()
     yield from _second()
     yield from _startup()
     yield "## The search itself"
@@ -167,6 +168,25 @@ def _cases() -> Iterator[str]:
         picked = case["picked"]["winner"]
         cells = [name, str(len(case["plans"])), picked, case["fastest of all others"], f"{us:,.1f}", interval, verdict]
         lines.append(_line(cells))
+    yield "\n".join(lines)
+
+
+def _spent() -> Iterator[str]:
+    found = _results("tuning")
+    if not found:
+        return
+    yield "## What tuning takes"
+    yield (
+        "One program of each model, tuned from an empty database and empty caches: `scripts/bench tuning`. `granted` is what the"
+        " effort grants, in seconds; the gain is over the best default of the race."
+    )
+    columns = ["model", "seconds", "granted", "GPU-seconds", "measured", "won", "×", "noise", "commit"]
+    lines = list(_head(columns))
+    for name, row in found["models"].items():
+        lines.append(_line([
+            name, f"{row['wall_s']:.0f}", f"{row['limit_s']:g}", f"{row['device_seconds']:.0f}", str(row["measured"]),
+            row["winner"], _ratio(row["speedup"]), _percent(row["noise"]), row["commit"][:7],
+        ]))  # fmt: skip
     yield "\n".join(lines)
 
 
