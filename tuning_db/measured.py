@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -27,6 +28,15 @@ class Found(Generic[_T]):
 def measurements(connection: sqlite3.Connection, region: str, here: Environment) -> list[Found[Measurement]]:
     """Of a region, by key: all that its executor, as it is here, would do alike."""
     return list(_matching(connection, MEASUREMENT, "region", region, here, Measurement.of, lambda row: row["executor"]))
+
+
+def measured_among(connection: sqlite3.Connection, regions: Collection[str]) -> list[str]:
+    """Those of these regions, by key, of which anything was measured anywhere."""
+    sql = (  # CROSS JOIN keeps SQLite from beginning with all regions that there are
+        "SELECT region.key FROM json_each(?) AS asked CROSS JOIN region ON region.key = asked.value"
+        " WHERE EXISTS (SELECT 1 FROM measurement WHERE measurement.region_id = region.id)"
+    )
+    return [str(key) for (key,) in connection.execute(sql, (json.dumps(sorted(regions)),))]
 
 
 def default_timings(connection: sqlite3.Connection, program: str, here: Environment) -> list[Found[DefaultTiming]]:

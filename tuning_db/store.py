@@ -9,7 +9,7 @@ import os
 import sqlite3
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from fuseplan.tuning_db.environment import Environment
 from fuseplan.tuning_db.files import Absent, Database, Identity, NotOurs, Unusable, Unwritable
 from fuseplan.tuning_db.layers import Places, network_file_system, places
 from fuseplan.tuning_db.lookup import Candidate, boxes, candidates, choose, knows, no_plan
-from fuseplan.tuning_db.measured import default_timings, measurements
+from fuseplan.tuning_db.measured import default_timings, measured_among, measurements
 from fuseplan.tuning_db.notify import notify
 from fuseplan.tuning_db.programs import (
     graph_row,
@@ -153,6 +153,12 @@ class Store:
         if not rows:
             return trouble or Miss("no such region", f"nothing is measured here of region {region[:12]}")
         return tuple(sorted(rows.values(), key=lambda record: record.measured_at))
+
+    def measured_among(self, regions: Collection[str]) -> frozenset[str]:
+        """Those of these regions, by key, of which anything was measured anywhere: `find_measurements` tells what."""
+        return frozenset(
+            key for layer in self._gather(lambda connection: measured_among(connection, regions))[0] for key in layer
+        )
 
     def find_default_timings(self, program: str, environment: Environment) -> tuple[DefaultTiming, ...] | Miss:
         """How fast a program was here under the plans that nobody tuned."""

@@ -185,6 +185,10 @@ class RegionCosts:
             found = self._cases[ops, recompute] = Case(region, self._work.of(ops, recompute), choices)
         return found
 
+    def looked_at(self) -> Iterator[Case]:
+        """All regions that anyone has asked for."""
+        yield from self._cases.values()
+
     def unmeasured(self, region: Region) -> tuple[Case, tuple[Choice, ...]]:
         """The case that a region of a segmentation is, and which of its choices nobody has measured here."""
         case = self.case(region.ops, region.recompute)
@@ -236,6 +240,24 @@ class RegionCosts:
             if not alone and all(is_attention(op) for op in region.ops):
                 continue  # any other would call the same kernel
             yield from ((runner.name, variant) for variant in runner.variants(region))
+
+
+@dataclass
+class Expected:
+    """What regions take as a cut has them, expected and not lowered: of several graphs, each asked once. It does not hear of
+    what is measured after it was asked.
+    """
+
+    costs: Sequence[RegionCosts]
+    _known: dict[tuple[int, Region], tuple[float, float]] = field(default_factory=dict)
+
+    def of(self, number: int, unit: Region) -> tuple[float, float]:
+        """Host and device µs of a region of the graph of this number."""
+        found = self._known.get((number, unit))
+        if found is None:
+            option = self.costs[number].of(unit)
+            found = self._known[number, unit] = option.host_us, option.device_us
+        return found
 
 
 def _measured(case: Case, known: Mapping[Choice, Timing]) -> Iterator[Option]:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from fuseplan.errors import PlanError
 from fuseplan.search.coarse import ALL, RUN, Place
-from fuseplan.search.costs import Case, Choice, units_of
+from fuseplan.search.costs import Case, Choice, Expected, units_of
 from fuseplan.search.two_clock import two_clock
 from fuseplan.segment import Region, Segmentation
 from fuseplan.segment.moves import tidy
@@ -57,9 +57,9 @@ class Coarser:
 
     search: Search
     cuts: Cuts
-    _known: dict[tuple[int, Region], Times] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self._expected = Expected(self.search.costs)
         graphs = self.search.graphs
         self.cuts = tuple(tidy(graph, cut) for graph, cut in zip(graphs, self.cuts, strict=True))
         self.rows = [self._row(number, cut, {}) for number, cut in enumerate(self.cuts)]
@@ -205,11 +205,7 @@ class Coarser:
 
     def _times(self, number: int, unit: Region | int) -> Times:
         assert isinstance(unit, Region)
-        found = self._known.get((number, unit))
-        if found is None:
-            option = self.search.costs[number].of(unit)
-            found = self._known[number, unit] = option.host_us, option.device_us
-        return found
+        return self._expected.of(number, unit)
 
     def _clocked(self, calls: Sequence[Times]) -> float:
         return two_clock(calls, self.search.launch)

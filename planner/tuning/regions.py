@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from fuseplan.graph import Graph
@@ -34,6 +34,12 @@ class RegionBook:
             for one in self._found(key):
                 if one.run not in self.session.unfinished:
                     self._reuse(case, one)
+
+    def recall_all(self, cases: Iterable[Case]) -> None:
+        """The same for very many regions, of which the database knows few."""
+        by_key = {case.region.key: case for case in cases}
+        known = self.session.store.measured_among(by_key.keys() - self._asked)
+        self.recall([by_key[key] for key in sorted(known)])
 
     def measure(self, wanted: Sequence[tuple[Case, tuple[Choice, ...]]]) -> None:
         """Vet and race the choices of each region; failures are rows, and no choice is tried twice.

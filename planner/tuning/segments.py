@@ -13,7 +13,7 @@ from fuseplan.graph import Graph, Ref
 from fuseplan.measure.jobs import Found
 from fuseplan.plan import AnchorChoice, Part, SegmentedPlan
 from fuseplan.search.coarse import Coarse
-from fuseplan.search.costs import PLAIN, Case, Choice, RegionCosts, Runner, units_of
+from fuseplan.search.costs import PLAIN, Case, Choice, Expected, RegionCosts, Runner, units_of
 from fuseplan.search.solve import WholeSolution, solve, two_clock
 from fuseplan.segment import Region, Segmentation, leaving
 from fuseplan.tuning.active import Active, Wanted, measurable
@@ -39,8 +39,6 @@ DEFAULTS = 4
 """Plans that race beside the segmented ones, about."""
 REFITS = 2
 """Into so many rounds each is cut where the model learns from the rows of one what to measure in the next."""
-RECALLS = 4
-"""How often the search looks again with what the database had."""
 COARSE_SHARE = 0.1
 """The share of the time that is kept for regions across anchors, after the rounds over islands."""
 
@@ -174,12 +172,13 @@ class Search:
             if math.isfinite((option := costs.of(unit)).device_us)
         }
 
-    def predict(self, cuts: Sequence[Segmentation]) -> float:
-        """How long the program should take, cut like this."""
+    def predict(self, cuts: Sequence[Segmentation], expected: Expected | None = None) -> float:
+        """How long the program should take, cut like this. Who asks for many cuts gives what they have in `expected`."""
+        times = expected or Expected(self.costs)
         calls = [
-            (option.host_us, option.device_us)
-            for costs, cut in zip(self.costs, cuts, strict=True)
-            for option in map(costs.of, units_of(costs.graph, cut))
+            times.of(number, unit)
+            for number, (graph, cut) in enumerate(zip(self.graphs, cuts, strict=True))
+            for unit in units_of(graph, cut)
         ]
         return two_clock(calls, self.launch)
 
@@ -218,21 +217,18 @@ class Search:
 
     def _wanted(self, solutions: Sequence[WholeSolution]) -> Wanted:
         """What is measured in this round: what is worth it; by a model that does not know its doubts, the weightiest."""
-        self._recall_all(solutions)
+        self._recall_for(solutions)
         most = self.session.effort.regions_per_round
         if self.active is not None:
             return self.active.wanted(solutions, math.ceil(most / REFITS))
         return self._everything(solutions)[:most]
 
     def _recall(self) -> None:
-        """Take what the database has on all that the best plans rest on, until it has no more to say."""
-        for _ in range(RECALLS):
-            reused = self.session.reused
-            self._recall_all(self._solved())
-            if self.session.reused == reused:
-                return
+        """Take what the database has on any region that the graphs could be cut into."""
+        self._solved()  # which looks at all of them
+        self.book.recall_all(case for costs in self.costs for case in costs.looked_at())
 
-    def _recall_all(self, solutions: Sequence[WholeSolution]) -> None:
+    def _recall_for(self, solutions: Sequence[WholeSolution]) -> None:
         for solution in solutions:
             for costs, segmentation in zip(self.costs, solution.segmentations, strict=True):
                 units = units_of(costs.graph, segmentation)

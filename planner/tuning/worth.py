@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fuseplan.plan import SegmentedPlan
+from fuseplan.search.costs import Expected
 from fuseplan.segment import Segmentation, maximal_regions
 from fuseplan.segment.moves import Move, apply, moves_between
 from fuseplan.tuning.segments import Search
@@ -24,6 +25,7 @@ def moves_of(search: Search, plan: SegmentedPlan) -> tuple[str, ...]:
     start = [all_fused(search, number) for number in range(len(search.graphs))]
     target = [_part(plan, role) for role in search.roles]
     steps: list[_Step] = []
+    expected = Expected(search.costs)
     now = list(start)
     for number, role in enumerate(search.roles):
         graph = search.graphs[number]
@@ -33,9 +35,9 @@ def moves_of(search: Search, plan: SegmentedPlan) -> tuple[str, ...]:
             now[number] = target[number]
             continue
         for move in moves:
-            before = search.predict(now)
+            before = search.predict(now, expected)
             now[number] = apply(graph, now[number], move)
-            change = search.predict(now) - before
+            change = search.predict(now, expected) - before
             # What failed here takes forever, and what it is worth to leave that is no number.
             steps.append(_Step(role, move, round(change, 1) if math.isfinite(change) else None))
     return tuple(_lines(steps))

@@ -13,7 +13,21 @@ from hypothesis import strategies as st
 from fuseplan.plan import Plan
 from fuseplan.tuning_db import Box, Environment, Hit, Miss, Places, Query, Stale, Store, StoredPlan
 from fuseplan.tuning_db.environment import needs_of
-from stored import BOTH, HERE, INDUCTOR, NVFUSER, OTHER_PROGRAM, PROGRAM, RELU, measurement, plan, question, store_at
+from stored import (
+    BOTH,
+    CPU,
+    GELU,
+    HERE,
+    INDUCTOR,
+    NVFUSER,
+    OTHER_PROGRAM,
+    PROGRAM,
+    RELU,
+    measurement,
+    plan,
+    question,
+    store_at,
+)
 
 NEW_NVFUSER = replace(HERE, nvfuser="0.2.37")
 NEW_TRITON = replace(HERE, inductor="2.11.0, triton 3.7")
@@ -172,6 +186,18 @@ def test_measurements_need_only_what_their_executor_is(tmp_path: Path) -> None:
     assert executors(replace(HERE, torch="2.13.0")) == []
     assert executors(replace(HERE, protocol="2")) == []
     assert executors(replace(HERE, candidates="2")) == ["aten", "inductor", "nvfuser"]
+
+
+def test_of_very_many_regions_the_measured_are_known(tmp_path: Path) -> None:
+    shared, user = tmp_path / "shared.db", tmp_path / "tuning.db"
+    store_at(shared).add_measurement(GELU, measurement(GELU, environment=CPU))
+    store_at(user).add_measurement(RELU, measurement())
+    store = Store(Places(user=user, packaged=shared))
+    others = {f"{number:064x}" for number in range(50_000)}
+    assert store.measured_among({RELU.key, GELU.key, *others}) == {RELU.key, GELU.key}
+    assert store.measured_among({RELU.key}) == {RELU.key}
+    assert store.measured_among(others) == store.measured_among(()) == frozenset()
+    assert store_at(tmp_path / "none.db").measured_among({RELU.key}) == frozenset()
 
 
 def test_what_a_plan_needs() -> None:
