@@ -23,6 +23,8 @@ from fuseplan.stats import count
 
 _PROGRAMS = "_fuseplan_programs"
 """Where the object that torch.compile made keeps what was compiled for it; both go together."""
+_NESTED = 4
+"""So many calls may lie between that object and our backend: a backend of somebody else's may call ours."""
 
 
 def fuseplan_backend(
@@ -101,7 +103,15 @@ def _short(plan: Plan) -> str:
 
 
 def _caller() -> object | None:
-    """The object that torch.compile made for this call: it calls the backend itself, and `explain` looks it up."""
+    """The object that torch.compile made for this call, which `explain` looks up: it calls the backend itself, or another one
+    that calls ours.
+    """
     frame = sys._getframe(2)
-    owner = frame.f_locals.get("self")
-    return owner if type(owner).__name__ == "_TorchCompileWrapper" else None
+    for _ in range(_NESTED):
+        owner = frame.f_locals.get("self")
+        if type(owner).__name__ == "_TorchCompileWrapper":
+            return owner
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return None

@@ -338,6 +338,8 @@ class Found:
     attention: tuple[AttentionFound, ...] = ()
     uncut: str = ""
     """Why there are no graphs: something in them cannot be written down, and the program has whole plans alone."""
+    traced_s: float = 0.0
+    """What tracing and running it once took."""
 
     def fields(self) -> dict[str, Any]:
         """The finding as plain data."""
@@ -347,6 +349,7 @@ class Found:
             "graphs": [[role, g.to_json()] for role, g in self.graphs],
             "attention": calls,
             "uncut": self.uncut,
+            "traced_s": self.traced_s,
         }
 
     @staticmethod
@@ -354,7 +357,7 @@ class Found:
         """What `fields` gave."""
         graphs = tuple((role, Graph.from_json(text)) for role, text in fields["graphs"])
         calls = tuple(AttentionFound(call, proven, tuple(names)) for call, proven, names in fields["attention"])
-        return Found(fields["key"], graphs, calls, fields["uncut"])
+        return Found(fields["key"], graphs, calls, fields["uncut"], fields["traced_s"])
 
 
 @dataclass(frozen=True)

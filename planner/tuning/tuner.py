@@ -41,8 +41,6 @@ from fuseplan.tuning_db.resume import unfinished
 
 UNCAPTURED = plans.Entry("eager", WholePlan("eager"), default=True)
 """What runs in place of a program that cannot be captured, and by whose timing its failure is remembered."""
-TRACES = 2
-"""How often capturing traces a program."""
 
 
 @dataclass
@@ -64,7 +62,6 @@ class Tuner:
     def __post_init__(self) -> None:
         self.environment: Environment = self.here or environment(self.device)
         self.machine: Machine | None = None
-        self.traced_s: dict[str, float] = {}
 
     def tune(
         self, trace: Trace, launches: Sequence[str], *, again: bool = False, worth: float = 1.0
@@ -192,11 +189,9 @@ class Tuner:
     def _capture(self, session: Session, trace: Trace) -> Found | str:
         """The program's graphs, its attention with proven masks; or why it cannot be had."""
         (outcome,) = session.carry_out("capturing", [Capture(trace.to_json(), attention="proven")])
-        # of another launch a worker has loaded the program already, which those that compile it have not
-        session.trace_s = max(outcome.seconds / TRACES, self.traced_s.get(trace.key, 0.0))
-        self.traced_s[trace.key] = session.trace_s
         if outcome.found is None:
             return f"it cannot be captured in a worker: {outcome.detail}"
+        session.trace_s = outcome.found.traced_s
         if outcome.found.key != trace.key and trace.key != identity(trace.fields):  # an edited one has a new key
             return "the rebuilt program is another one: record it again, and if that does not help, please report its trace"
         return outcome.found

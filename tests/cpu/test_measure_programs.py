@@ -211,6 +211,7 @@ def test_attention_calls_are_found_with_their_proofs(workers: Workers) -> None:
     assert "auto+unmasked" not in call.variants
     assert plain.found.graphs != proven.found.graphs
     assert proven.found.graphs == chosen.found.graphs
+    assert all(0 < one.found.traced_s < one.seconds for one in (plain, proven, chosen) if one.found is not None)
 
 
 # agreement

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import fuseplan
-from fuseplan.backend import programs_of
+from fuseplan.backend import fuseplan_backend, programs_of
 from fuseplan.capture import to_fx
 from fuseplan.executors.flat import flatten
 from fuseplan.executors.inductor import InductorExecutor
@@ -188,6 +188,18 @@ def test_a_tensor_that_lies_otherwise_than_declared_is_laid_out_for_its_region()
     call([given.contiguous()])
     assert seen == [(48, 16, 4, 1)] * 2
     assert with_declared_strides(region, extract(graph, (0,)), at_risk(graph, "inference")) is region
+
+
+def test_what_a_backend_of_somebody_elses_hands_on_is_explained() -> None:
+    torch._dynamo.reset()
+
+    def handing_on(gm: Any, example_inputs: Any, **given: Any) -> Any:
+        return fuseplan_backend(gm, example_inputs, **given)
+
+    compiled = torch.compile(chain, backend=handing_on, options={"plan": "aten"})
+    compiled(*operands())
+    assert len(programs_of(compiled_by(compiled))) == 1
+    assert "segmented" in fuseplan.explain(compiled, graphs=False)
 
 
 @pytest.mark.parametrize("plan", ["aten", "inductor"])

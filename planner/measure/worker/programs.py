@@ -121,17 +121,19 @@ def capture(job: Capture, bench: Bench) -> Outcome:
     loaded = bench.programs.case(job.trace).loaded
     attention: list[AttentionFound] = []
 
-    def look(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    def look(gm: GraphModule, example_inputs: Sequence[Any], **given: Any) -> Callable[..., Any]:
         calls = attention_calls(gm)
         attention.extend(AttentionFound(call.number, call.proven, call.variants) for call in calls)
-        return gm.forward
+        return fuseplan_backend(gm, example_inputs, **given)
 
-    plain = compile_side(Side("eager"), loaded)
-    loaded.run(torch.compile(plain, backend=look))
-    torch._dynamo.reset()
-    plan = SegmentedPlan(saving=job.saving, anchors=job.anchors)
-    compiled = _under_fuseplan(compile_side(Side("eager"), loaded), plan=plan, attention=job.attention)
+    begin = perf_counter()
+    options: dict[str, Any] = {
+        "plan": SegmentedPlan(saving=job.saving, anchors=job.anchors),
+        "attention": job.attention,
+    }
+    compiled: Any = torch.compile(compile_side(Side("eager"), loaded), backend=look, options=options)
     loaded.run(compiled)
+    traced_s = round(perf_counter() - begin, 6)
     programs = _programs(compiled)
     torch._dynamo.reset()
     if len(programs) != 1:
@@ -139,9 +141,9 @@ def capture(job: Capture, bench: Bench) -> Outcome:
     (program,) = programs
     opaque = [why for record in program.graphs for why in record.graph.opaque]
     if opaque:
-        return Outcome(found=Found(program.key, (), tuple(attention), uncut=line(opaque[0])))
+        return Outcome(found=Found(program.key, (), tuple(attention), line(opaque[0]), traced_s))
     graphs = tuple((record.role, record.graph) for record in program.graphs)
-    return Outcome(found=Found(program.key, graphs, tuple(attention)))
+    return Outcome(found=Found(program.key, graphs, tuple(attention), traced_s=traced_s))
 
 
 def _programs(compiled: Any) -> list[Program]:
