@@ -31,7 +31,7 @@ other ops, or who ran before had no time. Ops that nobody would fuse never are m
 BEHIND = 1.05
 """How many times as long as the fastest plan another has to take, beyond the noise, to be far behind …"""
 HOPELESS = 1.15
-"""… and for none of its kind to be tried: no two programs have the same cut."""
+"""… and for none of its kind to be tried, where they were searched for to the end: no two programs have the same cut."""
 CUT = "cut"
 """What all plans that are cut go by: each program has its own."""
 
@@ -73,9 +73,10 @@ def known_layers(search: Search) -> Layers:
     plans = [plan for key in kin for plan in session.store.plans(key)]
     races = [_race(plan) for plan in plans]
     behind = far_behind(races)
-    cuts = 0 if CUT in far_behind(races, HOPELESS) else 1 if CUT in behind else cuts_needed(races)
-    searched = frozenset(plan.key for plan in plans if plan.evidence.searched)
-    return Layers(True, behind, cuts, searched)
+    searched = [plan for plan in plans if plan.evidence.searched]
+    hopeless = CUT in far_behind(map(_race, searched), HOPELESS)
+    cuts = 0 if hopeless else 1 if CUT in behind else cuts_needed(races)
+    return Layers(True, behind, cuts, frozenset(plan.key for plan in searched))
 
 
 def _cut_before(search: Search, regions: Set[str]) -> dict[str, frozenset[str]]:

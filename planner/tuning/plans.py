@@ -30,6 +30,8 @@ GREEDY_SHARE = 1 / 3
 """Of the wall time of an effort, what compiling a default of ours may take: nvFuser needs
 seconds for each region that is not like another. Torch's own are waited for, whatever they take."""
 KERNELS = ("cudnn", "flash", "efficient")
+SEARCHING = "max-autotune-no-cudagraphs"
+"""Inductor's mode in which it looks for kernels by itself."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,12 @@ class Entry:
     default: bool = False
     predicted_us: float | None = None
     searching_s: float = 0.0
-    """About how long whoever compiles it looks for kernels, beside what compiling takes else."""
+    """About how long Inductor looks for kernels, where it does and that is known."""
+
+    @property
+    def searches(self) -> bool:
+        """Whether Inductor looks for kernels by itself: that takes long."""
+        return isinstance(self.plan, WholePlan) and self.plan.mode == SEARCHING
 
     @property
     def side(self) -> Side:
@@ -93,7 +100,7 @@ def whole_candidates(session: Session, found: Found, launch: str) -> list[Entry]
             if (chosen := _under(found, kernel))
         ]
         if session.on_gpu:
-            searched = WholePlan("inductor", "max-autotune-no-cudagraphs", anchors, launch)
+            searched = WholePlan("inductor", SEARCHING, anchors, launch)
             name = "inductor max-autotune" + (", attention proven" if anchors else "")
             entries.append(Entry(name, searched, searching_s=searching_s(graph for _, graph in found.graphs)))
     return entries
@@ -135,26 +142,25 @@ def vetted(session: Session, trace: str, entries: Sequence[Entry], rows: dict[st
         outcomes = session.carry_out("compiling and checking plans", jobs, heard)
         session.unprepared += sum(outcome.ok and not outcome.prepared for outcome in outcomes)
 
-    def in_time(others: Sequence[Entry], racing: int) -> list[Entry]:
-        most = session.left_s - session.again_s(racing) - FAIR_RACE_S
-        late = [entry for entry in others if entry.searching_s and LATE * entry.searching_s > most]
-        for entry in late:
-            takes, left = spelled(entry.searching_s), spelled(max(0.0, most))
-            session.progress.note(
-                f"{session.program}: {entry.name} is not tried: it takes some {takes}, and {left} are left"
-            )
-        return [entry for entry in others if entry not in late]
+    def in_time(others: Sequence[Entry]) -> list[Entry]:
+        """Those that are not known to take longer than there is time for."""
+        left_s = _left_s(session, _racing(rows) or len(known), rows)
+        return [entry for entry in others if not entry.searches or LATE * entry.searching_s <= left_s]
 
     known, rest = ([entry for entry in entries if entry.default is default] for default in (True, False))
-    rest = in_time(rest, len(known) + sum(row.status == "ok" for row in rows.values()))
-    if known:  # a worker that these leave without work takes the first of the others, and the next
-        beside = min(max(0, 2 * session.at_once - len(known)), _room(session, len(known), rows))
-        vet([*known, *rest[:beside]], len(known))
-        rest = rest[beside:]
-    while rest and (room := _room(session, racing := sum(row.status == "ok" for row in rows.values()), rows)):
+    waiting = in_time(rest)
+    if known:  # a worker that these leave without work takes the first of the others
+        beside = min(max(0, session.at_once - len(known)), _room(session, len(known), rows))
+        vet([*known, *waiting[:beside]], len(known))
+        waiting = in_time(waiting[beside:])
+    while waiting and (room := _room(session, racing := _racing(rows), rows)):
         count = min(room, session.at_once)
-        vet(rest[:count], racing)
-        rest = in_time(rest[count:], racing)
+        vet(waiting[:count], racing)
+        waiting = in_time(waiting[count:])
+    for entry in rest:
+        if entry.searches and entry.name not in rows:
+            takes = f": it takes some {spelled(entry.searching_s)}" if entry.searching_s else ""
+            session.progress.note(f"{session.program}: there is no time for {entry.name}{takes}")
     return [entry for entry in entries if entry.name in rows and rows[entry.name].status == "ok"]
 
 
@@ -162,7 +168,7 @@ def _limit(entry: Entry, most: float) -> float:
     """How long a plan that is no default may keep a worker silent, of the seconds that are left. One that takes long to search
     takes a while to be compiled for its race, too.
     """
-    return max(LEAST_LIMIT_S, most / LATE if entry.searching_s else most)
+    return max(LEAST_LIMIT_S, most / LATE if entry.searches else most)
 
 
 def _patience(session: Session, default: Entry) -> float | None:
@@ -177,13 +183,22 @@ def _early(entry: Entry) -> bool:
     return entry.default and not (isinstance(entry.plan, WholePlan) and entry.plan.executor == "inductor")
 
 
+def _racing(rows: Mapping[str, Row]) -> int:
+    """How many are right so far."""
+    return sum(row.status == "ok" for row in rows.values())
+
+
 def _room(session: Session, racing: int, rows: Mapping[str, Row]) -> int:
     """How many more plans there is time to compile, to check and to race."""
+    return max(0, int(_left_s(session, racing, rows) / max(LATE * session.trace_s, 0.1)))
+
+
+def _left_s(session: Session, racing: int, rows: Mapping[str, Row]) -> float:
+    """The seconds that are left beside compiling and checking a few more plans at a time, and a fair race of all."""
     known = rows.get("inductor")
     whole = known.compile_s if known is not None and known.compile_s is not None else 0.0
-    checking = max(2 * session.trace_s, whole)  # several at a time; a cut one compiles about as much as all at once
-    left = session.left_s - session.again_s(racing) - LATE * checking - FAIR_RACE_S
-    return max(0, int(left / max(LATE * session.trace_s, 0.1)))
+    checking = max(2 * session.trace_s, whole)  # a cut one compiles about as much as all at once
+    return session.left_s - session.again_s(racing) - LATE * checking - FAIR_RACE_S
 
 
 def decide(

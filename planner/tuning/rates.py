@@ -27,11 +27,14 @@ def recalled(folder: Path | None, here: Environment, guess: Machine) -> Machine 
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
         known = (clock.written(datetime.now(timezone.utc) - LASTS), clock.now())
-        if clock.is_time(kept["measured_at"]) and known[0] <= kept["measured_at"] <= known[1]:
-            return guess.calibrated({str(name): float(rate) for name, rate in kept["rates"].items()})
+        rates = {str(name): float(rate) for name, rate in kept["rates"].items()}
+        if not rates or not clock.is_time(kept["measured_at"]):
+            raise ValueError("nothing was measured, or nobody knows when")
+        if known[0] <= kept["measured_at"] <= known[1]:
+            return guess.calibrated(rates)
     except FileNotFoundError:
         pass
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OptionError):
+    except (OSError, ValueError, ArithmeticError, RecursionError, LookupError, TypeError, AttributeError, OptionError):
         logger.warning("what is known of this machine is left aside, and measured again: %s is damaged", path)
     return None
 

@@ -75,7 +75,10 @@ class Search:
         """Whether there was anything to measure, be it that an interrupted run or another device had measured it."""
         self.ended = False
         """Whether it came to its end: nothing was left that seemed worth measuring."""
+        self.recalled = False
+        """Whether runs on other programs had left nothing to find out: no round was needed."""
         self._begun: Meanwhile[list[WholeSolution]] | None = None
+        self._recalling: Meanwhile[list[Proposal]] | None = None
 
     @cached_property
     def layers(self) -> Layers:
@@ -87,26 +90,27 @@ class Search:
         """Whether it came to its end, and all that was measured has a time: of the same layers nobody need ask more."""
         return self.ended and not self.book.timings.lacking
 
-    def begin(self) -> list[Proposal]:
-        """The best plans, the best first, where runs on other programs have left nothing to find out; else none. Then solving
-        begins: in training it takes seconds, in which workers are busy with something else. A CPU has its cores for them.
+    def begin(self) -> None:
+        """Solve for the first time while workers are busy with something else: in training that takes seconds. A CPU has its
+        cores for them.
         """
-        if not self.graphs:
-            return []
-        if known := self._of_known_layers():
-            self._need(self.layers.cuts)
-            return self._with_coarser(known, 0)
-        if self.session.prepares:
+        if not self.graphs or not self.session.prepares:
+            return
+        if self.layers.known:
+            self._recalling = Meanwhile(self._of_known_layers, "recalling")
+        else:
             self._begun = Meanwhile(lambda: self._solve(self.costs), "solving")
-        return []
 
     def run(self) -> list[Proposal]:
         """The best plans after as many rounds of measuring as the effort allows, the best first."""
         if not self.graphs:
             return []
-        found = self._with_coarser(self._by_rounds(), self.session.effort.coarse)
-        if self.searched and not self.asked and self.layers.known:
-            self._need(self.layers.cuts)
+        known = self._of_known_layers() if self._recalling is None else self._recalling.result()
+        self.recalled = bool(known)
+        found = self._with_coarser(known or self._by_rounds(), 0 if known else self.session.effort.coarse)
+        needed = self.layers.cuts
+        if needed is not None and (known or (self.searched and not self.asked and self.layers.known)):
+            self.plans = min(self.plans, needed)
         return found
 
     def has_time(self, beside: float = 0.0) -> bool:
@@ -181,11 +185,6 @@ class Search:
             for unit in units_of(graph, cut)
         ]
         return two_clock(calls, self.launch)
-
-    def _need(self, cuts: int | None) -> None:
-        """No more than these have to race, if that is known."""
-        if cuts is not None:
-            self.plans = min(self.plans, cuts)
 
     def _by_rounds(self) -> list[Proposal]:
         for _ in range(self.session.effort.rounds * (1 if self.active is None else REFITS)):

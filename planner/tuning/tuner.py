@@ -32,7 +32,7 @@ from fuseplan.tuning.meanwhile import Meanwhile
 from fuseplan.tuning.model import cost_model, knows_its_doubts
 from fuseplan.tuning.progress import Progress, told
 from fuseplan.tuning.regions import RegionBook
-from fuseplan.tuning.segments import Proposal, Search
+from fuseplan.tuning.segments import Search
 from fuseplan.tuning.session import Pool, Session
 from fuseplan.tuning.subject import box_of, sizes_of, title_of
 from fuseplan.tuning.worth import moves_of
@@ -151,24 +151,23 @@ class Tuner:
         text, rows = trace.to_json(), dict[str, Row]()
         session.against_us = self._default_us(of, search)
         known = ledger.named_entries()
-        worth, rounds = _worth_trying(search, known), session.effort.plan_blocks
-        proposed = search.begin()
-        if proposed:  # of these layers all is known, and all were raced as long as it takes
-            rounds = min(rounds, QUICK.plan_blocks)
-            cut = _cuts(search, ledger, proposed)
-            fit = plans.vetted(session, text, [*worth, *cut], rows)
-        else:
-            fit = plans.vetted(session, text, [entry for entry in worth if not entry.searching_s], rows)
-            proposed = search.run()
-            cut = _cuts(search, ledger, proposed)
-            late = [entry for entry in worth if entry.searching_s]  # it would have taken the time to measure
-            fit += plans.vetted(session, text, [*cut, *late], rows)
+        worth = _worth_trying(search, known)
+        late = [entry for entry in worth if entry.searches]  # they would take the time to measure
+        search.begin()
+        fit = plans.vetted(session, text, [entry for entry in worth if entry not in late], rows)
+        proposed = search.run()
+        cut = ledger.next_entries(search.plans, search.distinct(proposed))
+        if not cut and not search.plans:
+            session.progress.note(f"{session.program}: no cut is tried, on the same layers all were far behind")
+        fit += plans.vetted(session, text, [*cut, *late], rows)
         failed = [entry for entry in cut if entry.name in rows and rows[entry.name].status != "ok"]
         if failed:  # a plan that is nearly the one that failed may not fail
             others = [one for one in ledger.next_entries(len(failed), proposed) if one.name not in rows]
             fit += plans.vetted(session, text, others, rows)
             cut += others
         fit = [entry for entry in (*known, *cut) if entry in fit]
+        # layers on which nothing was left to find out have had a race that was as long as it takes
+        rounds = min(session.effort.plan_blocks, QUICK.plan_blocks) if search.recalled else None
         verdict = plans.decide(session, text, fit, rows, rounds)
         noise = None if verdict is None else verdict.result.noise
         for entry in (*known, *cut):
@@ -176,7 +175,7 @@ class Tuner:
         if verdict is None:
             return keep_failure(session, of, "no default of this launch runs here", [*known, *cut], rows)
         winner = verdict.winner.plan
-        keep_regions(search, [entry.plan for entry in fit])
+        keep_regions(search, [*(entry.plan for entry in fit), *(proposal.plan for proposal in proposed[:1])])
         return keep(session, of, verdict, [*known, *cut], _moves(search, winner), evidence_of(search, winner))
 
     def _default_us(self, of: Of, search: Search) -> float | None:
@@ -272,13 +271,6 @@ def _worth_trying(search: Search, entries: Sequence[plans.Entry]) -> list[plans.
         names = ", ".join(entry.name for entry in left)
         search.session.progress.note(f"{search.session.program}: not tried, far behind on the same layers: {names}")
     return [entry for entry in entries if entry not in left]
-
-
-def _cuts(search: Search, ledger: PlanLedger, proposed: Sequence[Proposal]) -> list[plans.Entry]:
-    """As many of the plans that were found as have to race."""
-    if not search.plans:
-        search.session.progress.note(f"{search.session.program}: no cut tried, all were far behind on the same layers")
-    return ledger.next_entries(search.plans, search.distinct(proposed))
 
 
 def _moves(search: Search, plan: Plan) -> tuple[str, ...]:

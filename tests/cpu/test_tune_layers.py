@@ -125,10 +125,9 @@ def test_more_of_the_same_layers_are_not_measured_again(store: Store) -> None:
     [
         ((1000.0,), False, 1),
         ((1180.0, 1160.0, 1170.0), True, 2),
-        ((1400.0, 1300.0), True, 1),
-        ((1500.0, 1400.0), True, 0),
+        ((1500.0, 1400.0), True, 1),
     ],
-    ids=["a plan was far behind", "all were near, and the second cut was the best", "cuts were far behind", "hopeless"],
+    ids=["a plan was far behind", "all were near, and the second cut was the best", "cuts were far behind"],
 )
 def test_what_was_far_behind_on_these_layers_is_not_tried_again(
     store: Store, cuts: Sequence[float], searched: bool, needed: int
@@ -138,6 +137,33 @@ def test_what_was_far_behind_on_these_layers_is_not_tried_again(
     assert {"eager", "inductor"} <= set(pool.vetted)
     assert (SEARCHED in pool.vetted) == searched
     assert len(cut_plans(pool.jobs)) == needed
+
+
+@pytest.mark.parametrize(("fastest", "needed"), [(1300.0, 1), (1400.0, 0)], ids=["far behind", "hopeless"])
+def test_cuts_that_were_searched_for_to_the_end_and_are_hopeless_are_not_tried(
+    store: Store, fastest: float, needed: int
+) -> None:
+    lasting = replace(QUICK, rounds=20)
+    first, _ = tuned(store, of_layers(64, 64, 64), lasting, cuts=(1500.0, fastest))
+    second, pool = tuned(store, of_layers(64, 64), QUICK)
+    assert searched(store)[first.program]
+    assert not second.measured
+    assert len(cut_plans(pool.jobs)) == needed
+    third, pool = tuned(store, of_layers(64, 64, 64, 64), QUICK)
+    assert not third.measured
+    assert len(cut_plans(pool.jobs)) == needed
+
+
+def test_what_a_program_would_be_cut_into_is_known_though_no_cut_was_tried(store: Store) -> None:
+    first, _ = tuned(store, of_layers(64, 64, 64), replace(QUICK, rounds=20), cuts=(1500.0, 1400.0))
+    second, pool = tuned(store, of_layers(64, 64), QUICK)
+    assert not cut_plans(pool.jobs)
+    sql = (
+        "SELECT DISTINCT program.key FROM graph_region JOIN program_graph USING (graph_id)"
+        " JOIN program ON program.id = program_graph.program_id"
+    )
+    known = {str(key) for (key,) in store.file.read(lambda connection: connection.execute(sql).fetchall())}
+    assert known == {first.program, second.program}
 
 
 def test_whoever_looks_again_and_other_layers_have_all_of_them(store: Store) -> None:

@@ -118,6 +118,10 @@ def test_another_environment_is_another_machine(here: Environment, tmp_path: Pat
         lambda text: json.dumps({**json.loads(text), "rates": {"bandwidth_gbs": "nan"}}),
         lambda text: json.dumps({**json.loads(text), "rates": {"of_nothing": 1.0}}),
         lambda text: json.dumps({"rates": MEASURED}),
+        lambda text: json.dumps({**json.loads(text), "measured_at": "yesterday"}),
+        lambda text: json.dumps({**json.loads(text), "rates": {}}),
+        lambda text: json.dumps({**json.loads(text), "rates": {"bandwidth_gbs": 10**400}}),
+        lambda text: "[" * 100_000,
         lambda text: "\udcff",
     ],
 )

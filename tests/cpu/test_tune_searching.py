@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from fuseplan.capture.trace import Trace
-from fuseplan.measure.jobs import RacePlans, RaceRegion, VetPlan
+from fuseplan.measure.jobs import Job, Outcome, RacePlans, RaceRegion, VetPlan
 from fuseplan.models import Machine, Roofline
 from fuseplan.plan import WholePlan
 from fuseplan.search.effort import FULL
-from fuseplan.tuning import plans, searching, tuner
+from fuseplan.tuning import plans, searching, session, tuner
 from fuseplan.tuning.keep import Tuned
 from fuseplan.tuning.ledger import Settings
-from fuseplan.tuning.plans import FAIR_RACE_S, LATE, Entry
+from fuseplan.tuning.plans import FAIR_RACE_S, LATE, SEARCHING, Entry
 from fuseplan.tuning.progress import Silent
 from fuseplan.tuning.searching import searching_s
 from fuseplan.tuning.subject import traces_of
 from fuseplan.tuning.tuner import Tuner
-from fuseplan.tuning_db import Store
-from replaying import ReplayingPool, captured
+from fuseplan.tuning_db import Environment, Store
+from replaying import OnDone, ReplayingPool, captured, cut_plans
 
 NAME = "inductor max-autotune"
+GPU = Environment("cuda", "2.11.0", gpu="NVIDIA H200", inductor="2.11.0, triton 3.6")
 
 
 @dataclass
@@ -42,24 +46,45 @@ def of_layers(*widths: int) -> Trace:
     return found
 
 
-def tuned(store: Store, seconds: float, trace: Trace | None = None) -> tuple[Tuned, ReplayingPool, list[str]]:
+@dataclass
+class Slow(ReplayingPool):
+    """Each cut takes so many seconds to look at."""
+
+    cut_s: float = 0.0
+    now: float = 0.0
+
+    def map(self, jobs: Sequence[Job], on_done: OnDone | None = None, limit_s: float | None = None) -> list[Outcome]:
+        self.now += self.cut_s * len(cut_plans(jobs))
+        return super().map(jobs, on_done, limit_s)
+
+
+def tuned(
+    store: Store, seconds: float, trace: Trace | None = None, cut_s: float = 0.0
+) -> tuple[Tuned, ReplayingPool, list[str]]:
     """A program for which Inductor would search so long, under full."""
     model = Roofline(Machine.guess("a CPU"))
-    pool, said = ReplayingPool(times={NAME: 1000.0}, like=model), Noting()
-    entry = Entry(NAME, WholePlan("inductor", "max-autotune-no-cudagraphs"), searching_s=seconds)
+    pool, said = Slow(times={NAME: 1000.0}, like=model, cut_s=cut_s), Noting()
+    entry = Entry(NAME, WholePlan("inductor", SEARCHING), searching_s=seconds)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tuner, "cost_model", lambda name, machine, folder: model)
         patch.setattr(plans, "whole_candidates", lambda *others: [entry])
+        for module in (tuner, session):
+            patch.setattr(module, "monotonic", lambda: pool.now)
         (found,) = Tuner(store, pool, "cpu", FULL, Settings(), said).tune(trace or of_layers(64, 64), ("plain",))
     return found, pool, said.notes
 
 
-def test_it_waits_until_regions_are_measured_and_races_in_its_place(store: Store) -> None:
+def vetted(pool: ReplayingPool) -> list[str]:
+    return [job.side.name for job in pool.jobs if isinstance(job, VetPlan)]
+
+
+def test_it_is_looked_at_last_and_races_in_its_place(store: Store) -> None:
     found, pool, notes = tuned(store, 60.0)
     looked_at = next(place for place, job in enumerate(pool.jobs) if isinstance(job, VetPlan) and job.side.name == NAME)
     measured = [place for place, job in enumerate(pool.jobs) if isinstance(job, RaceRegion)]
     assert measured
     assert max(measured) < looked_at
+    assert vetted(pool)[-1] == NAME
     assert not notes
     (race,) = [job for job in pool.jobs if isinstance(job, RacePlans)]
     names = [side.name for side in race.sides]
@@ -67,21 +92,27 @@ def test_it_waits_until_regions_are_measured_and_races_in_its_place(store: Store
     assert NAME in [one.name for one in found.timed]
 
 
-def test_on_known_layers_it_is_looked_at_beside_the_others(store: Store) -> None:
+def test_on_known_layers_it_is_looked_at_last_too(store: Store) -> None:
     tuned(store, 60.0, of_layers(64, 64, 64))
     found, pool, _ = tuned(store, 60.0)
     assert not found.measured
-    vetted = [job.side.name for job in pool.jobs if isinstance(job, VetPlan)]
-    assert all(vetted.index(NAME) < place for place, name in enumerate(vetted) if name.startswith("cut "))
+    assert vetted(pool)[-1] == NAME
 
 
-def test_without_the_time_for_it_nobody_begins_with_it(store: Store) -> None:
-    just = (FULL.wall_s - FAIR_RACE_S) / LATE
-    found, pool, notes = tuned(store, just + 1)
+@pytest.mark.parametrize(
+    ("seconds", "cut_s"), [(FULL.wall_s, 0.0), (150.0, 0.4 * FULL.wall_s)], ids=["ever", "after the cuts"]
+)
+def test_without_the_time_for_it_nobody_begins_with_it(store: Store, seconds: float, cut_s: float) -> None:
+    found, pool, notes = tuned(store, seconds, cut_s=cut_s)
     assert found.status in ("tuned", "default")
-    assert NAME not in [job.side.name for job in pool.jobs if isinstance(job, VetPlan)]
+    assert cut_plans(pool.jobs)
+    assert NAME not in vetted(pool)
     assert NAME not in [one.name for one in found.timed]
-    assert [NAME in note and "not tried" in note for note in notes] == [True]
+    assert [NAME in note and "no time" in note for note in notes] == [True]
+
+
+def test_with_the_time_for_it_after_the_cuts_it_is_looked_at(store: Store) -> None:
+    assert NAME in vetted(tuned(store, 150.0, cut_s=10.0)[1])
 
 
 def test_it_may_not_take_longer_than_leaves_time_for_its_race(store: Store) -> None:
@@ -89,6 +120,14 @@ def test_it_may_not_take_longer_than_leaves_time_for_its_race(store: Store) -> N
     (job,) = [job for job in pool.jobs if isinstance(job, VetPlan) and job.side.name == NAME]
     assert job.limit_s is not None
     assert job.limit_s * LATE + FAIR_RACE_S <= FULL.wall_s
+
+
+def test_max_autotune_is_a_plan_of_that_kind() -> None:
+    found = captured(of_layers(64, 48).to_json())
+    here: Any = SimpleNamespace(environment=GPU, effort=FULL, on_gpu=True)
+    (entry,) = [one for one in plans.whole_candidates(here, found, "plain") if one.name.startswith(NAME)]
+    assert entry.searches
+    assert entry.searching_s == searching_s(graph for _, graph in found.graphs) > 0
 
 
 def test_equal_products_are_searched_once_and_the_more_cores_the_faster(monkeypatch: pytest.MonkeyPatch) -> None:
