@@ -74,7 +74,7 @@ def known_layers(search: Search) -> Layers:
     races = [_race(plan) for plan in plans]
     behind = far_behind(races)
     searched = [plan for plan in plans if plan.evidence.searched]
-    hopeless = CUT in far_behind(map(_race, searched), HOPELESS)
+    hopeless = CUT in behind & far_behind(map(_race, searched), HOPELESS)
     cuts = 0 if hopeless else 1 if CUT in behind else cuts_needed(races)
     return Layers(True, behind, cuts, frozenset(plan.key for plan in searched))
 
