@@ -1,4 +1,4 @@
-"""What a machine can do, as it was measured for a database here: for a day nobody need measure it again."""
+"""What a GPU can do, as it was measured for a database here: for a day nobody need measure it again."""
 
 from __future__ import annotations
 

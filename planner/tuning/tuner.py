@@ -245,9 +245,11 @@ class Tuner:
         return Machine.guess(self.environment.gpu or self.environment.cpu or "")
 
     def _machine(self, program: str, folder: Path | None) -> Machine:
-        """The rates of this device: as they were measured lately, or now, where anything is measured at all."""
+        """The rates of this device: as they were measured lately, or now, where anything is measured at all. Those of a CPU
+        change with what else it has to do.
+        """
         if self.machine is None:
-            guess = self._guess()
+            guess, folder = self._guess(), folder if self.environment.gpu else None
             self.machine = rates.recalled(folder, self.environment, guess) if self.since is None else None
             if self.machine is None and self.effort.measures:
                 self.progress.stage(program, "measuring what this machine can do", 1)

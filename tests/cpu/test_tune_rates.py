@@ -1,4 +1,4 @@
-"""What a machine can do is measured once, and remembered for a day beside the database."""
+"""What a GPU can do is measured once, and remembered for a day beside the database."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from fuseplan.tuning.subject import traces_of
 from fuseplan.tuning.tuner import Tuner
 from fuseplan.tuning_db import Environment, Places, Store, clock
 from replaying import OnDone, ReplayingPool
+from stored import HERE as GPU
 
 MEASURED = {"bandwidth_gbs": 12.5, "matmul_tflops.float32": 0.25}
 GUESS = Machine.guess("AMD EPYC")
@@ -52,7 +53,12 @@ def program(factor: int = 2) -> Trace:
 
 
 def tuned(
-    path: Path, trace: Trace, monkeypatch: pytest.MonkeyPatch, effort: Effort = QUICK, again: bool = False
+    path: Path,
+    trace: Trace,
+    monkeypatch: pytest.MonkeyPatch,
+    effort: Effort = QUICK,
+    again: bool = False,
+    here: Environment | None = GPU,
 ) -> tuple[bool, Machine]:
     """Whether the machine was measured, and what was predicted with."""
     machines: list[Machine] = []
@@ -63,7 +69,7 @@ def tuned(
 
     monkeypatch.setattr(tuner, "cost_model", model)
     store, pool = Store(Places(user=path)), Calibrating()
-    list(Tuner(store, pool, "cpu", effort, Settings(), Silent()).tune(trace, ("plain",), again=again))
+    list(Tuner(store, pool, "cpu", effort, Settings(), Silent(), here=here).tune(trace, ("plain",), again=again))
     store.close()
     return any(isinstance(job, Calibrate) for job in pool.answered), machines[-1]
 
@@ -77,6 +83,12 @@ def test_the_next_run_goes_by_what_the_first_has_measured(tmp_path: Path, monkey
     assert tuned(path, program(4), monkeypatch, NONE) == (False, first)
     assert tuned(path, program(3), monkeypatch, again=True) == (True, first)
     assert tuned(tmp_path / "another" / "tuning.db", program(), monkeypatch)[0]
+
+
+def test_a_cpu_is_measured_by_each_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tuned(tmp_path / "tuning.db", program(2), monkeypatch, here=None)[0]
+    assert tuned(tmp_path / "tuning.db", program(3), monkeypatch, here=None)[0]
+    assert not list(tmp_path.glob("models/machine-*"))
 
 
 def test_who_measures_nothing_remembers_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

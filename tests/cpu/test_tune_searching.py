@@ -24,11 +24,11 @@ from fuseplan.tuning.progress import Silent
 from fuseplan.tuning.searching import searching_s
 from fuseplan.tuning.subject import traces_of
 from fuseplan.tuning.tuner import Tuner
-from fuseplan.tuning_db import Environment, Store
+from fuseplan.tuning_db import Store
 from replaying import OnDone, ReplayingPool, captured, cut_plans
+from stored import HERE as GPU
 
 NAME = "inductor max-autotune"
-GPU = Environment("cuda", "2.11.0", gpu="NVIDIA H200", inductor="2.11.0, triton 3.6")
 
 
 @dataclass
