@@ -62,6 +62,7 @@ class Tuner:
     def __post_init__(self) -> None:
         self.environment: Environment = self.here or environment(self.device)
         self.machine: Machine | None = None
+        self.traced_s: dict[str, float] = {}
 
     def tune(
         self, trace: Trace, launches: Sequence[str], *, again: bool = False, worth: float = 1.0
@@ -190,7 +191,9 @@ class Tuner:
         (outcome,) = session.carry_out("capturing", [Capture(trace.to_json(), attention="proven")])
         if outcome.found is None:
             return f"it cannot be captured in a worker: {outcome.detail}"
-        session.trace_s = outcome.found.traced_s
+        # for another launch a worker traces once more what it knows already; who compiles a plan of it does not know it
+        session.trace_s = max(outcome.found.traced_s, self.traced_s.get(trace.key, 0.0))
+        self.traced_s[trace.key] = session.trace_s
         if outcome.found.key != trace.key and trace.key != identity(trace.fields):  # an edited one has a new key
             return "the rebuilt program is another one: record it again, and if that does not help, please report its trace"
         return outcome.found
