@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fuseplan.measure.jobs import PLAN_RULE, Found, Job, Outcome, RacePlans, Row, Side, VetPlan
+from fuseplan.measure.pool import COMPILING
 from fuseplan.measure.race import NOISY, RaceResult
 from fuseplan.plan import AnchorChoice, Plan, SegmentedPlan, WholePlan
 from fuseplan.tuning.budget import spelled
@@ -16,8 +17,10 @@ LEAST_RACE_S = 3.0
 RACE_SHARE = 0.4
 """Of the time with the device that an effort grants, what a race of whole plans may take at most."""
 FAIR_RACE_S = 11.0
-"""What a race should have for its blocks, if plans beside the defaults are to be in it: it has twelve rounds at least, which
-take so long for a training step of 20 ms."""
+"""What a race should have for its blocks at least, if plans beside the defaults are to be in it."""
+BLOCK_S = 0.06
+"""What a block of one plan takes on a GPU, and so many of its steps more:"""
+BLOCK_STEPS = 5.0
 LATE = 1.2
 """So many times as long as is expected may a plan take to be compiled and checked."""
 KEEPING_S = 2.0
@@ -133,7 +136,7 @@ def vetted(session: Session, trace: str, entries: Sequence[Entry], rows: dict[st
             session.progress.note(f"{session.program}: {job.side.name} is out: {row.status}, {row.detail}")
 
     def vet(chosen: Sequence[Entry], racing: int) -> None:
-        most = session.left_s - session.again_s(racing) - FAIR_RACE_S
+        most = session.left_s - session.again_s(racing) - _race_s(session, racing + len(chosen))
         limits = [_patience(session, entry) if entry.default else _limit(entry, most) for entry in chosen]
         jobs = [
             VetPlan(trace, one.side, session.prepares, early=_early(one), limit_s=limit)
@@ -189,16 +192,28 @@ def _racing(rows: Mapping[str, Row]) -> int:
 
 
 def _room(session: Session, racing: int, rows: Mapping[str, Row]) -> int:
-    """How many more plans there is time to compile, to check and to race."""
-    return max(0, int(_left_s(session, racing, rows) / max(LATE * session.trace_s, 0.1)))
+    """How many more plans there is time to compile and check, as many at once as can be, and to race."""
+    return next((more for more in range(session.at_once, 0, -1) if _left_s(session, racing, rows, more) >= 0), 0)
 
 
-def _left_s(session: Session, racing: int, rows: Mapping[str, Row]) -> float:
-    """The seconds that are left beside compiling and checking a few more plans at a time, and a fair race of all."""
+def _left_s(session: Session, racing: int, rows: Mapping[str, Row], more: int = 1) -> float:
+    """The seconds that are left beside compiling and checking so many more plans at once, and a fair race of all."""
     known = rows.get("inductor")
     whole = known.compile_s if known is not None and known.compile_s is not None else 0.0
     checking = max(2 * session.trace_s, whole)  # a cut one compiles about as much as all at once
-    return session.left_s - session.again_s(racing) - LATE * checking - FAIR_RACE_S
+    checking *= max(1.0, more / COMPILING)  # beyond these the cores are taken
+    preparing = more * session.trace_s
+    racing_s = session.again_s(racing) + _race_s(session, racing + more)
+    return session.left_s - LATE * (checking + preparing) - racing_s
+
+
+def _race_s(session: Session, plans: int) -> float:
+    """What a race of so many plans takes for the rounds that it has at least, the incumbent's duplicate among them. A CPU has
+    short blocks.
+    """
+    step_s = (session.against_us or 0.0) / 1e6
+    block_s = BLOCK_S + BLOCK_STEPS * step_s if session.on_gpu else step_s
+    return max(FAIR_RACE_S, PLAN_RULE.least * (plans + 1) * block_s)
 
 
 def decide(
