@@ -136,7 +136,8 @@ def vetted(session: Session, trace: str, entries: Sequence[Entry], rows: dict[st
             session.progress.note(f"{session.program}: {job.side.name} is out: {row.status}, {row.detail}")
 
     def vet(chosen: Sequence[Entry], racing: int) -> None:
-        most = session.left_s - session.again_s(racing) - _race_s(session, racing + len(chosen))
+        more = sum(not entry.default for entry in chosen)  # the defaults are among those that race already
+        most = session.left_s - session.again_s(racing) - _race_s(session, racing + more)
         limits = [_patience(session, entry) if entry.default else _limit(entry, most) for entry in chosen]
         jobs = [
             VetPlan(trace, one.side, session.prepares, early=_early(one), limit_s=limit)

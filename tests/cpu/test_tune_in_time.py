@@ -29,12 +29,14 @@ class Host:
 
     now: float = 0.0
     at_once: list[int] = field(default_factory=list)
+    limits: dict[str, float | None] = field(default_factory=dict)
 
     def start(self) -> None: ...
 
     def map(self, jobs: Sequence[Job], on_done: OnDone | None = None, limit_s: float | None = None) -> list[Outcome]:
         asked = [job for job in jobs if isinstance(job, VetPlan)]
         self.at_once.append(len(asked))
+        self.limits |= {job.side.name: job.limit_s for job in asked}
         self.now += WHOLE_S * max(1.0, len(asked) / 2) + TRACE_S * len(asked)
         outcomes = [Outcome(rows=(Row(job.side.name, compile_s=WHOLE_S),), prepared=True) for job in asked]
         for job, outcome in zip(asked, outcomes, strict=True):
@@ -81,3 +83,18 @@ def test_a_default_is_tried_whatever_time_is_left(monkeypatch: pytest.MonkeyPatc
     run = Session(store, GPU, host, FULL, Roofline(Machine.guess("a GPU")), Silent(), started=0.0, trace_s=TRACE_S)
     default = Entry("inductor", WholePlan("inductor"), default=True)
     assert plans.vetted(run, "", [default, Entry("cut", SegmentedPlan())], {}) == [default]
+
+
+def test_a_default_is_counted_once_in_the_race_that_a_cut_beside_it_must_leave_time_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    host, step_s = Host(), 0.06
+    monkeypatch.setattr(session, "monotonic", lambda: host.now)
+    store: Any = None
+    model = Roofline(Machine.guess("a GPU"))
+    run = Session(store, GPU, host, FULL, model, Silent(), started=0.0, trace_s=TRACE_S, against_us=1e6 * step_s)
+    entries = [Entry("inductor", WholePlan("inductor"), default=True), Entry("cut", SegmentedPlan())]
+    assert plans.vetted(run, "", entries, {}) == entries
+    assert host.at_once == [2]
+    race_s = PLAN_RULE.least * (len(entries) + 1) * (BLOCK_S + STEPS * step_s) + session.STARTING_S
+    assert host.limits["cut"] == pytest.approx(FULL.wall_s - race_s)
