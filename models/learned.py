@@ -55,6 +55,9 @@ class _Raw(NamedTuple):
     near: float
     novelty: float
     error: float
+    size: int
+    kin: Work
+    """As `Work.kin`, one object for all kin."""
 
 
 @dataclass
@@ -128,27 +131,34 @@ class Learned:
         self._host: dict[str, _Errors] = {}
         self._regions: dict[Work, list[tuple[str, str, int, float]]] = {}
         self._kin: dict[Asked, _Errors] = {}
+        self._kinds: dict[Work, Work] = {}
+        self._corrected: dict[tuple[str, str, int], float] = {}
+        """What is corrected by how much, until there are more measurements."""
+        self._grown: dict[str, float] = {}
 
     def predict(self, regions: Sequence[Asked]) -> list[Prediction]:
         """One prediction for each of `regions`, in order."""
         self._ask(regions)
-        return [self._adapted(asked) for asked in regions]
+        if not self._device:
+            return [self._unadapted(self._raw[asked]) for asked in regions]
+        return [self._adapted(asked, self._raw[asked]) for asked in regions]
 
     def update(self, rows: Sequence[Row]) -> None:
         """Adapt to measurements, in addition to all that came before."""
         rows = [row for row in rows if row.usable]
         asked = [(row.work, row.executor, row.variant) for row in rows]
         self._ask(asked)
+        self._corrected.clear()
+        self._grown.clear()
         for row, question in zip(rows, asked, strict=True):
             raw = self._raw[question]
             if raw.device_us <= 0:
                 continue
             whole = math.log(row.device_us / raw.device_us)
             error = max(-FAR_OFF, min(FAR_OFF, whole))
-            size = size_class(raw.device_us)
-            self._device.setdefault(row.executor, _Correction()).add(row.variant, size, error, raw.spread)
-            self._regions.setdefault(row.work, []).append((row.executor, row.variant, size, error))
-            self._kin.setdefault((row.work.kin, row.executor, row.variant), _Errors()).add(whole)
+            self._device.setdefault(row.executor, _Correction()).add(row.variant, raw.size, error, raw.spread)
+            self._regions.setdefault(row.work, []).append((row.executor, row.variant, raw.size, error))
+            self._kin.setdefault((raw.kin, row.executor, row.variant), _Errors()).add(whole)
             if row.host_us > 0 and raw.host_us > 0:
                 self._host.setdefault(row.executor, _Errors()).add(math.log(row.host_us / raw.host_us))
 
@@ -175,27 +185,37 @@ class Learned:
         """See to it that the fit's own answers are there."""
         if len(self._raw) > _KEPT:
             self._raw.clear()
+            self._kinds.clear()
         new = [one for one in dict.fromkeys(asked) if one not in self._raw]
         if not new:
             return
         found = self.heads.answer(new, self._looking)
         columns = (found.device_us, found.host_us, found.spread, found.fails, found.near, found.novelty, found.error)
-        for question, numbers in zip(new, zip(*(column.tolist() for column in columns), strict=True), strict=True):
-            self._raw[question] = _Raw(*numbers)
+        kin = [self._kin_of(work) for work, _, _ in new]
+        told = zip(
+            *(column.tolist() for column in columns), map(size_class, found.device_us.tolist()), kin, strict=True
+        )
+        self._raw.update(zip(new, (_Raw(*one) for one in told), strict=True))
 
-    def _adapted(self, asked: Asked) -> Prediction:
-        raw = self._raw[asked]
+    def _kin_of(self, work: Work) -> Work:
+        found = self._kinds.get(work)
+        if found is None:
+            found = self._kinds[work] = self._kinds.setdefault(work.kin, work.kin)
+        return found
+
+    def _unadapted(self, raw: _Raw) -> Prediction:
         if raw.device_us <= 0:  # views alone, on a GPU
             return Prediction(0.0, raw.host_us, IDLE_SPREAD, raw.fails, raw.near)
-        if not self._device:
-            return Prediction(raw.device_us, raw.host_us, raw.spread, raw.fails, raw.near, raw.novelty > 1.0)
+        return Prediction(raw.device_us, raw.host_us, raw.spread, raw.fails, raw.near, raw.novelty > 1.0)
+
+    def _adapted(self, asked: Asked, raw: _Raw) -> Prediction:
+        if raw.device_us <= 0:
+            return self._unadapted(raw)
         work, executor, variant = asked
-        size = size_class(raw.device_us)
-        known = self._device.get(executor)
-        ratio = self._correction(executor, variant, size)
-        spread = raw.spread * (known.growth() if known else 1.0)
+        ratio = self._correction(executor, variant, raw.size)
+        spread = raw.spread * self._growth(executor)
         unsure = raw.novelty > 1.0
-        if kin := self._kin.get((work.kin, executor, variant)):
+        if kin := self._kin.get((raw.kin, executor, variant)):
             ratio += OF_KIN * kin.beyond(ratio, 0.0)
             least = max(KIN_SPREADS.get(executor, KIN_SPREAD), kin.scatter)
             spread = min(spread, max(least, spread * math.sqrt(1.0 - OF_KIN**2)))
@@ -208,5 +228,14 @@ class Learned:
         return Prediction(raw.device_us * math.exp(ratio), host, spread, raw.fails, raw.near, unsure)
 
     def _correction(self, executor: str, variant: str, size: int) -> float:
-        found = self._device.get(executor)
-        return 0.0 if found is None else found.of(variant, size)
+        key = executor, variant, size
+        if key not in self._corrected:
+            found = self._device.get(executor)
+            self._corrected[key] = 0.0 if found is None else found.of(variant, size)
+        return self._corrected[key]
+
+    def _growth(self, executor: str) -> float:
+        if executor not in self._grown:
+            known = self._device.get(executor)
+            self._grown[executor] = known.growth() if known else 1.0
+        return self._grown[executor]

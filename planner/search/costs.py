@@ -13,11 +13,9 @@ from functools import cached_property
 
 from fuseplan.graph import Graph, Ref, Type
 from fuseplan.models import CostModel, Prediction, Work, WorkTable
-from fuseplan.search.words import Ops, Option
+from fuseplan.search.words import PLAIN, Choice, Ops, Option
 from fuseplan.segment import Region, Segmentation, extract, flow_of, is_anchor, is_attention
 
-Choice = tuple[str, str]
-"""An executor and one of its variants."""
 OpKind = tuple[str, tuple[Type, ...]]
 """The target of an op, and the types of what it gives."""
 FAILURES = 3
@@ -26,8 +24,6 @@ TELL_NOTHING = ("wrong", "out-of-memory", "timeout")
 """Failures that are not of an op: rounding, and the room or the time that there was."""
 MOST_OPS = 16
 """A region of more ops may have failed because there were so many."""
-PLAIN: Choice = ("aten", "default")
-"""What every other choice is compared with, and what runs an op that is in no region."""
 
 
 @dataclass(frozen=True)

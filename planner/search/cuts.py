@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from fuseplan.search.candidates import Candidate, regions_of
 from fuseplan.search.dag import Frame, bits
-from fuseplan.search.words import Costs, Limits, Option, cost_all
+from fuseplan.search.words import PLAIN, Costs, Limits, Ops, Option, cost_all
 
 State = tuple[int, int, int]
 """What is done, as sets: all such ops; of these, those that whoever reads them computes again; of these, those that run
@@ -30,40 +30,105 @@ class Step(NamedTuple):
     alone: int
 
 
+class Shape:
+    """What can be done of a frame, whatever it costs: its candidates, and which of them may follow which."""
+
+    def __init__(self, frame: Frame, limits: Limits, most: int) -> None:
+        self.frame = frame
+        self.candidates = tuple(regions_of(frame, limits, most))
+        self.asked: list[Ops] = [
+            (frame.names(one.own), frame.names(one.again) if one.again else ()) for one in self.candidates
+        ]
+        """The ops of each in the graph."""
+        self._taken: Taken | None = None
+
+    def taken(self, numbers: tuple[int, ...]) -> Taken:
+        """The candidates of these numbers, as somebody takes them. For the same numbers as last time nothing is found out anew."""
+        if self._taken is None or self._taken.numbers != numbers:
+            self._taken = Taken(numbers, tuple(self.candidates[number] for number in numbers), len(self.frame.ops))
+        return self._taken
+
+
+class Taken:
+    """The candidates of a frame that somebody takes."""
+
+    def __init__(self, numbers: tuple[int, ...], regions: tuple[Candidate, ...], ops: int) -> None:
+        self.numbers = numbers
+        self.regions = regions
+        self.own = tuple(tuple(bits(one.own)) for one in regions)
+        """The own ops of each, by number in the frame."""
+        self._holding: list[list[int]] = [[] for _ in range(ops)]
+        """For each op the candidates that hold it, those with late first ops first."""
+        for number in sorted(range(len(regions)), key=lambda n: -(regions[n].own & -regions[n].own)):
+            for i in (*self.own[number], *bits(regions[number].again)):
+                self._holding[i].append(number)
+        self._after: dict[int, tuple[int, ...]] = {}
+
+    def after(self, done: int) -> tuple[int, ...]:
+        """The regions that may come next: enough of them for each cut to be reached in one order at least."""
+        found = self._after.get(done)
+        if found is None:
+            found = self._after[done] = self._next(done)
+        return found
+
+    def _next(self, done: int) -> tuple[int, ...]:
+        """The first op that is not done is in some region. If that region is not ready, it waits for others, the first of
+        them likewise; no region has its turn that nobody waits for.
+        """
+        found: dict[int, None] = {}
+        first = ~done & (done + 1)
+        asked, wanted = 0, first
+        while wanted:
+            op = wanted & -wanted
+            asked |= op
+            for number in self._holding[op.bit_length() - 1]:
+                own, _, _, above = self.regions[number]
+                if own & (first - 1):
+                    break  # all before the first is done, and so it is in the candidates that follow
+                if own & done:
+                    continue
+                missing = above & ~done
+                if missing:
+                    wanted |= missing & -missing
+                else:
+                    found[number] = None
+            wanted &= ~asked
+        return tuple(found)
+
+
 @dataclass(frozen=True)
 class Priced:
     """The candidates that somebody takes, and what they and the ops that may be computed again cost alone."""
 
-    regions: tuple[Candidate, ...]
-    own: tuple[tuple[int, ...], ...]
-    """The own ops of each, by number in the frame."""
+    taken: Taken
     options: tuple[tuple[Option, ...], ...]
     marks: tuple[tuple[int, ...], ...]
     """A number for each option of each, so that sums of them tell sets of options apart."""
     alone: tuple[Option | None, ...]
+    _at: dict[float, list[list[tuple[int, int, int]]]] = field(default_factory=dict)
 
     @staticmethod
-    def of(frame: Frame, costs: Costs, limits: Limits, most: int) -> Priced:
+    def of(shape: Shape, costs: Costs) -> Priced:
         """Ask for all costs."""
-        regions, own, options = [], [], []
-        every = regions_of(frame, limits, most)
-        asked = [(frame.names(one.own), frame.names(one.again) if one.again else ()) for one in every]
-        for one, ways in zip(every, cost_all(costs, asked), strict=True):
-            if ways:
-                regions.append(one)
-                own.append(tuple(bits(one.own)))
-                options.append(tuple(ways))
-        marks = (tuple([hash((number, place)) for place in range(len(ways))]) for number, ways in enumerate(options))
+        ways = [tuple(options) for options in cost_all(costs, shape.asked)]
+        options = tuple(filter(None, ways))
+        taken = shape.taken(tuple(number for number, one in enumerate(ways) if one))
+        marks = (tuple([hash((number, place)) for place in range(len(one))]) for number, one in enumerate(options))
+        frame = shape.frame
         alone = (_alone(costs, op) if frame.again >> i & 1 else None for i, op in enumerate(frame.ops))
-        return Priced(tuple(regions), tuple(own), tuple(options), tuple(marks), tuple(alone))
+        return Priced(taken, options, tuple(marks), tuple(alone))
 
     def at(self, price: float) -> list[list[tuple[int, int, int]]]:
         """The options of each candidate as cost, mark and place, the cheapest first."""
-        found = []
-        for ways, marks in zip(self.options, self.marks, strict=True):
-            costs = [whole_cost(option, price) for option in ways]
-            found.append(sorted(zip(costs, marks, range(len(ways)), strict=True)))
-        return found
+        if price not in self._at:
+            self._at[price] = [
+                sorted(
+                    (whole_cost(option, price), mark, place)
+                    for place, (option, mark) in enumerate(zip(ways, marks, strict=True))
+                )
+                for ways, marks in zip(self.options, self.marks, strict=True)
+            ]
+        return self._at[price]
 
     def alone_at(self, price: float) -> list[int]:
         """What each op costs that runs alone though others compute it again. It is no region."""
@@ -71,7 +136,7 @@ class Priced:
 
 
 def _alone(costs: Costs, op: int) -> Option | None:
-    return next((o for o in costs((op,), ()) if (o.executor, o.variant) == ("aten", "default")), None)
+    return next((o for o in costs((op,), ()) if (o.executor, o.variant) == PLAIN), None)
 
 
 def whole_cost(option: Option, price: float) -> int:
@@ -96,15 +161,9 @@ class Cuts:
     Where there are too many states, those go on that look best at the price `guide`.
     """
 
-    def __init__(self, frame: Frame, costs: Costs, limits: Limits, most: int, start: State, guide: float) -> None:
-        self.frame = frame
-        self.priced = Priced.of(frame, costs, limits, most)
-        self._holding: list[list[int]] = [[] for _ in frame.ops]
-        """For each op the candidates that hold it, those with late first ops first."""
-        regions = self.priced.regions
-        for number in sorted(range(len(regions)), key=lambda n: -(regions[n].own & -regions[n].own)):
-            for i in (*self.priced.own[number], *bits(regions[number].again)):
-                self._holding[i].append(number)
+    def __init__(self, shape: Shape, costs: Costs, limits: Limits, most: int, start: State, guide: float) -> None:
+        self.frame = frame = shape.frame
+        self.priced = Priced.of(shape, costs)
         self.states: list[State] = []
         self.arrivals: list[list[Step]] = []
         few = min(1.0, limits.region_ops / len(frame.ops)) ** 3 * min(1.0, most / limits.regions)
@@ -114,7 +173,8 @@ class Cuts:
         """Find all states and steps, fewer ops done before more."""
         cheapest, alone = [options[0][0] for options in self.priced.at(guide)], self.priced.alone_at(guide)
         least = self._least(cheapest)
-        saved = [sum([least[i] for i in own]) for own in self.priced.own]
+        taken = self.priced.taken
+        saved = [sum([least[i] for i in own]) for own in taken.own]
         all_done = (1 << len(self.frame.ops)) - 1
         ahead = sum(least[i] for i in bits(all_done & ~start[0]))
         waiting: dict[int, dict[State, _Reached]] = {start[0].bit_count(): {start: _Reached(0, ahead)}}
@@ -123,8 +183,8 @@ class Cuts:
                 number = len(self.states)
                 self.states.append(state)
                 self.arrivals.append(reached.steps)
-                for region in self._next(state[0]) if state[0] != all_done else ():
-                    after = self._after(state, self.priced.regions[region])
+                for region in taken.after(state[0]) if state[0] != all_done else ():
+                    after = self._after(state, taken.regions[region])
                     if after is None:
                         continue
                     target, starting = after
@@ -143,38 +203,13 @@ class Cuts:
         """For each op, the least share of it in the cost of a region; nothing for one that may be computed again."""
         least = [math.inf] * len(self.frame.ops)
         once = ~self.frame.again
-        for one, own, cost in zip(self.priced.regions, self.priced.own, cheapest, strict=True):
+        taken = self.priced.taken
+        for one, own, cost in zip(taken.regions, taken.own, cheapest, strict=True):
             share = cost / max(1, (one.own & once).bit_count())
             for i in own:
                 if share < least[i]:
                     least[i] = share
         return [0.0 if self.frame.again >> i & 1 or math.isinf(x) else x for i, x in enumerate(least)]
-
-    def _next(self, done: int) -> list[int]:
-        """The regions that may come next: enough of them for each cut to be reached in one order at least.
-
-        The first op that is not done is in some region. If that region is not ready, it waits for others, the first of
-        them likewise; no region has its turn that nobody waits for.
-        """
-        found: dict[int, None] = {}
-        first = ~done & (done + 1)
-        asked, wanted = 0, first
-        while wanted:
-            op = wanted & -wanted
-            asked |= op
-            for number in self._holding[op.bit_length() - 1]:
-                own, _, _, above = self.priced.regions[number]
-                if own & (first - 1):
-                    break  # all before the first is done, and so it is in the candidates that follow
-                if own & done:
-                    continue
-                missing = above & ~done
-                if missing:
-                    wanted |= missing & -missing
-                else:
-                    found[number] = None
-            wanted &= ~asked
-        return list(found)
 
     def _after(self, state: State, one: Candidate) -> tuple[State, int] | None:
         """The state after the region, and the ops that begin to run alone with it; None if it cannot come next."""

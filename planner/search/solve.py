@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 
 from fuseplan.errors import GraphError
@@ -13,8 +13,8 @@ from fuseplan.graph import Graph
 from fuseplan.search.dag import Links
 from fuseplan.search.two_clock import Span, two_clock
 from fuseplan.search.whole import Whole
-from fuseplan.search.windows import Island, k_best, run_order
-from fuseplan.search.words import Costs, Limits, Ops, Option, Solution, WholeSolution, cost_all
+from fuseplan.search.windows import Island, Shapes, k_best, run_order
+from fuseplan.search.words import PLAIN, Costs, Limits, Ops, Option, Solution, WholeSolution, cost_all
 from fuseplan.segment import Region, Segmentation, extract, islands
 
 __all__ = [
@@ -29,6 +29,8 @@ __all__ = [
     "two_clock",
 ]
 
+_Unit = tuple[int, tuple[int, ...]] | int
+"""An island by number, with its ops; or an op of none."""
 PRICES = (0.0, 0.5, 1.0)
 _HOST_ALONE = math.inf
 """The price at which device time counts nothing: the best for calls that the device waits for."""
@@ -60,29 +62,7 @@ def solve(
     [(0, 1)] 7.0
     [] 12.0
     """
-    with no_collection():
-        return _solve(graphs, fusible, costs, launch, k, prices, limits or Limits())
-
-
-def _solve(
-    graphs: Sequence[Graph],
-    fusible: Sequence[Sequence[bool]],
-    costs: Sequence[Costs],
-    launch: str,
-    k: int,
-    prices: Sequence[float],
-    limits: Limits,
-) -> list[WholeSolution]:
-    program = _Program(graphs, fusible, [_Undominated(cost) for cost in costs])
-    asked = (0.0,) if launch == "cudagraph" else tuple(dict.fromkeys((*prices, _HOST_ALONE)))
-    solved = program.solved(k, asked, limits)
-    spans = tuple(tuple(Span.of(found.calls) for found in one.found) for one in solved)
-    whole = Whole(program.row(), spans, launch)
-    starts = [tuple(one.first[place] for one in solved) for place in range(len(asked))]
-    return [
-        WholeSolution(program.segmentations([one.found[i] for one, i in zip(solved, choice, strict=True)]), total)
-        for total, choice in whole.k_best(k, starts)
-    ]
+    return Solver(graphs, fusible, limits).solve(costs, launch=launch, k=k, prices=prices)
 
 
 def island_key(graph: Graph, island: Sequence[int], links: Links | None = None) -> str:
@@ -118,50 +98,70 @@ class _Solved:
     first: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class _Alone:
-    """An op of no island, and how it runs."""
+class Solver:
+    """The graphs of a program, to be cut as `solve` says: once or, under costs that change, many times, with all that does not
+    depend on costs found out once.
+    """
 
-    op: int
-    option: Option
-
-
-class _Program:
-    """The graphs of a program, as islands and ops alone in the order in which they run."""
-
-    def __init__(self, graphs: Sequence[Graph], fusible: Sequence[Sequence[bool]], costs: Sequence[Costs]) -> None:
-        self.graphs, self.costs = graphs, costs
+    def __init__(
+        self, graphs: Sequence[Graph], fusible: Sequence[Sequence[bool]], limits: Limits | None = None
+    ) -> None:
+        self.limits = limits or Limits()
         self.links = [Links.of(graph) for graph in graphs]
         self.number: dict[str, int] = {}
         self.first: list[tuple[int, tuple[int, ...]]] = []
         """Of each distinct island, the graph and the ops where it stands first."""
-        self.units = [
-            self._units(i, graph, takes) for i, (graph, takes) in enumerate(zip(graphs, fusible, strict=True))
-        ]
+        with no_collection():
+            self.units = [
+                list(self._units(i, graph, takes)) for i, (graph, takes) in enumerate(zip(graphs, fusible, strict=True))
+            ]
+        """Of each graph what runs, in order: islands by number with their ops, and ops of none."""
+        self._shapes: list[Shapes] = [{} for _ in self.first]
 
-    def _units(self, which: int, graph: Graph, takes: Sequence[bool]) -> list[tuple[int, tuple[int, ...]] | _Alone]:
-        found = islands(graph, takes)
+    def solve(
+        self, costs: Sequence[Costs], *, launch: str = "plain", k: int = 8, prices: Sequence[float] = PRICES
+    ) -> list[WholeSolution]:
+        """The `k` best ways to cut the graphs, the best first."""
+        with no_collection():
+            best = [_Undominated(cost) for cost in costs]
+            asked = (0.0,) if launch == "cudagraph" else tuple(dict.fromkeys((*prices, _HOST_ALONE)))
+            solved = self._solved(best, k, asked)
+            alone = [self._alone(units, cost) for units, cost in zip(self.units, best, strict=True)]
+            row = [
+                unit[0] if isinstance(unit, tuple) else Span.of([(lone[unit].host_us, lone[unit].device_us)])
+                for units, lone in zip(self.units, alone, strict=True)
+                for unit in units
+                if isinstance(unit, tuple) or unit in lone
+            ]
+            whole = Whole(
+                tuple(row), tuple(tuple(Span.of(found.calls) for found in one.found) for one in solved), launch
+            )
+            starts = [tuple(one.first[place] for one in solved) for place in range(len(asked))]
+            return [
+                WholeSolution(
+                    self._segmentations([one.found[i] for one, i in zip(solved, choice, strict=True)], alone), total
+                )
+                for total, choice in whole.k_best(k, starts)
+            ]
+
+    def _units(self, which: int, graph: Graph, takes: Sequence[bool]) -> Iterator[_Unit]:
         links = self.links[which]
-        units: list[tuple[int, tuple[int, ...]] | _Alone] = []
-        for ops in _in_order(links, found):
+        for ops in _in_order(links, islands(graph, takes)):
             if not takes[ops[0]]:
-                options = self.costs[which](ops, ())
-                if options:
-                    units.append(_Alone(ops[0], min(options, key=lambda o: o.device_us + o.host_us)))
+                yield ops[0]
                 continue
             number = self.number.setdefault(island_key(graph, ops, links), len(self.number))
             if number == len(self.first):
                 self.first.append((which, ops))
-            units.append((number, ops))
-        return units
+            yield number, ops
 
-    def solved(self, k: int, prices: Sequence[float], limits: Limits) -> list[_Solved]:
+    def _solved(self, costs: Sequence[Costs], k: int, prices: Sequence[float]) -> list[_Solved]:
         """Every distinct island at every price."""
         total = sum(len(ops) for _, ops in self.first)
         result = []
-        for which, ops in self.first:
-            most = min(limits.regions, limits.all_regions * len(ops) // total)
-            island = Island(self.links[which], ops, self.costs[which], limits, most)
+        for (which, ops), shapes in zip(self.first, self._shapes, strict=True):
+            most = min(self.limits.regions, self.limits.all_regions * len(ops) // total)
+            island = Island(self.links[which], ops, costs[which], self.limits, most, shapes)
             found: dict[tuple[Region, ...], tuple[int, Solution]] = {}
             first = []
             for best in island.k_best(k, prices):
@@ -171,33 +171,33 @@ class _Program:
             result.append(_Solved(tuple(one for _, one in found.values()), tuple(first)))
         return result
 
-    def row(self) -> tuple[Span | int, ...]:
-        """What runs, in order: ops alone, and the numbers of islands."""
-        return tuple(
-            Span.of([(unit.option.host_us, unit.option.device_us)]) if isinstance(unit, _Alone) else unit[0]
-            for units in self.units
-            for unit in units
-        )
+    def _alone(self, units: Sequence[_Unit], costs: Costs) -> dict[int, Option]:
+        """How each op of no island runs, by number; what costs nothing at all is left out."""
+        ops = [unit for unit in units if not isinstance(unit, tuple)]
+        ways = zip(ops, cost_all(costs, [((op,), ()) for op in ops]), strict=True)
+        return {op: min(options, key=lambda o: o.device_us + o.host_us) for op, options in ways if options}
 
-    def segmentations(self, chosen: Sequence[Solution]) -> tuple[Segmentation, ...]:
+    def _segmentations(
+        self, chosen: Sequence[Solution], alone: Sequence[Mapping[int, Option]]
+    ) -> tuple[Segmentation, ...]:
         """The cut of each graph, with this solution for each distinct island."""
-        return tuple(self._segmentation(units, chosen) for units in self.units)
+        return tuple(self._segmentation(units, chosen, lone) for units, lone in zip(self.units, alone, strict=True))
 
     def _segmentation(
-        self, units: Sequence[tuple[int, tuple[int, ...]] | _Alone], chosen: Sequence[Solution]
+        self, units: Sequence[_Unit], chosen: Sequence[Solution], alone: Mapping[int, Option]
     ) -> Segmentation:
-        regions = []
+        calls = (Region((op,), option.executor, option.variant) for op, option in alone.items())
+        regions = [one for one in calls if (one.executor, one.variant) != PLAIN]
         for unit in units:
-            if isinstance(unit, _Alone):
-                regions.append(Region((unit.op,), unit.option.executor, unit.option.variant))
+            if not isinstance(unit, tuple):
                 continue
             number, ops = unit
             same = dict(zip(self.first[number][1], ops, strict=True))
-            for region in chosen[number].regions:
-                own, again = (tuple(same[op] for op in found) for found in (region.ops, region.recompute))
-                regions.append(replace(region, ops=own, recompute=again))
-        kept = (r for r in regions if (r.executor, r.variant) != ("aten", "default") or r.recompute)
-        return Segmentation(tuple(sorted(kept, key=lambda region: region.ops)))
+            for one in chosen[number].regions:
+                if one.recompute or (one.executor, one.variant) != PLAIN:
+                    own, again = (tuple([same[op] for op in found]) for found in (one.ops, one.recompute))
+                    regions.append(Region(own, one.executor, one.variant, again))
+        return Segmentation(tuple(sorted(regions, key=lambda region: region.ops)))
 
 
 def _in_order(links: Links, found: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:

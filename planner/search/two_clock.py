@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 REPLAY_US = 1.9
 """The host time of replaying one CUDA graph, whatever is in it (shared/FACTS.md)."""
@@ -20,8 +20,7 @@ def two_clock(calls: Iterable[tuple[float, float]], launch: str = "plain") -> fl
     return Span.of(calls).total(launch)
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """Some calls one after another, as all that comes before and after them can tell.
 
     The device is done with them `device` after it was free, or `behind` after the host came to the first, whichever is later.

@@ -11,12 +11,14 @@ from dataclasses import dataclass, replace
 
 from fuseplan.errors import PlanError
 from fuseplan.graph import Graph
-from fuseplan.search.cuts import Cuts, State
+from fuseplan.search.cuts import Cuts, Shape, State
 from fuseplan.search.dag import Frame, Links
-from fuseplan.search.kbest import Cut, Part, best_of, k_best_cuts, parts_of
+from fuseplan.search.kbest import Cut, Part, best_of, k_best_cuts, k_best_wholes, parts_of
 from fuseplan.search.words import Costs, Limits, Ops, Option, Solution, cost_all
 
 Parts = list[Part]
+Shapes = dict[bool, Shape]
+"""What can be done of one island, whatever it costs: with ops that are computed again, and without."""
 
 
 def k_best(
@@ -45,13 +47,22 @@ def k_best(
 class Island:
     """One island, ready to be solved for any price."""
 
-    def __init__(self, links: Links, ops: Sequence[int], costs: Costs, limits: Limits, most: int | None = None) -> None:
+    def __init__(
+        self,
+        links: Links,
+        ops: Sequence[int],
+        costs: Costs,
+        limits: Limits,
+        most: int | None = None,
+        shapes: Shapes | None = None,
+    ) -> None:
         self.links, self.limits = links, limits
         self.ops = sorted(ops)
         self.inside = frozenset(ops)
         self.costs = _Remembered(costs)
         self.most = max(limits.regions if most is None else most, limits.region_ops * len(ops))
         self.window = max(limits.window, 2 * limits.region_ops)
+        self._shapes = {} if shapes is None else shapes
 
     def k_best(self, k: int, prices: Sequence[float]) -> list[list[Solution]]:
         """The `k` cheapest ways to cut it, for each price. Of several prices, the one in the middle says where windows end."""
@@ -73,8 +84,11 @@ class Island:
         so_far: list[list[tuple[int, Parts]]] = [[(0, [])] for _ in prices]
         while True:
             cuts = self._cuts(place, prices[guide])
-            found = [k_best_cuts(cuts, each, price) for price in prices]
-            ends = [best_of([best[end] for end in cuts.ends()], k) for best in found]
+            if len(place.ops) == len(self.ops):
+                ends = k_best_wholes(cuts, k, prices)
+            else:
+                found = [k_best_cuts(cuts, each, price) for price in prices]
+                ends = [best_of([best[end] for end in cuts.ends()], k) for best in found]
             if not ends[guide]:
                 raise _NoWayError(f"{place.ops[0]}…{place.ops[-1]}")
             if taken >= len(self.ops):
@@ -86,12 +100,21 @@ class Island:
         return [[_solution(self.links, parts) for _, parts in best] for best in whole]
 
     def _cuts(self, place: _Place, guide: float) -> Cuts:
-        frame = Frame.of(self.links, place.ops, self.inside, place.again)
         self.costs.next_window()
         again = sum(1 << i for i, op in enumerate(place.ops) if op in place.again)
         alone = sum(1 << i for i, op in enumerate(place.ops) if op in place.alone)
         most = self.most * len(place.ops) // len(self.ops)
-        return Cuts(frame, self.costs, self.limits, most, (again, again, alone), guide)
+        return Cuts(self._shape(place, most), self.costs, self.limits, most, (again, again, alone), guide)
+
+    def _shape(self, place: _Place, most: int) -> Shape:
+        """What can be done there; of an island that is looked at as a whole it is kept for the next time."""
+        recomputes = any(self.links.again[op] for op in place.ops)
+        found = self._shapes.get(recomputes)
+        if found is None:
+            found = Shape(Frame.of(self.links, place.ops, self.inside, place.again), self.limits, most)
+            if len(self.ops) <= self.window:
+                self._shapes[recomputes] = found
+        return found
 
     def _settled(self, cuts: Cuts, best: Cut) -> int:
         """The last state of the best cut that has nothing to do with the end of the window; but one step at least."""

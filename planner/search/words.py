@@ -8,6 +8,11 @@ from typing import Protocol
 
 from fuseplan.segment import Region, Segmentation
 
+Choice = tuple[str, str]
+"""An executor and one of its variants."""
+PLAIN: Choice = ("aten", "default")
+"""What every other choice is compared with, and what runs an op that is in no region."""
+
 
 @dataclass(frozen=True, slots=True)
 class Option:

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 from fuseplan.graph import Graph
 from fuseplan.models import Work
 from fuseplan.search.acquisition import SURE, Asked, Estimate, Unit, pick
-from fuseplan.search.costs import PLAIN, Case, Choice, RegionCosts, Way, units_of
+from fuseplan.search.costs import Case, RegionCosts, Way, units_of
 from fuseplan.search.solve import WholeSolution, two_clock
 from fuseplan.search.spending import cost_of
+from fuseplan.search.words import PLAIN, Choice
 from fuseplan.segment import Region
 from fuseplan.tuning.session import Audit
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 from fuseplan.errors import PlanError
 from fuseplan.search.coarse import ALL, RUN, Place
-from fuseplan.search.costs import Case, Choice, Expected, units_of
+from fuseplan.search.costs import Case, Expected, units_of
 from fuseplan.search.two_clock import two_clock
+from fuseplan.search.words import Choice
 from fuseplan.segment import Region, Segmentation
 from fuseplan.segment.moves import tidy
 

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from fuseplan.errors import PlanError
 from fuseplan.measure.jobs import Row
 from fuseplan.plan import Part, SegmentedPlan
-from fuseplan.search.costs import PLAIN, RegionCosts
+from fuseplan.search.costs import RegionCosts
 from fuseplan.search.names import encode
 from fuseplan.search.sampler import INTERRUPTED
 from fuseplan.search.space import Point, Space, choice, space_of
 from fuseplan.search.study import PATIENCE, Ledger, Proposal
+from fuseplan.search.words import PLAIN
 from fuseplan.tuning.coarser import JOINER
 from fuseplan.tuning.model import LEARNED
 from fuseplan.tuning.plans import Entry

@@ -11,7 +11,8 @@ from fuseplan.measure.jobs import REGION_RULE, Job, Outcome, RaceRegion, Row, Ve
 from fuseplan.measure.race import NOISY
 from fuseplan.models import Prediction
 from fuseplan.models import Row as ModelRow
-from fuseplan.search.costs import PLAIN, Case, Choice, Timing, Timings
+from fuseplan.search.costs import Case, Timing, Timings
+from fuseplan.search.words import PLAIN, Choice
 from fuseplan.tuning.session import Session
 from fuseplan.tuning_db.records import Measurement, Miss
 

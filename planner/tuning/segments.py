@@ -13,8 +13,9 @@ from fuseplan.graph import Graph, Ref
 from fuseplan.measure.jobs import Found
 from fuseplan.plan import AnchorChoice, Part, SegmentedPlan
 from fuseplan.search.coarse import Coarse
-from fuseplan.search.costs import PLAIN, Case, Choice, Expected, RegionCosts, Runner, units_of
-from fuseplan.search.solve import WholeSolution, solve, two_clock
+from fuseplan.search.costs import Case, Expected, RegionCosts, Runner, units_of
+from fuseplan.search.solve import Solver, WholeSolution, two_clock
+from fuseplan.search.words import PLAIN, Choice
 from fuseplan.segment import Region, Segmentation, leaving
 from fuseplan.tuning.active import Active, Wanted, measurable
 from fuseplan.tuning.coarser import JOINER, Coarser
@@ -67,6 +68,7 @@ class Search:
             RegionCosts(graph, runners, session.model, book.timings, optimism=session.effort.optimism)
             for graph, runners in zip(self.graphs, self.runners, strict=True)
         ]
+        self.solver = Solver(self.graphs, [cost.fusible for cost in self.costs])
         self.coarse = tuple(map(_coarse, self.costs))
         self.active = Active(self) if session.active else None
         self.plans = session.effort.plans
@@ -211,8 +213,7 @@ class Search:
 
     def _solve(self, costs: Sequence[RegionCosts]) -> list[WholeSolution]:
         effort = self.session.effort
-        fusible = [cost.fusible for cost in costs]
-        return solve(self.graphs, fusible, costs, launch=self.launch, k=effort.k, prices=effort.prices)
+        return self.solver.solve(costs, launch=self.launch, k=effort.k, prices=effort.prices)
 
     def _wanted(self, solutions: Sequence[WholeSolution]) -> Wanted:
         """What is measured in this round: what is worth it; by a model that does not know its doubts, the weightiest."""
