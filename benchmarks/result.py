@@ -15,6 +15,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from fuseplan.measure.pool import cores
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PACKAGES = ("torch", "triton", "numpy", "transformers", "nvfuser-cu130-torch210", "nvfuser-cu128-torch210")
@@ -87,7 +89,7 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "cpu": _cpu(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": cores(),
         "packages": {name: number for name in PACKAGES if (number := _version(name))},
     }
     found.update(_gpu())

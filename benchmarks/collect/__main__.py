@@ -17,6 +17,7 @@ from benchmarks.collect.crew import Crew, Item
 from benchmarks.collect.rowfile import FORMAT, RowFile
 from benchmarks.collect.tasks import Task, bytes_of, prepare, read_tasks, write_tasks
 from fuseplan.graph import Graph
+from fuseplan.measure.pool import cores
 from fuseplan.models import work_of
 
 ROWS = Path(__file__).resolve().parents[2] / "models" / "rows"
@@ -79,11 +80,6 @@ def _measure(given: Any, tasks: Sequence[Task], items: list[Item], owners: Mappi
     file.close()
     print(_summary(file, path, monotonic() - began))
     return 0
-
-
-def cores() -> int:
-    """How many there are for this process."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def items_of(tasks: Sequence[Task]) -> tuple[list[Item], dict[str, Owner]]:
