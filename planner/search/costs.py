@@ -146,7 +146,7 @@ class RegionCosts:
         other.optimism = optimism
         return other
 
-    @property
+    @cached_property
     def fusible(self) -> tuple[bool, ...]:
         """Which ops some executor beside ATen takes, anchors apart."""
         fusing = [runner.takes for runner in self.runners if runner.name != "aten"]
