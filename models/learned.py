@@ -200,7 +200,8 @@ class Learned:
     def _kin_of(self, work: Work) -> Work:
         found = self._kinds.get(work)
         if found is None:
-            found = self._kinds[work] = self._kinds.setdefault(work.kin, work.kin)
+            kin = work.kin
+            found = self._kinds[work] = self._kinds.setdefault(kin, kin)
         return found
 
     def _unadapted(self, raw: _Raw) -> Prediction:
@@ -229,13 +230,15 @@ class Learned:
 
     def _correction(self, executor: str, variant: str, size: int) -> float:
         key = executor, variant, size
-        if key not in self._corrected:
+        ratio = self._corrected.get(key)
+        if ratio is None:
             found = self._device.get(executor)
-            self._corrected[key] = 0.0 if found is None else found.of(variant, size)
-        return self._corrected[key]
+            ratio = self._corrected[key] = 0.0 if found is None else found.of(variant, size)
+        return ratio
 
     def _growth(self, executor: str) -> float:
-        if executor not in self._grown:
+        growth = self._grown.get(executor)
+        if growth is None:
             known = self._device.get(executor)
-            self._grown[executor] = known.growth() if known else 1.0
-        return self._grown[executor]
+            growth = self._grown[executor] = known.growth() if known else 1.0
+        return growth

@@ -6,6 +6,7 @@ Only this depends on how ops hang together; the k best ways for one price of hos
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -34,7 +35,7 @@ class Shape:
     """What can be done of a frame, whatever it costs: its candidates, and which of them may follow which."""
 
     def __init__(self, frame: Frame, limits: Limits, most: int) -> None:
-        self.frame = frame
+        self.frame, self.limits, self.most = frame, limits, most
         self.candidates = tuple(regions_of(frame, limits, most))
         self.asked: list[Ops] = [
             (frame.names(one.own), frame.names(one.again) if one.again else ()) for one in self.candidates
@@ -44,9 +45,11 @@ class Shape:
 
     def taken(self, numbers: tuple[int, ...]) -> Taken:
         """The candidates of these numbers, as somebody takes them. For the same numbers as last time nothing is found out anew."""
-        if self._taken is None or self._taken.numbers != numbers:
-            self._taken = Taken(numbers, tuple(self.candidates[number] for number in numbers), len(self.frame.ops))
-        return self._taken
+        found = self._taken
+        if found is None or found.numbers != numbers:
+            found = Taken(numbers, tuple(self.candidates[number] for number in numbers), len(self.frame.ops))
+            self._taken = found
+        return found
 
 
 class Taken:
@@ -62,13 +65,13 @@ class Taken:
         for number in sorted(range(len(regions)), key=lambda n: -(regions[n].own & -regions[n].own)):
             for i in (*self.own[number], *bits(regions[number].again)):
                 self._holding[i].append(number)
-        self._after: dict[int, tuple[int, ...]] = {}
+        self._known: dict[int, tuple[int, ...]] = {}
 
-    def after(self, done: int) -> tuple[int, ...]:
+    def next(self, done: int) -> tuple[int, ...]:
         """The regions that may come next: enough of them for each cut to be reached in one order at least."""
-        found = self._after.get(done)
+        found = self._known.get(done)
         if found is None:
-            found = self._after[done] = self._next(done)
+            found = self._known[done] = self._next(done)
         return found
 
     def _next(self, done: int) -> tuple[int, ...]:
@@ -103,9 +106,11 @@ class Priced:
     taken: Taken
     options: tuple[tuple[Option, ...], ...]
     marks: tuple[tuple[int, ...], ...]
-    """A number for each option of each, so that sums of them tell sets of options apart."""
+    """A number for each option of each, drawn so that sums of them tell sets of options apart."""
     alone: tuple[Option | None, ...]
-    _at: dict[float, list[list[tuple[int, int, int]]]] = field(default_factory=dict)
+    _at: dict[float, list[list[tuple[int, int, int]]]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @staticmethod
     def of(shape: Shape, costs: Costs) -> Priced:
@@ -113,7 +118,8 @@ class Priced:
         ways = [tuple(options) for options in cost_all(costs, shape.asked)]
         options = tuple(filter(None, ways))
         taken = shape.taken(tuple(number for number, one in enumerate(ways) if one))
-        marks = (tuple([hash((number, place)) for place in range(len(one))]) for number, one in enumerate(options))
+        draw = random.Random(0).getrandbits
+        marks = (tuple([draw(64) for _ in one]) for one in options)
         frame = shape.frame
         alone = (_alone(costs, op) if frame.again >> i & 1 else None for i, op in enumerate(frame.ops))
         return Priced(taken, options, tuple(marks), tuple(alone))
@@ -161,12 +167,12 @@ class Cuts:
     Where there are too many states, those go on that look best at the price `guide`.
     """
 
-    def __init__(self, shape: Shape, costs: Costs, limits: Limits, most: int, start: State, guide: float) -> None:
-        self.frame = frame = shape.frame
+    def __init__(self, shape: Shape, costs: Costs, start: State, guide: float) -> None:
+        self.frame, limits = shape.frame, shape.limits
         self.priced = Priced.of(shape, costs)
         self.states: list[State] = []
         self.arrivals: list[list[Step]] = []
-        few = min(1.0, limits.region_ops / len(frame.ops)) ** 3 * min(1.0, most / limits.regions)
+        few = min(1.0, limits.region_ops / len(self.frame.ops)) ** 3 * min(1.0, shape.most / limits.regions)
         self._explore(start, max(_FEWEST, int(limits.states * few)), guide)
 
     def _explore(self, start: State, most: int, guide: float) -> None:
@@ -183,7 +189,7 @@ class Cuts:
                 number = len(self.states)
                 self.states.append(state)
                 self.arrivals.append(reached.steps)
-                for region in taken.after(state[0]) if state[0] != all_done else ():
+                for region in taken.next(state[0]) if state[0] != all_done else ():
                     after = self._after(state, taken.regions[region])
                     if after is None:
                         continue

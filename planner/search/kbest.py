@@ -18,7 +18,7 @@ _MARK = (1 << 64) - 1
 
 
 _FEW = 200
-"""Up to so many states, times prices, all steps are looked at: to sort some out would take longer."""
+"""Of fewer states, times prices, all steps are looked at: to sort some out would take longer."""
 _MANY = 8
 """So many times more ways than are wanted are sorted at a time."""
 
@@ -59,15 +59,18 @@ def k_best_cuts(cuts: Cuts, k: int, price: float) -> Best:
 def k_best_wholes(cuts: Cuts, k: int, prices: Sequence[float]) -> list[list[Cut]]:
     """For each price, the `k` cheapest ways from the start to an end, the best first."""
     ends = cuts.ends()
-    if len(cuts.states) * len(prices) < _FEW or not ends:
+    if not ends:
+        return [[] for _ in prices]
+    if len(cuts.states) * len(prices) < _FEW:
         found = (k_best_cuts(cuts, k, price) for price in prices)
         return [best_of([best[end] for end in ends], k) for best in found]
     prospects = Prospects(cuts, prices)
-    return [_k_best_ends(cuts, k, price, number, prospects, ends) for number, price in enumerate(prices)]
+    return [_k_best_ends(cuts, k, prospects, number, ends) for number in range(len(prices))]
 
 
-def _k_best_ends(cuts: Cuts, k: int, price: float, number: int, prospects: Prospects, ends: Sequence[int]) -> list[Cut]:
-    joins = _Joins(cuts, k, price)
+def _k_best_ends(cuts: Cuts, k: int, prospects: Prospects, number: int, ends: Sequence[int]) -> list[Cut]:
+    """Those at the price of this number."""
+    joins = _Joins(cuts, k, prospects.prices[number])
     for bound in prospects.bounds(k, number):
         arrivals: dict[int, list[Step]] = {}
         for state, step in zip(*prospects.within(bound, number), strict=True):

@@ -24,6 +24,7 @@ class Prospects:
     """For each step of `cuts` and each price the least that a whole cut with it costs."""
 
     def __init__(self, cuts: Cuts, prices: Sequence[float]) -> None:
+        self.prices = prices
         self.steps = [step for steps in cuts.arrivals for step in steps]
         counts = [len(steps) for steps in cuts.arrivals]
         self._target = np.repeat(np.arange(len(counts)), counts)

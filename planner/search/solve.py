@@ -22,6 +22,7 @@ __all__ = [
     "Limits",
     "Option",
     "Solution",
+    "Solver",
     "WholeSolution",
     "island_key",
     "k_best",
@@ -99,8 +100,17 @@ class _Solved:
 
 
 class Solver:
-    """The graphs of a program, to be cut as `solve` says: once or, under costs that change, many times, with all that does not
-    depend on costs found out once.
+    """The graphs of a program, to be cut as `solve` says: once or, under costs that change, many times. What does not depend on
+    costs is found out once, as far as islands are looked at as a whole.
+
+    >>> from fuseplan.graph import Op, Ref, TensorType, Value
+    >>> kind = TensorType("float32", (8,), (1,))
+    >>> ops = [Op("aten.exp.default", (Ref(x),), (), (Value(y, kind),)) for x, y in ("ab", "bc")]
+    >>> solver = Solver([Graph((Value("a", kind),), tuple(ops), (Ref("c"),))], [[True, True]])
+    >>> for us in (2.0, 3.0):
+    ...     solver.solve([lambda ops, recompute: [Option("inductor", "default", us, 1.0)]], k=1)[0].total_us
+    3.0
+    4.0
     """
 
     def __init__(
@@ -123,10 +133,10 @@ class Solver:
     ) -> list[WholeSolution]:
         """The `k` best ways to cut the graphs, the best first."""
         with no_collection():
-            best = [_Undominated(cost) for cost in costs]
+            costs = [_Undominated(cost) for cost in costs]
             asked = (0.0,) if launch == "cudagraph" else tuple(dict.fromkeys((*prices, _HOST_ALONE)))
-            solved = self._solved(best, k, asked)
-            alone = [self._alone(units, cost) for units, cost in zip(self.units, best, strict=True)]
+            solved = self._solved(costs, k, asked)
+            alone = [self._alone(units, cost) for units, cost in zip(self.units, costs, strict=True)]
             row = [
                 unit[0] if isinstance(unit, tuple) else Span.of([(lone[unit].host_us, lone[unit].device_us)])
                 for units, lone in zip(self.units, alone, strict=True)
@@ -172,7 +182,7 @@ class Solver:
         return result
 
     def _alone(self, units: Sequence[_Unit], costs: Costs) -> dict[int, Option]:
-        """How each op of no island runs, by number; what costs nothing at all is left out."""
+        """How each op of no island runs, by number; one that has no option is left out."""
         ops = [unit for unit in units if not isinstance(unit, tuple)]
         ways = zip(ops, cost_all(costs, [((op,), ()) for op in ops]), strict=True)
         return {op: min(options, key=lambda o: o.device_us + o.host_us) for op, options in ways if options}

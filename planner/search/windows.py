@@ -62,6 +62,8 @@ class Island:
         self.costs = _Remembered(costs)
         self.most = max(limits.regions if most is None else most, limits.region_ops * len(ops))
         self.window = max(limits.window, 2 * limits.region_ops)
+        self.whole = len(self.ops) <= self.window
+        """Whether it is looked at as a whole."""
         self._shapes = {} if shapes is None else shapes
 
     def k_best(self, k: int, prices: Sequence[float]) -> list[list[Solution]]:
@@ -84,7 +86,7 @@ class Island:
         so_far: list[list[tuple[int, Parts]]] = [[(0, [])] for _ in prices]
         while True:
             cuts = self._cuts(place, prices[guide])
-            if len(place.ops) == len(self.ops):
+            if self.whole:
                 ends = k_best_wholes(cuts, k, prices)
             else:
                 found = [k_best_cuts(cuts, each, price) for price in prices]
@@ -104,7 +106,7 @@ class Island:
         again = sum(1 << i for i, op in enumerate(place.ops) if op in place.again)
         alone = sum(1 << i for i, op in enumerate(place.ops) if op in place.alone)
         most = self.most * len(place.ops) // len(self.ops)
-        return Cuts(self._shape(place, most), self.costs, self.limits, most, (again, again, alone), guide)
+        return Cuts(self._shape(place, most), self.costs, (again, again, alone), guide)
 
     def _shape(self, place: _Place, most: int) -> Shape:
         """What can be done there; of an island that is looked at as a whole it is kept for the next time."""
@@ -112,7 +114,7 @@ class Island:
         found = self._shapes.get(recomputes)
         if found is None:
             found = Shape(Frame.of(self.links, place.ops, self.inside, place.again), self.limits, most)
-            if len(self.ops) <= self.window:
+            if self.whole:
                 self._shapes[recomputes] = found
         return found
 

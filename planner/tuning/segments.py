@@ -68,7 +68,6 @@ class Search:
             RegionCosts(graph, runners, session.model, book.timings, optimism=session.effort.optimism)
             for graph, runners in zip(self.graphs, self.runners, strict=True)
         ]
-        self.solver = Solver(self.graphs, [cost.fusible for cost in self.costs])
         self.coarse = tuple(map(_coarse, self.costs))
         self.active = Active(self) if session.active else None
         self.plans = session.effort.plans
@@ -81,6 +80,11 @@ class Search:
         """Whether runs on other programs had left nothing to find out: no round was needed."""
         self._begun: Meanwhile[list[WholeSolution]] | None = None
         self._recalling: Meanwhile[list[Proposal]] | None = None
+
+    @cached_property
+    def solver(self) -> Solver:
+        """What cuts the graphs. Whoever solves first makes it, which may be a thread beside others."""
+        return Solver(self.graphs, [cost.fusible for cost in self.costs])
 
     @cached_property
     def layers(self) -> Layers:

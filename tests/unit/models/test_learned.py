@@ -152,6 +152,23 @@ def test_nine_of_ten_kin_lie_within_what_it_says_on_rows_of_a_model_that_it_has_
     assert np.mean(held) >= 0.87
 
 
+@pytest.mark.parametrize("kept", [300_000, 40])
+def test_what_it_says_does_not_depend_on_what_it_was_asked_before(monkeypatch: pytest.MonkeyPatch, kept: int) -> None:
+    monkeypatch.setattr("fuseplan.models.learned._KEPT", kept)
+    rows, others = unseen(90), asked_of(made_up_rows(120, seed=7))
+    asked = Learned(made_up_heads())
+    for first in range(0, len(rows), 15):
+        some = [replace(row, device_us=row.device_us * (1 + first / 10)) for row in rows[first : first + 15]]
+        asked.update(some)
+        told = asked.predict(others)
+        unasked = Learned(made_up_heads())
+        for begin in range(0, first + 1, 15):
+            unasked.update(
+                [replace(row, device_us=row.device_us * (1 + begin / 10)) for row in rows[begin : begin + 15]]
+            )
+        assert unasked.predict(others) == told
+
+
 def test_measurements_that_contradict_it_widen_what_it_says() -> None:
     model, rows = Learned(made_up_heads()), unseen(60)
     others = [row for row in made_up_rows(60, seed=123) if row.usable]

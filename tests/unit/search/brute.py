@@ -44,18 +44,24 @@ def random_graph(seed: int, size: int, anchors: float = 0.0) -> Graph:
 
 @dataclass(frozen=True)
 class RandomCosts:
-    """Costs by the ops alone: anything from cheap to dear, and some regions that nobody takes."""
+    """Costs by the ops alone: anything from cheap to dear, rounded to so many `digits`, and some regions that nobody takes."""
 
     seed: int
+    digits: int | None = None
 
     def __call__(self, ops: tuple[int, ...], recompute: tuple[int, ...]) -> list[Option]:
         rng = random.Random(repr((self.seed, ops, recompute)))
         size = len(ops) + len(recompute)
-        alone = [Option("aten", "default", rng.uniform(0.5, 4), rng.uniform(2, 6))] if size == 1 else []
+
+        def us(low: float, high: float) -> float:
+            drawn = rng.uniform(low, high)
+            return drawn if self.digits is None else round(drawn, self.digits)
+
+        alone = [Option("aten", "default", us(0.5, 4), us(2, 6))] if size == 1 else []
         if size > 1 and rng.random() < 0.25:
             return []
         names = ["inductor", "nvfuser"][: rng.randint(size == 1, 2) if size == 1 else rng.randint(1, 2)]
-        return alone + [Option(n, "default", rng.uniform(0.5, 1.5 * size + 1), rng.uniform(4, 12)) for n in names]
+        return alone + [Option(n, "default", us(0.5, 1.5 * size + 1), us(4, 12)) for n in names]
 
 
 Cost = tuple[float, float]

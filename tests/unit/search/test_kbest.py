@@ -15,11 +15,11 @@ from fuseplan.segment import Segmentation, check_segmentation
 from tests.unit.search.brute import KIND, RandomCosts, all_cuts, random_graph
 
 
-def compare(seed: int, most: int) -> bool:
-    """Compare with brute force; whether anything was computed again in the best cuts."""
+def compare(seed: int, most: int, digits: int | None = None) -> bool:
+    """Compare with brute force; whether anything was computed again in the best cuts. Costs of few `digits` are often equal."""
     rng = random.Random(seed)
     size = rng.randint(2, most)
-    graph, costs = random_graph(seed, size), RandomCosts(seed)
+    graph, costs = random_graph(seed, size), RandomCosts(seed, digits)
     price, k = rng.choice([0.0, 0.3, 1.0, 5.0]), rng.choice([1, 5, 40])
     expected = sorted(sum(device + price * host for device, host in run.values()) for _, run in all_cuts(graph, costs))
     found = k_best(graph, range(size), costs, k=k, price=price)
@@ -32,6 +32,20 @@ def compare(seed: int, most: int) -> bool:
 
 def test_they_are_those_of_brute_force() -> None:
     assert sum(compare(seed, 6) for seed in range(150)) > 20
+
+
+def test_they_are_those_of_brute_force_where_many_cost_the_same() -> None:
+    assert sum(compare(seed, 6, digits=0) for seed in range(300, 450)) > 20
+
+
+def test_no_two_cuts_are_taken_for_one() -> None:
+    graph = graph_of(*(op(f"v{i}", "exp.default", f"v{i - 1}" if i else "x") for i in range(8)), outputs=("v7",))
+
+    def two(ops: tuple[int, ...], recompute: tuple[int, ...]) -> list[Option]:
+        return [Option("aten", "default", 2.0, 1.0), Option("inductor", "default", 3.0, 1.0)] if len(ops) == 1 else []
+
+    found = k_best(graph, range(8), two, k=1000)
+    assert len({tuple(region.executor for region in one.regions) for one in found}) == len(found) == 2**8
 
 
 @pytest.mark.exhaustive

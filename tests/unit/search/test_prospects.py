@@ -9,11 +9,13 @@ from dataclasses import dataclass
 
 import pytest
 
+from fuseplan.graph import Graph
 from fuseplan.search import kbest, prospects
 from fuseplan.search.cuts import Cuts, Shape
 from fuseplan.search.dag import Frame, Links
 from fuseplan.search.kbest import Cut, best_of, k_best_cuts, k_best_wholes
-from fuseplan.search.solve import PRICES, Limits, Option, Solver, solve
+from fuseplan.search.solve import PRICES, Costs, Limits, Option, Solver, solve
+from fuseplan.segment import is_anchor
 from tests.unit.search import test_kbest
 from tests.unit.search.brute import random_graph
 
@@ -36,12 +38,25 @@ class Rough:
         return [] if rng.random() < self.refused else found[: rng.randint(1, 2)]
 
 
+@dataclass(frozen=True)
+class Other:
+    """Of two regions one is taken, and in another round the other."""
+
+    turned: bool = False
+
+    def __call__(self, ops: tuple[int, ...], recompute: tuple[int, ...]) -> Sequence[Option]:
+        if len(ops) + len(recompute) == 1:
+            return [Option("aten", "default", 3.0, 2.0)]
+        taken = len(ops) == 2 and not recompute and ops[0] % 2 == self.turned
+        return [Option("inductor", "default", 4.0, 2.0)] if taken else []
+
+
 def cuts_of(seed: int, size: int) -> Cuts:
     graph = random_graph(seed, size)
     limits = Limits()
     frame = Frame.of(Links.of(graph), range(size), frozenset(range(size)))
     shape = Shape(frame, limits, limits.regions)
-    return Cuts(shape, Rough(seed), limits, limits.regions, (0, 0, 0), 0.5)
+    return Cuts(shape, Rough(seed), (0, 0, 0), 0.5)
 
 
 def told(found: Sequence[Cut]) -> list[tuple[int, int, list[tuple[object, int]]]]:
@@ -78,10 +93,38 @@ def test_the_k_best_are_those_of_brute_force(monkeypatch: pytest.MonkeyPatch) ->
     assert sum(test_kbest.compare(seed, 6) for seed in range(200, 240)) > 4
 
 
-@pytest.mark.parametrize("seed", range(5))
+ROUNDS = (
+    Rough(1), Rough(2, refused=0.5), Rough(2, refused=0.5), Rough(3, refused=0.9), Rough(3, refused=0.95), Rough(4, refused=0.0),
+    Other(), Other(turned=True), Rough(1),
+)  # fmt: skip
+
+
+def again(
+    graphs: Sequence[Graph], rounds: Sequence[Costs], launch: str = "plain", limits: Limits | None = None
+) -> Solver:
+    """Solve for one round after the other, each time as if it were the first."""
+    fusible = [[not is_anchor(op) for op in graph.ops] for graph in graphs]
+    solver = Solver(graphs, fusible, limits)
+    for costs in rounds:
+        every = [costs] * len(graphs)
+        assert solver.solve(every, k=12, launch=launch) == solve(
+            graphs, fusible, every, k=12, launch=launch, limits=limits
+        )
+    return solver
+
+
+@pytest.mark.parametrize("seed", range(8))
 def test_solving_again_is_solving_anew(seed: int) -> None:
-    graph = random_graph(seed, 16)
-    fusible = [[True] * 16]
-    solver = Solver([graph], fusible)
-    for costs in (Rough(1), Rough(2, refused=0.5), Rough(2, refused=0.5), Rough(3, refused=0.0), Rough(1)):
-        assert solver.solve([costs], k=12) == solve([graph], fusible, [costs], k=12)
+    again([random_graph(seed, 12)], ROUNDS)
+
+
+def test_so_it_is_for_two_graphs_with_anchors() -> None:
+    again([random_graph(seed, 14, anchors=0.2) for seed in (1, 2)], ROUNDS)
+
+
+def test_so_it_is_under_cuda_graphs() -> None:
+    again([random_graph(3, 12)], ROUNDS, launch="cudagraph")
+
+
+def test_so_it_is_for_an_island_of_several_windows() -> None:
+    again([random_graph(4, 40)], ROUNDS, limits=Limits(region_ops=4, window=8))
