@@ -7,17 +7,33 @@ device is behind, and device time where it waits.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import pairwise, product
+from typing import NamedTuple
 
-from fuseplan.search.two_clock import Span
+import numpy as np
+from numpy.typing import NDArray
+
+from fuseplan.search.two_clock import REPLAY_US, Span
 
 Choice = tuple[int, ...]
 """For each distinct island, which of its alternatives."""
 _EXHAUSTIVE = 4096
 """Up to so many choices are all tried."""
 _SWEEPS = 4
+
+
+class _Beside(NamedTuple):
+    """Spans that may stand in one place, a number of each to an array."""
+
+    host: NDArray[np.float64]
+    device: NDArray[np.float64]
+    behind: NDArray[np.float64]
+
+    @staticmethod
+    def of(spans: Sequence[Span]) -> _Beside:
+        return _Beside(*np.array(spans, dtype=float).T)
 
 
 @dataclass(frozen=True)
@@ -39,12 +55,29 @@ class Whole:
         """The `k` best choices that are found from `starts`, the best first; all are tried if they are few."""
         best = _Best(k)
         if math.prod(len(spans) for spans in self.alternatives) <= _EXHAUSTIVE:
-            for choice in product(*(range(len(spans)) for spans in self.alternatives)):
-                best.add(self.total(choice), choice)
+            for total, choice in self._every():
+                best.add(total, choice)
             return best.sorted()
         for start in dict.fromkeys(starts):
             self._descend(start, best)
         return best.sorted()
+
+    def _every(self) -> Iterator[tuple[float, Choice]]:
+        """All choices, and how long the program takes with each."""
+        choices = list(product(*(range(len(spans)) for spans in self.alternatives)))
+        taken = zip(self.alternatives, zip(*choices, strict=True), strict=True)
+        beside = [_Beside.of([spans[number] for number in numbers]) for spans, numbers in taken]
+        totals = self._totals(one if isinstance(one, Span) else beside[one] for one in self.row)
+        return zip(totals, choices, strict=True)
+
+    def _totals(self, row: Iterable[Span | _Beside]) -> list[float]:
+        """How long it takes to run a row, for each of those that stand beside each other in it."""
+        host = device = behind = np.zeros(1)
+        for one in row:
+            behind = np.maximum(behind + one.device, host + one.behind)
+            host, device = host + one.host, device + one.device
+        found: list[float] = (REPLAY_US + device if self.launch == "cudagraph" else np.maximum(host, behind)).tolist()
+        return found
 
     def _descend(self, choice: Choice, best: _Best) -> None:
         """Change the cut of one island after another, to what is best with all others as they are."""
@@ -53,20 +86,20 @@ class Whole:
         for place, one in enumerate(self.row):
             if not isinstance(one, Span):
                 places[one].append(place)
+        beside = [_Beside.of(spans) for spans in self.alternatives]
         total = tree.whole.total(self.launch)
         best.add(total, choice)
         for _ in range(_SWEEPS):
             before = total
             for island, spans in enumerate(self.alternatives):
-                changed = []
-                for number, span in enumerate(spans):
-                    tree.put(places[island], span)
-                    changed.append((tree.whole.total(self.launch), number))
-                    best.add_changed(changed[-1][0], choice, island, number)
-                lowest = min(changed)
-                if lowest[0] < total:
-                    total, choice = lowest[0], (*choice[:island], lowest[1], *choice[island + 1 :])
-                tree.put(places[island], spans[choice[island]])
+                first, *later = tree.around(places[island])
+                totals = self._totals((first, *(one for fixed in later for one in (beside[island], fixed))))
+                for number, changed in enumerate(totals):
+                    best.add_changed(changed, choice, island, number)
+                lowest, number = min((changed, number) for number, changed in enumerate(totals))
+                if lowest < total and number != choice[island]:
+                    total, choice = lowest, (*choice[:island], number, *choice[island + 1 :])
+                    tree.put(places[island], spans[number])
             if total >= before:
                 return
 
@@ -85,6 +118,22 @@ class _Tree:
     def whole(self) -> Span:
         """The span of all."""
         return self._spans[1]
+
+    def around(self, places: Sequence[int]) -> list[Span]:
+        """The spans before the first of `places`, between every two, and after the last."""
+        return [self._between(a + 1, b) for a, b in pairwise((-1, *places, self._size))]
+
+    def _between(self, first: int, end: int) -> Span:
+        left, right = Span(), Span()
+        first, end = first + self._size, end + self._size
+        while first < end:
+            if first & 1:
+                left, first = left.then(self._spans[first]), first + 1
+            if end & 1:
+                end -= 1
+                right = self._spans[end].then(right)
+            first, end = first // 2, end // 2
+        return left.then(right)
 
     def put(self, places: Sequence[int], span: Span) -> None:
         """Put `span` at each of `places`."""

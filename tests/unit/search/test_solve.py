@@ -162,3 +162,33 @@ def test_islands_are_chosen_together_nearly_as_well_as_by_trying_everything() ->
         alone += min(whole.total(start) for start in starts)
         together += found[0][0]
     assert together < 0.99 * alone
+
+
+@pytest.mark.parametrize("launch", ["plain", "cudagraph"])
+@pytest.mark.parametrize("islands", [0, 1, 4])
+def test_few_choices_are_all_tried(islands: int, launch: str) -> None:
+    rng = random.Random(islands)
+
+    def span() -> Span:
+        return Span.of([(rng.uniform(1, 9), rng.uniform(1, 9)) for _ in range(rng.randint(1, 3))])
+
+    alternatives = tuple(tuple(span() for _ in range(3)) for _ in range(islands))
+    row = tuple(rng.randrange(islands) if islands and rng.random() < 0.6 else span() for _ in range(30))
+    whole = Whole(row, alternatives, launch)
+    expected = {choice: whole.total(choice) for choice in product(range(3), repeat=islands)}
+    found = whole.k_best(1000, [])
+    assert {choice: total for total, choice in found} == pytest.approx(expected)
+    assert [total for total, _ in found] == sorted(total for total, _ in found)
+
+
+@pytest.mark.parametrize("launch", ["plain", "cudagraph"])
+def test_islands_that_stand_in_many_places_are_changed_in_all(launch: str) -> None:
+    rng = random.Random(5)
+    alternatives = tuple(tuple(Span.of([(rng.uniform(1, 9), rng.uniform(1, 9))]) for _ in range(9)) for _ in range(5))
+    row = tuple(place % 5 if place % 7 else Span.of([(5.0, rng.uniform(1, 9))]) for place in range(200))
+    whole = Whole(row, alternatives, launch)
+    found = whole.k_best(24, [(0,) * 5])
+    assert len(found) == 24
+    assert all(whole.total(choice) == pytest.approx(total) for total, choice in found)
+    best = min(whole.total(choice) for choice in [(0,) * 5, *(choice for _, choice in found)])
+    assert found[0][0] == pytest.approx(best)
