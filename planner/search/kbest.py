@@ -15,9 +15,7 @@ from fuseplan.search.words import Option
 from fuseplan.segment import Region
 
 _MARK = (1 << 64) - 1
-
-
-_FEW = 200
+_FEW = 100
 """Of fewer states, times prices, all steps are looked at: to sort some out would take longer."""
 _MANY = 8
 """So many times more ways than are wanted are sorted at a time."""
@@ -147,7 +145,7 @@ def _first(pool: list[_Way], k: int) -> list[Cut]:
 
 
 _order = itemgetter(0, 1)
-_cut: Callable[[_Way], Cut] = partial(tuple.__new__, Cut)  # as `Cut(*way)`, in a third of the time
+_cut: Callable[[_Way], Cut] = partial(tuple.__new__, Cut)  # as `Cut(*way)`, which takes longer
 
 
 def best_of(ends: Sequence[list[Cut]], k: int) -> list[Cut]:

@@ -234,8 +234,8 @@ def _planning() -> Iterator[str]:
             name,
             f"{last['ops']:,}",
             f"{last['total_s']:.1f}",
-            f"{last['anew_s']:.1f}",
-            f"{last['again_s']:.1f}",
+            f"{last['anew_s']:.2f}",
+            f"{last['again_s']:.2f}",
             f"{last['peak_mib']:.0f}",
         ]
         lines.append(_line([*cells, f"n^{found['growth']:.2f}"]))

@@ -101,7 +101,7 @@ ROUNDS = (
 
 def again(
     graphs: Sequence[Graph], rounds: Sequence[Costs], launch: str = "plain", limits: Limits | None = None
-) -> Solver:
+) -> None:
     """Solve for one round after the other, each time as if it were the first."""
     fusible = [[not is_anchor(op) for op in graph.ops] for graph in graphs]
     solver = Solver(graphs, fusible, limits)
@@ -110,7 +110,6 @@ def again(
         assert solver.solve(every, k=12, launch=launch) == solve(
             graphs, fusible, every, k=12, launch=launch, limits=limits
         )
-    return solver
 
 
 @pytest.mark.parametrize("seed", range(8))
