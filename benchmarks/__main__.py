@@ -9,17 +9,18 @@ from pathlib import Path
 
 from benchmarks.result import alone, write_result
 
-NOT_BENCHMARKS = {
-    "__init__", "__main__", "active_replay", "bars", "fleet", "given", "kernels", "one_ablation", "one_active", "one_campaign",
-    "one_model", "one_startup", "progress", "result", "search_replay", "search_tables", "timing", "zoo",
-}  # fmt: skip
+
+def names() -> list[str]:
+    """The modules of this folder that measure something."""
+    return sorted(
+        path.stem for path in Path(__file__).parent.glob("*.py") if "\ndef measure(" in path.read_text("utf-8")
+    )
 
 
 def main(arguments: list[str]) -> int:
     """Run the benchmark that the first argument names."""
-    names = sorted({path.stem for path in Path(__file__).parent.glob("*.py")} - NOT_BENCHMARKS)
-    if not arguments or arguments[0] not in names:
-        print(f"usage: scripts/bench NAME [ARGUMENTS], where NAME is one of: {', '.join(names)}", file=sys.stderr)
+    if not arguments or arguments[0] not in names():
+        print(f"usage: scripts/bench NAME [ARGUMENTS], where NAME is one of: {', '.join(names())}", file=sys.stderr)
         return 2
     name, *rest = arguments
     found = import_module(f"benchmarks.{name}").measure(rest)

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from statistics import mean
 from typing import Any
 
 from fuseplan.models import CostModel, Prediction
-from fuseplan.models.evaluation.choices import best_us
 from fuseplan.models.evaluation.data import MADE_UP, Data, Decision
-from fuseplan.models.evaluation.replay import Plan, sessions_of
+from fuseplan.models.evaluation.replay import Replayed, ReplayedPlan, Spent, sessions_of
 from fuseplan.models.evaluation.splits import heads_of, left_out
 from fuseplan.models.heads import Heads
 from fuseplan.models.learned import Learned
-from fuseplan.search.acquisition import Asked, Estimate, Unit, pick
-from fuseplan.search.spending import Rule, cost_of, floored
+from fuseplan.tuning.program.acquisition import Asked, Estimate, Unit, pick
+from fuseplan.tuning.program.spending import Rule, cost_of, floored
 
 SHARES = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4)
 AT_ONCE = 12
@@ -41,38 +40,21 @@ RULES: Mapping[str, Rule] = {
 """By what the worth of a measurement is divided: what the planner does, and others to compare it with."""
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
-    """What a plan came to, when so large a share of its budget might be spent."""
+class ByWorth(Replayed):
+    """Measures what the planner would: by what a measurement is worth, and some beside it that are audited."""
 
-    share: float
-    spent: float
-    """The share that was."""
-    measured: int
-    rows: int
-    regret: float
-
-
-@dataclass
-class Replayed:
-    """One plan, of which some rows are known."""
-
-    data: Data
-    plan: Plan
-    model: CostModel
-    rule: Rule = floored
-    measured: set[int] = field(default_factory=set)
-    audited: int = 0
-    _told: dict[int, Prediction] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        keys = dict.fromkeys(key for one in self.plan.decisions for cut in one.cuts for key in cut.units)
-        self.rows = [choice.row for key in keys for choice in self.data.units[key]]
+    def __init__(self, data: Data, plan: ReplayedPlan, model: CostModel, rule: Rule = floored) -> None:
+        self.decisions, self.rule, self.audited = plan.decisions, rule, 0
+        super().__init__(data, [plan], model)
         self.row_of: dict[Asked, int] = {}
         for row in self.rows:
-            seen = self.data.measured[row]
+            seen = data.measured[row]
             self.row_of[seen.region, (seen.executor, seen.variant)] = row
-        self.hear([])
+
+    def predicted(self, told: dict[int, Prediction]) -> None:
+        """Units are made anew, of what is known now."""
+        self._told = told
+        self._units: dict[str, Unit] = {}
 
     def wanted(self) -> list[int]:
         """Rows that are worth it, the best first, and what is audited beside them; nothing where nothing is worth it."""
@@ -82,25 +64,14 @@ class Replayed:
         self.audited += len(found.audit)
         return [self.row_of[one] for one in (*found.worth, *found.audit)][:AT_ONCE]
 
-    def hear(self, rows: Sequence[int]) -> None:
-        """Measure some rows."""
-        self.measured.update(rows)
-        self.model.update([self.data.rows[row] for row in rows])
-        left = [row for row in self.rows if row not in self.measured]
-        self._told = dict(zip(left, self.model.predict([self.data.asked[row] for row in left]), strict=True))
-        self._units: dict[str, Unit] = {}
-
-    def chosen_us(self) -> float:
-        """What would be chosen now takes so long."""
-        total = 0.0
-        for decision in self.plan.decisions:
-            units = min(([self._unit(key) for key in cut.units] for cut in decision.cuts), key=_expected)
-            total += sum(self.data.measured[self.row_of[unit.key, unit.chosen]].device_us for unit in units)
-        return total
+    def chosen_us(self, decision: Decision) -> float:
+        """The measured time of what would be chosen for an island now."""
+        units = min(([self._unit(key) for key in cut.units] for cut in decision.cuts), key=_expected)
+        return sum(self.data.measured[self.row_of[unit.key, unit.chosen]].device_us for unit in units)
 
     def _ways(self) -> list[list[Unit]]:
         """The best cut of each island together, and all that differ from it in the cut of one island."""
-        ranked = [self._ranked(decision) for decision in self.plan.decisions]
+        ranked = [self._ranked(decision) for decision in self.decisions]
         best = [cuts[0] for cuts in ranked]
         others = [[*best[:i], cut, *best[i + 1 :]] for i, cuts in enumerate(ranked) for cut in cuts[1:]]
         return [[unit for cut in way for unit in cut] for way in (best, *others)]
@@ -136,49 +107,12 @@ def _at_best(units: Sequence[Unit]) -> float:
     return sum(min(way.low for way in unit.ways.values()) for unit in units)
 
 
-def replayed(
-    data: Data,
-    plan: Plan,
-    model: CostModel,
-    shares: Sequence[float] = SHARES,
-    *,
-    rule: Rule = floored,
-    budget: str = ROWS,
-) -> list[Point]:
-    """The regret of one plan after each share of its budget, or of as much of it as was worth it.
-
-    A measurement that the rest of the budget is not enough for is not begun, nor is another.
-    """
-    state = Replayed(data, plan, model, rule)
-    takes = {row: BUDGETS[budget](data, row) for row in state.rows}
-    best, whole = sum(best_us(data, one) for one in plan.decisions), sum(takes.values())
-    spent, points = 0.0, []
-    for share in shares:
-        while rows := _within(state.wanted(), takes, share * whole - spent):
-            state.hear(rows)
-            spent += sum(takes[row] for row in rows)
-        regret = state.chosen_us() / best - 1.0 if best > 0 else 0.0
-        points.append(Point(share, spent / whole, len(state.measured), len(state.rows), regret))
-    return points
-
-
-def _within(rows: Sequence[int], takes: Mapping[int, float], left: float) -> list[int]:
-    """As many of the first as there is budget left for."""
-    found = []
-    for row in rows:
-        left -= takes[row]
-        if left < -1e-9:
-            break
-        found.append(row)
-    return found
-
-
-Fitted = Sequence[tuple[Plan, Heads]]
+Fitted = Sequence[tuple[ReplayedPlan, Heads]]
 
 
 def fits_of(data: Data, families: Sequence[str] | None = None) -> Fitted:
     """The plans of each model family, with a fit on all others; `families` names some."""
-    found: list[tuple[Plan, Heads]] = []
+    found: list[tuple[ReplayedPlan, Heads]] = []
     for split in left_out(data):
         chosen = not split.name.startswith(MADE_UP) if families is None else split.name in families
         plans = [plan for session in sessions_of(split.decisions) for plan in session.plans]
@@ -188,9 +122,15 @@ def fits_of(data: Data, families: Sequence[str] | None = None) -> Fitted:
     return found
 
 
-def of_plans(data: Data, fits: Fitted, rule: Rule = floored, budget: str = ROWS) -> dict[str, list[Point]]:
+def of_plans(data: Data, fits: Fitted, rule: Rule = floored, budget: str = ROWS) -> dict[str, list[Spent]]:
     """All plans, each by a model that has seen nothing of its family."""
-    return {plan.name: replayed(data, plan, Learned(heads), rule=rule, budget=budget) for plan, heads in fits}
+    takes = partial(BUDGETS[budget], data)
+    return {plan.name: ByWorth(data, plan, Learned(heads), rule).spend(SHARES, takes) for plan, heads in fits}
+
+
+def regret(point: Spent) -> float:
+    """The regret of the plan; a plan that takes no time has none."""
+    return point.regrets[0] if point.regrets else 0.0
 
 
 def side_by_side(data: Data, fits: Fitted) -> dict[str, Any]:
@@ -201,14 +141,14 @@ def side_by_side(data: Data, fits: Fitted) -> dict[str, Any]:
     }
 
 
-def summary(found: Mapping[str, Sequence[Point]]) -> dict[str, Any]:
+def summary(found: Mapping[str, Sequence[Spent]]) -> dict[str, Any]:
     """By share, the mean regret and the largest, and the share that was really spent."""
     rows = {}
     for i, share in enumerate(SHARES):
         points = [points[i] for points in found.values()]
         rows[f"{share:g}"] = {
-            "regret_mean": round(mean(one.regret for one in points), 5),
-            "regret_max": round(max(one.regret for one in points), 5),
-            "spent": round(mean(one.spent for one in points), 4),
+            "regret_mean": round(mean(map(regret, points)), 5),
+            "regret_max": round(max(map(regret, points)), 5),
+            "spent": round(mean(one.taken for one in points), 4),
         }
     return rows

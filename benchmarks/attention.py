@@ -20,9 +20,9 @@ from torch.fx import GraphModule
 from benchmarks.given import names
 from benchmarks.zoo import CASES, Case, Inputs, step_of
 from fuseplan.backend import programs_of
-from fuseplan.capture.attention import AttentionCall, attention_calls
 from fuseplan.explain import compiled_by
 from fuseplan.graph import Graph
+from fuseplan.rewrites.attention.calls import AttentionCall, attention_calls
 
 ATTENDING = tuple(name for name in CASES if not name.startswith("resnet"))
 FACTOR, ULPS = 4.0, 8.0

@@ -4,9 +4,8 @@ as a whole plan, all side by side, and among them the plan that tuning with full
 
 from __future__ import annotations
 
-import argparse
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, product
 from pathlib import Path
 from typing import Any
@@ -14,45 +13,40 @@ from typing import Any
 import torch
 
 from benchmarks.fusions import CASES, letters, pieces
+from benchmarks.harness import Rows, tuning_options
 from benchmarks.progress import LogProgress, say
-from benchmarks.result import alone, commit, with_earlier, write_result
+from benchmarks.result import commit
 from benchmarks.timing import compared, print_table
-from fuseplan.capture.trace import Trace
+from fuseplan.capture.trace.format import Trace
 from fuseplan.executors import Executor, executors
 from fuseplan.graph import Graph
-from fuseplan.measure.jobs import Capture, Outcome, RacePlans, Side, VetPlan
+from fuseplan.measure.entry import RaceEntry
+from fuseplan.measure.jobs import Capture, Outcome, RacePlans, VetPlan
 from fuseplan.measure.pool import Workers
 from fuseplan.measure.race import Rule
-from fuseplan.plan import Part, Plan, SegmentedPlan, WholePlan
+from fuseplan.plan import CarveOuts, Plan
 from fuseplan.segment import Region, Segmentation, extract
 from fuseplan.tune import tune
-from fuseplan.tuning.subject import traces_of
+from fuseplan.tuning.traces import traces_of
 
 PICKED = "picked by tuning"
 ROUNDS = 25
-DEFAULTS: dict[str, Plan] = {"inductor": WholePlan("inductor"), "eager": WholePlan("eager")}
+DEFAULTS: dict[str, Plan] = {"inductor": Plan("inductor"), "eager": Plan("eager")}
 
 
-def measure(arguments: list[str]) -> Callable[[], dict[str, Any]]:
+def measure(arguments: list[str]) -> Rows:
     """All cases, or those that are named."""
-    parser = argparse.ArgumentParser(prog="scripts/bench choices", description=__doc__)
-    parser.add_argument("--only", action="append", choices=list(CASES), metavar="NAME", help="may be given again")
-    parser.add_argument("--append", action="store_true", help="keep the results of cases that are not measured now")
-    parser.add_argument("--effort", choices=("quick", "full"), default="full")
-    parser.add_argument("--device", default="cuda", help="cpu is for trying it out")
-    chosen = parser.parse_args(arguments)
-    cases: dict[str, Any] = {}
-
-    def results() -> dict[str, Any]:
-        found = with_earlier("choices", cases, chosen.append, within="cases")
-        return {"all fastest or tied": all(one["fastest or tied"] for one in found.values()), "cases": found}
-
+    chosen = tuning_options("choices", __doc__, CASES, effort="full").parse_args(arguments)
+    rows = Rows("choices", arguments, _results, keep=chosen.append, within="cases")
     for name in chosen.only or CASES:
-        cases[name] = found = {"commit": commit(), **_measure_case(name, chosen.device, chosen.effort)}
+        found = _measure_case(name, chosen.device, chosen.effort)
+        rows.put(name, {"commit": commit(), **found})
         print_table(f"{name}: {found['verdict']}", found["plans"])
-        with alone():
-            write_result("choices", arguments, results())
-    return results
+    return rows
+
+
+def _results(cases: Mapping[str, Any]) -> dict[str, Any]:
+    return {"all fastest or tied": all(one["fastest or tied"] for one in cases.values()), "cases": dict(cases)}
 
 
 def _measure_case(name: str, device: str, effort: str) -> dict[str, Any]:
@@ -68,14 +62,14 @@ def _measure_case(name: str, device: str, effort: str) -> dict[str, Any]:
         plans = {PICKED: tuned.plan, **DEFAULTS, **dict(_every(_graph(trace, workers)))}
         fit = _vetted(trace, plans, workers)
         plans = {name: plan for name, plan in plans.items() if fit[name].ok}
-        sides = tuple(Side(name, plan) for name, plan in plans.items())
+        sides = tuple(RaceEntry(name, plan) for name, plan in plans.items())
         rule = Rule(most=ROUNDS, least=ROUNDS, hopeless=1e9)
         (raced,) = workers.map([RacePlans(trace.to_json(), sides, PICKED, rule)])
     found = _verdict(raced)
     same = [other for other, plan in plans.items() if other != PICKED and plan == tuned.plan]
     refused = {name: f"{one.status}: {one.detail}" for name, one in fit.items() if not one.ok}
     picked = {"winner": tuned.winner, "status": tuned.status, "seconds": round(tuned.seconds, 1), "same as": same}
-    return {**found, "picked": {**picked, "moves": list(tuned.moves)}, "refused": refused}
+    return {**found, "picked": {**picked, "moves": [move.line for move in tuned.moves]}, "refused": refused}
 
 
 def _graph(trace: Trace, workers: Workers) -> Graph:
@@ -97,7 +91,7 @@ def _every(graph: Graph) -> Iterator[tuple[str, Plan]]:
             runs = [list(_runs(graph, ops, variants=len(groups) == 1)) for ops in groups]
             for choice in product(*runs):
                 regions = tuple(Region(ops, *by) for ops, by in zip(groups, choice, strict=True) if by[0] != "aten")
-                plan = SegmentedPlan((Part("inference", graph.key, Segmentation(regions)),))
+                plan = Plan("aten", carve_outs=(CarveOuts("inference", graph.key, Segmentation(regions)),))
                 if plan not in seen:
                     seen.add(plan)
                     yield _name(views, outside, choice) if regions else "all under aten", plan
@@ -114,8 +108,7 @@ def _runs(graph: Graph, ops: Sequence[int], variants: bool) -> Iterator[tuple[st
 
 
 def _takes(executor: Executor, graph: Graph, ops: Sequence[int], region: Graph) -> bool:
-    refuses = getattr(executor, "refuses", lambda region: None)
-    return all(executor.supports(graph.ops[i], graph) is None for i in ops) and not refuses(region)
+    return all(executor.supports(graph.ops[i], graph) is None for i in ops) and executor.refuses(region) is None
 
 
 def _name(views: list[int], outside: tuple[int, ...], choice: Sequence[tuple[str, str]]) -> str:
@@ -126,7 +119,7 @@ def _name(views: list[int], outside: tuple[int, ...], choice: Sequence[tuple[str
 def _vetted(trace: Trace, plans: dict[str, Plan], workers: Workers) -> dict[str, Outcome]:
     """What came of checking each."""
     ahead = torch.cuda.is_available()
-    jobs = [VetPlan(trace.to_json(), Side(name, plan), race=ahead) for name, plan in plans.items()]
+    jobs = [VetPlan(trace.to_json(), RaceEntry(name, plan), race=ahead) for name, plan in plans.items()]
     say(f"{trace.name}: {len(jobs)} plans are compiled and checked")
     return dict(zip(plans, workers.map(jobs), strict=True))
 

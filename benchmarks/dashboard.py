@@ -21,14 +21,14 @@ from urllib.request import urlopen
 from playwright.sync_api import Browser, sync_playwright
 
 from benchmarks.given import numbers
-from benchmarks.lookup import ENVIRONMENTS, HERE, PER_REGION, program, put_rows, region_rows, schema_digest
+from benchmarks.lookup import HERE, fill, program, schema_digest
 from benchmarks.result import ROOT
-from fuseplan.plan import Part, SegmentedPlan
+from fuseplan.plan import CarveOuts, Plan
 from fuseplan.segment import Region, Segmentation
+from fuseplan.segment.moves import Move
 from fuseplan.tuning_db import DefaultTiming, Repeats, StoredPlan
-from fuseplan.tuning_db.files import Database
 from fuseplan.tuning_db.records import trace_key
-from fuseplan.tuning_db.tables import DEFAULT_TIMING, ENVIRONMENT, PLAN, PROGRAM, TRACE, Row, Table
+from fuseplan.tuning_db.tables import DEFAULT_TIMING, PLAN, PROGRAM, TRACE, Row, Table
 
 SERVE = (sys.executable, "-c", "from fuseplan.cli import main; main()", "dashboard", "--port", "0", "--db")
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-dev-shm-usage")
@@ -42,7 +42,8 @@ def measure(arguments: list[str]) -> dict[str, Any]:
     programs, measurements = numbers("dashboard", __doc__, arguments, programs=10_000, measurements=1_000_000)
     path = ROOT / "build" / f"dashboard-{schema_digest()}-{programs}-{measurements}.db"
     if not path.exists():
-        make(path, programs, measurements)
+        draw = random.Random(3)
+        fill(path, programs, lambda number: _program_rows(number, draw), measurements)
     load = os.getloadavg()[0]  # others on the machine make all of it slower
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=_chromium(), headless=True, args=list(FLAGS))
@@ -67,37 +68,18 @@ def measure(arguments: list[str]) -> dict[str, Any]:
     }
 
 
-def make(path: Path, programs: int, measurements: int) -> None:
-    """Fill a new file, in large transactions."""
-    part = path.with_suffix(".part")
-    part.unlink(missing_ok=True)
-    part.parent.mkdir(exist_ok=True)
-    database = Database(part)
-    database.write(lambda connection: put_rows(connection, [(ENVIRONMENT, place.row()) for place in ENVIRONMENTS]))
-    draw = random.Random(3)
-    for first in range(0, programs, 500):
-        rows = [row for number in range(first, min(first + 500, programs)) for row in _program_rows(number, draw)]
-        database.write(lambda connection, rows=rows: put_rows(connection, rows))  # type: ignore[misc]
-    for first in range(0, measurements // PER_REGION, 500):
-        last = min(first + 500, measurements // PER_REGION)
-        rows = [row for number in range(first, last) for row in region_rows(number)]
-        database.write(lambda connection, rows=rows: put_rows(connection, rows))  # type: ignore[misc]
-    database.close()
-    part.rename(path)
-
-
 def _program_rows(number: int, draw: random.Random) -> list[tuple[Table, Row]]:
     """A program with its calls, three defaults of ten repeats each, and a plan of 24 regions."""
     key, at = program(number), AT.format(1 + number % 28, number % 24, number % 60)
     regions = tuple(Region((3 * i, 3 * i + 1, 3 * i + 2), "nvfuser" if i % 2 else "inductor") for i in range(24))
     launch = "cudagraph" if number % 3 == 0 else "plain"
-    cut = SegmentedPlan((Part("inference", key, Segmentation(regions)),), launch=launch)
+    cut = Plan("aten", carve_outs=(CarveOuts("inference", key, Segmentation(regions)),), launch=launch)
     walls = {name: draw.uniform(150, 900) for name in ("eager", "inductor", "nvfuser-greedy")}
     best = min(walls, key=walls.__getitem__)
     faster = number % 7 / 10
     stored = StoredPlan(
         key, HERE, cut, status="tuned" if faster else "default", wall_us=walls[best] / (1 + faster), best_default=best,
-        best_default_us=walls[best], noise_us=draw.uniform(0.1, 5), moves="peel-head op 3: -4 µs", changed_at=at,
+        best_default_us=walls[best], noise_us=draw.uniform(0.1, 5), moves=(Move("peel-head", region=3, change_us=-4.0),), changed_at=at,
     )  # fmt: skip
     timings = [
         DefaultTiming(key, HERE, name, launch, wall_us=wall, device_us=wall, host_us=9.5, measured_at=at,

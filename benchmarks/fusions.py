@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from benchmarks.given import names
 from benchmarks.timing import print_table, side_by_side
-from fuseplan.capture import Captured, capture_fx
+from fuseplan.capture.fx.from_fx import Captured, capture_fx
 from fuseplan.errors import FuseplanError
 from fuseplan.executors.flat import Boxed, flatten
 from fuseplan.graph import Graph

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from fuseplan.capture.trace import Trace, load_trace
+from fuseplan.capture.trace.format import Trace
+from fuseplan.capture.trace.load import load_trace
 from fuseplan.plan import Plan
-from fuseplan.tuning.subject import device_of
+from fuseplan.tuning.traces import device_of
 
 STEPS = 5
 TOP = 25

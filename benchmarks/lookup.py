@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from statistics import median
@@ -20,8 +21,9 @@ from typing import Any
 from benchmarks.given import numbers
 from benchmarks.result import ROOT
 from fuseplan.graph import Graph, Op, Ref, TensorType, Value
-from fuseplan.plan import Part, Plan, SegmentedPlan
+from fuseplan.plan import CarveOuts, Plan
 from fuseplan.segment import Region, Segmentation
+from fuseplan.segment.moves import Move
 from fuseplan.tuning_db import Environment, Hit, Measurement, Miss, Places, Query, Repeats, Store, StoredPlan
 from fuseplan.tuning_db.files import Database
 from fuseplan.tuning_db.programs import region_row
@@ -31,7 +33,7 @@ from fuseplan.tuning_db.tables import ENVIRONMENT, MEASUREMENT, PLAN, PROGRAM, R
 
 HERE = Environment(
     "cuda", "2.11.0+cu130", gpu="NVIDIA H200", gpu_sms=132, gpu_l2_mib=60, gpu_memory_gib=140, cuda="13.0",
-    inductor="2.11.0+cu130, triton 3.6", nvfuser="0.2.36",
+    versions=(("inductor", "2.11.0+cu130, triton 3.6"), ("nvfuser", "0.2.36")),
 )  # fmt: skip
 ENVIRONMENTS = (HERE, replace(HERE, gpu="NVIDIA A100", gpu_sms=108, gpu_l2_mib=40, gpu_memory_gib=80))
 EXECUTORS = (
@@ -89,18 +91,21 @@ def measure(arguments: list[str]) -> dict[str, Any]:
 
 
 def make(path: Path, plans: int, measurements: int) -> None:
-    """Fill a new file, in large transactions; a program has two plans, and a region fifty measurements."""
+    """Fill a new file; a program has two plans."""
+    fill(path, plans // 2, _program_rows, measurements)
+
+
+def fill(path: Path, programs: int, rows_of: Callable[[int], list[tuple[Table, Row]]], measurements: int) -> None:
+    """Fill a new file with the rows of so many programs, and of regions with fifty measurements each, in large transactions."""
     part = path.with_suffix(".part")
     part.unlink(missing_ok=True)
+    part.parent.mkdir(exist_ok=True)
     database = Database(part)
     database.write(lambda connection: put_rows(connection, [(ENVIRONMENT, place.row()) for place in ENVIRONMENTS]))
-    for first in range(0, plans // 2, 1000):
-        rows = [row for number in range(first, min(first + 1000, plans // 2)) for row in _program_rows(number)]
-        database.write(lambda connection, rows=rows: put_rows(connection, rows))  # type: ignore[misc]
-    for first in range(0, measurements // PER_REGION, 500):
-        last = min(first + 500, measurements // PER_REGION)
-        rows = [row for number in range(first, last) for row in region_rows(number)]
-        database.write(lambda connection, rows=rows: put_rows(connection, rows))  # type: ignore[misc]
+    for count, made in ((programs, rows_of), (measurements // PER_REGION, region_rows)):
+        for first in range(0, count, 500):
+            rows = [row for number in range(first, min(first + 500, count)) for row in made(number)]
+            database.write(partial(put_rows, rows=rows))
     database.close()
     part.rename(path)
 
@@ -134,11 +139,11 @@ def put_rows(connection: sqlite3.Connection, rows: list[tuple[Table, Row]]) -> N
 def _program_rows(number: int) -> list[tuple[Table, Row]]:
     key, name = program(number), f"model {number % 50}, graph {number // 50}"
     regions = tuple(Region((3 * i, 3 * i + 1, 3 * i + 2), "nvfuser" if i % 2 else "inductor") for i in range(24))
-    cut = SegmentedPlan((Part("inference", key, Segmentation(regions)),))
+    cut = Plan("aten", carve_outs=(CarveOuts("inference", key, Segmentation(regions)),))
     faster = number % 7 / 10
     stored = [
         StoredPlan(key, place, plan, status=status, wall_us=2000.0 - 500 * faster, best_default="inductor",
-                   best_default_us=2000.0, noise_us=3.0, moves="peel-head op 3: -4 µs")
+                   best_default_us=2000.0, noise_us=3.0, moves=(Move("peel-head", region=3, change_us=-4.0),))
         for place, plan, status in ((HERE, cut, "tuned"), (ENVIRONMENTS[1], Plan.named("inductor"), "default"))
     ]  # fmt: skip
     named: Row = {"key": key, "name": name, "changed_at": stored[0].changed_at}

@@ -6,7 +6,7 @@ cuts of each, the defaults and the whole-program plans then race side by side.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,26 +20,28 @@ from benchmarks.progress import LogProgress, heard
 from benchmarks.result import commit
 from benchmarks.timing import compared
 from benchmarks.zoo import EVERY
-from fuseplan.capture.trace import Trace
+from fuseplan.capture.trace.format import Trace
 from fuseplan.errors import FuseplanError
 from fuseplan.executors import executors
+from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.environment import environment
-from fuseplan.measure.jobs import Calibrate, Capture, Found, RacePlans, Side, VetPlan
+from fuseplan.measure.jobs import Calibrate, Capture, CapturedProgram, RacePlans, VetPlan
 from fuseplan.measure.race import RaceResult, Rule
 from fuseplan.models import CostModel, Machine
-from fuseplan.plan import Plan, SegmentedPlan, WholePlan
-from fuseplan.search.costs import Timings
-from fuseplan.search.effort import Effort
-from fuseplan.tuning import plans
-from fuseplan.tuning.devices import own_workers
-from fuseplan.tuning.ledger import plan_name
-from fuseplan.tuning.model import LEARNED, cost_model, knows_its_doubts
-from fuseplan.tuning.plans import Entry
-from fuseplan.tuning.regions import RegionBook
-from fuseplan.tuning.segments import Search
-from fuseplan.tuning.session import Pool, Session
-from fuseplan.tuning.subject import device_of
-from fuseplan.tuning_db import Places, Store
+from fuseplan.plan import Plan
+from fuseplan.solver.costs import Timings
+from fuseplan.tuning.effort import FULL, Effort
+from fuseplan.tuning.program.baseline import defaults, planned, whole_candidates
+from fuseplan.tuning.program.budget import Budget
+from fuseplan.tuning.program.combine import distinct, plan_name
+from fuseplan.tuning.program.knowledge import Knowledge
+from fuseplan.tuning.program.model import LEARNED, cost_model, knows_its_doubts
+from fuseplan.tuning.program.problem import Problem, ProgramLaunch, problem_of
+from fuseplan.tuning.program.rounds import Rounds
+from fuseplan.tuning.program.services import Pool, Services
+from fuseplan.tuning.queue.devices import own_workers
+from fuseplan.tuning.traces import device_of
+from fuseplan.tuning_db import Environment, Places, Store
 
 BEST = 3
 """Segmented plans of each stage that race at the end."""
@@ -95,9 +97,9 @@ class Program:
     given: Mapping[str, Any]
     report: Report
     timings: Timings = field(default_factory=Timings)
-    _found: Found | None = None
+    _found: CapturedProgram | None = None
 
-    def found(self) -> Found:
+    def found(self) -> CapturedProgram:
         """Its graphs."""
         if self._found is None:
             self.report.at("capturing")
@@ -107,13 +109,15 @@ class Program:
             self._found = outcome.found
         return self._found
 
-    def session(self, effort: str) -> Session:
-        """A run of tuning that begins now."""
-        here = environment(device_of(self.trace))
-        progress, active = LogProgress(self.report.at), knows_its_doubts(self.model)
-        return Session(
-            self.store, here, self.pool, Effort.named(effort), self.model, progress, active=active
-        )  # fmt: skip
+    def problem(self, launch: str, effort: Effort) -> Problem:
+        """What there is to tune in it."""
+        found = self.found()
+        return problem_of(found, ProgramLaunch(found.key or "", self.trace.name, launch), effort, self.here.device)
+
+    @property
+    def here(self) -> Environment:
+        """Where it is tuned."""
+        return environment(device_of(self.trace))
 
 
 @dataclass
@@ -128,8 +132,8 @@ class Subject:
     def stages(self) -> dict[str, Any]:
         """The best plan of each stage, raced together."""
         program, effort = self.program, self.program.given["effort"]
-        found, session = program.found(), program.session("full")
-        named = [*plans.defaults(session, self.launch), *plans.whole_candidates(session, found, self.launch)]
+        problem, here = program.problem(self.launch, FULL), program.here
+        named = [*defaults(here, self.launch), *whole_candidates(problem, here, FULL)]
         self.vet("anchors", [one for one in named if effort == "full" or not one.name.startswith(SEARCHED)])
         self.vet("segmented", self.searched("nvfuser"), BEST)
         if "nvfuser-greedy" in self.plans:
@@ -138,22 +142,26 @@ class Subject:
         names = self._contenders()
         least, most = ROUNDS
         rule = Rule(most=most, least=least, hopeless=1e9, seconds=program.given["seconds"])
-        sides = tuple(Side(name, self.plans[name]) for name in names)
+        sides = tuple(RaceEntry(name, self.plans[name]) for name in names)
         (outcome,) = program.pool.map([RacePlans(program.trace.to_json(), sides, names[0], rule)])
         if outcome.race is None:
             raise FuseplanError(f"the race did not come to its end: {outcome.status}, {outcome.detail}")
         return self._table(outcome.race)
 
-    def searched(self, without: str | None = None) -> list[Entry]:
+    def searched(self, without: str | None = None) -> list[RaceEntry]:
         """The best cuts that tuning finds, the best first, with all that is measured already."""
         self.program.report.at(f"{self.launch}: searching" + (f" without {without}" if without else ""))
-        session, found = self.program.session(self.program.given["effort"]), self.program.found()
+        program, effort = self.program, Effort.named(self.program.given["effort"])
+        services = Services(program.store, program.here, program.pool, LogProgress(program.report.at))
         with _without(without):
-            book = RegionBook(session, self.program.timings)
-            search = Search(session, found, plans.proven(found), book, self.launch)
-            return [Entry(f"cut {plan_name(one.plan)}", one.plan) for one in search.distinct(search.run())]
+            problem = program.problem(self.launch, effort)
+            knowledge = Knowledge(problem, program.model, program.timings, effort.optimism)
+            budget = Budget(effort, services.on_gpu)
+            proposed = Rounds(services, budget, knowledge, picks=knows_its_doubts(program.model)).run()
+            cuts = distinct(knowledge, proposed.candidates)
+            return [RaceEntry(f"cut {plan_name(one.plan)}", one.plan) for one in cuts]
 
-    def vet(self, stage: str, entries: Sequence[Entry], most: int | None = None) -> None:
+    def vet(self, stage: str, entries: Sequence[RaceEntry], most: int | None = None) -> None:
         """See which are right, of a stage unless they say themselves; of many, until so many are."""
         program, right = self.program, 0
         waiting = [entry for entry in entries if entry.name not in self.plans]
@@ -162,12 +170,12 @@ class Subject:
             count = len(waiting) if most is None else most - right
             now, waiting = waiting[:count], waiting[count:]
             program.report.at(f"{self.launch}: compiling and checking {len(now)} plans")
-            jobs = [VetPlan(program.trace.to_json(), entry.side, race=on_gpu) for entry in now]
+            jobs = [VetPlan(program.trace.to_json(), entry, race=on_gpu) for entry in now]
             for entry, outcome in zip(now, program.pool.map(jobs), strict=True):
                 print(f"    {entry.name}: {outcome.status} {outcome.detail}", flush=True)
                 if outcome.ok:
                     right += 1
-                    self.add(entry.name, entry.plan, stage)
+                    self.add(entry.name, planned(entry), stage)
 
     def add(self, name: str, plan: Plan, stage: str) -> None:
         """Take in a plan that is right."""
@@ -210,12 +218,12 @@ class Subject:
 
     def _pair(self, timed: Mapping[str, float]) -> tuple[str, str] | None:
         """The best segmented plan, and the best whole-program plan with the same anchors."""
-        cut = {n: p for n in timed if isinstance(p := self.plans[n], SegmentedPlan) and p.parts}
+        cut = {n: p for n in timed if (p := self.plans[n]).carve_outs}
         if not cut:
             return None
         segmented = min(cut, key=timed.__getitem__)
-        wholes = {n: p for n in timed if isinstance(p := self.plans[n], WholePlan) and p.executor == "inductor"}
-        same = [name for name, plan in wholes.items() if plan.anchors == cut[segmented].anchors]
+        wholes = {n: p for n in timed if (p := self.plans[n]).host == "inductor"}
+        same = [name for name, plan in wholes.items() if plan.rewrites == cut[segmented].rewrites]
         return (segmented, min(same, key=timed.__getitem__)) if same else None
 
     def kernels(self, segmented: str, whole: str) -> dict[str, Any]:
@@ -226,20 +234,16 @@ class Subject:
 
 def _own_stage(plan: Plan) -> str | None:
     """The stage that a plan is of, whoever has proposed it."""
-    if isinstance(plan, WholePlan):
-        return "anchors" if plan.anchors or plan.mode != "default" else "defaults"
-    assert isinstance(plan, SegmentedPlan)
-    return "nvfuser" if _runs_nvfuser(plan) else "defaults" if plan.greedy else None
-
-
-def _runs_nvfuser(plan: SegmentedPlan) -> bool:
-    regions: Iterable[Any] = (region for part in plan.parts for region in part.segmentation.regions)
-    return any(region.executor == "nvfuser" for region in regions)
+    if plan.host != "aten":
+        return "anchors" if plan.rewrites or plan.settings != "default" else "defaults"
+    if any(region.executor == "nvfuser" for region in plan.regions):
+        return "nvfuser"
+    return "defaults" if plan.greedy else None
 
 
 @contextmanager
 def _without(executor: str | None) -> Iterator[None]:
     """Tuning that knows nothing of one executor."""
     left = {name: one for name, one in executors().items() if name != executor}
-    with mock.patch("fuseplan.tuning.segments.executors", return_value=left):
+    with mock.patch("fuseplan.tuning.program.problem.executors", return_value=left):
         yield

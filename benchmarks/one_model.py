@@ -22,13 +22,14 @@ from benchmarks.result import commit, write_json
 from benchmarks.timing import contest, paired
 from benchmarks.zoo import EVERY, Case, fresh, load, step_of
 from fuseplan.backend import fuseplan_backend
-from fuseplan.capture.trace import Trace, write_trace
+from fuseplan.capture.trace.format import Trace
+from fuseplan.capture.trace.write import write_trace
 from fuseplan.measure.failures import RUN, check_device, failure
-from fuseplan.search.effort import Effort
 from fuseplan.tune import tune
-from fuseplan.tuning.devices import own_workers
-from fuseplan.tuning.keep import Tuned
-from fuseplan.tuning.subject import traces_of
+from fuseplan.tuning.effort import Effort
+from fuseplan.tuning.program.result import Tuned
+from fuseplan.tuning.queue.devices import own_workers
+from fuseplan.tuning.traces import traces_of
 
 LAUNCHES = ("plain", "cudagraph")
 TORCH: dict[str, dict[str, Any] | None] = {
@@ -232,7 +233,7 @@ def account(one: Tuned) -> dict[str, Any]:
         "device_seconds": round(one.device_seconds, 2),
         **costs,
         "prediction_error": {name: _rounded(value) for name, value in errors.items()},
-        "moves": list(one.moves),
+        "moves": [move.line for move in one.moves],
         "timed": timed,
         "detail": one.detail,
     }

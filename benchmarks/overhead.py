@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 from time import perf_counter
 from types import FunctionType
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 
 from benchmarks.given import numbers
+from benchmarks.timing import alternating
 
 BLOCK = 200
 PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -33,7 +35,7 @@ def measure(arguments: list[str]) -> dict[str, Any]:
         for train in (False, True):
             torch._dynamo.reset()
             sides = {"fuseplan": _step(ours, train), "reference": _step(theirs, train)}
-            calls = _alternate(sides, blocks)
+            calls = alternating(sides, blocks, partial(_block, sides))
             compiles = _compile_times(ours, theirs, train, compilations)
             result[f"{title}, {'training' if train else 'inference'}"] = {
                 "reference": theirs["backend"],
@@ -78,18 +80,11 @@ def _fresh() -> Callable[..., torch.Tensor]:
     return FunctionType(code, twenty_ops.__globals__)
 
 
-def _alternate(sides: dict[str, Callable[[], object]], blocks: int) -> dict[str, list[float]]:
-    times: dict[str, list[float]] = {name: [] for name in sides}
-    order = list(sides)
-    shuffler = random.Random(0)
-    for _ in range(blocks):
-        shuffler.shuffle(order)
-        for name in order:
-            run, start = sides[name], perf_counter()
-            for _ in range(BLOCK):
-                run()
-            times[name].append((perf_counter() - start) / BLOCK)
-    return times
+def _block(sides: dict[str, Callable[[], object]], name: str) -> float:
+    run, start = sides[name], perf_counter()
+    for _ in range(BLOCK):
+        run()
+    return (perf_counter() - start) / BLOCK
 
 
 def _compile_times(ours: dict[str, Any], theirs: dict[str, Any], train: bool, count: int) -> dict[str, list[float]]:

@@ -21,8 +21,8 @@ from benchmarks.given import names
 from benchmarks.result import RESULTS
 from fuseplan.charts import Panel, chart
 from fuseplan.graph import Graph, Op, Ref, TensorType, Value
-from fuseplan.search.solve import Option, Solver, solve
 from fuseplan.segment import check_segmentation, is_anchor, islands
+from fuseplan.solver.solve import Option, Solver, solve
 
 SIZES = (1250, 2500, 5000, 10_000)
 LAYERS = 100

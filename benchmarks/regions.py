@@ -6,8 +6,8 @@ to call cost, and a region whose outputs hold an input, which has to be put in i
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Mapping
+from functools import partial
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -17,10 +17,12 @@ import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from benchmarks.given import numbers
-from fuseplan.capture import fake_inputs, from_fx, to_fx
+from benchmarks.timing import alternating
+from fuseplan.capture.fx.from_fx import from_fx
+from fuseplan.capture.fx.to_fx import fake_inputs, to_fx
 from fuseplan.executors import executors
-from fuseplan.executors.inputs import make_inputs
 from fuseplan.graph import Graph, Op, Ref, ScalarType, Symbol, TensorType, Value
+from fuseplan.judge.inputs import make_inputs
 
 BLOCK = 500
 
@@ -45,8 +47,12 @@ def measure(arguments: list[str]) -> dict[str, Any]:
     regions = {function.__name__: _region(function, device) for function in (gelu_sum, three_outputs)}
     regions["sized_softmax"] = _sized_softmax(device)
     for name, region in regions.items():
+        inputs = make_inputs(region, 0)
         sides = _sides(region)
-        times = _alternate(sides, make_inputs(region, 0), blocks)
+        for call in sides.values():
+            for _ in range(50):
+                call(list(inputs))
+        times = alternating(sides, blocks, partial(_block, sides, inputs))
         us = {name: median(values) * 1e6 for name, values in times.items()}
         result[name] = {"us_per_call": us, "ratios": _ratios(times)}
     return result
@@ -85,7 +91,7 @@ def _inductor_itself(region: Graph) -> dict[str, Callable[[list[Any]], object]]:
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.decomposition import select_decomp_table
 
-    from fuseplan.executors.inductor_api import fake_mode
+    from fuseplan.executors.inductor.api import fake_mode
 
     gm = to_fx(region)
     fakes = fake_inputs(gm)
@@ -102,22 +108,8 @@ def _nvfuser_itself(region: Graph) -> Callable[[list[Any]], object]:
     return define(region).cache.execute  # type: ignore[no-any-return]
 
 
-def _alternate(
-    sides: Mapping[str, Callable[[list[Any]], object]], inputs: list[Any], blocks: int
-) -> dict[str, list[float]]:
-    times: dict[str, list[float]] = {name: [] for name in sides}
-    order, shuffler = list(sides), random.Random(0)
-    for call in sides.values():
-        for _ in range(50):
-            call(list(inputs))
-    for _ in range(blocks):
-        shuffler.shuffle(order)
-        for name in order:
-            times[name].append(_block(sides[name], inputs))
-    return times
-
-
-def _block(call: Callable[[list[Any]], object], inputs: list[Any]) -> float:
+def _block(sides: Mapping[str, Callable[[list[Any]], object]], inputs: list[Any], name: str) -> float:
+    call = sides[name]
     if inputs[-1].is_cuda:
         torch.cuda.synchronize()
     start = perf_counter()

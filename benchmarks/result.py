@@ -8,7 +8,7 @@ import os
 import platform
 import shlex
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
@@ -70,17 +70,6 @@ def earlier_results(name: str) -> dict[str, Any]:
     path = result_file(name)
     found: Any = json.loads(path.read_text(encoding="utf-8"))["results"] if path.exists() else {}
     return found if isinstance(found, dict) else {}
-
-
-def with_earlier(
-    name: str, rows: Mapping[str, Any], keep: bool, left: Iterable[str] = (), within: str = "models"
-) -> dict[str, Any]:
-    """Those rows of models, and those of the file beside them if it is to keep them: another process may have added some.
-
-    Models that were `left` out fail, unless the file has them.
-    """
-    earlier = earlier_results(name).get(within, {}) if keep else {}
-    return {**{one: {"failed": "no time was left for it"} for one in left}, **earlier, **rows}
 
 
 def environment() -> dict[str, Any]:

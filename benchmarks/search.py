@@ -17,11 +17,11 @@ from benchmarks.search_replay import NOISE, Replay
 from benchmarks.search_tables import Table, tables
 from fuseplan.charts import Panel, chart
 from fuseplan.models import Machine, Roofline, Row
-from fuseplan.search.costs import Timing, Timings
-from fuseplan.search.effort import FULL
-from fuseplan.search.names import Params, Point, encode
-from fuseplan.search.solve import Option, solve
-from fuseplan.search.study import SAMPLERS, Ledger
+from fuseplan.solver.costs import Timing, Timings
+from fuseplan.solver.solve import Option, solve
+from fuseplan.study.ledger import SAMPLERS, Ledger
+from fuseplan.study.names import Params, Point, encode
+from fuseplan.tuning.effort import FULL
 
 SPENT = (50, 100, 150, 200, 300, 500)
 LEAST = 0.01

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from benchmarks.search_tables import EXECUTORS, Table
 from fuseplan.errors import PlanError
 from fuseplan.models import CostModel, Machine, Roofline, Row, work_of
-from fuseplan.search.costs import Case, RegionCosts, Runner, Timings
-from fuseplan.search.names import Point, Space, encode, space_of
-from fuseplan.search.solve import Option, two_clock
 from fuseplan.segment import Region, Segmentation, flow_of, is_anchor, maximal_regions
+from fuseplan.solver.costs import Case, RegionCosts, Runner, Timings
+from fuseplan.solver.solve import Option, two_clock
+from fuseplan.study.names import Point, Space, encode, space_of
 
 NOISE = 0.25
 """How far, in log time, a region that was never measured is taken to lie from its roofline: what a search must find out."""

@@ -13,6 +13,7 @@ import sqlite3
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -138,24 +139,19 @@ def main(arguments: list[str]) -> None:
 def _three() -> Iterator[Table]:
     """Three programs with two or three of their equal layers: more of them would add nothing to search."""
     import torch
-    from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-    bert = BertConfig(num_hidden_layers=3, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    gpt2 = GPT2Config(n_layer=2, resid_pdrop=0.0, attn_pdrop=0.0, embd_pdrop=0.0, use_cache=False)
-    llama = LlamaConfig(
-        hidden_size=1024, intermediate_size=2816, num_hidden_layers=3, num_attention_heads=16,
-        num_key_value_heads=16, vocab_size=32000, use_cache=False,
-    )  # fmt: skip
+    from benchmarks.zoo import bert, gpt2, llama
+
     cases = {
-        "bert 8x128": (BertModel, bert, (8, 128), 30522, False),
-        "gpt2 2x256 train": (GPT2LMHeadModel, gpt2, (2, 256), 50257, True),
-        "llama 1x16": (LlamaForCausalLM, llama, (1, 16), 32000, False),
+        "bert 8x128": (partial(bert, num_hidden_layers=3), (8, 128), 30522, False),
+        "gpt2 2x256 train": (partial(gpt2, n_layer=2), (2, 256), 50257, True),
+        "llama 1x16": (partial(llama, num_hidden_layers=3), (1, 16), 32000, False),
     }
-    for name, (kind, config, shape, vocabulary, train) in cases.items():
+    for name, (build, shape, vocabulary, train) in cases.items():
         torch.manual_seed(0)
         ids = torch.randint(0, vocabulary, shape)
         inputs = {"input_ids": ids, **({"labels": ids} if train else {})}
-        yield captured(name, kind(config).to(torch.bfloat16).train(train), inputs, train)
+        yield captured(name, build().to(torch.bfloat16).train(train), inputs, train)
 
 
 if __name__ == "__main__":

@@ -4,11 +4,12 @@ measured again, its own whole plans still have to be compiled, checked and raced
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from benchmarks.harness import Rows
 from benchmarks.progress import say
-from benchmarks.result import alone, commit, with_earlier, write_result
+from benchmarks.result import commit
 from benchmarks.tuning import emptied, row_name, told, tuned_from
 from benchmarks.zoo import EVERY, SECOND
 
@@ -16,23 +17,17 @@ SHARE = 0.1
 """Of the measurements of the first, what the second may take."""
 
 
-def measure(arguments: list[str]) -> Callable[[], dict[str, Any]]:
+def measure(arguments: list[str]) -> Rows:
     """The chosen pairs, one after the other."""
-    given = told(arguments, "second", __doc__, list(SECOND))
-    rows: dict[str, Any] = {}
-
-    def results() -> dict[str, Any]:
-        return results_of(with_earlier("second", rows, given.append, within="pairs"))
-
+    given = told(arguments, "second", __doc__, SECOND)
+    rows = Rows("second", arguments, results_of, keep=given.append, within="pairs")
     for name in given.only or [name for name in SECOND if not name.startswith("tiny")]:
         with emptied() as db:
             first, second = (tuned_from(name, case, given, db) for case in (EVERY[name], SECOND[name]))
-        row = row_name(name, given)
-        rows[row] = {"commit": commit(), "first": first, "second": second, "shares": shares(first, second)}
-        say(f"{row}: {rows[row]['shares']}")
-        with alone():
-            write_result("second", arguments, results())
-    return results
+        took = shares(first, second)
+        rows.put(row_name(name, given), {"commit": commit(), "first": first, "second": second, "shares": took})
+        say(f"{row_name(name, given)}: {took}")
+    return rows
 
 
 def results_of(rows: Mapping[str, Any]) -> dict[str, Any]:

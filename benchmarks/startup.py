@@ -7,7 +7,8 @@ process before has filled them. Sides take turns. Without a GPU, tiny models on 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -15,8 +16,8 @@ from typing import Any
 import torch
 
 from benchmarks.fleet import CACHES, Task, run_all, slug
-from benchmarks.models import parser
-from benchmarks.result import alone, commit, with_earlier, write_result
+from benchmarks.harness import LAUNCHES, Rows, model_options, print_lines, task_of
+from benchmarks.result import commit
 from benchmarks.zoo import EVERY, TINY
 
 SIDES = ("torch.compile", "fuseplan tuned")
@@ -25,22 +26,16 @@ LIMITS = {"cold": 1.5, "warm": 1.3}
 """What a tuned program may take, as a multiple of torch.compile's time."""
 
 
-def measure(arguments: list[str]) -> Callable[[], dict[str, Any]]:
+def measure(arguments: list[str]) -> Rows:
     """The chosen models, of each one process at a time."""
-    given = parser("startup", __doc__)
+    given = model_options("startup", __doc__)
     given.add_argument("--cold", type=int, default=1, help="processes of each side with empty caches")
     given.add_argument("--warm", type=int, default=3, help="processes of each side with the caches of the first")
-    given.add_argument(
-        "--launch", choices=("plain", "cudagraph"), default="plain", help="the latter beside reduce-overhead"
-    )
+    given.add_argument("--launch", choices=LAUNCHES, default="plain", help="the latter beside reduce-overhead")
     given.set_defaults(device=None)
     chosen = given.parse_args(arguments)
     device = chosen.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    rows: dict[str, Any] = {}
-
-    def results() -> dict[str, Any]:
-        return _results(with_earlier("startup", rows, chosen.append))
-
+    rows = Rows("startup", arguments, _results, keep=chosen.append)
     with tempfile.TemporaryDirectory() as folder:
         tuned = "fuseplan tuned" if chosen.launch == "plain" else "fuseplan tuned cudagraph"
         common = {"device": device, "effort": chosen.effort, "sides": [tuned], "launch": chosen.launch}
@@ -53,27 +48,23 @@ def measure(arguments: list[str]) -> Callable[[], dict[str, Any]]:
             model, side, caches = (task.arguments[key] for key in ("model", "side", "caches"))
             taken[model].setdefault(side, {}).setdefault(caches, []).append({"failed": failed} if failed else report)
             row = ", ".join([model, *({chosen.launch} - {"plain"})])
-            rows[row] = {"commit": commit(), **row_of(taken[model])}
-            with alone():
-                write_result("startup", arguments, results())
+            rows.put(row, {"commit": commit(), **row_of(taken[model])})
             return next(chains[model], None)
 
         run_all([next(chain) for chain in chains.values()], chosen.gpus, chosen.within_s, done)
-    _print(rows)
-    return results
+    _print(rows.new)
+    return rows
 
 
 def _tasks(name: str, chosen: Any, common: Mapping[str, Any], folder: Path) -> Iterator[Task]:
     """First the tuning; then each side in turn, cold and warm."""
 
     def task(side: str, caches: str, number: int) -> Task:
-        out = chosen.logs.absolute() / f"{slug(name)}.{slug(side)}.{caches}{number}.json"
-        for left in (out, out.with_suffix(".log")):
-            left.unlink(missing_ok=True)
         kept = folder / f"{slug(name)}.{slug(side)}.{number if caches == 'cold' else 0}"
         variables = {} if side == "tune" else {place: str(kept / place.lower()) for place in CACHES}
         told = {**common, "model": name, "side": side, "caches": caches}
-        return Task(name, "benchmarks.one_startup", out, out.with_suffix(".log"), told, chosen.limit_s, (), variables)
+        found = task_of(name, "one_startup", chosen, told, f".{slug(side)}.{caches}{number}")
+        return replace(found, variables=variables)
 
     assert name in EVERY
     yield task("tune", "cold", 0)
@@ -112,16 +103,14 @@ def _results(rows: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _print(rows: Mapping[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+    title = "seconds until the first call has returned (median)"
+    print_lines(title, ("model", "caches", *SIDES, "ratio", "limit"), _lines(rows), ("model", "caches"))
 
-    table = Table(title="seconds until the first call has returned (median)", title_justify="left")
-    for heading in ("model", "caches", *SIDES, "ratio", "limit"):
-        table.add_column(heading, justify="left" if heading in ("model", "caches") else "right")
+
+def _lines(rows: Mapping[str, Any]) -> Iterator[Sequence[str]]:
     for name, row in rows.items():
         for caches, one in row["ratios"].items():
             seconds = (f"{median(row[side][f'{caches}_s']):.2f}" for side in SIDES)
-            table.add_row(name, caches, *seconds, f"{one['ratio']:.2f}", f"{one['limit']}")
+            yield name, caches, *seconds, f"{one['ratio']:.2f}", f"{one['limit']}"
         for failed in row["failed"]:
-            table.add_row(name, failed)
-    Console(stderr=True, width=140).print(table)
+            yield name, failed

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from benchmarks.harness import print_lines
 from fuseplan.measure.clocks import GpuClock, clock_for
 from fuseplan.measure.race import LaneError, RaceResult, Rule, Sample, race
+from fuseplan.noise import bounds
 
 ROUNDS = (9, 31)
 
@@ -54,14 +56,20 @@ def compared(result: RaceResult, name: str, to: str) -> dict[str, Any]:
     """The wall time of `to` as a multiple of that of `name`, between which bounds, and whether that is beyond noise."""
     if name == to:
         return {"ratio": 1.0, "low": 1.0, "high": 1.0, "beyond noise": False}
-    pairs = zip(result.lane(to).samples, result.lane(name).samples, strict=False)
-    ratios = sorted(a.wall_us / b.wall_us for a, b in pairs)
-    rank = max(0, int(len(ratios) / 2 - len(ratios) ** 0.5))  # the median lies between, in 95 of 100 cases
-    low, high, middle = ratios[rank], ratios[-1 - rank], median(ratios)
-    return {
-        "ratio": round(middle, 4), "low": round(low, 4), "high": round(high, 4),
-        "beyond noise": low > 1.0 and middle > 1 + result.noise,
-    }  # fmt: skip
+    differences = result.differences(to, name)
+    ratio, low, high = (round(math.exp(one), 4) for one in (median(differences), *bounds(differences)))
+    return {"ratio": ratio, "low": low, "high": high, "beyond noise": result.compared(to, name) == "slower"}
+
+
+def alternating(names: Iterable[str], blocks: int, block: Callable[[str], float]) -> dict[str, list[float]]:
+    """What so many short blocks of each name take; in every round the names are in another order."""
+    times: dict[str, list[float]] = {name: [] for name in names}
+    order, shuffler = list(times), random.Random(0)
+    for _ in range(blocks):
+        shuffler.shuffle(order)
+        for name in order:
+            times[name].append(block(name))
+    return times
 
 
 def side_by_side(
@@ -100,17 +108,12 @@ def _summary(samples: Sequence[Sample]) -> dict[str, float]:
 
 def print_table(title: str, rows: Mapping[str, Mapping[str, Any]]) -> None:
     """Print measured rows as a table; the last column is the device time against the best."""
-    from rich.console import Console
-    from rich.table import Table
-
     best = min((row["device_us"] for row in rows.values() if "device_us" in row), default=1.0)
-    table = Table(title=title, title_justify="left")
-    for heading in ("", "device µs", "host µs", "wall µs", "× best"):
-        table.add_column(heading, justify="left" if not heading else "right")
+    lines: list[tuple[str, ...]] = []
     for name, row in rows.items():
         if "device_us" not in row:
-            table.add_row(name, str(row.get("failed", "")))
+            lines.append((name, str(row.get("failed", ""))))
             continue
         numbers = (f"{row[key]:.1f}" for key in ("device_us", "host_us", "wall_us"))
-        table.add_row(name, *numbers, f"{row['device_us'] / best:.3f}" if best else "-")
-    Console(stderr=True, width=120).print(table)
+        lines.append((name, *numbers, f"{row['device_us'] / best:.3f}" if best else "-"))
+    print_lines(title, ("", "device µs", "host µs", "wall µs", "× best"), lines, words=("",))

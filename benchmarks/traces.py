@@ -22,15 +22,16 @@ import torch
 from torch import nn
 
 from benchmarks.given import nothing
-from fuseplan.capture.trace import Calls, Trace
+from fuseplan.capture.trace.calls import Calls
+from fuseplan.capture.trace.format import Trace
 from fuseplan.measure.jobs import Capture, Job, Outcome
 from fuseplan.measure.pool import OnDone, Workers
-from fuseplan.search.effort import Effort
 from fuseplan.tune import tune
-from fuseplan.tuning.agenda import agenda_of
+from fuseplan.tuning.effort import Effort
 from fuseplan.tuning.progress import Silent
-from fuseplan.tuning.subject import traces_of
-from fuseplan.tuning.wanted import files, read_traces, wanted
+from fuseplan.tuning.queue.agenda import agenda_of
+from fuseplan.tuning.queue.sources import files, read_programs, read_traces
+from fuseplan.tuning.traces import traces_of
 from fuseplan.tuning_db import Places, Store
 
 FILES = 1000
@@ -114,7 +115,7 @@ def phases(folder: Path, database: Path) -> dict[str, float]:
     traces = [trace for file in listed for trace in read_traces(file)]
     marks.append(perf_counter())
     store = Store(Places(database))
-    found = wanted(traces, store)
+    found = read_programs(traces, store)
     marks.append(perf_counter())
     todo = agenda_of(found, store, effort="quick", launches=("plain",))
     store.close()

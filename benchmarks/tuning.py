@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -13,32 +13,26 @@ from time import monotonic
 from typing import Any
 
 from benchmarks.fleet import CACHES
+from benchmarks.harness import LAUNCHES, Rows, tuning_options
 from benchmarks.one_model import account, clear, traced
 from benchmarks.progress import LogProgress, heard, say, stamped
-from benchmarks.result import alone, with_earlier, write_result
 from benchmarks.zoo import EVERY, SHOWN, Case
-from fuseplan.search.effort import Effort
 from fuseplan.tune import tune
-from fuseplan.tuning.devices import own_workers
+from fuseplan.tuning.effort import Effort
+from fuseplan.tuning.queue.devices import own_workers
 
 
-def measure(arguments: list[str]) -> Callable[[], dict[str, Any]]:
+def measure(arguments: list[str]) -> Rows:
     """The chosen models, one after the other."""
-    given = told(arguments, "tuning", __doc__, list(EVERY))
-    rows: dict[str, Any] = {}
-
-    def results() -> dict[str, Any]:
-        return results_of(with_earlier("tuning", rows, given.append))
-
+    given = told(arguments, "tuning", __doc__, EVERY)
+    rows = Rows("tuning", arguments, results_of, keep=given.append)
+    limit = Effort.named(given.effort).wall_s
     for name in given.only or SHOWN:
         with emptied() as db:
             found = tuned_from(name, EVERY[name], given, db)
-        limit = Effort.named(given.effort).wall_s
-        rows[row_name(name, given)] = {**found, "effort": given.effort, "limit_s": limit}
+        rows.put(row_name(name, given), {**found, "effort": given.effort, "limit_s": limit})
         say(f"{row_name(name, given)}: {found['wall_s']} s of {limit:g}")
-        with alone():
-            write_result("tuning", arguments, results())
-    return results
+    return rows
 
 
 def results_of(rows: Mapping[str, Any]) -> dict[str, Any]:
@@ -47,14 +41,10 @@ def results_of(rows: Mapping[str, Any]) -> dict[str, Any]:
     return {"verdicts within the time of their effort": bool(fine) and all(fine), "models": dict(rows)}
 
 
-def told(arguments: list[str], name: str, text: str | None, models: list[str]) -> argparse.Namespace:
+def told(arguments: list[str], name: str, text: str | None, models: Collection[str]) -> argparse.Namespace:
     """What a benchmark of tuning can be told: which models, and how hard."""
-    parser = argparse.ArgumentParser(prog=f"scripts/bench {name}", description=text)
-    parser.add_argument("--only", action="append", choices=models, metavar="NAME", help="may be given again")
-    parser.add_argument("--append", action="store_true", help="keep the results of models that are not tuned now")
-    parser.add_argument("--effort", choices=("quick", "full"), default="quick")
-    parser.add_argument("--launch", choices=("plain", "cudagraph"), default="plain")
-    parser.add_argument("--device", default="cuda", help="cpu is for trying it out")
+    parser = tuning_options(name, text, models)
+    parser.add_argument("--launch", choices=LAUNCHES, default="plain")
     return parser.parse_args(arguments)
 
 

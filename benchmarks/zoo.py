@@ -61,49 +61,29 @@ def fresh(model: nn.Module) -> Callable[..., Any]:
     return found
 
 
-def _bert(layers: int = 12) -> nn.Module:
-    from transformers import BertConfig, BertModel
+def _built(model: str, config: str, **given: Any) -> nn.Module:
+    import transformers
 
-    return BertModel(
-        BertConfig(num_hidden_layers=layers, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    )  # fmt: skip
-
-
-def _bert_with_head() -> nn.Module:
-    from transformers import BertConfig, BertForMaskedLM
-
-    return BertForMaskedLM(BertConfig(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0))
+    built: nn.Module = getattr(transformers, model)(getattr(transformers, config)(**given))
+    return built
 
 
-def _gpt2() -> nn.Module:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    return GPT2LMHeadModel(GPT2Config(resid_pdrop=0.0, attn_pdrop=0.0, embd_pdrop=0.0, use_cache=False))
-
-
-def _llama(layers: int = 8) -> nn.Module:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    return LlamaForCausalLM(
-        LlamaConfig(
-            hidden_size=1024, intermediate_size=2816, num_hidden_layers=layers, num_attention_heads=16,
-            num_key_value_heads=16, vocab_size=32000, use_cache=False,
-        )
-    )  # fmt: skip
-
-
-def _resnet() -> nn.Module:
-    from transformers import ResNetConfig, ResNetForImageClassification
-
-    return ResNetForImageClassification(ResNetConfig(id2label=LABELS))
-
-
-def _vit() -> nn.Module:
-    from transformers import ViTConfig, ViTForImageClassification
-
-    return ViTForImageClassification(
-        ViTConfig(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, id2label=LABELS)
-    )
+_STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+bert = partial(_built, "BertModel", "BertConfig", **_STILL)
+gpt2 = partial(
+    _built, "GPT2LMHeadModel", "GPT2Config", resid_pdrop=0.0, attn_pdrop=0.0, embd_pdrop=0.0, use_cache=False
+)
+llama = partial(
+    _built, "LlamaForCausalLM", "LlamaConfig", hidden_size=1024, intermediate_size=2816, num_hidden_layers=8,
+    num_attention_heads=16, num_key_value_heads=16, vocab_size=32000, use_cache=False,
+)  # fmt: skip
+_bert_with_head = partial(_built, "BertForMaskedLM", "BertConfig", **_STILL)
+_resnet = partial(_built, "ResNetForImageClassification", "ResNetConfig", id2label=LABELS)
+_vit = partial(_built, "ViTForImageClassification", "ViTConfig", id2label=LABELS, **_STILL)
+_tiny_bert = partial(
+    bert, hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=128, vocab_size=100
+)
+_tiny_gpt2 = partial(gpt2, n_embd=64, n_layer=1, n_head=2, vocab_size=100, n_positions=32)
 
 
 def _tokens(
@@ -130,38 +110,16 @@ def _images(batch: int, labels: bool = False) -> Callable[..., Inputs]:
     return make
 
 
-def _tiny_bert(layers: int = 2) -> nn.Module:
-    from transformers import BertConfig, BertModel
-
-    return BertModel(
-        BertConfig(
-            hidden_size=64, num_hidden_layers=layers, num_attention_heads=2, intermediate_size=128, vocab_size=100,
-            hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-        )
-    )  # fmt: skip
-
-
-def _tiny_gpt2() -> nn.Module:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    return GPT2LMHeadModel(
-        GPT2Config(
-            n_embd=64, n_layer=1, n_head=2, vocab_size=100, n_positions=32, use_cache=False,
-            resid_pdrop=0.0, attn_pdrop=0.0, embd_pdrop=0.0,
-        )
-    )  # fmt: skip
-
-
 CASES = {
-    "bert 32x128": Case(_bert, _tokens(32, 128, 30522), weight=3),
-    "bert 32x128 masked": Case(_bert, _tokens(32, 128, 30522, mask=True), weight=3),
-    "bert 1x128": Case(_bert, _tokens(1, 128, 30522), weight=3),
+    "bert 32x128": Case(bert, _tokens(32, 128, 30522), weight=3),
+    "bert 32x128 masked": Case(bert, _tokens(32, 128, 30522, mask=True), weight=3),
+    "bert 1x128": Case(bert, _tokens(1, 128, 30522), weight=3),
     "bert 32x128 train": Case(_bert_with_head, _tokens(32, 128, 30522, labels=True), train=True, weight=8),
-    "gpt2 8x1024": Case(_gpt2, _tokens(8, 1024, 50257), weight=5),
-    "gpt2 8x1024 train": Case(_gpt2, _tokens(8, 1024, 50257, labels=True), train=True, weight=10),
-    "llama 4x2048": Case(_llama, _tokens(4, 2048, 32000), weight=4),
-    "llama 4x2048 train": Case(_llama, _tokens(4, 2048, 32000, labels=True), train=True, weight=9),
-    "llama 1x16": Case(_llama, _tokens(1, 16, 32000), weight=2),
+    "gpt2 8x1024": Case(gpt2, _tokens(8, 1024, 50257), weight=5),
+    "gpt2 8x1024 train": Case(gpt2, _tokens(8, 1024, 50257, labels=True), train=True, weight=10),
+    "llama 4x2048": Case(llama, _tokens(4, 2048, 32000), weight=4),
+    "llama 4x2048 train": Case(llama, _tokens(4, 2048, 32000, labels=True), train=True, weight=9),
+    "llama 1x16": Case(llama, _tokens(1, 16, 32000), weight=2),
     "resnet50 64": Case(_resnet, _images(64), weight=6),
     "resnet50 64 train": Case(_resnet, _images(64, labels=True), train=True, weight=10),
     "vit-b 64": Case(_vit, _images(64), weight=4),
@@ -179,8 +137,8 @@ SHOWN = (
 EVERY = CASES | TINY
 """Those too on which benchmarks are tried on a CPU."""
 SECOND = {
-    "bert 32x128": Case(partial(_bert, 9), _tokens(32, 128, 30522)),
-    "llama 4x2048": Case(partial(_llama, 6), _tokens(4, 2048, 32000)),
-    "tiny bert": Case(partial(_tiny_bert, 3), _tokens(2, 16, 100)),
+    "bert 32x128": Case(partial(bert, num_hidden_layers=9), _tokens(32, 128, 30522)),
+    "llama 4x2048": Case(partial(llama, num_hidden_layers=6), _tokens(4, 2048, 32000)),
+    "tiny bert": Case(partial(_tiny_bert, num_hidden_layers=3), _tokens(2, 16, 100)),
 }
 """To some of them a second model of as many of the same layers as is said here."""

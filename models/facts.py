@@ -11,7 +11,7 @@ from fuseplan.graph import Arg, Graph, Op, Ref, TensorType, Type
 from fuseplan.graph.limits import ITEM_SIZES
 from fuseplan.models import kinds
 from fuseplan.models.flops import anchor_work
-from fuseplan.models.sizes import Sizes
+from fuseplan.models.sizes import SizeValues
 from fuseplan.models.work import AnchorWork
 from fuseplan.segment import is_anchor
 
@@ -56,7 +56,7 @@ class OpFacts:
     anchor: AnchorWork | None = None
 
 
-def bytes_of(kind: Type, sizes: Sizes) -> int:
+def bytes_of(kind: Type, sizes: SizeValues) -> int:
     """The memory behind a value; expanded dimensions take none."""
     if not isinstance(kind, TensorType):
         return 0
@@ -64,7 +64,7 @@ def bytes_of(kind: Type, sizes: Sizes) -> int:
     return sizes.numel(held) * ITEM_SIZES.get(kind.dtype, 4)
 
 
-def facts_of(op: Op, graph: Graph, sizes: Sizes) -> OpFacts:
+def facts_of(op: Op, graph: Graph, sizes: SizeValues) -> OpFacts:
     """Measure one op of a graph."""
     if op.is_view:
         return OpFacts(view=True)
@@ -90,7 +90,7 @@ def facts_of(op: Op, graph: Graph, sizes: Sizes) -> OpFacts:
 
 
 def _with_arithmetic(
-    facts: OpFacts, op: Op, name: str, results: list[TensorType], types: Mapping[str, Type], sizes: Sizes
+    facts: OpFacts, op: Op, name: str, results: list[TensorType], types: Mapping[str, Type], sizes: SizeValues
 ) -> OpFacts:
     if facts.library:
         anchor = anchor_work(op, name, types, sizes, facts.bytes_alone)
@@ -116,7 +116,9 @@ def _with_arithmetic(
     )
 
 
-def _reads(op: Op, name: str, results: list[TensorType], types: Mapping[str, Type], sizes: Sizes) -> Iterator[Read]:
+def _reads(
+    op: Op, name: str, results: list[TensorType], types: Mapping[str, Type], sizes: SizeValues
+) -> Iterator[Read]:
     gathered = None
     if name in kinds.GATHERS and op.args and isinstance(op.args[0], Ref):
         gathered = op.args[0].name
@@ -132,7 +134,7 @@ def _reads(op: Op, name: str, results: list[TensorType], types: Mapping[str, Typ
         yield Read(value, touched, touched if crossing else 0)
 
 
-def _picked(op: Op, name: str, types: Mapping[str, Type], sizes: Sizes) -> int:
+def _picked(op: Op, name: str, types: Mapping[str, Type], sizes: SizeValues) -> int:
     """How many elements an operator picks one by one; none where it takes whole rows."""
     place = kinds.PICKS.get(name)
     index = op.args[place] if place is not None and place < len(op.args) else None
@@ -150,7 +152,7 @@ def _crosses(read: TensorType, written: TensorType) -> bool:
     return inner is not None and read.stride[inner] not in (0, 1)
 
 
-def _reordered(reads: tuple[Read, ...], results: list[TensorType], types: Mapping[str, Type], sizes: Sizes) -> int:
+def _reordered(reads: tuple[Read, ...], results: list[TensorType], types: Mapping[str, Type], sizes: SizeValues) -> int:
     """Bytes of operands whose dimensions lie in another order than those of the result: PyTorch tiles no such copy."""
     found = 0
     for read in reads:
@@ -167,7 +169,7 @@ def _operands(op: Op, types: Mapping[str, Type]) -> list[TensorType]:
     return [kind for kind in kinds_read if isinstance(kind, TensorType)]
 
 
-def _signature(op: Op, name: str, largest: TensorType, types: Mapping[str, Type], sizes: Sizes) -> Signature:
+def _signature(op: Op, name: str, largest: TensorType, types: Mapping[str, Type], sizes: SizeValues) -> Signature:
     elements = sizes.numel(largest.shape)
     rank = len(largest.shape)
     if "batch_norm" in name:
@@ -181,7 +183,7 @@ def _signature(op: Op, name: str, largest: TensorType, types: Mapping[str, Type]
     return elements, max(1, sums), inner is None or inner in dims
 
 
-def _rows(op: Op, elements: int, largest: TensorType, sizes: Sizes) -> int:
+def _rows(op: Op, elements: int, largest: TensorType, sizes: SizeValues) -> int:
     """How many means a layer's normalisation takes: as many as it gives, or as its normalised shape leaves."""
     for value in op.outputs[1:2]:
         if isinstance(value.type, TensorType) and value.type.dtype != "bool" and value.type.shape != largest.shape:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from math import log2
 from typing import NamedTuple
 
+from fuseplan.executors.known import traits_of
 from fuseplan.models.machine import Machine
 from fuseplan.models.model import Asked
 from fuseplan.models.terms import Terms, device_terms, host_terms
@@ -14,6 +15,7 @@ from fuseplan.models.work import CLASSES, Work
 
 VERSION = 1
 EXECUTORS = ("aten", "inductor", "nvfuser")
+"""Those that have a column of their own; rows of another have a zero in each, until a new VERSION has been fitted to rows of it."""
 VARIANTS = ("default", "tuned", "flash", "cudnn", "efficient", "math", "padded", "channels_last")
 """Those that have a number of their own; a new one looks like a default until rows of it are learnt from."""
 
@@ -113,7 +115,7 @@ CHOICE = (
     ChoiceFeature("starved_us", "occupancy", "the same where too few blocks share it", lambda w, e, v, d, h: log2(1e-3 + (d[1] + d[2]) * max(1.0, 256.0 / max(1.0, _blocks(w))))),
     ChoiceFeature("compute_us", "roofline", "the time to compute", lambda w, e, v, d, h: log2(1e-3 + sum(d[3:]))),
     ChoiceFeature("bound_us", "roofline", "the larger of the two: what overlap leaves", lambda w, e, v, d, h: log2(1e-3 + max(d[1] + d[2], sum(d[3:])))),
-    ChoiceFeature("callables", "host", "calls that the host makes", lambda w, e, v, d, h: float(w.kernels_alone + w.views if e == "aten" else 1)),
+    ChoiceFeature("callables", "host", "calls that the host makes", lambda w, e, v, d, h: float(1 if traits_of(e).fuses else w.kernels_alone + w.views)),
     ChoiceFeature("host_us", "host", "the host time of an ideal machine", lambda w, e, v, d, h: sum(h)),
 )  # fmt: skip
 """What differs between executors and variants."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from fuseplan.graph import Arg, Dim, Op, Ref, TensorType, Type
 from fuseplan.models import kinds
-from fuseplan.models.sizes import Sizes
+from fuseplan.models.sizes import SizeValues
 from fuseplan.models.work import AnchorWork
 
 ALIGNMENT = 8
@@ -24,7 +24,7 @@ _RECOMPUTING = 3.5
 """Ours computes the forward once more."""
 
 
-def anchor_work(op: Op, name: str, types: Mapping[str, Type], sizes: Sizes, moved: int) -> AnchorWork:
+def anchor_work(op: Op, name: str, types: Mapping[str, Type], sizes: SizeValues, moved: int) -> AnchorWork:
     """The work of one anchor; of one that we cannot look into, only the bytes."""
     result = next((value.type for value in op.outputs if isinstance(value.type, TensorType)), None)
     if result is None:
@@ -39,7 +39,9 @@ def anchor_work(op: Op, name: str, types: Mapping[str, Type], sizes: Sizes, move
     return AnchorWork("other", result.dtype, 0, moved)
 
 
-def _matmul(op: Op, name: str, result: TensorType, types: Mapping[str, Type], sizes: Sizes, moved: int) -> AnchorWork:
+def _matmul(
+    op: Op, name: str, result: TensorType, types: Mapping[str, Type], sizes: SizeValues, moved: int
+) -> AnchorWork:
     first = 1 if name in kinds.SECOND_FIRST else 0
     operands = [kind for arg in op.args[first : first + 2] if (kind := _tensor(arg, types)) is not None]
     inner = sizes(operands[0].shape[-1]) if operands and operands[0].shape else 1
@@ -52,13 +54,13 @@ def _matmul(op: Op, name: str, result: TensorType, types: Mapping[str, Type], si
     )
 
 
-def _row(kind: TensorType, sizes: Sizes) -> int:
+def _row(kind: TensorType, sizes: SizeValues) -> int:
     """How far apart the rows (or columns) of a matrix lie."""
     across: Dim = kind.stride[-2] if kind.stride[-1] == 1 else kind.stride[-1]
     return sizes(across)
 
 
-def _convolution(op: Op, name: str, result: TensorType, types: Mapping[str, Type], sizes: Sizes) -> int:
+def _convolution(op: Op, name: str, result: TensorType, types: Mapping[str, Type], sizes: SizeValues) -> int:
     backward = name == "convolution_backward"
     weight = _tensor(op.args[2 if backward else 1], types)
     source = _tensor(op.args[0], types) if backward else result  # what has the shape of the forward's result
@@ -76,7 +78,7 @@ def _convolution(op: Op, name: str, result: TensorType, types: Mapping[str, Type
     return once * wanted
 
 
-def _convolution_kind(op: Op, name: str, types: Mapping[str, Type], sizes: Sizes) -> str:
+def _convolution_kind(op: Op, name: str, types: Mapping[str, Type], sizes: SizeValues) -> str:
     """Libraries want the channels last: what lies otherwise they turn around, but for a product of matrices."""
     backward = name == "convolution_backward"
     image = _tensor(op.args[1 if backward else 0], types)
@@ -90,7 +92,7 @@ def _convolution_kind(op: Op, name: str, types: Mapping[str, Type], sizes: Sizes
 
 
 def _attention(
-    op: Op, name: str, result: TensorType, types: Mapping[str, Type], sizes: Sizes, moved: int
+    op: Op, name: str, result: TensorType, types: Mapping[str, Type], sizes: SizeValues, moved: int
 ) -> AnchorWork:
     backward = name.endswith("backward")
     operands = [_tensor(arg, types) for arg in op.args[1 if backward else 0 :][:3]]

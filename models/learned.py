@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from fuseplan.executors.known import traits_of
 from fuseplan.models.conformal import size_class
 from fuseplan.models.features import Looking
 from fuseplan.models.heads import Heads
@@ -19,10 +20,6 @@ OF_A_REGION = 1.0
 """The same for one region, whose choices share a part of their errors."""
 OF_KIN = 0.97
 """How far the errors of regions that differ in their views alone are the same: their correlation (`scripts/bench kin`)."""
-KIN_SPREADS = {"aten": 0.045, "inductor": 0.06}
-"""By how much they differ at least, by executor: so that nine of ten lie within, on the same rows …"""
-KIN_SPREAD = 0.1
-"""… and under nvFuser, whose schedule a view may change, and any other."""
 FAR_OFF = 2.0
 """An error, in log time, from which on one measurement corrects no other any further, nor takes away a doubt."""
 WIDEST, NARROWEST = 4.0, 0.7
@@ -218,7 +215,7 @@ class Learned:
         unsure = raw.novelty > 1.0
         if kin := self._kin.get((raw.kin, executor, variant)):
             ratio += OF_KIN * kin.beyond(ratio, 0.0)
-            least = max(KIN_SPREADS.get(executor, KIN_SPREAD), kin.scatter)
+            least = max(traits_of(executor).kin_spread, kin.scatter)
             spread = min(spread, max(least, spread * math.sqrt(1.0 - OF_KIN**2)))
             unsure = unsure and abs(ratio) > FAR_OFF
         elif seen := self._regions.get(work):

@@ -58,7 +58,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class IslandCut:
     """One way to cut an island."""
 
     name: str
@@ -70,12 +70,12 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class Island:
+class CutIsland:
     """One island with ways to cut it."""
 
     key: str
     family: str
-    cuts: tuple[Cut, ...]
+    cuts: tuple[IslandCut, ...]
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Rows:
     header: Mapping[str, Any]
     rows: tuple[Measured, ...]
     graphs: Mapping[str, Graph] = field(repr=False)
-    islands: tuple[Island, ...] = ()
+    islands: tuple[CutIsland, ...] = ()
 
 
 def device_name(header: Mapping[str, Any]) -> str:
@@ -135,7 +135,7 @@ def read_rows(path: Path) -> Rows:
     header: dict[str, Any] = {}
     rows: list[Measured] = []
     graphs: dict[str, Graph] = {}
-    islands: list[Island] = []
+    islands: list[CutIsland] = []
     number = 1
     try:
         with _open(path) as lines:
@@ -196,12 +196,12 @@ def _row(content: Mapping[str, Any]) -> Measured:
     return Measured(region, family, island, choice, executor, variant, status, device_us, host_us, peak, seconds)
 
 
-def _island(content: Mapping[str, Any]) -> Island:
+def _island(content: Mapping[str, Any]) -> CutIsland:
     cuts = (
-        Cut(str(cut["name"]), str(cut["base"]), tuple((str(choice), str(key)) for choice, key in cut["units"]))
+        IslandCut(str(cut["name"]), str(cut["base"]), tuple((str(choice), str(key)) for choice, key in cut["units"]))
         for cut in content["segmentations"]
     )
-    return Island(str(content["cuts"]), str(content["family"]), tuple(cuts))
+    return CutIsland(str(content["cuts"]), str(content["family"]), tuple(cuts))
 
 
 def _lines(rows: Rows) -> Iterator[str]:

@@ -32,10 +32,10 @@ UNSEEN = 16
 _HUGE = 2**62
 
 
-class Sizes:
-    """Sizes under given values of symbols, else under their hints.
+class SizeValues:
+    """SizeValues under given values of symbols, else under their hints.
 
-    >>> sizes = Sizes([Symbol("s0", 0, None, 8)])
+    >>> sizes = SizeValues([Symbol("s0", 0, None, 8)])
     >>> sizes("2*s0 + 1"), sizes(3), sizes.numel(("s0", "s0//3"))
     (17, 3, 16)
     """

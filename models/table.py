@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterable, Mapping
 
 from fuseplan.graph import Arg, Graph, Ref, TensorType
 from fuseplan.models.facts import OpFacts, Signature, bytes_of, facts_of
-from fuseplan.models.sizes import Sizes
+from fuseplan.models.sizes import SizeValues
 from fuseplan.models.traits import op_traits, traits_of
-from fuseplan.models.work import Traits, Work
+from fuseplan.models.work import RegionTraits, Work
 
 
 def work_of(region: Graph, sizes: Mapping[str, int] | None = None) -> Work:
@@ -27,7 +27,7 @@ class WorkTable:
     """The work of sets of ops of one graph."""
 
     def __init__(self, graph: Graph, sizes: Mapping[str, int] | None = None) -> None:
-        known = Sizes(graph.symbols, sizes)
+        known = SizeValues(graph.symbols, sizes)
         self._facts: list[OpFacts] = [facts_of(op, graph, known) for op in graph.ops]
         self._outputs = [tuple(v.name for v in op.outputs if isinstance(v.type, TensorType)) for op in graph.ops]
         self._bytes = {name: bytes_of(kind, known) for name, kind in graph.types.items()}
@@ -166,7 +166,7 @@ class _Fusion:
             self.given.add(origin)
             self.written += self.bytes_of[origin]
 
-    def work(self, traits: Traits) -> Work:
+    def work(self, traits: RegionTraits) -> Work:
         """All of it together."""
         bytes_in, between = 0, self.between
         for origin, kernels in self.read.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fuseplan.executors.known import traits_of
 from fuseplan.models.machine import Machine
 from fuseplan.models.work import AnchorWork, Work
 
@@ -45,7 +46,7 @@ def device_terms(work: Work, executor: str, machine: Machine) -> Terms:
     >>> device_terms(work, "inductor", Machine.guess("NVIDIA H200"))[:2]
     (2.0, 1.0)
     """
-    alone = executor == "aten"
+    alone = not traits_of(executor).fuses
     byte_us = 1e-3 / machine.bandwidth_gbs
     moved = work.bytes_alone if alone else work.bytes_moved
     matmul, convolution, attention = 0.0, 0.0, 0.0
@@ -77,7 +78,7 @@ def device_terms(work: Work, executor: str, machine: Machine) -> Terms:
 def _launch_us(work: Work, executor: str, machine: Machine) -> float:
     """The least that running takes; a CPU does its own calling, and the clock sees no host time apart from it."""
     least = machine.launch_device_us
-    if executor == "aten":
+    if not traits_of(executor).fuses:
         return work.kernels_alone * least + work.views * machine.view_device_us
     if machine.device != "cpu":
         return work.kernels * least
@@ -88,12 +89,13 @@ def _anchor_us(anchor: AnchorWork, executor: str, machine: Machine, byte_us: flo
     compute = anchor.flops * 1e-6 / machine.matmul_rate(anchor.dtype)
     memory = anchor.bytes * byte_us
     if anchor.kind == "unaligned":
-        # Inductor pads such matmuls by itself, which moves their operands once more.
-        return max(compute, memory) + memory if executor == "inductor" else max(compute * UNALIGNED, memory)
+        # Padding a matmul moves its operands once more.
+        pads = traits_of(executor).pads_matmuls
+        return max(compute, memory) + memory if pads else max(compute * UNALIGNED, memory)
     if anchor.kind in _CONVOLUTIONS:
         compute *= 1.0 if anchor.kind == "projection" else _CONVOLUTION
-        # Inductor turns every image around, PyTorch those that are no product of matrices (rows of an H200).
-        turns = anchor.kind == "turned" or (anchor.kind == "projection" and executor == "inductor")
+        # PyTorch turns those images around that are no product of matrices (rows of an H200), others turn every one.
+        turns = anchor.kind == "turned" or (anchor.kind == "projection" and traits_of(executor).turns_images)
         return max(compute, memory) + 2 * memory * turns
     return max(compute * _ATTENTION.get(anchor.kind, 1.0), memory)
 
@@ -103,13 +105,11 @@ def host_terms(work: Work, executor: str, machine: Machine) -> Terms:
 
     In units of what PyTorch takes for one op there, by benchmarks/results/regions.gpu.json.
     """
-    unit = machine.launch_host_us
+    unit, traits = machine.launch_host_us, traits_of(executor)
     arguments = work.inputs + work.outputs
-    if executor == "aten":
+    if not traits.fuses:
         return (0.0, work.kernels_alone * unit, work.views * machine.view_host_us, 0.0)
-    if executor == "nvfuser":
-        return (1.3 * unit, 0.0, 0.0, 0.1 * unit * arguments)
-    return (1.1 * unit, work.kernels * 0.2 * unit, 0.0, 0.1 * unit * arguments)
+    return (traits.call_units * unit, work.kernels * traits.kernel_units * unit, 0.0, 0.1 * unit * arguments)
 
 
 def variant_factor(work: Work, variant: str) -> float:

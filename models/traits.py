@@ -1,4 +1,4 @@
-"""From ops to Traits: what a region is like beside how much work it is."""
+"""From ops to RegionTraits: what a region is like beside how much work it is."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from fuseplan.graph import Graph, Op, TensorType, Type
 from fuseplan.graph.limits import ITEM_SIZES
 from fuseplan.models import kinds
 from fuseplan.models.facts import OpFacts, bytes_of
-from fuseplan.models.sizes import Sizes
-from fuseplan.models.work import CLASSES, Traits
+from fuseplan.models.sizes import SizeValues
+from fuseplan.models.work import CLASSES, RegionTraits
 
 VECTOR_BYTES = 16
 """What one thread loads at once, at most."""
@@ -35,7 +35,7 @@ class OpTraits:
     sum: tuple[int, int, bool] | None = None
 
 
-def op_traits(op: Op, graph: Graph, facts: OpFacts, producer: Mapping[str, int], sizes: Sizes) -> OpTraits:
+def op_traits(op: Op, graph: Graph, facts: OpFacts, producer: Mapping[str, int], sizes: SizeValues) -> OpTraits:
     """What one op adds."""
     before = tuple(sorted({producer[name] for name in op.reads if name in producer}))
     if facts.view or facts.idle:
@@ -60,7 +60,7 @@ def op_traits(op: Op, graph: Graph, facts: OpFacts, producer: Mapping[str, int],
 
 def traits_of(
     ops: Sequence[int], known: Sequence[OpTraits], wanted: Collection[int], users: Sequence[Collection[int]]
-) -> Traits:
+) -> RegionTraits:
     """The traits of a region of these ops, in their order; `wanted` are those whose values others need."""
     here = [known[i] for i in ops]
     working = [one for one in here if one.kind >= 0]
@@ -71,7 +71,7 @@ def traits_of(
     found = [one.sum for one in working if one.sum is not None]
     depth, width, heads = _levels(ops, known)
     live, tails, escaping = _lives(ops, known, wanted, users)
-    return Traits(
+    return RegionTraits(
         classes=tuple(classes),
         largest=largest,
         inner=inner,
@@ -167,13 +167,13 @@ def _item(kind: TensorType) -> int:
     return ITEM_SIZES.get(kind.dtype, 4)
 
 
-def _inner(kind: TensorType, sizes: Sizes) -> int:
+def _inner(kind: TensorType, sizes: SizeValues) -> int:
     """The size of the dimension that lies along memory."""
     along = [size for size, stride in zip(kind.shape, kind.stride, strict=True) if stride == 1 and size != 1]
     return sizes(along[-1]) if along else 1
 
 
-def _is_aligned(kind: TensorType, sizes: Sizes) -> bool:
+def _is_aligned(kind: TensorType, sizes: SizeValues) -> bool:
     """Whether every row begins at a multiple of a vector."""
     vector = max(1, VECTOR_BYTES // _item(kind))
     shape, strides = sizes.all(kind.shape), sizes.all(kind.stride)
@@ -181,7 +181,7 @@ def _is_aligned(kind: TensorType, sizes: Sizes) -> bool:
     return 1 in steps and _inner(kind, sizes) % vector == 0 and all(step == 1 or step % vector == 0 for step in steps)
 
 
-def _is_dense(kind: TensorType, sizes: Sizes) -> bool:
+def _is_dense(kind: TensorType, sizes: SizeValues) -> bool:
     """Whether the elements lie row after row; expanded dimensions count for nothing."""
     expected = 1
     shape, strides = sizes.all(kind.shape), sizes.all(kind.stride)

@@ -26,7 +26,7 @@ CLASSES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Traits:
+class RegionTraits:
     """Shapes and structure of a region; a region of views alone has next to none."""
 
     classes: tuple[int, ...] = (0,) * len(CLASSES)
@@ -106,7 +106,7 @@ class Work:
     """Elements that go into sums, maxima and the like."""
     anchors: tuple[AnchorWork, ...] = ()
     """Matmuls, convolutions, attention and what we cannot look into, sorted; what they move is in the bytes above too."""
-    traits: Traits = Traits()
+    traits: RegionTraits = RegionTraits()
     """Its shapes and its structure: what learned models look at beside the amounts."""
 
     @property
@@ -133,7 +133,7 @@ class Work:
         """What all regions share that differ from this one in their views alone, or in operators of one class. What a model
         is off by on one of them it is off by on the others: `scripts/bench kin` says how nearly.
 
-        >>> Work(ops=2, views=3, traits=Traits(head_views=2)).kin == Work(ops=2, views=1).kin
+        >>> Work(ops=2, views=3, traits=RegionTraits(head_views=2)).kin == Work(ops=2, views=1).kin
         True
         """
         return replace(self, views=0, traits=replace(self.traits, head_views=0, tail_views=0))

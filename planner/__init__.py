@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from fuseplan.backend import compile
     from fuseplan.bench import bench
     from fuseplan.bisect import bisect
-    from fuseplan.capture.trace import Trace
+    from fuseplan.capture.trace.format import Trace
     from fuseplan.diff import diff
     from fuseplan.doctor import doctor
     from fuseplan.draw import draw
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from fuseplan.show import show
     from fuseplan.stats import stats
     from fuseplan.tune import agenda, tune
-    from fuseplan.tuning.subject import traces_of
+    from fuseplan.tuning.traces import traces_of
     from fuseplan.tuning_db.dashboard.serve import dashboard
 
 __version__ = "0.1.0"
@@ -47,7 +47,7 @@ _HOME = {
     "Plan": "fuseplan.plan",
     "PlanError": "fuseplan.errors",
     "StoreError": "fuseplan.errors",
-    "Trace": "fuseplan.capture.trace",
+    "Trace": "fuseplan.capture.trace.format",
     "UnsupportedError": "fuseplan.errors",
     "bench": "fuseplan.bench",
     "agenda": "fuseplan.tune",
@@ -62,7 +62,7 @@ _HOME = {
     "run": "fuseplan.run",
     "show": "fuseplan.show",
     "stats": "fuseplan.stats",
-    "traces_of": "fuseplan.tuning.subject",
+    "traces_of": "fuseplan.tuning.traces",
     "tune": "fuseplan.tune",
 }
 

@@ -11,14 +11,13 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from fuseplan.capture.program import program_key
-from fuseplan.capture.settled import settled
+from fuseplan.capture.dynamo.program import program_key
+from fuseplan.capture.dynamo.settled import settled
 from fuseplan.errors import FuseplanError
-from fuseplan.lookup import Choice, Lookup, tuner
+from fuseplan.lookup import Chosen, Lookup
 from fuseplan.options import Options
-from fuseplan.plan import Plan, WholePlan
+from fuseplan.rewrites.attention.kind import with_proven_attention
 from fuseplan.runtime import Program, replay
-from fuseplan.runtime.attention import with_proven_attention
 from fuseplan.stats import count
 
 _PROGRAMS = "_fuseplan_programs"
@@ -49,7 +48,7 @@ def fuseplan_backend(
         program, compiled = _carry_out(choice, lookup)
     lookup.hold()
     count("programs")
-    count(f"programs under plan {_short(program.plan)}")
+    count(f"programs under plan {program.plan.host}")
     lookup.keep_counters()
     owner = _caller()
     if owner is not None:
@@ -57,7 +56,7 @@ def fuseplan_backend(
     return found.called(compiled)
 
 
-def _carry_out(choice: Choice, lookup: Lookup) -> tuple[Program, Callable[..., Any]]:
+def _carry_out(choice: Chosen, lookup: Lookup) -> tuple[Program, Callable[..., Any]]:
     options, identity, plan, stored = lookup.options, lookup.identity, choice.plan, choice.stored
     if options.attention == "proven" and stored is None:
         plan = with_proven_attention(plan, lookup.gm)
@@ -65,7 +64,10 @@ def _carry_out(choice: Choice, lookup: Lookup) -> tuple[Program, Callable[..., A
     if stored is not None:
         program.refuse = partial(lookup.quarantine, stored)
         program.fell_back = lookup.write_down
-    return program, replay(plan, lookup.gm, lookup.example_inputs, program)
+    compiled = replay(plan, lookup.gm, lookup.example_inputs, program)
+    if choice.layer == "user" and program.plan != plan:
+        lookup.fill_in(choice, program.plan)
+    return program, compiled
 
 
 def compile(model: Any = None, **options: Any) -> Any:
@@ -81,8 +83,7 @@ def compile(model: Any = None, **options: Any) -> Any:
     tensor([2., 2.])
     """
     for_torch = {name: options.pop(name) for name in list(options) if name in _TORCH_ARGUMENTS}
-    if Options.parse(options, for_torch.get("mode")).tune != "off":
-        tuner()  # whether there is one is better said here than by Dynamo
+    Options.parse(options, for_torch.get("mode"))  # what is wrong with them is better said here than by Dynamo
     if options and for_torch.get("mode") is not None:
         options["mode"] = for_torch.pop("mode")  # torch.compile takes a mode or options, never both
     return torch.compile(model, backend="fuseplan", options=options or None, **for_torch)
@@ -94,12 +95,6 @@ _TORCH_ARGUMENTS = ("fullgraph", "dynamic", "mode", "disable", "name")
 def programs_of(wrapper: object) -> list[Program]:
     """Return the programs that were compiled for one call of torch.compile."""
     return list(vars(wrapper).get(_PROGRAMS, ()))
-
-
-def _short(plan: Plan) -> str:
-    if isinstance(plan, WholePlan):
-        return plan.executor
-    return "segmented"
 
 
 def _caller() -> object | None:

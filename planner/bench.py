@@ -8,29 +8,31 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fuseplan.capture.numerics import Numerics
-from fuseplan.capture.trace import Trace, retarget
+from fuseplan.capture.dynamo.numerics import Numerics
+from fuseplan.capture.trace.format import Trace
+from fuseplan.capture.trace.key import retarget
 from fuseplan.errors import OptionError, StoreError
 from fuseplan.looking.subject import opened, subjects
 from fuseplan.looking.words import share, table, times, us
+from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.environment import environment
-from fuseplan.measure.jobs import Row
-from fuseplan.models import Machine, Roofline
+from fuseplan.measure.jobs import OutcomeRow
 from fuseplan.plan import LAUNCHES, Plan
-from fuseplan.search.effort import Effort
-from fuseplan.tuning import plans
-from fuseplan.tuning.devices import OpenPool, own_workers
-from fuseplan.tuning.plans import Entry, Verdict
+from fuseplan.tuning.effort import LEAST_RACE_S, QUICK
+from fuseplan.tuning.program.baseline import defaults
+from fuseplan.tuning.program.check_plans import Rows, checked
+from fuseplan.tuning.program.race import Verdict, race
+from fuseplan.tuning.program.services import Services
 from fuseplan.tuning.progress import Progress, shown
-from fuseplan.tuning.session import Pool, Session
-from fuseplan.tuning.subject import box_of, check_device, device_of, sizes_of, title, title_of
+from fuseplan.tuning.queue.devices import OpenPool, own_workers
+from fuseplan.tuning.queue.sources import read_programs
+from fuseplan.tuning.traces import box_of, check_device, device_of, sizes_of, title, title_of
 from fuseplan.tuning.untuned import is_file
-from fuseplan.tuning.wanted import wanted
-from fuseplan.tuning_db import Box, Hit, Query, Stale, Store, StoredPlan
+from fuseplan.tuning_db import Box, Environment, Hit, Query, Stale, Store, StoredPlan
 
 
 @dataclass(frozen=True)
-class Side:
+class BenchedPlan:
     """One plan in the race; one that failed has a status and no time."""
 
     name: str
@@ -61,7 +63,7 @@ class Bench:
     noise: float | None = None
     plan: str | None = None
     """The key of the plan that raced."""
-    sides: tuple[Side, ...] = field(default=())
+    sides: tuple[BenchedPlan, ...] = field(default=())
     detail: str = ""
     sizes: str = ""
     """The box of dynamic sizes that this is about; it raced at those that the trace was seen with."""
@@ -125,7 +127,7 @@ def bench(
 def _meant(store: Store, what: Trace | str | Path) -> Iterator[tuple[Trace, StoredPlan | None]]:
     """The traces to run, each with the plan that was named, if one was."""
     if not isinstance(what, str) or is_file(what):
-        yield from ((trace, None) for trace in wanted(what, store).traces)
+        yield from ((trace, None) for trace in read_programs(what, store).traces)
         return
     for subject in subjects(store, what):
         chosen = None if subject.chosen is None else subject.chosen.stored
@@ -157,13 +159,13 @@ class _Bench:
             answer = self.store.find_plan(Query(trace.key, here, self.launch, sizes_of(trace), unverified=True))
             plan = answer.plan if isinstance(answer, (Hit, Stale)) else None
         launch = self.launch or (plan.launch if plan is not None else "plain")
-        effort = Effort.named("quick")
-        with self.workers(where, effort) as pool:
-            session = self._session(pool, trace, where)
-            rows: dict[str, Row] = {}
-            entries = _entries(session, launch, plan)
-            fit = plans.vetted(session, trace.to_json(), entries, rows)
-            verdict = plans.decide(session, trace.to_json(), fit, rows)
+        text = trace.to_json()
+        with self.workers(where, QUICK) as pool:
+            services = Services(self.store, here, pool, self.progress, title_of(trace))
+            rows: Rows = {}
+            entries = _entries(here, launch, plan)
+            fit = checked(services, text, entries, rows)
+            verdict = race(services, text, fit, rows, QUICK.plan_blocks, max(LEAST_RACE_S, self.seconds))
         known = Bench(
             trace.key, trace.name, launch, "failed", plan=None if plan is None else plan.key, sizes=box_of(trace).text
         )
@@ -174,25 +176,18 @@ class _Bench:
             noise=verdict.result.noise, sides=_sides(entries, rows, verdict),
         )  # fmt: skip
 
-    def _session(self, pool: Pool, trace: Trace, where: str) -> Session:
-        here = environment(where)
-        # Of the time that an effort grants with the device, a race gets a share.
-        effort = replace(Effort.named("quick"), device_s=self.seconds / plans.RACE_SHARE, wall_s=plans.PATIENCE_S)
-        model = Roofline(Machine.guess(here.gpu or here.cpu or ""))
-        return Session(self.store, here, pool, effort, model, self.progress, program=title_of(trace))
 
-
-def _entries(session: Session, launch: str, plan: StoredPlan | None) -> list[Entry]:
+def _entries(here: Environment, launch: str, plan: StoredPlan | None) -> list[RaceEntry]:
     """The defaults, and the stored plan where it is none of them."""
-    entries = plans.defaults(session, launch)
+    entries = defaults(here, launch)
     chosen: Plan | None = None if plan is None else plan.plan
     if chosen is None or any(entry.plan == chosen for entry in entries):
         return entries
     assert plan is not None
-    return [*entries, Entry(f"plan {plan.key[:12]}", chosen)]
+    return [*entries, RaceEntry(f"plan {plan.key[:12]}", chosen)]
 
 
-def _word(plan: StoredPlan | None, entries: Sequence[Entry], verdict: Verdict) -> str:
+def _word(plan: StoredPlan | None, entries: Sequence[RaceEntry], verdict: Verdict) -> str:
     if plan is None:
         return "untuned"
     if plan.plan in (verdict.best_default.plan, verdict.winner.plan):
@@ -201,24 +196,26 @@ def _word(plan: StoredPlan | None, entries: Sequence[Entry], verdict: Verdict) -
     lane = next((lane for lane in verdict.result.lanes if lane.name == name), None)
     if lane is None or lane.ratio is None:  # it fell out of the race
         return "slower"
-    surely = lane.low is not None and lane.low > 1 and lane.ratio > 1 + verdict.result.noise
+    surely = verdict.result.compared(name, verdict.result.incumbent) == "slower"
     return "slower" if surely or lane.dropped is not None else "same"
 
 
-def _sides(entries: list[Entry], rows: dict[str, Row], verdict: Verdict | None) -> tuple[Side, ...]:
+def _sides(entries: list[RaceEntry], rows: dict[str, OutcomeRow], verdict: Verdict | None) -> tuple[BenchedPlan, ...]:
     """The plans by their time, those that failed last."""
     lanes = {lane.name: lane for lane in verdict.result.lanes} if verdict is not None else {}
     found = []
     for entry in entries:
-        row, lane = rows.get(entry.name, Row(entry.name, "error", "it was not raced")), lanes.get(entry.name)
+        row, lane = rows.get(entry.name, OutcomeRow(entry.name, "error", "it was not raced")), lanes.get(entry.name)
         ratio = (None, None, None) if lane is None else (lane.ratio, lane.low, lane.high)
         found.append(
-            Side(entry.name, entry.default, row.status, row.detail, row.wall_us, row.device_us, row.host_us, *ratio)
+            BenchedPlan(
+                entry.name, entry.default, row.status, row.detail, row.wall_us, row.device_us, row.host_us, *ratio
+            )
         )
     return tuple(sorted(found, key=lambda side: (side.wall_us is None, side.wall_us or 0.0)))
 
 
-def _row(side: Side) -> tuple[str, ...]:
+def _row(side: BenchedPlan) -> tuple[str, ...]:
     between = "" if side.low is None or side.high is None else f" ({times(side.low)} to {times(side.high)})"
     note = "default" if side.default else ""
     if side.status != "ok":

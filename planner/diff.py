@@ -3,80 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fuseplan.errors import OptionError, PlanError, StoreError
-from fuseplan.looking.subject import cut_of, graphs_for, opened
+from fuseplan.looking.subject import cut_of, graphs_for, opened, rank
 from fuseplan.looking.words import describe, device_of, fields_of, share, table, times, us
 from fuseplan.segment.moves import moves_between
 from fuseplan.tuning_db import Environment, Places, Store, StoredPlan
+from fuseplan.tuning_db.pairs import VERDICTS, Pair, PairKey, pairs_of
 from fuseplan.tuning_db.words import Listed, listed, summary
-
-DRIFT = 0.03
-"""By how much two measurements of identical code may differ that were not taken side by side."""
-
-
-@dataclass(frozen=True)
-class Pair:
-    """What the two sides have for one program, launch and box of sizes; None where one has nothing."""
-
-    program: str
-    first: Listed | None
-    second: Listed | None
-
-    @property
-    def ratio(self) -> float | None:
-        """The time of the second as a multiple of the first's."""
-        if self.first is None or self.second is None:
-            return None
-        one, two = self.first.stored.wall_us, self.second.stored.wall_us
-        return two / one if one and two is not None else None
-
-    @property
-    def noise(self) -> float:
-        """How far the ratio may be from 1 though nothing has changed."""
-        both = [one.stored for one in (self.first, self.second) if one is not None]
-        own = sum(one.noise_us / one.wall_us for one in both if one.noise_us is not None and one.wall_us)
-        same = len({one.run for one in both}) == 1 and both[0].run is not None
-        return own if same else own + DRIFT
-
-    @property
-    def verdict(self) -> str:
-        """`faster`, `slower` or `same`, of the second; `only first`, `only second`, or `unknown` without both times."""
-        if self.first is None or self.second is None:
-            return "only first" if self.second is None else "only second"
-        if self.ratio is None:
-            return "unknown"
-        if self.ratio > 1 + self.noise:
-            return "slower"
-        return "faster" if self.ratio < 1 / (1 + self.noise) else "same"
-
-    @property
-    def changed(self) -> bool:
-        """Whether another plan runs."""
-        return self.first is not None and self.second is not None and self.first.stored.plan != self.second.stored.plan
-
-    def as_dict(self) -> dict[str, Any]:
-        """The same as plain data."""
-        sides = {"first": self.first, "second": self.second}
-        return {
-            "program": self.program,
-            "verdict": self.verdict,
-            "ratio": self.ratio,
-            "noise": self.noise,
-            "changed": self.changed,
-            **{name: None if one is None else fields_of(one) for name, one in sides.items()},
-        }
 
 
 @dataclass(frozen=True, repr=False)
 class Diff:
     """The pairs, those first that matter most; and for two plans what differs between them."""
 
-    pairs: tuple[Pair, ...]
+    pairs: tuple[Pair[Listed], ...]
     differences: tuple[str, ...] = ()
     """Of two plans: where they were made, and the moves from the first to the second."""
 
@@ -87,7 +32,7 @@ class Diff:
 
     def as_dict(self) -> dict[str, Any]:
         """The same as plain data, for JSON."""
-        return {"pairs": [pair.as_dict() for pair in self.pairs], "differences": list(self.differences)}
+        return {"pairs": [_fields(pair) for pair in self.pairs], "differences": list(self.differences)}
 
     def _lines(self) -> Iterator[str]:
         if not self.pairs:
@@ -96,12 +41,9 @@ class Diff:
         rows = [("program", "launch", "sizes", "first", "second", "times as long", "noise", "verdict", "plan")]
         yield from table([*rows, *map(_row, self.pairs)], right={3, 4, 5, 6})
         yield from self.differences
-        counts = {word: sum(pair.verdict == word for pair in self.pairs) for word in _WORDS}
+        counts = {word: sum(pair.verdict == word for pair in self.pairs) for word in VERDICTS}
         told = [f"{times} {word}" for word, times in counts.items() if times]
-        yield ", ".join([*told, f"{sum(pair.changed for pair in self.pairs)} with another plan"])
-
-
-_WORDS = ("slower", "faster", "same", "unknown", "only first", "only second")
+        yield ", ".join([*told, f"{sum(pair.changed is True for pair in self.pairs)} with another plan"])
 
 
 def diff(first: str | Path, second: str | Path, *, db: str | Path | None = None) -> Diff:
@@ -123,7 +65,8 @@ def diff(first: str | Path, second: str | Path, *, db: str | Path | None = None)
             raise OptionError("a plan is compared with a plan, and a database or an environment with another")
         one, two = sides
         if isinstance(one, Listed) and isinstance(two, Listed):
-            return Diff((Pair(one.program, one, two),), tuple(_between(store, one.stored, two.stored)))
+            key = PairKey(one.stored.program, one.stored.launch, one.stored.sizes.text)
+            return Diff((Pair(key, one, two),), tuple(_between(store, one.stored, two.stored)))
         assert not isinstance(one, Listed)
         assert not isinstance(two, Listed)
         return Diff(tuple(sorted(_pairs(one, two), key=_weight)))
@@ -150,49 +93,47 @@ def _side(store: Store, text: str) -> Listed | list[Listed]:
     )
 
 
-def _pairs(first: Iterable[Listed], second: Iterable[Listed]) -> Iterator[Pair]:
-    """By what a look-up would choose among: the machine counts too where both sides know it."""
-    one, two = list(first), list(second)
-    shared = {each.stored.environment.key for each in one} & {each.stored.environment.key for each in two}
-    left, right = _best(one, shared), _best(two, shared)
-    for slot in dict.fromkeys((*left, *right)):
-        a, b = left.get(slot), right.get(slot)
-        known = a or b
-        assert known is not None
-        yield Pair(known.program, a, b)
+def _pairs(first: Sequence[Listed], second: Sequence[Listed]) -> list[Pair[Listed]]:
+    """Pair the plans that would run: by program, launch and sizes, and by machine where both sides know it."""
+    shared = {each.stored.environment.key for each in first} & {each.stored.environment.key for each in second}
+    return pairs_of(_best(first, shared), _best(second, shared))
 
 
-def _best(plans: Iterable[Listed], shared: set[str]) -> Mapping[tuple[str, ...], Listed]:
+def _best(plans: Sequence[Listed], shared: set[str]) -> dict[PairKey, Listed]:
     """The plan that would run, of each program, launch and box of sizes."""
-    found: dict[tuple[str, ...], Listed] = {}
+    found: dict[PairKey, Listed] = {}
     for one in plans:  # the latest first
         stored = one.stored
         if stored.standing in ("quarantined", "disabled"):
             continue
         place = stored.environment.key if stored.environment.key in shared else device_of(stored.environment)
-        slot = (stored.program, stored.launch, stored.sizes.text, place if shared else "")
-        if slot not in found or _rank(one) < _rank(found[slot]):
-            found[slot] = one
+        key = PairKey(stored.program, stored.launch, stored.sizes.text, place if shared else "")
+        if key not in found or rank(one) < rank(found[key]):
+            found[key] = one
     return found
 
 
-def _rank(one: Listed) -> int:
-    return ("pinned", "tuned", "default", "unverified").index(one.stored.standing)
-
-
-def _weight(pair: Pair) -> tuple[int, float, str]:
+def _weight(pair: Pair[Listed]) -> tuple[int, float, str]:
     ratio = pair.ratio
-    return _WORDS.index(pair.verdict), 0.0 if ratio is None else -abs(ratio - 1), pair.program
+    return VERDICTS.index(pair.verdict), 0.0 if ratio is None else -abs(ratio - 1), pair.known.program
 
 
-def _row(pair: Pair) -> tuple[str, ...]:
-    known = pair.first or pair.second
-    assert known is not None
+def _fields(pair: Pair[Listed]) -> dict[str, Any]:
+    """A pair as plain data."""
+    sides = {"first": pair.first, "second": pair.second}
+    return {
+        "program": pair.known.program, "verdict": pair.verdict, "ratio": pair.ratio, "noise": pair.noise,
+        "changed": pair.changed is True, **{name: one and fields_of(one) for name, one in sides.items()},
+    }  # fmt: skip
+
+
+def _row(pair: Pair[Listed]) -> tuple[str, ...]:
+    known = pair.known
     sides = ["-" if one is None else us(one.stored.wall_us) for one in (pair.first, pair.second)]
     who = ["none" if one is None else summary(one.stored.plan) for one in (pair.first, pair.second)]
     plan = f"{who[0]} -> {who[1]}" if who[0] != who[1] else f"{who[0]}{', cut anew' if pair.changed else ''}"
     return (
-        pair.program, known.stored.launch, known.stored.sizes.short or "-", *sides, times(pair.ratio),
+        known.program, known.stored.launch, known.stored.sizes.short or "-", *sides, times(pair.ratio),
         share(pair.noise) if pair.ratio is not None else "-", pair.verdict, plan,
     )  # fmt: skip
 
@@ -211,8 +152,8 @@ def _between(store: Store, first: StoredPlan, second: StoredPlan) -> Iterator[st
 
 
 def _places(first: Environment, second: Environment) -> Iterator[str]:
-    everything = first.differences(second, ("inductor", "nvfuser"))
-    rest = first.other_differences(second, ("inductor", "nvfuser"))
+    executors = first.executors | second.executors
+    everything, rest = first.differences(second, executors), first.other_differences(second, executors)
     yield from (f"made with other {difference}" for difference in (*everything, *rest))
 
 
@@ -227,6 +168,6 @@ def _moves(store: Store, first: StoredPlan, second: StoredPlan) -> Iterator[str]
         except PlanError as error:
             yield f"{role}: {error}"
             continue
-        yield from (f"{role}: {move.text}" for move in moves)
+        yield from (replace(move, role=role).line for move in moves)
         if not moves:
             yield f"{role}: cut alike"

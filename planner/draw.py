@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
-from fuseplan.capture.trace import Trace
+from fuseplan.capture.trace.format import Trace
 from fuseplan.drawing import svg
 from fuseplan.errors import FuseplanError, OptionError
 from fuseplan.explain import explained
@@ -67,11 +67,7 @@ def path_of(to: Path, role: str, graphs: int) -> Path:
 def _drawn(one: Explained, role: str) -> str:
     graph = dict(one.graphs)[role]
     regions = one.stored.evidence.regions if one.stored is not None else ()
-    labels = {
-        each.region: us(each.device_us if each.device_us is not None else each.predicted_device_us)
-        for each in regions
-        if each.role == role and each.region >= 0
-    }
+    labels = {each.region: us(each.known_us) for each in regions if each.role == role and each.region >= 0}
     plan = "" if one.plan is None else f": {describe(one.plan)}"
     return svg(
         graph, cut_of(one.plan, role, graph), title=f"{one.name or one.program[:12]}, {role}{plan}", labels=labels

@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from fuseplan.backend import programs_of
-from fuseplan.capture.trace import Trace
+from fuseplan.capture.trace.format import Trace
 from fuseplan.executors import executors
 from fuseplan.graph.words import counted
 from fuseplan.looking.explained import Explained, of_subject
 from fuseplan.looking.subject import opened, subjects
 from fuseplan.looking.words import describe
-from fuseplan.plan import Plan, SegmentedPlan, WholePlan
+from fuseplan.plan import Plan
 from fuseplan.runtime import GraphRecord, Program, RegionRecord
 from fuseplan.segment import is_anchor
+from fuseplan.tuning.queue.sources import read_programs
 from fuseplan.tuning.untuned import Captures, explain_trace, is_file
-from fuseplan.tuning.wanted import wanted
 
 __all__ = ["compiled_by", "describe", "explain", "explained"]
 
@@ -37,7 +37,7 @@ def explain(compiled: Any, *, graphs: bool = True, db: str | Path | None = None)
     >>> _ = double(torch.ones(2))
     >>> print(fuseplan.explain(double, graphs=False))  # doctest: +ELLIPSIS
     program 1 of 1: key ...
-      plan: segmented, saving min-cut, launch plain
+      plan: host aten, saving min-cut, launch plain
       why: asked for by option
       inference graph ...: 1 op, all under ATen
     """
@@ -64,13 +64,13 @@ def explained(what: Trace | str | Path, *, db: str | Path | None = None) -> list
     >>> (trace,) = fuseplan.traces_of(lambda x: x.relu() + 1, torch.ones(3))
     >>> (found,) = explained(trace)
     >>> found.plan, [len(graph.ops) for _, graph in found.graphs]
-    (WholePlan(executor='inductor', mode='default', anchors=(), launch='plain'), [2])
+    (Plan(host='inductor', rewrites=(), carve_outs=(), saving='min-cut', settings='default', launch='plain', name=None), [2])
     """
     with opened(db) as store:
         if isinstance(what, str) and not is_file(what):
             return [of_subject(one) for one in subjects(store, what)]
         with Captures() as captures:
-            return [explain_trace(store, trace, captures) for trace in wanted(what, store).traces]
+            return [explain_trace(store, trace, captures) for trace in read_programs(what, store).traces]
 
 
 def compiled_by(compiled: Any) -> object | None:
@@ -96,18 +96,18 @@ def _filled(cell: Any) -> bool:
 def _program(program: Program, title: str, graphs: bool) -> str:
     identity = f"key {program.key}" if program.key else f"no key, since {program.unkeyable}"
     lines = [f"{title}: {identity}", f"  plan: {describe(program.plan)}", f"  why: {program.why}"]
-    lines.extend(f"  {line}" for line in (*program.remarks, *program.attention))
+    lines.extend(f"  {line}" for line in (*program.remarks, *program.rewrites))
     for record in program.graphs:
         lines.extend(f"  {line}" for line in _graph(record, graphs))
         lines.extend(f"    {line}" for line in _left_out(program.plan, record))
-    if isinstance(program.plan, WholePlan):
-        lines.append(f"  its Dynamo graph goes to {program.plan.executor} as it is, so there is no ATen graph to show")
+    if program.plan.host != "aten":
+        lines.append(f"  its Dynamo graph goes to {program.plan.host} as it is, so there is no ATen graph to show")
     return "\n".join(lines)
 
 
 def _left_out(plan: Plan, record: GraphRecord) -> Iterator[str]:
     """What the executor of a greedy plan does not take, by operator, and why."""
-    if not isinstance(plan, SegmentedPlan) or plan.greedy is None:
+    if plan.greedy is None:
         return
     executor = executors()[plan.greedy]
     reasons: Counter[tuple[str, str]] = Counter()

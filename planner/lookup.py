@@ -8,18 +8,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from importlib import import_module
 from typing import Any
 
 import torch
 from torch.fx import GraphModule
 
-from fuseplan.capture.compilations import is_last
-from fuseplan.capture.program import ProgramKey
-from fuseplan.capture.promised import EVERY, Span, promised_sizes
+from fuseplan.capture.dynamo.compilations import is_last
+from fuseplan.capture.dynamo.program import ProgramKey
+from fuseplan.capture.dynamo.promised import EVERY, Span, promised_sizes
 from fuseplan.errors import FuseplanError, OptionError, StoreError
 from fuseplan.options import Options
-from fuseplan.plan import Plan, WholePlan
+from fuseplan.plan import Plan
 from fuseplan.runtime import RegionRecord
 from fuseplan.runtime.compiler import devices_of, missing_compiler
 from fuseplan.stats import count, stats
@@ -30,12 +29,14 @@ _TUNED_DEVICES = ("cpu", "cuda")
 
 
 @dataclass(frozen=True)
-class Choice:
+class Chosen:
     """The plan of one program, why it is that one, and as what it was stored if it was."""
 
     plan: Plan
     why: str
     stored: StoredPlan | None = None
+    layer: str | None = None
+    """Of the tuning database, which holds it."""
 
 
 _LAST = "this is the last program that Dynamo compiles of its function, which has to do for all sizes"
@@ -82,10 +83,10 @@ class Lookup:
         """Whether what is compiled now has to do for all sizes that are left."""
         return bool(self._sizes()) and is_last()
 
-    def choose(self) -> Choice:
+    def choose(self) -> Chosen:
         """The plan to run."""
         if self.options.plan is not None:
-            return Choice(self.options.plan, "asked for by option")
+            return Chosen(self.options.plan, "asked for by option")
         wanted = self.options.tune != "off"
         if self.identity.key is None:
             why = f"no plan can be stored for it, since {self.identity.why}"
@@ -101,14 +102,14 @@ class Lookup:
             return self._untuned(str(answer))
         return self._tune(answer)
 
-    def default(self, why: str) -> Choice:
+    def default(self, why: str) -> Chosen:
         """What torch.compile does, or eager where Inductor has no compiler."""
         missing = missing_compiler(self.gm, self.example_inputs)
         if missing is not None:
-            return Choice(WholePlan("eager"), f"{why}, and Inductor cannot run here: {missing}")
-        return Choice(self.options.default(), f"{why}; this is what torch.compile does")
+            return Chosen(Plan("eager"), f"{why}, and Inductor cannot run here: {missing}")
+        return Chosen(self.options.default(), f"{why}; this is what torch.compile does")
 
-    def refused(self, stored: StoredPlan, error: FuseplanError) -> Choice:
+    def refused(self, stored: StoredPlan, error: FuseplanError) -> Chosen:
         """A stored plan does not fit its program: the default, whose `why` says so."""
         return self.default(self.quarantine(stored, error))
 
@@ -122,6 +123,11 @@ class Lookup:
             why += f" (and it cannot be marked as such: {problem})"
         notify(f"{why}. It is quarantined, and what torch.compile does is done instead")
         return why
+
+    def fill_in(self, choice: Chosen, met: Plan) -> None:
+        """Keep the digests of the sites that a stored plan of format 1 names by their number alone, now that they are known."""
+        if choice.stored is not None:
+            self.store.fill_in(choice.stored.key, met)
 
     def write_down(self, record: RegionRecord) -> None:
         """Store, once, that a region will not compile here, so that tuning need not try it again."""
@@ -195,8 +201,9 @@ class Lookup:
         for bound in self._bounds:
             self.identity.symbols.hold(*bound)
 
-    def _tune(self, known: Miss | Stale) -> Choice:
-        tune_online = tuner()
+    def _tune(self, known: Miss | Stale) -> Chosen:
+        from fuseplan.tune import tune_online  # brings workers and Optuna, which few programs need
+
         try:
             tune_online(self.gm, self.example_inputs, self.options.tune, self.store, self.options)
         except OptionError:
@@ -209,17 +216,9 @@ class Lookup:
         count("programs tuned when compiled")
         return _known(answer)
 
-    def _untuned(self, why: str) -> Choice:
+    def _untuned(self, why: str) -> Chosen:
         notify(f"a program could not be tuned, and runs under the default: {why}")
         return self.default(f"it could not be tuned: {why}")
-
-
-def tuner() -> Any:
-    """What tunes one program while it is compiled; OptionError where this fuseplan has none."""
-    try:
-        return import_module("fuseplan.tune").tune_online  # by name: tuning builds on the backend
-    except AttributeError:
-        raise OptionError("option tune is not off, but this fuseplan cannot tune while it compiles") from None
 
 
 @cache
@@ -227,14 +226,14 @@ def _opened(where: Places) -> Store:
     return Store(where)
 
 
-def _known(answer: Hit | Stale) -> Choice:
+def _known(answer: Hit | Stale) -> Chosen:
     stored = answer.plan
     why = f"{stored.standing} plan {stored.key[:12]} of the {answer.layer} database"
     if stored.wall_us is not None:
         why += f", {stored.wall_us:.1f} µs"
         if stored.best_default_us is not None:
             why += f" where {stored.best_default} took {stored.best_default_us:.1f} µs"
-    return Choice(stored.plan, f"{why}; {answer.detail}" if isinstance(answer, Stale) else why, stored)
+    return Chosen(stored.plan, f"{why}; {answer.detail}" if isinstance(answer, Stale) else why, stored, answer.layer)
 
 
 def _may_hold(promise: Span | None, low: int, high: int) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 from fuseplan.errors import OptionError, PlanError
 from fuseplan.graph import Graph
-from fuseplan.plan import LAUNCHES, MODES, Plan, SegmentedPlan, WholePlan
+from fuseplan.plan import LAUNCHES, SETTINGS, Plan
 
 ATTENTION = ("as-is", "proven")
 TUNE = ("off", "quick", "full")
@@ -54,13 +54,13 @@ class Options:
     """The options of ``torch.compile(…, backend="fuseplan", options={…})``.
 
     >>> Options.parse({"plan": "eager"}).plan
-    WholePlan(executor='eager', mode='default', anchors=(), launch='plain')
+    Plan(host='eager', rewrites=(), carve_outs=(), saving='min-cut', settings='default', launch='plain', name=None)
     """
 
     plan: Plan | None = None
     """A plan, or the name of one, for every program; None takes the best that is known of each."""
     mode: str = "default"
-    """The mode that Inductor has where a program runs under torch.compile's own path."""
+    """The settings that Inductor has where a program runs under torch.compile's own path."""
     launch: str | None = None
     """How calls reach the GPU: plain, or cudagraph, which never overwrites what a caller still holds. None leaves it
     to the plan that is stored, and is plain where there is none."""
@@ -89,13 +89,14 @@ class Options:
         if unknown:
             raise OptionError(f"fuseplan has no option {', '.join(map(repr, unknown))}; known are {', '.join(known)}")
         chosen = given.get("mode") or mode or "default"
-        if chosen not in MODES:
-            raise OptionError(f"fuseplan has no mode {chosen!r}; known are {', '.join(MODES)}")
+        if chosen not in SETTINGS:
+            raise OptionError(f"fuseplan has no mode {chosen!r}; known are {', '.join(SETTINGS)}")
         launch = given.get("launch")
         if launch is not None and launch not in LAUNCHES:
             raise OptionError(f"fuseplan has no launch {launch!r}; known are {', '.join(LAUNCHES)}")
+        plan = _plan(given.get("plan", "auto"))
         return Options(
-            _adapted(_plan(given.get("plan", "auto")), chosen, launch),
+            None if plan is None else _adapted(plan, chosen, launch),
             chosen,
             launch,
             _word("attention", given.get("attention", "as-is"), ATTENTION),
@@ -108,19 +109,19 @@ class Options:
 
     def default(self) -> Plan:
         """The plan of a program for which none is stored: what torch.compile does, in the mode and launch asked for."""
-        return _adapted(WholePlan("inductor"), self.mode, self.launch) or WholePlan("inductor")
+        return _adapted(Plan("inductor"), self.mode, self.launch)
 
     def fuel_for_one(self) -> Fuel | None:
         """What one program may spend: its own where a number was given."""
         return Fuel(self.fuel) if isinstance(self.fuel, int) else self.fuel
 
 
-def _adapted(plan: Plan | None, mode: str, launch: str | None) -> Plan | None:
+def _adapted(plan: Plan, mode: str, launch: str | None) -> Plan:
     """The plan with the mode and the launch that were asked for beside it."""
     try:
-        if isinstance(plan, WholePlan) and plan.executor == "inductor" and mode != "default":
-            plan = replace(plan, mode=mode)
-        if isinstance(plan, (WholePlan, SegmentedPlan)) and launch not in (None, "plain"):
+        if plan.host == "inductor" and mode != "default":
+            plan = replace(plan, settings=mode)
+        if launch is not None and launch != "plain":
             plan = replace(plan, launch=launch)
     except PlanError as error:
         raise OptionError(str(error)) from None

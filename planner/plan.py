@@ -1,115 +1,63 @@
-"""Plans: what runs a program, and how it is cut. Closed-schema JSON; no code, no path, no torch.
-
-A plan is *whole* (the Dynamo graph goes to one compiler as it is) or *segmented* (AOTAutograd's graphs are cut into
-regions, each with its executor). A graph for which a segmented plan holds no part runs under ATen, op by op.
+"""Plans: who compiles a program, what of it is written in another way, and what of it others run. Closed-schema JSON; no
+code, no path, no torch.
 """
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from fuseplan.errors import PlanError
+from fuseplan.host.settings import BUNDLES
+from fuseplan.plan_format import FORMAT, exactly, present_fields
 from fuseplan.segment import Region, Segmentation
 
-WHOLE_EXECUTORS = ("eager", "inductor")
-MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+HOSTS = ("inductor", "aten", "eager")
+"""Who compiles a program: Inductor as one, ATen op by op, or nobody: then the Dynamo graph runs as it is."""
+SETTINGS = tuple(BUNDLES)
 SAVING = ("min-cut", "all")
 LAUNCHES = ("plain", "cudagraph")
 NAMED = ("aten", "eager", "inductor", "inductor-greedy", "nvfuser-greedy")
+"""Plans that are known by their name alone: a host by itself, or an executor that fuses all that it takes."""
 KERNELS = ("auto", "flash", "cudnn", "efficient", "math")
-ATTENTION_VARIANTS = tuple(kernel + ending for kernel in KERNELS for ending in ("", "+causal", "+unmasked"))
+ATTENTION_WAYS = tuple(kernel + ending for kernel in KERNELS for ending in ("", "+causal", "+unmasked"))
 """How one call of attention may run: under which kernel, and without its mask where it is proven to be another's equal."""
-_FORMAT = 1
+WAYS: Mapping[str, tuple[str, ...]] = {"attention": ATTENTION_WAYS}
+"""The ways of those kinds of rewrite that have a closed set of them. Whether a site has a way is told where it is met."""
+_WORD = re.compile(r"[a-z0-9][a-z0-9+=._-]{0,79}")
+_DIGEST = re.compile(r"[0-9a-f]{16}")
+_GREEDY = re.compile(r"(\w[\w.+-]{0,79})-greedy")
 
 
 @dataclass(frozen=True)
-class AnchorChoice:
-    """The variant of one attention call of the program, by its number in the Dynamo graph."""
+class Rewrite:
+    """A site of the program, by kind and number, and the way in which it is written instead of as it is."""
 
-    call: int
-    variant: str
+    kind: str
+    site: int
+    way: str
+    digest: str | None = None
+    """Of what the site matched. None in a plan of format 1: its number counts as the first finder of attention counted."""
 
     def __post_init__(self) -> None:
-        if type(self.call) is not int or self.call < 0:
-            raise PlanError(f"an attention call is named by its number, not by {self.call!r}")
-        _member("attention variant", self.variant, ATTENTION_VARIANTS)
+        if not isinstance(self.kind, str) or not _WORD.fullmatch(self.kind):
+            raise PlanError(f"a kind of rewrite is named by a word, not by {self.kind!r}")
+        if type(self.site) is not int or self.site < 0:
+            raise PlanError(f"a site of {self.kind} is named by its number, not by {self.site!r}")
+        if self.kind in WAYS:
+            _member(f"{self.kind} way", self.way, WAYS[self.kind])
+        elif not isinstance(self.way, str) or not _WORD.fullmatch(self.way) or self.way == "as-is":
+            raise PlanError(f"a way to write a site of {self.kind} is a word, and another than as-is; not {self.way!r}")
+        if self.digest is not None and not (isinstance(self.digest, str) and _DIGEST.fullmatch(self.digest)):
+            raise PlanError(f"the digest of a site is 16 hex digits, not {self.digest!r}")
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The base of both kinds of plan.
-
-    >>> Plan.named("inductor")
-    WholePlan(executor='inductor', mode='default', anchors=(), launch='plain')
-    >>> Plan.from_json(Plan.named("aten").to_json()) == Plan.named("aten")
-    True
-    """
-
-    @staticmethod
-    def named(name: str) -> Plan:
-        """Return one of the plans that exist without tuning; a greedy one fuses all that its executor takes."""
-        if name in WHOLE_EXECUTORS:
-            return WholePlan(name)
-        if name == "aten":
-            return SegmentedPlan()
-        if name in ("inductor-greedy", "nvfuser-greedy"):
-            return SegmentedPlan(greedy=name.removesuffix("-greedy"))
-        raise PlanError(f"there is no plan called {name!r}; known are {', '.join(NAMED)}")
-
-    def to_json(self) -> str:
-        """Return the plan as one line of canonical JSON."""
-        return json.dumps(self._fields(), sort_keys=True, separators=(",", ":"))
-
-    @staticmethod
-    def from_json(text: str) -> Plan:
-        """Return the plan that `text` spells, or raise PlanError saying what is wrong with it."""
-        try:
-            data = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise PlanError(f"a plan must be JSON: {error}") from None
-        return _parse(data)
-
-    def _fields(self) -> dict[str, Any]:
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class WholePlan(Plan):
-    """The whole program under torch.compile's own Inductor, or eager."""
-
-    executor: str
-    mode: str = "default"
-    anchors: tuple[AnchorChoice, ...] = ()
-    launch: str = "plain"
-
-    def __post_init__(self) -> None:
-        _check_anchors(self.anchors)
-        _member("executor of a whole plan", self.executor, WHOLE_EXECUTORS)
-        _member("mode", self.mode, MODES)
-        if self.executor == "eager" and self.mode != "default":
-            raise PlanError(f"mode {self.mode!r} is Inductor's; eager has none")
-        _member("launch", self.launch, LAUNCHES)
-        if self.launch != "plain" and self.executor == "eager":
-            raise PlanError(f"launch {self.launch!r} needs a plan that compiles, and eager does not")
-        if self.launch != "plain" and self.mode in ("reduce-overhead", "max-autotune"):
-            raise PlanError(f"mode {self.mode!r} brings CUDA graphs of its own; launch it plain")
-
-    def _fields(self) -> dict[str, Any]:
-        return {
-            "format": _FORMAT,
-            "kind": "whole",
-            "executor": self.executor,
-            "mode": self.mode,
-            "launch": self.launch,
-            "anchors": _anchor_fields(self.anchors),
-        }
-
-
-@dataclass(frozen=True)
-class Part:
-    """How one graph of a program is cut: the graph's role and key, and its segmentation."""
+class CarveOuts:
+    """The regions that others than the host run in one graph of a program, by the role and the key of that graph."""
 
     role: str  # "inference", "forward" or "backward"
     graph: str
@@ -117,43 +65,123 @@ class Part:
 
 
 @dataclass(frozen=True)
-class SegmentedPlan(Plan):
-    """A program cut into regions. `greedy` names an executor that takes all it can where no part is stored."""
+class Plan:
+    """What runs a program. Two plans are equal if all their fields are; printed, a plan evals back to an equal one.
 
-    parts: tuple[Part, ...] = ()
+    >>> Plan.named("inductor")
+    Plan(host='inductor', rewrites=(), carve_outs=(), saving='min-cut', settings='default', launch='plain', name=None)
+    >>> Plan.from_json(Plan.named("aten").to_json()) == Plan.named("aten")
+    True
+    """
+
+    host: str
+    rewrites: tuple[Rewrite, ...] = ()
+    carve_outs: tuple[CarveOuts, ...] = ()
+    """Under host `aten` alone; a graph without any runs as the host runs it."""
     saving: str = "min-cut"
+    """What host `aten` saves for the backward; the other hosts leave that to torch."""
+    settings: str = "default"
+    """The name of a bundle of Inductor's options."""
     launch: str = "plain"
-    greedy: str | None = None
-    anchors: tuple[AnchorChoice, ...] = ()
+    name: str | None = None
+    """The name of a plan that cannot be written down, since it is made for each graph when that is met: an executor fuses all
+    that it takes, in a graph that has no carve-outs."""
 
     def __post_init__(self) -> None:
-        _check_anchors(self.anchors)
+        _member("host", self.host, HOSTS)
         _member("saving policy", self.saving, SAVING)
+        _member("settings", self.settings, SETTINGS)
         _member("launch", self.launch, LAUNCHES)
+        sites = [(one.kind, one.site) for one in self.rewrites]
+        if sites != sorted(set(sites)):
+            raise PlanError("the rewrites of a plan name each site at most once, ordered by kind and number")
+        if self.host != "inductor" and self.settings != "default":
+            raise PlanError(f"settings {self.settings!r} are Inductor's; host {self.host} has none")
+        if self.host == "eager" and self.launch != "plain":
+            raise PlanError(f"launch {self.launch!r} needs a plan that compiles, and eager does not")
+        if self.launch != "plain" and BUNDLES[self.settings].captures:
+            raise PlanError(f"mode {self.settings!r} brings CUDA graphs of its own; launch it plain")
+        self._check_cuts()
 
-    def part(self, role: str, graph_key: str | None) -> Part | None:
-        """Return the part that is meant for this graph; PlanError if the plan holds one for another graph."""
-        meant = [part for part in self.parts if part.role == role]
-        for part in meant:
-            if part.graph == graph_key:
-                return part
+    def _check_cuts(self) -> None:
+        if self.name is not None and not _GREEDY.fullmatch(self.name):
+            raise PlanError(f"a plan that has a name is called EXECUTOR-greedy, not {self.name!r}")
+        if self.host == "aten":
+            return
+        if self.carve_outs:
+            raise PlanError(f"carve-outs need host aten: host {self.host} runs a program as a whole so far")
+        if self.name is not None:
+            raise PlanError(f"{self.name} needs host aten, not {self.host}")
+        if self.saving != "min-cut":
+            raise PlanError(
+                f"saving policy {self.saving!r} needs host aten: under {self.host}, torch decides what is saved"
+            )
+
+    @property
+    def greedy(self) -> str | None:
+        """The executor that fuses all that it takes; None where the plan lets none."""
+        return None if self.name is None else self.name.removesuffix("-greedy")
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        """All its carve-outs, whichever graph they are of."""
+        return tuple(region for one in self.carve_outs for region in one.segmentation.regions)
+
+    @property
+    def executors(self) -> frozenset[str]:
+        """Whoever compiles or runs a part of it, the host included."""
+        return frozenset({self.host, *(region.executor for region in self.regions), *filter(None, [self.greedy])})
+
+    def cut(self, role: str, graph_key: str | None) -> Segmentation | None:
+        """The carve-outs of this graph; PlanError if the plan holds some of another graph in its place."""
+        meant = [one for one in self.carve_outs if one.role == role]
+        for one in meant:
+            if one.graph == graph_key:
+                return one.segmentation
         if meant:
-            known = ", ".join(part.graph[:12] for part in meant)
+            known = ", ".join(one.graph[:12] for one in meant)
             raise PlanError(f"the plan was made for {role} graph {known}, not {str(graph_key)[:12]}")
         return None
 
+    @staticmethod
+    def named(name: str) -> Plan:
+        """Return one of the plans that exist without tuning; a greedy one fuses all that its executor takes."""
+        if name in HOSTS:
+            return Plan(name)
+        if name in NAMED:
+            return Plan("aten", name=name)
+        raise PlanError(f"there is no plan called {name!r}; known are {', '.join(NAMED)}")
+
+    def to_json(self) -> str:
+        """Return the plan as one line of canonical JSON, of format 2."""
+        return _line(self._fields())
+
+    @property
+    def identity(self) -> str:
+        """JSON of the plan without the digests of its sites: of plans of one program they tell none apart, and a plan whose
+        digests were filled in is still the one that it was.
+        """
+        fields = self._fields()
+        return _line({**fields, "rewrites": [{**one, "digest": None} for one in fields["rewrites"]]})
+
+    @staticmethod
+    def from_json(text: str) -> Plan:
+        """Return the plan that `text` spells, in format 2 or 1, or raise PlanError saying what is wrong with it."""
+        try:
+            data = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise PlanError(f"a plan must be JSON: {error}") from None
+        return _parse(present_fields(data))
+
     def _fields(self) -> dict[str, Any]:
         return {
-            "format": _FORMAT,
-            "kind": "segmented",
-            "saving": self.saving,
-            "launch": self.launch,
-            "greedy": self.greedy,
-            "anchors": _anchor_fields(self.anchors),
-            "parts": [
+            "format": FORMAT,
+            "host": self.host,
+            "rewrites": [vars(one) for one in self.rewrites],
+            "carve_outs": [
                 {
-                    "role": part.role,
-                    "graph": part.graph,
+                    "role": one.role,
+                    "graph": one.graph,
                     "regions": [
                         {
                             "ops": list(region.ops),
@@ -161,12 +189,20 @@ class SegmentedPlan(Plan):
                             "variant": region.variant,
                             "recompute": list(region.recompute),
                         }
-                        for region in part.segmentation.regions
+                        for region in one.segmentation.regions
                     ],
                 }
-                for part in self.parts
+                for one in self.carve_outs
             ],
+            "saving": self.saving,
+            "settings": self.settings,
+            "launch": self.launch,
+            "name": self.name,
         }
+
+
+def _line(fields: Mapping[str, Any]) -> str:
+    return json.dumps(fields, sort_keys=True, separators=(",", ":"))
 
 
 def _member(what: str, value: object, known: tuple[str, ...]) -> None:
@@ -174,63 +210,27 @@ def _member(what: str, value: object, known: tuple[str, ...]) -> None:
         raise PlanError(f"{what} {value!r} is not one of {', '.join(known)}")
 
 
-def _parse(data: Any) -> Plan:
-    kind = data.get("kind") if isinstance(data, dict) else None
-    if kind == "whole":
-        fields: dict[str, Any] = dict.fromkeys(("kind", "executor", "mode", "launch"), str)
-        fields |= {"format": int, "anchors": list}
-        _exactly(data, "a whole plan", fields)
-        return WholePlan(data["executor"], data["mode"], _parse_anchors(data["anchors"]), data["launch"])
-    if kind == "segmented":
-        fields = {
-            "format": int,
-            "kind": str,
-            "saving": str,
-            "launch": str,
-            "greedy": (str, type(None)),
-            "parts": list,
-            "anchors": list,
-        }
-        _exactly(data, "a segmented plan", fields)
-        parts, anchors = tuple(map(_parse_part, data["parts"])), _parse_anchors(data["anchors"])
-        return SegmentedPlan(parts, data["saving"], data["launch"], data["greedy"], anchors)
-    raise PlanError("a plan must be an object whose kind is whole or segmented")
+def _parse(data: Mapping[str, Any]) -> Plan:
+    return Plan(
+        data["host"],
+        tuple(map(_parse_rewrite, data["rewrites"])),
+        tuple(map(_parse_carve_outs, data["carve_outs"])),
+        *(data[name] for name in ("saving", "settings", "launch", "name")),
+    )
 
 
-def _check_anchors(anchors: tuple[AnchorChoice, ...]) -> None:
-    """One choice a call, in the order of the calls: equal plans are equal, and so is their JSON."""
-    calls = [choice.call for choice in anchors]
-    if calls != sorted(set(calls)):
-        raise PlanError("the anchors of a plan name each attention call at most once, in order")
+def _parse_rewrite(data: Any) -> Rewrite:
+    exactly(data, "a rewrite of a plan", {"kind": str, "site": int, "way": str, "digest": (str, type(None))})
+    return Rewrite(**data)
 
 
-def _anchor_fields(anchors: tuple[AnchorChoice, ...]) -> list[dict[str, Any]]:
-    return [{"call": choice.call, "variant": choice.variant} for choice in anchors]
-
-
-def _parse_anchors(data: list[Any]) -> tuple[AnchorChoice, ...]:
-    for entry in data:
-        _exactly(entry, "an anchor of a plan", {"call": int, "variant": str})
-    return tuple(AnchorChoice(entry["call"], entry["variant"]) for entry in data)
-
-
-def _parse_part(data: Any) -> Part:
-    _exactly(data, "a part of a plan", {"role": str, "graph": str, "regions": list})
-    return Part(data["role"], data["graph"], Segmentation(tuple(map(_parse_region, data["regions"]))))
+def _parse_carve_outs(data: Any) -> CarveOuts:
+    exactly(data, "the carve-outs of a graph", {"role": str, "graph": str, "regions": list})
+    return CarveOuts(data["role"], data["graph"], Segmentation(tuple(map(_parse_region, data["regions"]))))
 
 
 def _parse_region(data: Any) -> Region:
-    _exactly(data, "a region of a plan", {"ops": list, "executor": str, "variant": str, "recompute": list})
+    exactly(data, "a region of a plan", {"ops": list, "executor": str, "variant": str, "recompute": list})
     if not all(type(op) is int and op >= 0 for op in (*data["ops"], *data["recompute"])):
         raise PlanError("the ops of a region must be positions in the graph")
     return Region(tuple(data["ops"]), data["executor"], data["variant"], tuple(data["recompute"]))
-
-
-def _exactly(data: Any, what: str, fields: dict[str, Any]) -> None:
-    if not isinstance(data, dict) or set(data) != set(fields):
-        raise PlanError(f"{what} has exactly the fields {', '.join(sorted(fields))}")
-    for name, kind in fields.items():
-        if not isinstance(data[name], kind) or isinstance(data[name], bool):
-            raise PlanError(f"field {name} of {what} has the wrong type")
-    if data.get("format", _FORMAT) != _FORMAT:
-        raise PlanError(f"{what} has format {data['format']}; this fuseplan reads format {_FORMAT}")

@@ -8,13 +8,14 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from fuseplan.capture.trace_format import Trace
+from fuseplan.capture.trace.format import Trace
 from fuseplan.errors import GraphError, OptionError
 from fuseplan.recording.book import Recording
 from fuseplan.recording.folder import check_folder
 from fuseplan.recording.hook import hooked
 from fuseplan.recording.late import once_imported
 from fuseplan.recording.named import NamedModules, compiling
+from fuseplan.recording.observer import ProgramObserver
 
 
 @contextmanager
@@ -52,7 +53,7 @@ def record(
     recording = Recording(place, name=name, device=retarget)
 
     def begin(torch: Any) -> None:
-        stack.enter_context(hooked(torch, recording))
+        stack.enter_context(hooked(torch, ProgramObserver(recording)))
         if named.names:
             stack.enter_context(compiling(torch, named))
 

@@ -11,7 +11,7 @@ from typing import Any
 from fuseplan.errors import OptionError
 from fuseplan.looking.explained import raced_lines
 from fuseplan.looking.subject import opened
-from fuseplan.looking.words import device_of, fields_of, speedup, table, times, us
+from fuseplan.looking.words import device_of, fields_of, table, times, us
 from fuseplan.tuning_db.resume import Failure, failures
 from fuseplan.tuning_db.words import Listed, listed, summary
 
@@ -107,7 +107,7 @@ def _row(one: Listed) -> tuple[str, ...]:
     default = us(stored.best_default_us) + (f" {stored.best_default}" if stored.best_default else "")
     return (
         stored.key[:12], _cut(one.program), device_of(stored.environment), stored.launch, stored.sizes.short or "-",
-        stored.standing, us(stored.wall_us), default, times(speedup(stored.wall_us, stored.best_default_us)),
+        stored.standing, us(stored.wall_us), default, times(stored.speedup),
         summary(stored.plan),
     )  # fmt: skip
 
@@ -123,7 +123,7 @@ def _in_full(one: Listed) -> Iterator[str]:
             yield f"{field}: {value}"
     if one.stored.moves:
         yield "moves:"
-        yield from (f"  {move}" for move in one.stored.moves.splitlines())
+        yield from (f"  {move.line}" for move in one.stored.moves)
     yield from raced_lines(one.stored)
     yield f"plan: {one.stored.plan.to_json()}"
 
@@ -133,7 +133,7 @@ def full_fields(one: Listed) -> dict[str, Any]:
     stored = one.stored
     return {
         **fields_of(one),
-        "moves": stored.moves.splitlines(),
+        "moves": [move.line for move in stored.moves],
         "evidence": json.loads(stored.evidence.to_json() or "null"),
         "plan": json.loads(stored.plan.to_json()),
     }

@@ -1,6 +1,6 @@
 """Tuning: from the traces of programs to their plans in the database. This is the whole flow; its parts are in `tuning`.
 
-wanted     files, folders, names       ->  traces, each once
+sources    files, folders, names       ->  traces, each once
 agenda     traces                      ->  items in their order: those first that could gain the most
 crew       items, devices              ->  one verdict after another, on all devices at once
 tuner      an item, a device           ->  capture, search, measure, race, keep
@@ -11,36 +11,36 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fuseplan.capture.names import name_of
-from fuseplan.capture.trace import write_trace
+from fuseplan.capture.dynamo.names import name_of
+from fuseplan.capture.trace.write import write_trace
 from fuseplan.errors import FuseplanError, OptionError
 from fuseplan.log import logger
 from fuseplan.measure.environment import environment
 from fuseplan.options import Options
 from fuseplan.plan import LAUNCHES
 from fuseplan.runtime.compiler import devices_of
-from fuseplan.search.effort import Effort
-from fuseplan.search.study import check_sampler, check_storage
-from fuseplan.tuning import budget as budgets
-from fuseplan.tuning.agenda import Agenda, Item, agenda_of, usual_s
-from fuseplan.tuning.budget import Time
-from fuseplan.tuning.claims import Claims
-from fuseplan.tuning.crew import Serve, work_off
-from fuseplan.tuning.devices import Kind, LazyPool, OpenPool, named, own_workers
-from fuseplan.tuning.keep import Tuned, recalled
-from fuseplan.tuning.ledger import Settings
-from fuseplan.tuning.model import LEARNED, check_name
-from fuseplan.tuning.progress import Brief, Progress, shown, told
-from fuseplan.tuning.promises import refuse_promises
-from fuseplan.tuning.subject import box_of, launches_on
-from fuseplan.tuning.tuner import Tuner
-from fuseplan.tuning.wanted import Asked, wanted
+from fuseplan.study.ledger import check_sampler, check_storage
+from fuseplan.tuning.effort import Effort
+from fuseplan.tuning.program.combine import Settings
+from fuseplan.tuning.program.model import LEARNED, check_name
+from fuseplan.tuning.program.result import Tuned, recalled, verdict_line
+from fuseplan.tuning.program.tuner import Tuner
+from fuseplan.tuning.progress import Brief, Progress, shown
+from fuseplan.tuning.queue import budget as budgets
+from fuseplan.tuning.queue.agenda import Agenda, Item, agenda_of, usual_s
+from fuseplan.tuning.queue.budget import Time
+from fuseplan.tuning.queue.crew import TuneItem, work_off
+from fuseplan.tuning.queue.devices import DeviceKind, LazyPool, OpenPool, named, own_workers
+from fuseplan.tuning.queue.promises import refuse_promises
+from fuseplan.tuning.queue.region_locks import RegionLocks
+from fuseplan.tuning.queue.sources import Source, read_programs
+from fuseplan.tuning.traces import box_of, launches_on
 from fuseplan.tuning_db import Store, clock, places
 from fuseplan.tuning_db.resume import failed_lately
 
@@ -48,7 +48,7 @@ __all__ = ["Tuner", "agenda", "tune", "tune_online"]
 
 
 def tune(
-    programs: Asked | Iterable[Asked],
+    programs: Source | Iterable[Source],
     *,
     effort: str = "quick",
     launch: str = "plain",
@@ -94,31 +94,47 @@ def tune(
             check_storage(storage)
             store.file.write(lambda connection: None)  # where nothing can be kept, better fail now than in an hour
         time = Time(seconds, [item.worth_us for item in waiting], max(1, len(todo.devices)))
-        claims = {item.kind: Claims() for item in todo.items}
+        settings = Settings(sampler, storage, model=model)
         since = clock.now() if again else None
-        spends = Effort.named(effort)
-
-        def opening(kind: Kind, where: str) -> tuple[LazyPool, Serve]:
-            pool = LazyPool(lambda: workers(where, spends))
-            watching = heard.on(where if len(todo.devices) > 1 else "")
-            tuner = Tuner(
-                store, pool, where, spends, Settings(sampler, storage, model=model), watching, time, claims[kind], since,
-                kind.environment,
-            )  # fmt: skip
-            return pool, lambda item: tuner.verdict(item, again=again)
-
+        opening = _Opening(store, heard, workers, Effort.named(effort), settings, time, since, len(todo.devices) > 1)
         verdicts: dict[Item, Tuned] = {}
         heard.begin(len(todo.items))
         for item in todo.items:
             if item.known is not None:
                 verdicts[item] = replace(recalled(item.trace, item.known), sizes=item.sizes.text)
-                heard.end(told(verdicts[item]))
+                heard.end(verdict_line(verdicts[item]))
         work_off(waiting, opening, time, heard, verdicts.__setitem__)
         return [replace(verdicts[item], calls=item.trace.times) for item in todo.asked]
 
 
+@dataclass
+class _Opening:
+    """Opens the workers of one device after another, and says who tunes with them."""
+
+    store: Store
+    heard: Progress
+    workers: OpenPool
+    effort: Effort
+    settings: Settings
+    time: Time
+    since: str | None
+    """Where all is tuned again, when that began."""
+    several: bool
+    """Whether devices are named to who watches."""
+    _locks: dict[DeviceKind, RegionLocks] = field(default_factory=dict)
+
+    def __call__(self, kind: DeviceKind, where: str) -> tuple[LazyPool, TuneItem]:
+        pool = LazyPool(lambda: self.workers(where, self.effort))
+        watching = self.heard.on(where if self.several else "")
+        locks = self._locks.setdefault(kind, RegionLocks())
+        tuner = Tuner(
+            self.store, pool, where, self.effort, self.settings, watching, self.time, locks, self.since, kind.environment
+        )  # fmt: skip
+        return pool, lambda item: tuner.verdict(item, again=self.since is not None)
+
+
 def agenda(
-    programs: Asked | Iterable[Asked],
+    programs: Source | Iterable[Source],
     *,
     effort: str = "quick",
     launch: str = "plain",
@@ -165,7 +181,7 @@ def tune_online(gm: Any, example_inputs: Sequence[Any], effort: str, store: Stor
 
 
 def _agenda(
-    store: Store, programs: Asked | Iterable[Asked], effort: str, launch: str, device: str | None, top: int | None,
+    store: Store, programs: Source | Iterable[Source], effort: str, launch: str, device: str | None, top: int | None,
     again: bool,
 ) -> Agenda:  # fmt: skip
     launches = LAUNCHES if launch == "both" else (launch,)
@@ -175,7 +191,7 @@ def _agenda(
         raise OptionError(f"at least one program is tuned, not {top}")
     Effort.named(effort)
     devices = () if device is None else named(device)
-    found = wanted(programs, store)
+    found = read_programs(programs, store)
     return agenda_of(found, store, effort=effort, launches=launches, devices=devices, again=again, top=top)
 
 

@@ -10,22 +10,23 @@ from pathlib import Path
 
 import torch
 
-from fuseplan.capture.numerics import Numerics
-from fuseplan.capture.trace import Trace
-from fuseplan.capture.trace_format import PRECISIONS
+from fuseplan.capture.dynamo.numerics import Numerics
+from fuseplan.capture.trace.format import PRECISIONS, Trace
 from fuseplan.errors import FuseplanError, GraphError
+from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.environment import environment, run_facts
-from fuseplan.measure.jobs import Capture, Row
+from fuseplan.measure.jobs import Capture
 from fuseplan.measure.pool import Workers
-from fuseplan.models import Machine, Roofline
-from fuseplan.search.effort import Effort
-from fuseplan.tuning import plans
-from fuseplan.tuning.evidence import raced_of
-from fuseplan.tuning.keep import Of, keep_defaults
-from fuseplan.tuning.plans import Entry, Verdict
+from fuseplan.tuning.effort import QUICK, RACE_SHARE
+from fuseplan.tuning.program.baseline import defaults, planned
+from fuseplan.tuning.program.check_plans import Rows, checked
+from fuseplan.tuning.program.evidence import raced_of
+from fuseplan.tuning.program.problem import ProgramLaunch
+from fuseplan.tuning.program.race import Verdict, race
+from fuseplan.tuning.program.result import keep_defaults
+from fuseplan.tuning.program.services import Pool, Services
 from fuseplan.tuning.progress import Progress, Silent
-from fuseplan.tuning.session import Pool, Session
-from fuseplan.tuning.subject import check_device, title_of
+from fuseplan.tuning.traces import check_device, title_of
 from fuseplan.tuning_db import Environment, Run, Store, StoredPlan, clock, places
 from fuseplan.tuning_db.verify import Contest, Verification
 from fuseplan.tuning_db.verify import verify as verify_each
@@ -104,14 +105,14 @@ class Racer:
             trace = Trace.from_json(text)
         except GraphError as error:
             raise FuseplanError(f"the trace of its program cannot be read: {error}") from None
-        session = self._session(contest.here, trace)
-        self._check(session, trace)
+        services = Services(self.store, contest.here, self.pool, self.progress, title_of(trace))
+        _check(services, trace)
         run = Run(contest.here, first.program, "verify", **vars(run_facts(self.device)))
-        session.run = run.key
         self.store.add_run(run)
         state = "interrupted"
         try:
-            raced = _raced(session, Of(first.program, trace.name, first.launch, first.sizes), contest, text)
+            services = replace(services, run=run.key)
+            raced = _raced(services, ProgramLaunch(first.program, trace.name, first.launch, first.sizes), contest, text)
             state = "finished"
         except FuseplanError:
             state = "failed"
@@ -120,42 +121,38 @@ class Racer:
             self.store.add_run(replace(run, state=state, changed_at=clock.now()))
         return raced
 
-    def _session(self, here: Environment, trace: Trace) -> Session:
-        model = Roofline(Machine.guess(here.gpu or here.cpu or ""))
-        effort = replace(Effort.named("quick"), wall_s=plans.PATIENCE_S)  # no plan is thrown out for what others took
-        return Session(self.store, here, self.pool, effort, model, self.progress, program=title_of(trace))
 
-    def _check(self, session: Session, trace: Trace) -> None:
-        """A trace may have come with the plan: what it is of is told by running it, not by what it says."""
-        (outcome,) = session.carry_out("capturing", [Capture(trace.to_json())])
-        if outcome.found is None:
-            raise FuseplanError(f"its program cannot be rebuilt here: {outcome.detail}")
-        if outcome.found.key != trace.key:
-            raise FuseplanError("the trace that is stored with its program is of another one")
+def _check(services: Services, trace: Trace) -> None:
+    """A trace may have come with the plan: what it is of is told by running it, not by what it says."""
+    (outcome,) = services.carry_out("capturing", [Capture(trace.to_json())])
+    if outcome.found is None:
+        raise FuseplanError(f"its program cannot be rebuilt here: {outcome.detail}")
+    if outcome.found.key != trace.key:
+        raise FuseplanError("the trace that is stored with its program is of another one")
 
 
-def _raced(session: Session, of: Of, contest: Contest, text: str) -> list[StoredPlan]:
-    defaults = plans.defaults(session, of.launch)
-    by_plan = {entry.plan: entry for entry in defaults}
+def _raced(services: Services, of: ProgramLaunch, contest: Contest, text: str) -> list[StoredPlan]:
+    known = defaults(contest.here, of.launch)
+    by_plan = {entry.plan: entry for entry in known}
     for stored in (*contest.unverified, *([contest.present] if contest.present else [])):
-        entry = Entry(f"plan {stored.key[:12]}", stored.plan, predicted_us=stored.predicted_us)
+        entry = RaceEntry(f"plan {stored.key[:12]}", stored.plan, predicted_us=stored.predicted_us)
         by_plan.setdefault(stored.plan, entry)
-    rows: dict[str, Row] = {}
-    fit = plans.vetted(session, text, list(by_plan.values()), rows)
+    rows: Rows = {}
+    fit = checked(services, text, list(by_plan.values()), rows)
     if not any(entry.default for entry in fit):
         raise FuseplanError("no default of this launch runs here")
     pinned = {by_plan[stored.plan].name for stored in contest.unverified if stored.word == "pinned"}
     racing = [entry for entry in fit if entry.default or entry.name not in pinned]
     verdict = None
     if any(by_plan[stored.plan] in racing for stored in contest.unverified):
-        verdict = plans.decide(session, text, racing, rows)
+        verdict = race(services, text, racing, rows, QUICK.plan_blocks, RACE_SHARE * QUICK.device_s)
         if verdict is None:
             raise FuseplanError("no default of this launch could be raced here")
-    keep_defaults(session, of, defaults, rows)
-    results = [_standing(session, of, stored, by_plan[stored.plan], rows, verdict) for stored in contest.unverified]
+    keep_defaults(services, of, known, rows)
+    results = [_standing(services, of, stored, by_plan[stored.plan], rows, verdict) for stored in contest.unverified]
     if verdict is not None and verdict.winner.default and verdict.winner.plan not in {one.plan for one in results}:
         results.append(
-            _evidence(session, of, StoredPlan(of.key, contest.here, verdict.winner.plan), verdict, "default")
+            _evidence(services, of, StoredPlan(of.key, contest.here, planned(verdict.winner)), verdict, "default")
         )
     if verdict is None:
         return results
@@ -164,7 +161,7 @@ def _raced(session: Session, of: Of, contest: Contest, text: str) -> list[Stored
 
 
 def _standing(
-    session: Session, of: Of, stored: StoredPlan, entry: Entry, rows: dict[str, Row], verdict: Verdict | None
+    services: Services, of: ProgramLaunch, stored: StoredPlan, entry: RaceEntry, rows: Rows, verdict: Verdict | None
 ) -> StoredPlan:
     """How one plan stands after its check and its race."""
     row = rows.get(entry.name)
@@ -173,21 +170,26 @@ def _standing(
     if row.status != "ok":
         times = dict.fromkeys(("wall_us", "device_us", "host_us", "noise_us", "best_default", "best_default_us"))
         why = f"{row.status}: {row.detail}"[:4000]
-        return replace(stored, status="quarantined", detail=why, run=session.run, **times)  # type: ignore[arg-type]
+        return replace(stored, status="quarantined", detail=why, run=services.run, **times)  # type: ignore[arg-type]
     if stored.word == "pinned":
         return replace(stored, detail=PINNED)
     assert verdict is not None  # since this plan took part in the race
     if entry.name == verdict.winner.name:
-        return _evidence(session, of, stored, verdict, "default" if entry.default else "tuned")
+        return _evidence(services, of, stored, verdict, "default" if entry.default else "tuned")
     why = f"{SLOWER} than {verdict.winner.name}"
     fastest = rows[verdict.winner.name].wall_us
     if row.wall_us is not None and fastest is not None:
         why += f": {row.wall_us:,.1f} µs, where that took {fastest:,.1f}"
-    return replace(_evidence(session, of, stored, verdict, "quarantined", entry), detail=why)
+    return replace(_evidence(services, of, stored, verdict, "quarantined", entry), detail=why)
 
 
 def _evidence(
-    session: Session, of: Of, stored: StoredPlan, verdict: Verdict, status: str, entry: Entry | None = None
+    services: Services,
+    of: ProgramLaunch,
+    stored: StoredPlan,
+    verdict: Verdict,
+    status: str,
+    entry: RaceEntry | None = None,
 ) -> StoredPlan:
     """A plan with what its race has found: of the winner, unless another entry is meant."""
     row, best = verdict.rows[(entry or verdict.winner).name], verdict.best_default.name
@@ -195,5 +197,5 @@ def _evidence(
         stored, status=status, sizes=of.sizes, wall_us=row.wall_us, device_us=row.device_us, host_us=row.host_us,
         noise_us=None if row.wall_us is None else round(row.wall_us * verdict.result.noise, 3),
         peak_bytes=row.peak_bytes, best_default=best, best_default_us=verdict.rows[best].wall_us, detail="",
-        run=session.run,
+        run=services.run,
     )  # fmt: skip

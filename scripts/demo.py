@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fuseplan
-from fuseplan.tuning.keep import Tuned
+from fuseplan.tuning.program.result import Tuned
 
 BUDGET_S = 100.0
 """For both programs; compilers that have seen nothing yet may take a little longer."""
@@ -109,7 +109,7 @@ def show(one: Tuned) -> None:
     elif one.status == "default":
         console.print(f"{one.winner} stands: nothing is faster beyond the noise ({noise})")
     for move in one.moves:
-        console.print(f"  {move}", markup=False)
+        console.print(f"  {move.line}", markup=False)
     console.print(f"{one.measured} regions timed, {one.seconds:.0f} s\n{one.detail}", markup=False)
 
 

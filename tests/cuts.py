@@ -7,14 +7,14 @@ from random import Random
 from fuseplan.errors import PlanError
 from fuseplan.graph import Graph
 from fuseplan.segment import Region, Segmentation
-from fuseplan.segment.moves import NAMES, Move, apply
+from fuseplan.segment.moves import MOVES, Move, apply
 
 EXECUTORS = ("one", "two")
 
 
 def random_move(graph: Graph, cut: Segmentation, random: Random, executors: tuple[str, ...] = EXECUTORS) -> Move:
     """A move that may well be refused, but often enough is not."""
-    name = random.choice(NAMES)
+    name = random.choice([kind.name for kind in MOVES])
     op = random.randrange(len(graph.ops))
     home = next((region for region in cut.regions if op in region.ops), None)
     some = random.choice(cut.regions).ops[0] if cut.regions else None

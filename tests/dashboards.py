@@ -9,14 +9,15 @@ from hashlib import sha256
 from pathlib import Path
 
 from fuseplan.plan import Plan
+from fuseplan.segment.moves import Move
 from fuseplan.tuning_db import Box, DefaultTiming, Environment, Run, StoredPlan
 from fuseplan.tuning_db.records import trace_key
 from fuseplan.tuning_db.tables import DEFAULT_TIMING, ENVIRONMENT, PLAN, PROGRAM, RUN, TRACE, Row, Table
-from stored import CPU, HERE, INDUCTOR, NVFUSER
+from stored import CPU, HERE, INDUCTOR, NVFUSER, having
 from stored_rows import database_of
 
 Rows = list[tuple[Table, Row]]
-LATER = replace(HERE, nvfuser="0.2.40")
+LATER = having(HERE, nvfuser="0.2.40")
 """The same machine with a newer nvFuser: a plan without nvFuser is stale there, and one with it a miss."""
 DEFAULTS = ("eager", "inductor", "nvfuser-greedy")
 
@@ -124,8 +125,14 @@ def hostile(path: Path) -> Path:
     rows: Rows = []
     for number, name in enumerate(HOSTILE):
         rows += program(number, name, calls=3)
-        rows += raced(number, (30.0 + number, 15.0 + number, 20.0), 10.0, moves=name * 20, detail=(name * 4000)[:4000])
-    nasty = replace(HERE, gpu=HOSTILE[1], nvfuser=HOSTILE[0], torch=HOSTILE[5][:90])
+        rows += raced(
+            number,
+            (30.0 + number, 15.0 + number, 20.0),
+            10.0,
+            moves=(Move("note", words=name * 20), Move(name, (1,), executor=name, role=name, target=name)),
+            detail=(name * 4000)[:4000],
+        )
+    nasty = having(replace(HERE, gpu=HOSTILE[1], torch=HOSTILE[5][:90]), nvfuser=HOSTILE[0])
     rows = [
         (ENVIRONMENT, nasty.row()),
         *rows,

@@ -13,7 +13,7 @@ from fuseplan.models import AnchorWork, Machine, Row, Work
 from fuseplan.models.fitting import fit_heads
 from fuseplan.models.heads import Heads
 from fuseplan.models.rows import packaged
-from fuseplan.models.work import Traits
+from fuseplan.models.work import RegionTraits
 
 H200 = Machine.guess("NVIDIA H200")
 EXECUTORS = ("aten", "inductor", "nvfuser")
@@ -59,7 +59,7 @@ def made_up_work(chance: random.Random, largest: float = 24.0) -> Work:
     return Work(
         ops=ops, inputs=chance.randint(1, 4), outputs=chance.randint(1, 3), bytes_in=moved, bytes_out=moved // 2,
         bytes_alone=2 * moved * ops, kernels=1, kernels_alone=ops, pointwise=elements * ops, anchors=anchors,
-        reduced=elements * sums, traits=Traits(classes=classes, largest=elements, inner=1024, item=4, touched=2 * moved,
+        reduced=elements * sums, traits=RegionTraits(classes=classes, largest=elements, inner=1024, item=4, touched=2 * moved,
         depth=ops, width=1, live=1, sum_length=1024 * sums, sums=elements // 1024 * sums),
     )  # fmt: skip
 

@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fuseplan.errors import StoreError
+from fuseplan.segment.moves import Move
 from fuseplan.tuning_db import DefaultTiming, Evidence, Miss, Repeats, Run, StoredPlan
 from fuseplan.tuning_db.exchange import import_file
 from fuseplan.tuning_db.files import Database
@@ -145,7 +146,7 @@ def originals(path: Path) -> dict[str, StoredPlan]:
     fill(store)
     for number in range(20):
         store.add_measurement(RELU, measurement(variant=f"v{number}", repeats=Repeats(tuple(map(float, range(50))))))
-        store.add_plan(plan(launch="cudagraph", plan=NVFUSER, moves="peel-head\n" * 50 * number))
+        store.add_plan(plan(launch="cudagraph", plan=NVFUSER, moves=(Move("peel-head", region=7),) * 50 * number))
     store.add_run(Run(CPU, OTHER_PROGRAM))
     store.add_default_timing(DefaultTiming(OTHER_PROGRAM, CPU, "eager", wall_us=1.0))
     plans = {stored.key: stored for stored in store.plans()}
@@ -224,9 +225,9 @@ def _import(foreign: Path, own: Path, plans: dict[str, StoredPlan]) -> list[str]
 
 
 def _same(stored: StoredPlan, plans: dict[str, StoredPlan]) -> bool:
-    """A look-up leaves the evidence where it is."""
+    """A look-up leaves the evidence and the moves where they are."""
     good = (plans.get(stored.key), plan(launch="cudagraph"))
-    return any(one is not None and stored in (one, replace(one, evidence=Evidence())) for one in good)
+    return any(one is not None and stored in (one, replace(one, evidence=Evidence(), moves=())) for one in good)
 
 
 def main(count: int, first: int = 0) -> int:

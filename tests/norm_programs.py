@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fuseplan.backend import programs_of
 from fuseplan.explain import compiled_by
 from fuseplan.graph import Graph
-from fuseplan.plan import Part, SegmentedPlan
+from fuseplan.plan import CarveOuts, Plan
 from fuseplan.runtime.record import GraphRecord
 from fuseplan.segment import Region, Segmentation
 
@@ -67,12 +67,12 @@ def assert_like_eager(
     ATen for the rest.
     """
     expected = _step(module, module, x)
-    aten = SegmentedPlan((), saving=saving)
+    aten = Plan("aten", saving=saving)
     parts = tuple(
-        Part(one, record.graph.key, Segmentation((_region(record.graph, words, executor),) if one == role else ()))
+        CarveOuts(one, record.graph.key, Segmentation((_region(record.graph, words, executor),) if one == role else ()))
         for one, record in _records(module, aten, x).items()
     )
-    plan = SegmentedPlan(parts, saving=saving)
+    plan = Plan("aten", carve_outs=parts, saving=saving)
     found = _step(module, _compiled(module, plan), x)
     for mine, theirs in zip(found, expected, strict=True):
         assert mine.dtype == theirs.dtype
@@ -87,7 +87,7 @@ def _compiled(module: nn.Module, plan: Any) -> Callable[..., Any]:
     return torch.compile(module, backend="fuseplan", options={"plan": plan})  # type: ignore[no-any-return]
 
 
-def _records(module: nn.Module, plan: SegmentedPlan, x: Tensor) -> dict[str, GraphRecord]:
+def _records(module: nn.Module, plan: Plan, x: Tensor) -> dict[str, GraphRecord]:
     compiled = _compiled(module, plan)
     _step(module, compiled, x)
     (program,) = programs_of(compiled_by(compiled))

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from fuseplan.executors import Compiled, Executor
-from fuseplan.executors.aten import AtenExecutor
+from fuseplan.executors import Compiled, Executor, Traits
+from fuseplan.executors.aten.executor import AtenExecutor
 from fuseplan.graph import Graph, Op
 from fuseplan.runtime import regions
 
@@ -32,10 +32,20 @@ class Planted:
     def version(self) -> str:
         return "1"
 
+    @property
+    def traits(self) -> Traits:
+        return Traits(self.name)
+
+    def version_on(self, device: str) -> str | None:
+        return "1"
+
     def available(self) -> str | None:
         return None
 
     def supports(self, op: Op, graph: Graph) -> str | None:
+        return None
+
+    def refuses(self, region: Graph) -> str | None:
         return None
 
     def variants(self, region: Graph) -> tuple[str, ...]:

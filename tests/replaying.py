@@ -7,25 +7,26 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fuseplan.backend import programs_of
-from fuseplan.capture.trace import Trace, load_trace
+from fuseplan.capture.trace.format import Trace
+from fuseplan.capture.trace.load import load_trace
 from fuseplan.explain import compiled_by
 from fuseplan.graph import Graph
 from fuseplan.measure.jobs import (
     Calibrate,
     Capture,
-    Found,
+    CapturedProgram,
     Job,
     Outcome,
+    OutcomeRow,
     RacePlans,
     RaceRegion,
-    Row,
     VetPlan,
     VetRegion,
     choice_name,
 )  # fmt: skip
 from fuseplan.measure.race import AGAIN, ReplayClock, Rule, Sample, fastest, race
 from fuseplan.models import CostModel, work_of
-from fuseplan.plan import SegmentedPlan
+from fuseplan.plan import Plan
 from plans import compile_under
 
 OnDone = Callable[[Job, Outcome], None]
@@ -72,24 +73,24 @@ class ReplayingPool:
         if isinstance(job, VetRegion):
             return self._vetted(choice_name((job.executor, job.variant)))
         if isinstance(job, VetPlan):
-            return self._vetted(job.side.name)
+            return self._vetted(job.entry.name)
         if isinstance(job, RaceRegion):
             times = {choice_name(choice): self._region_us(job.graph, choice) for choice in job.choices}
             return self._raced(times, next(iter(times)))
         assert isinstance(job, RacePlans)
-        times = {side.name: self._us(side.name, side.name, 1000.0) for side in job.sides}
+        times = {side.name: self._us(side.name, side.name, 1000.0) for side in job.entries}
         return self._raced(times, job.incumbent, job.rivals)
 
     def _vetted(self, name: str) -> Outcome:
         status = self.bad.get(name, "ok")
-        return Outcome(rows=(Row(name, status, "" if status == "ok" else "planted", peak_bytes=1000),))
+        return Outcome(rows=(OutcomeRow(name, status, "" if status == "ok" else "planted", peak_bytes=1000),))
 
     def _raced(self, times: Mapping[str, float], incumbent: str, rivals: Sequence[str] = ()) -> Outcome:
         clock = ReplayClock({name: [Sample(us, 0.0, us)] for name, us in times.items()})
         first = fastest([incumbent, *(name for name in rivals if name in times)], clock, Rule())
         result = race(list(times), clock, incumbent=first)
         rows = tuple(
-            Row(lane.name, device_us=m.device_us, host_us=m.host_us, wall_us=m.wall_us, repeats=lane.repeats)
+            OutcomeRow(lane.name, device_us=m.device_us, host_us=m.host_us, wall_us=m.wall_us, repeats=lane.repeats)
             for lane in result.lanes
             if lane.name != AGAIN and (m := lane.medians) is not None
         )
@@ -107,16 +108,16 @@ class ReplayingPool:
         return self.times.get(name, scale * (1 + digest[0] / 256))
 
 
-def captured(text: str) -> Found:
+def captured(text: str) -> CapturedProgram:
     """The graphs of a trace, by running it here once."""
     loaded = load_trace(Trace.from_json(text))
     compiled = compile_under("aten", loaded.module)
     loaded.step(compiled)
     (program,) = programs_of(compiled_by(compiled))
-    return Found(program.key, tuple((record.role, record.graph) for record in program.graphs))
+    return CapturedProgram(program.key, tuple((record.role, record.graph) for record in program.graphs))
 
 
-def cut_plans(jobs: Sequence[Job]) -> list[SegmentedPlan]:
+def cut_plans(jobs: Sequence[Job]) -> list[Plan]:
     """The segmented plans that were vetted."""
-    sides = [job.side for job in jobs if isinstance(job, VetPlan)]
-    return [side.plan for side in sides if isinstance(side.plan, SegmentedPlan) and side.plan.parts]
+    sides = [job.entry for job in jobs if isinstance(job, VetPlan)]
+    return [side.plan for side in sides if side.plan is not None and side.plan.carve_outs]

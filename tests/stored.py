@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from fuseplan.graph import Graph, Op, Ref, TensorType, Value
-from fuseplan.plan import Part, Plan, SegmentedPlan
+from fuseplan.plan import CarveOuts, Plan
 from fuseplan.segment import Region, Segmentation
+from fuseplan.segment.moves import Move
 from fuseplan.tuning_db import (
     Box,
     DefaultTiming,
@@ -30,14 +31,31 @@ PROGRAM = "ab" * 32
 OTHER_PROGRAM = "cd" * 32
 HERE = Environment(
     "cuda", "2.11.0", gpu="NVIDIA H200", gpu_sms=132, gpu_l2_mib=60, gpu_memory_gib=140, cuda="13.0",
-    inductor="2.11.0, triton 3.6", nvfuser="0.2.36",
+    versions=(("inductor", "2.11.0, triton 3.6"), ("nvfuser", "0.2.36")),
 )  # fmt: skip
 CPU = Environment(
-    "cpu", "2.13.0", cpu="a CPU", cpu_isa="avx512", cpu_threads=2, cpu_compiler="gcc 12", inductor="2.13.0"
+    "cpu",
+    "2.13.0",
+    cpu="a CPU",
+    cpu_isa="avx512",
+    cpu_threads=2,
+    cpu_compiler="gcc 12",
+    versions=(("inductor", "2.13.0"),),
 )
+
+
+def having(environment: Environment, **versions: str | None) -> Environment:
+    """The same machine with these versions of executors; None: without that one."""
+    found = {**dict(environment.versions), **versions}
+    return replace(environment, versions=tuple((name, one) for name, one in found.items() if one is not None))
+
+
 INDUCTOR = Plan.named("inductor")
-NVFUSER = SegmentedPlan((Part("inference", "12" * 32, Segmentation((Region((0, 1), "nvfuser"),))),))
-BOTH = SegmentedPlan((Part("inference", "12" * 32, Segmentation((Region((0,), "nvfuser"), Region((1,), "inductor")))),))
+NVFUSER = Plan("aten", carve_outs=(CarveOuts("inference", "12" * 32, Segmentation((Region((0, 1), "nvfuser"),))),))
+BOTH = Plan(
+    "aten",
+    carve_outs=(CarveOuts("inference", "12" * 32, Segmentation((Region((0,), "nvfuser"), Region((1,), "inductor")))),),
+)
 AT = "2026-11-20T12:00:00.000Z"
 EVIDENCE = Evidence(
     (
@@ -150,7 +168,7 @@ def fill(store: Store) -> None:
                 run=run.key,
                 best_default="inductor",
                 best_default_us=150.0,
-                moves="evict op 7: -21 µs",
+                moves=(Move("evict", (7,), change_us=-21.0),),
                 evidence=EVIDENCE,
             )
         ),

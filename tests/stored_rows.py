@@ -10,6 +10,7 @@ from pathlib import Path
 from hypothesis import strategies as st
 
 from fuseplan.plan import Plan
+from fuseplan.segment.moves import Move
 from fuseplan.tuning_db import (
     Box,
     DefaultTiming,
@@ -92,7 +93,7 @@ plans = st.builds(
     st.sampled_from((INDUCTOR, NVFUSER, BOTH, Plan.named("eager"))),
     st.sampled_from(("tuned", "default", "unverified", "quarantined")),
     st.sampled_from((None, None, "pinned", "disabled")), sizes=boxes, wall_us=times, predicted_us=times,
-    moves=names, evidence=evidence, detail=names, run=run_keys, changed_at=moments,
+    moves=st.lists(st.builds(Move, names, change_us=st.none() | st.floats(-1e6, 1e6), words=names), max_size=2).map(tuple), evidence=evidence, detail=names, run=run_keys, changed_at=moments,
 )  # fmt: skip
 
 

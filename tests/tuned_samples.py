@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fuseplan.graph import Graph, Op, Ref, TensorType, Value
-from fuseplan.plan import Part, Plan, SegmentedPlan
+from fuseplan.plan import CarveOuts, Plan
 from fuseplan.segment import Region, Segmentation, extract
+from fuseplan.segment.moves import Move
 from fuseplan.tuning_db import (
     DefaultTiming,
     Environment,
@@ -23,7 +24,7 @@ from fuseplan.tuning_db import (
     Store,
     StoredPlan,
 )
-from stored import HERE, store_at
+from stored import HERE, having, store_at
 
 _CHAIN = ("aten.gelu.default", "aten.tanh.default", "aten.sigmoid.default", "aten.relu.default")
 _PER_LAYER = 2 + len(_CHAIN)
@@ -83,7 +84,7 @@ def add_program(
     store.add_run(run)
     store.add_program(key, name, {"inference": graph}, trace=_trace(key), calls=calls)
     own = [Region(tuple(range(_PER_LAYER * i + 1, _PER_LAYER * (i + 1))), "nvfuser" if i % 3 else "inductor") for i in range(layers)]  # fmt: skip
-    cut = SegmentedPlan((Part("inference", graph.key, Segmentation(tuple(own))),), launch=launch)
+    cut = Plan("aten", carve_outs=(CarveOuts("inference", graph.key, Segmentation(tuple(own))),), launch=launch)
     base = 60.0 * layers
     evidence = Evidence(
         _raced(base, gain, dice),
@@ -104,7 +105,7 @@ def add_program(
         key, environment, cut if won else replace(Plan.named("inductor"), launch=launch),
         "tuned" if won else "default", predicted_us=best.predicted_us, wall_us=best.wall_us, device_us=best.device_us,
         host_us=best.host_us, noise_us=round(0.006 * (best.wall_us or 0), 3), peak_bytes=best.peak_bytes,
-        best_default="inductor", best_default_us=raced["inductor"].wall_us, moves=_moves(layers) if won else "",
+        best_default="inductor", best_default_us=raced["inductor"].wall_us, moves=_moves(layers) if won else (),
         evidence=evidence if won else replace(evidence, regions=(), start=()), run=run.key, changed_at=at,
     )  # fmt: skip
     store.add_plan(stored)
@@ -115,13 +116,13 @@ def _trace(key: str) -> str:
     return f'{{"format":"fuseplan trace 1","key":"{key}"}}'
 
 
-def _moves(layers: int) -> str:
-    return "\n".join((
-        f"inference: {layers} × -4.2 µs: peel-head op 1 from 1..5, and the like",
-        "inference: -11.5 µs: merge-up op 5 into 1..4",
-        "inference: +0.8 µs: evict op 3",
-        "inference: split 7..11",
-    ))  # fmt: skip
+def _moves(layers: int) -> tuple[Move, ...]:
+    return (
+        Move("peel-head", region=1, role="inference", times=layers, change_us=-4.2),
+        Move("merge-up", (5,), 1, target="aten.mul.Tensor", role="inference", change_us=-11.5),
+        Move("evict", (3,), target="aten.view", role="inference", change_us=0.8),
+        Move("split", (7, 8, 9, 10, 11), 5, target="aten.add.Tensor", role="inference"),
+    )
 
 
 def _blocks(us: float, dice: random.Random, number: int) -> tuple[float, ...]:
@@ -201,7 +202,7 @@ def _measure(
 def sample_database(path: Path) -> list[Sample]:
     """A few programs under two environments: gains, a default that won, one that is being tuned; lookups counted."""
     store = store_at(path)
-    newer = replace(HERE, torch="2.12.0", inductor="2.12.0, triton 3.7")
+    newer = having(replace(HERE, torch="2.12.0"), inductor="2.12.0, triton 3.7")
     samples = [
         add_program(store, 1, "GPT-2, graph 0", layers=4, gain=1.42),
         add_program(store, 2, "GPT-2, graph 1", layers=2, gain=1.0),

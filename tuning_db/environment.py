@@ -5,22 +5,25 @@ Recorded elsewhere, and never compared: driver, clocks, host. Not recorded at al
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from functools import cached_property
 
-from fuseplan.plan import Plan, SegmentedPlan, WholePlan
-from fuseplan.tuning_db.tables import ENVIRONMENT, Row, Value, content_key
+from fuseplan.errors import StoreError
+from fuseplan.executors.known import traits_of
+from fuseplan.plan import Plan
+from fuseplan.tuning_db.tables import Row, Value, content_key, to_object
 
 
 @dataclass(frozen=True)
 class Environment:
     """One kind of machine with one set of versions.
 
-    >>> here = Environment(device="cuda", gpu="NVIDIA H200", torch="2.11.0+cu130", inductor="2.11.0+cu130, triton 3.6")
-    >>> there = Environment(device="cuda", gpu="NVIDIA H200", torch="2.13.0+cu130", inductor="2.13.0+cu130, triton 3.7")
-    >>> [str(difference) for difference in here.differences(there, {"inductor"})]
-    ['torch 2.11.0+cu130 -> 2.13.0+cu130', 'inductor 2.11.0+cu130, triton 3.6 -> 2.13.0+cu130, triton 3.7']
+    >>> here = Environment(device="cuda", gpu="NVIDIA H200", torch="2.11.0+cu130", versions=(("nvfuser", "0.2"),))
+    >>> there = Environment(device="cuda", gpu="NVIDIA H200", torch="2.13.0+cu130", versions=(("nvfuser", "0.3"),))
+    >>> [str(difference) for difference in here.differences(there, {"nvfuser"})]
+    ['torch 2.11.0+cu130 -> 2.13.0+cu130', 'nvFuser 0.2 -> 0.3']
     """
 
     device: str
@@ -44,27 +47,46 @@ class Environment:
     fp16_reduction: int = 1
     """Whether matrix products in fp16 may sum in fp16."""
     bf16_reduction: int = 1
-    inductor: str | None = None
-    """What the executor says of itself; None where there is none."""
-    nvfuser: str | None = None
+    versions: tuple[tuple[str, str], ...] = ()
+    """What executors say of themselves, by name; those of torch itself, and those that are not there, say nothing."""
     candidates: str = "1"
     """The version of fuseplan's candidate space: a later one may hold better plans."""
     protocol: str = "1"
     """The version of how fuseplan measures: times under two protocols are not comparable."""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "versions", tuple(sorted(self.versions)))
+
     @cached_property
     def key(self) -> str:
-        """32 hex digits, equal for equal environments."""
-        return content_key("environment", tuple(getattr(self, field.name) for field in fields(self)))
+        """32 hex digits, equal for equal environments. An executor that came after the first ones is in it where it is there."""
+        known = dict(self.versions)
+        values: list[Value] = []
+        for name in _ORDER:
+            values += [known.pop(one, None) for one in _IN_EVERY_KEY] if name == "versions" else [getattr(self, name)]
+        return content_key("environment", (*values, *(text for pair in sorted(known.items()) for text in pair)))
+
+    @property
+    def executors(self) -> frozenset[str]:
+        """Those that have a version of their own here."""
+        return frozenset(name for name, _ in self.versions)
+
+    def version(self, executor: str) -> str | None:
+        """What an executor says of itself there; None where there is none, and for what has no version but torch's."""
+        return dict(self.versions).get(executor)
 
     def differences(self, other: Environment, needs: Iterable[str]) -> tuple[Difference, ...]:
         """Where `other` is not what something made here needs: hardware, torch, flags, and the executors named."""
-        return self._compare(other, (*_ALWAYS, *sorted(needs)))
+        return (*self._compare(other, _ALWAYS), *self._versions_apart(other, needs))
 
     def other_differences(self, other: Environment, needs: Iterable[str]) -> tuple[Difference, ...]:
         """Where they differ in what is *not* needed: reason enough to look for something better, not to do without."""
-        rest = {field.name for field in fields(self)} - {*_ALWAYS, *needs}
-        return self._compare(other, tuple(name for name in _ORDER if name in rest))
+        unused = (self.executors | other.executors) - set(needs)
+        return (*self._versions_apart(other, unused), *self._compare(other, ("candidates", "protocol")))
+
+    def _versions_apart(self, other: Environment, executors: Iterable[str]) -> tuple[Difference, ...]:
+        each = (Difference(name, self.version(name), other.version(name)) for name in sorted(executors))
+        return tuple(one for one in each if one.stored != one.here)
 
     def _compare(self, other: Environment, names: Iterable[str]) -> tuple[Difference, ...]:
         return tuple(
@@ -75,12 +97,18 @@ class Environment:
 
     def row(self) -> Row:
         """The environment as a logical row."""
-        return {"key": self.key, **{field.name: getattr(self, field.name) for field in fields(self)}}
+        own = {name: getattr(self, name) for name in _ORDER if name != "versions"}
+        return {"key": self.key, **own, "versions": to_object(dict(self.versions))}
 
     @staticmethod
     def of(row: Row) -> Environment:
         """The environment that a logical row describes."""
-        return Environment(**{name: row[name] for name in ENVIRONMENT.columns if name != "key"})  # type: ignore[arg-type]
+        values: dict[str, object] = {name: row[name] for name in _ORDER}
+        try:
+            values["versions"] = tuple(dict(json.loads(str(row["versions"]))).items())
+        except (TypeError, ValueError) as error:
+            raise StoreError(f"versions of executors are no JSON object: {error}") from None
+        return Environment(**values)  # type: ignore[arg-type]  # STRICT columns hold what the fields say
 
 
 @dataclass(frozen=True)
@@ -92,7 +120,7 @@ class Difference:
     here: Value
 
     def __str__(self) -> str:
-        return f"{_TITLES.get(self.field, self.field)} {_shown(self.stored)} -> {_shown(self.here)}"
+        return f"{_TITLES.get(self.field) or traits_of(self.field).title or self.field} {_shown(self.stored)} -> {_shown(self.here)}"
 
 
 def needs_of(plan: Plan) -> frozenset[str]:
@@ -103,22 +131,18 @@ def needs_of(plan: Plan) -> frozenset[str]:
     >>> needs_of(Plan.named("eager"))
     frozenset()
     """
-    used: set[str] = set()
-    if isinstance(plan, WholePlan):
-        used.add(plan.executor)
-    elif isinstance(plan, SegmentedPlan):
-        used.update(region.executor for part in plan.parts for region in part.segmentation.regions)
-        used.add(plan.greedy or "aten")
-    return frozenset(used & set(VERSIONED))
+    return plan.executors - _OF_TORCH
 
 
 def needs_of_executor(executor: str) -> frozenset[str]:
     """What a measurement of one executor needs beside the hardware and torch. ATen and eager are torch itself."""
-    return frozenset({executor} & set(VERSIONED))
+    return frozenset({executor} - _OF_TORCH)
 
 
-VERSIONED = ("inductor", "nvfuser")
-"""Executors that have a version of their own."""
+_OF_TORCH = frozenset({"aten", "eager"})
+"""Executors that have no version but torch's."""
+_IN_EVERY_KEY = ("inductor", "nvfuser")
+"""The first executors: the keys of all environments hold their version, or that there is none."""
 
 _ALWAYS = (
     "device", "gpu", "gpu_sms", "gpu_l2_mib", "gpu_memory_gib", "cpu", "cpu_isa", "cpu_threads", "cpu_compiler",
@@ -127,7 +151,7 @@ _ALWAYS = (
 _ORDER = tuple(field.name for field in fields(Environment))
 _TITLES = {"gpu": "GPU", "cpu": "CPU", "cuda": "CUDA", "gpu_sms": "SM count", "gpu_l2_mib": "L2 cache (MiB)",
            "gpu_memory_gib": "GPU memory (GiB)", "cpu_isa": "instruction set", "cpu_threads": "threads",
-           "cpu_compiler": "compiler", "nvfuser": "nvFuser", "candidates": "candidate space"}  # fmt: skip
+           "cpu_compiler": "compiler", "candidates": "candidate space"}  # fmt: skip
 
 
 def _shown(value: Value) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from statistics import median
 from typing import Any
 
 from fuseplan.errors import StoreError
@@ -41,6 +42,21 @@ class Raced:
     """The wall time of a call in each block of the race, in the order they were taken. Blocks of one number ran side by
     side; whoever was dropped has fewer."""
 
+    @property
+    def error(self) -> float | None:
+        """By how much the prediction was off, relative."""
+        return self.predicted_us / self.wall_us - 1 if self.predicted_us is not None and self.wall_us else None
+
+    def ratios_to(self, other: Raced) -> tuple[float, ...]:
+        """The time as a multiple of another's, block by block, as far as both ran."""
+        return tuple(one / its for one, its in zip(self.walls, other.walls, strict=False) if one and its)
+
+    def ratio_to(self, other: Raced) -> float | None:
+        """The time as a multiple of another's: block by block where both ran side by side, else by medians."""
+        if not self.wall_us or not other.wall_us:
+            return None
+        return median(self.ratios_to(other) or [self.wall_us / other.wall_us])
+
 
 @dataclass(frozen=True)
 class RegionEvidence:
@@ -65,6 +81,21 @@ class RegionEvidence:
     """What moving its bytes and doing its arithmetic takes at least, at the rates of the machine."""
     model: str = ""
 
+    @property
+    def known_us(self) -> float | None:
+        """What it takes on the device: measured, else predicted."""
+        return self.device_us if self.device_us is not None else self.predicted_device_us
+
+    @property
+    def total_us(self) -> float:
+        """All of its places together."""
+        return max(1, self.times) * (self.known_us or 0.0)
+
+    @property
+    def of_roof(self) -> float | None:
+        """The share of the machine's best that it reaches."""
+        return self.roofline_us / self.device_us if self.roofline_us is not None and self.device_us else None
+
 
 @dataclass(frozen=True)
 class Start:
@@ -78,7 +109,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that speaks for a plan.
+    """Evidence for a plan: its race, its regions, and the cut that its moves start from.
 
     >>> found = Evidence((Raced("eager", True, wall_us=12.5),))
     >>> Evidence.from_json(found.to_json()) == found, Evidence().to_json()
@@ -127,7 +158,7 @@ class Evidence:
         return Evidence(raced, regions, start, found.get("searched", False))
 
     def bounded(self) -> Evidence:
-        """As much of it as the database takes: of too many regions those stay that take longest."""
+        """Cut the evidence down to what the database takes: of too many regions those stay that take longest."""
         raced = tuple(sorted(self.raced, key=lambda one: not one.default)[:MOST_RACED])
         kept = sorted(self.regions, key=_weight, reverse=True)[:MOST_REGIONS]
         start = self.start if sum(len(ops) for one in self.start for ops in one.regions) <= MOST_OPS else ()

@@ -19,6 +19,7 @@ from typing import TypeVar
 from fuseplan.errors import StoreError
 from fuseplan.tuning_db import schema
 from fuseplan.tuning_db.migrations import differences, migrate, version
+from fuseplan.tuning_db.patience import Patience
 
 _T = TypeVar("_T")
 Identity = tuple[int, int]
@@ -34,7 +35,6 @@ _RACY_S = 1.0
 """A file that changed less than this before it was looked at may change again without a new time stamp."""
 _FORK_WAIT_S = 5.0
 _READ_WAIT_S, _WRITE_WAIT_S = 5.0, 30.0  # for another process that is stuck, or just playing back a journal
-_MOST_WAITS = 6  # of that length, as long as the others get on
 _COMMIT_WAIT_MS = 10_000  # for readers to leave: none can come in while a commit waits
 _NAP_S = (0.0005, 0.004)
 _REOPENINGS = 3
@@ -58,7 +58,7 @@ class Damaged(Unusable):
 
 
 class Unwritable(Unusable):
-    """It can perhaps be read, but nothing can be written to it."""
+    """Nothing can be written to the file; perhaps it can be read."""
 
 
 class Interrupted(Unusable):
@@ -139,7 +139,7 @@ class Database:
         return self._attempt(transaction, create=True)
 
     def run(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
-        """Like `write`, for statements that allow no transaction around them: VACUUM."""
+        """Run statements that allow no transaction around them: VACUUM."""
         self._writes += 1
         return self._attempt(work, create=False)
 
@@ -315,40 +315,6 @@ class Database:
         self._lock = threading.RLock()
         # SQLite in this child believes that the parent's thread still holds its lock, and would write without one.
         self._orphaned = not held
-
-
-class Patience:
-    """How long to wait for other processes: not for one that is stuck, but longer for many that take their turns.
-
-    On a machine with more to do than it can, whoever reads among many writers may miss every gap for a while.
-    """
-
-    def __init__(self, path: Path | None, wait_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._path, self._wait_s, self._clock = path, wait_s, clock
-        now = clock()
-        self._until, self._end = now + wait_s, now + _MOST_WAITS * wait_s
-        self._seen = self._stamp()
-
-    def lasts(self) -> bool:
-        """Whether it is worth to try again."""
-        now = self._clock()
-        if now <= self._until:
-            return True
-        seen = self._stamp()
-        if seen == self._seen or now > self._end:
-            return False
-        self._seen, self._until = seen, now + self._wait_s
-        return True
-
-    def _stamp(self) -> tuple[int, int, int] | None:
-        """What changes with each commit of another process."""
-        if self._path is None:
-            return None
-        try:
-            found = os.stat(self._path)
-        except OSError:
-            return None
-        return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 class _Moved(Exception):  # noqa: N818

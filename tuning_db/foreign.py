@@ -15,6 +15,8 @@ from types import TracebackType
 from fuseplan.errors import StoreError
 from fuseplan.tuning_db import schema
 from fuseplan.tuning_db.files import SQL_ERRORS
+from fuseplan.tuning_db.migrations import version
+from fuseplan.tuning_db.older import present, table_of
 from fuseplan.tuning_db.tables import ALL, BY_NAME, Row, Table, Value
 
 _STEPS = 10_000  # of SQLite's machine between looks at the clock
@@ -23,7 +25,7 @@ _LENGTH_LIMIT = 0  # SQLITE_LIMIT_LENGTH
 _CHUNK = 200
 _MAX_FAILURES = 2000  # per table; to get around one bad page takes some forty
 _ALLOWED = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_TRANSACTION}
-_FUNCTIONS = {"min", "max", "count"}
+_FUNCTIONS = {"min", "max", "count", "json_group_object"}
 
 
 class Source:
@@ -41,6 +43,7 @@ class Source:
         self._deadline = deadline
         self._ours = ours
         self._keys: dict[str, dict[int, str]] = {}
+        self._version = schema.VERSION
         self._connection = self._connect()
 
     def __enter__(self) -> Source:
@@ -58,14 +61,15 @@ class Source:
                 self.problems.append(f"{table.name}: there is no such table")
                 continue
             keys = self._keys.setdefault(table.name, {})
-            for stored in self._stored(table):
-                row = self._logical(table, stored)
+            then = table_of(table, self._version)
+            for stored in self._stored(then):
+                row = self._logical(then, stored)
                 if row is None:
                     self.problems.append(f"{table.name} {str(stored[0])[:40]}: damaged")
                     continue
                 if table.keyed and type(stored[0]) is int:
                     keys[stored[0]] = str(row["key"])
-                yield table, row
+                yield table, present(table, row)
 
     def held(self) -> int | None:
         """How many rows were written to it, good or damaged by now; None where that cannot be told."""
@@ -89,6 +93,7 @@ class Source:
                 connection.setlimit(_LENGTH_LIMIT, _MAX_FIELD)
             if not self._ours:
                 self._refuse_strangers(connection)
+            self._version = _present(connection)
             connection.execute("BEGIN")  # another process may be writing: rows are to fit those they refer to
         except SQL_ERRORS as error:
             connection.close()
@@ -102,12 +107,12 @@ class Source:
 
     def _refuse_strangers(self, connection: sqlite3.Connection) -> None:
         application = connection.execute("PRAGMA application_id").fetchone()[0]
-        found = connection.execute("PRAGMA user_version").fetchone()[0]
+        found = version(connection)
         if application != schema.APPLICATION_ID:
             raise StoreError(f"{self.path} is not a tuning database")
-        if found != schema.VERSION:
+        if found not in range(1, schema.VERSION + 1):
             advice = "export it with the fuseplan that made it"
-            raise StoreError(f"{self.path} has schema {found}, this fuseplan reads {schema.VERSION}: {advice}")
+            raise StoreError(f"{self.path} has schema {found}, this fuseplan reads up to {schema.VERSION}: {advice}")
 
     def _late(self) -> bool:
         late = time.monotonic() > self._deadline
@@ -125,7 +130,7 @@ class Source:
 
     def _stored(self, table: Table) -> Iterator[tuple[object, ...]]:
         """All rows as stored, the id first; around a page that cannot be read, whatever lies before and behind it."""
-        names = ", ".join(["id", *map(table.stored, table.columns), "digest"])
+        names = ", ".join(["id", *map(table.read, table.columns), "digest"])
         sql = f"SELECT {names} FROM {table.name} WHERE id >= ? AND id < ? ORDER BY id LIMIT {_CHUNK}"
         spans = [self._span(table)]
         failures = 0
@@ -168,6 +173,15 @@ class Source:
                     return None
             values.append(value)
         return table.logical((*values, stored[-1]))
+
+
+def _present(connection: sqlite3.Connection) -> int:
+    """The version of a file's schema; where its first page is damaged, the present one."""
+    try:
+        found = version(connection)
+    except SQL_ERRORS:
+        return schema.VERSION
+    return found if 1 <= found <= schema.VERSION else schema.VERSION
 
 
 def _authorize(action: int, first: str | None, second: str | None, database: str | None, inside: str | None) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from fuseplan.errors import FuseplanError
 from fuseplan.tuning_db.environment import Environment, needs_of
-from fuseplan.tuning_db.records import REASONS, Hit, Miss, Query, Stale, StoredPlan
+from fuseplan.tuning_db.records import NO_MOVES, REASONS, Hit, Miss, Query, Stale, StoredPlan
 from fuseplan.tuning_db.sizes import STATIC, Box
 from fuseplan.tuning_db.tables import ENVIRONMENT, PLAN, Row
 
@@ -35,7 +35,7 @@ class Candidate:
 
 
 def candidates(connection: sqlite3.Connection, query: Query, layer: str, rank: int) -> list[Candidate]:
-    """All that one layer knows of the program, in one indexed query."""
+    """Candidates for a program in one layer, by one indexed query."""
     known: dict[object, Environment | None] = {}
     found = []
     for values in connection.execute(_SELECT, (query.program, query.environment.key)).fetchall():
@@ -133,8 +133,8 @@ def judge(query: Query, candidate: Candidate) -> Hit | Stale | Miss:
     if miss is not None:
         return miss
     try:
-        # Who runs a plan has no use for its evidence, and reading that may take longer than all the rest.
-        stored = StoredPlan.of({**row, "evidence": ""}, environment)
+        # Who runs a plan has no use for its evidence and moves, and reading those may take longer than all the rest.
+        stored = StoredPlan.of({**row, "evidence": "", "moves": NO_MOVES}, environment)
     except FuseplanError as error:
         return Miss("failed validation", f"{name}: {error}")
     needs = needs_of(stored.plan)

@@ -26,12 +26,12 @@ class Found(Generic[_T]):
 
 
 def measurements(connection: sqlite3.Connection, region: str, here: Environment) -> list[Found[Measurement]]:
-    """Of a region, by key: all that its executor, as it is here, would do alike."""
+    """Measurements of a region, by key, that its executor, as it is here, would repeat."""
     return list(_matching(connection, MEASUREMENT, "region", region, here, Measurement.of, lambda row: row["executor"]))
 
 
 def measured_among(connection: sqlite3.Connection, regions: Collection[str]) -> list[str]:
-    """Those of these regions, by key, of which anything was measured anywhere."""
+    """Regions among these, by key, of which anything was measured anywhere."""
     sql = (  # CROSS JOIN keeps SQLite from beginning with all regions that there are
         "SELECT region.key FROM json_each(?) AS asked CROSS JOIN region ON region.key = asked.value"
         " WHERE EXISTS (SELECT 1 FROM measurement WHERE measurement.region_id = region.id)"
@@ -40,7 +40,7 @@ def measured_among(connection: sqlite3.Connection, regions: Collection[str]) -> 
 
 
 def default_timings(connection: sqlite3.Connection, program: str, here: Environment) -> list[Found[DefaultTiming]]:
-    """Of a program, by key."""
+    """Timings of the defaults of a program, by key."""
     return list(
         _matching(
             connection, DEFAULT_TIMING, "program", program, here, DefaultTiming.of,

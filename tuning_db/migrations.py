@@ -8,18 +8,20 @@ from collections.abc import Callable, Mapping, Sequence
 from fuseplan import __version__
 from fuseplan.tuning_db import schema
 from fuseplan.tuning_db.clock import now
+from fuseplan.tuning_db.older import rewrite_plans, versions_as_rows
 
 Migration = Callable[[sqlite3.Connection], None]
 
 
 def _create(connection: sqlite3.Connection) -> None:
-    """From nothing to version 1."""
+    """From nothing to the present version."""
     for statement in schema.OBJECTS.values():
         connection.execute(statement)
 
 
-# Entry n takes a file from version n to n + 1. A released entry never changes: tests keep a file of each version.
-MIGRATIONS: tuple[Migration, ...] = (_create,)
+# Entry n takes a file from version n to n + 1, but the first: a new file is of the present version at once. A released
+# entry never changes: tests keep a file of each version.
+MIGRATIONS: tuple[Migration, ...] = (_create, rewrite_plans, versions_as_rows, rewrite_plans)
 
 
 def migrate(connection: sqlite3.Connection, migrations: Sequence[Migration] = MIGRATIONS) -> None:
@@ -27,7 +29,7 @@ def migrate(connection: sqlite3.Connection, migrations: Sequence[Migration] = MI
     connection.execute("BEGIN IMMEDIATE")
     try:
         present = version(connection)
-        for migration in migrations[present:]:
+        for migration in migrations[present:] if present else (migrations[0], *migrations[schema.VERSION :]):
             migration(connection)
         if present < len(migrations):
             connection.execute(

@@ -7,15 +7,25 @@ import math
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from fuseplan import __version__
 from fuseplan.errors import StoreError
+from fuseplan.noise import RaceTime, relative
 from fuseplan.plan import Plan
 from fuseplan.tuning_db import clock
 from fuseplan.tuning_db.environment import Difference, Environment
 from fuseplan.tuning_db.evidence import NO_EVIDENCE, Evidence
 from fuseplan.tuning_db.sizes import STATIC, Box
 from fuseplan.tuning_db.tables import Row, Value, content_key
+
+if TYPE_CHECKING:
+    from fuseplan.segment.moves.move import Move
+
+NO_MOVES = "[]"
+"""The moves of a plan that none led to. Look-ups read no others, and are spared what writes and reads moves."""
+RACED = ("tuned", "default", "pinned")
+"""The standings of plans whose race counts where they are."""
 
 
 @dataclass(frozen=True)
@@ -173,8 +183,8 @@ class StoredPlan:
     peak_bytes: int | None = None
     best_default: str | None = None
     best_default_us: float | None = None
-    moves: str = ""
-    """The moves that led here, one a line, with what each was worth."""
+    moves: tuple[Move, ...] = ()
+    """The moves that led here, with what each was worth."""
     evidence: Evidence = NO_EVIDENCE
     detail: str = ""
     """Why it is quarantined."""
@@ -184,18 +194,33 @@ class StoredPlan:
     @property
     def key(self) -> str:
         """32 hex digits: equal for the same plan in the same place, whatever its status and evidence."""
-        return plan_key(self.program, self.environment.key, self.launch, self.sizes.text, self.plan.to_json())
+        return plan_key(self.program, self.environment.key, self.launch, self.sizes.text, self.plan.identity)
 
     @property
     def launch(self) -> str:
         """How the plan's calls reach the device: part of the plan, and a column of its row."""
-        launch: str = getattr(self.plan, "launch", "plain")
-        return launch
+        return self.plan.launch
 
     @property
     def standing(self) -> str:
         """A person's word where there is one, else the status."""
         return self.word or self.status
+
+    @property
+    def speedup(self) -> float | None:
+        """How many times as fast as the best default."""
+        return self.best_default_us / self.wall_us if self.wall_us and self.best_default_us is not None else None
+
+    @property
+    def noise(self) -> float | None:
+        """The noise of its race, relative."""
+        return relative(self.noise_us, self.wall_us)
+
+    @property
+    def timed(self) -> RaceTime:
+        """Its time, where its race counts."""
+        race = self.run and (self.run, self.launch, self.sizes.text)
+        return RaceTime(self.wall_us if self.standing in RACED else None, self.noise, race)
 
     def row(self) -> Row:
         """The plan as a logical row."""
@@ -211,12 +236,13 @@ class StoredPlan:
         values |= {"environment": environment, "sizes": Box.parse(str(row["sizes"]))}
         values["plan"] = Plan.from_json(str(row["json"]))
         values["evidence"] = Evidence.from_json(str(row["evidence"]))
+        values["moves"] = _moves_from(str(row["moves"]))
         return StoredPlan(**values)  # type: ignore[arg-type]
 
 
-def plan_key(program: Value, environment: Value, launch: Value, sizes: Value, plan_json: Value) -> str:
-    """The key that a plan has in the database."""
-    return content_key("plan", (program, environment, launch, sizes, plan_json))
+def plan_key(program: Value, environment: Value, launch: Value, sizes: Value, identity: str) -> str:
+    """The key that a plan of this identity has in the database."""
+    return content_key("plan", (program, environment, launch, sizes, identity))
 
 
 def trace_key(program: Value, sizes: Value) -> str:
@@ -237,9 +263,27 @@ def _row(record: Measurement | DefaultTiming | StoredPlan) -> dict[str, Value]:
             row[name] = value.text
         elif isinstance(value, (Plan, Repeats, Evidence)):
             row[name] = value.to_json()
+        elif name == "moves":
+            row[name] = _moves_json(value)
         else:
             row[name] = value
     return row
+
+
+def _moves_json(moves: tuple[Move, ...]) -> str:
+    if not moves:
+        return NO_MOVES
+    from fuseplan.segment.moves.move import to_json
+
+    return to_json(moves)
+
+
+def _moves_from(text: str) -> tuple[Move, ...]:
+    if text == NO_MOVES:
+        return ()
+    from fuseplan.segment.moves.move import from_json
+
+    return from_json(text)
 
 
 @dataclass(frozen=True)

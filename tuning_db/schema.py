@@ -1,4 +1,4 @@
-"""What a tuning database looks like: the tables, indexes and views of schema version 1, as SQL.
+"""What a tuning database looks like: the tables, indexes and views of the present schema, as SQL.
 
 Rows refer to each other by small integers, since a file holds a million measurements; what a row *is* (its key, its
 digest) never depends on them, so that two files can be merged.
@@ -7,7 +7,8 @@ digest) never depends on them, so that two files can be merged.
 from __future__ import annotations
 
 APPLICATION_ID = 0x66757365  # "fuse"
-VERSION = 1
+VERSION = 4
+"""2: plans are of format 2. 3: versions of executors are rows. 4: moves of plans are data."""
 
 STATUSES = ("ok", "refused", "compile-error", "error", "wrong", "timeout", "crashed", "out-of-memory")
 """Of a timing: what came of it. Only `ok` has a time that counts."""
@@ -74,14 +75,18 @@ TABLES = {
     cudnn_tf32 INTEGER NOT NULL CHECK (cudnn_tf32 IN (0, 1)),
     fp16_reduction INTEGER NOT NULL CHECK (fp16_reduction IN (0, 1)),
     bf16_reduction INTEGER NOT NULL CHECK (bf16_reduction IN (0, 1)),
-    inductor TEXT {_at_most("inductor", 200)},
-    nvfuser TEXT {_at_most("nvfuser", 200)},
     candidates TEXT NOT NULL {_at_most("candidates", 40)},
     protocol TEXT NOT NULL {_at_most("protocol", 40)},
     {_DIGEST},
     CHECK ((device = 'cpu') = (gpu IS NULL)),
     CHECK ((device = 'cpu') = (cpu IS NOT NULL))
 ) STRICT""",
+    "environment_executor": f"""CREATE TABLE environment_executor (
+    environment_id INTEGER NOT NULL REFERENCES environment(id) ON DELETE CASCADE,
+    executor TEXT NOT NULL {_at_most("executor", 100)},
+    version TEXT NOT NULL {_at_most("version", 200)},
+    PRIMARY KEY (environment_id, executor)
+) STRICT, WITHOUT ROWID""",
     "program": f"""CREATE TABLE program (
     id INTEGER PRIMARY KEY,
     key TEXT NOT NULL UNIQUE {_key()},
@@ -277,6 +282,7 @@ SELECT 'plan', plan.changed_at, plan.status, plan.detail, plan.key,
 NOTES = {
     "schema": "One row: the version of what follows, and which fuseplan made the file.",
     "environment": "Kinds of machines with one set of versions: what a timing is true for.",
+    "environment_executor": "Which version of which executor such a machine has: beside torch, whose own operators are ATen's.",
     "program": "What one Dynamo graph became. The name is for people.",
     "trace": "Programs as they can be run again elsewhere: the Dynamo graph as JSON, with neither weights nor data; and how"
     " often each was called while it was recorded.",

@@ -14,7 +14,7 @@ _SPAN = re.compile(r"([A-Za-z_][A-Za-z0-9_]{0,40})=(-?\d{1,18})\.\.(-?\d{1,18})"
 
 @dataclass(frozen=True)
 class Box:
-    """For each dynamic size its least and greatest value. The empty box is that of a static program.
+    """Ranges of dynamic sizes: the least and the greatest value of each. The empty box is that of a static program.
 
     >>> Box.of({"s0": (16, 64)}).text
     's0=16..64'
@@ -31,12 +31,12 @@ class Box:
 
     @property
     def text(self) -> str:
-        """As the database keeps it."""
+        """Text of the box as the database keeps it."""
         return " ".join(f"{name}={low}..{high}" for name, low, high in self.spans)
 
     @property
     def short(self) -> str:
-        """For people: sizes that vary alike stand together. A model with caches has some for each of its layers.
+        """Text for people: sizes that vary alike stand together. A model with caches has some for each of its layers.
 
         >>> Box.of({"s0": (5, 8), "s1": (5, 8), "s2": (5, 8), "s9": (5, 8), "s10": (2, 2)}).short
         's0-s2,s9=5..8 s10=2'

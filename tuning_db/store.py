@@ -1,13 +1,8 @@
-"""The tuning database as the rest of fuseplan sees it: look-ups that never raise, and writes that are not lost.
-
-Layers are packaged < site < user < memory. The last one exists only where the user's file cannot be written.
-"""
+"""The tuning database as the rest of fuseplan sees it: look-ups that never raise, and writes that are not lost."""
 
 from __future__ import annotations
 
-import os
 import sqlite3
-import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -17,13 +12,13 @@ from typing import Any, TypeVar
 
 from fuseplan.errors import StoreError
 from fuseplan.graph import Graph
+from fuseplan.plan import Plan
 from fuseplan.tuning_db import clock, tables
 from fuseplan.tuning_db.environment import Environment
-from fuseplan.tuning_db.files import Absent, Database, Identity, NotOurs, Unusable, Unwritable
-from fuseplan.tuning_db.layers import Places, network_file_system, places
+from fuseplan.tuning_db.layered import LOOKUP_S, Layered
+from fuseplan.tuning_db.layers import Places, places
 from fuseplan.tuning_db.lookup import Candidate, boxes, candidates, choose, knows, no_plan
 from fuseplan.tuning_db.measured import default_timings, measured_among, measurements
-from fuseplan.tuning_db.notify import notify
 from fuseplan.tuning_db.programs import (
     graph_row,
     graphs_of,
@@ -39,16 +34,15 @@ from fuseplan.tuning_db.programs import (
 from fuseplan.tuning_db.records import DefaultTiming, Hit, Measurement, Miss, Query, Run, Stale, StoredPlan, trace_key
 from fuseplan.tuning_db.schema import MAX_TRACE
 from fuseplan.tuning_db.sizes import STATIC, Box
-from fuseplan.tuning_db.tables import Row, Table, Writer, everything, put_all
+from fuseplan.tuning_db.tables import Row, Table, Writer
 
 _T = TypeVar("_T")
 _Rows = list[tuple[Table, Row]]
 
-_LOOKUP_S = 1.0
 _MEMO_SIZE = 4096
 
 
-class Store:
+class Store(Layered):
     """Plans and measurements of this user, and those shipped to them.
 
     >>> store = Store(Places(user=None))
@@ -63,22 +57,11 @@ class Store:
         Who is only `reading` leaves it as it is, and trouble with the user's own file is a StoreError for them, not nothing
         found.
         """
-        self._reading = reading
-        self._user = Database(where.user, repair=self._repair) if where.user is not None else None
-        self._salvage_s = salvage_s
-        self._memory: Database | None = None
-        self._lower = [
-            (name, Database(path, readonly=True, immutable=name == "packaged"))
-            for name, path in (("packaged", where.packaged), ("site", where.site))
-            if path is not None and os.path.exists(path)
-        ]
+        super().__init__(where, salvage_s, reading)
         self._memo: dict[tuple[object, ...], tuple[list[object], Any]] = {}
         self._runs: dict[str, Run] = {}
         self._counts: Counter[str] = Counter()
         self._persisted: Counter[str] = Counter()
-        self._said: set[str] = set()
-        self._lock = threading.Lock()
-        self._memory_lock = threading.Lock()
 
     @staticmethod
     def open(environ: Mapping[str, str], db: str | Path | None = None, *, salvage_s: float = 1.0) -> Store:
@@ -96,28 +79,6 @@ class Store:
         fuseplan.tuning_db.files.Absent: there is no file /no/such.db
         """
         return Store(places(environ, db), reading=True).required(there=db is not None)
-
-    def required(self, *, there: bool = True) -> Store:
-        """This store; StoreError where the user's own file cannot be used as one, or with `there` is not there yet."""
-        try:
-            if self._user is not None:
-                self._user.read(lambda connection: None)
-        except Absent:
-            if there:
-                raise
-        return self
-
-    @property
-    def file(self) -> Database:
-        """The user's own file, for whoever works on it as a whole; StoreError where there is no place for one."""
-        if self._user is None:
-            raise StoreError("there is no home folder: set FUSEPLAN_DB, or name a file with --db")
-        return self._user
-
-    def close(self) -> None:
-        """Close all files; the next use opens them again."""
-        for _, database in self._layers():
-            database.close()
 
     # look-ups: they never raise
 
@@ -147,7 +108,7 @@ class Store:
             return []
 
     def find_measurements(self, region: str, environment: Environment) -> tuple[Measurement, ...] | Miss:
-        """All that was measured of a region, by key, under what holds here. Failures are among it."""
+        """Measurements of a region, by key, that hold here; failures are among them."""
         found, trouble = self._gather(lambda connection: measurements(connection, region, environment))
         rows = {row.digest: row.record for layer in found for row in layer}
         if not rows:
@@ -155,7 +116,7 @@ class Store:
         return tuple(sorted(rows.values(), key=lambda record: record.measured_at))
 
     def measured_among(self, regions: Collection[str]) -> frozenset[str]:
-        """Those of these regions, by key, of which anything was measured anywhere: `find_measurements` tells what."""
+        """Regions among these, by key, of which anything was measured anywhere: `find_measurements` tells what."""
         return frozenset(
             key for layer in self._gather(lambda connection: measured_among(connection, regions))[0] for key in layer
         )
@@ -272,6 +233,13 @@ class Store:
         changed = replace(found[0], changed_at=after(found[0].changed_at), run=None, **changes)  # type: ignore[arg-type]
         return self.add_plan(changed)
 
+    def fill_in(self, key: str, plan: Plan) -> bool:
+        """Write a plan of this key as `plan`, which has the same key and more digests; say whether that is on the disk."""
+        found = next((one for one in self.plans(key) if one.key == key and plan.identity == one.plan.identity), None)
+        if found is None:
+            return False
+        return self.add_plan(replace(found, plan=plan, changed_at=clock.just_after(found.changed_at)))
+
     def plans(self, prefix: str = "") -> list[StoredPlan]:
         """All plans whose key begins with `prefix`, each as the highest layer has it."""
         highest: dict[str, StoredPlan] = {}
@@ -332,11 +300,6 @@ class Store:
 
     # inside
 
-    def _layers(self) -> list[tuple[str, Database]]:
-        """All layers, the lowest first."""
-        upper = (("user", self._user), ("memory", self._memory))
-        return [*self._lower, *((name, database) for name, database in upper if database is not None)]
-
     def _remembered(self, key: tuple[object, ...], ask: Callable[[], tuple[_T, bool]]) -> _T:
         """What was answered last, until a file changes. `ask` returns an answer, and whether it is to be kept."""
         known = self._memo.get(key)
@@ -364,49 +327,16 @@ class Store:
         return choice, trouble is None
 
     def _candidates(self, query: Query) -> tuple[list[Candidate], Miss | None]:
-        """All that the layers hold of a program, and the trouble with one of them, if any."""
+        """Candidates of all layers for a program, and the trouble with one of them, if any."""
         found: list[Candidate] = []
         trouble = None
         for rank, (name, database) in enumerate(self._layers()):
-            answer = self._ask(database, partial(candidates, query=query, layer=name, rank=rank), _LOOKUP_S)
+            answer = self._ask(database, partial(candidates, query=query, layer=name, rank=rank), LOOKUP_S)
             if isinstance(answer, Miss):
                 trouble = answer
             else:
                 found += answer
         return found, trouble
-
-    def _gather(
-        self, work: Callable[[sqlite3.Connection], list[_T]], within_s: float = _LOOKUP_S
-    ) -> tuple[list[list[_T]], Miss | None]:
-        """What each layer answers, the lowest first, and the trouble with one, if any."""
-        found: list[list[_T]] = []
-        trouble = None
-        for _, database in self._layers():
-            answer: list[_T] | Miss
-            try:
-                answer = self._ask(database, work, within_s)
-            except Exception as error:  # noqa: BLE001  # as in _find_plan
-                self._raise_for_readers(error)
-                answer = Miss("database unusable", f"{type(error).__name__}: {error}")
-            if isinstance(answer, Miss):
-                trouble = answer
-            else:
-                found.append(answer)
-        return found, trouble
-
-    def _ask(
-        self, database: Database, work: Callable[[sqlite3.Connection], list[_T]], within_s: float
-    ) -> list[_T] | Miss:
-        try:
-            return database.read(work, within_s)
-        except Absent:
-            return []
-        except Unusable as problem:
-            if self._reading and database is self._user:
-                raise
-            if isinstance(problem, NotOurs):
-                self._say(str(problem))
-            return Miss("database unusable", str(problem))
 
     def _put(self, rows: _Rows) -> bool:
         def put(connection: sqlite3.Connection) -> None:
@@ -415,35 +345,6 @@ class Store:
                 writer.put(table, row)
 
         return self._write(put)
-
-    def _write(self, work: Callable[[sqlite3.Connection], None]) -> bool:
-        try:
-            if self._user is None:
-                raise Unwritable("there is no home folder: set FUSEPLAN_DB to a file")
-            if self._user.path is not None and "network" not in self._said:
-                self._warn_of_network(self._user.path)
-            self._user.write(work)
-        except Unusable as problem:
-            self._say(f"{problem}. What is tuned is kept in memory, and lost when this process ends")
-            with self._memory_lock:
-                if self._memory is None:
-                    self._memory = Database(None)
-                self._memory.write(work)
-            return False
-        self._drain(self._user)
-        return True
-
-    def _drain(self, user: Database) -> None:
-        """The file can be written again: bring into it what had to be kept in memory."""
-        with self._memory_lock:
-            if self._memory is None:
-                return
-            rows = self._memory.read(everything)
-            try:
-                user.write(lambda connection: put_all(Writer(connection), rows))
-            except Unusable:
-                return  # it still is in memory
-            self._memory = None
 
     def _around(self, environment: Environment, program: str | None, run: str | None) -> _Rows:
         """The rows that a row refers to: any layer may be the first to hear of them."""
@@ -454,33 +355,6 @@ class Store:
             known = self._runs[run]
             rows += [*self._around(known.environment, known.program, None), (tables.RUN, known.row())]
         return rows
-
-    def _raise_for_readers(self, error: Exception) -> None:
-        if self._reading and isinstance(error, Unusable):
-            raise error
-
-    def _repair(self, path: Path, identity: Identity) -> None:
-        from fuseplan.tuning_db.repair import leave, renew  # rarely needed: not worth a look-up's time
-
-        if self._reading:
-            leave(path)
-        renewed = renew(path, identity, self._salvage_s)
-        if renewed is not None:
-            self._say(f"{path} was damaged. {renewed}")
-
-    def _warn_of_network(self, path: Path) -> None:
-        self._said.add("network")
-        kind = network_file_system(path)
-        if kind is not None:
-            self._say(f"{path} is on {kind}, where file locks may not hold: set FUSEPLAN_DB to a file on a local disk")
-
-    def _say(self, text: str) -> None:
-        """Tell the user, once."""
-        with self._lock:
-            if text in self._said:
-                return
-            self._said.add(text)
-        notify(text)
 
 
 def _kind(answer: Hit | Stale) -> str:

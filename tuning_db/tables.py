@@ -25,6 +25,15 @@ class RowError(StoreError):
 
 
 @dataclass(frozen=True)
+class Inner:
+    """Rows of a table of their own that are part of one logical row: in it they are a JSON object from name to value."""
+
+    table: str
+    name: str
+    value: str
+
+
+@dataclass(frozen=True)
 class Table:
     """One table of logical rows."""
 
@@ -33,6 +42,8 @@ class Table:
     """Name and kind (text, integer, real), in the order that the digest reads them."""
     references: Mapping[str, str] = field(default_factory=dict)
     """Columns that mean a row of another table, and which."""
+    inner: Mapping[str, Inner] = field(default_factory=dict)
+    """Columns that are rows of another table; only of a table that is keyed."""
     keyed: bool = False
     """Has a column `key`. Rows without are what their digest says, and never replace each other."""
     dated: bool = False
@@ -44,6 +55,21 @@ class Table:
         """16 bytes that stand for all of a logical row, so that a flipped bit anywhere in it shows."""
         text = _encode([self.name, *(row[name] for name in self.columns)])
         return blake2b(text.encode("ascii"), digest_size=16).digest()
+
+    @cached_property
+    def own(self) -> tuple[str, ...]:
+        """The logical columns that are columns of the table itself."""
+        return tuple(name for name in self.columns if name not in self.inner)
+
+    def read(self, name: str) -> str:
+        """SQL that gives a logical column of a row of this table; a reference is the id of what it means."""
+        if name not in self.inner:
+            return f"{self.name}.{self.stored(name)}"
+        inner = self.inner[name]
+        return (
+            f"(SELECT json_group_object({inner.name}, {inner.value}) FROM {inner.table}"
+            f" WHERE {self.name}_id = {self.name}.id)"
+        )
 
     def stored(self, name: str) -> str:
         """The name of a logical column in SQL."""
@@ -61,19 +87,19 @@ class Table:
     @cached_property
     def replace(self) -> str:
         """SQL that puts a row in the place of whatever has its key or digest."""
-        names = [*map(self.stored, self.columns), "digest"]
+        names = [*map(self.stored, self.own), "digest"]
         changes = ", ".join(f"{name} = excluded.{name}" for name in names)
         return f"{self._insert} ON CONFLICT ({'key' if self.keyed else 'digest'}) DO UPDATE SET {changes}"
 
     @cached_property
     def _insert(self) -> str:
-        names = [*map(self.stored, self.columns), "digest"]
+        names = [*map(self.stored, self.own), "digest"]
         return f"INSERT INTO {self.name} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
 
     @cached_property
     def select(self) -> str:
         """SQL that reads rows with their references as keys, their digest last. It ends after FROM and its joins."""
-        names = [f"{name}_.key" if name in self.references else f"{self.name}.{name}" for name in self.columns]
+        names = [f"{name}_.key" if name in self.references else self.read(name) for name in self.columns]
         joins = [
             f" LEFT JOIN {table} AS {name}_ ON {name}_.id = {self.name}.{name}_id"
             for name, table in self.references.items()
@@ -84,8 +110,9 @@ class Table:
         """The row that `select` read, or None if it is not what was written."""
         row = dict(zip(self.columns, values, strict=False))
         try:
+            row |= {name: to_object(dict(json.loads(row[name]))) for name in self.inner}  # type: ignore[arg-type]
             good = self.digest(row) == values[-1]  # type: ignore[arg-type]  # what is no Value fails to encode
-        except TypeError:
+        except (TypeError, ValueError):
             return None
         return row if good else None  # type: ignore[return-value]
 
@@ -96,9 +123,10 @@ ENVIRONMENT = Table(
         "key": "text", "device": "text", "gpu": "text", "gpu_sms": "integer", "gpu_l2_mib": "integer",
         "gpu_memory_gib": "integer", "cpu": "text", "cpu_isa": "text", "cpu_threads": "integer",
         "cpu_compiler": "text", "torch": "text", "cuda": "text", "matmul_precision": "text", "cudnn_tf32": "integer",
-        "fp16_reduction": "integer", "bf16_reduction": "integer", "inductor": "text", "nvfuser": "text",
-        "candidates": "text", "protocol": "text",
+        "fp16_reduction": "integer", "bf16_reduction": "integer", "versions": "text", "candidates": "text",
+        "protocol": "text",
     },
+    inner={"versions": Inner("environment_executor", "executor", "version")},
     keyed=True,
 )  # fmt: skip
 PROGRAM = Table("program", {"key": "text", "name": "text", "changed_at": "text"}, keyed=True, dated=True)
@@ -173,6 +201,15 @@ BY_NAME = {table.name: table for table in ALL}
 _encode = json.JSONEncoder(check_circular=False, separators=(",", ":")).encode
 
 
+def to_object(values: Mapping[str, str]) -> str:
+    """The value of an inner column: its names in order.
+
+    >>> to_object({"nvfuser": "0.2.36", "inductor": "2.11.0"})
+    '{"inductor":"2.11.0","nvfuser":"0.2.36"}'
+    """
+    return _encode(dict(sorted(values.items())))
+
+
 def content_key(table: str, values: tuple[Value, ...]) -> str:
     """The key of a row that is what it holds: 32 hex digits."""
     return blake2b(_encode([table, *values]).encode("ascii"), digest_size=16).hexdigest()
@@ -187,15 +224,27 @@ class Writer:
 
     def put(self, table: Table, row: Row) -> bool:
         """Add a row or let it replace an older one; say whether it did. RowError for what the schema refuses."""
-        values = [self._id(table, name, row[name]) if name in table.references else row[name] for name in table.columns]
+        values = [self._id(table, name, row[name]) if name in table.references else row[name] for name in table.own]
         digest = table.digest(row)
         try:
             done = self._connection.execute(table.insert, (*values, digest)).rowcount > 0
             if not done and self.is_damaged(table, row["key"] if table.keyed else digest):
                 done = self._connection.execute(table.replace, (*values, digest)).rowcount > 0
+            if done:
+                self._put_inner(table, row)
         except (sqlite3.IntegrityError, OverflowError) as error:
             raise RowError(f"{table.name}: {error}") from None
         return done
+
+    def _put_inner(self, table: Table, row: Row) -> None:
+        for column, inner in table.inner.items():
+            owner = f"{table.name}_id"
+            found = self._connection.execute(f"SELECT id FROM {table.name} WHERE key = ?", (row["key"],)).fetchone()
+            self._connection.execute(f"DELETE FROM {inner.table} WHERE {owner} = ?", found)
+            self._connection.executemany(
+                f"INSERT INTO {inner.table} ({owner}, {inner.name}, {inner.value}) VALUES (?, ?, ?)",
+                [(*found, *pair) for pair in json.loads(str(row[column])).items()],
+            )
 
     def is_damaged(self, table: Table, identity: Value | bytes) -> bool:
         """Whether the row that stands in the way is not what was written: then it keeps nothing out."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sqlite3
 from collections import Counter
@@ -17,7 +18,7 @@ from fuseplan.errors import StoreError
 from fuseplan.tuning_db.exchange.export import snapshot
 from fuseplan.tuning_db.files import SQL_ERRORS, Damaged, Database, Interrupted, Unwritable, identity_of
 from fuseplan.tuning_db.repair import Renewed, check_ours, renew
-from fuseplan.tuning_db.tables import ALL, BY_NAME, RowError, Table
+from fuseplan.tuning_db.tables import ALL, BY_NAME, ENVIRONMENT, RowError, Table
 from fuseplan.tuning_db.validate import checked
 
 _MOST_PROBLEMS = 1000
@@ -30,7 +31,7 @@ def info(database: Database) -> dict[str, Any]:
     def read(connection: sqlite3.Connection) -> dict[str, Any]:
         tables = Tables(connection, execute_plugins=False)
         statuses = "SELECT coalesce(word, status) AS standing, count(*) AS plans FROM plan GROUP BY 1 ORDER BY 1"
-        places = """SELECT environment.key, coalesce(gpu, cpu) AS device, torch, cuda, inductor, nvfuser,
+        places = f"""SELECT environment.key, coalesce(gpu, cpu) AS device, torch, cuda, {ENVIRONMENT.read("versions")} AS executors,
             (SELECT count(*) FROM plan WHERE environment_id = environment.id) AS plans
             FROM environment ORDER BY device, torch, environment.key"""
         return {
@@ -41,7 +42,7 @@ def info(database: Database) -> dict[str, Any]:
             "unused_bytes": _pragma(connection, "freelist_count") * _pragma(connection, "page_size"),
             "rows": {table.name: tables[table.name].count for table in ALL},
             "plans": {row["standing"]: row["plans"] for row in tables.query(statuses)},
-            "environments": list(tables.query(places)),
+            "environments": [{**row, "executors": json.loads(row["executors"])} for row in tables.query(places)],
         }
 
     return database.read(read)

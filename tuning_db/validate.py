@@ -11,10 +11,13 @@ from collections.abc import Callable, Mapping
 
 from fuseplan.errors import FuseplanError
 from fuseplan.graph import Graph
-from fuseplan.graph.parse import load_json
+from fuseplan.graph.read_json import load_json
 from fuseplan.plan import Plan
+from fuseplan.segment.moves.move import from_json as moves_from_json
+from fuseplan.segment.moves.move import to_json as moves_to_json
 from fuseplan.tuning_db.environment import Environment
 from fuseplan.tuning_db.evidence import Evidence
+from fuseplan.tuning_db.older import present, table_with
 from fuseplan.tuning_db.records import Repeats, plan_key, trace_key
 from fuseplan.tuning_db.sizes import Box
 from fuseplan.tuning_db.tables import ENVIRONMENT, PLAN, Row, RowError, Table, Value
@@ -22,12 +25,19 @@ from fuseplan.tuning_db.tables import ENVIRONMENT, PLAN, Row, RowError, Table, V
 _KINDS: dict[str, tuple[type, ...]] = {"text": (str,), "integer": (int,), "real": (float,)}
 
 
-def checked(table: Table, given: Mapping[str, object]) -> Row:
-    """The row, if it is one of this table; RowError says what is wrong with it."""
-    if set(given) != set(table.columns):
+def checked(table: Table, given: Mapping[str, object], digest: object = None) -> Row:
+    """The row as it is written now, if it is one of this table; RowError says what is wrong with it.
+
+    A `digest` is the one that the row had where it comes from.
+    """
+    then = table_with(table, given)
+    if set(given) != set(then.columns):
         odd = sorted(set(given) ^ set(table.columns))
         raise RowError(f"{table.name}: columns that are missing or unknown: {', '.join(odd)[:200]}")
-    row = {name: _value(table, name, kind, given[name]) for name, kind in table.columns.items()}
+    row: Row = {name: _value(table, name, kind, given[name]) for name, kind in then.columns.items()}
+    if digest is not None and then.digest(row).hex() != digest:
+        raise RowError(f"{table.name}: its digest does not fit: it was changed on its way")
+    row = present(table, row)
     meaning = _MEANINGS.get(table.name)
     try:
         if meaning is not None:
@@ -61,8 +71,11 @@ def _plain(table: Table, name: str, text: str) -> None:
 
 
 def _environment(row: Row) -> None:
-    if Environment.of(row).key != row["key"]:
+    found = Environment.of(row)
+    if found.key != row["key"]:
         raise RowError(f"{ENVIRONMENT.name}: its key is not that of what it holds")
+    if found.row() != row:
+        raise RowError(f"{ENVIRONMENT.name}: its versions are not written as fuseplan writes them")
 
 
 def _graph(row: Row) -> None:
@@ -102,13 +115,15 @@ def _plan(row: Row) -> None:
     plan = Plan.from_json(text)
     if plan.to_json() != text:
         raise RowError("plan: its JSON is not written as fuseplan writes it")
-    if getattr(plan, "launch", "plain") != row["launch"]:
+    if plan.launch != row["launch"]:
         raise RowError("plan: its launch is not that of the plan it holds")
     evidence = str(row["evidence"])
     if Evidence.from_json(evidence).to_json() != evidence:
         raise RowError("plan: its evidence is not written as fuseplan writes it")
+    if moves_to_json(moves_from_json(str(row["moves"]))) != row["moves"]:
+        raise RowError("plan: its moves are not written as fuseplan writes them")
     Box.parse(str(row["sizes"]))
-    if plan_key(row["program"], row["environment"], row["launch"], row["sizes"], text) != row["key"]:
+    if plan_key(row["program"], row["environment"], row["launch"], row["sizes"], plan.identity) != row["key"]:
         raise RowError(f"{PLAN.name}: its key is not that of what it holds")
 
 

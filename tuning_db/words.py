@@ -6,7 +6,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 from fuseplan.errors import StoreError
-from fuseplan.plan import Plan, SegmentedPlan, WholePlan
+from fuseplan.noise import RaceTime
+from fuseplan.plan import Plan
 from fuseplan.tuning_db.records import StoredPlan
 from fuseplan.tuning_db.store import Store
 
@@ -27,6 +28,16 @@ class Listed:
     def program(self) -> str:
         """The name, else the beginning of the key."""
         return self.name or self.stored.program[:12]
+
+    @property
+    def timed(self) -> RaceTime:
+        """Its time, where its race counts."""
+        return self.stored.timed
+
+    @property
+    def plan(self) -> Plan:
+        """The plan itself."""
+        return self.stored.plan
 
 
 def listed(store: Store, wanted: str = "") -> list[Listed]:
@@ -99,24 +110,21 @@ def retune(store: Store, key: str) -> list[StoredPlan]:
 
 
 def summary(plan: Plan) -> str:
-    """Who runs a plan, in a few words.
+    """Name in a few words who runs a plan.
 
     >>> summary(Plan.named("inductor"))
     'inductor'
     >>> summary(Plan.named("nvfuser-greedy"))
     'nvfuser-greedy'
     """
-    if isinstance(plan, WholePlan):
-        return plan.executor + (f" {plan.mode}" if plan.mode != "default" else "")
-    assert isinstance(plan, SegmentedPlan)
-    if not plan.parts:
-        return f"{plan.greedy}-greedy" if plan.greedy else "aten"
-    who = Counter(region.executor for part in plan.parts for region in part.segmentation.regions)
-    return " + ".join(f"{times} {name}" for name, times in sorted(who.items())) or "aten"
+    if not plan.carve_outs:
+        return (plan.name or plan.host) + (f" {plan.settings}" if plan.settings != "default" else "")
+    who = Counter(region.executor for region in plan.regions)
+    return " + ".join(f"{times} {name}" for name, times in sorted(who.items())) or plan.host
 
 
 def _beside(store: Store, chosen: StoredPlan) -> list[StoredPlan]:
-    """All plans among which a look-up would choose by their races alone, this one too."""
+    """Plans among which a look-up would choose by their races alone, this one too."""
 
     def slot(plan: StoredPlan) -> tuple[str, str, str, str]:
         return plan.program, plan.environment.key, plan.launch, plan.sizes.text

@@ -69,8 +69,8 @@ def _measure(given: Any, tasks: Sequence[Task], items: list[Item], owners: Mappi
         "cuda" if on_gpu else "cpu", given.devices, hands, 1 if on_gpu else given.threads, items, heard,
         began + given.within_s - SPARED_S,
     )  # fmt: skip
-    for hand in crew.every:
-        hand.start()
+    for collector in crew.every:
+        collector.start()
     file.header = {**header, "machine": _calibrated(given.device)}
     try:
         crew.run()
@@ -89,7 +89,7 @@ def items_of(tasks: Sequence[Task]) -> tuple[list[Item], dict[str, Owner]]:
     for task in tasks:
         for choice, graph in task.regions:
             if graph.key not in items:
-                items[graph.key] = Item(len(items), graph, graph.to_json())
+                items[graph.key] = Item(len(items), graph)
                 owners[graph.key] = (task.family, task.island.key, choice)
     return list(items.values()), owners
 

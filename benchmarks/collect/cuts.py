@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from fuseplan.errors import PlanError
 from fuseplan.graph import Graph
-from fuseplan.search.costs import region_of, units_of
 from fuseplan.segment import Region, Segmentation, check_segmentation, maximal_regions, without_escaping_views
 from fuseplan.segment.moves import evict, merge_down, merge_up, peel_both, peel_head, peel_tail, recompute, split
+from fuseplan.solver.costs import region_of, units_of
 
 LARGEST = 40
 """Ops of one region at most: compilers take long over more."""

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fuseplan.capture import fake_inputs, from_fx, to_fx
+from fuseplan.capture.fx.from_fx import from_fx
+from fuseplan.capture.fx.to_fx import fake_inputs, to_fx
 from fuseplan.errors import GraphError
-from fuseplan.executors.inductor_api import fake_mode
+from fuseplan.executors.inductor.api import fake_mode
 from fuseplan.graph import Graph, Ref, TensorType, Value
 
 _HALF = ("bfloat16", "float16")

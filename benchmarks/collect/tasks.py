@@ -4,16 +4,14 @@ left off anywhere.
 
 from __future__ import annotations
 
-import json
 import lzma
 import random
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from benchmarks.collect.cuts import ANY, Cut, cuts_of, region_graph
 from benchmarks.collect.devices import moved_to
@@ -22,8 +20,9 @@ from benchmarks.search_tables import Table, read_table
 from fuseplan.errors import FuseplanError
 from fuseplan.executors import GAPS, executors
 from fuseplan.graph import Graph, Ref, TensorType
-from fuseplan.search.coarse import Coarse
 from fuseplan.segment import Region, extract, is_anchor, is_attention, islands
+from fuseplan.solver.coarse import Coarse
+from fuseplan.wire import codec
 
 PROGRAMS = Path(__file__).parent / "programs"
 CUTS, MADE_UP_CUTS = 14, 4
@@ -45,28 +44,6 @@ class Task:
     cuts: tuple[Cut, ...]
     regions: tuple[tuple[str, Graph], ...]
     """By choice: what the cuts are made of."""
-
-    def fields(self) -> dict[str, Any]:
-        """The task as plain data."""
-        return {
-            "family": self.family,
-            "island": self.island.to_json(),
-            "cuts": [
-                [cut.name, cut.base, [[list(unit.ops), list(unit.recompute)] for unit in cut.units]]
-                for cut in self.cuts
-            ],
-            "regions": [[choice, graph.to_json()] for choice, graph in self.regions],
-        }
-
-    @staticmethod
-    def of(fields: Mapping[str, Any]) -> Task:
-        """What `fields` gave."""
-        cuts = tuple(
-            Cut(name, base, tuple(Region(tuple(ops), ANY, recompute=tuple(again)) for ops, again in units))
-            for name, base, units in fields["cuts"]
-        )
-        regions = tuple((choice, Graph.from_json(text)) for choice, text in fields["regions"])
-        return Task(fields["family"], Graph.from_json(fields["island"]), cuts, regions)
 
 
 def task_of(family: str, island: Graph, most: int) -> Task:
@@ -193,12 +170,11 @@ def choices_of(region: Graph, device: str) -> list[tuple[str, str]]:
     """Who could run a region: every executor that says yes to it, with the costly variants for a share of regions."""
     found: list[tuple[str, str]] = []
     for name, executor in executors().items():
-        if executor.available() is not None or (name == "nvfuser" and device == "cpu"):
+        if executor.available() is not None or not executor.traits.runs_on(device):
             continue
         if any(executor.supports(op, region) is not None for op in region.ops):
             continue
-        refuses: Callable[[Graph], str | None] | None = getattr(executor, "refuses", None)
-        if refuses is not None and refuses(region) is not None:
+        if executor.refuses(region) is not None:
             continue
         if name != "aten" and all(op.is_view for op in region.ops):
             continue
@@ -229,10 +205,10 @@ def write_tasks(tasks: Iterable[Task], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with lzma.open(path, "wt", encoding="utf-8", preset=1) as file:
         for task in tasks:
-            file.write(json.dumps(task.fields(), separators=(",", ":")) + "\n")
+            file.write(codec.to_json(task) + "\n")
 
 
 def read_tasks(path: Path) -> list[Task]:
     """Read what `write_tasks` wrote."""
     with lzma.open(path, "rt", encoding="utf-8") as file:
-        return [Task.of(json.loads(line)) for line in file]
+        return [codec.from_json(Task, line) for line in file]

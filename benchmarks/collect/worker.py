@@ -7,9 +7,7 @@ speaks JSON, a line a message, and may die of what it tries: `crew` starts anoth
 from __future__ import annotations
 
 import gc
-import json
 import logging
-import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -21,16 +19,29 @@ from unittest import mock
 import torch
 
 from benchmarks.collect.clocks import Clock, clock_for, times_of
+from benchmarks.collect.messages import (
+    ANSWERS,
+    ASKED,
+    AtChoice,
+    CompileRegion,
+    DeviceLost,
+    MeasureCompiled,
+    RegionCompiled,
+    RegionMeasured,
+    Started,
+    Through,
+)
 from benchmarks.collect.tasks import bytes_of, choices_of
 from fuseplan.executors import Compiled, executors
-from fuseplan.executors.check import check
-from fuseplan.executors.inputs import make_inputs
-from fuseplan.executors.truth import Reference
 from fuseplan.graph import Graph
+from fuseplan.judge.inputs import make_inputs
+from fuseplan.judge.regions import check
+from fuseplan.judge.truth import Reference
 from fuseplan.measure.failures import COMPILE, RUN, DeviceLostError, check_device, failure, line
 from fuseplan.measure.race import LaneError
+from fuseplan.segment import Choice
+from fuseplan.wire.serve import AnswerPipe, asked, end
 
-Choice = tuple[str, str]
 CHECKED_BYTES = 2**24
 """Regions up to this size are checked in higher precision; larger ones against eager, in one number an output."""
 HEAVY_BYTES = 2**26
@@ -52,32 +63,31 @@ class Ready:
     checked: bool = True
 
 
-class Hand:
+class Collecting:
     """What a process has compiled and not yet measured."""
 
-    def __init__(self, device: str, say: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, device: str, say: Callable[[object], None]) -> None:
         self.device, self.say = device, say
         self.on_gpu = device.startswith("cuda")
         self.executors = executors()
         self.ready: list[Ready] = []
         self.clock: Clock | None = None
 
-    def prepare(self, number: int, text: str, without: Sequence[Sequence[str]]) -> None:
+    def prepare(self, number: int, graph: Graph, without: Sequence[Choice]) -> None:
         """Compile a region every way there is, and see whether it computes what it should."""
-        graph = Graph.from_json(text)
         heavy = self.on_gpu and bytes_of(graph) > HEAVY_BYTES
         ready = Ready(number, graph, {}, checked=not heavy)
         rows = []
         reference: Reference | None = None
         for choice in choices_of(graph, "cuda" if self.on_gpu else "cpu"):
-            if list(choice) in [list(one) for one in without]:
+            if choice in without:
                 continue
-            self.say({"at": number, "choice": choice, "stage": "compiling"})
+            self.say(AtChoice(number, choice, "compiling"))
             begin = perf_counter()
             try:
                 compiled = self.executors[choice[0]].compile(graph, choice[1])
                 if choice != ("aten", "default") and not heavy:
-                    self.say({"at": number, "choice": choice, "stage": "checking"})
+                    self.say(AtChoice(number, choice, "checking"))
                     reference = reference or Reference(graph)
                     self._check(graph, compiled, reference)
             except Exception as error:  # noqa: BLE001 -- what others' code raises is a row
@@ -89,7 +99,7 @@ class Hand:
         if ready.compiled:
             self.ready.append(ready)
         self._tidy()
-        self.say({"prepared": number, "rows": rows, "kept": bool(ready.compiled)})
+        self.say(RegionCompiled(tuple(rows), bool(ready.compiled)))
 
     def _check(self, graph: Graph, compiled: Compiled, reference: Reference) -> None:
         if bytes_of(graph) <= CHECKED_BYTES:
@@ -124,15 +134,15 @@ class Hand:
             self.clock = clock_for(self.device)
         while self.ready and perf_counter() < ends:
             ready = self.ready.pop(0)
-            self.say({"measured": ready.number, "rows": self._rows(ready)})
-        self.say({"left": len(self.ready)})
+            self.say(RegionMeasured(ready.number, tuple(self._rows(ready))))
+        self.say(Through())
 
     def _rows(self, ready: Ready) -> list[dict[str, Any]]:
         inputs = [make_inputs(ready.graph, seed) for seed in range(2 if bytes_of(ready.graph) < HEAVY_BYTES else 1)]
         rows, peaks = [], {}
         reference = None if ready.checked else Reference(ready.graph)
         for choice, compiled in list(ready.compiled.items()):
-            self.say({"at": ready.number, "choice": choice, "stage": "checking"})
+            self.say(AtChoice(ready.number, choice, "checking"))
             try:
                 if reference is not None and choice != ("aten", "default"):
                     self._compare(ready.graph, compiled, inputs[0], reference)
@@ -144,9 +154,7 @@ class Hand:
         calls = {choice: [_call(one, given) for given in inputs] for choice, one in ready.compiled.items()}
         assert self.clock is not None
         with torch.no_grad():
-            found = times_of(
-                calls, self.clock, lambda choice: self.say({"at": ready.number, "choice": choice, "stage": "timing"})
-            )
+            found = times_of(calls, self.clock, lambda choice: self.say(AtChoice(ready.number, choice, "timing")))
         for choice, sample in found.items():
             spent = round(ready.seconds[choice], 3)
             if isinstance(sample, LaneError):
@@ -215,28 +223,21 @@ def _set_up(device: str, threads: int) -> None:
 def main(arguments: Sequence[str]) -> None:
     """Serve until stdin ends."""
     device, threads = arguments[0], int(arguments[1])
-    pipe = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-
-    def say(message: dict[str, Any]) -> None:
-        pipe.write(json.dumps(message) + "\n")
-        pipe.flush()
-
+    answers = AnswerPipe(ANSWERS)
     _set_up(device, threads)
-    hand = Hand(device, say)
+    collecting = Collecting(device, answers.send)
     gc.freeze()
-    say({"started": os.getpid()})
-    for text in sys.stdin:
-        asked = json.loads(text)
-        try:
-            if "prepare" in asked:
-                hand.prepare(asked["prepare"], asked["graph"], asked["without"])
-            else:
-                hand.measure(asked["measure"])
-        except DeviceLostError as lost:
-            say({"lost": str(lost)})
-            break
-    os._exit(0)
+    answers.send(Started())
+    try:
+        for question in asked(ASKED):
+            match question:
+                case CompileRegion(number, graph, without):
+                    collecting.prepare(number, graph, without)
+                case MeasureCompiled(seconds):
+                    collecting.measure(seconds)
+    except DeviceLostError as lost:
+        answers.send(DeviceLost(str(lost)))
+    end()
 
 
 if __name__ == "__main__":

@@ -11,15 +11,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from fuseplan.models.evaluation.data import Choice, Data, Decision
+from fuseplan.executors.known import traits_of
+from fuseplan.models.evaluation.data import Data, Decision, TimedChoice
+from fuseplan.models.features import EXECUTORS
 
 Predicted = Callable[[int], float]
 """The predicted device time of a row, by its number."""
-EXECUTORS = ("inductor", "nvfuser", "aten")
+FIRST_FUSING = sorted(EXECUTORS, key=lambda name: not traits_of(name).fuses)
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class PricedCut:
     """One cut with an executor for each region, its predicted time and its measured one."""
 
     cut: int
@@ -53,17 +55,17 @@ def island_regrets(data: Data, decisions: Sequence[Decision], predicted: Predict
     return one, three
 
 
-def candidates(data: Data, decision: Decision, predicted: Predicted) -> list[Candidate]:
+def candidates(data: Data, decision: Decision, predicted: Predicted) -> list[PricedCut]:
     """All that could be chosen for an island."""
-    found: dict[tuple[int, ...], Candidate] = {}
+    found: dict[tuple[int, ...], PricedCut] = {}
     for number, cut in enumerate(decision.cuts):
         units = [data.units[key] for key in cut.units]
         ways = [[min(unit, key=lambda choice: predicted(choice.row)) for unit in units]]
-        ways += [[_by(data, unit, executor, predicted) for unit in units] for executor in EXECUTORS]
+        ways += [[_by(data, unit, executor, predicted) for unit in units] for executor in FIRST_FUSING]
         for way in ways:
             rows = tuple(choice.row for choice in way)
             found.setdefault(
-                rows, Candidate(number, rows, sum(map(predicted, rows)), sum(choice.device_us for choice in way))
+                rows, PricedCut(number, rows, sum(map(predicted, rows)), sum(choice.device_us for choice in way))
             )
     return list(found.values())
 
@@ -78,7 +80,7 @@ def cut_us(data: Data, units: Sequence[str]) -> float:
     return sum(min(choice.device_us for choice in data.units[key]) for key in units)
 
 
-def _by(data: Data, unit: Sequence[Choice], executor: str, predicted: Predicted) -> Choice:
+def _by(data: Data, unit: Sequence[TimedChoice], executor: str, predicted: Predicted) -> TimedChoice:
     """How a region runs where one executor is preferred."""
     mine = [choice for choice in unit if data.measured[choice.row].executor == executor]
     return min(mine or unit, key=lambda choice: predicted(choice.row))

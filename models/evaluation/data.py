@@ -26,14 +26,14 @@ def model_family(family: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class TimedChoice:
     """One way to run a region: the number of its row."""
 
     row: int
     device_us: float
 
 
-Unit = tuple[Choice, ...]
+Unit = tuple[TimedChoice, ...]
 """The ways to run one region that were measured."""
 
 
@@ -113,10 +113,10 @@ class Data:
     @cached_property
     def units(self) -> Mapping[str, Unit]:
         """By region, the ways to run it that worked."""
-        found: dict[str, list[Choice]] = {}
+        found: dict[str, list[TimedChoice]] = {}
         for i, row in enumerate(self.measured):
             if row.ok:
-                found.setdefault(row.region, []).append(Choice(i, row.device_us))
+                found.setdefault(row.region, []).append(TimedChoice(i, row.device_us))
         return {key: tuple(choices) for key, choices in found.items()}
 
     def decided_in(self, families: Iterable[str]) -> list[Decision]:

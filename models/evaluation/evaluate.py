@@ -18,8 +18,8 @@ from fuseplan.models.evaluation.data import MADE_UP, Data
 from fuseplan.models.evaluation.importance import importances
 from fuseplan.models.evaluation.limits import limits_met
 from fuseplan.models.evaluation.moves import table
-from fuseplan.models.evaluation.replay import Point
-from fuseplan.models.evaluation.splits import Found, Split, grouped, left_out, run_split
+from fuseplan.models.evaluation.replay import Spent
+from fuseplan.models.evaluation.splits import Split, SplitResult, grouped, left_out, run_split
 from fuseplan.models.features import VERSION
 from fuseplan.models.learners import CHOSEN
 from fuseplan.models.model import NINE_OF_TEN
@@ -72,7 +72,7 @@ def _picked(values: Any, keep: Sequence[bool]) -> Iterator[Any]:
     return (value for value, kept in zip(values.tolist(), keep, strict=True) if kept)
 
 
-def _run(data: Data, splits: Sequence[tuple[Split, bool]], jobs: int, say: Callable[[str], None]) -> list[Found]:
+def _run(data: Data, splits: Sequence[tuple[Split, bool]], jobs: int, say: Callable[[str], None]) -> list[SplitResult]:
     if jobs < 2:
         found = []
         for number, (split, contenders) in enumerate(splits, 1):
@@ -95,12 +95,12 @@ def _begin(data: Data) -> None:
     _held[:] = [data]
 
 
-def _one(asked: tuple[Split, bool]) -> Found:
+def _one(asked: tuple[Split, bool]) -> SplitResult:
     split, contenders = asked
     return run_split(_held[0], split, contenders=contenders)
 
 
-def _figures(data: Data, outside: Sequence[Found], inside: Sequence[Found]) -> dict[str, Any]:
+def _figures(data: Data, outside: Sequence[SplitResult], inside: Sequence[SplitResult]) -> dict[str, Any]:
     models = list(outside[0].device)
     return {
         "command": "fuseplan model evaluate --plots benchmarks/results",
@@ -136,7 +136,7 @@ def _rows(data: Data) -> dict[str, Any]:
     }
 
 
-def _model(data: Data, results: Sequence[Found], name: str) -> dict[str, Any]:
+def _model(data: Data, results: Sequence[SplitResult], name: str) -> dict[str, Any]:
     """One model over all splits: errors on rows with times, order within regions, and choices."""
     import numpy as np
 
@@ -156,7 +156,7 @@ def _model(data: Data, results: Sequence[Found], name: str) -> dict[str, Any]:
     }
 
 
-def _learned(data: Data, results: Sequence[Found]) -> dict[str, Any]:
+def _learned(data: Data, results: Sequence[SplitResult]) -> dict[str, Any]:
     """What only the learned model says: intervals, what it is unsure of, host times, failures."""
     import numpy as np
 
@@ -198,7 +198,7 @@ def _learned(data: Data, results: Sequence[Found]) -> dict[str, Any]:
 _COLUMNS = ("low", "high", "unsure", "fails", "near", "host", "host_roofline")
 
 
-def _plans(results: Sequence[Found]) -> dict[str, Any]:
+def _plans(results: Sequence[SplitResult]) -> dict[str, Any]:
     """Regret of plans by model and by the share of rows that might be measured; those of models by themselves too."""
     report: dict[str, Any] = {}
     for name in results[0].plans:
@@ -215,20 +215,20 @@ def _plans(results: Sequence[Found]) -> dict[str, Any]:
     return report
 
 
-def _at(sessions: Sequence[tuple[str, list[Point]]], share: float) -> list[Point]:
+def _at(sessions: Sequence[tuple[str, list[Spent]]], share: float) -> list[Spent]:
     return [point for _, points in sessions for point in points if point.share == share]
 
 
-def _shares(sessions: Sequence[tuple[str, list[Point]]]) -> list[float]:
+def _shares(sessions: Sequence[tuple[str, list[Spent]]]) -> list[float]:
     return sorted({point.share for _, points in sessions for point in points})
 
 
-def _spent(points: Sequence[Point]) -> float:
+def _spent(points: Sequence[Spent]) -> float:
     rows = sum(point.rows for point in points)
     return round(sum(point.measured for point in points) / rows, 4) if rows else 0.0
 
 
-def _curves(results: Sequence[Found]) -> dict[str, list[tuple[float, float]]]:
+def _curves(results: Sequence[SplitResult]) -> dict[str, list[tuple[float, float]]]:
     curves = {}
     for name in results[0].plans:
         plans = [one for found in results for one in found.plans[name]]
@@ -238,7 +238,7 @@ def _curves(results: Sequence[Found]) -> dict[str, list[tuple[float, float]]]:
     return curves
 
 
-def _coverage(data: Data, results: Sequence[Found]) -> list[tuple[float, float]]:
+def _coverage(data: Data, results: Sequence[SplitResult]) -> list[tuple[float, float]]:
     """Intervals wider and narrower than the one that was learnt are so as those of a normal distribution."""
     import numpy as np
 

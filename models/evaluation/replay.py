@@ -1,21 +1,24 @@
 """Plans found with part of the measurements, on replayed timings.
 
-A plan is all islands of one program; its time is the sum of the device times of its regions, and its regret that of the
-chosen plan over the best that exhaustive measuring finds, less one. Made-up programs are of one island each. What is tuned
-in one go is a session: one program of a model, or all made-up programs of one family. The budget is a share of the rows of
-the session, and the model has seen nothing of its family before. Measured is what might change a choice: the cut that could
-be the best by lower confidence bounds, its dearest unknown region first, until nothing could win.
+A replayed plan is all islands of one program; its time is the sum of the device times of its regions, and its regret that of
+what is chosen over the best that exhaustive measuring finds, less one. Made-up programs are of one island each. What is
+tuned in one go is a session: one program of a model, or all made-up programs of one family. The model has seen nothing of
+its family before, and the budget is a share of what measuring all rows of the session takes.
+
+`ByBounds` measures what might change a choice: the cut that could be the best by lower confidence bounds, its dearest
+unknown region first, until nothing could win. Another way to choose is another subclass of `Replayed`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fuseplan.models.evaluation.choices import best_us
 from fuseplan.models.evaluation.data import MADE_UP, Data, Decision
-from fuseplan.models.model import CostModel
+from fuseplan.models.model import CostModel, Prediction
 
 SHARES = (0.0, 0.05, 0.1, 0.2, 0.4)
 OPTIMISM = 1.5
@@ -29,121 +32,146 @@ STEPS = 60
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What has one time."""
+class ReplayedPlan:
+    """All that has one time: the islands of one program."""
 
     name: str
     decisions: tuple[Decision, ...]
 
 
 @dataclass(frozen=True)
-class Session:
+class ReplayedSession:
     """Plans that are tuned together."""
 
     name: str
-    plans: tuple[Plan, ...]
+    plans: tuple[ReplayedPlan, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
-    """What the plans of a session came to, when so large a share of its rows might be measured."""
+class Spent:
+    """What the plans of a session came to, when so large a share of the budget might be spent."""
 
     share: float
+    taken: float
+    """The share that was spent."""
     measured: int
     rows: int
     regrets: tuple[float, ...]
 
 
-def sessions_of(decisions: Sequence[Decision]) -> list[Session]:
+def sessions_of(decisions: Sequence[Decision]) -> list[ReplayedSession]:
     """The sessions that some islands make up. Regions that hold anchors and more are no part of a plan."""
     programs: dict[str, list[Decision]] = {}
     for one in decisions:
         if not one.family.endswith("-coarse"):
             programs.setdefault(one.family.removesuffix("-anchors"), []).append(one)
     return [
-        Session(name, tuple(Plan(one.island, (one,)) for one in found))
+        ReplayedSession(name, tuple(ReplayedPlan(one.island, (one,)) for one in found))
         if name.startswith(MADE_UP)
-        else Session(name, (Plan(name, tuple(found)),))
+        else ReplayedSession(name, (ReplayedPlan(name, tuple(found)),))
         for name, found in programs.items()
     ]
 
 
-def replay(data: Data, session: Session, model: CostModel, shares: Sequence[float] = SHARES) -> list[Point]:
-    """Measure up to each of the shares, with a model that has seen none of it and hears of each result."""
-    known = _Known(data, session, model)
-    best = [sum(best_us(data, one) for one in plan.decisions) for plan in session.plans]
-    points = []
-    for share in shares:
-        budget = int(share * len(known.rows))
-        while len(known.measured) < budget and known.step(budget):
-            pass
-        spent = [sum(known.chosen_us(one) for one in plan.decisions) for plan in session.plans]
-        regrets = tuple(found / least - 1.0 for found, least in zip(spent, best, strict=True) if least > 0)
-        points.append(Point(share, len(known.measured), len(known.rows), regrets))
-    return points
+class Replayed(ABC):
+    """What is known of the rows of a session at some time: measured, or predicted. A subclass says what is measured next."""
 
-
-class _Known:
-    """What is known of the rows of a session at some time: measured, or predicted."""
-
-    def __init__(self, data: Data, session: Session, model: CostModel) -> None:
-        self.data, self.session, self.model = data, session, model
-        decisions = [one for plan in session.plans for one in plan.decisions]
-        keys = dict.fromkeys(key for one in decisions for cut in one.cuts for key in cut.units)
-        self.rows = [choice.row for key in keys for choice in data.units[key]]
-        self.ways = {key: [choice.row for choice in data.units[key]] for key in keys}
+    def __init__(self, data: Data, plans: Sequence[ReplayedPlan], model: CostModel) -> None:
+        self.data, self.plans, self.model = data, plans, model
+        self.keys = dict.fromkeys(
+            key for plan in plans for one in plan.decisions for cut in one.cuts for key in cut.units
+        )
+        self.rows = [choice.row for key in self.keys for choice in data.units[key]]
         self.measured: set[int] = set()
-        self._predict()
+        self.hear([])
 
-    def step(self, budget: int) -> bool:
-        """Measure some of the rows that matter the most; False if none does."""
-        wanted: list[tuple[float, int]] = []
-        for plan in self.session.plans:
-            whole = sum(self._expected(one) for one in plan.decisions)
+    def hear(self, rows: Sequence[int]) -> None:
+        """Measure some rows: the model learns from them, and predicts what is left anew."""
+        self.measured.update(rows)
+        self.model.update([self.data.rows[row] for row in rows])
+        left = [row for row in self.rows if row not in self.measured]
+        self.predicted(dict(zip(left, self.model.predict([self.data.asked[row] for row in left]), strict=True)))
+
+    @abstractmethod
+    def predicted(self, told: dict[int, Prediction]) -> None:
+        """Take in what the model says of the rows that were not measured."""
+
+    @abstractmethod
+    def wanted(self) -> list[int]:
+        """Rows that are worth measuring, the best first; nothing where nothing is."""
+
+    @abstractmethod
+    def chosen_us(self, decision: Decision) -> float:
+        """The measured time of what would be chosen for an island now."""
+
+    def spend(self, shares: Sequence[float], takes: Callable[[int], float] = lambda row: 1.0) -> list[Spent]:
+        """Measure up to each share of what all rows take, or as much of it as is worth it.
+
+        A measurement that the rest of the budget is not enough for is not begun, nor is another.
+        """
+        best = [sum(best_us(self.data, one) for one in plan.decisions) for plan in self.plans]
+        whole, spent, points = sum(map(takes, self.rows)), 0.0, []
+        for share in shares:
+            while rows := self._within(takes, share * whole - spent):
+                self.hear(rows)
+                spent += sum(map(takes, rows))
+            came_to = [sum(map(self.chosen_us, plan.decisions)) for plan in self.plans]
+            regrets = tuple(found / least - 1.0 for found, least in zip(came_to, best, strict=True) if least > 0)
+            points.append(Spent(share, spent / whole, len(self.measured), len(self.rows), regrets))
+        return points
+
+    def _within(self, takes: Callable[[int], float], left: float) -> list[int]:
+        """As many of the wanted rows, the best first, as there is budget left for."""
+        found = []
+        for row in self.wanted():
+            left -= takes(row)
+            if left < -1e-9:
+                break
+            found.append(row)
+        return found
+
+
+class ByBounds(Replayed):
+    """Measures the cut of an island that could be the best by lower confidence bounds, its dearest unknown region first."""
+
+    def predicted(self, told: dict[int, Prediction]) -> None:
+        """What each row is expected to take, and what it takes at least."""
+        self.ways = {key: [choice.row for choice in self.data.units[key]] for key in self.keys}
+        self._us = {row: self.data.measured[row].device_us for row in self.measured}
+        self._low = dict(self._us)
+        for row, one in told.items():
+            doubt = max(one.spread, UNSURE_SPREAD) if one.unsure else one.spread
+            self._us[row] = one.device_us
+            self._low[row] = one.device_us * math.exp(-OPTIMISM * doubt)
+
+    def wanted(self) -> list[int]:
+        """Rows that could win something material, the most first, so many at once."""
+        found: list[tuple[float, int]] = []
+        for plan in self.plans:
+            whole = sum(map(self._expected, plan.decisions))
             for one in plan.decisions:
-                wanted += [(gain / whole, row) for gain, row in self._wanted(one) if gain > MATERIAL * whole]
-        fresh = list(dict.fromkeys(row for _, row in sorted(wanted, reverse=True)))
-        most = max(1, len(self.rows) // STEPS)
-        chosen = fresh[: min(most, budget - len(self.measured))]
-        self.measured.update(chosen)
-        self.model.update([self.data.rows[row] for row in chosen])
-        self._predict()
-        return bool(chosen)
+                found += [(gain / whole, row) for gain, row in self._open(one) if gain > MATERIAL * whole]
+        fresh = list(dict.fromkeys(row for _, row in sorted(found, reverse=True)))
+        return fresh[: max(1, len(self.rows) // STEPS)]
 
     def chosen_us(self, decision: Decision) -> float:
         """The measured time of what would be chosen for an island now."""
         cut = min(decision.cuts, key=lambda cut: self._total(cut.units, self._us))
-        return sum(self.data.measured[min(self.ways[key], key=self._us)].device_us for key in cut.units)
+        return sum(self.data.measured[min(self.ways[key], key=self._us.__getitem__)].device_us for key in cut.units)
 
-    def _wanted(self, decision: Decision) -> list[tuple[float, int]]:
+    def _open(self, decision: Decision) -> list[tuple[float, int]]:
         """A row to measure for an island, and what could be gained; nothing where the choice stands."""
         expected = self._expected(decision)
-        ranked = sorted(decision.cuts, key=lambda cut: self._total(cut.units, self._low))
-        for cut in ranked[:2]:
+        for cut in sorted(decision.cuts, key=lambda cut: self._total(cut.units, self._low))[:2]:
             gain = expected - self._total(cut.units, self._low)
-            unknown = [row for key in cut.units if (row := min(self.ways[key], key=self._low)) not in self.measured]
+            unknown = [min(self.ways[key], key=self._low.__getitem__) for key in cut.units]
+            unknown = [row for row in unknown if row not in self.measured]
             if unknown and gain > 0:
-                return [(gain, max(unknown, key=lambda row: (self._us(row) - self._low(row), -row)))]
+                return [(gain, max(unknown, key=lambda row: (self._us[row] - self._low[row], -row)))]
         return []
 
     def _expected(self, decision: Decision) -> float:
         return min(self._total(cut.units, self._us) for cut in decision.cuts)
 
-    def _total(self, units: Sequence[str], by: Callable[[int], float]) -> float:
-        return sum([min([by(row) for row in self.ways[key]]) for key in units])
-
-    def _us(self, row: int) -> float:
-        return self._expects[row]
-
-    def _low(self, row: int) -> float:
-        return self._bounds[row]
-
-    def _predict(self) -> None:
-        left = [row for row in self.rows if row not in self.measured]
-        found = self.model.predict([self.data.asked[row] for row in left])
-        self._expects = {row: self.data.measured[row].device_us for row in self.measured}
-        self._bounds = dict(self._expects)
-        for row, one in zip(left, found, strict=True):
-            doubt = max(one.spread, UNSURE_SPREAD) if one.unsure else one.spread
-            self._expects[row] = one.device_us
-            self._bounds[row] = one.device_us * math.exp(-OPTIMISM * doubt)
+    def _total(self, units: Sequence[str], of: Mapping[int, float]) -> float:
+        return sum([min([of[row] for row in self.ways[key]]) for key in units])

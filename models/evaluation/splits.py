@@ -11,7 +11,7 @@ from fuseplan.models.evaluation.choices import executor_regrets, island_regrets
 from fuseplan.models.evaluation.contenders import LEARNED, RAW, baselines, by_functions, by_raw_shapes
 from fuseplan.models.evaluation.data import Data, Decision
 from fuseplan.models.evaluation.moves import Moved, moved
-from fuseplan.models.evaluation.replay import Point, Session, replay, sessions_of
+from fuseplan.models.evaluation.replay import SHARES, ByBounds, Spent, sessions_of
 from fuseplan.models.features import Looking
 from fuseplan.models.fitting import fit_heads
 from fuseplan.models.heads import Heads
@@ -47,7 +47,7 @@ class Regrets:
 
 
 @dataclass(frozen=True)
-class Found:
+class SplitResult:
     """What came of one split."""
 
     name: str
@@ -64,7 +64,7 @@ class Found:
     fails: Any
     near: Any
     moves: list[Moved]
-    plans: dict[str, list[tuple[str, list[Point]]]] = field(default_factory=dict)
+    plans: dict[str, list[tuple[str, list[Spent]]]] = field(default_factory=dict)
 
 
 def left_out(data: Data) -> list[Split]:
@@ -98,7 +98,7 @@ def heads_of(data: Data, train: Sequence[int]) -> Heads:
     return fit_heads([data.rows[i] for i in train], data.machine, [data.measured[i].island for i in train])
 
 
-def run_split(data: Data, split: Split, *, contenders: bool = True) -> Found:
+def run_split(data: Data, split: Split, *, contenders: bool = True) -> SplitResult:
     """Fit all models on one part, and ask them about the other."""
     import numpy as np
 
@@ -124,7 +124,7 @@ def run_split(data: Data, split: Split, *, contenders: bool = True) -> Found:
     regions = sorted({data.measured[i].region for i in split.test})
     at = [place[i] for i in split.test]
     tested = [predictions[i] for i in at]
-    return Found(
+    return SplitResult(
         split.name,
         len(split.train),
         split.test,
@@ -165,7 +165,7 @@ def _moves(
     return moved(data, split.decisions, _looked_up(place, device), gap, lambda row: bool(unsure[place[row]]))
 
 
-def _plans(data: Data, split: Split, heads: Heads) -> dict[str, list[tuple[str, list[Point]]]]:
+def _plans(data: Data, split: Split, heads: Heads) -> dict[str, list[tuple[str, list[Spent]]]]:
     """Each session by each model, which is told of nothing but the training part before."""
     train = [data.rows[i] for i in split.train]
 
@@ -179,5 +179,8 @@ def _plans(data: Data, split: Split, heads: Heads) -> dict[str, list[tuple[str, 
 
     models: dict[str, Callable[[], CostModel]] = {LEARNED: lambda: Learned(replace(heads))}
     models |= {name: told(make) for name, make in baselines(data).items()}
-    sessions: list[Session] = sessions_of(split.decisions)
-    return {name: [(one.name, replay(data, one, make())) for one in sessions] for name, make in models.items()}
+    sessions = sessions_of(split.decisions)
+    return {
+        name: [(one.name, ByBounds(data, one.plans, make()).spend(SHARES)) for one in sessions]
+        for name, make in models.items()
+    }

@@ -20,11 +20,10 @@ def completion(shell: str, as_json: bool) -> None:
     """Print what makes a shell complete verbs, options, and the keys and names of stored plans."""
     from click.shell_completion import get_completion_class
 
-    from fuseplan.cli.main import main
-
     kind = get_completion_class(shell)
     assert kind is not None  # click has all three
-    complete = kind(main, {}, "fuseplan", "_FUSEPLAN_COMPLETE")
+    verbs = click.get_current_context().find_root().command
+    complete = kind(verbs, {}, "fuseplan", "_FUSEPLAN_COMPLETE")
     script = (
         complete.source_template % complete.source_vars()
     )  # without source(), which runs the shell to ask its version

@@ -65,7 +65,9 @@ def info(file: Path | None, as_json: bool) -> None:
     for standing, count in found["plans"].items():
         click.echo(f"{count:>10,} {'plan' if count == 1 else 'plans'} {standing}")
     for place in found["environments"]:
-        versions = ", ".join(f"{name} {place[name]}" for name in ("torch", "cuda", "nvfuser") if place[name])
+        others = {name: text for name, text in place["executors"].items() if not text.startswith(place["torch"])}
+        found = {"torch": place["torch"], "cuda": place["cuda"], **others}
+        versions = ", ".join(f"{name} {text}" for name, text in found.items() if text)
         click.echo(
             printable(
                 f"environment {place['key'][:12]}: {place['device']}, {versions}: {counted(place['plans'], 'plan')}"

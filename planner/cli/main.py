@@ -79,7 +79,7 @@ run and record end with the code of the script that they ran.
 def main(modules: tuple[str, ...]) -> None:
     """Find, keep and replay the fastest way to run a PyTorch program."""
     if modules:
-        from fuseplan.capture.libraries import load  # brings torch, as such a library does
+        from fuseplan.capture.trace.libraries import load  # brings torch, as such a library does
 
         for module in modules:
             load(module)

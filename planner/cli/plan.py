@@ -76,8 +76,8 @@ def show(key: str, file: Path | None, as_json: bool) -> None:
     for name, value in fields_of(one).items():
         if value not in (None, ""):
             click.echo(printable(f"{name}: {value}"))
-    for move in chosen.moves.splitlines():
-        click.echo(printable(f"  {move}"))
+    for move in chosen.moves:
+        click.echo(printable(f"  {move.line}"))
     click.echo(chosen.plan.to_json())
 
 

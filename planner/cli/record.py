@@ -14,7 +14,7 @@ from fuseplan.cli.text import misplaced, printable
 from fuseplan.graph.words import counted
 
 if TYPE_CHECKING:
-    from fuseplan.capture.trace_format import Trace
+    from fuseplan.capture.trace.format import Trace
     from fuseplan.recording.book import Recording
 
 SCRIPT = {"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]}

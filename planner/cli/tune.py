@@ -19,9 +19,9 @@ from fuseplan.graph.words import counted
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from fuseplan.tuning.agenda import Agenda, Item
-    from fuseplan.tuning.keep import Tuned
+    from fuseplan.tuning.program.result import Tuned
     from fuseplan.tuning.progress import Progress
+    from fuseplan.tuning.queue.agenda import Agenda, Item
 
 _WIDTH = 160
 """Of a table that no terminal bounds."""
@@ -95,7 +95,7 @@ def tune(
 
 
 def _check(budget: str | None) -> None:
-    from fuseplan.tuning.budget import seconds
+    from fuseplan.tuning.queue.budget import seconds
 
     if budget is not None:
         seconds(budget)
@@ -103,7 +103,7 @@ def _check(budget: str | None) -> None:
 
 def _list(traces: tuple[str, ...], asked: dict[str, Any], as_json: bool) -> None:
     from fuseplan.tune import agenda
-    from fuseplan.tuning.agenda import described
+    from fuseplan.tuning.queue.agenda import described
 
     found = agenda(traces, **asked)
     if as_json:
@@ -154,7 +154,7 @@ def _fields(one: Tuned) -> dict[str, Any]:
 
 
 def _show_agenda(found: Agenda) -> None:
-    from fuseplan.tuning.budget import spelled
+    from fuseplan.tuning.queue.budget import spelled
 
     headings = ("", "program", "calls", "launch", "device", "to gain", "why", "measured", "time")
     table = _table(*headings)
@@ -168,7 +168,7 @@ def _show_agenda(found: Agenda) -> None:
 
 
 def _agenda_row(item: Item) -> tuple[str, ...]:
-    from fuseplan.tuning.budget import spelled
+    from fuseplan.tuning.queue.budget import spelled
 
     return (
         f"{item.name} {item.sizes.short}".strip(),
@@ -213,7 +213,7 @@ def _row(one: Tuned) -> tuple[str, ...]:
 
 
 def _moves(one: Tuned) -> str:
-    shown = [line if len(line) <= 60 else f"{line[:59]}…" for line in one.moves[:_MOVES]]
+    shown = [line if len(line) <= 60 else f"{line[:59]}…" for line in (move.line for move in one.moves[:_MOVES])]
     more = len(one.moves) - len(shown)
     return "\n".join([*shown, *([f"and {more} more"] if more else [])]) or "-"
 

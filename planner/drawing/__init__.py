@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 from fuseplan.drawing.paint import paint
 from fuseplan.drawing.picture import picture
-from fuseplan.drawing.style import COLORS, OTHER_COLOR, STYLE
+from fuseplan.drawing.style import color_word, colors, style, variables
 from fuseplan.graph import Graph
 from fuseplan.graph.words import counted
 from fuseplan.segment import Segmentation, check_segmentation
 
-__all__ = ["COLORS", "OTHER_COLOR", "STYLE", "svg"]
+__all__ = ["color_word", "colors", "style", "svg", "variables"]
 
 _NO_LABELS: Mapping[int, str] = {}
 

@@ -21,8 +21,8 @@ _LEAST_SAVED = 4
 
 
 @dataclass(frozen=True)
-class Unit:
-    """What is drawn within one hull: a region, an island where nothing is cut yet, or an op alone."""
+class Hulled:
+    """Ops that are drawn within one hull: a region, an island where nothing is cut yet, or an op alone."""
 
     ops: tuple[int, ...]
     executor: str = ""
@@ -41,24 +41,24 @@ class Unit:
 class Stretch:
     """Units that follow each other; of more than one turn, each has equal ones in the same places."""
 
-    turns: tuple[tuple[Unit, ...], ...]
+    turns: tuple[tuple[Hulled, ...], ...]
 
 
-def units_of(graph: Graph, segmentation: Segmentation | None) -> list[Unit]:
+def units_of(graph: Graph, segmentation: Segmentation | None) -> list[Hulled]:
     """The units of a graph in an order in which they may run."""
     if segmentation is None:
         fusible = [not is_anchor(op) for op in graph.ops]
-        found = [Unit(island) for island in islands(graph, fusible)]
-        found += [Unit((i,)) for i, inside in enumerate(fusible) if not inside]
+        found = [Hulled(island) for island in islands(graph, fusible)]
+        found += [Hulled((i,)) for i, inside in enumerate(fusible) if not inside]
     else:
         regions = enumerate(segmentation.regions)
-        found = [Unit(r.ops, r.executor, r.variant, number, r.recompute) for number, r in regions]
+        found = [Hulled(r.ops, r.executor, r.variant, number, r.recompute) for number, r in regions]
         gone = {i for unit in found for i in unit.ops} | flow_of(graph, segmentation).dead
-        found += [Unit((i,), "aten") for i in range(len(graph.ops)) if i not in gone]
+        found += [Hulled((i,), "aten") for i in range(len(graph.ops)) if i not in gone]
     return _ordered(graph, found)
 
 
-def _ordered(graph: Graph, units: Sequence[Unit]) -> list[Unit]:
+def _ordered(graph: Graph, units: Sequence[Hulled]) -> list[Hulled]:
     """By first op, each after those that it waits for."""
     home = {op: number for number, unit in enumerate(units) for op in unit.ops}
     later: list[set[int]] = [set() for _ in units]
@@ -91,7 +91,7 @@ def _ordered(graph: Graph, units: Sequence[Unit]) -> list[Unit]:
     return done
 
 
-def folded(graph: Graph, units: Sequence[Unit]) -> list[Stretch]:
+def folded(graph: Graph, units: Sequence[Hulled]) -> list[Stretch]:
     """The units, with what comes several times in a row as one stretch of as many turns."""
     names: dict[object, int] = {}
     kinds = [names.setdefault(_kind(graph, unit), len(names)) for unit in units]
@@ -136,7 +136,7 @@ def _best_run(
     return best
 
 
-def _kind(graph: Graph, unit: Unit) -> object:
+def _kind(graph: Graph, unit: Hulled) -> object:
     """What two units have in common that differ in their names alone."""
     local: dict[str, int] = {}
     types = graph.types

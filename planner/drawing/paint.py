@@ -10,7 +10,7 @@ from xml.sax.saxutils import escape, quoteattr
 
 from fuseplan.drawing.layout import OUTSIDE, Layout, Point, layered
 from fuseplan.drawing.picture import Arrow, Box, Picture
-from fuseplan.drawing.style import COLORS, OTHER_COLOR, STYLE
+from fuseplan.drawing.style import color_word, colors, style
 from fuseplan.graph.words import counted
 
 _PAD = 12.0
@@ -59,7 +59,7 @@ def paint(shown: Picture, title: str, facts: str) -> str:
     )
     out = [
         head,
-        f"<style>{STYLE}</style>",
+        f"<style>{style()}</style>",
         f'<rect class="paper" {size} fill="#ffffff"/>',
         f'<text x="{_MARGIN:g}" y="24" font-size="15" font-weight="600">{_text(title)}</text>',
         f'<text class="small" x="{_MARGIN:g}" y="42">{_text(facts)}</text>',
@@ -228,7 +228,7 @@ def _swatches(legend: Sequence[tuple[str, str, str]]) -> Iterator[str]:
             "repeat": ' stroke-dasharray="5 4"',
             "island": ' stroke-dasharray="1 3"',
         }
-        by = f"{'swatch' if kind == 'region' else kind} by-{_known(executor)}" if executor else kind
+        by = f"{'swatch' if kind == 'region' else kind} by-{color_word(executor)}" if executor else kind
         yield (
             f'<g class="{by}"><rect x="{x:.1f}" y="50" width="14" height="10" rx="2" {own} stroke="#8c959f"'
             f"{dashes.get(kind, '')}/></g>"
@@ -238,15 +238,11 @@ def _swatches(legend: Sequence[tuple[str, str, str]]) -> Iterator[str]:
 
 
 def _classes(box: Box) -> str:
-    return f"{box.kind} by-{_known(box.executor)}" if box.executor else box.kind
-
-
-def _known(executor: str) -> str:
-    return executor if executor in COLORS else "other"
+    return f"{box.kind} by-{color_word(box.executor)}" if box.executor else box.kind
 
 
 def _color(executor: str) -> str:
-    return COLORS.get(executor, OTHER_COLOR)[0]
+    return colors()[color_word(executor)][0]
 
 
 def _said(text: str) -> str:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fuseplan.drawing.fold import Stretch, Unit, folded, units_of
+from fuseplan.drawing.fold import Hulled, Stretch, folded, units_of
 from fuseplan.graph import Graph, Op, Ref, TensorType, Value
 from fuseplan.graph.ir import Arg, Type
 from fuseplan.graph.printing import op_line, type_text
@@ -62,7 +62,7 @@ def picture(graph: Graph, segmentation: Segmentation | None, labels: Mapping[int
 
 
 class _Drawer:
-    def __init__(self, graph: Graph, units: Sequence[Unit], labels: Mapping[int, str]) -> None:
+    def __init__(self, graph: Graph, units: Sequence[Hulled], labels: Mapping[int, str]) -> None:
         self.graph, self.units, self.labels = graph, units, labels
         self.whole = len(graph.ops) <= WHOLE
         self.most_inside = MOST_INSIDE
@@ -106,7 +106,7 @@ class _Drawer:
             return 1
         return sum(len(unit.drawn) if self._is_open(unit) else 1 for unit in block.turns[0])
 
-    def _is_open(self, unit: Unit) -> bool:
+    def _is_open(self, unit: Hulled) -> bool:
         return len(unit.drawn) <= self.most_inside
 
     def _block(self, block: Stretch, numbers: Mapping[int, int]) -> list[Box]:
@@ -127,7 +127,7 @@ class _Drawer:
         hint = f"{times} times the same {many} one after the other, drawn once"
         return [Box("repeat", (f"×{times}",), hint, inside=drawn)]
 
-    def _unit(self, unit: Unit, number: int) -> Box:
+    def _unit(self, unit: Hulled, number: int) -> Box:
         if not self._is_open(unit):
             box = Box("closed", _most(self.graph, unit.ops), _names(self.graph, unit.ops))
             self.place.update(dict.fromkeys(((number, op) for op in unit.drawn), box))
@@ -141,7 +141,7 @@ class _Drawer:
             return inside[0]
         return self._hull(unit, inside)
 
-    def _hull(self, unit: Unit, inside: list[Box]) -> Box:
+    def _hull(self, unit: Hulled, inside: list[Box]) -> Box:
         many = counted(len(unit.ops), "op")
         if unit.number is None:
             return Box("island", (many,), f"an island: {many} that may be fused", inside=inside)

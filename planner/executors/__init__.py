@@ -1,8 +1,13 @@
-"""Who runs a region: aten, inductor, nvfuser, all behind the one interface in base.py."""
+"""Who runs a region: each executor in a folder of its own, all behind the one interface in base.py.
+
+`traits.py` says what an executor tells of itself, `known.py` lists them; both are read without torch.
+"""
 
 from fuseplan.executors.base import GAPS, Compiled, Executor, Recalling
+from fuseplan.executors.known import known_executors, load, register
+from fuseplan.executors.traits import Traits
 
-__all__ = ["GAPS", "Compiled", "Executor", "Recalling", "executors"]
+__all__ = ["GAPS", "Compiled", "Executor", "Recalling", "Traits", "executors", "register"]
 
 
 def executors() -> dict[str, Executor]:
@@ -11,9 +16,4 @@ def executors() -> dict[str, Executor]:
     >>> list(executors())
     ['aten', 'inductor', 'nvfuser']
     """
-    from fuseplan.executors.aten import AtenExecutor
-    from fuseplan.executors.inductor import InductorExecutor
-    from fuseplan.executors.nvfuser import NvfuserExecutor
-
-    every: tuple[Executor, ...] = (AtenExecutor(), InductorExecutor(), NvfuserExecutor())
-    return {executor.name: executor for executor in every}
+    return {traits.name: load(traits.executor)() for traits in known_executors()}

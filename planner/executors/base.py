@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from fuseplan.errors import UnsupportedError
+from fuseplan.executors.traits import Traits
 from fuseplan.graph import Graph, Op
 
 Compiled = Callable[[list[Any]], Sequence[Any]]
@@ -18,9 +19,16 @@ class Executor(Protocol):
     """Runs regions. A value of this type holds no state that a caller could notice."""
 
     name: str
+    traits: Traits
+    """What it says of itself to those who plan; under the same name."""
 
     def version(self) -> str:
         """What a measurement of this executor is true for."""
+        ...
+
+    def version_on(self, device: str) -> str | None:
+        """Its version, where it is installed for such a type of device: seen at a glance, without a trial. None where it is
+        not, and for what has no version but torch's."""
         ...
 
     def available(self) -> str | None:
@@ -29,6 +37,10 @@ class Executor(Protocol):
 
     def supports(self, op: Op, graph: Graph) -> str | None:
         """None if `op` of `graph` may stand in a region, else the reason why it may not."""
+        ...
+
+    def refuses(self, region: Graph) -> str | None:
+        """None if the region as a whole may be compiled, else the reason why not, though each of its ops may stand in one."""
         ...
 
     def variants(self, region: Graph) -> tuple[str, ...]:
@@ -54,8 +66,11 @@ class Recalling(Protocol):
 
 
 def refuse_unsupported(executor: Executor, region: Graph) -> None:
-    """Raise UnsupportedError for the first op of the region that the executor says no to."""
+    """Raise UnsupportedError for the first op of the region that the executor says no to, or for the region as a whole."""
     for op in region.ops:
         reason = executor.supports(op, region)
         if reason is not None:
             raise UnsupportedError(f"{executor.name} does not run {op.target}: {reason}")
+    reason = executor.refuses(region)
+    if reason is not None:
+        raise UnsupportedError(f"{executor.name} does not run this region: {reason}")

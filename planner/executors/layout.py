@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fuseplan.capture.to_fx import SizeSpace
+from fuseplan.capture.fx.to_fx import SizeSpace
 from fuseplan.graph import Graph, Ref, TensorType
 from fuseplan.segment.order import storages
 

@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fuseplan.graph.expr import rename
-from fuseplan.graph.ir import Arg, Constant, Dim, Enum, Op, Ref, ScalarType, Symbol, TensorType, Type, Value
-
-if TYPE_CHECKING:
-    from fuseplan.graph.graph import Graph
+from fuseplan.graph.ir import (
+    Arg,
+    Constant,
+    Dim,
+    Enum,
+    GraphFields,
+    Op,
+    Ref,
+    ScalarType,
+    Symbol,
+    TensorType,
+    Type,
+    Value,
+)
 
 FORMAT = "fuseplan.graph/1"
 
 _encode = json.JSONEncoder(allow_nan=False, check_circular=False, separators=(",", ":")).encode
 
 
-def to_json(graph: Graph) -> str:
+def to_json(graph: GraphFields) -> str:
     """The document of a valid graph that has no opaque ops."""
     sections = _document(graph, _Names())
     lines = [f'{{"format":{_encode(FORMAT)}']
@@ -27,14 +37,14 @@ def to_json(graph: Graph) -> str:
     return ",\n".join(lines) + "}\n"
 
 
-def key(graph: Graph) -> tuple[str, tuple[str, ...]]:
+def key(graph: GraphFields) -> tuple[str, tuple[str, ...]]:
     """The sha256 of the document of a valid graph, renumbered and without hints; and the devices as numbered."""
     numbers = _Numbers()
     text = _encode({"format": FORMAT, **_document(graph, numbers)})
     return hashlib.sha256(text.encode("ascii")).hexdigest(), tuple(numbers.devices)
 
 
-def _document(graph: Graph, names: _Names) -> dict[str, list[Any]]:
+def _document(graph: GraphFields, names: _Names) -> dict[str, list[Any]]:
     inputs = [_value(value, names) for value in graph.inputs]
     ops = [_op(op, names) for op in graph.ops]
     outputs = [_arg(arg, names) for arg in graph.outputs]

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 from fuseplan.errors import GraphError
-from fuseplan.graph import canon, parse
-from fuseplan.graph.ir import Arg, Constant, Op, OpaqueType, ScalarType, Symbol, Type, Value
+from fuseplan.graph import canon, read_json, read_text
+from fuseplan.graph.ir import GraphFields, OpaqueType
 from fuseplan.graph.limits import place
 from fuseplan.graph.printing import graph_expression, listing
 from fuseplan.graph.validate import validate
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Graph:
+class Graph(GraphFields):
     """A program: inputs, small constants, ops in order, outputs (refs, numbers or None), and its symbols.
 
-    >>> from fuseplan.graph import Graph, Op, Ref, TensorType, Value
     >>> from fuseplan.graph import Graph, Op, Ref, TensorType, Value
     >>> x = Value("x", TensorType("float32", (8, 16), (16, 1)))
     >>> y = Value("y", TensorType("float32", (8, 16), (16, 1)))
@@ -29,15 +27,9 @@ class Graph:
     ):
         y = aten.relu.default(x)  # cpu float32[8, 16]
         return y
-    >>> Graph.from_json(graph.to_json()) == graph
+    >>> Graph.from_json(graph.to_json()) == graph == Graph.parse(str(graph))
     True
     """
-
-    inputs: tuple[Value, ...]
-    ops: tuple[Op, ...]
-    outputs: tuple[Arg, ...]
-    constants: tuple[Constant, ...] = ()
-    symbols: tuple[Symbol, ...] = ()
 
     def validate(self) -> None:
         """Raise GraphError, with the place, unless the graph is well-formed. Opaque ops are well-formed."""
@@ -85,7 +77,14 @@ class Graph:
     @classmethod
     def from_json(cls, text: str) -> Graph:
         """Read what `to_json` wrote; GraphError, with the place, for anything else."""
-        graph = cls(*parse.fields(text))
+        graph = cls(*read_json.fields(text))
+        graph.validate()
+        return graph
+
+    @classmethod
+    def parse(cls, text: str) -> Graph:
+        """Read what `str` gave, opaque ops included; GraphError, with the line, for anything else."""
+        graph = cls(*read_text.fields(text))
         graph.validate()
         return graph
 
@@ -94,37 +93,6 @@ class Graph:
         if self.opaque:
             more = f" (and {len(self.opaque) - 1} more)" if len(self.opaque) > 1 else ""
             raise GraphError(f"cannot be written down: {self.opaque[0]}{more}")
-
-    @cached_property
-    def types(self) -> Mapping[str, Type]:
-        """The type of each value, by name."""
-        values = [*self.inputs, *(constant.value for constant in self.constants)]
-        values.extend(value for op in self.ops for value in op.outputs)
-        return {value.name: value.type for value in values}
-
-    @cached_property
-    def producer(self) -> Mapping[str, int]:
-        """The index of the op that gives each value; inputs and constants have none."""
-        return {value.name: index for index, op in enumerate(self.ops) for value in op.outputs}
-
-    @cached_property
-    def users(self) -> Mapping[str, tuple[int, ...]]:
-        """The indices of the ops that read each value, in order; empty for one that no op reads."""
-        found: dict[str, list[int]] = {name: [] for name in self.types}
-        for index, op in enumerate(self.ops):
-            for name in op.reads:
-                found.setdefault(name, []).append(index)
-        return {name: tuple(indices) for name, indices in found.items()}
-
-    @cached_property
-    def symbol_holders(self) -> Mapping[str, str]:
-        """For each symbol, the first value that is that symbol alone, where there is one."""
-        names = {symbol.name for symbol in self.symbols}
-        found: dict[str, str] = {}
-        for name, kind in self.types.items() if names else ():
-            if isinstance(kind, ScalarType) and kind.expr in names:
-                found.setdefault(kind.expr, name)
-        return found
 
     def __eq__(self, other: object) -> bool:
         """Equal to the letter, names included; for the same program under other names compare keys."""

@@ -5,11 +5,12 @@ Capture makes them, everything else reads them. All classes are frozen; names ar
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
 
-from fuseplan.graph.printing import Printed
+from fuseplan.graph.literals import Printed
 
 Dim = int | str
 """A size or stride: an int, or an integer expression over symbols such as ``"s0"`` or ``"2*s0 + 1"``."""
@@ -140,3 +141,45 @@ class Op(Printed):
             elif isinstance(arg, tuple):
                 stack.extend(reversed(arg))
         return tuple(names)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class GraphFields:
+    """What a Graph consists of, and what is found in it by name: all that writing, checking and printing one needs."""
+
+    inputs: tuple[Value, ...]
+    ops: tuple[Op, ...]
+    outputs: tuple[Arg, ...]
+    constants: tuple[Constant, ...] = ()
+    symbols: tuple[Symbol, ...] = ()
+
+    @cached_property
+    def types(self) -> Mapping[str, Type]:
+        """The type of each value, by name."""
+        values = [*self.inputs, *(constant.value for constant in self.constants)]
+        values.extend(value for op in self.ops for value in op.outputs)
+        return {value.name: value.type for value in values}
+
+    @cached_property
+    def producer(self) -> Mapping[str, int]:
+        """The index of the op that gives each value; inputs and constants have none."""
+        return {value.name: index for index, op in enumerate(self.ops) for value in op.outputs}
+
+    @cached_property
+    def users(self) -> Mapping[str, tuple[int, ...]]:
+        """The indices of the ops that read each value, in order; empty for one that no op reads."""
+        found: dict[str, list[int]] = {name: [] for name in self.types}
+        for index, op in enumerate(self.ops):
+            for name in op.reads:
+                found.setdefault(name, []).append(index)
+        return {name: tuple(indices) for name, indices in found.items()}
+
+    @cached_property
+    def symbol_holders(self) -> Mapping[str, str]:
+        """For each symbol, the first value that is that symbol alone, where there is one."""
+        names = {symbol.name for symbol in self.symbols}
+        found: dict[str, str] = {}
+        for name, kind in self.types.items() if names else ():
+            if isinstance(kind, ScalarType) and kind.expr in names:
+                found.setdefault(kind.expr, name)
+        return found

@@ -1,67 +1,19 @@
-"""How the words of `ir` print: as Python expressions that eval back, and a whole graph as a readable listing."""
+"""How a graph prints: as a Python expression that evals back, and as a readable listing that `read_text` parses back."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import MISSING, fields, is_dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from dataclasses import MISSING, fields
 
 from fuseplan.errors import GraphError
-from fuseplan.graph.limits import MAX_NESTING, integer, short
+from fuseplan.graph.ir import Arg, Dim, Enum, GraphFields, Op, OpaqueType, Ref, ScalarType, Symbol, TensorType, Type
+from fuseplan.graph.limits import MAX_NESTING
+from fuseplan.graph.literals import expression
 
-if TYPE_CHECKING:
-    from fuseplan.graph.graph import Graph
-    from fuseplan.graph.ir import Arg, Dim, Op, Symbol, TensorType, Type
-
-
-class Printed:
-    """A base for dataclasses: `repr` is a short expression that evals back, non-finite numbers included."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return expression(self)
+_CONSTANTS = frozenset({"None", "True", "False"})
 
 
-def expression(thing: object, depth: int = 0) -> str:
-    """One line of Python for a dataclass, tuple or number; fields that have their default are left out."""
-    if depth > MAX_NESTING + 4:  # an op's arguments begin some levels down
-        raise GraphError(f"nested deeper than {MAX_NESTING}")
-    kind: type[Any] = type(thing)
-    if kind is str:
-        return repr(thing)
-    if kind is int:
-        return integer(thing)  # type: ignore[arg-type]
-    if kind is float:
-        return _float(thing)  # type: ignore[arg-type]
-    if isinstance(thing, tuple):
-        inner = [expression(item, depth + 1) for item in thing]
-        return f"({inner[0]},)" if len(inner) == 1 else f"({', '.join(inner)})"
-    if kind is complex:
-        return f"complex({_float(thing.real)}, {_float(thing.imag)})"  # type: ignore[attr-defined]
-    if is_dataclass(thing):
-        return f"{kind.__name__}({', '.join(_arguments(thing, depth))})"
-    return repr(thing)
-
-
-def _float(number: float) -> str:
-    text = repr(number)
-    return f'float("{text}")' if text[-1] in "nf" else text  # nan, inf, -inf
-
-
-def _arguments(thing: Any, depth: int) -> Iterator[str]:
-    """By position up to the first default that is left out, by keyword from there."""
-    by_keyword = False
-    for field in fields(thing):
-        value, default = getattr(thing, field.name), field.default
-        if default is not MISSING and type(value) is type(default) and value == default:
-            by_keyword = True
-            continue
-        text = expression(value, depth + 1)
-        yield f"{field.name}={text}" if by_keyword else text
-
-
-def graph_expression(graph: Graph) -> str:
+def graph_expression(graph: GraphFields) -> str:
     """The graph as a Python expression over the names of `fuseplan.graph`, one op a line."""
     lines = ["Graph("]
     for field in fields(graph):
@@ -78,17 +30,15 @@ def graph_expression(graph: Graph) -> str:
     return "\n".join(lines)
 
 
-def listing(graph: Graph) -> str:
-    """The graph as Python-looking text, with the types as comments."""
+def listing(graph: GraphFields) -> str:
+    """The graph as Python-looking text, with the types as comments: `read_text` reads all of it back."""
     lines = [f"# {_symbol(symbol)}" for symbol in graph.symbols]
     lines.append("def graph(")
     lines.extend(f"    {value.name},  # {type_text(value.type)}" for value in graph.inputs)
     lines.append("):")
-    for constant in graph.constants:
-        data = constant.data if len(constant.data) <= 32 else f"{constant.data[:32]}…"
-        lines.append(f'    {constant.value.name} = constant("{data}")  # {type_text(constant.value.type)}')
+    lines.extend(f'    {c.value.name} = constant("{c.data}")  # {type_text(c.value.type)}' for c in graph.constants)
     lines.extend(f"    {op_line(op)}" for op in graph.ops)
-    lines.append(f"    return {', '.join(map(_arg, graph.outputs)) or 'None'}")
+    lines.append(f"    return {', '.join(map(_arg, graph.outputs))}".rstrip())
     return "\n".join(lines)
 
 
@@ -118,18 +68,16 @@ def _effects(op: Op) -> Iterator[str]:
     if op.random:
         yield "random"
     if op.opaque is not None:
-        yield f"opaque: {short(op.opaque)}"
+        yield f"opaque: {op.opaque!a}"
 
 
 def _arg(arg: Arg, depth: int = 0) -> str:
-    from fuseplan.graph.ir import Enum, Ref  # ir's classes inherit from this module
-
     if depth > MAX_NESTING:
         raise GraphError(f"nested deeper than {MAX_NESTING}")
     if isinstance(arg, Ref):
-        return arg.name
+        return f'value("{arg.name}")' if arg.name in _CONSTANTS else arg.name
     if isinstance(arg, Enum):
-        return f'device("{arg.name}")' if arg.kind == "device" else arg.name
+        return f'device("{arg.name}")' if arg.kind == "device" else f"torch.{arg.name}"
     if isinstance(arg, tuple):
         return f"[{', '.join(_arg(item, depth + 1) for item in arg)}]"
     return expression(arg)
@@ -137,23 +85,35 @@ def _arg(arg: Arg, depth: int = 0) -> str:
 
 def type_text(kind: Type) -> str:
     """What is known of a value, in a few words, as the listing has it."""
-    from fuseplan.graph.ir import OpaqueType, ScalarType, TensorType
-
     if isinstance(kind, TensorType):
-        strides = "" if _is_dense(kind) else f" strides [{', '.join(map(str, kind.stride))}]"
-        return f"{kind.device} {kind.dtype}[{', '.join(map(str, kind.shape))}]{strides}"
+        strides = "" if kind.stride == dense_strides(kind.shape) else f" strides [{_dims(kind.stride)}]"
+        return f"{kind.device} {kind.dtype}[{_dims(kind.shape)}]{strides}"
     if isinstance(kind, ScalarType):
-        return f"{kind.kind} {kind.expr}"
+        return f"{kind.kind} {_dim(kind.expr)}"
     if isinstance(kind, OpaqueType):
-        return f"opaque: {short(kind.why)}"
+        return f"opaque: {kind.why!a}"
     return "None"
 
 
-def _is_dense(kind: TensorType) -> bool:
-    """Whether the tensor is surely contiguous in C order: strides over symbols are not worked out."""
-    expected: Dim = 1
-    for size, stride in zip(reversed(kind.shape), reversed(kind.stride), strict=False):
-        if size != 1 and stride != expected:
-            return False
-        expected = expected * max(size, 1) if isinstance(size, int) and isinstance(expected, int) else "?"
-    return True
+def dense_strides(shape: Sequence[Dim]) -> tuple[Dim, ...] | None:
+    """The strides of a contiguous tensor in C order; None where they would be products of symbols.
+
+    >>> dense_strides((2, 3, 4)), dense_strides(("s0", 3)), dense_strides((3, "s0"))
+    ((12, 4, 1), (3, 1), None)
+    """
+    strides = [1] if shape else []
+    for size in reversed(shape[1:]):
+        if isinstance(size, str):
+            return None
+        strides.append(strides[-1] * max(size, 1))
+    return tuple(reversed(strides))
+
+
+def _dims(dims: Sequence[Dim]) -> str:
+    return ", ".join(map(_dim, dims))
+
+
+def _dim(dim: Dim) -> str:
+    """A size; quoted where its spaces at the ends, or its line breaks, would get lost."""
+    text = str(dim)
+    return text if text == text.strip() and text.isprintable() else repr(text)

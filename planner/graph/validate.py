@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fuseplan.errors import GraphError
 from fuseplan.graph.expr import RESERVED, symbols_in
@@ -16,6 +16,7 @@ from fuseplan.graph.ir import (
     Arg,
     Constant,
     Enum,
+    GraphFields,
     NoneType,
     Op,
     OpaqueType,
@@ -41,9 +42,6 @@ from fuseplan.graph.limits import (
     short,
 )
 
-if TYPE_CHECKING:
-    from fuseplan.graph.graph import Graph
-
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _TARGET = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*", re.ASCII)
 _DEVICE = re.compile(r"[a-z][a-z_]*(?::(?:0|[1-9]\d{0,3}))?", re.ASCII)
@@ -51,7 +49,7 @@ _HEX = re.compile(r"(?:[0-9a-f]{2})*")
 _PLAIN = frozenset({type(None), bool, float, complex})
 
 
-def validate(graph: Graph) -> None:
+def validate(graph: GraphFields) -> None:
     """Raise GraphError at the first thing that is wrong, saying where."""
     for field in ("inputs", "ops", "outputs", "constants", "symbols"):
         _expect(getattr(graph, field), tuple, field)
@@ -67,7 +65,7 @@ def validate(graph: Graph) -> None:
         _output(arg, f"graph output {index}", defined)
 
 
-def _placed_op(graph: Graph, index: int, op: Op, defined: dict[str, str], symbols: frozenset[str]) -> None:
+def _placed_op(graph: GraphFields, index: int, op: Op, defined: dict[str, str], symbols: frozenset[str]) -> None:
     """Check one op and what it defines; errors begin with its place."""
     try:
         _op(op, defined, symbols)
@@ -90,7 +88,7 @@ def _place(op: object, index: int) -> str:
     return place(index, getattr(op, "target", None))
 
 
-def _definer(graph: Graph, name: str, user: int) -> str:
+def _definer(graph: GraphFields, name: str, user: int) -> str:
     """The end of the sentence 'op uses a value': who defines it, if anyone does."""
     for index, op in enumerate(graph.ops[user:], start=user):
         if _defines(op, name):

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
 from typing import Any
 
 from fuseplan.graph import Graph
 from fuseplan.graph.words import counted
 from fuseplan.looking.marked import marked
 from fuseplan.looking.subject import Subject, cut_of, graphs_for
-from fuseplan.looking.words import describe, device_of, fields_of, share, speedup, table, times, us
+from fuseplan.looking.words import describe, device_of, fields_of, share, table, times, us
 from fuseplan.plan import Plan
 from fuseplan.segment import Segmentation
 from fuseplan.tuning_db import Raced, RegionEvidence, StoredPlan
@@ -36,11 +35,11 @@ class Explained:
     remarks: tuple[str, ...] = field(default=())
 
     def text(self, graphs: bool = True) -> str:
-        """All of it for people; without `graphs`, the operators are left out."""
+        """Text for people; without `graphs`, the operators are left out."""
         return "\n".join(self._lines(graphs))
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it as plain data, for JSON."""
+        """Plain data of all of it, for JSON."""
         stored = self.stored
         return {
             "program": self.program,
@@ -49,7 +48,7 @@ class Explained:
             "why": self.why,
             "remarks": list(self.remarks),
             "stored": None if stored is None else fields_of(Listed(stored, self.name)),
-            "moves": [] if stored is None else stored.moves.splitlines(),
+            "moves": [] if stored is None else [move.line for move in stored.moves],
             "raced": [] if stored is None else [_raced_fields(stored, one) for one in stored.evidence.raced],
             "graphs": [self._graph_fields(role, graph) for role, graph in self.graphs],
             "others": [fields_of(one) for one in self.others],
@@ -120,20 +119,19 @@ def _evidence(stored: StoredPlan) -> Iterator[str]:
         f", sizes {stored.sizes.short}" if stored.sizes.text else ""
     )
     if stored.wall_us is not None:
-        noise = share(stored.noise_us / stored.wall_us) if stored.noise_us is not None and stored.wall_us else "-"
-        faster = speedup(stored.wall_us, stored.best_default_us) if stored.status != "default" else None
+        faster = stored.speedup if stored.status != "default" else None
         than = (
             ""
             if faster is None
             else f", {times(faster)} as fast as {stored.best_default} ({us(stored.best_default_us)})"
         )
-        yield f"  time: {us(stored.wall_us)} (device {us(stored.device_us)}, host {us(stored.host_us)}), noise {noise}{than}"
+        yield f"  time: {us(stored.wall_us)} (device {us(stored.device_us)}, host {us(stored.host_us)}), noise {share(stored.noise)}{than}"
     if stored.predicted_us is not None:
         off = f", off by {share(stored.predicted_us / stored.wall_us - 1)}" if stored.wall_us else ""
         yield f"  predicted: {us(stored.predicted_us)}{off}"
     if stored.moves:
         yield "  moves, from fusing all that can be fused:"
-        yield from (f"    {move}" for move in stored.moves.splitlines())
+        yield from (f"    {move.line}" for move in stored.moves)
     yield from (f"  {line}" for line in raced_lines(stored))
 
 
@@ -166,8 +164,7 @@ def ratio_to(stored: StoredPlan, one: Raced) -> float | None:
     if one.wall_us is None or not stored.wall_us or one.status != "ok":
         return None
     own = next((each for each in stored.evidence.raced if each.wall_us == stored.wall_us), None)
-    pairs = [a / b for a, b in zip(one.walls, own.walls, strict=False) if b] if own is not None else []
-    return median(pairs) if pairs else one.wall_us / stored.wall_us
+    return one.ratio_to(own or Raced("the plan", wall_us=stored.wall_us))
 
 
 def _raced_fields(stored: StoredPlan, one: Raced) -> dict[str, Any]:
@@ -176,7 +173,7 @@ def _raced_fields(stored: StoredPlan, one: Raced) -> dict[str, Any]:
 
 def _region_table(known: list[RegionEvidence]) -> Iterator[str]:
     """Where the time goes: the regions that take longest first."""
-    known = sorted(known, key=lambda one: -(_time(one) or 0.0) * one.times)
+    known = sorted(known, key=lambda one: -one.total_us)
     rows = [("region", "executor", "ops", "measured", "predicted", "at least", "of it", "host")]
     for one in known[:MOST_LINES]:
         place = f"{one.region}" if one.region >= 0 else "alone"
@@ -184,7 +181,7 @@ def _region_table(known: list[RegionEvidence]) -> Iterator[str]:
         rows.append(
             (
                 place + often, _who(one), str(one.ops), us(one.device_us), us(one.predicted_device_us),
-                us(one.roofline_us), _reached(one), us(one.host_us if one.host_us is not None else one.predicted_host_us),
+                us(one.roofline_us), share(one.of_roof), us(one.host_us if one.host_us is not None else one.predicted_host_us),
             )
         )  # fmt: skip
     yield from (f"  {line}" for line in table(rows, right={2, 3, 4, 5, 6, 7}))
@@ -204,16 +201,6 @@ def region_note(one: RegionEvidence) -> str:
 
 def _who(one: RegionEvidence) -> str:
     return one.executor if one.variant == "default" else f"{one.executor} {one.variant}"
-
-
-def _time(one: RegionEvidence) -> float | None:
-    return one.device_us if one.device_us is not None else one.predicted_device_us
-
-
-def _reached(one: RegionEvidence) -> str:
-    """How near a region comes to what the machine could do."""
-    time = one.device_us
-    return share(one.roofline_us / time) if time and one.roofline_us is not None else "-"
 
 
 def _other(one: Listed) -> tuple[str, ...]:
@@ -238,7 +225,7 @@ def of_subject(one: Subject) -> Explained:
 
 
 def standing(stored: StoredPlan) -> str:
-    """As what a plan is stored, in words.
+    """Name what a plan is stored as.
 
     >>> from fuseplan.tuning_db import Environment
     >>> standing(StoredPlan("ab", Environment("cpu", "2.13.0"), Plan.named("eager"), "quarantined", detail="it crashed"))

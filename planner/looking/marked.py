@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from fuseplan.drawing.fold import Unit, units_of
+from fuseplan.drawing.fold import Hulled, units_of
 from fuseplan.graph import Graph
 from fuseplan.graph.printing import op_line
 from fuseplan.graph.words import counted
@@ -34,7 +34,7 @@ def marked(graph: Graph, segmentation: Segmentation | None, notes: Mapping[int, 
     return "\n".join([*lines[:first], *body, lines[-1]])
 
 
-def _unit(graph: Graph, unit: Unit, notes: Mapping[int, str]) -> Iterator[str]:
+def _unit(graph: Graph, unit: Hulled, notes: Mapping[int, str]) -> Iterator[str]:
     if unit.number is None:
         yield f"    {op_line(graph.ops[unit.ops[0]])}"
         return

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fuseplan.errors import StoreError
 from fuseplan.graph import Graph
-from fuseplan.plan import Plan, SegmentedPlan
+from fuseplan.plan import Plan
 from fuseplan.segment import Segmentation
 from fuseplan.tuning_db import Store
 from fuseplan.tuning_db.resume import Failure, failures
@@ -82,31 +82,31 @@ def of_program(store: Store, program: str) -> Subject | None:
 
 
 def _subject(store: Store, program: str, found: list[Listed], chosen: Listed | None = None) -> Subject:
-    mine = sorted((one for one in found if one.stored.program == program), key=_rank)
+    mine = sorted((one for one in found if one.stored.program == program), key=rank)
     chosen = chosen or next(iter(mine), None)
     others = tuple(one for one in mine if chosen is None or one.stored.key != chosen.stored.key)
     name = store.program_names().get(program) or ""
     return Subject(program, name, chosen, others, tuple(store.graphs(program)), tuple(failures(store, program)))
 
 
-def _rank(one: Listed) -> int:
-    """The plan that would run before the others; `listed` has the latest first, and sorting keeps that."""
+def rank(one: Listed) -> int:
+    """Rank of a plan among those of its program: the one that would run comes first, and of equal ones the latest."""
     return _RANKS.get(one.stored.standing, 5)
 
 
 def cut_of(plan: Plan | None, role: str, graph: Graph) -> Segmentation | None:
     """How a plan cuts a graph; None where it does not, as it is for whole programs, and where it is for another graph."""
-    if not isinstance(plan, SegmentedPlan) or plan.greedy is not None:
+    if plan is None or plan.host != "aten" or plan.greedy is not None:
         return None
-    meant = [part for part in plan.parts if part.role == role]
+    meant = [one for one in plan.carve_outs if one.role == role]
     if graph.opaque:
         return None
-    return next((part.segmentation for part in meant if part.graph == graph.key), None if meant else Segmentation())
+    return next((one.segmentation for one in meant if one.graph == graph.key), None if meant else Segmentation())
 
 
 def graphs_for(plan: Plan | None, graphs: tuple[tuple[str, Graph], ...]) -> tuple[tuple[str, Graph], ...]:
     """The graphs that a plan was made for: a program has others where another choice for its attention changes them."""
-    keys: Mapping[str, str] = {part.role: part.graph for part in getattr(plan, "parts", ())}
+    keys: Mapping[str, str] = {one.role: one.graph for one in plan.carve_outs} if plan is not None else {}
     latest = dict(graphs)
     return tuple(
         (role, next((graph for its, graph in graphs if its == role and graph.key == keys.get(role)), latest[role]))

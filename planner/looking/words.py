@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from fuseplan.graph.words import counted
-from fuseplan.plan import Plan, SegmentedPlan, WholePlan
+from fuseplan.plan import Plan
 from fuseplan.tuning_db.environment import Environment
 from fuseplan.tuning_db.words import Listed, summary
 
@@ -14,14 +14,14 @@ from fuseplan.tuning_db.words import Listed, summary
 def us(value: float | None) -> str:
     """A time, in the unit that fits it.
 
-    >>> us(12.34), us(4567.8), us(None)
-    ('12.3 µs', '4.57 ms', '-')
+    >>> us(12.34), us(4567.8), us(2_500_000), us(None)
+    ('12.3 µs', '4.57 ms', '2.50 s', '-')
     """
     if value is None:
         return "-"
-    if value < 1000:
+    if abs(value) < 1000:
         return f"{value:.1f} µs"
-    return f"{value / 1e3:,.2f} ms" if value < 1e6 else f"{value / 1e6:,.2f} s"
+    return f"{value / 1e3:,.2f} ms" if abs(value) < 1e6 else f"{value / 1e6:,.2f} s"
 
 
 def share(value: float | None) -> str:
@@ -42,27 +42,27 @@ def describe(plan: Plan) -> str:
     """Say in a few words what a plan does.
 
     >>> describe(Plan.named("nvfuser-greedy"))
-    'segmented, saving min-cut, launch plain, all that nvfuser takes in maximal fusions'
+    'host aten, saving min-cut, launch plain, all that nvfuser takes in maximal fusions'
     """
-    if isinstance(plan, WholePlan):
+    if plan.host != "aten":
         return (
-            f"whole program under {plan.executor}"
-            + (f", mode {plan.mode}" if plan.mode != "default" else "")
-            + _anchors(plan)
+            f"whole program under {plan.host}"
+            + (f", mode {plan.settings}" if plan.settings != "default" else "")
+            + _rewrites(plan)
             + (f", launch {plan.launch}" if plan.launch != "plain" else "")
         )
-    assert isinstance(plan, SegmentedPlan)
     greedy = f", all that {plan.greedy} takes in maximal fusions" if plan.greedy else ""
-    return f"segmented, saving {plan.saving}, launch {plan.launch}{greedy}{_anchors(plan)}"
+    return f"host aten, saving {plan.saving}, launch {plan.launch}{greedy}{_rewrites(plan)}"
 
 
-def _anchors(plan: WholePlan | SegmentedPlan) -> str:
-    if not plan.anchors:
-        return ""
-    first = plan.anchors[0].variant
-    alike = all(choice.variant == first for choice in plan.anchors)
-    many = counted(len(plan.anchors), "attention call")
-    return f", {many} {first if alike else 'under variants of their own'}"
+def _rewrites(plan: Plan) -> str:
+    """Of each kind how many sites are written in another way, and in which if it is the same for all."""
+    told = ""
+    for kind in dict.fromkeys(one.kind for one in plan.rewrites):
+        ways = [one.way for one in plan.rewrites if one.kind == kind]
+        many = counted(len(ways), "attention call" if kind == "attention" else f"{kind} site")
+        told += f", {many} {ways[0] if len(set(ways)) == 1 else 'under variants of their own'}"
+    return told
 
 
 def table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> Iterator[str]:
@@ -91,11 +91,6 @@ def fields_of(one: Listed) -> dict[str, Any]:
         "peak_bytes": stored.peak_bytes, "best_default": stored.best_default,
         "best_default_us": stored.best_default_us, "detail": stored.detail, "changed_at": stored.changed_at,
     }  # fmt: skip
-
-
-def speedup(wall_us: float | None, default_us: float | None) -> float | None:
-    """How many times as fast as the default."""
-    return default_us / wall_us if wall_us and default_us is not None else None
 
 
 def times(value: float | None) -> str:

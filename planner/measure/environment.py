@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import platform
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import torch
 
-from fuseplan.capture.numerics import Numerics
-from fuseplan.executors.nvfuser import available as nvfuser
+from fuseplan.capture.dynamo.numerics import Numerics
+from fuseplan.executors import executors
+from fuseplan.executors.known import known_executors
 from fuseplan.tuning_db.environment import Environment
 
 PROTOCOL = "1"
@@ -61,7 +62,7 @@ def environment(device: str | torch.device) -> Environment:
         "cudnn_tf32": int(flags.cudnn_tf32),
         "fp16_reduction": int(flags.fp16_reduction),
         "bf16_reduction": int(flags.bf16_reduction),
-        "inductor": _inductor(device.type),
+        "versions": _versions(device.type, tuple(traits.name for traits in known_executors())),
         "protocol": PROTOCOL,
     }
     if device.type == "cpu":
@@ -69,7 +70,7 @@ def environment(device: str | torch.device) -> Environment:
         specific = {"cpu": _cpu(), "cpu_isa": isa, "cpu_threads": flags.threads, "cpu_compiler": compiler}
     else:
         index = torch.cuda.current_device() if device.index is None else device.index
-        specific = {**_gpu(index), "cuda": torch.version.cuda, "nvfuser": _nvfuser()}
+        specific = {**_gpu(index), "cuda": torch.version.cuda}
     return Environment(**common, **specific)  # type: ignore[arg-type]  # fields by name
 
 
@@ -115,17 +116,11 @@ def _gpu(index: int) -> dict[str, object]:
 
 
 @cache
-def _inductor(device_type: str) -> str | None:
-    """What Inductor says of itself; None where it has no compiler for such a device."""
-    from fuseplan.executors import executors, inductor_api
-
-    return executors()["inductor"].version() if inductor_api.missing(device_type) is None else None
-
-
-def _nvfuser() -> str | None:
-    """Read from its files: whether it runs here is found out when it has to, in seconds."""
-    found = nvfuser.version()
-    return None if found == "none" else found
+def _versions(device_type: str, names: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """What these executors say of themselves on such a device, but for those that have no version of their own there."""
+    every = executors()
+    found = ((name, every[name].version_on(device_type)) for name in names)
+    return tuple((name, version) for name, version in found if version is not None)
 
 
 def _cpu() -> str:
@@ -141,7 +136,7 @@ def _cpu() -> str:
 @cache
 def _cpu_build() -> tuple[str, str | None]:
     """The instruction set that Inductor compiles for, and the compiler; without one, the set that ATen uses."""
-    from fuseplan.executors import inductor_api
+    from fuseplan.executors.inductor import api as inductor_api
 
     if inductor_api.missing("cpu") is not None:
         return torch.backends.cpu.get_cpu_capability().lower(), None

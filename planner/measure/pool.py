@@ -20,18 +20,19 @@ from types import TracebackType
 from typing import Any
 
 from fuseplan.errors import FuseplanError, OptionError
+from fuseplan.executors.known import registered
+from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import (
     Calibrate,
     Capture,
     Job,
     Outcome,
+    OutcomeRow,
     Prepare,
     RacePlans,
     RaceRegion,
     Rest,
-    Row,
     Setup,
-    Side,
     VetPlan,
     VetRegion,
     choice_name,
@@ -103,6 +104,7 @@ class Workers:
             memory_bytes=self.limits.memory_bytes,
             patience_s=60 + max(self.limits.region_s, self.limits.plan_s),
             plant=plant,
+            executors=tuple(traits.executor for traits in registered()),
             operators=_operators(),
             path=tuple(folder for folder in sys.path if folder),
         )
@@ -223,7 +225,7 @@ class Workers:
         except WorkerLostError as loss:
             spent = round(monotonic() - begin, 6)
             culprits = [loss.at] if loss.at else _names(job)
-            rows = [Row(name, loss.status, loss.detail) for name in culprits]
+            rows = [OutcomeRow(name, loss.status, loss.detail) for name in culprits]
             rest = _without(job, loss.at)
             if rest is None:
                 return Outcome(loss.status, loss.detail, spent, tuple(rows))
@@ -239,7 +241,7 @@ class _Ahead:
         self._jobs: queue.Queue[Prepare | None] = queue.Queue()
         self._thread: threading.Thread | None = None
         self._dropped = False
-        self._prepared: set[Side] = set()
+        self._prepared: set[RaceEntry] = set()
         self._error: BaseException | None = None
 
     def begin(self, jobs: Sequence[Job]) -> None:
@@ -257,9 +259,9 @@ class _Ahead:
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="preparing", daemon=True)
             self._thread.start()
-        self._jobs.put(Prepare(job.trace, job.side, job.limit_s))
+        self._jobs.put(Prepare(job.trace, job.entry, job.limit_s))
 
-    def finish(self) -> set[Side]:
+    def finish(self) -> set[RaceEntry]:
         """Wait until all are done; return what the racer keeps."""
         if self._thread is not None:
             self._jobs.put(None)
@@ -279,14 +281,14 @@ class _Ahead:
             while (job := self._jobs.get()) is not None and not self._dropped:
                 with suppress(FuseplanError):  # of a worker that does not start: the race will say so
                     if self._answer(job).ok:
-                        self._prepared.add(job.side)
+                        self._prepared.add(job.entry)
         except BaseException as error:  # noqa: BLE001 -- raised again where the caller waits
             self._error = error
 
 
-def _told(job: Job, outcome: Outcome, prepared: set[Side]) -> Outcome:
+def _told(job: Job, outcome: Outcome, prepared: set[RaceEntry]) -> Outcome:
     """The outcome, with whether the racer has the plan ready."""
-    return replace(outcome, prepared=True) if isinstance(job, VetPlan) and job.side in prepared else outcome
+    return replace(outcome, prepared=True) if isinstance(job, VetPlan) and job.entry in prepared else outcome
 
 
 def _names(job: Job) -> list[str]:
@@ -294,11 +296,11 @@ def _names(job: Job) -> list[str]:
     if isinstance(job, RaceRegion):
         return [choice_name(choice) for choice in job.choices]
     if isinstance(job, RacePlans):
-        return [side.name for side in job.sides]
+        return [entry.name for entry in job.entries]
     if isinstance(job, VetRegion):
         return [choice_name((job.executor, job.variant))]
     if isinstance(job, VetPlan):
-        return [job.side.name]
+        return [job.entry.name]
     return ["capture" if isinstance(job, Capture) else "machine" if isinstance(job, Calibrate) else "job"]
 
 
@@ -308,12 +310,12 @@ def _without(job: Job, culprit: str | None) -> Job | None:
         choices = tuple(choice for choice in job.choices if choice_name(choice) != culprit)
         return replace(job, choices=choices) if choices and len(choices) < len(job.choices) else None
     if isinstance(job, RacePlans) and culprit != job.incumbent:
-        sides = tuple(side for side in job.sides if side.name != culprit)
-        return replace(job, sides=sides) if len(sides) < len(job.sides) else None
+        entries = tuple(entry for entry in job.entries if entry.name != culprit)
+        return replace(job, entries=entries) if len(entries) < len(job.entries) else None
     return None
 
 
-def _ordered(job: Job, rows: Sequence[Row]) -> tuple[Row, ...]:
+def _ordered(job: Job, rows: Sequence[OutcomeRow]) -> tuple[OutcomeRow, ...]:
     places = {name: i for i, name in enumerate(_names(job))}
     return tuple(sorted(rows, key=lambda row: places.get(row.name, len(places))))
 
@@ -343,7 +345,7 @@ def _operators() -> Mapping[str, str]:
     """What brought the operators of this process; one without torch has none."""
     if "torch" not in sys.modules:
         return {}
-    from fuseplan.capture.libraries import modules_of_operators
+    from fuseplan.capture.trace.libraries import modules_of_operators
 
     return modules_of_operators()
 

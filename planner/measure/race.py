@@ -11,11 +11,11 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from statistics import median
-from typing import Any, Protocol
+from typing import Protocol
 
 from fuseplan.errors import FuseplanError, OptionError
+from fuseplan.noise import FLOOR, SURE, Comparison, bounds, judged, noise_of, surely_slower
 from fuseplan.tuning_db.records import Repeats
 
 AGAIN = "incumbent again"
@@ -23,8 +23,6 @@ AGAIN = "incumbent again"
 METRICS = ("device_us", "host_us", "wall_us")
 HEATS = 2
 """Blocks of each rival before a race, of which the faster counts: they say who takes the incumbent's part."""
-NOISY = 0.5
-"""The noise, or unrest, from which on a race tells nothing about what was timed: the machine has too much else to do."""
 SURELY = 0.99
 """The confidence with which a race of several ends before its time."""
 _LEAST_US = 1e-3
@@ -77,10 +75,8 @@ class Rule:
     """Rounds before anything is decided, but for the hopeless."""
     hopeless: float = 1.5
     """A candidate so many times as slow as another in each of its first two rounds is dropped at once."""
-    sure: float = 0.95
-    """The confidence of "surely", from the signs of the paired differences alone."""
-    floor: float = 0.002
-    """What counts as noise at least, relative."""
+    sure: float = SURE
+    floor: float = FLOOR
     alike: float = 0.0
     """A race ends, too, when the fastest surely beats the incumbent, and all others that still run surely differ from it by
     no more than this, relative. Whoever wants their times, and not a winner, has it go on."""
@@ -136,42 +132,21 @@ class RaceResult:
         """The lane of one candidate."""
         return next(lane for lane in self.lanes if lane.name == name)
 
-    def unrest(self, metric: str) -> float:
+    def differences(self, name: str, to: str, metric: str = "wall_us") -> list[float]:
+        """Of each round that both were in, by how much `name` was slower than `to`, as a logarithm."""
+        return _differences(self.lane(name), self.lane(to), metric)
+
+    def compared(self, name: str, to: str, metric: str = "wall_us") -> Comparison:
+        """How a candidate compares with another that ran side by side with it."""
+        return judged(self.differences(name, to, metric), math.log1p(self.noise))
+
+    def median_noise(self, metric: str) -> float:
         """How far the incumbent was from itself in the middle one of its rounds, relative.
 
         The noise is as large as the largest difference where the rounds are few; this is large only where the times of half
         of them are wrong, so that medians tell nothing.
         """
-        differences = _differences(self.lane(AGAIN), self.lane(self.incumbent), metric)
-        return math.expm1(median(map(abs, differences)))
-
-    def fields(self) -> dict[str, Any]:
-        """The result as plain data for JSON."""
-        lanes = [
-            {
-                **{
-                    name: getattr(lane, name)
-                    for name in ("name", "dropped", "status", "detail", "ratio", "low", "high")
-                },
-                "samples": [[s.device_us, s.host_us, s.wall_us, s.seconds] for s in lane.samples],
-            }
-            for lane in self.lanes
-        ]
-        return {
-            "incumbent": self.incumbent,
-            "winner": self.winner,
-            "noise": self.noise,
-            "rounds": self.rounds,
-            "lanes": lanes,
-        }
-
-    @staticmethod
-    def of(fields: Mapping[str, Any]) -> RaceResult:
-        """What `fields` gave."""
-        lanes = tuple(
-            Lane(**{**lane, "samples": tuple(Sample(*s) for s in lane["samples"])}) for lane in fields["lanes"]
-        )
-        return RaceResult(**{**fields, "lanes": lanes})
+        return math.expm1(median(map(abs, self.differences(AGAIN, self.incumbent, metric))))
 
 
 def race(
@@ -296,16 +271,13 @@ class _Race:
             return min(differences) > math.log(self.rule.hopeless) and all(min(other) >= 0 for other in others)
         if self.rounds < self.rule.least:
             return False
-        slower = _bounds(differences, self.rule.sure)[0] > math.log1p(self.rule.floor)
-        return slower and not any(_bounds(other, self.rule.sure)[1] < 0 for other in others)
+        slower = surely_slower(differences, self.rule.floor, self.rule.sure)
+        return slower and not any(bounds(other, self.rule.sure)[1] < 0 for other in others)
 
     def _noise(self) -> float:
         """How far the incumbent may be from itself, as a logarithm."""
         differences = self._differences(AGAIN, self.incumbent, self.rule.by[0])
-        low, high = _bounds(differences, self.rule.sure)
-        if math.isinf(high):  # too few rounds to be sure of anything: as far as it was
-            low, high = min(differences), max(differences)
-        return max(math.log1p(self.rule.floor), -low, high)
+        return noise_of(differences, self.rule.floor, self.rule.sure)
 
     def _as_good_as_any(self, challengers: Sequence[str]) -> bool:
         """Whether one of them beats the incumbent, and all others are as fast as that one."""
@@ -313,15 +285,15 @@ class _Race:
         best = min(challengers, key=lambda name: median(self._differences(name, self.incumbent, metric)))
         most = math.log1p(self.rule.alike)
         others = [self._differences(name, best, metric) for name in challengers if name != best]
-        bounds = [_bounds(differences, self.rule.sure) for differences in others]
+        surely_within = [bounds(differences, self.rule.sure) for differences in others]
         # of several that are no faster, one would seem so all too often if every round were asked
-        surely = not others or _bounds(self._differences(best, self.incumbent, metric), SURELY)[1] < 0
-        return surely and self._beaten_by(best) and all(-most <= low and high <= most for low, high in bounds)
+        surely = not others or bounds(self._differences(best, self.incumbent, metric), SURELY)[1] < 0
+        return surely and self._beaten_by(best) and all(-most <= low and high <= most for low, high in surely_within)
 
     def _beaten_by(self, name: str) -> bool:
         """Whether the incumbent is slower than `name`, surely, and by more than noise."""
         differences = self._differences(name, self.incumbent, self.rule.by[0])
-        return _bounds(differences, self.rule.sure)[1] < 0 and median(differences) < -self._noise()
+        return judged(differences, self._noise(), self.rule.sure) == "faster"
 
     def _winner(self) -> str:
         metric = self.rule.by[0]
@@ -332,8 +304,8 @@ class _Race:
 
         def ties(name: str) -> bool:
             differences = self._differences(name, best, metric)
-            surely = _bounds(differences, self.rule.sure)[0]
-            return surely <= math.log1p(self.rule.floor) and median(differences) <= self._noise()
+            surely = surely_slower(differences, self.rule.floor, self.rule.sure)
+            return not surely and median(differences) <= self._noise()
 
         return next(name for name in faster if name == best or ties(name))
 
@@ -345,7 +317,7 @@ class _Race:
         differences = self._differences(lane.name, self.incumbent, self.rule.by[0])
         if not differences:
             return lane
-        low, high = _bounds(differences, self.rule.sure)
+        low, high = bounds(differences, self.rule.sure)
         ratio = round(math.exp(median(differences)), 6)
         if math.isinf(high):
             return replace(lane, ratio=ratio)
@@ -356,24 +328,3 @@ def _differences(lane: Lane, to: Lane, metric: str) -> list[float]:
     """Of each round that both were in, by how much `lane` was slower than `to`, as a logarithm."""
     pairs = zip(lane.samples, to.samples, strict=False)
     return [math.log(max(getattr(a, metric), _LEAST_US) / max(getattr(b, metric), _LEAST_US)) for a, b in pairs]
-
-
-def _bounds(differences: Sequence[float], sure: float) -> tuple[float, float]:
-    """Between which two values the median surely lies, whatever the distribution; endless for too few values."""
-    rank = _rank(len(differences), sure)
-    if rank == 0:
-        return -math.inf, math.inf
-    ordered = sorted(differences)
-    return ordered[rank - 1], ordered[-rank]
-
-
-@cache
-def _rank(count: int, sure: float) -> int:
-    """The largest k for which the k-th smallest and the k-th largest of so many values enclose their median, surely."""
-    outside, rank = 0, 0
-    while rank < count:
-        outside += math.comb(count, rank)
-        if 2 * outside > (1 - sure) * 2**count:
-            break
-        rank += 1
-    return rank

@@ -6,18 +6,17 @@ Nothing here imports torch: a recording begins before the script does, and a scr
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 from weakref import WeakSet
 
-from fuseplan.capture.trace_calls import Calls, larger
-from fuseplan.capture.trace_format import Trace
+from fuseplan.capture.trace.calls import Calls, larger
+from fuseplan.capture.trace.format import Trace
 from fuseplan.errors import FuseplanError
 from fuseplan.graph.words import counted
-from fuseplan.log import logger
 from fuseplan.recording.folder import keep
 from fuseplan.tuning_db import Box
 
@@ -30,8 +29,8 @@ _MOST_SIZES = 256
 """Choices of sizes that a trace lists; the rest is counted with the most frequent one."""
 
 
-class Clock(Protocol):
-    """May have times that are still to be read."""
+class PendingTimes(Protocol):
+    """Times of calls, some of which are still to be read."""
 
     def settle(self) -> None:
         """Read them."""
@@ -39,7 +38,7 @@ class Clock(Protocol):
 
 
 @dataclass
-class Entry:
+class RecordedProgram:
     """One program in one box of sizes."""
 
     trace: Trace
@@ -79,9 +78,9 @@ class Recording:
         self.came = False
         """Whether any program came, be it recorded or not."""
         self._name = name
-        self._entries: dict[tuple[str, Box], Entry] = {}
+        self._entries: dict[tuple[str, Box], RecordedProgram] = {}
         self._notes: dict[str, int] = {}
-        self._clocks: WeakSet[Clock] = WeakSet()
+        self._clocks: WeakSet[PendingTimes] = WeakSet()
         self._lock = threading.RLock()
         self._written = monotonic()
 
@@ -107,33 +106,17 @@ class Recording:
         lines += [f"  {trace.name} {trace.key[:12]}: {_times(trace)}" for trace in programs]
         return "\n".join([*lines, *(f"  not recorded: {note}" for note in self.notes)])
 
-    def met(self, wrapper: object, gm: Any, example_inputs: Sequence[Any]) -> Callable[[Any], Any] | None:
-        """See a program, write it down, and have its calls counted."""
-        if not self.open:
-            return None
-        self.came = True
-        try:
-            from fuseplan.recording.meeting import meet  # brings what torch need not import until something is compiled
-
-            return meet(self, gm, example_inputs)
-        except FuseplanError as error:
-            self.note(f"{self.called(_name_of(gm))}: {error}")
-        except Exception as error:  # noqa: BLE001 – whatever goes wrong is no concern of the script
-            logger.warning("a program could not be recorded", exc_info=True)
-            self.note(f"{self.called(_name_of(gm))}: {type(error).__name__}: {error}")
-        return None
-
     def called(self, name: str) -> str:
         """The whole name of a program."""
         return f"{self._name}.{name}" if self._name else name
 
-    def entry(self, box: Box, trace: Trace, names: tuple[str, ...]) -> Entry:
+    def entry(self, box: Box, trace: Trace, names: tuple[str, ...]) -> RecordedProgram:
         """Where this program is kept; one that is new is written at once."""
         self.came = True
         with self._lock:
             found = self._entries.get((trace.key, box))
             if found is None:
-                found = self._entries[trace.key, box] = Entry(self._aimed(trace), names)
+                found = self._entries[trace.key, box] = RecordedProgram(self._aimed(trace), names)
                 self._write([found])
             return found
 
@@ -143,7 +126,7 @@ class Recording:
         with self._lock:
             self._notes[text] = self._notes.get(text, 0) + 1
 
-    def settle_at_end(self, clock: Clock) -> None:
+    def settle_at_end(self, clock: PendingTimes) -> None:
         """Have this clock read its last times before the counts are written."""
         self._clocks.add(clock)
 
@@ -167,21 +150,21 @@ class Recording:
         """The trace for the device that was asked for."""
         if self.device is None:
             return trace
-        from fuseplan.capture.trace_key import native
+        from fuseplan.capture.trace.key import native
 
         aimed, reasons = native(trace, self.device)
         for reason in reasons:
             self.note(f"{trace.name} may not be found again on {self.device}: {reason}")
         return aimed
 
-    def _write(self, entries: Iterable[Entry]) -> None:
+    def _write(self, entries: Iterable[RecordedProgram]) -> None:
         self._written = monotonic()
         if self._place is None:
             return
         for entry in entries:
             self._keep(self._place, entry)
 
-    def _keep(self, folder: Path, entry: Entry) -> None:
+    def _keep(self, folder: Path, entry: RecordedProgram) -> None:
         try:
             keep(folder, entry.counted())
         except (OSError, FuseplanError) as error:
@@ -197,9 +180,3 @@ def _times(trace: Trace) -> str:
         return "not called"
     seconds = sum(one.seconds for one in trace.calls)
     return f"{counted(trace.times, 'call')}, {seconds:.2f} s"
-
-
-def _name_of(gm: Any) -> str:
-    from fuseplan.capture.names import name_of  # brings torch, which the script may not need
-
-    return name_of(gm)

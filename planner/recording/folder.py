@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from fuseplan.capture.trace_calls import larger
-from fuseplan.capture.trace_format import Trace
+from fuseplan.capture.trace.calls import larger
+from fuseplan.capture.trace.format import Trace
 from fuseplan.errors import GraphError, OptionError
 
 _NAME, _SIZES = 60, 40

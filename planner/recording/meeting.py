@@ -6,15 +6,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fuseplan.capture.names import name_of
-from fuseplan.capture.settled import settled
-from fuseplan.capture.trace import Trace, write_trace
-from fuseplan.capture.trace_values import observe
+from fuseplan.capture.dynamo.names import name_of
+from fuseplan.capture.dynamo.settled import settled
+from fuseplan.capture.trace.format import Trace
+from fuseplan.capture.trace.values import observe
+from fuseplan.capture.trace.write import write_trace
 from fuseplan.log import logger
-from fuseplan.recording.book import Entry, Recording
+from fuseplan.recording.book import RecordedProgram, Recording
 from fuseplan.recording.counting import Counted, SizeReader, Sizes, Tally
 from fuseplan.runtime.compiler import devices_of
-from fuseplan.tuning.subject import box_of
+from fuseplan.tuning.traces import box_of
 
 
 def meet(recording: Recording, gm: Any, example_inputs: Sequence[Any]) -> Callable[[Any], Any]:
@@ -47,7 +48,7 @@ def meet(recording: Recording, gm: Any, example_inputs: Sequence[Any]) -> Callab
     return count
 
 
-def entry_of(recording: Recording, trace: Trace) -> Entry:
+def entry_of(recording: Recording, trace: Trace) -> RecordedProgram:
     """Where a program in its box of sizes is kept."""
     return recording.entry(box_of(trace), trace, SizeReader.names(trace.fields))
 

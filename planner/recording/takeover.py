@@ -36,7 +36,7 @@ class Watcher:
     def met(self, wrapper: object, gm: Any, example_inputs: Sequence[Any]) -> Callable[[Any], Any] | None:
         """See a program; once it is compiled, note its plan."""
         from fuseplan.backend import programs_of
-        from fuseplan.capture.names import name_of
+        from fuseplan.capture.dynamo.names import name_of
         from fuseplan.looking.words import describe
 
         name, known = name_of(gm), len(programs_of(wrapper))

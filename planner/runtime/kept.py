@@ -20,13 +20,13 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx import GraphModule
 
 from fuseplan import __version__
-from fuseplan.capture.targets import NAMESPACES
+from fuseplan.capture.fx.targets import NAMESPACES
 from fuseplan.executors import executors
 from fuseplan.executors.flat import Boxed
 from fuseplan.graph import Graph
-from fuseplan.plan import SegmentedPlan, WholePlan
+from fuseplan.plan import Plan
+from fuseplan.rewrites.apply import known_to_torchs_cache
 from fuseplan.runtime import torch_cache
-from fuseplan.runtime.attention import known_to_torchs_cache
 from fuseplan.runtime.record import Program
 from fuseplan.runtime.regions import KeptRegion
 from fuseplan.runtime.settings import settings
@@ -36,7 +36,7 @@ from fuseplan.segment import Region, Segmentation
 if TYPE_CHECKING:
     from fuseplan.runtime.cudagraph import CaptureFacts
 
-_DECIDES = ("capture", "executors", "graph", "runtime", "segment", "plan.py")
+_DECIDES = ("capture", "executors", "graph", "host", "rewrites", "runtime", "segment", "plan.py")
 """The parts of fuseplan that have a say in what a program becomes."""
 
 Recall = Callable[["Kept", Sequence[Any]], Boxed]
@@ -141,9 +141,7 @@ def recalled_by(recall: Recall) -> Iterator[None]:
         _recall.reset(token)
 
 
-def tag(
-    plan: SegmentedPlan | WholePlan, gm: GraphModule, example_inputs: Sequence[Any], program: Program
-) -> str | None:
+def tag(plan: Plan, gm: GraphModule, example_inputs: Sequence[Any], program: Program) -> str | None:
     """What the key has to hold beside what torch puts into it; None where the program is not to be kept.
 
     Torch's own key has the Dynamo graph, the inputs, its version and settings, and the machine.
@@ -158,7 +156,7 @@ def tag(
     with known_to_torchs_cache(plan):
         if not torch_cache.takes(gm):
             return None
-    named = _executors_of(plan)
+    named = plan.executors
     known = executors()
     if any(name not in known or known[name].available() is not None for name in named):
         return None  # what cannot be had is said again at each start
@@ -166,18 +164,12 @@ def tag(
         __version__,
         _source(),
         program.key,  # which inputs share memory, too
-        plan.to_json(),
+        plan.identity,
         {name: known[name].version() for name in sorted(named)},
         settings(),
         _static_inputs(gm) if plan.launch != "plain" else None,
     ]
     return f"fuseplan {hashlib.sha256(json.dumps(decides).encode()).hexdigest()}"
-
-
-def _executors_of(plan: SegmentedPlan | WholePlan) -> set[str]:
-    if isinstance(plan, WholePlan):
-        return {plan.executor}
-    return {region.executor for part in plan.parts for region in part.segmentation.regions} | {plan.greedy or "aten"}
 
 
 def _has_others_operators(gm: GraphModule) -> bool:

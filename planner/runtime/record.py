@@ -38,11 +38,11 @@ class Program:
 
     key: str | None
     unkeyable: str | None
-    plan: Plan
+    plan: Plan  # with the digests of its sites, once it is carried out
     why: str
     fuel: Fuel | None = None  # how many fusions may be applied; None for all of them
     fell_back: Callable[[RegionRecord], object] | None = None  # told of each region that a stored plan cannot have here
     refuse: Callable[[PlanError], object] | None = None  # told where a stored plan does not fit a backward
     graphs: list[GraphRecord] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)  # what the plan asks for and this program cannot have
-    attention: list[str] = field(default_factory=list)  # a line on each attention call, where the plan speaks of any
+    rewrites: list[str] = field(default_factory=list)  # a line on each site of the kinds of rewrite that the plan has

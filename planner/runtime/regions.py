@@ -13,14 +13,14 @@ from weakref import WeakValueDictionary
 
 from torch.fx import Node
 
-from fuseplan.capture import Captured
+from fuseplan.capture.fx.from_fx import Captured
 from fuseplan.errors import ExecutorError, FuseplanError, GraphError, PlanError, UnsupportedError
 from fuseplan.executors import GAPS, Compiled, Executor, Recalling, executors
 from fuseplan.executors.flat import RegionCall
 from fuseplan.graph import Graph, Ref
 from fuseplan.log import logger
 from fuseplan.options import Fuel, Fusion
-from fuseplan.plan import SegmentedPlan
+from fuseplan.plan import Plan
 from fuseplan.runtime.declared import at_risk, with_declared_dtypes, with_declared_strides
 from fuseplan.runtime.record import RegionRecord
 from fuseplan.runtime.settings import settings
@@ -204,12 +204,12 @@ def _or_aten(choose: Callable[[list[Any]], Compiled], graph: Graph, executor: st
     return guarded
 
 
-def segmentation_of(plan: SegmentedPlan, role: str, graph: Graph) -> Segmentation:
+def segmentation_of(plan: Plan, role: str, graph: Graph) -> Segmentation:
     """Return how `plan` cuts this graph: as stored, else greedily if it says so, else not at all."""
-    part = plan.part(role, None if graph.opaque else graph.key) if plan.parts else None
-    if part is not None:
-        check_segmentation(graph, part.segmentation)
-        return part.segmentation
+    cut = plan.cut(role, None if graph.opaque else graph.key) if plan.carve_outs else None
+    if cut is not None:
+        check_segmentation(graph, cut)
+        return cut
     return Segmentation() if plan.greedy is None else _greedy(plan.greedy, graph)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch._inductor import config
 
-from fuseplan.capture.numerics import Numerics
+from fuseplan.capture.dynamo.numerics import Numerics
 
 
 def settings() -> str:

@@ -6,10 +6,11 @@ from fuseplan.segment.islands import depths, is_anchor, is_attention, islands
 from fuseplan.segment.leaving import leaving
 from fuseplan.segment.legality import check_segmentation
 from fuseplan.segment.order import has_effect, order_edges
-from fuseplan.segment.region import Region, Segmentation, extract
+from fuseplan.segment.region import Choice, Region, Segmentation, extract
 from fuseplan.segment.twice import only_once, recomputable
 
 __all__ = [
+    "Choice",
     "Flow",
     "Region",
     "Segmentation",

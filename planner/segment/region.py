@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from fuseplan.graph import Graph, Op, Ref, ScalarType, TensorType, Value
 from fuseplan.graph.ir import Arg
 
+Choice = tuple[str, str]
+"""An executor and one of its variants."""
 _NAME = re.compile(r"[A-Za-z_]\w*")
 
 

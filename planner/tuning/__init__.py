@@ -1,1 +1,1 @@
-"""The stages of tuning one program: capture, regions, whole plans, the race, and what is kept of it."""
+"""Tuning: `effort` says how much may be spent, `queue` works off many programs, `program` tunes one."""

@@ -6,14 +6,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from fuseplan.graph.words import counted
-from fuseplan.measure.race import NOISY
-from fuseplan.tuning.budget import spelled
-
-if TYPE_CHECKING:
-    from fuseplan.tuning.keep import Tuned
+from fuseplan.tuning.queue.budget import spelled
 
 MOST_NAMES = 2
 """Of what a stage waits for, so many names have room on a line."""
@@ -302,20 +298,6 @@ def watched() -> bool:
 
     console = Console(stderr=True)
     return console.is_terminal or console.is_jupyter
-
-
-def told(tuned: Tuned) -> str:
-    """One line on a verdict, for who watches."""
-    name = f"{tuned.called}, {tuned.launch}: {tuned.status}"
-    if tuned.wall_us is None:
-        return f"{name}{tuned.detail and f', {tuned.detail}'}"
-    best = tuned.best_default_us
-    against = "" if best is None else f" against {best:,.1f} µs of {tuned.best_default}"
-    busy = tuned.noise is not None and tuned.noise > NOISY
-    noise = (
-        f"; noise {tuned.noise:.0%}: the machine was too busy to tell, tune it --again when it is not" if busy else ""
-    )
-    return f"{name}, {tuned.wall_us:,.1f} µs{against}{noise}"
 
 
 def _plain(text: str) -> str:

@@ -7,8 +7,9 @@ from contextlib import ExitStack
 
 import torch
 
-from fuseplan.capture.numerics import Numerics
-from fuseplan.capture.trace import Trace, retarget
+from fuseplan.capture.dynamo.numerics import Numerics
+from fuseplan.capture.trace.format import Trace
+from fuseplan.capture.trace.key import retarget
 from fuseplan.errors import FuseplanError
 from fuseplan.graph import Graph
 from fuseplan.looking.explained import Explained, standing
@@ -17,7 +18,7 @@ from fuseplan.measure.environment import environment
 from fuseplan.measure.jobs import Capture
 from fuseplan.measure.pool import Workers
 from fuseplan.plan import Plan
-from fuseplan.tuning.subject import device_of, sizes_of
+from fuseplan.tuning.traces import device_of, sizes_of
 from fuseplan.tuning_db import Hit, Query, Stale, Store
 from fuseplan.tuning_db.resume import failures
 

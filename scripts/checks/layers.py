@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
-import ast
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import NamedTuple
 
 from checks.project import ROOT, modules
+from checks.sources import imports
 
 # Each layer may import itself and what stands above it here. A new module of fuseplan needs a place in this list.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "garbage", "log", "charts"),
+    ("errors", "garbage", "log", "charts", "noise", "wire"),
     ("graph",),
-    ("segment", "models", "tuning_db", "plan", "options", "drawing", "looking"),
-    ("capture", "executors", "measure", "search"),
+    (
+        "host",
+        "segment",
+        "models",
+        "tuning_db",
+        "plan",
+        "plan_format",
+        "options",
+        "drawing",
+        "looking",
+        "solver",
+        "executors.known",
+        "executors.traits",
+        "executors.*.traits",
+    ),
+    ("capture", "executors", "judge", "measure", "rewrites", "study"),
     ("runtime", "stats"),
     ("lookup", "backend", "tune", "tuning", "verify", "explain", "doctor", "bisect"),
     ("show", "diff", "draw", "bench", "record", "recording", "run"),
@@ -23,13 +37,6 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 )
 TORCH_FREE = LAYERS[:3]
 ANYONE_MAY_READ = frozenset({"__version__"})
-
-
-class Import(NamedTuple):
-    """One name that a file imports, spelled in full, and the line where it does."""
-
-    name: str
-    line: int
 
 
 def violations(sources: Mapping[str, Path]) -> list[str]:
@@ -59,21 +66,12 @@ def torch_in(folder: Path) -> list[str]:
     ]
 
 
-def imports(path: Path) -> Iterator[Import]:
-    """All imports of a file, those inside functions too."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            yield from (Import(alias.name, node.lineno) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield from (Import(f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
-
-
 def unit_of(name: str) -> str | None:
-    """The entry of LAYERS that a dotted name of fuseplan belongs to: the longest one that fits."""
+    """The entry of LAYERS that a dotted name of fuseplan belongs to: the longest one that fits; `*` stands for any one folder."""
     parts = name.split(".")[1:]
-    known = {unit for layer in LAYERS for unit in layer}
+    known = [unit for layer in LAYERS for unit in layer]
     prefixes = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
-    return next((prefix for prefix in prefixes if prefix in known), None)
+    return next((unit for prefix in prefixes for unit in known if fnmatchcase(prefix, unit)), None)
 
 
 def _complaint(unit: str, imported: str, edges: dict[str, set[str]]) -> str | None:

@@ -14,7 +14,7 @@ from fuseplan.plan import Plan
 from fuseplan.tuning_db.dashboard.ask import Ask
 from fuseplan.tuning_db.dashboard.pages import overview, programs
 from fuseplan.tuning_db.dashboard.reader import readers
-from stored import HERE, NVFUSER
+from stored import HERE, NVFUSER, having
 
 FILTERS = (
     {},
@@ -63,7 +63,8 @@ INSERT INTO row (program_id, environment_id, launch, sizes, changed_at, word, t_
    WHERE plan.id IS NULL GROUP BY d.program_id, d.environment_id, d.launch, d.sizes;
 """
 WHERE = """JOIN program ON program.id = program_id JOIN environment ON environment.id = environment_id
- WHERE ifnull(gpu, cpu) LIKE ifnull(:gpu, '%') AND torch LIKE ifnull(:torch, '%') AND ifnull(nvfuser, 'none') LIKE ifnull(:nvfuser, '%')
+ WHERE ifnull(gpu, cpu) LIKE ifnull(:gpu, '%') AND torch LIKE ifnull(:torch, '%') AND ifnull((SELECT version FROM environment_executor WHERE environment_id = environment.id
+   AND executor = 'nvfuser'), 'none') LIKE ifnull(:nvfuser, '%')
    AND launch LIKE ifnull(:launch, '%') AND (:model IS NULL OR name LIKE :model || ', graph %')
    AND date(row.changed_at) BETWEEN ifnull(:since, '2000') AND ifnull(:until, '2100')"""
 
@@ -188,7 +189,7 @@ def test_which_plans_are_stale(tmp_path: Path) -> None:
         rows += dashboards.program(number, f"p{number}")
         rows += dashboards.planned(number, plan=plan, wall_us=5.0, best_default="eager", best_default_us=6.0)
     rows += dashboards.planned(3, place=later, wall_us=5.0, changed_at=dashboards.at(100))
-    other = replace(HERE, gpu="another", nvfuser="0.9")
+    other = having(replace(HERE, gpu="another"), nvfuser="0.9")
     rows = [
         (dashboards.ENVIRONMENT, other.row()),
         *rows,

@@ -14,6 +14,7 @@ import pytest
 from playwright.sync_api import expect
 
 from browsing import Server, serving, shown, sql
+from fuseplan.segment.moves import Move
 from fuseplan.tuning_db import Evidence, Raced, RegionEvidence, StoredPlan
 from stored import HERE, INDUCTOR, store_at
 from tuned_samples import add_program, key_of, sample_database
@@ -35,7 +36,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     regions = (RegionEvidence("inference", 0, HOSTILE[:64], "a<b>c", HOSTILE[:64], device_us=1e13, model="m"),)
     odd = StoredPlan(
         key_of(8), HERE, INDUCTOR, "tuned", wall_us=10.0, best_default=HOSTILE[:90], best_default_us=20.0,
-        moves=f"forward: -1.0 µs: {HOSTILE}\n" * 3, evidence=Evidence(raced, regions),
+        moves=(Move("note", role="forward", change_us=-1.0, words=HOSTILE), Move("run", region=1, executor=HOSTILE)) * 2, evidence=Evidence(raced, regions),
     )  # fmt: skip
     store.add_program(key_of(8), HOSTILE)
     store.add_plan(odd)
@@ -112,7 +113,7 @@ def test_by_keyboard_alone(server: Server, open_page: Callable[..., Any]) -> Non
     assert any("better than" in text for text in reached), "what else was tried on a region is behind a summary"
     shown = page.locator("pre")
     expect(shown).to_be_visible()
-    assert json.loads(shown.inner_text())["kind"] == "segmented"
+    assert json.loads(shown.inner_text())["host"] == "aten"
 
 
 def test_hostile_names_are_text(server: Server, open_page: Callable[..., Any]) -> None:

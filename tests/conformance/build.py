@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from fuseplan.capture import from_fx
+from fuseplan.capture.fx.from_fx import from_fx
 from fuseplan.graph import Graph
 
 

@@ -16,9 +16,9 @@ from conformance.build import dynamic_region_of, meta, region_of
 from conformance.cases import CASES, Case, gelu_scaled, input_given_back, inside_and_outside, matmul_epilogue
 from fuseplan.errors import UnsupportedError
 from fuseplan.executors import GAPS, Executor
-from fuseplan.executors.check import check
-from fuseplan.executors.inputs import make_inputs
 from fuseplan.graph import Graph, Op, OpaqueType, Ref, TensorType, Value
+from fuseplan.judge.inputs import make_inputs
+from fuseplan.judge.regions import check
 
 PAIR = (meta(8, 16), meta(8, 16))
 

@@ -22,9 +22,10 @@ from agreement import assert_same
 from fuseplan import lookup
 from fuseplan.executors import executors
 from fuseplan.measure.pool import Workers
-from fuseplan.search import effort
 from fuseplan.stats import stats
-from fuseplan.tuning import segments
+from fuseplan.tuning import effort
+from fuseplan.tuning.program import problem
+from stored import having
 
 tuning = import_module("fuseplan.tune")
 here = import_module("fuseplan.measure.environment")
@@ -60,10 +61,10 @@ def main(rank: int, world: int, meet: str, db: str) -> None:
     """Train one step, wait for the first process to have tuned, and compile once more."""
     torch.set_num_threads(1)
     without = here.environment
-    tuner = import_module("fuseplan.tuning.tuner")
-    tuner.environment = here.environment = lambda device: replace(without(device), inductor=None)  # it takes long
+    tuner = import_module("fuseplan.tuning.program.tuner")
+    tuner.environment = here.environment = lambda device: having(without(device), inductor=None)  # it takes long
     lookup.missing_compiler = lambda *_: "no compiler in this test"  # type: ignore[assignment]
-    segments.executors = lambda: {"aten": executors()["aten"]}
+    problem.executors = lambda: {"aten": executors()["aten"]}
     effort.EFFORTS = (replace(effort.QUICK, rounds=1, plans=1, plan_blocks=7, device_s=5.0),)
     tuning.own_workers = pool
     dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=world)

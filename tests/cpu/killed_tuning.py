@@ -24,13 +24,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fuseplan.capture.trace import Trace
+from fuseplan.capture.trace.format import Trace
 from fuseplan.measure.environment import environment
-from fuseplan.measure.jobs import Capture, Found, Job, Outcome, RacePlans, RaceRegion, choice_name
-from fuseplan.search.effort import Effort
+from fuseplan.measure.jobs import Capture, CapturedProgram, Job, Outcome, RacePlans, RaceRegion, choice_name
 from fuseplan.tune import tune
+from fuseplan.tuning.effort import Effort
 from fuseplan.tuning.progress import Silent
-from fuseplan.tuning.subject import traces_of
+from fuseplan.tuning.traces import traces_of
 from replaying import OnDone, ReplayingPool, captured
 
 JOB_S = 0.004
@@ -69,7 +69,7 @@ class Logging(ReplayingPool):
     """Writes down what it measures: when it begins, and when that is kept."""
 
     log: Path = Path()
-    graphs: Mapping[str, Found] = field(default_factory=dict)
+    graphs: Mapping[str, CapturedProgram] = field(default_factory=dict)
 
     def map(self, jobs: Sequence[Job], on_done: OnDone | None = None, limit_s: float | None = None) -> list[Outcome]:
         def done(job: Job, outcome: Outcome) -> None:

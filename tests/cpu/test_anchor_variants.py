@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from conformance.build import meta, region_of
-from fuseplan.capture.composites import composites_kept
+from fuseplan.capture.fx.composites import composites_kept
 from fuseplan.errors import ExecutorError, UnsupportedError
-from fuseplan.executors.aten import AtenExecutor
-from fuseplan.executors.check import check
+from fuseplan.executors.aten.executor import AtenExecutor
 from fuseplan.graph import Graph, Op, Ref, TensorType, Value
+from fuseplan.judge.regions import check
 
 BF16 = torch.bfloat16
 

@@ -22,13 +22,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import fuseplan
 from agreement import assert_as_accurate, assert_same, in_double
 from fuseplan.backend import programs_of
-from fuseplan.capture.attention import AttentionCall, attention_calls, rewrite_attention
-from fuseplan.capture.composites import _attention, composites_kept
+from fuseplan.capture.fx.composites import _attention, composites_kept
 from fuseplan.errors import OptionError, PlanError
 from fuseplan.explain import compiled_by
 from fuseplan.graph import Graph
 from fuseplan.options import Options
-from fuseplan.plan import AnchorChoice, Plan, SegmentedPlan, WholePlan
+from fuseplan.plan import Plan, Rewrite
+from fuseplan.rewrites.apply import rewritten
+from fuseplan.rewrites.attention.calls import AttentionCall, attention_calls
 from running import train
 from zoo import TRANSFORMERS
 
@@ -166,7 +167,7 @@ def test_as_is_looks_at_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def looked(*_: Any) -> Any:
         raise AssertionError("attention was looked at")
 
-    monkeypatch.setattr("fuseplan.runtime.attention.attention_calls", looked)
+    monkeypatch.setattr("fuseplan.rewrites.attention.kind.attention_calls", looked)
     model, inputs = TRANSFORMERS["gpt2"].build()
     with torch.no_grad():
         compiled(model.eval(), "eager", attention="as-is")(**inputs)
@@ -221,8 +222,8 @@ VARIANTS = ("auto", "auto+causal", "flash", "flash+causal", "math", "math+causal
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("executor", ["segmented", "eager", pytest.param("inductor", marks=pytest.mark.exhaustive)])
 def test_each_variant_gives_what_eager_gives(executor: str, variant: str) -> None:
-    anchors = (AnchorChoice(0, variant),)
-    plan = SegmentedPlan(anchors=anchors) if executor == "segmented" else WholePlan(executor, anchors=anchors)
+    anchors = (Rewrite("attention", 0, variant),)
+    plan = Plan("aten", anchors) if executor == "segmented" else Plan(executor, anchors)
     arguments = heads(grad=True)
     exact = tuple(each.detach().double().requires_grad_() for each in arguments)
     program = torch.compile(masked, backend="fuseplan", options={"plan": plan})
@@ -262,10 +263,10 @@ def test_an_illegal_choice_is_a_plan_error_with_the_reason() -> None:
 
     _, gm = looked_at(program, *heads(), torch.ones(6, 6, dtype=torch.bool))
     with pytest.raises(PlanError, match=r"attention call 0 cannot be auto\+causal: .* it depends on l_mask_"):
-        rewrite_attention(gm, {0: "auto+causal"})
+        rewritten(gm, (Rewrite("attention", 0, "auto+causal"),))
     with pytest.raises(PlanError, match="speaks of attention call 1; the program has 1"):
-        rewrite_attention(gm, {1: "auto"})
-    plan = WholePlan("eager", anchors=(AnchorChoice(0, "auto+causal"),))
+        rewritten(gm, (Rewrite("attention", 1, "auto"),))
+    plan = Plan("eager", (Rewrite("attention", 0, "auto+causal"),))
     with pytest.raises(BackendCompilerFailed, match=r"cannot be auto\+causal"):
         torch.compile(program, backend="fuseplan", options={"plan": plan})(*heads(), torch.ones(6, 6, dtype=torch.bool))
 
@@ -327,7 +328,7 @@ def test_what_else_reads_the_mask_still_gets_it() -> None:
 def test_the_rewritten_graph_is_a_copy_that_keeps_what_is_known_of_its_values() -> None:
     _, gm = looked_at(masked, *heads())
     before = gm.print_readable(print_output=False)
-    edited = rewrite_attention(gm, {0: "flash+causal"})
+    edited = rewritten(gm, (Rewrite("attention", 0, "flash+causal"),)).gm
     assert gm.print_readable(print_output=False) == before
     assert "attention_flash(" in edited.code
     assert "tril" not in edited.code
@@ -477,5 +478,5 @@ def test_torchs_cache_keeps_a_program_whatever_its_attention(attention: str) -> 
             told = counters["aot_autograd"]
             assert (told[f"autograd_cache_{word}"], told["autograd_cache_bypass"]) == (1, 0)
         (found,) = programs_of(compiled_by(program))
-        assert isinstance(found.plan, WholePlan)
-        assert bool(found.plan.anchors) == (attention == "proven")
+        assert found.plan.host == "inductor"
+        assert bool(found.plan.rewrites) == (attention == "proven")

@@ -9,21 +9,21 @@ import torch
 
 from benchmarks import ablation, active, choices, fusions, one_ablation, startup
 from fuseplan.measure.race import RaceResult, ReplayClock, Rule, Sample, race
-from fuseplan.plan import AnchorChoice, Part, Plan, SegmentedPlan, WholePlan
+from fuseplan.plan import CarveOuts, Plan, Rewrite
 from fuseplan.segment import Region, Segmentation, check_segmentation
-from fuseplan.tuning.subject import traces_of
+from fuseplan.tuning.traces import traces_of
 from replaying import captured
 
-ANCHORS = (AnchorChoice(0, "auto+causal"),)
+ANCHORS = (Rewrite("attention", 0, "auto+causal"),)
 
 
-def cut(executor: str) -> SegmentedPlan:
-    return SegmentedPlan((Part("inference", "ab", Segmentation((Region((0,), executor),))),), anchors=ANCHORS)
+def cut(executor: str) -> Plan:
+    return Plan("aten", ANCHORS, (CarveOuts("inference", "ab", Segmentation((Region((0,), executor),))),))
 
 
 PLANS: dict[str, tuple[Plan, float]] = {
-    "inductor": (WholePlan("inductor"), 10.0),
-    "inductor, attention proven": (WholePlan("inductor", anchors=ANCHORS), 8.0),
+    "inductor": (Plan("inductor"), 10.0),
+    "inductor, attention proven": (Plan("inductor", ANCHORS), 8.0),
     "cut a": (cut("inductor"), 7.0),
     "cut b": (cut("nvfuser"), 7.5),
 }
@@ -82,7 +82,7 @@ def test_every_choice_of_views_and_executors_is_a_legal_plan_once() -> None:
         (trace,) = traces_of(fusions.view_chain, *(torch.randn(shape) for shape in shapes))
     ((_, graph),) = captured(trace.to_json()).graphs
     plans = dict(choices._every(graph))
-    cuts = [plan.parts[0].segmentation for plan in plans.values() if isinstance(plan, SegmentedPlan)]
+    cuts = [plan.carve_outs[0].segmentation for plan in plans.values() if plan.carve_outs]
     for segmentation in cuts:
         check_segmentation(graph, segmentation)
     assert len(set(cuts)) == len(plans)

@@ -21,7 +21,7 @@ from fuseplan.explain import compiled_by
 from fuseplan.graph import Graph
 from fuseplan.measure.environment import environment
 from fuseplan.options import Fuel
-from fuseplan.plan import Part, Plan, SegmentedPlan
+from fuseplan.plan import CarveOuts, Plan
 from fuseplan.runtime import regions
 from fuseplan.segment import Region, Segmentation
 from fuseplan.tuning_db import Places, Store, StoredPlan
@@ -69,7 +69,7 @@ class Net(nn.Module):
         return (self.norm(self.linear(x)).tanh() * 3).sum()
 
 
-def one_region_each(f: Callable[..., Any], *inputs: Any) -> SegmentedPlan:
+def one_region_each(f: Callable[..., Any], *inputs: Any) -> Plan:
     """The plan that gives each op of each graph a region of its own."""
     torch._dynamo.reset()
     compiled = fuseplan.compile(f, plan="aten")
@@ -78,10 +78,12 @@ def one_region_each(f: Callable[..., Any], *inputs: Any) -> SegmentedPlan:
         out.backward()
     (program,) = programs_of(compiled_by(compiled))
     parts = tuple(
-        Part(one.role, one.graph.key, Segmentation(tuple(Region((i,), "planted") for i in range(len(one.graph.ops)))))
+        CarveOuts(
+            one.role, one.graph.key, Segmentation(tuple(Region((i,), "planted") for i in range(len(one.graph.ops))))
+        )
         for one in program.graphs
     )
-    return SegmentedPlan(parts)
+    return Plan("aten", carve_outs=parts)
 
 
 @pytest.mark.parametrize("fuel", [0, 3, OPS, 100])
@@ -135,7 +137,7 @@ def test_bisect_finds_it_in_the_backward(planted: Callable[[str], None]) -> None
     torch.manual_seed(0)
     model, x = Net(), torch.randn(16, 8)
     plan = one_region_each(model, x)
-    backward = plan.parts[1].segmentation
+    backward = plan.carve_outs[1].segmentation
     state = {name: value.clone() for name, value in model.state_dict().items()}
     found = bisect(model, [x], plan=plan)
     assert found is not None

@@ -14,8 +14,8 @@ from torch import Tensor
 
 import fuseplan
 from fuseplan.backend import programs_of
-from fuseplan.capture import capture_fx, to_fx
-from fuseplan.capture.to_fx import SizeSpace
+from fuseplan.capture.fx.from_fx import capture_fx
+from fuseplan.capture.fx.to_fx import SizeSpace, to_fx
 from fuseplan.errors import GraphError
 from fuseplan.executors.flat import flatten
 from fuseplan.explain import compiled_by

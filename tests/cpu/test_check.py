@@ -12,11 +12,11 @@ import torch.nn.functional as F
 
 from conformance.build import dynamic_region_of, meta, region_of
 from fuseplan.errors import ExecutorError
-from fuseplan.executors.aten import AtenExecutor
-from fuseplan.executors.check import Reference, check, trials
-from fuseplan.executors.inputs import make_inputs
-from fuseplan.executors.reference import natures
+from fuseplan.executors.aten.executor import AtenExecutor
 from fuseplan.graph import Graph
+from fuseplan.judge.inputs import make_inputs
+from fuseplan.judge.reference import natures
+from fuseplan.judge.regions import Reference, check, trials
 
 aten = torch.ops.aten
 Outputs = list[Any]

@@ -10,18 +10,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fuseplan.backend import programs_of
-from fuseplan.capture.trace import Trace
+from fuseplan.capture.trace.format import Trace
 from fuseplan.explain import compiled_by
 from fuseplan.graph import Graph
-from fuseplan.measure.jobs import Job, Outcome, RacePlans, RaceRegion, Row, VetRegion, choice_name
-from fuseplan.plan import Plan, SegmentedPlan
-from fuseplan.search.effort import FULL, Effort
+from fuseplan.measure.jobs import Job, Outcome, OutcomeRow, RacePlans, RaceRegion, VetRegion, choice_name
+from fuseplan.plan import Plan
 from fuseplan.segment import is_anchor, is_attention
 from fuseplan.tune import Tuner
-from fuseplan.tuning.keep import Tuned
-from fuseplan.tuning.ledger import Settings
+from fuseplan.tuning.effort import FULL, Effort
+from fuseplan.tuning.program.combine import Settings
+from fuseplan.tuning.program.result import Tuned
 from fuseplan.tuning.progress import Silent
-from fuseplan.tuning.subject import traces_of
+from fuseplan.tuning.traces import traces_of
 from fuseplan.tuning_db import Places, Store
 from plans import compile_under
 from replaying import ReplayingPool, captured, cut_plans
@@ -72,13 +72,13 @@ class Across(ReplayingPool):
 
     def _answer(self, job: Job) -> Outcome:
         if isinstance(job, VetRegion) and self.wrong and crosses(job.graph):
-            return Outcome("wrong", "planted", rows=(Row(choice_name((job.executor, job.variant)), "wrong"),))
+            return Outcome("wrong", "planted", rows=(OutcomeRow(choice_name((job.executor, job.variant)), "wrong"),))
         if isinstance(job, RaceRegion):
             us = self.across if crosses(job.graph) else 10.0
             return self._raced({choice_name(choice): us for choice in job.choices}, choice_name(job.choices[0]))
         if isinstance(job, RacePlans):
-            self.raced.update({side.name: side.plan for side in job.sides if side.plan is not None})
-            return self._raced({s.name: 900.0 if across(s.plan) else 1000.0 for s in job.sides}, job.incumbent)
+            self.raced.update({side.name: side.plan for side in job.entries if side.plan is not None})
+            return self._raced({s.name: 900.0 if across(s.plan) else 1000.0 for s in job.entries}, job.incumbent)
         return super()._answer(job)
 
     @property
@@ -93,7 +93,7 @@ GRAPHS: dict[str, Graph] = {}
 
 def across(plan: Plan | None) -> bool:
     """Whether a plan has a region that crosses an anchor."""
-    parts = plan.parts if isinstance(plan, SegmentedPlan) else ()
+    parts = () if plan is None else plan.carve_outs
     return any(
         len(region.ops) > 1 and any(is_anchor(GRAPHS[part.graph].ops[op]) for op in region.ops)
         for part in parts
@@ -123,7 +123,7 @@ def test_a_region_across_anchors_that_is_fast_wins(trace: Trace, store: Store, l
     found = tuned(trace, store, Across(), launch=launch)
     assert found.status == "tuned"
     assert across(found.plan)
-    assert any("merge" in line for line in found.moves)
+    assert any(move.name.startswith("merge") for move in found.moves)
 
 
 @pytest.mark.filterwarnings("error:fuseplan. a region")
@@ -147,7 +147,7 @@ def test_equal_layers_are_joined_alike(trace: Trace, store: Store) -> None:
     pool = Across()
     tuned(trace, store, pool)
     best = next(plan for plan in cut_plans(pool.jobs) if across(plan))
-    (part,) = best.parts
+    (part,) = best.carve_outs
     graph = GRAPHS[part.graph]
     joined = [region for region in part.segmentation.regions if any(is_anchor(graph.ops[op]) for op in region.ops)]
     assert len(joined) >= 2

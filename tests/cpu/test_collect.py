@@ -122,33 +122,33 @@ def test_what_a_killed_run_has_left_is_taken_over(tmp_path: Path) -> None:
 
 
 FAKE = """
-import json, os, signal, sys, time
+import json, os, sys, time
 LOG = sys.argv[3]
-def say(**message): print(json.dumps(message), flush=True)
+def say(kind, **fields): print(json.dumps({"kind": kind, **fields}), flush=True)
 def note(word, number):
     with open(LOG, "a") as file: file.write(f"{time.monotonic()} {os.getpid()} {word} {number}\\n")
-say(started=os.getpid())
+say("Started")
 held = []
 for text in sys.stdin:
     asked = json.loads(text)
-    if "prepare" in asked:
-        number = asked["prepare"]
-        say(at=number, choice=["bad", "default"], stage="compiling")
+    if asked["kind"] == "CompileRegion":
+        number = asked["number"]
+        say("AtChoice", number=number, choice=["bad", "default"], stage="compiling")
         note("begin", number)
         if number == 3 and not asked["without"]: os._exit(1)
         if number == 5 and not asked["without"]: time.sleep(60)
         time.sleep(0.05)
         note("end", number)
         held.append(number)
-        say(prepared=number, rows=[], kept=True)
+        say("RegionCompiled", rows=[], kept=True)
     else:
         while held:
             number = held.pop(0)
             note("measure", number)
             time.sleep(0.02)
             note("measured", number)
-            say(measured=number, rows=[{"executor": "aten", "variant": "default", "status": "ok"}])
-        say(left=0)
+            say("RegionMeasured", number=number, rows=[{"executor": "aten", "variant": "default", "status": "ok"}])
+        say("Through")
 """
 
 
@@ -168,7 +168,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_nothing_runs_beside_a_measurement_and_what_dies_or_hangs_costs_itself_alone(fake: Path) -> None:
     graph = small().island
-    items = [Item(number, graph, "{}") for number in range(12)]
+    items = [Item(number, graph) for number in range(12)]
     rows: list[tuple[int, str]] = []
 
     def heard(item: Item, found: Sequence[Mapping[str, Any]]) -> None:

@@ -14,15 +14,17 @@ import torch
 from torch import Tensor
 
 import fuseplan
-from fuseplan.capture.libraries import bring, modules_of_operators
-from fuseplan.capture.trace import Trace
+from fuseplan.capture.trace.format import Trace
+from fuseplan.capture.trace.libraries import bring, modules_of_operators
 from fuseplan.errors import ExecutorError, GraphError
+from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.environment import Flags
-from fuseplan.measure.jobs import Capture, Setup, Side, VetPlan
+from fuseplan.measure.jobs import Capture, Setup, VetPlan
 from fuseplan.measure.pool import Workers
-from fuseplan.measure.worker.bench import Bench
-from fuseplan.plan import WholePlan
-from fuseplan.tuning.subject import traces_of
+from fuseplan.measure.worker.answer import answer
+from fuseplan.measure.worker.workplace import Workplace
+from fuseplan.plan import Plan
+from fuseplan.tuning.traces import traces_of
 from operators_of_a_library import smoothed
 from replaying import ReplayingPool
 
@@ -62,10 +64,10 @@ def test_a_worker_keeps_its_flags_whatever_a_library_sets(tmp_path: Path, trace:
     """The library limits the threads of whoever imports it."""
     (tmp_path / "limiting_library.py").write_text("import torch; torch.set_num_threads(1)")
     asked = {**vars(Flags.here()), "threads": 2}
-    bench = Bench(Setup("cpu", asked, operators={NAME: "limiting_library"}, path=(str(tmp_path),)), Announce())
+    place = Workplace(Setup("cpu", asked, operators={NAME: "limiting_library"}, path=(str(tmp_path),)), Announce())
     before, threads = list(sys.path), torch.get_num_threads()
     try:
-        bench.answer(VetPlan(trace.to_json(), Side("eager")))
+        answer(VetPlan(trace.to_json(), RaceEntry("eager")), place)
         assert "limiting_library" in sys.modules
         assert torch.get_num_threads() == 2
     finally:
@@ -88,7 +90,7 @@ from torch import Tensor
 @torch.library.custom_op("fuseplan_tests_main::one", mutates_args=())
 def one(x: Tensor) -> Tensor:
     return x + 1
-from fuseplan.capture.libraries import modules_of_operators
+from fuseplan.capture.trace.libraries import modules_of_operators
 print("fuseplan_tests_main::one" in modules_of_operators())
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -115,7 +117,7 @@ def test_a_trace_says_what_brings_its_operators(trace: Trace) -> None:
 
 def test_a_worker_runs_a_trace_with_an_operator_of_a_library(workers: Workers, trace: Trace) -> None:
     captured, vetted = workers.map(
-        [Capture(trace.to_json()), VetPlan(trace.to_json(), Side("inductor", WholePlan("inductor")))]
+        [Capture(trace.to_json()), VetPlan(trace.to_json(), RaceEntry("inductor", Plan("inductor")))]
     )
     assert captured.ok, captured.detail
     assert captured.found is not None

@@ -15,15 +15,16 @@ import torch
 from click.testing import CliRunner
 
 import fuseplan
-from fuseplan.capture.trace import Trace
+from fuseplan.capture.trace.format import Trace
 from fuseplan.cli import main
 from fuseplan.errors import FuseplanError, OptionError, StoreError
 from fuseplan.explain import explained
 from fuseplan.graph import Graph
 from fuseplan.looking.explained import Explained
 from fuseplan.measure.environment import environment
-from fuseplan.plan import Part, Plan, SegmentedPlan
+from fuseplan.plan import CarveOuts, Plan
 from fuseplan.segment import Region, Segmentation
+from fuseplan.segment.moves import Move
 from fuseplan.tuning_db import Box, Evidence, Raced, RegionEvidence, StoredPlan
 from replaying import ReplayingPool
 from stored import store_at
@@ -67,9 +68,9 @@ def stored(trace: Trace, untuned: Explained, tmp_path: Path) -> tuple[Path, Stor
         RegionEvidence("inference", 1, "cd" * 32, "aten", ops=1, predicted_device_us=5.0, device_us=6.0, roofline_us=3.0),
     )  # fmt: skip
     plan = StoredPlan(
-        trace.key, environment("cpu"), SegmentedPlan((Part("inference", graph.key, cut),)), wall_us=10.0, device_us=10.0,
+        trace.key, environment("cpu"), Plan("aten", carve_outs=(CarveOuts("inference", graph.key, cut),)), wall_us=10.0, device_us=10.0,
         host_us=0.0, noise_us=0.1, predicted_us=12.0, best_default="inductor", best_default_us=20.0,
-        moves="inference: -2.0 µs: split op 2 off its region", evidence=Evidence(raced, regions),
+        moves=(Move("split", (2,), role="inference", change_us=-2.0),), evidence=Evidence(raced, regions),
     )  # fmt: skip
     store = store_at(path)
     store.add_program(trace.key, "ramp", {"inference": graph}, trace=trace.to_json())

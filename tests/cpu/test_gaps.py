@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,14 +13,15 @@ from torch._inductor.fx_passes import pad_mm
 
 from fuseplan.backend import programs_of
 from fuseplan.executors import GAPS
-from fuseplan.executors.check import check
-from fuseplan.executors.inductor import InductorExecutor
+from fuseplan.executors.inductor.executor import InductorExecutor
 from fuseplan.explain import compiled_by
 from fuseplan.graph import Graph, Op, Ref, TensorType, Value
-from fuseplan.measure.agreement import disagreement, expected
-from fuseplan.plan import Part, SegmentedPlan
+from fuseplan.judge.programs import disagreement, expected
+from fuseplan.judge.regions import check
+from fuseplan.plan import CarveOuts, Plan
 from fuseplan.segment import Region, Segmentation, leaving
-from fuseplan.tuning.segments import _variants
+from fuseplan.tuning.effort import Effort
+from fuseplan.tuning.program.problem import _variants
 
 
 def matrix(rows: int, columns: int, device: str = "cpu") -> TensorType:
@@ -76,9 +76,9 @@ def test_only_what_an_inference_program_gives_out_has_gaps(function: Callable[..
     parts = []
     for record in programs_of(compiled_by(compiled))[0].graphs:
         matmuls = [i for i, op in enumerate(record.graph.ops) if op.target == "aten.mm.default"]
-        parts.append(Part(record.role, record.graph.key, Segmentation((Region((matmuls[0],), "inductor", GAPS),))))
+        parts.append(CarveOuts(record.role, record.graph.key, Segmentation((Region((matmuls[0],), "inductor", GAPS),))))
     torch._dynamo.reset()
-    compiled = torch.compile(function, backend="fuseplan", options={"plan": SegmentedPlan(tuple(parts))})
+    compiled = torch.compile(function, backend="fuseplan", options={"plan": Plan("aten", carve_outs=tuple(parts))})
     found, wanted = compiled(x, w), function(x, w)
     torch.testing.assert_close(found, wanted)
     (record,) = programs_of(compiled_by(compiled))[0].graphs[:1]
@@ -102,9 +102,9 @@ def test_only_what_an_inference_program_gives_out_has_gaps(function: Callable[..
     ],
 )
 def test_gaps_are_a_choice_for_what_leaves_a_program(free: set[str], effort: str, offered: tuple[str, ...]) -> None:
-    session: Any = SimpleNamespace(effort=SimpleNamespace(name=effort))
-    assert _variants(InductorExecutor(), session, free)(matmul("cuda:0")) == offered
-    assert GAPS not in _variants(InductorExecutor(), session, free)(matmul("cpu"))
+    spends = Effort.named(effort)
+    assert _variants(InductorExecutor(), spends, free)(matmul("cuda:0")) == offered
+    assert GAPS not in _variants(InductorExecutor(), spends, free)(matmul("cpu"))
 
 
 def test_what_leaves_is_read_by_views_that_keep_rows_alone() -> None:

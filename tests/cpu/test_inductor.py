@@ -14,13 +14,13 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._inductor import config
 
 from conformance.build import dynamic_region_of, meta, region_of
-from fuseplan.capture import from_fx
+from fuseplan.capture.fx.from_fx import from_fx
 from fuseplan.errors import UnsupportedError
-from fuseplan.executors import inductor
-from fuseplan.executors.check import check
-from fuseplan.executors.inductor import MAX_SPECIALIZED, InductorExecutor
-from fuseplan.executors.inputs import make_inputs
+from fuseplan.executors.inductor import executor as inductor
+from fuseplan.executors.inductor.executor import MAX_SPECIALIZED, InductorExecutor
 from fuseplan.graph import Graph, Symbol
+from fuseplan.judge.inputs import make_inputs
+from fuseplan.judge.regions import check
 
 INDUCTOR = InductorExecutor()
 aten = torch.ops.aten
@@ -35,7 +35,7 @@ def test_without_a_compiler_it_says_so_in_one_line() -> None:
 import torch._inductor.config as config
 config.cpp.cxx = ("/no/such/compiler",)
 from fuseplan.errors import ExecutorError
-from fuseplan.executors.inductor import MAX_SPECIALIZED, InductorExecutor
+from fuseplan.executors.inductor.executor import MAX_SPECIALIZED, InductorExecutor
 from fuseplan.graph import Graph, Op, Ref, TensorType, Value
 kind = TensorType("float32", (4,), (1,))
 region = Graph((Value("x", kind),), (Op("aten.sin.default", (Ref("x"),), (), (Value("y", kind),)),), (Ref("y"),))

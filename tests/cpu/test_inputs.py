@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from conformance.build import dynamic_region_of, meta, region_of
-from fuseplan.executors.evaluate import evaluate
-from fuseplan.executors.inputs import make_inputs
 from fuseplan.graph import Graph
+from fuseplan.judge.evaluate import evaluate
+from fuseplan.judge.inputs import make_inputs
 
 aten = torch.ops.aten
 LONG = torch.int64

@@ -21,14 +21,14 @@ from torch.testing import assert_close
 
 import fuseplan
 from fuseplan.backend import programs_of
-from fuseplan.capture import recalled, to_fx
+from fuseplan.capture.fx.to_fx import recalled, to_fx
 from fuseplan.errors import GraphError
 from fuseplan.executors.flat import flatten
-from fuseplan.executors.inductor import InductorExecutor
+from fuseplan.executors.inductor.executor import InductorExecutor
 from fuseplan.explain import compiled_by
 from fuseplan.graph import Constant, Enum, Graph, Op, Ref, Symbol, TensorType, Value
-from fuseplan.plan import Part, Plan, SegmentedPlan
-from fuseplan.runtime import Program, kept, regions, segmented, torch_cache
+from fuseplan.plan import CarveOuts, Plan
+from fuseplan.runtime import Program, aten_host, kept, regions, torch_cache
 from fuseplan.segment import Region, Segmentation
 
 IN_TWO_PROCESSES = Path(__file__).with_name("kept_worker.py")
@@ -123,7 +123,7 @@ def other_code(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def other_saving(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    return {"plan": SegmentedPlan(saving="all")}
+    return {"plan": Plan("aten", saving="all")}
 
 
 def other_regions(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def other_regions(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def another_executor(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    monkeypatch.setattr("fuseplan.executors.aten.AtenExecutor.version", lambda self: "another")
+    monkeypatch.setattr("fuseplan.executors.aten.executor.AtenExecutor.version", lambda self: "another")
     return {}
 
 
@@ -307,14 +307,14 @@ def test_a_damaged_entry_is_made_again(caches: None) -> None:
 @pytest.mark.parametrize("role", ["forward", "backward"])
 def test_an_entry_that_does_not_load_is_compiled_anew(caches: None, monkeypatch: pytest.MonkeyPatch, role: str) -> None:
     _, expected, _ = started()
-    recall = segmented._recall
+    recall = aten_host._recall
 
     def failing(found: kept.Kept, program: Program) -> Any:
         if found.role == role:
             found.graph = "{}"
         return recall(found, program)
 
-    monkeypatch.setattr(segmented, "_recall", failing)
+    monkeypatch.setattr(aten_host, "_recall", failing)
     told, actual, one = started()
     assert (told["hit"], told["bypass"]) == (0, 1)
     assert [graph.role for graph in one.graphs] == ["forward", "backward"]
@@ -335,7 +335,7 @@ def test_a_region_whose_code_is_gone_is_compiled_anew(caches: None) -> None:
 def test_a_region_that_is_refused_is_said_to_be_at_each_start(caches: None) -> None:
     graph = started(train=False)[2].graphs[0].graph
     view = next(i for i, op in enumerate(graph.ops) if op.is_view)
-    plan = SegmentedPlan((Part("inference", graph.key, Segmentation((Region((view,), "inductor"),))),))
+    plan = Plan("aten", carve_outs=(CarveOuts("inference", graph.key, Segmentation((Region((view,), "inductor"),))),))
     records = []
     for expected in (MISSED, HIT):
         with pytest.warns(UserWarning, match="runs under ATen") as seen:
@@ -348,10 +348,10 @@ def test_a_region_that_is_refused_is_said_to_be_at_each_start(caches: None) -> N
 
 def test_a_backward_that_does_not_fit_is_the_business_of_who_calls_it(caches: None) -> None:
     """It is compiled ahead of time to be kept, but its error comes when it did: not in the forward."""
-    part = Part("backward", "ab" * 32, Segmentation())
+    part = CarveOuts("backward", "ab" * 32, Segmentation())
     for _ in range(2):
         torch._dynamo.reset()
-        compiled = torch.compile(chain, backend="fuseplan", options={"plan": SegmentedPlan((part,))})
+        compiled = torch.compile(chain, backend="fuseplan", options={"plan": Plan("aten", carve_outs=(part,))})
         x, w = torch.ones(8, 8), torch.ones(8, 8, requires_grad=True)
         result = compiled(x, w)
         assert_close(result, chain(x, w))
@@ -400,7 +400,7 @@ def test_a_graph_with_symbols_is_not_recalled() -> None:
 
 
 def test_inductors_code_is_found_by_the_name_under_which_it_is_kept(caches: None) -> None:
-    """Should it fail on a new torch: `inductor_api.recall` is what has to change; until then regions are looked for by content."""
+    """Should it fail on a new torch: `inductor.api.recall` is what has to change; until then regions are looked for by content."""
     x = kinds(8, 8)
     ops = (
         Op("aten.sin.default", (Ref("x"),), (), (Value("y", x),)),

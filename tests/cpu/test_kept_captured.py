@@ -18,13 +18,13 @@ from torch.testing import assert_close
 
 from fuseplan.backend import programs_of
 from fuseplan.explain import compiled_by
-from fuseplan.plan import AnchorChoice, Plan, SegmentedPlan, WholePlan
+from fuseplan.plan import Plan, Rewrite
 from fuseplan.runtime import cudagraph, kept, regions
 
 PLANS: dict[str, Plan] = {
-    "whole": WholePlan("inductor", launch="cudagraph"),
-    "whole, searched": WholePlan("inductor", "max-autotune-no-cudagraphs", launch="cudagraph"),
-    "cut": SegmentedPlan(greedy="inductor", launch="cudagraph"),
+    "whole": Plan("inductor", launch="cudagraph"),
+    "whole, searched": Plan("inductor", settings="max-autotune-no-cudagraphs", launch="cudagraph"),
+    "cut": Plan("aten", launch="cudagraph", name="inductor-greedy"),
 }
 
 
@@ -194,13 +194,13 @@ def test_operators_of_other_libraries_are_never_kept(captures: Captures) -> None
 
 @pytest.mark.slow
 def test_a_plan_of_another_launch_shares_inductors_code_and_not_the_entry(captures: Captures) -> None:
-    assert started(WholePlan("inductor"), train=False)[0]["hit"] == 0
+    assert started(Plan("inductor"), train=False)[0]["hit"] == 0
     assert started(PLANS["whole"], train=False)[0] == MISSED
     assert counters["inductor"]["fxgraph_cache_miss"] == 0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", [WholePlan("inductor"), PLANS["whole"]])
+@pytest.mark.parametrize("first", [Plan("inductor"), PLANS["whole"]])
 @pytest.mark.parametrize("keeps", [True, False])
 def test_a_graph_may_be_retained_whatever_was_compiled_before(
     captures: Captures, monkeypatch: pytest.MonkeyPatch, first: Plan, keeps: bool
@@ -229,7 +229,7 @@ def test_plans_with_attention_of_their_own_are_kept_too(captures: Captures) -> N
     def attend(q: Tensor) -> Tensor:
         return torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
 
-    plan = WholePlan("inductor", anchors=(AnchorChoice(0, "flash"),), launch="cudagraph")
+    plan = Plan("inductor", (Rewrite("attention", 0, "flash"),), launch="cudagraph")
     for word in ("saved", "hit"):
         torch._dynamo.reset()
         counters.clear()

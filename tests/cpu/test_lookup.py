@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,13 @@ from fuseplan.backend import programs_of
 from fuseplan.errors import OptionError
 from fuseplan.explain import compiled_by
 from fuseplan.measure.environment import environment
-from fuseplan.plan import Part, Plan, SegmentedPlan
+from fuseplan.plan import CarveOuts, Plan
 from fuseplan.runtime import Program
 from fuseplan.segment import Region, Segmentation
 from fuseplan.tuning_db import Box, Places, Store, StoredPlan
 
 ATEN = Plan.named("aten")
+TUNE = import_module("fuseplan.tune")  # by name: `fuseplan.tune` is the function
 
 
 def chain(x: torch.Tensor) -> torch.Tensor:
@@ -120,7 +122,7 @@ def test_a_miss_looks_at_no_machine_and_traces_nothing(own_database: Path, monke
 
     keep(own_database, stored("ab" * 32))
     monkeypatch.setattr("fuseplan.measure.environment.environment", never)
-    monkeypatch.setattr("fuseplan.runtime.segmented.capture_fx", never)
+    monkeypatch.setattr("fuseplan.runtime.aten_host.capture_fx", never)
     assert run().plan == Plan.named("eager")
 
 
@@ -178,7 +180,7 @@ def test_a_plan_that_does_not_fit_is_quarantined_and_the_default_runs(
     first = run(plan="aten")
     graph = first.graphs[0].graph.key if region is not None else "12" * 32
     cut = Segmentation((region,) if region is not None else ())
-    bad = stored(first.key, SegmentedPlan((Part("inference", graph, cut),)))
+    bad = stored(first.key, Plan("aten", carve_outs=(CarveOuts("inference", graph, cut),)))
     store = keep(own_database, bad)
     with pytest.warns(UserWarning, match="It is quarantined") as caught:
         program = run()
@@ -200,8 +202,8 @@ def test_a_backward_that_does_not_fit_runs_without_the_plan(own_database: Path) 
         return (w * w).relu().sum()
 
     first = run(weights, f=loss, plan="aten")
-    forward = Part("forward", first.graphs[0].graph.key, Segmentation())
-    bad = stored(first.key, SegmentedPlan((forward, Part("backward", "12" * 32, Segmentation()))))
+    forward = CarveOuts("forward", first.graphs[0].graph.key, Segmentation())
+    bad = stored(first.key, Plan("aten", carve_outs=(forward, CarveOuts("backward", "12" * 32, Segmentation()))))
     store = keep(own_database, bad)
     torch._dynamo.reset()
     compiled = fuseplan.compile(loss)
@@ -216,7 +218,10 @@ def test_a_backward_that_does_not_fit_runs_without_the_plan(own_database: Path) 
 def test_a_region_that_will_not_compile_here_is_written_down_once(own_database: Path) -> None:
     first = run(plan="aten")
     cut = Segmentation((Region((0, 1), "inductor", "no such variant"),))
-    store = keep(own_database, stored(first.key, SegmentedPlan((Part("inference", first.graphs[0].graph.key, cut),))))
+    store = keep(
+        own_database,
+        stored(first.key, Plan("aten", carve_outs=(CarveOuts("inference", first.graphs[0].graph.key, cut),))),
+    )
     for _ in range(2):
         with pytest.warns(UserWarning, match="a region of 2 ops runs under ATen"):
             program = run()
@@ -311,16 +316,14 @@ def test_a_program_is_tuned_where_it_was_asked_for(own_database: Path, monkeypat
         return ATEN
 
     key = run().key
-    tuning = type("tuning", (), {"tune_online": staticmethod(tune_online)})
-    monkeypatch.setattr("fuseplan.lookup.import_module", lambda _: tuning)
+    monkeypatch.setattr(TUNE, "tune_online", tune_online)
     assert run(tune="quick").why.startswith("tuned plan")
     assert run(tune="full").why.startswith("tuned plan")
     assert asked == ["quick"]
 
 
 def test_where_another_process_tunes_the_default_is_called_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    tuning = type("tuning", (), {"tune_online": staticmethod(lambda *given: given[-1].default())})
-    monkeypatch.setattr("fuseplan.lookup.import_module", lambda _: tuning)
+    monkeypatch.setattr(TUNE, "tune_online", lambda *given: given[-1].default())
     assert run(tune="quick").why.startswith("no plan is stored for program ")
 
 
@@ -328,16 +331,9 @@ def test_what_cannot_be_tuned_runs_under_the_default(monkeypatch: pytest.MonkeyP
     def tune_online(*_: Any) -> Plan:
         raise fuseplan.GraphError("it holds a user's function")
 
-    tuning = type("tuning", (), {"tune_online": staticmethod(tune_online)})
-    monkeypatch.setattr("fuseplan.lookup.import_module", lambda _: tuning)
+    monkeypatch.setattr(TUNE, "tune_online", tune_online)
     with pytest.warns(UserWarning, match="could not be tuned, and runs under the default: it holds a user's function"):
         assert run(tune="quick").plan == Plan.named("eager")
-
-
-def test_a_fuseplan_that_cannot_tune_says_so_before_dynamo_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fuseplan.lookup.import_module", lambda _: object())
-    with pytest.raises(OptionError, match="cannot tune while it compiles"):
-        fuseplan.compile(chain, tune="quick")
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fuseplan.capture import from_fx
-from fuseplan.capture.attention import attention_calls
+from fuseplan.capture.fx.from_fx import from_fx
 from fuseplan.graph import Ref
+from fuseplan.rewrites.attention.calls import attention_calls
 from fuseplan.segment.masks import MaskProof, classify_mask
 from zoo import TRANSFORMERS
 

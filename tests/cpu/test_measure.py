@@ -15,9 +15,10 @@ import pytest
 
 from fuseplan.errors import ExecutorError
 from fuseplan.graph import Graph, Op, Ref, TensorType, Value
-from fuseplan.measure.jobs import Calibrate, Job, Outcome, RaceRegion, Setup, VetRegion
+from fuseplan.measure.jobs import ANSWERS, JOBS, At, Calibrate, Job, Outcome, RaceRegion, Ready, Setup, VetRegion
 from fuseplan.measure.pool import Limits, Workers
 from fuseplan.measure.race import Rule
+from fuseplan.wire import codec
 
 TESTS = Path(__file__).parents[1]
 KIND = TensorType("float32", (8, 16), (16, 1))
@@ -175,13 +176,13 @@ def test_a_worker_ends_with_its_parent(planted_path: None, fault: str) -> None:
     )
     assert worker.stdin is not None
     assert worker.stdout is not None
-    worker.stdin.write(setup.to_json() + "\n")
+    worker.stdin.write(codec.to_json(setup) + "\n")
     worker.stdin.flush()
-    assert worker.stdout.readline().split() == ["ready"]
-    worker.stdin.write(VetRegion(REGION, fault).to_json() + "\n")
+    assert codec.from_json(ANSWERS, worker.stdout.readline()) == Ready()
+    worker.stdin.write(codec.to_json(VetRegion(REGION, fault), JOBS) + "\n")
     worker.stdin.flush()
-    assert worker.stdout.readline().split() == ["at", "compiling", fault]
-    assert worker.stdout.readline().split() == ["at", "checking", fault]
+    assert codec.from_json(ANSWERS, worker.stdout.readline()) == At(fault, "compiling")
+    assert codec.from_json(ANSWERS, worker.stdout.readline()) == At(fault, "checking")
     worker.stdin.close()
     assert worker.wait(60) != 0
     worker.stdout.close()

@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from cpu.test_measure import FLAGS
-from fuseplan.capture.trace import write_trace
-from fuseplan.measure.agreement import disagreement, expected, with_draw
-from fuseplan.measure.jobs import Capture, Outcome, RacePlans, Side, VetPlan
+from fuseplan.capture.trace.write import write_trace
+from fuseplan.judge.programs import disagreement, expected, with_draw
+from fuseplan.measure.entry import RaceEntry
+from fuseplan.measure.jobs import Capture, Outcome, RacePlans, VetPlan
 from fuseplan.measure.pool import Limits, Workers
 from fuseplan.measure.race import Rule
-from fuseplan.plan import AnchorChoice, Part, Plan, SegmentedPlan, WholePlan
+from fuseplan.plan import CarveOuts, Plan, Rewrite
 from fuseplan.segment import Region, Segmentation
 
 SHORT = Rule(most=2, least=2)
@@ -79,33 +80,43 @@ def test_a_program_is_captured_as_its_graphs(training: tuple[str, Outcome]) -> N
     assert outcome.found.attention == ()
 
 
-def under(outcome: Outcome, executor: str, target: str, variant: str = "default") -> SegmentedPlan:
+def under(outcome: Outcome, executor: str, target: str, variant: str = "default") -> Plan:
     """The plan that gives the one op of the forward with that name to an executor."""
     assert outcome.found is not None
     forward = dict(outcome.found.graphs)["forward"]
     (op,) = (i for i, op in enumerate(forward.ops) if op.target == target)
-    return SegmentedPlan((Part("forward", forward.key, Segmentation((Region((op,), executor, variant),))),))
+    return Plan(
+        "aten", carve_outs=(CarveOuts("forward", forward.key, Segmentation((Region((op,), executor, variant),))),)
+    )
 
 
 def test_plans_are_right_or_a_row_says_why_not(workers: Workers, training: tuple[str, Outcome]) -> None:
     trace, captured = training
-    other = replace(under(captured, "inductor", "aten.gelu.default").parts[0], graph="0" * 64)
+    other = replace(under(captured, "inductor", "aten.gelu.default").carve_outs[0], graph="0" * 64)
     sides = {
-        "eager": (Side("eager", Plan.named("eager")), "ok", ""),
-        "right": (Side("right", under(captured, "inductor", "aten.gelu.default")), "ok", ""),
-        "lies": (Side("lies", under(captured, "wrong_values", "aten.gelu.default")), "wrong", "output 0 is off by"),
+        "eager": (RaceEntry("eager", Plan.named("eager")), "ok", ""),
+        "right": (RaceEntry("right", under(captured, "inductor", "aten.gelu.default")), "ok", ""),
+        "lies": (
+            RaceEntry("lies", under(captured, "wrong_values", "aten.gelu.default")),
+            "wrong",
+            "output 0 is off by",
+        ),
         "second": (
-            Side("second", under(captured, "second", "aten.gelu.default")),
+            RaceEntry("second", under(captured, "second", "aten.gelu.default")),
             "error",
             "a region failed at call 2",
         ),
         "falls back": (
-            Side("falls back", under(captured, "inductor", "aten.gelu.default", "no such variant")),
+            RaceEntry("falls back", under(captured, "inductor", "aten.gelu.default", "no such variant")),
             "compile-error",
             "the region at op",
         ),
-        "another's": (Side("another's", SegmentedPlan((other,))), "refused", "the plan was made for forward graph 000"),
-        "aborts": (Side("aborts", under(captured, "abort", "aten.gelu.default")), "crashed", "died of SIGABRT"),
+        "another's": (
+            RaceEntry("another's", Plan("aten", carve_outs=(other,))),
+            "refused",
+            "the plan was made for forward graph 000",
+        ),
+        "aborts": (RaceEntry("aborts", under(captured, "abort", "aten.gelu.default")), "crashed", "died of SIGABRT"),
     }
     outcomes = workers.map([VetPlan(trace, side) for side, _, _ in sides.values()])
     for (name, (_, status, detail)), outcome in zip(sides.items(), outcomes, strict=True):
@@ -117,10 +128,10 @@ def test_plans_are_right_or_a_row_says_why_not(workers: Workers, training: tuple
 def test_sides_race_and_one_that_fails_is_a_row(workers: Workers, training: tuple[str, Outcome]) -> None:
     trace, captured = training
     sides = (
-        Side("eager"),
-        Side("aten", Plan.named("aten")),
-        Side("never", under(captured, "never_compiles", "aten.gelu.default")),
-        Side("aborts", under(captured, "abort", "aten.gelu.default")),
+        RaceEntry("eager"),
+        RaceEntry("aten", Plan.named("aten")),
+        RaceEntry("never", under(captured, "never_compiles", "aten.gelu.default")),
+        RaceEntry("aborts", under(captured, "abort", "aten.gelu.default")),
     )
     (outcome,) = workers.map([RacePlans(trace, sides, "eager", SHORT)])
     assert outcome.ok, outcome
@@ -136,17 +147,20 @@ def test_sides_race_and_one_that_fails_is_a_row(workers: Workers, training: tupl
 @pytest.mark.parametrize("lost", [False, True], ids=["kept", "lost"])
 def test_what_is_right_is_compiled_ahead_of_its_race(training: tuple[str, Outcome], lost: bool) -> None:
     trace, captured = training
-    good, bad = Side("aten", Plan.named("aten")), Side("aborts", under(captured, "abort", "aten.gelu.default"))
+    good, bad = (
+        RaceEntry("aten", Plan.named("aten")),
+        RaceEntry("aborts", under(captured, "abort", "aten.gelu.default")),
+    )
     heard: list[tuple[str, str]] = []
     with Workers(flags=FLAGS, plant="planted:executors", on_stage=lambda *said: heard.append(said)) as pool:
-        vetted = pool.map([VetPlan(trace, side, race=True) for side in (Side("eager"), good, bad)])
+        vetted = pool.map([VetPlan(trace, side, race=True) for side in (RaceEntry("eager"), good, bad)])
         assert [outcome.status for outcome in vetted] == ["ok", "ok", "crashed"]
         racer = pool.racer.pid
         assert racer is not None
         if lost:
             pool.racer.kill()
         heard.clear()
-        (raced,) = pool.map([RacePlans(trace, (Side("eager"), good, Side("more")), "eager", SHORT)])
+        (raced,) = pool.map([RacePlans(trace, (RaceEntry("eager"), good, RaceEntry("more")), "eager", SHORT)])
     assert {row.name: row.status for row in raced.rows} == dict.fromkeys(("eager", "aten", "more"), "ok")
     compiled = [name for name, stage in heard if stage == "compiling"]
     assert compiled == (["eager", "aten", "more"] if lost else ["more"])
@@ -182,14 +196,14 @@ class Table(nn.Module):
 
 @pytest.mark.parametrize("module", [Ring, Table])
 def test_a_cache_is_never_full_while_it_is_timed(workers: Workers, module: type[nn.Module]) -> None:
-    sides = (Side("eager"), Side("aten", Plan.named("aten")))
+    sides = (RaceEntry("eager"), RaceEntry("aten", Plan.named("aten")))
     (raced,) = workers.map([RacePlans(trace_of(module(), torch.randn(1, 8)), sides, "eager", SHORT)])
     assert {row.name: (row.status, row.detail) for row in raced.rows} == dict.fromkeys(("eager", "aten"), ("ok", ""))
 
 
 def test_dropout_is_not_held_against_a_plan(workers: Workers) -> None:
     trace = trace_of(Block(0.5), torch.randn(64, 8))
-    vetted = workers.map([VetPlan(trace, Side("aten", Plan.named("aten"))), VetPlan(trace, Side("eager"))])
+    vetted = workers.map([VetPlan(trace, RaceEntry("aten", Plan.named("aten"))), VetPlan(trace, RaceEntry("eager"))])
     assert [(outcome.status, outcome.detail) for outcome in vetted] == [("ok", "")] * 2
 
 
@@ -199,7 +213,7 @@ def test_attention_calls_are_found_with_their_proofs(workers: Workers) -> None:
         [
             Capture(trace),
             Capture(trace, attention="proven"),
-            Capture(trace, anchors=(AnchorChoice(0, "auto+causal"),)),
+            Capture(trace, rewrites=(Rewrite("attention", 0, "auto+causal"),)),
         ]
     )
     assert plain.found is not None
@@ -266,7 +280,9 @@ def test_a_layout_of_outputs_that_is_torch_compiles_own_is_right(workers: Worker
     model, x = Cache(), torch.randn(4, 6, 16)
     assert torch.compile(Cache())(x)[1].stride() != model(x)[1].stride()  # else this shows nothing
     trace = trace_of(model, x)
-    vetted = workers.map([VetPlan(trace, side) for side in (Side("inductor", WholePlan("inductor")), Side("eager"))])
+    vetted = workers.map(
+        [VetPlan(trace, side) for side in (RaceEntry("inductor", Plan("inductor")), RaceEntry("eager"))]
+    )
     assert [(outcome.status, outcome.detail) for outcome in vetted] == [("ok", "")] * 2
 
 

@@ -18,15 +18,15 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from cuts import all_apart, wander
 from fuseplan.backend import programs_of
-from fuseplan.capture import Captured, capture_fx
+from fuseplan.capture.fx.from_fx import Captured, capture_fx
 from fuseplan.errors import UnsupportedError
 from fuseplan.executors import Compiled
-from fuseplan.executors.aten import AtenExecutor
+from fuseplan.executors.aten.executor import AtenExecutor
 from fuseplan.executors.flat import Boxed, flatten
-from fuseplan.executors.inductor import InductorExecutor
+from fuseplan.executors.inductor.executor import InductorExecutor
 from fuseplan.explain import compiled_by
 from fuseplan.graph import Graph
-from fuseplan.plan import Part, SegmentedPlan
+from fuseplan.plan import CarveOuts, Plan
 from fuseplan.runtime.regions import RegionCompiler
 from fuseplan.segment import Region, Segmentation, check_segmentation, order_edges
 
@@ -192,7 +192,7 @@ def test_a_program_under_a_plan_that_recomputes() -> None:
     plain(*INPUTS)
     graph = programs_of(compiled_by(plain))[0].graphs[0].graph
     regions = Region((1,), "inductor", recompute=(0,)), Region((3,), "inductor", recompute=(0,))
-    plan = SegmentedPlan((Part("inference", graph.key, Segmentation(regions)),))
+    plan = Plan("aten", carve_outs=(CarveOuts("inference", graph.key, Segmentation(regions)),))
     torch._dynamo.reset()
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="fuseplan")

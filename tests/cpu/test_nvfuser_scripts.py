@@ -17,10 +17,12 @@ from torch.testing import assert_close
 
 from fuseplan.capture.nvfuser_script import builder, read_script, read_scripts
 from fuseplan.capture.nvfuser_script.table import OPS
-from fuseplan.capture.trace import Trace, load_trace, write_trace
+from fuseplan.capture.trace.format import Trace
+from fuseplan.capture.trace.load import load_trace
+from fuseplan.capture.trace.write import write_trace
 from fuseplan.errors import FuseplanError, GraphError, OptionError
 from fuseplan.tune import tune
-from fuseplan.tuning.wanted import read_traces, wanted
+from fuseplan.tuning.queue.sources import read_programs, read_traces
 from fuseplan.tuning_db import Store, places
 from script_references import ON_GPUS, REFERENCES, SCRIPTS, THEN_AND_NOW, graph_key, text_of
 
@@ -396,7 +398,7 @@ def test_every_op_is_seen_to_work() -> None:
 def test_a_script_is_asked_for_like_a_trace(tmp_path: Path) -> None:
     path = tmp_path / "repro.py"
     path.write_text(text_of("old/two_fusions"), encoding="utf-8")
-    assert [trace.name for trace in wanted(path, Store(places({}, tmp_path / "plans.sqlite3"))).traces] == [
+    assert [trace.name for trace in read_programs(path, Store(places({}, tmp_path / "plans.sqlite3"))).traces] == [
         "repro-0",
         "repro-1",
     ]

@@ -9,12 +9,11 @@ import pytest
 import torch
 
 from conformance.build import meta, region_of
-from fuseplan.capture.targets import find_target
+from fuseplan.capture.fx.targets import find_target
 from fuseplan.errors import UnsupportedError
 from fuseplan.executors.layout import dense_order
-from fuseplan.executors.nvfuser import NvfuserExecutor
 from fuseplan.executors.nvfuser.dtypes import promoted
-from fuseplan.executors.nvfuser.executor import MAX_OPS
+from fuseplan.executors.nvfuser.executor import MAX_OPS, NvfuserExecutor
 from fuseplan.executors.nvfuser.table import CONDITIONS, LOWERINGS, REFUSED
 from fuseplan.graph import Graph
 

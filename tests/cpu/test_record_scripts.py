@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from fuseplan.capture.trace import Trace, load_trace
+from fuseplan.capture.trace.format import Trace
+from fuseplan.capture.trace.load import load_trace
 
 FUSEPLAN = (sys.executable, "-c", "from fuseplan.cli import main; main(prog_name='fuseplan')")
 SCRIPTS = Path(__file__).parents[1] / "scripts_to_record"

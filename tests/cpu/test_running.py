@@ -58,7 +58,7 @@ def test_a_plan_that_computes_other_than_torch_compile_fails(monkeypatch: pytest
     def bent(plan: object, graph: Callable[..., Any], *rest: object) -> Callable[..., Any]:
         return lambda *inputs: [result * 1.01 for result in graph(*inputs)]
 
-    monkeypatch.setattr(import_module("fuseplan.runtime.replay"), "compile_whole", bent)
+    monkeypatch.setattr(import_module("fuseplan.runtime.replay"), "compile_under_inductor", bent)
     with pytest.raises(AssertionError, match="compile does not do that"):
         check_forward(TRANSFORMERS["convnext"], "inductor")
 

@@ -14,12 +14,12 @@ from torch import Tensor
 
 import fuseplan
 from fuseplan.backend import fuseplan_backend, programs_of
-from fuseplan.capture import to_fx
+from fuseplan.capture.fx.to_fx import to_fx
 from fuseplan.executors.flat import flatten
-from fuseplan.executors.inductor import InductorExecutor
+from fuseplan.executors.inductor.executor import InductorExecutor
 from fuseplan.explain import compiled_by
 from fuseplan.graph import Graph, Op, Ref, TensorType, Value
-from fuseplan.plan import Part, Plan, SegmentedPlan
+from fuseplan.plan import CarveOuts, Plan
 from fuseplan.runtime.declared import at_risk, with_declared_strides
 from fuseplan.segment import Region, Segmentation, extract
 
@@ -44,7 +44,7 @@ def forward_graph(train: bool = False) -> Graph:
 
 
 def planned(graph: Graph, *regions: Region) -> Plan:
-    return SegmentedPlan((Part("inference", graph.key, Segmentation(regions)),))
+    return Plan("aten", carve_outs=(CarveOuts("inference", graph.key, Segmentation(regions)),))
 
 
 def run(plan: Plan | str) -> tuple[Tensor, Any]:
@@ -98,7 +98,7 @@ def test_a_plan_that_does_not_fit_is_refused(region: Region) -> None:
 
 
 def test_a_plan_for_another_graph_is_refused() -> None:
-    plan = SegmentedPlan((Part("inference", "ab" * 32, Segmentation()),))
+    plan = Plan("aten", carve_outs=(CarveOuts("inference", "ab" * 32, Segmentation()),))
     with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="made for inference graph"):
         run(plan)
 
@@ -107,7 +107,7 @@ def test_a_plan_for_another_graph_is_refused() -> None:
 def test_either_saving_policy_gives_eagers_gradients(saving: str) -> None:
     torch._dynamo.reset()
     grads = []
-    for step in (chain, torch.compile(chain, backend="fuseplan", options={"plan": SegmentedPlan(saving=saving)})):
+    for step in (chain, torch.compile(chain, backend="fuseplan", options={"plan": Plan("aten", saving=saving)})):
         x, w = operands(train=True)
         step(x, w).sum().backward()
         grads.append(w.grad)
@@ -122,7 +122,7 @@ def test_the_logits_of_a_loss_are_saved_as_they_came() -> None:
         return torch.nn.functional.cross_entropy((x @ w).float(), labels)
 
     labels = torch.randint(0, 50, (16,))
-    compiled = torch.compile(loss, backend="fuseplan", options={"plan": SegmentedPlan()})
+    compiled = torch.compile(loss, backend="fuseplan", options={"plan": Plan("aten")})
     grads = []
     for step in (loss, compiled):
         torch.manual_seed(0)
@@ -199,7 +199,7 @@ def test_what_a_backend_of_somebody_elses_hands_on_is_explained() -> None:
     compiled = torch.compile(chain, backend=handing_on, options={"plan": "aten"})
     compiled(*operands())
     assert len(programs_of(compiled_by(compiled))) == 1
-    assert "segmented" in fuseplan.explain(compiled, graphs=False)
+    assert "host aten" in fuseplan.explain(compiled, graphs=False)
 
 
 @pytest.mark.parametrize("plan", ["aten", "inductor"])

@@ -15,9 +15,10 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.fx import GraphModule
 
 import fuseplan
-from fuseplan.capture.program import program_key
-from fuseplan.capture.settled import Settled, settled
-from fuseplan.capture.trace import load_trace, write_trace
+from fuseplan.capture.dynamo.program import program_key
+from fuseplan.capture.dynamo.settled import Settled, settled
+from fuseplan.capture.trace.load import load_trace
+from fuseplan.capture.trace.write import write_trace
 
 NAMES = ["x y z", "keys values more", "a7 b3 c", "second first third", "q w e", "one two three"]
 

@@ -20,8 +20,12 @@ from torch.utils.checkpoint import checkpoint
 import layer_programs
 import zoo
 from agreement import assert_as_accurate, assert_same
-from fuseplan.capture.program import program_key
-from fuseplan.capture.trace import Calls, Trace, key_of, load_trace, native, retarget, write_trace
+from fuseplan.capture.dynamo.program import program_key
+from fuseplan.capture.trace.calls import Calls
+from fuseplan.capture.trace.format import Trace
+from fuseplan.capture.trace.key import key_of, native, retarget
+from fuseplan.capture.trace.load import load_trace
+from fuseplan.capture.trace.write import write_trace
 from fuseplan.errors import GraphError
 
 Scope = Callable[[], AbstractContextManager[Any]]

@@ -12,7 +12,10 @@ import pytest
 import torch
 
 from cpu.test_trace import assert_round_trips, matrix, traces_of
-from fuseplan.capture.trace import Trace, at_home, load_trace, native, write_trace
+from fuseplan.capture.trace.format import Trace
+from fuseplan.capture.trace.key import at_home, native
+from fuseplan.capture.trace.load import load_trace
+from fuseplan.capture.trace.write import write_trace
 from fuseplan.errors import GraphError
 
 # what another torch wrote

@@ -15,23 +15,25 @@ import pytest
 import torch
 
 from fuseplan.errors import ExecutorError
-from fuseplan.executors.nvfuser import NvfuserExecutor, available, executor, trial
+from fuseplan.executors.nvfuser import available, executor
 from fuseplan.executors.nvfuser import kept as kept_here
-from fuseplan.executors.nvfuser.kept import Kept
+from fuseplan.executors.nvfuser.executor import NvfuserExecutor
+from fuseplan.executors.nvfuser.kept import KnownRegions
 from fuseplan.executors.nvfuser.trial import MIN_OPS, Trials
 from fuseplan.graph import Graph, Op, Ref, TensorType, Value
 
 
 def trials(body: str, seconds: float = 20.0) -> Trials:
-    """A process that reads each region into `line`, and does what `body` says."""
+    """A process that reads each region into `line`, and does what `body` says; `say` answers."""
     lines = "\n".join(f"    {line}" for line in body.splitlines())
-    script = f"import os, sys, time\nprint('ready', flush=True)\nfor line in sys.stdin:\n{lines}\n"
+    begin = "import json, os, sys, time\ndef say(word): print(json.dumps(word), flush=True)\nsay('ready')\n"
+    script = f"{begin}for line in map(json.loads, sys.stdin):\n{lines}\n"
     return Trials((sys.executable, "-c", script), seconds)
 
 
 def test_what_ends_in_time_is_not_refused_and_the_process_goes_on(tmp_path: Path) -> None:
     log = tmp_path / "pids"
-    tried = trials(f"open({str(log)!r}, 'a').write(f'{{os.getpid()}} {{line}}')\nprint('done', flush=True)")
+    tried = trials(f"print(os.getpid(), line, file=open({str(log)!r}, 'a'))\nsay('done')")
     assert [tried.refusal(key, text) for key, text in (("1", "one"), ("2", "two"), ("1", "one"))] == [None] * 3
     pids, regions = zip(*(line.split() for line in log.read_text().splitlines()), strict=True)
     assert regions == ("one", "two"), "a region is tried once"
@@ -39,12 +41,12 @@ def test_what_ends_in_time_is_not_refused_and_the_process_goes_on(tmp_path: Path
 
 
 def test_a_region_whose_json_has_several_lines_is_one_region() -> None:
-    tried = trials("print('done' if line == 'one  two\\n' else 'part', flush=True)")
+    tried = trials("say('done') if line == 'one\\n\\ntwo' else os._exit(1)")
     assert tried.refusal("key", "one\n\ntwo") is None
 
 
 def test_what_takes_too_long_is_given_up_and_remembered() -> None:
-    tried = trials("time.sleep(60) if 'slow' in line else print('done', flush=True)", seconds=2.0)
+    tried = trials("time.sleep(60) if 'slow' in line else say('done')", seconds=2.0)
     assert tried.refusal("slow", "slow one") == "it was not compiled within 2 s"
     start = monotonic()
     assert tried.refusal("slow", "slow one") == "it was not compiled within 2 s"
@@ -60,8 +62,7 @@ def test_what_takes_too_long_is_given_up_and_remembered() -> None:
         ("os.close(1); time.sleep(60)", "compiling it ended a process with status 1"),
     ],
 )
-def test_what_brings_the_process_down_is_given_up(ending: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "END_SECONDS", 0.5)
+def test_what_brings_the_process_down_is_given_up(ending: str, reason: str) -> None:
     assert trials(ending).refusal("key", "region") == reason
 
 
@@ -71,7 +72,7 @@ def test_a_process_that_left_for_want_of_work_is_no_verdict(tmp_path: Path) -> N
     tried = trials(
         f"if os.path.exists({str(seen)!r}): os.remove({str(seen)!r}); os._exit(0)\n"
         f"if 'first' in line: open({str(seen)!r}, 'w')\n"
-        "print('done', flush=True)"
+        "say('done')"
     )
     assert tried.refusal("1", "first") is None
     assert tried.refusal("2", "second") is None
@@ -84,12 +85,12 @@ def test_where_no_process_starts_nothing_is_refused(command: tuple[str, ...]) ->
 
 
 def test_a_long_region_reaches_the_process_whole() -> None:
-    tried = trials("print('done' if len(line) == 1_000_001 else 'cut', flush=True)")
+    tried = trials("say('done') if len(line) == 1_000_000 else os._exit(1)")
     assert tried.refusal("key", "x" * 1_000_000) is None
 
 
 def test_several_threads_ask_in_turn() -> None:
-    tried = trials("time.sleep(0.05)\nprint('done', flush=True)")
+    tried = trials("time.sleep(0.05)\nsay('done')")
     found: list[str | None] = []
     threads = [Thread(target=lambda i=i: found.append(tried.refusal(str(i), "region"))) for i in range(6)]
     for thread in threads:
@@ -102,16 +103,16 @@ def test_several_threads_ask_in_turn() -> None:
 def test_no_process_is_left_behind() -> None:
     script = (
         "import sys; from fuseplan.executors.nvfuser.trial import Trials\n"
-        "tried = Trials((sys.executable, '-c', 'import time; print(\"ready\", flush=True); time.sleep(60)'), 0.1)\n"
-        "running = tried._running(); print(running.popen.pid)"
+        "tried = Trials((sys.executable, '-c', 'import json, time; print(json.dumps(\"ready\"), flush=True); time.sleep(60)'), 0.1)\n"
+        "running = tried._running(); print(running.pid)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     assert not Path(f"/proc/{done.stdout.strip()}").exists()
 
 
 def test_good_news_is_kept_for_the_next_process_and_bad_news_is_not(tmp_path: Path) -> None:
-    kept = Kept(tmp_path / "kept")
-    words = "print('failed' if 'bad' in line else 'done', flush=True)"
+    kept = KnownRegions(tmp_path / "kept")
+    words = "say('failed' if 'bad' in line else 'done')"
     first = trials(f"time.sleep(60) if 'slow' in line else {words}", seconds=2.0)
     first.kept = kept
     assert first.refusal("quick", "region") is None
@@ -127,7 +128,7 @@ def test_good_news_is_kept_for_the_next_process_and_bad_news_is_not(tmp_path: Pa
 
 def test_the_process_says_when_it_could_not_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # the region is for a GPU
-    kept = Kept(tmp_path / "kept")
+    kept = KnownRegions(tmp_path / "kept")
     tried = Trials(kept=kept)
     assert tried.refusal("key", chain(3).to_json()) is None
     assert tried._process is not None, "it has answered, and waits for the next"
@@ -136,7 +137,7 @@ def test_the_process_says_when_it_could_not_compile(tmp_path: Path, monkeypatch:
 
 def test_where_nothing_can_be_written_nothing_is_kept(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    kept = Kept(tmp_path / "file" / "folder")
+    kept = KnownRegions(tmp_path / "file" / "folder")
     kept.add("one")
     kept.drop("one")
     assert "one" not in kept

@@ -14,17 +14,17 @@ from click.testing import CliRunner
 from torch import Tensor
 
 from benchmarks import traces as many
-from fuseplan.capture.trace import Calls, Trace
+from fuseplan.capture.trace.calls import Calls
+from fuseplan.capture.trace.format import Trace
 from fuseplan.cli import main
 from fuseplan.errors import OptionError, StoreError
 from fuseplan.measure.environment import environment
-from fuseplan.plan import WholePlan
-from fuseplan.search.effort import Effort
+from fuseplan.plan import Plan
 from fuseplan.tune import agenda, tune
-from fuseplan.tuning.agenda import PREDICTED_S
-from fuseplan.tuning.budget import Time, seconds
+from fuseplan.tuning.effort import PREDICTED_S, Effort
 from fuseplan.tuning.progress import Silent
-from fuseplan.tuning.subject import traces_of
+from fuseplan.tuning.queue.budget import Time, seconds
+from fuseplan.tuning.traces import traces_of
 from fuseplan.tuning_db import DefaultTiming, Places, Run, Store, StoredPlan
 from replaying import ReplayingPool
 from stored import RELU, measurement
@@ -127,14 +127,14 @@ def test_a_program_that_nobody_can_look_into_is_tuned_all_the_same(
     def broken(*_: object) -> None:
         raise NotImplementedError("no such thing on meta")
 
-    monkeypatch.setattr("fuseplan.tuning.gain.load_trace", broken)
+    monkeypatch.setattr("fuseplan.tuning.queue.possible_gain.load_trace", broken)
     (item,) = agenda([small]).items
     assert item.gain.source == "guessed"
     assert item.worth_us > 0
 
 
 def test_only_so_many_are_looked_into(small: Trace, large: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fuseplan.tuning.agenda.MOST_LOOKED_AT", 1)
+    monkeypatch.setattr("fuseplan.tuning.queue.agenda.MOST_LOOKED_AT", 1)
     found = {item.name: item.gain.source for item in agenda([small, called(large, 2)]).items}
     assert found == {"large": "predicted", "small": "guessed"}
 
@@ -266,7 +266,7 @@ def test_a_dry_run_lists_and_does_nothing(small: Trace, large: Trace, tmp_path: 
 
 def test_a_dry_run_tells_a_known_plan(small: Trace, tmp_path: Path) -> None:
     store = Store(Places(database()))
-    store.add_plan(StoredPlan(small.key, environment("cpu"), WholePlan("inductor"), wall_us=5.0))
+    store.add_plan(StoredPlan(small.key, environment("cpu"), Plan("inductor"), wall_us=5.0))
     (key,) = [plan.key for plan in store.plans()]
     store.close()
     folder = written(tmp_path / "traces", small)

@@ -12,9 +12,9 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from fuseplan.capture.trace import Trace
+from fuseplan.capture.trace.format import Trace
 from fuseplan.cli import main
-from fuseplan.tuning.subject import traces_of
+from fuseplan.tuning.traces import traces_of
 
 JPEG = bytes.fromhex("ffd8ffe000104a46494600010100000100010000ffdb004300") + bytes(range(256))
 NOBODY = 65534

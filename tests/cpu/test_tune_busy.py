@@ -9,16 +9,17 @@ import pytest
 import torch
 from torch import nn
 
-from fuseplan.capture.trace import Trace
-from fuseplan.measure.jobs import Job, Outcome, RaceRegion, Row, choice_name
-from fuseplan.measure.race import AGAIN, NOISY, ReplayClock, Sample, race
+from fuseplan.capture.trace.format import Trace
+from fuseplan.measure.jobs import Job, Outcome, OutcomeRow, RaceRegion, choice_name
+from fuseplan.measure.race import AGAIN, ReplayClock, Sample, race
 from fuseplan.models import Machine, Roofline
-from fuseplan.search.effort import QUICK
-from fuseplan.tuning import tuner
-from fuseplan.tuning.ledger import Settings
+from fuseplan.noise import NOISY
+from fuseplan.tuning.effort import QUICK
+from fuseplan.tuning.program import tuner
+from fuseplan.tuning.program.combine import Settings
+from fuseplan.tuning.program.tuner import Tuner
 from fuseplan.tuning.progress import Silent
-from fuseplan.tuning.subject import traces_of
-from fuseplan.tuning.tuner import Tuner
+from fuseplan.tuning.traces import traces_of
 from fuseplan.tuning_db import Store
 from replaying import ReplayingPool
 
@@ -35,13 +36,13 @@ class BusyPool(ReplayingPool):
         names = list(map(choice_name, job.choices))
         clock = ReplayClock({name: [Sample(us, 0.0, us) for us in (10.0, 90.0)] for name in names})
         result = race(names, clock, incumbent=names[0], rule=job.rule)
-        assert result.unrest("device_us") > NOISY
+        assert result.median_noise("device_us") > NOISY
         rows = [
-            Row(lane.name, device_us=m.device_us, host_us=m.host_us, wall_us=m.wall_us, repeats=lane.repeats)
+            OutcomeRow(lane.name, device_us=m.device_us, host_us=m.host_us, wall_us=m.wall_us, repeats=lane.repeats)
             for lane in result.lanes
             if lane.name != AGAIN and (m := lane.medians) is not None
         ]
-        rows[-1] = Row(rows[-1].name, "error", "planted")
+        rows[-1] = OutcomeRow(rows[-1].name, "error", "planted")
         return Outcome(rows=tuple(rows), race=result, seconds=0.01)
 
 

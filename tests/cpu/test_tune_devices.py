@@ -12,22 +12,30 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fuseplan.capture.trace import Calls, Trace
+from fuseplan.capture.trace.calls import Calls
+from fuseplan.capture.trace.format import Trace
 from fuseplan.errors import ExecutorError, GraphError
-from fuseplan.measure.jobs import Calibrate, Capture, Found, Job, Outcome, RaceRegion, Row
-from fuseplan.search.effort import Effort
+from fuseplan.measure.jobs import Calibrate, Capture, CapturedProgram, Job, Outcome, OutcomeRow, RaceRegion
 from fuseplan.tune import tune
-from fuseplan.tuning import agenda, devices
-from fuseplan.tuning.keep import Tuned
+from fuseplan.tuning.effort import Effort
+from fuseplan.tuning.program.result import Tuned
 from fuseplan.tuning.progress import Progress, Silent
-from fuseplan.tuning.subject import traces_of
+from fuseplan.tuning.queue import agenda, devices
+from fuseplan.tuning.traces import traces_of
 from fuseplan.tuning_db import Environment, Places, Store
 from replaying import OnDone, ReplayingPool, captured
 
 GPU = Environment(
-    "cuda", "2.13.0", gpu="A GPU", gpu_sms=8, gpu_l2_mib=8, gpu_memory_gib=8, cuda="13.0", inductor="2.13.0"
+    "cuda",
+    "2.13.0",
+    gpu="A GPU",
+    gpu_sms=8,
+    gpu_l2_mib=8,
+    gpu_memory_gib=8,
+    cuda="13.0",
+    versions=(("inductor", "2.13.0"),),
 )
-CPU = Environment("cpu", "2.13.0", cpu="a CPU", cpu_threads=2, inductor="2.13.0")
+CPU = Environment("cpu", "2.13.0", cpu="a CPU", cpu_threads=2, versions=(("inductor", "2.13.0"),))
 HERE = {"cuda:0": GPU, "cuda:1": GPU, "cuda:2": replace(GPU, gpu="Another GPU"), "cpu": CPU}
 TOGETHER_S = 60.0
 """How long two threads wait for each other before a test fails."""
@@ -53,7 +61,7 @@ def traces() -> list[Trace]:
 
 
 @pytest.fixture(scope="module")
-def graphs(traces: list[Trace]) -> dict[str, Found]:
+def graphs(traces: list[Trace]) -> dict[str, CapturedProgram]:
     return {trace.name: captured(trace.to_json()) for trace in traces}
 
 
@@ -69,7 +77,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
 class Device(ReplayingPool):
     """What one device is asked, and by which events it can be seen."""
 
-    graphs: Mapping[str, Found] = field(default_factory=dict)
+    graphs: Mapping[str, CapturedProgram] = field(default_factory=dict)
     before: Callable[[Job], None] = lambda job: None
 
     def _answer(self, job: Job) -> Outcome:
@@ -85,7 +93,7 @@ class Device(ReplayingPool):
 class Fleet:
     """The pools of all devices; one is made when the first job comes."""
 
-    graphs: Mapping[str, Found]
+    graphs: Mapping[str, CapturedProgram]
     before: Callable[[str, Job], None] = lambda device, job: None
     broken: tuple[str, ...] = ()
     pools: dict[str, Device] = field(default_factory=dict)
@@ -115,7 +123,7 @@ class Fleet:
 
 
 @pytest.fixture
-def fleet(graphs: dict[str, Found]) -> Fleet:
+def fleet(graphs: dict[str, CapturedProgram]) -> Fleet:
     return Fleet(graphs)
 
 
@@ -191,7 +199,7 @@ def test_a_cpu_measures_with_nobody_beside_it(traces: list[Trace], fleet: Fleet)
     assert begun == sorted(begun, reverse=True)  # cuda first, then the CPU
 
 
-def test_what_is_known_starts_no_workers(traces: list[Trace], fleet: Fleet, graphs: dict[str, Found]) -> None:
+def test_what_is_known_starts_no_workers(traces: list[Trace], fleet: Fleet, graphs: dict[str, CapturedProgram]) -> None:
     first = fleet.tune(traces, "cuda:0")
     later = Fleet(graphs, broken=("cuda:0", "cuda:1"))
     again = later.tune(traces, "cuda:0,cuda:1")
@@ -245,7 +253,9 @@ def test_ctrl_c_in_one_device_ends_them_all_and_what_they_say_then_does_not_coun
                 if isinstance(job, RaceRegion):
                     racing.set()
                     ended.wait(TOGETHER_S)
-                    outcomes.append(Outcome("crashed", "it was ended", rows=(Row("aten", "crashed", "it was ended"),)))
+                    outcomes.append(
+                        Outcome("crashed", "it was ended", rows=(OutcomeRow("aten", "crashed", "it was ended"),))
+                    )
                     if on_done is not None:
                         on_done(job, outcomes[-1])
                 else:

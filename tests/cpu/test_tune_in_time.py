@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
-from fuseplan.measure.jobs import PLAN_RULE, Job, Outcome, Row, VetPlan
-from fuseplan.models import Machine, Roofline
-from fuseplan.plan import SegmentedPlan, WholePlan
-from fuseplan.search.effort import FULL
-from fuseplan.tuning import plans, session
-from fuseplan.tuning.plans import Entry
+from fuseplan.measure.entry import RaceEntry
+from fuseplan.measure.jobs import PLAN_RULE, Job, Outcome, OutcomeRow, VetPlan
+from fuseplan.plan import Plan
+from fuseplan.tuning.effort import FULL, STARTING_S
+from fuseplan.tuning.program import budget
+from fuseplan.tuning.program.budget import Budget
+from fuseplan.tuning.program.check_plans import Rows, TimedChecks
+from fuseplan.tuning.program.services import Services
 from fuseplan.tuning.progress import Silent
-from fuseplan.tuning.session import Session
 from replaying import OnDone
 from stored import HERE as GPU
 
@@ -36,25 +37,33 @@ class Host:
     def map(self, jobs: Sequence[Job], on_done: OnDone | None = None, limit_s: float | None = None) -> list[Outcome]:
         asked = [job for job in jobs if isinstance(job, VetPlan)]
         self.at_once.append(len(asked))
-        self.limits |= {job.side.name: job.limit_s for job in asked}
+        self.limits |= {job.entry.name: job.limit_s for job in asked}
         self.now += WHOLE_S * max(1.0, len(asked) / 2) + TRACE_S * len(asked)
-        outcomes = [Outcome(rows=(Row(job.side.name, compile_s=WHOLE_S),), prepared=True) for job in asked]
+        outcomes = [Outcome(rows=(OutcomeRow(job.entry.name, compile_s=WHOLE_S),), prepared=True) for job in asked]
         for job, outcome in zip(asked, outcomes, strict=True):
             if on_done is not None:
                 on_done(job, outcome)
         return outcomes
 
 
+def checks(
+    monkeypatch: pytest.MonkeyPatch, host: Host, step_s: float | None = None, rows: Rows | None = None
+) -> TimedChecks:
+    """Checks of a program that takes so long a step, under full, by the clock of `host`."""
+    monkeypatch.setattr(budget, "monotonic", lambda: host.now)
+    store: Any = None
+    time = Budget(FULL, on_gpu=True, started=0.0)
+    time.traced(TRACE_S)
+    services = Services(store, GPU, host, Silent())
+    return TimedChecks(services, time, "", None if step_s is None else 1e6 * step_s, rows or {})
+
+
 def tried(monkeypatch: pytest.MonkeyPatch, left_s: float, step_s: float) -> tuple[Host, int]:
     """What came of six cuts with so many seconds left, and how many plans are to race."""
     host = Host(now=FULL.wall_s - left_s)
-    monkeypatch.setattr(session, "monotonic", lambda: host.now)
-    store: Any = None
-    model = Roofline(Machine.guess("a GPU"))
-    run = Session(store, GPU, host, FULL, model, Silent(), started=0.0, trace_s=TRACE_S, against_us=1e6 * step_s)
-    rows = {name: Row(name, compile_s=WHOLE_S) for name in ("inductor", "eager", "nvfuser-greedy")}
-    cuts = [Entry(f"cut {number}", SegmentedPlan()) for number in range(6)]
-    plans.vetted(run, "", cuts, rows)
+    rows = {name: OutcomeRow(name, compile_s=WHOLE_S) for name in ("inductor", "eager", "nvfuser-greedy")}
+    cuts = [RaceEntry(f"cut {number}", Plan("aten")) for number in range(6)]
+    checks(monkeypatch, host, step_s, rows).checked(cuts)
     return host, len(rows)
 
 
@@ -62,7 +71,7 @@ def tried(monkeypatch: pytest.MonkeyPatch, left_s: float, step_s: float) -> tupl
 @pytest.mark.parametrize("left_s", [30.0, 70.0, 98.0, 120.0, 200.0, 400.0])
 def test_what_is_begun_leaves_time_for_its_race(monkeypatch: pytest.MonkeyPatch, left_s: float, step_s: float) -> None:
     host, racing = tried(monkeypatch, left_s, step_s)
-    race_s = PLAN_RULE.least * (racing + 1) * (BLOCK_S + STEPS * step_s) + session.STARTING_S * racing
+    race_s = PLAN_RULE.least * (racing + 1) * (BLOCK_S + STEPS * step_s) + STARTING_S * racing
     assert not host.at_once or host.now + race_s <= FULL.wall_s
 
 
@@ -78,23 +87,16 @@ def test_long_steps_leave_time_for_fewer(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_default_is_tried_whatever_time_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     host = Host(now=FULL.wall_s - 1.0)
-    monkeypatch.setattr(session, "monotonic", lambda: host.now)
-    store: Any = None
-    run = Session(store, GPU, host, FULL, Roofline(Machine.guess("a GPU")), Silent(), started=0.0, trace_s=TRACE_S)
-    default = Entry("inductor", WholePlan("inductor"), default=True)
-    assert plans.vetted(run, "", [default, Entry("cut", SegmentedPlan())], {}) == [default]
+    default = RaceEntry("inductor", Plan("inductor"), default=True)
+    assert checks(monkeypatch, host).checked([default, RaceEntry("cut", Plan("aten"))]) == [default]
 
 
 def test_a_default_is_counted_once_in_the_race_that_a_cut_beside_it_must_leave_time_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     host, step_s = Host(), 0.06
-    monkeypatch.setattr(session, "monotonic", lambda: host.now)
-    store: Any = None
-    model = Roofline(Machine.guess("a GPU"))
-    run = Session(store, GPU, host, FULL, model, Silent(), started=0.0, trace_s=TRACE_S, against_us=1e6 * step_s)
-    entries = [Entry("inductor", WholePlan("inductor"), default=True), Entry("cut", SegmentedPlan())]
-    assert plans.vetted(run, "", entries, {}) == entries
+    entries = [RaceEntry("inductor", Plan("inductor"), default=True), RaceEntry("cut", Plan("aten"))]
+    assert checks(monkeypatch, host, step_s).checked(entries) == entries
     assert host.at_once == [2]
-    race_s = PLAN_RULE.least * (len(entries) + 1) * (BLOCK_S + STEPS * step_s) + session.STARTING_S
+    race_s = PLAN_RULE.least * (len(entries) + 1) * (BLOCK_S + STEPS * step_s) + STARTING_S
     assert host.limits["cut"] == pytest.approx(FULL.wall_s - race_s)

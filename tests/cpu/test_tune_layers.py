@@ -13,21 +13,25 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fuseplan.capture.trace import Trace
+from fuseplan.capture.trace.format import Trace
 from fuseplan.graph import Graph
+from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import RacePlans, RaceRegion, VetPlan
 from fuseplan.models import Machine, Roofline
-from fuseplan.plan import WholePlan
-from fuseplan.search.effort import FULL, QUICK, Effort
-from fuseplan.tuning import plans, regions, segments, tuner
-from fuseplan.tuning.active import measurable
-from fuseplan.tuning.claims import Claims
-from fuseplan.tuning.keep import Tuned
-from fuseplan.tuning.layers import far_behind
-from fuseplan.tuning.ledger import Settings
+from fuseplan.plan import Plan
+from fuseplan.solver.solve import WholeSolution
+from fuseplan.tuning.effort import FULL, QUICK, Effort
+from fuseplan.tuning.program import flow, measure, propose, rounds, tuner
+from fuseplan.tuning.program.budget import Budget
+from fuseplan.tuning.program.combine import Settings
+from fuseplan.tuning.program.layers import always_behind
+from fuseplan.tuning.program.measure import Wanted, measurable
+from fuseplan.tuning.program.result import Tuned
+from fuseplan.tuning.program.rounds import Rounds
+from fuseplan.tuning.program.tuner import Tuner
 from fuseplan.tuning.progress import Silent
-from fuseplan.tuning.subject import traces_of
-from fuseplan.tuning.tuner import Tuner
+from fuseplan.tuning.queue.region_locks import RegionLocks
+from fuseplan.tuning.traces import traces_of
 from fuseplan.tuning_db import Places, Store
 from fuseplan.tuning_db.evidence import Raced
 from fuseplan.tuning_db.resume import cut_before
@@ -79,7 +83,7 @@ class Racing(ReplayingPool):
 
     @property
     def vetted(self) -> list[str]:
-        return [job.side.name for job in self.jobs if isinstance(job, VetPlan)]
+        return [job.entry.name for job in self.jobs if isinstance(job, VetPlan)]
 
 
 def tuned(
@@ -95,12 +99,21 @@ def tuned(
     machine = Machine.guess("a CPU")
     model = Roofline(replace(machine, bandwidth_gbs=machine.bandwidth_gbs * bandwidth))
     pool = Racing(like=model, named=NAMED, cuts=cuts, fail_after=fail_after)
-    searched = plans.Entry(SEARCHED, WholePlan("inductor", "max-autotune-no-cudagraphs"))
+    searched = RaceEntry(SEARCHED, Plan("inductor", settings="max-autotune-no-cudagraphs"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tuner, "cost_model", lambda name, machine, folder: model)
-        patch.setattr(plans, "whole_candidates", lambda *others: [searched])
+        patch.setattr(flow, "whole_candidates", lambda *others: [searched])
         (found,) = Tuner(store, pool, "cpu", effort, Settings(), Silent()).tune(trace, ("plain",), again=again)
     return found, pool
+
+
+def wanting_once(monkeypatch: pytest.MonkeyPatch, most: int | None) -> None:
+    """A search wants so many regions, or all, and nothing more."""
+
+    def wanted(self: Rounds, solutions: Sequence[WholeSolution]) -> Wanted:
+        return [] if self.knowledge.asked else self.proposer.unmeasured(solutions)[:most]
+
+    monkeypatch.setattr(Rounds, "_wanted", wanted)
 
 
 def raced(pool: Racing) -> int:
@@ -180,9 +193,9 @@ def test_what_a_program_of_mostly_other_layers_has_shown_does_not_count(store: S
 def test_a_plan_that_was_near_once_is_tried() -> None:
     near = [Raced("a", wall_us=9.0), Raced("b", wall_us=8.8)]
     far = [Raced("a", wall_us=9.0), Raced("b", wall_us=4.0)]
-    assert far_behind([(far, 0.0)]) == {"a"}
-    assert not far_behind([(far, 0.0), (near, 0.0)])
-    assert not far_behind([([Raced("a", status="oom"), Raced("b", wall_us=4.0)], 0.0)])
+    assert always_behind([(far, 0.0)]) == {"a"}
+    assert not always_behind([(far, 0.0), (near, 0.0)])
+    assert not always_behind([([Raced("a", status="oom"), Raced("b", wall_us=4.0)], 0.0)])
 
 
 def test_other_layers_are_measured(store: Store) -> None:
@@ -212,7 +225,7 @@ def test_views_that_nobody_measures_do_not_stand_in_the_way(store: Store, monkey
     def worth(region: Graph) -> bool:
         return measurable(region) and not all(op.is_view for op in region.ops)
 
-    monkeypatch.setattr(segments, "measurable", worth)
+    monkeypatch.setattr(propose, "measurable", worth)
     products = nn.Sequential(*(nn.Linear(64, 64) for _ in range(20)))  # each has its weight transposed
     first, _ = tuned(store, of_layers(64, 64, 64, between=products))
     assert first.measured
@@ -224,12 +237,11 @@ def test_views_that_nobody_measures_do_not_stand_in_the_way(store: Store, monkey
 def test_what_seemed_not_worth_it_to_a_search_that_ended_is_not_measured(
     store: Store, kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    everything = segments.Search._everything
-    monkeypatch.setattr(segments.Search, "_wanted", lambda *asked: [] if asked[0].asked else everything(*asked)[:3])
-    monkeypatch.setattr(regions, "NOISY", math.inf if kept else -1.0)
+    wanting_once(monkeypatch, 3)
+    monkeypatch.setattr(measure, "NOISY", math.inf if kept else -1.0)
     ends = replace(SHORT, rounds=2, coarse=0)
     first, _ = tuned(store, of_layers(64, 64, 64), ends)
-    monkeypatch.setattr(regions, "NOISY", math.inf)
+    monkeypatch.setattr(measure, "NOISY", math.inf)
     assert searched(store) == {first.program: kept}
     second, pool = tuned(store, of_layers(64, 64), ends)
     assert bool(first.measured) == kept
@@ -239,7 +251,7 @@ def test_what_seemed_not_worth_it_to_a_search_that_ended_is_not_measured(
 def test_a_search_that_had_no_time_to_join_layers_did_not_end(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     lasting = replace(QUICK, rounds=20)
     first, _ = tuned(store, of_layers(64, 64), lasting)
-    monkeypatch.setattr(segments.Search, "has_time", lambda self, beside=0.0: beside > 0)
+    monkeypatch.setattr(Budget, "may_measure", lambda self, beside=0.0: beside > 0)
     second, _ = tuned(store, of_layers(48, 48), lasting)
     assert searched(store) == {first.program: True, second.program: False}
 
@@ -248,12 +260,11 @@ def test_what_another_device_was_to_measure_and_did_not_is_no_end(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @contextmanager
-    def taken(self: Claims, keys: Iterable[str]) -> Iterator[frozenset[str]]:
+    def taken(self: RegionLocks, keys: Iterable[str]) -> Iterator[frozenset[str]]:
         yield frozenset()
 
-    monkeypatch.setattr(Claims, "taken", taken)
-    monkeypatch.setattr(segments.Search, "_wanted", lambda *asked: [] if asked[0].asked else everything(*asked))
-    everything = segments.Search._everything
+    monkeypatch.setattr(RegionLocks, "taken", taken)
+    wanting_once(monkeypatch, None)
     found, _ = tuned(store, of_layers(64, 64), replace(QUICK, coarse=0))
     assert not found.measured
     assert searched(store) == {found.program: False}
@@ -275,7 +286,7 @@ def test_where_nothing_is_left_to_measure_as_many_cuts_race_as_were_needed(
 ) -> None:
     first = replace(QUICK, coarse=0) if joins else QUICK
     tuned(store, of_layers(64, 64, 64), replace(first, rounds=20), cuts=(1000.0,))
-    monkeypatch.setattr(segments, "been_through", lambda search, best: False)
+    monkeypatch.setattr(rounds, "been_through", lambda *known: False)
     second, pool = tuned(store, of_layers(64, 64), QUICK)
     assert bool(second.measured) == joins
     assert (len(cut_plans(pool.jobs)) == 1) != joins

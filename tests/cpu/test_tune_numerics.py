@@ -14,13 +14,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from fuseplan.capture.numerics import Numerics
-from fuseplan.capture.trace import Trace
+from fuseplan.capture.dynamo.numerics import Numerics
+from fuseplan.capture.trace.format import Trace
 from fuseplan.errors import GraphError
 from fuseplan.measure.environment import Flags, environment
-from fuseplan.search.effort import Effort
 from fuseplan.tune import agenda, tune
-from fuseplan.tuning.subject import sizes_of, traces_of
+from fuseplan.tuning.effort import Effort
+from fuseplan.tuning.traces import sizes_of, traces_of
 from fuseplan.tuning_db import Hit, Places, Query, Store
 from replaying import ReplayingPool
 
@@ -53,7 +53,7 @@ def test_afterwards_all_is_as_it_was() -> None:
     """Also what a program has said in torch's newer words, which tell one backend from another."""
     script = """
 import torch
-from fuseplan.capture.numerics import Numerics
+from fuseplan.capture.dynamo.numerics import Numerics
 matmul = torch.backends.cuda.matmul
 def seen():
     return [b.fp32_precision for b in (matmul, torch.backends.cudnn.conv, torch.backends.mkldnn.matmul)]

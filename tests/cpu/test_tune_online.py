@@ -31,7 +31,7 @@ SCRIPT = """
 print("the script runs", __name__)
 import dataclasses, logging, random, sys
 import numpy, torch, fuseplan
-import fuseplan.search.effort as effort
+import fuseplan.tuning.effort as effort
 
 less = {"wall_s": 12.0, "device_s": 4.0, "rounds": 1, "regions_per_round": 2, "plans": 1}
 effort.EFFORTS = (dataclasses.replace(effort.QUICK, **less),)

@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from fuseplan.capture.trace import Trace
+from fuseplan.capture.trace.format import Trace
 from fuseplan.measure.environment import environment
 from fuseplan.measure.jobs import Calibrate, Job, Outcome
 from fuseplan.models import Machine, Roofline
-from fuseplan.search.effort import NONE, QUICK, Effort
-from fuseplan.tuning import rates, tuner
-from fuseplan.tuning.ledger import Settings
+from fuseplan.tuning.effort import NONE, QUICK, Effort
+from fuseplan.tuning.program import rates, tuner
+from fuseplan.tuning.program.combine import Settings
+from fuseplan.tuning.program.tuner import Tuner
 from fuseplan.tuning.progress import Silent
-from fuseplan.tuning.subject import traces_of
-from fuseplan.tuning.tuner import Tuner
+from fuseplan.tuning.traces import traces_of
 from fuseplan.tuning_db import Environment, Places, Store, clock
 from replaying import OnDone, ReplayingPool
 from stored import HERE as GPU

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from fuseplan.capture.trace import Trace
+from fuseplan.capture.trace.format import Trace
+from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import Job, Outcome, RacePlans, RaceRegion, VetPlan
 from fuseplan.models import Machine, Roofline
-from fuseplan.plan import WholePlan
-from fuseplan.search.effort import FULL
-from fuseplan.tuning import plans, searching, session, tuner
-from fuseplan.tuning.keep import Tuned
-from fuseplan.tuning.ledger import Settings
-from fuseplan.tuning.plans import FAIR_RACE_S, LATE, SEARCHING, Entry
+from fuseplan.plan import Plan
+from fuseplan.tuning.effort import FAIR_RACE_S, FULL, LATE
+from fuseplan.tuning.program import budget, flow, kernel_search, tuner
+from fuseplan.tuning.program.baseline import SEARCHING, searches, whole_candidates
+from fuseplan.tuning.program.combine import Settings
+from fuseplan.tuning.program.kernel_search import searching_s
+from fuseplan.tuning.program.problem import ProgramLaunch, problem_of
+from fuseplan.tuning.program.result import Tuned
+from fuseplan.tuning.program.tuner import Tuner
 from fuseplan.tuning.progress import Silent
-from fuseplan.tuning.searching import searching_s
-from fuseplan.tuning.subject import traces_of
-from fuseplan.tuning.tuner import Tuner
+from fuseplan.tuning.traces import traces_of
 from fuseplan.tuning_db import Store
 from replaying import OnDone, ReplayingPool, captured, cut_plans
 from stored import HERE as GPU
@@ -64,30 +64,32 @@ def tuned(
     """A program for which Inductor would search so long, under full."""
     model = Roofline(Machine.guess("a CPU"))
     pool, said = Slow(times={NAME: 1000.0}, like=model, cut_s=cut_s), Noting()
-    entry = Entry(NAME, WholePlan("inductor", SEARCHING), searching_s=seconds)
+    entry = RaceEntry(NAME, Plan("inductor", settings=SEARCHING), searching_s=seconds)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tuner, "cost_model", lambda name, machine, folder: model)
-        patch.setattr(plans, "whole_candidates", lambda *others: [entry])
-        for module in (tuner, session):
+        patch.setattr(flow, "whole_candidates", lambda *others: [entry])
+        for module in (tuner, budget):
             patch.setattr(module, "monotonic", lambda: pool.now)
         (found,) = Tuner(store, pool, "cpu", FULL, Settings(), said).tune(trace or of_layers(64, 64), ("plain",))
     return found, pool, said.notes
 
 
 def vetted(pool: ReplayingPool) -> list[str]:
-    return [job.side.name for job in pool.jobs if isinstance(job, VetPlan)]
+    return [job.entry.name for job in pool.jobs if isinstance(job, VetPlan)]
 
 
 def test_it_is_looked_at_last_and_races_in_its_place(store: Store) -> None:
     found, pool, notes = tuned(store, 60.0)
-    looked_at = next(place for place, job in enumerate(pool.jobs) if isinstance(job, VetPlan) and job.side.name == NAME)
+    looked_at = next(
+        place for place, job in enumerate(pool.jobs) if isinstance(job, VetPlan) and job.entry.name == NAME
+    )
     measured = [place for place, job in enumerate(pool.jobs) if isinstance(job, RaceRegion)]
     assert measured
     assert max(measured) < looked_at
     assert vetted(pool)[-1] == NAME
     assert not notes
     (race,) = [job for job in pool.jobs if isinstance(job, RacePlans)]
-    names = [side.name for side in race.sides]
+    names = [side.name for side in race.entries]
     assert names.index(NAME) < min(place for place, name in enumerate(names) if name.startswith("cut "))
     assert NAME in [one.name for one in found.timed]
 
@@ -117,27 +119,27 @@ def test_with_the_time_for_it_after_the_cuts_it_is_looked_at(store: Store) -> No
 
 def test_it_may_not_take_longer_than_leaves_time_for_its_race(store: Store) -> None:
     _, pool, _ = tuned(store, 60.0)
-    (job,) = [job for job in pool.jobs if isinstance(job, VetPlan) and job.side.name == NAME]
+    (job,) = [job for job in pool.jobs if isinstance(job, VetPlan) and job.entry.name == NAME]
     assert job.limit_s is not None
     assert job.limit_s * LATE + FAIR_RACE_S <= FULL.wall_s
 
 
 def test_max_autotune_is_a_plan_of_that_kind() -> None:
     found = captured(of_layers(64, 48).to_json())
-    here: Any = SimpleNamespace(environment=GPU, effort=FULL, on_gpu=True)
-    (entry,) = [one for one in plans.whole_candidates(here, found, "plain") if one.name.startswith(NAME)]
-    assert entry.searches
+    problem = problem_of(found, ProgramLaunch("", "layers", "plain"), FULL, "cuda")
+    (entry,) = [one for one in whole_candidates(problem, GPU, FULL) if one.name.startswith(NAME)]
+    assert searches(entry)
     assert entry.searching_s == searching_s(graph for _, graph in found.graphs) > 0
 
 
 def test_equal_products_are_searched_once_and_the_more_cores_the_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     def took(trace: Trace, cores: int) -> float:
-        monkeypatch.setattr(searching, "cores", lambda: cores)
+        monkeypatch.setattr(kernel_search, "cores", lambda: cores)
         return searching_s(graph for _, graph in captured(trace.to_json()).graphs)
 
-    assert took(of_layers(64), 16) == took(of_layers(64, 64, 64), 16) == 2 * searching.CORE_S / 8
-    assert took(of_layers(64, 48), 16) == 4 * searching.CORE_S / 8
-    assert took(of_layers(64), 1) == 2 * searching.CORE_S
+    assert took(of_layers(64), 16) == took(of_layers(64, 64, 64), 16) == 2 * kernel_search.CORE_S / 8
+    assert took(of_layers(64, 48), 16) == 4 * kernel_search.CORE_S / 8
+    assert took(of_layers(64), 1) == 2 * kernel_search.CORE_S
 
 
 def test_training_searches_for_its_gradients_too(store: Store) -> None:

@@ -9,23 +9,25 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fuseplan.capture.trace import Trace
-from fuseplan.capture.trace_edit import identity
+from fuseplan.capture.trace.edit import identity
+from fuseplan.capture.trace.format import Trace
 from fuseplan.errors import PlanError
-from fuseplan.executors.inductor import InductorExecutor
+from fuseplan.executors.inductor.executor import InductorExecutor
+from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import RacePlans, VetRegion
 from fuseplan.measure.race import Lane, RaceResult, Sample
 from fuseplan.models import Machine, Roofline
-from fuseplan.plan import SegmentedPlan, WholePlan
-from fuseplan.search.costs import region_of
-from fuseplan.search.effort import NONE, QUICK, Effort
-from fuseplan.search.names import Params, Point, Space
+from fuseplan.plan import Plan
+from fuseplan.solver.costs import region_of
+from fuseplan.study.names import Params, Point, Space
 from fuseplan.tune import Tuner
-from fuseplan.tuning import ledger, plans
-from fuseplan.tuning.keep import Tuned
-from fuseplan.tuning.ledger import Settings
+from fuseplan.tuning.effort import NONE, QUICK, Effort
+from fuseplan.tuning.program import combine
+from fuseplan.tuning.program.combine import Settings
+from fuseplan.tuning.program.race import _judged
+from fuseplan.tuning.program.result import Tuned
 from fuseplan.tuning.progress import Silent
-from fuseplan.tuning.subject import box_of, sizes_of, traces_of
+from fuseplan.tuning.traces import box_of, sizes_of, traces_of
 from fuseplan.tuning_db import Hit, Miss, Places, Query, Store
 from replaying import ReplayingPool, captured, cut_plans
 
@@ -63,10 +65,9 @@ def tuned(trace: Trace, store: Store, pool: ReplayingPool, effort: str = "quick"
 
 def winning(pool: ReplayingPool) -> dict[str, float]:
     """Times under which the first segmented plan that the pool has seen wins."""
-    from fuseplan.tuning.ledger import plan_name
+    from fuseplan.tuning.program.combine import plan_name
 
     (first, *_) = cut_plans(pool.jobs)
-    assert isinstance(first, SegmentedPlan)
     return {f"cut {plan_name(first)}": 500.0}
 
 
@@ -82,7 +83,7 @@ def test_one_race_is_enough_whichever_default_is_the_best(trace: Trace, store: S
 def test_plans_that_differ_in_trifles_race_as_one(
     trace: Trace, store: Store, monkeypatch: pytest.MonkeyPatch, trifles: float, raced: int
 ) -> None:
-    monkeypatch.setattr("fuseplan.tuning.segments.TRIFLES", trifles)
+    monkeypatch.setattr("fuseplan.tuning.program.combine.LEAST_APART", trifles)
     pool = ReplayingPool()
     tuned(trace, store, pool)
     assert len(cut_plans(pool.jobs)) == raced
@@ -91,14 +92,14 @@ def test_plans_that_differ_in_trifles_race_as_one(
 def test_where_a_plan_fails_one_that_is_nearly_it_takes_its_place(
     trace: Trace, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fuseplan.tuning.segments.TRIFLES", 1.0)
+    monkeypatch.setattr("fuseplan.tuning.program.combine.LEAST_APART", 1.0)
     rehearsal = ReplayingPool()
     tuned(trace, Store(Places(user=None)), rehearsal)
     (name,) = winning(rehearsal)
     pool = ReplayingPool(bad={name: "wrong"})
     tuned(trace, store, pool)
     (race,) = [job for job in pool.jobs if isinstance(job, RacePlans)]
-    raced = [side.name for side in race.sides if side.name.startswith("cut ")]
+    raced = [side.name for side in race.entries if side.name.startswith("cut ")]
     assert raced
     assert name not in raced
 
@@ -116,14 +117,15 @@ def test_the_fastest_plan_is_kept_with_its_evidence(trace: Trace, store: Store) 
     )
     assert isinstance(answer, Hit)
     assert (answer.plan.plan, answer.plan.status, answer.plan.wall_us) == (found.plan, "tuned", 500.0)
-    assert answer.plan.moves.splitlines() == list(found.moves)
+    (stored,) = store.plans(answer.plan.key)
+    assert stored.moves == found.moves
     assert found.moves
-    assert all(line.startswith("inference: ") for line in found.moves)
+    assert all(move.line.startswith("inference: ") for move in found.moves)
 
 
 def test_a_default_that_nothing_beats_is_the_answer(trace: Trace, store: Store) -> None:
     found = tuned(trace, store, ReplayingPool(times={"eager": 100.0}))
-    assert (found.status, found.winner, found.plan) == ("default", "eager", WholePlan("eager"))
+    assert (found.status, found.winner, found.plan) == ("default", "eager", Plan("eager"))
 
 
 def test_a_tie_goes_to_the_default(trace: Trace, store: Store) -> None:
@@ -147,7 +149,7 @@ def test_the_same_measurements_give_the_same_plan_byte_for_byte(training: Trace)
 def test_forward_and_backward_are_cut_together(training: Trace, store: Store) -> None:
     pool = ReplayingPool()
     tuned(training, store, pool)
-    assert all({part.role for part in plan.parts} == {"forward", "backward"} for plan in cut_plans(pool.jobs))
+    assert all({part.role for part in plan.carve_outs} == {"forward", "backward"} for plan in cut_plans(pool.jobs))
 
 
 def test_an_interrupted_run_goes_on_without_measuring_again(trace: Trace, store: Store) -> None:
@@ -191,7 +193,7 @@ def test_a_wrong_choice_is_never_part_of_a_plan_and_stays_known(trace: Trace, st
     tuned(trace, store, pool)
     vetted = {(job.graph.key, job.executor) for job in pool.jobs if isinstance(job, VetRegion)}
     graph = dict(captured(trace.to_json()).graphs)["inference"]
-    cuts = [part.segmentation for plan in cut_plans(pool.jobs) for part in plan.parts]
+    cuts = [part.segmentation for plan in cut_plans(pool.jobs) for part in plan.carve_outs]
     used = {(region_of(graph, r.ops, r.recompute).key, r.executor) for cut in cuts for r in cut.regions}
     assert vetted
     assert not used & vetted
@@ -272,11 +274,11 @@ def test_a_plan_holds_for_sizes_near_those_it_was_tuned_at() -> None:
 def test_ties_go_to_torch_compile_and_noise_decides_nothing(
     ratios: dict[str, float], noise: float, stands: str
 ) -> None:
-    racing = [plans.Entry(name, WholePlan("inductor"), default=name != "cut") for name in ratios]
+    racing = [RaceEntry(name, Plan("inductor"), default=name != "cut") for name in ratios]
     incumbent = next(name for name, ratio in ratios.items() if ratio == 1.0)
     lanes = tuple(Lane(name, ratio=ratio) for name, ratio in ratios.items())
     result = RaceResult(incumbent, "cut" if "cut" in ratios else incumbent, noise, 12, lanes)
-    verdict, best = plans._judged(racing, result, {}, [entry for entry in racing if entry.default])
+    verdict, best = _judged(racing, result, {}, [entry for entry in racing if entry.default])
     assert verdict is not None
     assert verdict.winner.name == stands
     assert verdict.tuned == (stands == "cut")
@@ -295,9 +297,9 @@ def test_one_disturbed_block_makes_no_default_the_best(noise: float) -> None:
         lane("eager", 1100.0, 1110.0, dropped=2, ratio=0.46),
         lane("cut", *[470.0] * 12, ratio=0.64),
     )
-    racing = [plans.Entry(one.name, WholePlan("inductor"), default=one.name != "cut") for one in lanes]
+    racing = [RaceEntry(one.name, Plan("inductor"), default=one.name != "cut") for one in lanes]
     result = RaceResult("inductor", "cut", noise, 12, lanes)
-    verdict, best = plans._judged(racing, result, {}, racing[:2])
+    verdict, best = _judged(racing, result, {}, racing[:2])
     assert verdict is not None
     assert best.name == "inductor"
     assert verdict.winner.name == ("cut" if noise < 1 else "inductor")
@@ -309,8 +311,8 @@ def test_a_race_against_another_than_the_best_default_is_run_again() -> None:
         Lane("eager", ratio=1.0),
         Lane("cut", ratio=0.6),
     )
-    racing = [plans.Entry(one.name, WholePlan("inductor"), default=one.name != "cut") for one in lanes]
-    verdict, best = plans._judged(racing, RaceResult("eager", "cut", 0.05, 12, lanes), {}, racing[:2])
+    racing = [RaceEntry(one.name, Plan("inductor"), default=one.name != "cut") for one in lanes]
+    verdict, best = _judged(racing, RaceResult("eager", "cut", 0.05, 12, lanes), {}, racing[:2])
     assert (verdict, best.name) == (None, "inductor")
 
 
@@ -328,7 +330,9 @@ def test_a_variant_that_the_first_op_of_a_region_has_not_alone_is_raced_with_the
         (trace,) = traces_of(views_first, torch.randn(16, 8), torch.randn(8, 32))
     pool = ReplayingPool(times={"inductor tuned": 1.0, "inductor": 50.0, "aten": 40.0})
     tuned(trace, store, pool, "full")
-    raced = [region for plan in cut_plans(pool.jobs) for part in plan.parts for region in part.segmentation.regions]
+    raced = [
+        region for plan in cut_plans(pool.jobs) for part in plan.carve_outs for region in part.segmentation.regions
+    ]
     assert any(region.variant == "tuned" and region.ops[0] == 1 for region in raced)
 
 
@@ -338,7 +342,7 @@ def test_a_plan_for_which_the_study_has_no_words_is_raced_all_the_same(
 ) -> None:
     known = ReplayingPool()
     tuned(trace, Store(Places(user=None)), known)
-    spell, refused = ledger.encode, list[Point]()
+    spell, refused = combine.encode, list[Point]()
 
     def speechless(space: Space, point: Point) -> Params:
         if point.cuts and (every or not refused or point in refused):
@@ -346,7 +350,7 @@ def test_a_plan_for_which_the_study_has_no_words_is_raced_all_the_same(
             raise PlanError("no words")
         return spell(space, point)
 
-    monkeypatch.setattr(ledger, "encode", speechless)
+    monkeypatch.setattr(combine, "encode", speechless)
     pool = ReplayingPool()
     found = tuned(trace, store, pool)
     assert refused
@@ -359,5 +363,5 @@ def test_no_plan_is_in_a_race_twice_whoever_draws_them(trace: Trace, store: Stor
     pool = ReplayingPool()
     tuned(trace, store, pool, sampler=sampler)
     for race in (job for job in pool.jobs if isinstance(job, RacePlans)):
-        names = [side.name for side in race.sides]
+        names = [side.name for side in race.entries]
         assert sorted(names) == sorted(set(names))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sqlite3
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from threading import Event
@@ -15,19 +15,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fuseplan.capture.trace import Trace
+from fuseplan.capture.trace.format import Trace
 from fuseplan.measure.jobs import Calibrate, Job, Outcome, RaceRegion, VetPlan
 from fuseplan.models import Asked, Machine, Prediction, Roofline, Row
-from fuseplan.search.acquisition import AUDITED_FROM
-from fuseplan.search.effort import FULL, NONE, QUICK
 from fuseplan.tune import Tuner, tune
-from fuseplan.tuning import tuner
-from fuseplan.tuning.keep import Tuned
-from fuseplan.tuning.ledger import Settings
+from fuseplan.tuning.effort import FULL, NONE, QUICK
+from fuseplan.tuning.program import tuner
+from fuseplan.tuning.program.acquisition import AUDITED_FROM
+from fuseplan.tuning.program.combine import Settings
+from fuseplan.tuning.program.result import Tuned
 from fuseplan.tuning.progress import Silent
-from fuseplan.tuning.subject import traces_of
+from fuseplan.tuning.traces import traces_of
 from fuseplan.tuning_db import Environment, Places, Store
 from replaying import ReplayingPool
+from stored import having
 
 SPREAD = 0.03
 
@@ -140,7 +141,14 @@ def test_without_measuring_what_the_database_has_counts(trace: Trace, tmp_path: 
 
 
 GPU = Environment(
-    "cuda", "2.13.0", gpu="A GPU", gpu_sms=8, gpu_l2_mib=8, gpu_memory_gib=8, cuda="13.0", inductor="2.13.0"
+    "cuda",
+    "2.13.0",
+    gpu="A GPU",
+    gpu_sms=8,
+    gpu_l2_mib=8,
+    gpu_memory_gib=8,
+    cuda="13.0",
+    versions=(("inductor", "2.13.0"),),
 )
 
 
@@ -178,10 +186,10 @@ def test_a_fit_for_a_gpu_does_not_wait_for_the_workers(
 def test_torchs_own_defaults_are_waited_for_and_nvfusers_for_a_while(trace: Trace, tmp_path: Path) -> None:
     """Of a hundred different regions nvFuser compiles each by itself, and of all that quick has time for nothing were left."""
     store, pool = Store(Places(user=tmp_path / "db.sqlite3")), ReplayingPool()
-    here = replace(GPU, nvfuser="0.2.36")
+    here = having(GPU, nvfuser="0.2.36")
     list(Tuner(store, pool, "cpu", QUICK, Settings(model="roofline"), Silent(), here=here).tune(trace, ("plain",)))
     store.close()
-    limits = {job.side.name: job.limit_s for job in pool.jobs if isinstance(job, VetPlan)}
+    limits = {job.entry.name: job.limit_s for job in pool.jobs if isinstance(job, VetPlan)}
     assert limits["inductor"] is limits["eager"] is None
     assert limits["nvfuser-greedy"] == 40.0
 

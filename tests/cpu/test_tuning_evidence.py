@@ -8,13 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fuseplan.capture.trace import Trace
-from fuseplan.plan import SegmentedPlan
-from fuseplan.search.effort import QUICK
+from fuseplan.capture.trace.format import Trace
 from fuseplan.tune import Tuner
-from fuseplan.tuning.ledger import Settings, plan_name
+from fuseplan.tuning.effort import QUICK
+from fuseplan.tuning.program.combine import Settings, plan_name
 from fuseplan.tuning.progress import Silent
-from fuseplan.tuning.subject import traces_of
+from fuseplan.tuning.traces import traces_of
 from fuseplan.tuning_db import Evidence, Places, Store, StoredPlan
 from replaying import ReplayingPool, cut_plans
 
@@ -49,8 +48,7 @@ def stored(trace: Trace, store: Store) -> StoredPlan:
     """A segmented plan that has won, and one that has failed."""
     rehearsal = ReplayingPool()
     tuned(trace, Store(Places(user=None)), rehearsal)
-    cuts = [plan for plan in cut_plans(rehearsal.jobs) if isinstance(plan, SegmentedPlan)]
-    finest = max(cuts, key=lambda plan: sum(len(part.segmentation.regions) for part in plan.parts))
+    finest = max(cut_plans(rehearsal.jobs), key=lambda plan: len(plan.regions))
     return tuned(trace, store, ReplayingPool(times={f"cut {plan_name(finest)}": 500.0}))
 
 
@@ -67,8 +65,7 @@ def test_every_plan_of_the_race_is_kept_with_its_blocks(stored: StoredPlan) -> N
 def test_each_region_of_the_plan_is_kept_as_predicted_and_measured(
     stored: StoredPlan, store: Store, trace: Trace
 ) -> None:
-    assert isinstance(stored.plan, SegmentedPlan)
-    (part,) = stored.plan.parts
+    (part,) = stored.plan.carve_outs
     inside = [one for one in stored.evidence.regions if one.region >= 0]
     assert [one.region for one in inside] == sorted(range(len(part.segmentation.regions)))
     for one, region in zip(inside, part.segmentation.regions, strict=True):

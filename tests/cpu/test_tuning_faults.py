@@ -19,23 +19,23 @@ import pytest
 import torch
 
 import planted
-from fuseplan.capture.trace import Trace
+from fuseplan.capture.trace.format import Trace
 from fuseplan.executors import executors
-from fuseplan.measure.jobs import Capture, Job, Outcome, RacePlans, RaceRegion, Row, VetPlan, VetRegion
+from fuseplan.measure.jobs import Capture, Job, Outcome, OutcomeRow, RacePlans, RaceRegion, VetPlan, VetRegion
 from fuseplan.measure.pool import Limits, Workers
-from fuseplan.plan import WholePlan
+from fuseplan.plan import Plan
 from fuseplan.runtime import regions
-from fuseplan.search import effort
-from fuseplan.search.effort import Effort
 from fuseplan.tune import Tuner
-from fuseplan.tuning import regions as measuring
-from fuseplan.tuning import segments
-from fuseplan.tuning.keep import Tuned
-from fuseplan.tuning.ledger import Settings
+from fuseplan.tuning import effort
+from fuseplan.tuning.effort import Effort
+from fuseplan.tuning.program import measure, problem
+from fuseplan.tuning.program.combine import Settings
+from fuseplan.tuning.program.result import Tuned
 from fuseplan.tuning.progress import Silent
-from fuseplan.tuning.subject import traces_of
+from fuseplan.tuning.traces import traces_of
 from fuseplan.tuning_db import Places, Store, clock
 from replaying import ReplayingPool, cut_plans
+from stored import having
 
 TESTS = Path(__file__).parents[1]
 FAULTS = {
@@ -85,13 +85,13 @@ def test_each_planted_fault_is_a_row_and_the_run_ends_with_a_right_plan(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setattr(regions, "executors", regions.executors)  # given back after planting
-    monkeypatch.setattr(measuring, "NOISY", math.inf)  # however busy this machine is
+    monkeypatch.setattr(measure, "NOISY", math.inf)  # however busy this machine is
     found = planted.executors()
     there = {"aten": executors()["aten"], **{name: found[name] for name in (*FAULTS, "right")}}
-    monkeypatch.setattr(segments, "executors", lambda: there)
+    monkeypatch.setattr(problem, "executors", lambda: there)
     with Workers("cpu", limits=Limits(region_s=10.0, memory_bytes=2**30), plant="planted:executors") as pool:
         run = tuner(store, pool)
-        run.environment = replace(run.environment, inductor=None)  # whose compiler would take most of the time
+        run.environment = having(run.environment, inductor=None)  # whose compiler would take most of the time
         (answer,) = run.tune(trace, ("plain",))
         pids = [process.pid for process in (pool.racer, *pool.vetters)]
     rows = query(own_database, "SELECT executor, status, device_us IS NOT NULL FROM measurement")
@@ -126,15 +126,15 @@ class LatePool(ReplayingPool):
             return super()._answer(job)
         self.races.append(job)
         rows = tuple(
-            Row(side.name, status, "planted")
-            for side in job.sides
+            OutcomeRow(side.name, status, "planted")
+            for side in job.entries
             for name, status in self.late.items()
             if side.name.startswith(name)
         )
         failed = {row.name: row for row in rows}
         if job.incumbent in failed:
             return Outcome(failed[job.incumbent].status, "planted", rows=rows)
-        rest = super()._answer(replace(job, sides=tuple(side for side in job.sides if side.name not in failed)))
+        rest = super()._answer(replace(job, entries=tuple(side for side in job.entries if side.name not in failed)))
         return replace(rest, rows=(*rest.rows, *rows))
 
 
@@ -152,7 +152,7 @@ def test_plans_that_there_is_no_time_to_race_are_not_compiled(chain: Trace, stor
     pool = LongPool()
     assert tuned(chain, store, pool).status in ("default", "tuned")
     (race,) = [job for job in pool.jobs if isinstance(job, RacePlans)]
-    assert [side.name.split()[0] for side in race.sides] == ["inductor", "eager", "cut"]
+    assert [side.name.split()[0] for side in race.entries] == ["inductor", "eager", "cut"]
     assert not pool.measured
 
 
@@ -170,7 +170,7 @@ def test_what_tracing_took_is_remembered_for_the_next_launch(chain: Trace, store
     pool = Quick()
     assert len(list(tuner(store, pool, "quick").tune(chain, ("plain", "cudagraph")))) == 2
     races = [job for job in pool.jobs if isinstance(job, RacePlans)]
-    assert [sum(side.name.startswith("cut ") for side in race.sides) for race in races] == [1, 2]
+    assert [sum(side.name.startswith("cut ") for side in race.entries) for race in races] == [1, 2]
 
 
 def test_a_plan_that_fails_only_in_the_race_is_out(chain: Trace, store: Store) -> None:
@@ -185,7 +185,7 @@ def test_a_default_that_fails_in_the_race_leaves_it_to_the_others(
     chain: Trace, store: Store, own_database: Path
 ) -> None:
     found = tuned(chain, store, LatePool(late={"inductor": "timeout", "cut ": "crashed"}))
-    assert (found.status, found.plan) == ("default", WholePlan("eager"))
+    assert (found.status, found.plan) == ("default", Plan("eager"))
     rows = query(own_database, "SELECT name, status, wall_us IS NOT NULL FROM default_timing")
     assert sorted(rows) == [("eager", "ok", 1), ("inductor", "timeout", 0)]
 
@@ -216,7 +216,7 @@ def test_a_budget_that_has_ended_leaves_the_best_default(
     monkeypatch.setattr(effort, "EFFORTS", (replace(effort.QUICK, wall_s=0.0, device_s=0.0),))
     pool = ReplayingPool(times={"eager": 900.0, "inductor": 700.0})
     found = tuned(chain, store, pool)
-    assert (found.status, found.plan) == ("default", WholePlan("inductor"))
+    assert (found.status, found.plan) == ("default", Plan("inductor"))
     assert not [job for job in pool.jobs if isinstance(job, (VetRegion, RaceRegion))]
     assert not cut_plans(pool.jobs)
     assert [one.name for one in found.timed] == ["inductor", "eager"]
@@ -230,10 +230,10 @@ def test_a_budget_that_ends_on_the_way_keeps_the_best_proven_plan(
 
     class Slow(ReplayingPool):
         def _answer(self, job: Job) -> Outcome:
-            now[0] += 1000.0 if isinstance(job, VetPlan) and job.side.name.startswith("cut ") else 0.0
+            now[0] += 1000.0 if isinstance(job, VetPlan) and job.entry.name.startswith("cut ") else 0.0
             return super()._answer(job)
 
-    monkeypatch.setattr("fuseplan.tuning.session.monotonic", lambda: now[0])
+    monkeypatch.setattr("fuseplan.tuning.program.budget.monotonic", lambda: now[0])
     pool = Slow(times={"eager": 9000.0, "inductor": 9000.0})
     found = tuned(chain, store, pool)
     (only,) = cut_plans(pool.jobs)
@@ -305,9 +305,11 @@ import planted
 from fuseplan.cli import main
 from fuseplan.executors import executors
 from fuseplan.measure.pool import Workers
-from fuseplan.search import effort
-from fuseplan.tuning import devices, regions, segments
+from fuseplan.tuning import effort
+from fuseplan.tuning.queue import devices
+from fuseplan.tuning.program import measure, problem
 from fuseplan.tuning.progress import Silent
+from stored import having
 
 
 class Told(Silent):
@@ -322,13 +324,13 @@ def pool(device, effort):  # with one executor that compiles in no time
 
 if __name__ == "__main__":
     here = devices.environment
-    devices.environment = lambda device: replace(here(device), inductor=None)
+    devices.environment = lambda device: having(here(device), inductor=None)
     import_module("fuseplan.tune").tune.__kwdefaults__["workers"] = pool
     import_module("fuseplan.cli.tune")._progress = Told
-    regions.NOISY = float("inf")  # however busy this machine is
+    measure.NOISY = float("inf")  # however busy this machine is
     effort.EFFORTS = (replace(effort.QUICK, plans=1, region_blocks=7, plan_blocks=7, device_s=5.0),)
     right = planted.executors()["right"]
-    segments.executors = lambda: {"aten": executors()["aten"], "right": right}
+    problem.executors = lambda: {"aten": executors()["aten"], "right": right}
     main(["tune", sys.argv[1], "--db", sys.argv[2], "--model", "roofline", "--json"])  # which leaves nothing unmeasured
 """
 

@@ -22,21 +22,22 @@ from torch.fx import GraphModule
 
 import planted
 from fuseplan.backend import programs_of
-from fuseplan.capture.trace import Trace, write_trace
+from fuseplan.capture.trace.format import Trace
+from fuseplan.capture.trace.write import write_trace
 from fuseplan.cli import main
 from fuseplan.executors import executors
 from fuseplan.explain import compiled_by
 from fuseplan.measure.environment import environment
-from fuseplan.measure.jobs import Capture, Found, Job, Outcome
-from fuseplan.plan import SegmentedPlan, WholePlan
+from fuseplan.measure.jobs import Capture, CapturedProgram, Job, Outcome
+from fuseplan.plan import Plan
 from fuseplan.runtime import Program, regions
-from fuseplan.search.effort import FULL, NONE, QUICK
 from fuseplan.show import show
 from fuseplan.tune import Tuner, tune
-from fuseplan.tuning import segments
-from fuseplan.tuning.ledger import Settings
+from fuseplan.tuning.effort import FULL, NONE, QUICK
+from fuseplan.tuning.program import problem
+from fuseplan.tuning.program.combine import Settings
 from fuseplan.tuning.progress import Silent
-from fuseplan.tuning.subject import box_of
+from fuseplan.tuning.traces import box_of
 from fuseplan.tuning_db import Places, Store, resume
 from fuseplan.tuning_db.resume import failed_lately, failures
 from fuseplan.tuning_db.words import traces_of
@@ -52,7 +53,7 @@ def quick_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fuseplan.lookup.missing_compiler", lambda *_: "no compiler in this test")
     monkeypatch.setattr(regions, "executors", regions.executors)  # given back after planting
     there = {"aten": executors()["aten"], "right": planted.executors()["right"]}
-    monkeypatch.setattr(segments, "executors", lambda: there)
+    monkeypatch.setattr(problem, "executors", lambda: there)
 
 
 def scaled(x: Tensor, y: Tensor) -> Tensor:
@@ -85,7 +86,7 @@ def programs(compiled: Callable[..., Any]) -> list[Program]:
 class Knowing(ReplayingPool):
     """Knows what the program becomes: it cannot be captured in this process while it is being compiled in it."""
 
-    graphs: Found | None = None
+    graphs: CapturedProgram | None = None
 
     def _answer(self, job: Job) -> Outcome:
         return Outcome(found=self.graphs) if isinstance(job, Capture) else super()._answer(job)
@@ -111,8 +112,7 @@ def test_a_plan_of_a_dynamic_program_is_for_the_sizes_around(pool: Knowing) -> N
     with torch.no_grad():
         tuning(*arguments(48))
     (first,) = programs(tuning)
-    assert isinstance(first.plan, SegmentedPlan)
-    assert first.plan.parts
+    assert first.plan.carve_outs
     asked = len(pool.jobs)
 
     torch._dynamo.reset()
@@ -126,7 +126,7 @@ def test_a_plan_of_a_dynamic_program_is_for_the_sizes_around(pool: Knowing) -> N
     assert compiled == [1, 1, 1, 2, 2, 3, 3]
     within, above, below = programs(later)
     assert within.plan == first.plan
-    assert above.plan == below.plan == WholePlan("eager")
+    assert above.plan == below.plan == Plan("eager")
     assert "outside the tuned sizes" in above.why
     assert len(pool.jobs) == asked
 
@@ -240,7 +240,7 @@ def test_a_predicted_plan_runs_for_those_who_ask_for_such(own_database: Path, po
         (ran[unverified],) = programs(compiled)
     assert ran[True].plan == found.plan
     assert ran[True].why.startswith("unverified plan")
-    assert ran[False].plan == WholePlan("eager")
+    assert ran[False].plan == Plan("eager")
     assert "unverified" in ran[False].why
 
 

@@ -14,17 +14,17 @@ from torch import Tensor, nn
 
 import fuseplan
 import fuseplan.verify as verify
-from fuseplan.capture.trace import Trace
+from fuseplan.capture.trace.format import Trace
 from fuseplan.cli import main
 from fuseplan.errors import StoreError
 from fuseplan.measure.environment import environment
-from fuseplan.plan import Part, Plan, SegmentedPlan, WholePlan
-from fuseplan.search.effort import NONE, QUICK
+from fuseplan.plan import CarveOuts, Plan
 from fuseplan.segment import Region, Segmentation
 from fuseplan.tune import Tuner, tune
-from fuseplan.tuning.ledger import Settings
+from fuseplan.tuning.effort import NONE, QUICK
+from fuseplan.tuning.program.combine import Settings
 from fuseplan.tuning.progress import Silent
-from fuseplan.tuning.subject import traces_of
+from fuseplan.tuning.traces import traces_of
 from fuseplan.tuning_db import Box, Evidence, Hit, Places, Query, Store, StoredPlan
 from fuseplan.tuning_db.exchange import export, import_file
 from fuseplan.tuning_db.verify import Verification
@@ -33,7 +33,7 @@ from fuseplan.tuning_db.words import retune
 from fuseplan.verify import PINNED, Racer
 from replaying import ReplayingPool
 
-ATEN = SegmentedPlan(greedy="aten")
+ATEN = Plan("aten")
 
 
 class Wave(nn.Module):
@@ -95,18 +95,18 @@ def test_a_plan_that_beats_every_default_is_tuned(trace: Trace, store: Store) ->
 def test_where_a_default_wins_the_program_runs_it(trace: Trace, store: Store) -> None:
     done = raced(store, ReplayingPool(times={"eager": 100.0}))
     assert [(one.plan, one.status) for one in done.raced] == [
-        (ATEN, "quarantined"), (WholePlan("eager"), "default"),
+        (ATEN, "quarantined"), (Plan("eager"), "default"),
     ]  # fmt: skip
     assert done.raced[0].detail.startswith("no faster here than eager: ")
-    assert found(store, trace).plan.plan == WholePlan("eager")
+    assert found(store, trace).plan.plan == Plan("eager")
 
 
 def test_a_default_that_came_from_elsewhere_may_win_itself(trace: Trace, tmp_path: Path) -> None:
     store = Store(Places(user=tmp_path / "other.db"))
     store.add_program(trace.key, trace=trace.to_json())
-    store.add_plan(unverified(trace, WholePlan("eager")))
+    store.add_plan(unverified(trace, Plan("eager")))
     done = raced(store, ReplayingPool(times={"eager": 100.0}))
-    assert [(one.plan, one.status) for one in done.raced] == [(WholePlan("eager"), "default")]
+    assert [(one.plan, one.status) for one in done.raced] == [(Plan("eager"), "default")]
 
 
 def test_wrong_numbers_are_out_for_good(trace: Trace, store: Store) -> None:
@@ -117,7 +117,7 @@ def test_wrong_numbers_are_out_for_good(trace: Trace, store: Store) -> None:
 
 def test_a_newcomer_has_to_beat_what_runs_now(trace: Trace, store: Store) -> None:
     """Both beat the defaults; the last that was looked at would run, if each raced alone."""
-    present = unverified(trace, SegmentedPlan(greedy="inductor"), status="tuned", wall_us=400.0)
+    present = unverified(trace, Plan("aten", name="inductor-greedy"), status="tuned", wall_us=400.0)
     store.add_plan(present)
     times = {name(present): 400.0, name(unverified(trace)): 500.0, "eager": 1000.0, "inductor": 1000.0}
     (done,) = raced(store, ReplayingPool(times=times)).raced
@@ -231,7 +231,7 @@ def test_a_program_that_is_known_by_key_can_be_tuned_again(trace: Trace, tmp_pat
 
 def test_for_real(trace: Trace, store: Store, tmp_path: Path) -> None:
     """Workers, compilers, clocks: a plan that is right and one that does not fit its program."""
-    misfit = SegmentedPlan((Part("inference", "12" * 32, Segmentation((Region((0, 1), "inductor"),))),))
+    misfit = Plan("aten", carve_outs=(CarveOuts("inference", "12" * 32, Segmentation((Region((0, 1), "inductor"),))),))
     store.add_plan(unverified(trace, misfit))
     fits, does_not = unverified(trace).key, unverified(trace, misfit).key
     path = tmp_path / "tuning.db"

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-import fuseplan.capture.composites  # noqa: F401 - defines the operator
+import fuseplan.capture.fx.composites  # noqa: F401 - defines the operator
 from agreement import assert_as_accurate, in_double
 
 FUSED = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]

@@ -10,7 +10,7 @@ import torch
 from conformance.build import meta, region_of
 from conformance.suite import Conformance
 from fuseplan.executors import Executor, executors
-from fuseplan.executors.check import check
+from fuseplan.judge.regions import check
 
 
 @pytest.fixture(params=["aten", "inductor", "nvfuser"])

@@ -9,7 +9,7 @@ from torch import Tensor
 from fuseplan.backend import programs_of
 from fuseplan.executors import GAPS
 from fuseplan.explain import compiled_by
-from fuseplan.plan import Part, SegmentedPlan
+from fuseplan.plan import CarveOuts, Plan
 from fuseplan.segment import Region, Segmentation
 
 
@@ -27,7 +27,7 @@ def test_logits_with_gaps_are_eagers(launch: str) -> None:
         (record,) = programs_of(compiled_by(compiled))[0].graphs
         (matmul,) = (i for i, op in enumerate(record.graph.ops) if op.target == "aten.mm.default")
         cut = Segmentation((Region((matmul,), "inductor", GAPS),))
-        plan = SegmentedPlan((Part("inference", record.graph.key, cut),), launch=launch)
+        plan = Plan("aten", carve_outs=(CarveOuts("inference", record.graph.key, cut),), launch=launch)
         torch._dynamo.reset()
         compiled = torch.compile(logits, backend="fuseplan", options={"plan": plan})
         for _ in range(4):

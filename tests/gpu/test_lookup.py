@@ -12,7 +12,7 @@ from fuseplan.backend import programs_of
 from fuseplan.bisect import bisect
 from fuseplan.explain import compiled_by
 from fuseplan.measure.environment import environment
-from fuseplan.plan import Part, Plan, SegmentedPlan
+from fuseplan.plan import CarveOuts, Plan
 from fuseplan.runtime import Program
 from fuseplan.segment import Region, Segmentation
 from fuseplan.tuning_db import Places, Store, StoredPlan
@@ -38,10 +38,10 @@ def keep(path: Path, key: str | None, plan: Plan, device: str = "cuda:0") -> Sto
     return stored
 
 
-def fused(executor: str) -> SegmentedPlan:
+def fused(executor: str) -> Plan:
     """All of the chain as one region."""
     graph = run("cuda:0", plan="aten").graphs[0].graph
-    return SegmentedPlan((Part("inference", graph.key, Segmentation((Region((0, 1, 2), executor),))),))
+    return Plan("aten", carve_outs=(CarveOuts("inference", graph.key, Segmentation((Region((0, 1, 2), executor),))),))
 
 
 @pytest.mark.parametrize("executor", ["inductor", "nvfuser"])
@@ -55,7 +55,7 @@ def test_a_stored_plan_is_run(own_database: Path, executor: str) -> None:
 
 @pytest.mark.parametrize("launch", [None, "plain", "cudagraph"])
 def test_a_plan_with_its_launch(own_database: Path, launch: str | None) -> None:
-    plan = SegmentedPlan(launch="cudagraph")
+    plan = Plan("aten", launch="cudagraph")
     keep(own_database, run("cuda:0", plan="aten").key, plan)
     program = run("cuda:0", launch=launch)
     assert (program.plan == plan) == (launch != "plain")

@@ -15,12 +15,13 @@ from cpu.test_measure import FLAGS
 from cpu.test_measure_programs import Block, trace_of
 from fuseplan.graph import Graph, Op, Ref, TensorType, Value
 from fuseplan.measure.clocks import GpuClock
+from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.environment import environment, run_facts
-from fuseplan.measure.jobs import Calibrate, Capture, RacePlans, RaceRegion, Side, VetPlan, VetRegion
+from fuseplan.measure.jobs import Calibrate, Capture, RacePlans, RaceRegion, VetPlan, VetRegion
 from fuseplan.measure.memory import Peak
 from fuseplan.measure.pool import Limits, Workers
 from fuseplan.measure.race import Rule, Sample
-from fuseplan.plan import Plan, WholePlan
+from fuseplan.plan import Plan
 
 TESTS = Path(__file__).parents[1]
 SHORT = Rule(most=3, least=3)
@@ -152,12 +153,12 @@ def test_programs_race_under_every_launch(workers: Workers, train: bool, ahead: 
     assert captured.found is not None
     assert [role for role, _ in captured.found.graphs] == (["forward", "backward"] if train else ["inference"])
     sides = (
-        Side("eager"),
-        Side("torch.compile", mode="default"),
-        Side("reduce-overhead", mode="reduce-overhead"),
-        Side("inductor", Plan.named("inductor")),
-        Side("graph", WholePlan("inductor", launch="cudagraph")),
-        Side("aten graph", type(Plan.named("aten"))(launch="cudagraph")),
+        RaceEntry("eager"),
+        RaceEntry("torch.compile", mode="default"),
+        RaceEntry("reduce-overhead", mode="reduce-overhead"),
+        RaceEntry("inductor", Plan.named("inductor")),
+        RaceEntry("graph", Plan("inductor", launch="cudagraph")),
+        RaceEntry("aten graph", Plan("aten", launch="cudagraph")),
     )
     vetted = workers.map([VetPlan(trace, side, race=ahead) for side in sides])
     assert [(o.status, o.detail) for o in vetted] == [("ok", "")] * len(sides)

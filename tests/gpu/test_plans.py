@@ -12,7 +12,7 @@ from fuseplan.backend import programs_of
 from fuseplan.executors import executors
 from fuseplan.explain import compiled_by
 from fuseplan.graph import Graph
-from fuseplan.plan import Part, SegmentedPlan
+from fuseplan.plan import CarveOuts, Plan
 from fuseplan.segment import Region, Segmentation, extract, maximal_regions
 from plans import compile_under
 from running import check_forward, check_training
@@ -27,7 +27,7 @@ def _bf16() -> Any:
     return torch.autocast("cuda", dtype=torch.bfloat16)
 
 
-def mixed(entry: Entry, *, train: bool) -> SegmentedPlan:
+def mixed(entry: Entry, *, train: bool) -> Plan:
     """A plan that gives the regions between anchors to nvFuser, Inductor and ATen in turn, and pads odd matmuls."""
     model, inputs = entry.build(dropout=0.0)
     model, inputs = model.cuda().train(train), {name: value.cuda() for name, value in inputs.items()}
@@ -37,12 +37,12 @@ def mixed(entry: Entry, *, train: bool) -> SegmentedPlan:
         if train:
             result.loss.backward()
     parts = [
-        Part(record.role, record.graph.key, _cut(record.graph))
+        CarveOuts(record.role, record.graph.key, _cut(record.graph))
         for program in programs_of(compiled_by(compiled))
         for record in program.graphs
     ]
     torch._dynamo.reset()
-    return SegmentedPlan(tuple(parts))
+    return Plan("aten", carve_outs=tuple(parts))
 
 
 def _cut(graph: Graph) -> Segmentation:

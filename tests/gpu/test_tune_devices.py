@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import fuseplan
 from fuseplan.measure.environment import environment
-from fuseplan.tuning.subject import traces_of
+from fuseplan.tuning.traces import traces_of
 from fuseplan.tuning_db import Places, Store
 
 pytestmark = [

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 import fuseplan
 from fuseplan.measure.environment import environment
-from fuseplan.plan import SegmentedPlan
-from fuseplan.tuning.subject import traces_of
+from fuseplan.plan import Plan
+from fuseplan.tuning.traces import traces_of
 from fuseplan.tuning_db import Hit, Places, Query, Store, StoredPlan
 from fuseplan.tuning_db.exchange import export, import_file
 from fuseplan.verify import verify
@@ -28,7 +28,7 @@ def test_plans_of_both_launches_are_raced_on_the_gpu_they_are_for(tmp_path: Path
     theirs = Store(Places(user=tmp_path / "theirs.db"))
     theirs.add_program(trace.key, "wave", trace=trace.to_json())
     for launch in ("plain", "cudagraph"):
-        theirs.add_plan(StoredPlan(trace.key, here, SegmentedPlan(greedy="aten", launch=launch), "tuned", wall_us=1.0))
+        theirs.add_plan(StoredPlan(trace.key, here, Plan("aten", launch=launch), "tuned", wall_us=1.0))
     export(theirs.file, tmp_path / "rows.jsonl")
     path = tmp_path / "mine.db"
     assert import_file(Store(Places(user=path)).file, tmp_path / "rows.jsonl").complete

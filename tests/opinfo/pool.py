@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
-import queue
-import signal
-import subprocess
 import sys
-import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from fuseplan.wire import codec
+from fuseplan.wire.process import Child, LostError
 from opinfo.cases import Case, Group
 from opinfo.verdict import Row
-from opinfo.worker import Settings
+from opinfo.worker import ANSWERS, Begins, Done, Request, Settings
 
 START_TIMEOUT = 300.0  # importing torch and op_db on a busy machine
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,9 +75,9 @@ def _answer(worker: _Worker, group: Group, job: Job, emit: Callable[[Row], None]
     """All rows of a group, over as many workers as its cases kill."""
     skip = set(job.done)
     while True:
-        worker.ask(group, [key for key in skip if key.startswith(f"{group.op}|")], job.pick)
+        known = tuple(sorted(key for key in skip if key.startswith(f"{group.op}|")))
         try:
-            for row in worker.rows():
+            for row in worker.rows(Request(group, known, job.pick)):
                 skip.add(case_of(row).key)
                 emit(row)
             return
@@ -93,10 +89,10 @@ def _answer(worker: _Worker, group: Group, job: Job, emit: Callable[[Row], None]
             skip.add(case_of(row).key)
 
 
-def _crash_row(group: Group, at: tuple[Case, str] | None, death: str) -> Row:
+def _crash_row(group: Group, at: Begins | None, death: str) -> Row:
     if at is None:
         return unsampled(group, "sample inputs kill the process", death)
-    case, stage = at
+    case, stage = at.case, at.stage
     status = "not applicable" if stage in ("eager", "aot_eager") else "crashed"
     aot = "failed: crashed" if stage == "aot_eager" else "not run"
     reason = f"{stage} {death.splitlines()[0]}"
@@ -109,89 +105,41 @@ class _Worker:
     def __init__(self, settings: Settings, timeout: float) -> None:
         self._settings = settings
         self._timeout = timeout
-        self._process: subprocess.Popen[str] | None = None
-        self._messages: queue.Queue[str | None] = queue.Queue()
-        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 -- closed in __exit__
-        self.at: tuple[Case, str] | None = None
+        self._child: Child | None = None
+        self.at: Begins | None = None
 
     def __enter__(self) -> _Worker:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop()
-        self._errors.close()
+        if self._child is not None:
+            self._child.kill()
 
-    def ask(self, group: Group, skip: list[str], pick: int | None) -> None:
-        """Send a group to the worker, which is started if there is none."""
+    def rows(self, request: Request) -> Iterator[Row]:
+        """The rows of a group; raises WorkerDiedError where the worker, started if there is none, does not live to say so."""
         self.at = None
-        if self._process is None:
-            self._start()
-        assert self._process is not None
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"group": asdict(group), "skip": skip, "pick": pick}) + "\n")
-        self._process.stdin.flush()
-
-    def rows(self) -> Iterator[Row]:
-        """The answers, until the group is done; raises WorkerDiedError where the worker does not live to say so."""
-        while True:
-            message = self._receive(self._timeout)
-            if "begins" in message:
-                self.at = Case(**message["begins"]), message["stage"]
-            elif "row" in message:
-                yield Row(**message["row"])
-            else:
-                return
-
-    def _start(self) -> None:
-        path = os.pathsep.join(filter(None, [str(ROOT / "tests"), str(ROOT), os.environ.get("PYTHONPATH")]))
-        self._messages = queue.Queue()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "opinfo.worker", json.dumps(asdict(self._settings))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-            env={**os.environ, "PYTHONPATH": path},
-        )
-        assert self._process.stdout is not None
-        threading.Thread(target=_pump, args=(self._process.stdout, self._messages), daemon=True).start()
-        self._receive(START_TIMEOUT)
-
-    def _receive(self, timeout: float) -> dict[str, Any]:
+        child = self._child = self._child or self._start()
         try:
-            line = self._messages.get(timeout=timeout)
-        except queue.Empty:
-            self._stop()
-            raise WorkerDiedError(f"hangs for {timeout:.0f} s") from None
-        if line is None:
-            raise WorkerDiedError(self._obituary())
-        told: dict[str, Any] = json.loads(line)
-        return told
+            child.tell(request)
+            while not isinstance(answer := child.hear(self._timeout), Done):
+                if isinstance(answer, Begins):
+                    self.at = answer
+                else:
+                    yield answer
+        except LostError as lost:
+            self._child = None
+            raise WorkerDiedError(self._obituary(child, lost)) from None
 
-    def _obituary(self) -> str:
-        assert self._process is not None
-        code = self._process.wait()
-        self._process = None
-        cause = f"dies of {signal.Signals(-code).name}" if code < 0 else f"exits with {code}"
-        return f"{cause}\n{self._last_words()}"
+    def _start(self) -> Child:
+        path = os.pathsep.join(filter(None, [str(ROOT / "tests"), str(ROOT), os.environ.get("PYTHONPATH")]))
+        command = [sys.executable, "-m", "opinfo.worker", codec.to_json(self._settings)]
+        child = Child(command, ANSWERS, {"PYTHONPATH": path})
+        child.hear(START_TIMEOUT)
+        return child
 
-    def _last_words(self) -> str:
-        """What the dead worker wrote to stderr: faulthandler's report, or else the end."""
-        self._errors.seek(0)
-        said = self._errors.read()
-        self._errors.seek(0)
-        self._errors.truncate()
-        fatal = said.rfind("Fatal Python error")
-        return said[fatal:] if fatal >= 0 else said[-500:]
-
-    def _stop(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-
-
-def _pump(pipe: Iterable[str], messages: queue.Queue[str | None]) -> None:
-    for line in pipe:
-        messages.put(line)
-    messages.put(None)
+    def _obituary(self, child: Child, lost: LostError) -> str:
+        """What a worker died of, and its last words: faulthandler's report, or else the end."""
+        if lost.status == "timeout":
+            return f"hangs for {self._timeout:.0f} s"
+        fatal = child.stderr.rfind("Fatal Python error")
+        return f"{lost.detail}\n{child.stderr[fatal:] if fatal >= 0 else child.stderr[-500:]}"

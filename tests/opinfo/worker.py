@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import faulthandler
-import json
 import logging
-import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 from torch.testing._internal import common_utils
 from torch.testing._internal.opinfo import core
 
+from fuseplan.wire import codec
+from fuseplan.wire.serve import AnswerPipe, asked
 from opinfo.cases import Case, Group, expand, order
 from opinfo.verdict import Row, Subject, judge
 
@@ -37,8 +37,29 @@ class Request:
     """A group, less the cases that are already answered; `pick` takes only so many, in a fixed shuffle."""
 
     group: Group
-    skip: frozenset[str] = frozenset()
+    skip: tuple[str, ...] = ()
     pick: int | None = None
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The process waits for requests."""
+
+
+@dataclass(frozen=True)
+class Begins:
+    """What it does next: if it dies, it dies of that."""
+
+    case: Case
+    stage: str
+
+
+@dataclass(frozen=True)
+class Done:
+    """All rows of a request are told."""
+
+
+ANSWERS = Ready | Begins | Row | Done
 
 
 def answer(request: Request, settings: Settings, stage: Callable[[Case, str], None]) -> Iterator[Row]:
@@ -84,30 +105,16 @@ def _skip_waste() -> None:
             setattr(module, "extract_test_fn", lambda: None)  # noqa: B010 -- it is not ours
 
 
-def _own_stdout() -> TextIO:
-    """The pipe to the parent, which nothing else in this process may write to."""
-    pipe = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    return pipe
-
-
 def main() -> None:
     """Serve requests from stdin until it closes."""
-    settings = Settings(**json.loads(sys.argv[1]))
-    pipe = _own_stdout()
-
-    def send(**message: Any) -> None:
-        pipe.write(json.dumps(message) + "\n")
-        pipe.flush()
-
+    settings = codec.from_json(Settings, sys.argv[1])
+    answers = AnswerPipe(ANSWERS)
     prepare(settings)
-    send(ready=True)
-    for line in sys.stdin:
-        told = json.loads(line)
-        request = Request(Group(**told["group"]), frozenset(told["skip"]), told["pick"])
-        for row in answer(request, settings, lambda case, stage: send(begins=asdict(case), stage=stage)):
-            send(row=asdict(row))
-        send(done=True)
+    answers.send(Ready())
+    for request in asked(Request):
+        for row in answer(request, settings, lambda case, stage: answers.send(Begins(case, stage))):
+            answers.send(row)
+        answers.send(Done())
 
 
 if __name__ == "__main__":

@@ -11,9 +11,9 @@ from functorch.compile import make_boxed_compiler, min_cut_rematerialization_par
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx import GraphModule
 
-from fuseplan.capture import capture_fx
-from fuseplan.capture.composites import composites_kept
-from fuseplan.capture.to_fx import to_fx
+from fuseplan.capture.fx.composites import composites_kept
+from fuseplan.capture.fx.from_fx import capture_fx
+from fuseplan.capture.fx.to_fx import to_fx
 from fuseplan.graph import Graph
 
 UNWRITABLE = "GraphError: cannot be written down"  # what Graph.to_json says of an opaque graph

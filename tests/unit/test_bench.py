@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import campaign, one_campaign, result
+from benchmarks import campaign, result
 from benchmarks.fleet import GRACE_S, Task
 from checks.project import ROOT
 
@@ -47,7 +47,7 @@ def test_a_campaign_hands_on_what_it_has_tuned(tmp_path: Path, monkeypatch: pyte
             (kept / "learned.db").write_text("tuned")
         return int("ablation" in command)
 
-    monkeypatch.setattr(one_campaign, "run_one", ran)
+    monkeypatch.setattr(campaign, "run_one", ran)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
     told = {
         "steps": list(campaign.STEPS),
@@ -58,7 +58,7 @@ def test_a_campaign_hands_on_what_it_has_tuned(tmp_path: Path, monkeypatch: pyte
         "launches": ["plain"],
     }
     task = Task("tiny bert", "", tmp_path / "out.json", tmp_path / "log", told, limit_s=60.0)
-    one_campaign.run(task)
+    campaign.run(task)
     assert [command[3] for command in commands] == list(campaign.STEPS)
     assert all(command[command.index("--db") + 1] == str(tmp_path / "tiny-bert.db") for command in commands[1:])
     assert commands[2][-2:] == ["--launch", "plain"]
@@ -97,5 +97,5 @@ def test_a_step_is_not_begun_without_time_for_it(tmp_path: Path, monkeypatch: py
         "launches": [],
     }
     task = Task("tiny bert", "", tmp_path / "out.json", tmp_path / "log", told, limit_s=60.0)
-    one_campaign.run(task)
+    campaign.run(task)
     assert json.loads(task.out.read_text())["steps"] == {"active": "no time was left for it"}

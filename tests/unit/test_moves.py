@@ -134,7 +134,7 @@ def test_what_a_move_refuses(graph: Graph, start: Segmentation, move: Move, comp
     ("move", "text"),
     [
         (Move("evict", (7,), target="aten.view"), "evict op 7 (aten.view)"),
-        (Move("merge-up", (7, 8, 9), 3, target="aten.t"), "merge op 7 (aten.t) and 2 more up into the region at op 3"),
+        (Move("merge-up", (7, 8, 9), 3, target="aten.t"), "merge ops 7 (aten.t) and 8-9 up into the region at op 3"),
         (Move("split", (7, 8), 3), "split ops 7 and 8 off the region at op 3"),
         (Move("recompute", (5,), target="aten.exp"), "recompute op 5 (aten.exp) in each region that reads it"),
         (Move("run", (), 3, "aten", "padded"), "run the region at op 3 under aten (padded)"),

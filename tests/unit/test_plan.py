@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from fuseplan.errors import PlanError
-from fuseplan.plan import NAMED, AnchorChoice, Part, Plan, SegmentedPlan, WholePlan
+from fuseplan.plan import NAMED, CarveOuts, Plan, Rewrite
 from fuseplan.segment import Region, Segmentation
 
 CUT = Segmentation((Region((0, 1), "nvfuser"), Region((3,), "inductor", "tuned", (2,))))
 PLANS = [Plan.named(name) for name in NAMED] + [
-    WholePlan("inductor", "reduce-overhead"),
-    WholePlan("inductor", launch="cudagraph"),
-    WholePlan("inductor", anchors=(AnchorChoice(0, "auto"), AnchorChoice(3, "flash+causal"))),
-    SegmentedPlan(
-        (Part("forward", "ab" * 32, CUT),), saving="all", launch="cudagraph", anchors=(AnchorChoice(1, "math"),)
+    Plan("inductor", settings="reduce-overhead"),
+    Plan("inductor", launch="cudagraph"),
+    Plan("inductor", (Rewrite("attention", 0, "auto"), Rewrite("attention", 3, "flash+causal"))),
+    Plan(
+        "aten",
+        (Rewrite("attention", 1, "math"),),
+        (CarveOuts("forward", "ab" * 32, CUT),),
+        saving="all",
+        launch="cudagraph",
     ),
 ]
 
@@ -28,43 +33,134 @@ def test_json_there_and_back(plan: Plan) -> None:
     assert Plan.from_json(text).to_json() == text
 
 
-def test_a_part_is_found_by_role_and_must_be_for_this_graph() -> None:
-    plan = SegmentedPlan((Part("forward", "ab" * 32, CUT),))
-    found = plan.part("forward", "ab" * 32)
-    assert found is not None
-    assert found.segmentation == CUT
-    assert plan.part("backward", "cd" * 32) is None
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+def test_a_plan_evals_back_from_what_it_prints(plan: Plan) -> None:
+    names = {one.__name__: one for one in (CarveOuts, Plan, Region, Rewrite, Segmentation)}
+    assert eval(repr(plan), dict[str, object](names)) == plan
+
+
+def test_a_cut_is_found_by_role_and_must_be_for_this_graph() -> None:
+    plan = Plan("aten", carve_outs=(CarveOuts("forward", "ab" * 32, CUT),))
+    assert plan.cut("forward", "ab" * 32) == CUT
+    assert plan.cut("backward", "cd" * 32) is None
     with pytest.raises(PlanError, match="made for forward graph abab"):
-        plan.part("forward", "cd" * 32)
+        plan.cut("forward", "cd" * 32)
+
+
+def test_who_runs_a_plan() -> None:
+    assert PLANS[-1].executors == {"aten", "nvfuser", "inductor"}
+    assert Plan.named("nvfuser-greedy").executors == {"aten", "nvfuser"}
+    assert Plan.named("eager").executors == {"eager"}
+
+
+def test_a_plan_whose_digests_were_filled_in_is_the_plan_that_it_was() -> None:
+    bare = Plan("inductor", (Rewrite("attention", 0, "auto"),))
+    known = Plan("inductor", (Rewrite("attention", 0, "auto", "0123456789abcdef"),))
+    assert known != bare
+    assert Plan.from_json(known.to_json()) == known
+    assert known.identity == bare.identity == bare.to_json()
+
+
+def test_a_kind_of_rewrite_that_is_new_is_kept_as_it_is_written() -> None:
+    plan = Plan("inductor", (Rewrite("attention", 4, "math"), Rewrite("doubling", 0, "as-a-sum", "0" * 16)))
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+def one(**fields: object) -> list[object]:
+    return [{"kind": "attention", "site": 0, "way": "auto", "digest": None, **fields}]
 
 
 def changed(**fields: object) -> str:
     return json.dumps({**json.loads(PLANS[-1].to_json()), **fields})
 
 
+def region(**fields: object) -> list[object]:
+    return [{"ops": [0], "executor": "aten", "variant": "default", "recompute": [], **fields}]
+
+
 @pytest.mark.parametrize(
-    "text",
+    ("text", "why"),
     [
-        "", "nonsense", "[]", "null", "[" * 100_000, '{"kind": "other"}', '{"kind": "whole"}',
-        changed(extra=1), changed(format=2), changed(format=True), changed(saving="sometimes"), changed(launch="slow"),
-        changed(parts=[{"role": "forward"}]), changed(parts={}), changed(greedy=3),
-        changed(parts=[{"role": "forward", "graph": "a", "regions": [
-            {"ops": [-1], "executor": "aten", "variant": "default", "recompute": []}]}]),
-        changed(parts=[{"role": "forward", "graph": "a", "regions": [
-            {"ops": ["0"], "executor": "aten", "variant": "default", "recompute": []}]}]),
-        '{"format": 1, "kind": "whole", "executor": "eager", "mode": "max-autotune", "anchors": [], "launch": "plain"}',
-        '{"format": 1, "kind": "whole", "executor": "rm -rf", "mode": "default", "anchors": [], "launch": "plain"}',
-        '{"format": 1, "kind": "whole", "executor": "eager", "mode": "default"}',
-        changed(anchors={}), changed(anchors=[0]), changed(anchors=[{"call": 0}]),
-        changed(anchors=[{"call": -1, "variant": "auto"}]), changed(anchors=[{"call": True, "variant": "auto"}]),
-        changed(anchors=[{"call": 0, "variant": "fast"}]), changed(anchors=[{"call": 0, "variant": "auto", "why": ""}]),
-        changed(anchors=[{"call": 1, "variant": "auto"}, {"call": 0, "variant": "auto"}]),
-        changed(anchors=[{"call": 0, "variant": "auto"}, {"call": 0, "variant": "math"}]),
+        ("", "must be JSON"), ("nonsense", "must be JSON"), ("[" * 100_000, "must be JSON"), ("[]", "which format"),
+        ("null", "which format"), ('{"format": true}', "which format"), ('{"host": "aten"}', "which format"),
+        ('{"format": 2}', "has exactly the fields carve_outs, format, host"), (changed(extra=1), "has exactly"),
+        (changed(format=3), "format 3; this fuseplan reads formats 1 and 2"), (changed(host="rm -rf"), "host 'rm -rf'"),
+        (changed(host=1), "field host"), (changed(saving="sometimes"), "saving policy"), (changed(launch="slow"), "launch"),
+        (changed(settings="fast"), "settings 'fast' is not one of default, reduce-overhead"), (changed(name=3), "field name"),
+        (changed(name="aten"), "called EXECUTOR-greedy"), (changed(carve_outs={}), "field carve_outs"),
+        (changed(carve_outs=[{"role": "forward"}]), "the carve-outs of a graph has exactly"),
+        (changed(carve_outs=[{"role": "forward", "graph": "a", "regions": region(ops=[-1])}]), "positions in the graph"),
+        (changed(carve_outs=[{"role": "forward", "graph": "a", "regions": region(ops=["0"])}]), "positions in the graph"),
+        (changed(carve_outs=[{"role": "forward", "graph": "a", "regions": region(why="")}]), "a region of a plan has exactly"),
+        (changed(host="inductor"), "carve-outs need host aten"), (changed(host="eager"), "eager does not"),
+        (changed(settings="max-autotune"), "host aten has none"),
+        (changed(host="inductor", carve_outs=[]), "saving policy 'all' needs host aten"),
+        (changed(host="inductor", carve_outs=[], saving="min-cut", name="nvfuser-greedy"), "nvfuser-greedy needs host aten"),
+        (changed(host="inductor", carve_outs=[], saving="min-cut", settings="reduce-overhead"), "CUDA graphs of its own"),
+        (changed(rewrites={}), "field rewrites"), (changed(rewrites=[0]), "a rewrite of a plan has exactly"),
+        (changed(rewrites=[{"site": 0}]), "a rewrite of a plan has exactly"), (changed(rewrites=one(why="")), "has exactly"),
+        (changed(rewrites=one(site=-1)), "named by its number"), (changed(rewrites=one(site=True)), "wrong type"),
+        (changed(rewrites=one(way="fast")), "attention way 'fast'"), (changed(rewrites=one(way="as-is")), "'as-is'"),
+        (changed(rewrites=one(kind="new", way="as-is")), "another than as-is"), (changed(rewrites=one(kind="A b")), "a word"),
+        (changed(rewrites=one(digest="ab")), "16 hex digits"), (changed(rewrites=one(site=1) + one()), "at most once, ordered"),
+        (changed(rewrites=one() + one(way="math")), "at most once"),
+        (changed(rewrites=one(kind="new") + one()), "ordered by kind and number"),
     ],
 )  # fmt: skip
-def test_what_is_no_plan_is_refused(text: str) -> None:
-    with pytest.raises(PlanError):
+def test_what_is_no_plan_is_refused(text: str, why: str) -> None:
+    with pytest.raises(PlanError, match=why):
         Plan.from_json(text)
+
+
+WHOLE = {"format": 1, "kind": "whole", "executor": "inductor", "mode": "default", "anchors": [], "launch": "plain"}
+SEGMENTED = {
+    "format": 1, "kind": "segmented", "saving": "min-cut", "launch": "plain", "greedy": None, "anchors": [], "parts": []
+}  # fmt: skip
+ANCHORS = [{"call": 0, "variant": "auto"}, {"call": 3, "variant": "flash+causal"}]
+CUT_BEFORE = {"role": "forward", "graph": "ab" * 32, "regions": [
+    {"ops": [0, 1], "executor": "nvfuser", "variant": "default", "recompute": []},
+    {"ops": [3], "executor": "inductor", "variant": "tuned", "recompute": [2]},
+]}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fields", "plan"),
+    [
+        ({**WHOLE, "executor": "eager"}, Plan.named("eager")), (WHOLE, Plan.named("inductor")),
+        ({**WHOLE, "mode": "reduce-overhead"}, Plan("inductor", settings="reduce-overhead")),
+        ({**WHOLE, "launch": "cudagraph", "anchors": ANCHORS}, replace(PLANS[7], launch="cudagraph")),
+        (SEGMENTED, Plan.named("aten")), ({**SEGMENTED, "greedy": "nvfuser"}, Plan.named("nvfuser-greedy")),
+        (
+            {**SEGMENTED, "saving": "all", "launch": "cudagraph", "parts": [CUT_BEFORE],
+             "anchors": [{"call": 1, "variant": "math"}]},
+            PLANS[-1],
+        ),
+    ],
+)  # fmt: skip
+def test_format_1_is_read_as_what_it_means(fields: dict[str, object], plan: Plan) -> None:
+    assert Plan.from_json(json.dumps(fields)) == plan
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"format": 1}, "whose kind is whole or segmented"), ({**WHOLE, "kind": "other"}, "whole or segmented"),
+        ({**WHOLE, "extra": 1}, "a whole plan has exactly"), ({**SEGMENTED, "host": "aten"}, "a segmented plan has exactly"),
+        ({**WHOLE, "executor": "rm -rf"}, "host 'rm -rf'"), ({**WHOLE, "anchors": {}}, "field anchors of a whole plan"),
+        ({**WHOLE, "executor": "eager", "mode": "max-autotune"}, "'max-autotune' are Inductor's; host eager has none"),
+        ({**WHOLE, "mode": "max-autotune", "launch": "cudagraph"}, "CUDA graphs of its own; launch it plain"),
+        ({**SEGMENTED, "greedy": 3}, "field greedy of a segmented plan"), ({**SEGMENTED, "greedy": "a b"}, "'a b-greedy'"),
+        ({**SEGMENTED, "parts": [{"role": "forward"}]}, "the carve-outs of a graph has exactly"),
+        ({**WHOLE, "anchors": [0]}, "an anchor of a plan has exactly"),
+        ({**WHOLE, "anchors": [{"call": 0, "variant": "auto", "why": ""}]}, "an anchor of a plan has exactly"),
+        ({**WHOLE, "anchors": [{"call": True, "variant": "auto"}]}, "field call of an anchor"),
+        ({**WHOLE, "anchors": [{"call": 0, "variant": "fast"}]}, "attention way 'fast'"),
+        ({**WHOLE, "anchors": ANCHORS[::-1]}, "at most once, ordered"),
+    ],
+)  # fmt: skip
+def test_what_is_no_plan_of_format_1_is_refused(fields: dict[str, object], why: str) -> None:
+    with pytest.raises(PlanError, match=why):
+        Plan.from_json(json.dumps(fields))
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:

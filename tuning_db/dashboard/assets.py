@@ -9,6 +9,7 @@ from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 
+from fuseplan.drawing import colors, variables
 from fuseplan.tuning_db.dashboard.needed import plotly_js
 
 FOLDER = Path(__file__).parent / "static"
@@ -35,7 +36,7 @@ class Asset:
 
     @property
     def text(self) -> str:
-        """As it stands within an exported page."""
+        """Text as it stands within an exported page."""
         return self.content.decode("utf-8")
 
     @property
@@ -54,10 +55,22 @@ def csp_hash(content: bytes) -> str:
 
 
 def assets() -> dict[str, Asset]:
-    """All of them by name: the scripts in the order in which they run, Plotly last."""
+    """Assets by name: the scripts in the order in which they run, Plotly last."""
     files = sorted(path for path in FOLDER.iterdir() if path.suffix in _TYPES)
     found = {path.name: Asset(path.name, path.read_bytes()) for path in files}
+    style = found["dashboard.css"]
+    found[style.name] = Asset(style.name, style.content + _executors_css().encode("utf-8"))
     return {**found, "plotly.js": Asset("plotly.js", plotly_js().read_bytes())}
+
+
+def _executors_css() -> str:
+    """The colours of executors as variables, of swatches and of bars: each executor says its own."""
+    light, dark = (variables(theme) for theme in (0, 1))
+    each = "".join(f".swatch.by-{one}{{background:var(--{one})}}.ex.by-{one}{{fill:var(--{one})}}" for one in colors())
+    return (
+        f":root{{{light}}}@media (prefers-color-scheme:dark){{:root:not([data-theme=light]){{{dark}}}}}"
+        f":root[data-theme=dark]{{{dark}}}{each}\n"
+    )
 
 
 def plotly_styles(plotly: Asset) -> list[str]:
@@ -70,5 +83,5 @@ _STYLE = re.compile(rb"""createElement\("style"\);[^{}]{0,120}?\.textContent='((
 
 
 def scripts(found: dict[str, Asset]) -> list[Asset]:
-    """Those that every page runs; Plotly comes when a chart is looked at."""
+    """Scripts that every page runs; Plotly comes when a chart is looked at."""
     return [asset for name, asset in found.items() if name.endswith(".js") and name != "plotly.js"]

@@ -16,12 +16,11 @@ from fuseplan.tuning_db.dashboard.page import Page
 from fuseplan.tuning_db.dashboard.pages import PAGES
 from fuseplan.tuning_db.dashboard.reader import Reader, readers
 from fuseplan.tuning_db.dashboard.render import Exported, Frame, View, section_id
-from fuseplan.tuning_db.dashboard.serve import Written
 from fuseplan.tuning_db.whole_files import refuse_database, written_whole
 
 
-def export_file(databases: Sequence[Path], path: Path) -> Written:
-    """Write the pages of the first database into one file; the others are there to be compared with."""
+def export_file(databases: Sequence[Path], path: Path) -> tuple[int, int]:
+    """Write the pages of the first database into one file, the others being there to be compared with: its bytes and sections."""
     refuse_database(path, *databases)
     known = readers(databases)
     reader = next(iter(known.values()))
@@ -29,7 +28,7 @@ def export_file(databases: Sequence[Path], path: Path) -> Written:
     text = document(reader, wanted)
     with written_whole(path) as part:
         part.write_bytes(text)
-    return Written(path, len(text), len(wanted))
+    return len(text), len(wanted)
 
 
 def sections(reader: Reader) -> dict[str, tuple[Page, Ask]]:

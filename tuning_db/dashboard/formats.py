@@ -5,23 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from fuseplan.drawing import color_word
 from fuseplan.errors import StoreError
+from fuseplan.looking import words
 from fuseplan.tuning_db.sizes import Box
 
 NONE = "–"
 
 
 def us(value: float | None) -> str:
-    """A time in microseconds, in the unit that fits it.
+    """A time in microseconds, in the unit that fits it, as the verbs write it.
 
-    >>> us(12.34), us(4567.8), us(2_500_000), us(None)
-    ('12.3 µs', '4.57 ms', '2.50 s', '–')
+    >>> us(4567.8), us(None)
+    ('4.57 ms', '–')
     """
-    if value is None:
-        return NONE
-    if abs(value) < 1000:
-        return f"{value:.1f} µs"
-    return f"{value / 1e3:,.2f} ms" if abs(value) < 1e6 else f"{value / 1e6:,.2f} s"
+    return NONE if value is None else words.us(value)
 
 
 def times(value: float | None) -> str:
@@ -115,7 +113,19 @@ def sizes(value: str | None) -> str:
         return value
 
 
+_TONES = {"faster": "good", "same": "neutral", "slower": "regression"}
+
+
+def tone(comparison: str) -> str:
+    """How a comparison with a default is worded and coloured.
+
+    >>> tone("faster"), tone("slower"), tone("unknown")
+    ('good', 'regression', 'none')
+    """
+    return _TONES.get(comparison, "none")
+
+
 FILTERS: dict[str, Callable[..., str]] = {
     "us": us, "times": times, "percent": percent, "count": count, "bytes": size, "seconds": seconds, "when": when,
-    "sizes": sizes,
+    "sizes": sizes, "tone": tone, "color_word": color_word,
 }  # fmt: skip

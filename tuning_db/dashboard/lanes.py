@@ -1,4 +1,4 @@
-"""Who took part in the race of a plan: as its evidence has it, else as the timings of the defaults do."""
+"""Lanes of the race that a plan was in: from its evidence, else from the timings of the defaults."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from fuseplan.tuning_db.evidence import Raced
 
 
 def lanes_of(plan: PlanRow | None, timed: Sequence[Timed]) -> tuple[Lane, ...]:
-    """All that raced, the fastest first, those that failed last; of a plan without evidence it and the defaults."""
+    """Lanes of a race, the fastest first, those that failed last; of a plan without evidence the plan and the defaults."""
     if plan is not None and plan.evidence.raced:
         lanes = [_raced(one, plan) for one in plan.evidence.raced]
     else:
-        lanes = list(map(_timed, timed))
+        lanes = [Lane(**vars(one.raced), role="default") for one in timed]
         if plan is not None and plan.wall_us is not None and plan.standing != "default":
             lanes.append(_own(plan))
     reference = _reference(lanes, plan.best_default if plan is not None else None)
@@ -36,22 +36,11 @@ def _reference(lanes: Sequence[Lane], best: str | None) -> Lane | None:
 def _raced(one: Raced, plan: PlanRow) -> Lane:
     # What the plan is called in its race is not stored with it; its time is that of one candidate to the nanosecond.
     won = one.status == "ok" and one.wall_us is not None and one.wall_us == plan.wall_us
-    role = "winner" if won else "default" if one.default else "loser"
-    return Lane(
-        one.name, role, one.default, one.status, one.detail, one.wall_us, one.device_us, one.host_us, one.peak_bytes,
-        one.predicted_us, one.walls,
-    )  # fmt: skip
-
-
-def _timed(one: Timed) -> Lane:
-    return Lane(
-        one.name, "default", True, one.status, one.detail, one.wall_us, one.device_us, one.host_us, one.peak_bytes,
-        None, one.walls,
-    )  # fmt: skip
+    return Lane(**vars(one), role="winner" if won else "default" if one.default else "loser")
 
 
 def _own(plan: PlanRow) -> Lane:
     return Lane(
-        "the plan", "winner", False, "ok", "", plan.wall_us, plan.device_us, plan.host_us, plan.peak_bytes,
-        plan.predicted_us,
+        "the plan", wall_us=plan.wall_us, device_us=plan.device_us, host_us=plan.host_us, peak_bytes=plan.peak_bytes,
+        predicted_us=plan.predicted_us, role="winner",
     )  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from fuseplan.noise import band
 from fuseplan.tuning_db.dashboard.formats import FILTERS, NONE, percent, times
 from fuseplan.tuning_db.dashboard.table import Cell, Column
 
@@ -39,13 +40,13 @@ def bar(ratio: float | None, noise: float | None, verdict: str) -> Markup:
     if ratio is None:
         return Markup()
     end = _place(ratio)
-    band = _place(1 + (noise or 0.0)) - 50
+    half = _place(band(noise)[1]) - 50
     return Markup(
         '<svg class="bar {}" viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true">'
         '<rect class="band" x="{:.2f}" y="0" width="{:.2f}" height="10"/>'
         '<rect class="fill" x="{:.2f}" y="2" width="{:.2f}" height="6"/>'
         '<rect class="one" x="49.6" y="0" width="0.8" height="10"/></svg>'
-    ).format(verdict, 50 - band, 2 * band, min(50.0, end), abs(end - 50))
+    ).format(verdict, 50 - half, 2 * half, min(50.0, end), abs(end - 50))
 
 
 def _place(ratio: float) -> float:
@@ -58,12 +59,14 @@ def ratio(value: float | None, noise: float | None) -> Markup:
     """A speed-up with its noise.
 
     >>> ratio(1.5, 0.01)
-    Markup('<span class="number">1.50×</span> <span class="noise">± 1.0 %</span>')
+    Markup('<span class="number" data-value="1.5">1.50×</span> <span class="noise">± 1.0 %</span>')
     """
     if value is None:
         return Markup('<span class="number none">{}</span>').format(NONE)
     told = f"± {percent(noise)}" if noise is not None else "noise unknown"
-    return Markup('<span class="number">{}</span> <span class="noise">{}</span>').format(times(value), told)
+    return Markup('<span class="number" data-value="{}">{}</span> <span class="noise">{}</span>').format(
+        value, times(value), told
+    )
 
 
 def badge(word: str) -> Markup:
@@ -103,16 +106,41 @@ def table_cell(
     if kind == "link":
         inner = Markup("<bdi>{}</bdi>").format(link(cell, url("program", key=row[page.key])))
         return Markup('<th scope="row" class="name pin">{}</th>').format(inner)
-    if kind == "verdict":
-        return Markup("<td>{}</td>").format(badge(str(cell)) if cell else NONE)
-    if kind == "standing":
-        return Markup("<td>{}</td>").format(badge(str(cell)))
     if column.id == "speedup":
         noise, verdict = row[page.noise], row[page.verdict]
         return Markup('<td class="right speedup">{}<span>{}</span></td>').format(
             bar(cell, noise, str(verdict or "none")), times(cell)  # type: ignore[arg-type]
         )  # fmt: skip
-    if kind == "text":
+    return _cell(column, cell)
+
+
+def heads(columns: Sequence[Column[Any]]) -> Markup:
+    """The first row of a table."""
+    one = Markup('<th scope="col"{}>{}</th>')
+    told = (one.format(_RIGHT if column.numeric or column.right else "", column.title) for column in columns)
+    return Markup("<thead><tr>{}</tr></thead>").format(Markup().join(told))
+
+
+def cells(columns: Sequence[Column[Any]], item: object, url: Callable[..., str]) -> Markup:
+    """The cells of one row; the first stands for the row."""
+    first, *rest = columns
+    name, to = first.value(item), first.to
+    if to is not None:
+        page, asked = to(item)
+        name = link(name, url(page, **asked))
+    told = Markup('<th scope="row"{}><bdi>{}</bdi></th>').format(Markup(' class="name"') if to else "", name)
+    return Markup().join([told, *(_cell(column, column.value(item)) for column in rest)])
+
+
+_RIGHT = Markup(' class="right"')
+
+
+def _cell(column: Column[Any], cell: Cell) -> Markup:
+    if column.kind == "verdict":
+        return Markup("<td>{}</td>").format(badge(str(cell)) if cell else NONE)
+    if column.kind == "standing":
+        return Markup("<td>{}</td>").format(badge(str(cell)))
+    if column.kind == "text":
         return Markup("<td><bdi>{}</bdi></td>").format(NONE if cell is None else cell)
-    text = FILTERS[kind](cell)
-    return Markup('<td class="right">{}</td>' if column.numeric else "<td>{}</td>").format(text)
+    text = cell if column.kind == "html" else FILTERS[column.kind](cell)
+    return Markup("<td{}>{}</td>").format(_RIGHT if column.numeric or column.right else "", text)

@@ -9,7 +9,7 @@ from fuseplan.drawing import svg
 from fuseplan.errors import FuseplanError
 from fuseplan.graph import Graph
 from fuseplan.graph.words import counted
-from fuseplan.plan import NAMED, Plan, SegmentedPlan, WholePlan
+from fuseplan.plan import NAMED, Plan
 from fuseplan.segment import Region, Segmentation
 from fuseplan.tuning_db.dashboard.formats import us
 from fuseplan.tuning_db.evidence import Evidence
@@ -46,7 +46,7 @@ def cuts_of(
     graphs: Iterable[tuple[str, str, int, str]], plan: Plan | None, default: str | None, evidence: Evidence
 ) -> tuple[Cut, ...]:
     """Drawings of each graph; `graphs` are roles, keys, numbers of ops and JSON."""
-    parts = {part.role: part for part in plan.parts} if isinstance(plan, SegmentedPlan) else {}
+    parts = {one.role: one for one in plan.carve_outs} if plan is not None else {}
     found = []
     for role, key, ops, text in _meant(graphs, {role: part.graph for role, part in parts.items()}):
         graph = _graph(text)
@@ -69,7 +69,7 @@ def cuts_of(
 
 def _same(plan: Plan, default: str) -> bool:
     """Whether a plan is that default, whatever its launch."""
-    return default in NAMED and replace(plan, launch="plain") == Plan.named(default)  # type: ignore[call-arg]
+    return default in NAMED and replace(plan, launch="plain") == Plan.named(default)
 
 
 def _meant(
@@ -109,17 +109,20 @@ def _tuned(graph: Graph, plan: Plan | None, cut: Segmentation | None, labels: Ma
     if cut is not None:
         text = f"{counted(len(cut.regions), 'region')}; what is in none runs under ATen, op by op"
         return _drawn(graph, cut, "the plan", text, labels)
-    if isinstance(plan, WholePlan) and plan.executor == "inductor":
+    if plan is not None and plan.host == "inductor":
         whole = Segmentation((Region(tuple(range(len(graph.ops))), "inductor"),))
         return _drawn(graph, whole, "the plan", "all of it goes to Inductor" + _how(plan), {})
-    if isinstance(plan, SegmentedPlan) and plan.greedy:
+    if plan is not None and plan.greedy:
         return _drawn(graph, None, "the plan", f"the islands within which {plan.greedy} fuses all that it takes", {})
     return _drawn(graph, Segmentation(), "the plan", "every op runs alone under ATen", {})
 
 
-def _how(plan: WholePlan) -> str:
-    more = [f"in mode {plan.mode}"] if plan.mode != "default" else []
-    more += [f"attention call {one.call} as {one.variant}" for one in plan.anchors[:8]]
+def _how(plan: Plan) -> str:
+    more = [f"in mode {plan.settings}"] if plan.settings != "default" else []
+    more += [
+        f"{one.kind} {'call' if one.kind == 'attention' else 'site'} {one.site} as {one.way}"
+        for one in plan.rewrites[:8]
+    ]
     return ", " + ", ".join(more) if more else ""
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from statistics import median
+from dataclasses import dataclass, replace
 
+from fuseplan.noise import band, bounds
 from fuseplan.tuning_db.dashboard.charts import Figure
 from fuseplan.tuning_db.dashboard.formats import percent, times, us
+from fuseplan.tuning_db.evidence import Raced
 
-_SURE = 0.95
 _LONGEST = 42
 _MOST_DRAWN = 40
 _LINEAR = 3.5
@@ -18,21 +18,11 @@ _LINEAR = 3.5
 
 
 @dataclass(frozen=True)
-class Lane:
+class Lane(Raced):
     """One plan of a race."""
 
-    name: str
-    role: str
+    role: str = "loser"
     """`winner`, `default` or `loser`: how it is drawn."""
-    default: bool = False
-    status: str = "ok"
-    detail: str = ""
-    wall_us: float | None = None
-    device_us: float | None = None
-    host_us: float | None = None
-    peak_bytes: int | None = None
-    predicted_us: float | None = None
-    walls: tuple[float, ...] = ()
     ratio: float | None = None
     """Its time as a multiple of the reference's."""
     low: float | None = None
@@ -40,40 +30,16 @@ class Lane:
     ratios: tuple[float, ...] = ()
     """Block by block, as far as both ran."""
 
-    @property
-    def error(self) -> float | None:
-        """By how much the prediction was off, relative."""
-        return self.predicted_us / self.wall_us - 1 if self.predicted_us is not None and self.wall_us else None
-
 
 def against(lane: Lane, reference: Lane) -> Lane:
     """A lane with its ratio to another one: of blocks that ran side by side, or of the medians where there are none."""
-    if not lane.wall_us or not reference.wall_us:
+    ratio = lane.ratio_to(reference)
+    if ratio is None:
         return lane
-    pairs = [one / other for one, other in zip(lane.walls, reference.walls, strict=False) if one and other]
-    low, high = interval(pairs)
-    ratio = median(pairs) if pairs else lane.wall_us / reference.wall_us
-    return Lane(**{**vars(lane), "ratio": ratio, "low": low, "high": high, "ratios": tuple(pairs)})
-
-
-def interval(values: Sequence[float]) -> tuple[float | None, float | None]:
-    """Where the median surely lies, by order statistics alone; nothing of fewer than six values.
-
-    >>> interval([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0])
-    (2.0, 8.0)
-    >>> interval([1.0, 2.0])
-    (None, None)
-    """
-    number, tail, rank = len(values), 0.0, 0
-    while rank < number // 2:
-        tail += math.comb(number, rank) / 2**number
-        if 2 * tail > 1 - _SURE:
-            break
-        rank += 1
-    if not rank:
-        return None, None
-    ordered = sorted(values)
-    return ordered[rank - 1], ordered[number - rank]
+    ratios = lane.ratios_to(reference)
+    low, high = bounds(ratios)
+    surely = (low, high) if math.isfinite(high) else (None, None)
+    return replace(lane, ratio=ratio, low=surely[0], high=surely[1], ratios=ratios)
 
 
 def figure(lanes: Sequence[Lane], reference: str, noise: float | None) -> Figure | None:
@@ -91,7 +57,7 @@ def figure(lanes: Sequence[Lane], reference: str, noise: float | None) -> Figure
         },
         *(_medians(timed, places, role, color) for role, color in _COLORS.items()),
     ]  # fmt: skip
-    band = noise or 0.0
+    low, high = band(noise)
     layout = {
         "xaxis": {"title": {"text": f"time as a multiple of {_plain(reference)}: less is faster"}, "ticksuffix": "×", **_axis(timed)},
         "yaxis": {
@@ -99,7 +65,7 @@ def figure(lanes: Sequence[Lane], reference: str, noise: float | None) -> Figure
             "range": [0.4, len(timed) + 0.6], "showgrid": False,
         },
         "shapes": [
-            {"type": "rect", "x0": 1 / (1 + band), "x1": 1 + band, "yref": "paper", "y0": 0, "y1": 1, "fillcolor": "var(--band)", "line": {"width": 0}, "layer": "below"},
+            {"type": "rect", "x0": low, "x1": high, "yref": "paper", "y0": 0, "y1": 1, "fillcolor": "var(--band)", "line": {"width": 0}, "layer": "below"},
             {"type": "line", "x0": 1, "x1": 1, "yref": "paper", "y0": 0, "y1": 1, "line": {"color": "var(--muted)", "dash": "dot", "width": 1}},
         ],
         "margin": {"l": 60, "r": 16, "t": 8, "b": 44},
@@ -134,7 +100,7 @@ def _medians(timed: Sequence[Lane], places: Sequence[int], role: str, color: str
 
 
 def _axis(timed: Sequence[Lane]) -> dict[str, object]:
-    """From the fastest to the slowest median, with what is sure of those; logarithmic where some are many times slower."""
+    """The axis of ratios, from the fastest to the slowest median with their intervals; logarithmic where some are many times slower."""
     ratios = [lane.ratio or 1.0 for lane in timed]
     low, high = min(1.0, *ratios), max(1.0, *ratios)
     low = max(0.7 * low, min(lane.low or low for lane in timed), 1e-3)

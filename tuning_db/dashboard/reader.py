@@ -38,7 +38,7 @@ class Reader:
         return self.database.read(shown, _WITHIN_S)
 
     def remembered(self, key: Hashable, work: Callable[[sqlite3.Connection], _T]) -> _T:
-        """Like `read`, for what several pages show: read again once the file has changed."""
+        """Read what several pages show: again only once the file has changed."""
         return self._kept.get(key, self.token(), lambda: self.read(work))
 
     @property

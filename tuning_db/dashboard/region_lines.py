@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fuseplan.tuning_db.dashboard.queries import program as query
 from fuseplan.tuning_db.dashboard.queries.program import PlanRow, Tried
@@ -15,45 +15,20 @@ MOST_REGIONS = 300
 
 
 @dataclass(frozen=True)
-class RegionLine:
+class RegionLine(RegionEvidence):
     """One region of the plan, and those that are equal to it."""
 
-    role: str
-    places: tuple[int, ...]
+    places: tuple[int, ...] = ()
     """Among the regions of its graph; none for ops that run alone."""
-    key: str
-    title: str
-    executor: str
-    variant: str
-    ops: int
-    times: int
-    device_us: float | None
-    host_us: float | None
-    predicted_us: float | None
-    spread: float | None
-    roofline_us: float | None
+    title: str = ""
     tried: tuple[Tried, ...] = ()
     """The other ways to run it."""
 
     @property
-    def known_us(self) -> float | None:
-        """What it takes on the device: measured, else predicted."""
-        return self.device_us if self.device_us is not None else self.predicted_us
-
-    @property
-    def total_us(self) -> float:
-        """All of its places together."""
-        return self.times * (self.known_us or 0.0)
-
-    @property
     def error(self) -> float | None:
         """By how much the prediction was off, relative."""
-        return self.predicted_us / self.device_us - 1 if self.predicted_us is not None and self.device_us else None
-
-    @property
-    def of_roof(self) -> float | None:
-        """The share of the machine's best that it reaches."""
-        return self.roofline_us / self.device_us if self.roofline_us is not None and self.device_us else None
+        predicted = self.predicted_device_us
+        return predicted / self.device_us - 1 if predicted is not None and self.device_us else None
 
     @property
     def runner_up(self) -> Tried | None:
@@ -81,19 +56,17 @@ def region_lines(reader: Reader, plan: PlanRow | None) -> tuple[list[RegionLine]
     titles = reader.read(lambda connection: query.titles_of(connection, shown))
     tried = reader.read(lambda connection: query.tried_on(connection, shown, plan.environment))
     filled = [
-        RegionLine(**{
-            **vars(line), "title": titles.get(line.key, ""),
-            "tried": tuple(way for way in tried.get(line.key, ()) if (way.executor, way.variant) != (line.executor, line.variant)),
-        })
+        replace(line, title=titles.get(line.key, ""), tried=tuple(way for way in tried.get(line.key, ()) if not _is(line, way)))
         for line in lines
     ]  # fmt: skip
     return filled, max(0, len(lines) - MOST_REGIONS)
 
 
+def _is(line: RegionLine, way: Tried) -> bool:
+    return (way.executor, way.variant) == (line.executor, line.variant)
+
+
 def _line(equal: Sequence[RegionEvidence]) -> RegionLine:
-    first = equal[0]
-    return RegionLine(
-        first.role, tuple(one.region for one in equal if one.region >= 0), first.key, "", first.executor, first.variant,
-        first.ops, sum(max(1, one.times) for one in equal), first.device_us, first.host_us, first.predicted_device_us,
-        first.spread, first.roofline_us,
-    )  # fmt: skip
+    places = tuple(one.region for one in equal if one.region >= 0)
+    times = sum(max(1, one.times) for one in equal)
+    return RegionLine(**{**vars(equal[0]), "times": times}, places=places)

@@ -19,7 +19,7 @@ from fuseplan.tuning_db.dashboard.charts import Figure, data_block
 from fuseplan.tuning_db.dashboard.download import table_data
 from fuseplan.tuning_db.dashboard.formats import FILTERS
 from fuseplan.tuning_db.dashboard.page import Page
-from fuseplan.tuning_db.dashboard.parts import badge, bar, histogram, link, ratio, table_cell
+from fuseplan.tuning_db.dashboard.parts import badge, bar, cells, heads, link, table_cell
 from fuseplan.tuning_db.dashboard.queries.filters import Choices
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -37,7 +37,7 @@ def templates() -> Environment:
     )
     found.filters.update(FILTERS)
     found.globals.update(
-        data_block=data_block, drawing=drawing, link=link, bar=bar, ratio=ratio, badge=badge, histogram=histogram,
+        data_block=data_block, drawing=drawing, link=link, bar=bar, badge=badge, heads=heads, cells=cells,
         table_cell=table_cell, page_rows=page_rows,
     )  # fmt: skip
     return found
@@ -114,7 +114,7 @@ class View:
     id: str = ""
 
     def unfiltered(self) -> str:
-        """The same page without filters."""
+        """Path of this page without filters."""
         own = {name: self.ask[name] for name in (*self.page.own, "db") if self.ask[name]}
         return f"{self.page.path}?{written(own)}" if own else self.page.path
 

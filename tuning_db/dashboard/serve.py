@@ -55,7 +55,7 @@ def dashboard(
     if export is not None:
         from fuseplan.tuning_db.dashboard.export import export_file
 
-        return export_file(databases, Path(export))
+        return Written(Path(export), *export_file(databases, Path(export)))
     serve(databases, bound(host, port), token=token, names=names, open=open, tell=tell)
     return None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -19,10 +19,14 @@ class Column(Generic[_T]):
     id: str
     title: str
     kind: str
-    """text, link, us, times, percent, count, bytes, seconds, when, standing, verdict; what is not text is on the right."""
+    """text, link, us, times, percent, count, bytes, seconds, when, sizes, standing, verdict, or html: a value that is Markup."""
     value: Callable[[_T], Cell]
     help: str = ""
     searched: bool = False
+    to: Callable[[_T], tuple[str, Mapping[str, str]]] | None = None
+    """The page that a link leads to, and what it is asked."""
+    right: bool = False
+    """Whether it is on the right, as numbers are, though it is html."""
 
     @property
     def numeric(self) -> bool:
@@ -52,7 +56,7 @@ def ordered(rows: Iterable[Sequence[Cell]], place: int, descending: bool) -> lis
 
 
 def searched(rows: Iterable[Sequence[Cell]], places: Sequence[int], wanted: str) -> list[Sequence[Cell]]:
-    """Those rows whose text holds every word that is wanted."""
+    """Rows whose text holds every word that is wanted."""
     words = wanted.lower().split()
 
     def fits(row: Sequence[Cell]) -> bool:

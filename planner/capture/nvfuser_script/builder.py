@@ -11,7 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, Node
 
-from fuseplan.capture.nvfuser_script.words import Number, Value
+from fuseplan.capture.nvfuser_script.words import NodeValue, Number
 from fuseplan.graph.limits import MAX_RANK
 
 Function = Callable[..., Any]
@@ -21,23 +21,23 @@ DEVICE = torch.device("cpu")
 MAX_CALLS = 20_000
 
 
-class Builder:
+class ProgramBuilder:
     """The graph of one fusion, as it grows."""
 
     def __init__(self) -> None:
         self.graph = Graph()
         self.mode = FakeTensorMode()
-        self.inputs: list[Value] = []
+        self.inputs: list[NodeValue] = []
         self.indices: dict[int, int] = {}
         """For each input that is an index: how many there are to choose from."""
         self._calls = 0
 
-    def input(self, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Value:
+    def input(self, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> NodeValue:
         """One more input, laid out so."""
         with self.mode:
             fake = torch.empty_strided(list(shape), list(stride), dtype=dtype, device=DEVICE)
         number = len(self.inputs)
-        self.inputs.append(Value(self.graph.placeholder(f"input_{number}"), fake, number))
+        self.inputs.append(NodeValue(self.graph.placeholder(f"input_{number}"), fake, number))
         return self.inputs[-1]
 
     def call(self, target: Function, *args: Any, **kwargs: Any) -> Any:
@@ -56,7 +56,7 @@ class Builder:
 
     def elementwise(self, target: Function, *args: Any) -> Any:
         """The result of a function of each element; of numbers alone, a number."""
-        if any(isinstance(arg, Value) for arg in args):
+        if any(isinstance(arg, NodeValue) for arg in args):
             return self.call(target, *self.promoted(args))
         numbers = [_number(arg) for arg in args]
         result = target(*(None if n is None else torch.tensor(n.value, dtype=n.dtype) for n in numbers))
@@ -65,30 +65,30 @@ class Builder:
     def promoted(self, args: Sequence[Any]) -> Sequence[Any]:
         """Integers that meet a number with a fraction take its dtype, be that double: torch's rule is another."""
         numbers = [known.dtype for arg in args if (known := _number(arg)) and not _is_exact(known.dtype)]
-        tensors = [arg.fake.dtype for arg in args if isinstance(arg, Value)]
+        tensors = [arg.fake.dtype for arg in args if isinstance(arg, NodeValue)]
         if not numbers or not all(map(_is_exact, tensors)):
             return args
         dtype = reduce(torch.promote_types, numbers, torch.get_default_dtype())
-        return [self.method("to", arg, dtype) if isinstance(arg, Value) else arg for arg in args]
+        return [self.method("to", arg, dtype) if isinstance(arg, NodeValue) else arg for arg in args]
 
-    def tensor(self, number: Any, beside: Any = None) -> Value:
+    def tensor(self, number: Any, beside: Any = None) -> NodeValue:
         """A number as a tensor, for the functions of torch that take no number there: `beside` is what it meets."""
-        if isinstance(number, Value):
+        if isinstance(number, NodeValue):
             return number
         known = _number(number)
         assert known is not None
         dtype = known.dtype
-        met = beside.fake.dtype if isinstance(beside, Value) else torch.get_default_dtype()
+        met = beside.fake.dtype if isinstance(beside, NodeValue) else torch.get_default_dtype()
         if dtype == torch.float64 and not _is_exact(met) and met not in (torch.float64, torch.complex128):
             dtype = torch.get_default_dtype()  # or the result of float tensors would be double
-        result: Value = self.call(torch.full, [], known.value, dtype=dtype, device=DEVICE)
+        result: NodeValue = self.call(torch.full, [], known.value, dtype=dtype, device=DEVICE)
         return result
 
-    def same_elements(self, value: Value, of: Value) -> Value:
+    def same_elements(self, value: NodeValue, of: NodeValue) -> NodeValue:
         """Note that a result has the elements of another tensor, moved or repeated."""
-        return Value(value.node, value.fake, of.source)
+        return NodeValue(value.node, value.fake, of.source)
 
-    def index(self, value: Value, count: int) -> None:
+    def index(self, value: NodeValue, count: int) -> None:
         """Note that a tensor holds numbers of elements, of which there are so many."""
         if value.source is not None:
             self.indices[value.source] = min(count, self.indices.get(value.source, count))
@@ -103,7 +103,7 @@ class Builder:
         if isinstance(fake, FakeTensor):
             if fake.dim() > MAX_RANK:
                 raise ValueError(f"a tensor of {fake.dim()} dimensions")
-            return Value(node, fake)
+            return NodeValue(node, fake)
         parts = []
         for i, part in enumerate(fake):
             if isinstance(part, FakeTensor):
@@ -124,13 +124,13 @@ def _is_exact(dtype: torch.dtype) -> bool:
     return not (dtype.is_floating_point or dtype.is_complex)
 
 
-def _node(value: Value) -> Node:
+def _node(value: NodeValue) -> Node:
     return value.node
 
 
-def _of(arg: Any, make: Callable[[Value], Any]) -> Any:
+def _of(arg: Any, make: Callable[[NodeValue], Any]) -> Any:
     """Arguments with each tensor of the fusion replaced by what `make` gives, and each number by its value."""
-    if isinstance(arg, Value):
+    if isinstance(arg, NodeValue):
         return make(arg)
     if isinstance(arg, Number):
         return arg.value

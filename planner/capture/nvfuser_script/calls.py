@@ -13,7 +13,7 @@ from fuseplan.capture.nvfuser_script.definition import Definition
 from fuseplan.capture.nvfuser_script.examples import example_of, method_of
 from fuseplan.capture.nvfuser_script.numbers import check_size
 from fuseplan.capture.nvfuser_script.table import NO_COUNTERPART, OPS, bound
-from fuseplan.capture.nvfuser_script.words import DTYPES, Example, Name, Number, Value, dtype_named
+from fuseplan.capture.nvfuser_script.words import DTYPES, Example, Name, NodeValue, Number, dtype_named
 from fuseplan.graph.limits import short
 
 
@@ -28,7 +28,7 @@ class Ops:
 
 
 @dataclass(frozen=True)
-class Op:
+class OpName:
     """One op of it."""
 
     name: str
@@ -51,14 +51,14 @@ _METHODS = (
 def attribute(owner: Any, name: str) -> Any:
     """`owner.name`, where that means something; AttributeError otherwise."""
     if isinstance(owner, Handle):
-        return Ops() if name in ("ops", "Ops") else Method(name) if name in _METHODS else Op(name)
+        return Ops() if name in ("ops", "Ops") else Method(name) if name in _METHODS else OpName(name)
     if isinstance(owner, Ops):
-        return Op(name)
+        return OpName(name)
     if isinstance(owner, Name):
         return _named(f"{owner.text}.{name}")
     if isinstance(owner, list) and name in ("append", "extend"):
         return Method(name, owner)
-    if isinstance(owner, Value):
+    if isinstance(owner, NodeValue):
         return owner.fake.dim() if name == "ndim" else Method(name, owner)
     if isinstance(owner, Example):
         plain = {"shape": tuple(owner.meta.shape), "dtype": owner.meta.dtype, "ndim": owner.meta.dim()}
@@ -89,7 +89,7 @@ def call(definition: Definition | None, function: Any, args: Sequence[Any], kwar
     if isinstance(function, Method) and isinstance(function.owner, list):
         check_size([function.owner, *args])
         return getattr(function.owner, function.name)(*args)
-    if definition is None or not isinstance(function, (Op, Method)):
+    if definition is None or not isinstance(function, (OpName, Method)):
         raise TypeError("it is nothing that can be called here")
     if isinstance(function, Method) and function.owner is None:
         return getattr(definition, function.name)(*args, **kwargs)

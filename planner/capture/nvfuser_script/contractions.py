@@ -9,21 +9,23 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from fuseplan.capture.nvfuser_script.builder import Builder, Function
+from fuseplan.capture.nvfuser_script.builder import Function, ProgramBuilder
 from fuseplan.capture.nvfuser_script.pointwise import Op, cast
-from fuseplan.capture.nvfuser_script.words import Number, Value, whole, wholes
+from fuseplan.capture.nvfuser_script.words import NodeValue, Number, whole, wholes
 
 # reductions
 
 
-def _dims(x: Value, dims: Any) -> list[int]:
+def _dims(x: NodeValue, dims: Any) -> list[int]:
     return list(range(x.fake.dim())) if dims is None else wholes(dims)
 
 
 def _reduction(target: Function) -> Op:
     """One that takes several dimensions at once."""
 
-    def op(b: Builder, x: Value, dims: Any = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> Any:
+    def op(
+        b: ProgramBuilder, x: NodeValue, dims: Any = None, keepdim: bool = False, dtype: torch.dtype | None = None
+    ) -> Any:
         if isinstance(dims, torch.dtype):
             dims, dtype = None, dims  # all dimensions, and the dtype in the second place
         over = _dims(x, dims)
@@ -33,7 +35,9 @@ def _reduction(target: Function) -> Op:
     return op
 
 
-def _prod(b: Builder, x: Value, dims: Any = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> Any:
+def _prod(
+    b: ProgramBuilder, x: NodeValue, dims: Any = None, keepdim: bool = False, dtype: torch.dtype | None = None
+) -> Any:
     """Torch multiplies over one dimension at a time."""
     for dim in sorted((dim % x.fake.dim() for dim in _dims(x, dims)), reverse=True):
         named = {} if dtype in (None, x.fake.dtype) else {"dtype": dtype}
@@ -41,15 +45,15 @@ def _prod(b: Builder, x: Value, dims: Any = None, keepdim: bool = False, dtype: 
     return x
 
 
-def _var(b: Builder, x: Value, dims: Any, correction: Any = 1, keepdim: bool = False) -> Any:
+def _var(b: ProgramBuilder, x: NodeValue, dims: Any, correction: Any = 1, keepdim: bool = False) -> Any:
     return b.call(torch.var, x, _dims(x, dims), correction=whole(correction), keepdim=keepdim)
 
 
-def _var_mean(b: Builder, x: Value, dims: Any, correction: Any = 1, keepdim: bool = False) -> Any:
+def _var_mean(b: ProgramBuilder, x: NodeValue, dims: Any, correction: Any = 1, keepdim: bool = False) -> Any:
     return b.call(torch.var_mean, x, _dims(x, dims), correction=whole(correction), keepdim=keepdim)
 
 
-def _welford(b: Builder, x: Value, dims: Any) -> Any:
+def _welford(b: ProgramBuilder, x: NodeValue, dims: Any) -> Any:
     """The mean, the sum of squared differences from it, and the count."""
     over = _dims(x, dims)
     variance, mean = b.call(torch.var_mean, x, over, correction=0, keepdim=False)
@@ -60,71 +64,71 @@ def _welford(b: Builder, x: Value, dims: Any) -> Any:
 
 
 def _scan(target: Function) -> Op:
-    def op(b: Builder, x: Value, dim: Any) -> Any:
+    def op(b: ProgramBuilder, x: NodeValue, dim: Any) -> Any:
         result = b.call(target, x, whole(dim))
         return result[0] if isinstance(result, tuple) else result
 
     return op
 
 
-def _argsort(b: Builder, x: Value, dim: Any = -1, descending: bool = False, stable: bool = False) -> Any:
+def _argsort(b: ProgramBuilder, x: NodeValue, dim: Any = -1, descending: bool = False, stable: bool = False) -> Any:
     return b.call(torch.argsort, x, dim=whole(dim), descending=descending, stable=stable)
 
 
-def _topk(b: Builder, x: Value, k: Any, dim: Any = -1, largest: bool = True, sorted: bool = False) -> Any:
+def _topk(b: ProgramBuilder, x: NodeValue, k: Any, dim: Any = -1, largest: bool = True, sorted: bool = False) -> Any:
     return b.call(torch.topk, x, whole(k), whole(dim), largest, sorted)
 
 
 # elements by their numbers
 
 
-def _indices(b: Builder, index: Value, count: int) -> Value:
+def _indices(b: ProgramBuilder, index: NodeValue, count: int) -> NodeValue:
     """Numbers of elements, of which there are so many. A `where` with 0.0, as nvFuser prints it, has made them floats."""
     b.index(index, count)
     if not index.fake.is_floating_point():
         return index
-    integers: Value = cast(b, index, torch.int64)
+    integers: NodeValue = cast(b, index, torch.int64)
     return integers
 
 
-def _along(b: Builder, x: Value, index: Value, dim: Any) -> tuple[int, Value]:
+def _along(b: ProgramBuilder, x: NodeValue, index: NodeValue, dim: Any) -> tuple[int, NodeValue]:
     number = whole(dim)
     return number, _indices(b, index, int(x.fake.shape[number]))
 
 
-def _gather(b: Builder, x: Value, index: Value, dim: Any) -> Any:
+def _gather(b: ProgramBuilder, x: NodeValue, index: NodeValue, dim: Any) -> Any:
     return b.call(torch.gather, x, *_along(b, x, index, dim))
 
 
-def _take_along_axis(b: Builder, x: Value, index: Value, dim: Any) -> Any:
+def _take_along_axis(b: ProgramBuilder, x: NodeValue, index: NodeValue, dim: Any) -> Any:
     number, indices = _along(b, x, index, dim)
     return b.call(torch.take_along_dim, x, indices, number)
 
 
-def _index_select(b: Builder, x: Value, index: Value, dim: Any) -> Any:
+def _index_select(b: ProgramBuilder, x: NodeValue, index: NodeValue, dim: Any) -> Any:
     return b.call(torch.index_select, x, *_along(b, x, index, dim))
 
 
-def _select(b: Builder, x: Value, index: Any, dim: Any) -> Any:
+def _select(b: ProgramBuilder, x: NodeValue, index: Any, dim: Any) -> Any:
     """By a number, or by a tensor that holds one."""
-    if not isinstance(index, Value):
+    if not isinstance(index, NodeValue):
         return b.call(torch.select, x, whole(dim), whole(index))
     number, one = _along(b, x, index, dim)
     return b.call(torch.squeeze, b.call(torch.index_select, x, number, b.call(torch.reshape, one, [1])), number)
 
 
-def _scatter(b: Builder, x: Value, index: Value, src: Any, dim: Any) -> Any:
+def _scatter(b: ProgramBuilder, x: NodeValue, index: NodeValue, src: Any, dim: Any) -> Any:
     return b.call(torch.scatter, x, *_along(b, x, index, dim), src)
 
 
-def _index_put_accumulate(b: Builder, x: Value, index: Value, value: Value) -> Any:
+def _index_put_accumulate(b: ProgramBuilder, x: NodeValue, index: NodeValue, value: NodeValue) -> Any:
     rows = _indices(b, index, int(x.fake.shape[0]))
     flat = rows if rows.fake.dim() == 1 else b.call(torch.reshape, rows, [-1])
     return b.call(torch.index_put, x, (flat,), value, True)
 
 
 def _embedding(
-    b: Builder, x: Value, weight: Value, padding_idx: Any = None, max_norm: Any = None, norm_type: Any = None,
+    b: ProgramBuilder, x: NodeValue, weight: NodeValue, padding_idx: Any = None, max_norm: Any = None, norm_type: Any = None,
     scale_grad_by_freq: Any = None, sparse: Any = None,
 ) -> Any:  # fmt: skip
     if max_norm is not None:
@@ -136,20 +140,20 @@ def _embedding(
 # kernels of their own
 
 
-def _linear(b: Builder, x: Value, weight: Value, bias: Value | None = None) -> Any:
+def _linear(b: ProgramBuilder, x: NodeValue, weight: NodeValue, bias: NodeValue | None = None) -> Any:
     return b.call(F.linear, x, weight, bias)
 
 
-def _matmul(b: Builder, x: Value, y: Value) -> Any:
+def _matmul(b: ProgramBuilder, x: NodeValue, y: NodeValue) -> Any:
     return b.call(torch.matmul, x, y)
 
 
-def _grouped_mm(b: Builder, x: Value, y: Value, offsets: Value) -> Any:
+def _grouped_mm(b: ProgramBuilder, x: NodeValue, y: NodeValue, offsets: NodeValue) -> Any:
     return b.call(torch.ops.aten._grouped_mm.default, x, y, offsets)
 
 
 def _attention(
-    b: Builder, query: Value, key: Value, value: Value, dropout_p: Any = None, is_causal: Any = None, scale: Any = None,
+    b: ProgramBuilder, query: NodeValue, key: NodeValue, value: NodeValue, dropout_p: Any = None, is_causal: Any = None, scale: Any = None,
     *, only_result: bool = False,
 ) -> Any:  # fmt: skip
     """One op of torch where only its result is used; what a backward needs comes from the flash kernel alone."""
@@ -164,8 +168,8 @@ def _attention(
 
 
 def _attention_backward(
-    b: Builder, grad_output: Value, query: Value, key: Value, value: Value, output: Value, log_sumexp: Value,
-    dropout_p: Any, is_causal: Any, philox_seed: Value, philox_offset: Value, scale: Any = None,
+    b: ProgramBuilder, grad_output: NodeValue, query: NodeValue, key: NodeValue, value: NodeValue, output: NodeValue, log_sumexp: NodeValue,
+    dropout_p: Any, is_causal: Any, philox_seed: NodeValue, philox_offset: NodeValue, scale: Any = None,
 ) -> Any:  # fmt: skip
     chance, causal, by = (n.value if isinstance(n, Number) else n for n in (dropout_p, is_causal, scale))
     lengths = (None, None, int(query.fake.shape[-2]), int(key.fake.shape[-2]))
@@ -177,8 +181,8 @@ def _attention_backward(
 
 
 def _batch_norm(
-    b: Builder, x: Value, weight: Value | None, bias: Value | None, running_mean: Value | None,
-    running_var: Value | None, momentum: Any, eps: Any, training: bool, channels_last: bool = False,
+    b: ProgramBuilder, x: NodeValue, weight: NodeValue | None, bias: NodeValue | None, running_mean: NodeValue | None,
+    running_var: NodeValue | None, momentum: Any, eps: Any, training: bool, channels_last: bool = False,
 ) -> Any:  # fmt: skip
     if channels_last:
         raise ValueError("channels_last changes what the dimensions mean; permute the tensor")

@@ -7,25 +7,25 @@ from typing import Any
 
 import torch
 
-from fuseplan.capture.nvfuser_script.builder import Builder
+from fuseplan.capture.nvfuser_script.builder import ProgramBuilder
 from fuseplan.capture.nvfuser_script.examples import Spread, usual
 from fuseplan.capture.nvfuser_script.shapes import stride_order as in_order
-from fuseplan.capture.nvfuser_script.sizes import Sizes
-from fuseplan.capture.nvfuser_script.words import Example, Number, Value, whole, wholes
+from fuseplan.capture.nvfuser_script.sizes import ChosenSizes
+from fuseplan.capture.nvfuser_script.words import Example, NodeValue, Number, whole, wholes
 from fuseplan.graph.limits import MAX_RANK
 
 
 class Definition:
     """What the script says of one fusion, kept as it is said."""
 
-    def __init__(self, given: Sequence[Any] | None, sizes: Sizes) -> None:
-        self.builder = Builder()
+    def __init__(self, given: Sequence[Any] | None, sizes: ChosenSizes) -> None:
+        self.builder = ProgramBuilder()
         self.given = given
         self.sizes = sizes
         self.values: list[Spread] = []
         self.on_cpu: list[bool] = []
-        self.outputs: list[Value] = []
-        self.written: list[tuple[Value, Value]] = []
+        self.outputs: list[NodeValue] = []
+        self.written: list[tuple[NodeValue, NodeValue]] = []
         self.made_up: list[str] = []
         """What was chosen for want of inputs."""
         self._taken = 0
@@ -36,7 +36,7 @@ class Definition:
         self, shape: Any = None, contiguity: Any = None, dtype: Any = torch.float32, is_cpu: bool = False,
         stride_order: Any = None, *, symbolic_sizes: Any = None, sizes: Any = None, contiguous: Any = None,
         strides: Any = None, ndims: Any = None, static_sizes: bool = False,
-    ) -> Value:  # fmt: skip
+    ) -> NodeValue:  # fmt: skip
         declared = next((item for item in (shape, symbolic_sizes, sizes, ndims) if item is not None), 0)
         rank = len(declared) if isinstance(declared, (list, tuple)) else whole(declared)
         if not 0 <= rank <= MAX_RANK:
@@ -62,7 +62,7 @@ class Definition:
             raise ValueError(f"{dtype} {dims}, for which the script gives {meta.dtype} {list(meta.shape)}")
         return self._input(meta.shape, meta.stride(), dtype, is_cpu, example.values)
 
-    def from_pytorch(self, tensor: Any, static_sizes: bool = False) -> Value:
+    def from_pytorch(self, tensor: Any, static_sizes: bool = False) -> NodeValue:
         if not isinstance(tensor, Example):
             raise TypeError("from_pytorch takes a tensor")
         if self.given is not None:
@@ -99,7 +99,9 @@ class Definition:
     def add_input(self, *_: Any) -> None:
         """The first frontend asked for this; an input is one by being defined."""
 
-    def _input(self, shape: Sequence[int], stride: Sequence[int], dtype: Any, is_cpu: bool, values: Spread) -> Value:
+    def _input(
+        self, shape: Sequence[int], stride: Sequence[int], dtype: Any, is_cpu: bool, values: Spread
+    ) -> NodeValue:
         self.values.append(values)
         self.on_cpu.append(is_cpu and not len(shape))
         return self.builder.input(shape, stride, dtype)
@@ -120,11 +122,11 @@ class Definition:
 
     def add_output(self, output: Any, alias_input: Any = None, stride_order: Any = None) -> None:
         """One that is to be written to an input is no output of its own."""
-        if not isinstance(output, Value):
+        if not isinstance(output, NodeValue):
             raise TypeError("an output that is a number, which a program of torch has not")
         if isinstance(alias_input, (list, tuple)):
             alias_input, stride_order = None, alias_input
-        if isinstance(alias_input, Value):
+        if isinstance(alias_input, NodeValue):
             self.written.append((alias_input, output))
             return
         if stride_order is not None:

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fuseplan.capture.nvfuser_script.calls import Method, Op, attribute, call
+from fuseplan.capture.nvfuser_script.calls import Method, OpName, attribute, call
 from fuseplan.capture.nvfuser_script.definition import Definition
 from fuseplan.capture.nvfuser_script.numbers import OPERATORS, check_size, computed, is_plain
 from fuseplan.capture.nvfuser_script.scope import Scope
@@ -129,7 +129,7 @@ class Expressions:
         op = OPERATORS[kinds[0]].op
         if self.definition is None or op is None or any(isinstance(value, Example) for value in values):
             fail(node, f"{source_of(node)} is not understood")
-        return call(self.definition, Op(op), values, {})
+        return call(self.definition, OpName(op), values, {})
 
     def _either(self, node: ast.BoolOp) -> Any:
         value: Any = None
@@ -172,7 +172,7 @@ class Expressions:
         check_size([*args, *kwargs.values()])
         if isinstance(function, ast.FunctionDef):
             return self.follow(node, function, args, kwargs)
-        if only_first and isinstance(function, (Op, Method)) and function.name == "sdpfa_fwd":
+        if only_first and isinstance(function, (OpName, Method)) and function.name == "sdpfa_fwd":
             kwargs["only_result"] = True
         try:
             return call(self.definition, function, args, kwargs)

@@ -9,7 +9,7 @@ from typing import Any
 from fuseplan.capture.nvfuser_script.definition import Definition
 from fuseplan.capture.nvfuser_script.expressions import MAX_DEPTH, Expressions
 from fuseplan.capture.nvfuser_script.scope import Scope
-from fuseplan.capture.nvfuser_script.words import Number, Value, fail
+from fuseplan.capture.nvfuser_script.words import NodeValue, Number, fail
 
 _CALL_DEPTH = 5
 """How many levels of expressions a call of one of the script's functions counts for."""
@@ -55,7 +55,7 @@ class Interpreter(Expressions):
 
     def _if(self, statement: ast.If) -> None:
         test = self.value(statement.test)
-        if isinstance(test, Value):
+        if isinstance(test, NodeValue):
             fail(statement.test, "a condition on a tensor")
         self.run(statement.body if (test.value if isinstance(test, Number) else test) else statement.orelse)
 

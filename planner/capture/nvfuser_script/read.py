@@ -14,15 +14,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.node import map_aggregate
 
-from fuseplan.capture.nvfuser_script.builder import Builder
+from fuseplan.capture.nvfuser_script.builder import ProgramBuilder
 from fuseplan.capture.nvfuser_script.calls import Handle
 from fuseplan.capture.nvfuser_script.definition import Definition
 from fuseplan.capture.nvfuser_script.interpreter import Interpreter, parameters
-from fuseplan.capture.nvfuser_script.sizes import ResizeError, Sizes
-from fuseplan.capture.nvfuser_script.source import Fusion, fusions, parse, run_on
+from fuseplan.capture.nvfuser_script.sizes import ChosenSizes, ResizeError
+from fuseplan.capture.nvfuser_script.source import ScriptFusion, fusions, parse, run_on
 from fuseplan.capture.nvfuser_script.words import Example, fail
-from fuseplan.capture.trace_format import Trace
-from fuseplan.capture.trace_write import write_trace
+from fuseplan.capture.trace.format import Trace
+from fuseplan.capture.trace.write import write_trace
 from fuseplan.errors import GraphError
 
 _READINGS = 1000
@@ -72,9 +72,9 @@ def read_scripts(text: str, name: str = "") -> list[Trace]:
         raise GraphError("expressions that are nested too deep") from None
 
 
-def _trace(fusion: Fusion, name: str, literals: frozenset[int], loaded: frozenset[str]) -> Trace:
+def _trace(fusion: ScriptFusion, name: str, literals: frozenset[int], loaded: frozenset[str]) -> Trace:
     given = _given(fusion)
-    sizes = Sizes(literals)
+    sizes = ChosenSizes(literals)
     definition = _defined(fusion, given, sizes, loaded)
     if given is None and sizes.choose():
         definition = _defined(fusion, given, sizes, loaded)
@@ -84,7 +84,7 @@ def _trace(fusion: Fusion, name: str, literals: frozenset[int], loaded: frozense
     return _captured(definition, name)
 
 
-def _given(fusion: Fusion) -> list[Any] | None:
+def _given(fusion: ScriptFusion) -> list[Any] | None:
     """The inputs that the script makes, one after the other; None where it makes none."""
     expression = run_on(fusion)
     if expression is None:
@@ -101,7 +101,9 @@ def _given(fusion: Fusion) -> list[Any] | None:
     return flat
 
 
-def _defined(fusion: Fusion, given: Sequence[Any] | None, sizes: Sizes, loaded: frozenset[str]) -> Definition:
+def _defined(
+    fusion: ScriptFusion, given: Sequence[Any] | None, sizes: ChosenSizes, loaded: frozenset[str]
+) -> Definition:
     """The fusion, read until no size is learned any more."""
     for _ in range(_READINGS):
         definition = Definition(given, sizes)
@@ -160,7 +162,7 @@ def _onto_cuda(gm: GraphModule, inputs: Sequence[torch.Tensor], on_cpu: Sequence
     return given
 
 
-def _touch(builder: Builder, used: Sequence[int]) -> None:
+def _touch(builder: ProgramBuilder, used: Sequence[int]) -> None:
     """Inputs are read in their order first, or Dynamo would order them by their first use."""
     first = next(node for node in builder.graph.nodes if node.op != "placeholder")
     with builder.graph.inserting_before(first):

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import Any
 
-from fuseplan.capture.nvfuser_script.words import Value, wholes
+from fuseplan.capture.nvfuser_script.words import NodeValue, wholes
 
 USUAL = (1024, 128, 16)
 """Sizes of the last dimension, the one before it, and the one before that; more of them are small."""
@@ -21,7 +21,7 @@ class ResizeError(Exception):
     """A size has become known: read again."""
 
 
-class Sizes:
+class ChosenSizes:
     """What is known of the sizes that a script leaves open."""
 
     def __init__(self, taken: frozenset[int] = frozenset()) -> None:
@@ -70,7 +70,7 @@ def _primes(taken: frozenset[int]) -> Iterator[int]:
 
 def _equal(op: str, args: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
     """Pairs of sizes that an op must have equal."""
-    shapes = [tuple(arg.fake.shape) for arg in args.values() if isinstance(arg, Value)]
+    shapes = [tuple(arg.fake.shape) for arg in args.values() if isinstance(arg, NodeValue)]
     if op in ("view", "view_copy") and args.get("new_shape") is not None:
         yield from zip(shapes[0], wholes(args["original_shape"]), strict=False)
     elif op in ("reshape", "view", "view_copy"):

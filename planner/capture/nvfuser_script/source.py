@@ -24,7 +24,7 @@ _RUNS = ("execute", "run", "exec_nvfuser", "validate")
 
 
 @dataclass(eq=False)
-class Fusion:
+class ScriptFusion:
     """One definition: its statements, the name of the FusionDefinition in them, and what it is run on."""
 
     scope: Scope
@@ -65,13 +65,13 @@ def _check_import(node: ast.Import | ast.ImportFrom) -> None:
             )
 
 
-def fusions(tree: ast.Module) -> list[Fusion]:
+def fusions(tree: ast.Module) -> list[ScriptFusion]:
     """All that a script defines, in order."""
     found = list(_in_scope(Scope(tree.body)))
     return sorted(found, key=lambda fusion: fusion.line)
 
 
-def _in_scope(scope: Scope) -> Iterator[Fusion]:
+def _in_scope(scope: Scope) -> Iterator[ScriptFusion]:
     inlined = set()
     for statement in flat(scope.body):
         if isinstance(statement, ast.With) and (fusion := _block(scope, statement)):
@@ -84,25 +84,27 @@ def _in_scope(scope: Scope) -> Iterator[Fusion]:
             handle = _handle_of(statement)
             if handle is not None:
                 called = frozenset((statement.name, *_made_of(scope, statement.name)))
-                yield Fusion(scope, statement.body, handle, statement.lineno, called, statement)
+                yield ScriptFusion(scope, statement.body, handle, statement.lineno, called, statement)
             else:
                 yield from _in_scope(Scope(statement.body, scope))
     bare = [statement for statement in scope.body if _defines(statement, "fd")]
     if bare and scope.parent is None:
-        yield Fusion(scope, bare, "fd", bare[0].lineno, frozenset({"fd"}))
+        yield ScriptFusion(scope, bare, "fd", bare[0].lineno, frozenset({"fd"}))
 
 
-def _in_class(scope: Scope, node: ast.ClassDef) -> Iterator[Fusion]:
+def _in_class(scope: Scope, node: ast.ClassDef) -> Iterator[ScriptFusion]:
     """A subclass of FusionDefinition, or a class of tests."""
     methods = {method.name: method for method in node.body if isinstance(method, ast.FunctionDef)}
     if any("FusionDefinition" in ast.unparse(base) for base in node.bases) and "definition" in methods:
         handle = methods["definition"].args.args[0].arg
-        yield Fusion(scope, methods["definition"].body, handle, node.lineno, frozenset(_made_of(scope, node.name)))
+        yield ScriptFusion(
+            scope, methods["definition"].body, handle, node.lineno, frozenset(_made_of(scope, node.name))
+        )
     else:
         yield from _in_scope(Scope(node.body, scope))
 
 
-def _block(scope: Scope, node: ast.With) -> Fusion | None:
+def _block(scope: Scope, node: ast.With) -> ScriptFusion | None:
     """`with FusionDefinition(...) as fd:`, or with a FusionDefinition that was made before."""
     context, target = node.items[0].context_expr, node.items[0].optional_vars
     made = scope.assignment(context.id, node.lineno) if isinstance(context, ast.Name) else None
@@ -116,7 +118,9 @@ def _block(scope: Scope, node: ast.With) -> Fusion | None:
     if not known and not any(_defines(statement, target.id) for statement in flat(node.body)):
         return None  # a helper, that is given the function that defines it
     owners = {arg.id for arg in new.args if isinstance(arg, ast.Name)}
-    return Fusion(scope, node.body, target.id, node.lineno, frozenset({target.id, *owners, *_called_in(node.body)}))
+    return ScriptFusion(
+        scope, node.body, target.id, node.lineno, frozenset({target.id, *owners, *_called_in(node.body)})
+    )
 
 
 def _handle_of(function: ast.FunctionDef) -> str | None:
@@ -144,7 +148,7 @@ def _defines(statement: ast.stmt, handle: str) -> bool:
     return isinstance(owner, ast.Name) and owner.id == handle
 
 
-def run_on(fusion: Fusion) -> ast.expr | None:
+def run_on(fusion: ScriptFusion) -> ast.expr | None:
     """The list of inputs that the script runs a fusion on, if it says so."""
     runs = [
         (node, _argument(node))

@@ -42,7 +42,7 @@ _KINDS = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: tor
 
 
 @dataclass(frozen=True, eq=False)
-class Value:
+class NodeValue:
     """A tensor of the fusion: the node that computes it, and a fake tensor of its shape, strides and dtype."""
 
     node: Node

@@ -1,5 +1,1 @@
 """nvFuser: ATen ops lowered into `nvfuser_direct` fusions by a table, file by file by subject."""
-
-from fuseplan.executors.nvfuser.executor import NvfuserExecutor
-
-__all__ = ["NvfuserExecutor"]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from fuseplan.executors.nvfuser.kept import FITS, Kept
+from fuseplan.executors.nvfuser.kept import FITS, KnownRegions
 
 _PROBE = """
 import torch, nvfuser_direct as nv
@@ -53,7 +53,7 @@ def _misfit() -> str | None:
         return "nvFuser is not installed (no module nvfuser_direct)"
     if not torch.cuda.is_available():
         return "there is no CUDA GPU here"
-    kept = Kept.here()
+    kept = KnownRegions.here()
     if FITS in kept:
         return None
     try:

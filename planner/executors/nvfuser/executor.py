@@ -10,15 +10,16 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fuseplan.errors import ExecutorError, UnsupportedError
-from fuseplan.executors.aten import AtenExecutor
-from fuseplan.executors.base import Compiled
-from fuseplan.executors.inputs import make_inputs
+from fuseplan.executors.aten.executor import AtenExecutor
+from fuseplan.executors.base import Compiled, refuse_unsupported
 from fuseplan.executors.nvfuser import available, layout, table
-from fuseplan.executors.nvfuser.fusion import Fusion, define
-from fuseplan.executors.nvfuser.kept import FITS, Kept
+from fuseplan.executors.nvfuser.fusion import RegionFusion, define
+from fuseplan.executors.nvfuser.kept import FITS, KnownRegions
+from fuseplan.executors.nvfuser.traits import NVFUSER
 from fuseplan.executors.nvfuser.trial import MIN_OPS, Trials
 from fuseplan.graph import Graph, Op, Ref, TensorType
 from fuseplan.graph.words import counted
+from fuseplan.judge.inputs import make_inputs
 
 MAX_OPS = 128
 """The most ops in one region: nvFuser's segmenter takes minutes for some longer ones. The largest islands have 85."""
@@ -30,11 +31,17 @@ MAX_TENSORS = 200
 class NvfuserExecutor:
     """Runs regions of CUDA tensors as nvFuser fusions."""
 
-    name = "nvfuser"
+    name = NVFUSER.name
+    traits = NVFUSER
 
     def version(self) -> str:
         """The version of nvFuser; "none" where it is not installed."""
         return available.version()
+
+    def version_on(self, device: str) -> str | None:
+        """Read from its files: whether it runs here is found out when it has to, in seconds."""
+        found = available.version()
+        return None if found == "none" or not NVFUSER.runs_on(device) else found
 
     def available(self) -> str | None:
         """None where nvFuser works here, else one line that says why not."""
@@ -59,7 +66,9 @@ class NvfuserExecutor:
 
     def compile(self, region: Graph, variant: str = "default") -> Compiled:
         """The region as a callable, its kernels built and tried once for the sizes that were recorded."""
-        self._accept(region, variant)
+        if variant not in self.variants(region):
+            raise UnsupportedError(f"nvfuser has no variant {variant!r}; it has {', '.join(self.variants(region))}")
+        refuse_unsupported(self, region)
         if _is_empty(region):
             return AtenExecutor().compile(region)  # no kernel has anything to do
         if len(region.ops) > MIN_OPS:
@@ -67,17 +76,6 @@ class NvfuserExecutor:
             if reason is not None:
                 raise ExecutorError(f"nvfuser is not let compile a region of {len(region.ops)} ops: {reason}")
         return build(region)
-
-    def _accept(self, region: Graph, variant: str) -> None:
-        if variant not in self.variants(region):
-            raise UnsupportedError(f"nvfuser has no variant {variant!r}; it has {', '.join(self.variants(region))}")
-        for op in region.ops:
-            reason = self.supports(op, region)
-            if reason is not None:
-                raise UnsupportedError(f"nvfuser does not run {op.target}: {reason}")
-        reason = self.refuses(region)
-        if reason is not None:
-            raise UnsupportedError(f"nvfuser does not run this region: {reason}")
 
 
 def build(region: Graph) -> Compiled:
@@ -91,7 +89,7 @@ def build(region: Graph) -> Compiled:
 
 @cache
 def _trials() -> Trials:
-    return Trials(kept=Kept.here())
+    return Trials(kept=KnownRegions.here())
 
 
 def _compiled(region: Graph, *, cautious: bool) -> Compiled:
@@ -99,7 +97,7 @@ def _compiled(region: Graph, *, cautious: bool) -> Compiled:
         compiled = _callable(region, define(region, cautious=cautious))
         _try_out(region, compiled)
     except ImportError as error:
-        Kept.here().drop(FITS)  # the next process had better look again
+        KnownRegions.here().drop(FITS)  # the next process had better look again
         raise ExecutorError(f"nvfuser cannot be imported: {_first_line(error)}") from error
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise ExecutorError(f"nvfuser cannot compile the region: {_first_line(error)}") from error
@@ -112,7 +110,7 @@ def _is_empty(region: Graph) -> bool:
     return any(isinstance(kind, TensorType) and 0 in kind.shape for kind in map(region.types.__getitem__, names))
 
 
-def _callable(region: Graph, fusion: Fusion) -> Compiled:
+def _callable(region: Graph, fusion: RegionFusion) -> Compiled:
     """nvFuser's own `execute` where the region's outputs are the fusion's; else the least that puts them in order."""
     run = fusion.cache.execute
     if not any(_on_gpu(value.type) for value in region.inputs):
@@ -124,7 +122,7 @@ def _callable(region: Graph, fusion: Fusion) -> Compiled:
     return _reordered(region, fusion, run)
 
 
-def _reordered(region: Graph, fusion: Fusion, run: Any) -> Compiled:
+def _reordered(region: Graph, fusion: RegionFusion, run: Any) -> Compiled:
     inputs = {value.name: i for i, value in enumerate(region.inputs)}
     written = {op.outputs[0].name: inputs[op.mutates[0]] for op in region.ops if op.mutates}
     inputs = {**inputs, **written}

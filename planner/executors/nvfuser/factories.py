@@ -12,41 +12,41 @@ from typing import Any
 
 from fuseplan.executors.nvfuser.dtypes import FLOATS, compute_type
 from fuseplan.executors.nvfuser.rules import Conditions, Lower, Table, every, static_number
-from fuseplan.executors.nvfuser.site import Number, Operand, Site, Tensor
+from fuseplan.executors.nvfuser.site import Number, OpContext, Operand, Tensor
 from fuseplan.graph import Graph, Op, TensorType
 
 
 def _filled(value: Number) -> Lower:
-    def lower(at: Site, *_: Any, **__: Any) -> Any:
+    def lower(at: OpContext, *_: Any, **__: Any) -> Any:
         return at.full(value)
 
     return lower
 
 
-def full(at: Site, shape: Sequence[Any], value: Number, **_: Any) -> Any:
+def full(at: OpContext, shape: Sequence[Any], value: Number, **_: Any) -> Any:
     return at.full(value)
 
 
-def full_like(at: Site, x: Tensor, value: Number, **_: Any) -> Any:
+def full_like(at: OpContext, x: Tensor, value: Number, **_: Any) -> Any:
     return at.full(value)
 
 
-def new_full(at: Site, x: Tensor, shape: Sequence[Any], value: Number, **_: Any) -> Any:
+def new_full(at: OpContext, x: Tensor, shape: Sequence[Any], value: Number, **_: Any) -> Any:
     return at.full(value)
 
 
-def scalar_tensor(at: Site, value: Number, **_: Any) -> Any:
+def scalar_tensor(at: OpContext, value: Number, **_: Any) -> Any:
     return at.full(value)
 
 
-def fill_with_tensor(at: Site, x: Tensor, value: Tensor) -> Any:
+def fill_with_tensor(at: OpContext, x: Tensor, value: Tensor) -> Any:
     rank = len(at.out.shape)
     if not rank:
         return at.same(value)
     return at.ops.expand(at.ops.broadcast(at.val(value), [True] * rank), [at.extent(d) for d in at.out.shape])
 
 
-def _arange(at: Site, start: Number, step: Number) -> Any:
+def _arange(at: OpContext, start: Number, step: Number) -> Any:
     (size,) = at.out.shape
     counted = at.index(size)
     if (start, step) == (0, 1):
@@ -55,42 +55,42 @@ def _arange(at: Site, start: Number, step: Number) -> Any:
     return at.ops.add(at.ops.mul(counted, at.val(step)), at.val(start))
 
 
-def arange(at: Site, end: Number, **_: Any) -> Any:
+def arange(at: OpContext, end: Number, **_: Any) -> Any:
     return _arange(at, 0, 1)
 
 
-def arange_from(at: Site, start: Number, end: Number, **_: Any) -> Any:
+def arange_from(at: OpContext, start: Number, end: Number, **_: Any) -> Any:
     return _arange(at, start, 1)
 
 
-def arange_by(at: Site, start: Number, end: Number, step: Number = 1, **_: Any) -> Any:
+def arange_by(at: OpContext, start: Number, end: Number, step: Number = 1, **_: Any) -> Any:
     return _arange(at, start, step)
 
 
-def _extents(at: Site) -> list[Any]:
+def _extents(at: OpContext) -> list[Any]:
     return [at.extent(d) for d in at.out.shape]
 
 
-def uniform(at: Site, *_: Any, **__: Any) -> Any:
+def uniform(at: OpContext, *_: Any, **__: Any) -> Any:
     return _uniform(at, _extents(at), "float64" if at.out.dtype == "float64" else "float32")
 
 
-def _uniform(at: Site, extents: list[Any], dtype: str) -> Any:
+def _uniform(at: OpContext, extents: list[Any], dtype: str) -> Any:
     return at.ops.uniform(at.const(0.0, dtype), at.const(1.0, dtype), extents, dtype=at.dtype(dtype))
 
 
-def normal(at: Site, *_: Any, **__: Any) -> Any:
+def normal(at: OpContext, *_: Any, **__: Any) -> Any:
     dtype = "float64" if at.out.dtype == "float64" else "float32"
     return at.ops.normal(at.const(0.0, dtype), at.const(1.0, dtype), _extents(at), dtype=at.dtype(dtype))
 
 
-def bernoulli(at: Site, x: Tensor, p: Operand | None = None, **_: Any) -> Any:
+def bernoulli(at: OpContext, x: Tensor, p: Operand | None = None, **_: Any) -> Any:
     """One where a uniform number is below the probability: that of each element, or `p`."""
     chance = at.val(x, "float32") if p is None else at.val(p, "float32")
     return at.cast(at.ops.lt(_uniform(at, _extents(at), "float32"), chance), at.out.dtype)
 
 
-def dropout(at: Site, x: Tensor, p: float, train: bool | None) -> Any:
+def dropout(at: OpContext, x: Tensor, p: float, train: bool | None) -> Any:
     extents = _extents(at)
     if train is False or p == 0:
         return at.moved(x, x.view), at.ops.full(extents, at.const(True, "bool"), at.dtype("bool"))
@@ -99,11 +99,11 @@ def dropout(at: Site, x: Tensor, p: float, train: bool | None) -> Any:
     return at.ops.mul(at.ops.mul(at.val(x), at.cast(kept, _wide(at))), scale), kept
 
 
-def _wide(at: Site) -> str:
+def _wide(at: OpContext) -> str:
     return "float64" if at.out.dtype == "float64" else "float32"
 
 
-def dropout_backward(at: Site, grad: Tensor, mask: Tensor, scale: float) -> Any:
+def dropout_backward(at: OpContext, grad: Tensor, mask: Tensor, scale: float) -> Any:
     return at.ops.mul(at.ops.mul(at.val(grad), at.val(mask)), at.val(scale))
 
 

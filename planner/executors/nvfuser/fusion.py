@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from fuseplan.capture.to_fx import constant_tensor
+from fuseplan.capture.fx.to_fx import constant_tensor
 from fuseplan.errors import ExecutorError
 from fuseplan.executors.layout import concrete, dense_order
 from fuseplan.executors.nvfuser.dtypes import compute_type
-from fuseplan.executors.nvfuser.site import Scalar, Site, Tensor, View, is_expanded
+from fuseplan.executors.nvfuser.site import OpContext, Scalar, Tensor, View, is_expanded
 from fuseplan.executors.nvfuser.sizes import Sizes
 from fuseplan.executors.nvfuser.table import LOWERINGS, computes_sizes
 from fuseplan.executors.nvfuser.writes import COPY
@@ -23,7 +23,7 @@ _KIND = {"int": "int64", "float": "float64", "bool": "bool"}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Fusion:
+class RegionFusion:
     """A defined fusion: what runs it, the tensors it takes after the region's inputs, and its outputs by name."""
 
     cache: Any  # nvfuser_direct.FusionExecutorCache
@@ -31,7 +31,7 @@ class Fusion:
     outputs: tuple[str, ...]
 
 
-def define(region: Graph, *, cautious: bool = False) -> Fusion:
+def define(region: Graph, *, cautious: bool = False) -> RegionFusion:
     """Define the fusion of a region whose ops are all in the lowering table. Needs no GPU.
 
     `cautious` spells out what nvFuser would rather find out by itself, for the regions over which it stumbles: each
@@ -42,7 +42,7 @@ def define(region: Graph, *, cautious: bool = False) -> Fusion:
     with _definition(nvfuser_direct) as fusion:
         builder = _Builder(nvfuser_direct, fusion, region, cautious=cautious)
         extra = builder.build()
-        return Fusion(nvfuser_direct.FusionExecutorCache(fusion), extra, tuple(builder.given))
+        return RegionFusion(nvfuser_direct.FusionExecutorCache(fusion), extra, tuple(builder.given))
 
 
 @contextmanager
@@ -129,8 +129,8 @@ class _Builder:
                 if isinstance(dim, str) and isinstance(known, Tensor):
                     self.sizes.learn(dim, self.nvfuser.ops.size(known.view, i))
 
-    def _site(self, outputs: tuple[Type, ...]) -> Site:
-        return Site(self.nvfuser, self.sizes, outputs, cautious=self.cautious)
+    def _site(self, outputs: tuple[Type, ...]) -> OpContext:
+        return OpContext(self.nvfuser, self.sizes, outputs, cautious=self.cautious)
 
     def _compute_sizes(self, op: Op) -> None:
         for value in op.outputs:
@@ -152,7 +152,7 @@ class _Builder:
             return self.values[arg.name]
         return tuple(self._resolved(a) for a in arg) if isinstance(arg, tuple) else arg
 
-    def _result(self, site: Site, op: Op, value: Value, result: Any) -> Tensor | None:
+    def _result(self, site: OpContext, op: Op, value: Value, result: Any) -> Tensor | None:
         kind = value.type
         if result is None or not isinstance(kind, TensorType):
             return None
@@ -182,7 +182,7 @@ class _Builder:
         self.fusion.add_output(self._laid_out(view, tensor.type))
         self.given.append(name)
 
-    def _fresh(self, site: Site, tensor: Tensor, copied: bool) -> View:
+    def _fresh(self, site: OpContext, tensor: Tensor, copied: bool) -> View:
         """The tensor in memory of its own. A fusion would give a copy as a view, and an expansion with stride 0."""
         view, dtype = tensor.view, tensor.type.dtype
         if not copied and not is_expanded(view):

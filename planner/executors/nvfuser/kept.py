@@ -27,28 +27,28 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 
 
 @dataclass(frozen=True)
-class Kept:
+class KnownRegions:
     """What is known, by a word or by the key of a region; `folder` is None where nothing can be kept.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
-    ...     kept = Kept(Path(folder) / "new")
+    ...     kept = KnownRegions(Path(folder) / "new")
     ...     before = FITS in kept
     ...     kept.add(FITS)
-    ...     before, FITS in kept, FITS in Kept(None)
+    ...     before, FITS in kept, FITS in KnownRegions(None)
     (False, True, False)
     """
 
     folder: Path | None
 
     @staticmethod
-    def here() -> Kept:
+    def here() -> KnownRegions:
         """Beside the user's database, apart for each PyTorch, nvFuser, driver and kind of GPU that meet."""
         user = places(os.environ).user
         try:
-            return Kept(None if user is None else user.parent / "nvfuser" / _meeting())
+            return KnownRegions(None if user is None else user.parent / "nvfuser" / _meeting())
         except OSError:  # files that come and go
-            return Kept(None)
+            return KnownRegions(None)
 
     def __contains__(self, what: str) -> bool:
         """Whether it was found to be so."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from fuseplan.executors.nvfuser.rules import Conditions, Table, tensor_type
-from fuseplan.executors.nvfuser.site import Site, Tensor
+from fuseplan.executors.nvfuser.site import OpContext, Tensor
 from fuseplan.graph import Graph, Op
 
 NONE, MEAN, SUM = 0, 1, 2
@@ -20,7 +20,7 @@ def _class_dim(x: Tensor) -> int:
     return 0 if x.rank == 1 else 1
 
 
-def _is_class(at: Site, x: Tensor, target: Tensor, ignore_index: int) -> Any:
+def _is_class(at: OpContext, x: Tensor, target: Tensor, ignore_index: int) -> Any:
     """For each element of `x`: does it belong to the class of its target, and does that one count?"""
     ops, dim = at.ops, _class_dim(x)
     wanted = ops.broadcast(target.view, [i == dim for i in range(x.rank)])
@@ -28,7 +28,7 @@ def _is_class(at: Site, x: Tensor, target: Tensor, ignore_index: int) -> Any:
     return ops.logical_and(ops.eq(classes, wanted), ops.ne(wanted, ignore_index))
 
 
-def _weights(at: Site, x: Tensor, weight: Tensor | None, chosen: Any) -> Any:
+def _weights(at: OpContext, x: Tensor, weight: Tensor | None, chosen: Any) -> Any:
     factor = at.const(1.0, x.type.dtype)
     if weight is not None:
         dim = _class_dim(x)
@@ -37,7 +37,7 @@ def _weights(at: Site, x: Tensor, weight: Tensor | None, chosen: Any) -> Any:
     return at.ops.where(chosen, factor, at.const(0.0, x.type.dtype))
 
 
-def nll_loss(at: Site, x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int) -> Any:
+def nll_loss(at: OpContext, x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int) -> Any:
     ops, dim = at.ops, _class_dim(x)
     chosen = _is_class(at, x, target, ignore_index)
     factor = _weights(at, x, weight, chosen)
@@ -50,7 +50,7 @@ def nll_loss(at: Site, x: Tensor, target: Tensor, weight: Tensor | None, reducti
 
 
 def nll_loss_backward(
-    at: Site, grad: Tensor, x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int,
+    at: OpContext, grad: Tensor, x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int,
     total_weight: Tensor,
 ) -> Any:  # fmt: skip
     ops, g = at.ops, at.val(grad)
@@ -64,7 +64,7 @@ def nll_loss_backward(
     return ops.where(ops.ne(factor, at.const(0.0)), ops.neg(ops.mul(g, factor)), at.const(0.0))
 
 
-def _reduced(at: Site, x: Tensor, losses: Any, reduction: int) -> Any:
+def _reduced(at: OpContext, x: Tensor, losses: Any, reduction: int) -> Any:
     if reduction == NONE:
         return losses
     dims = list(range(len(losses.shape())))
@@ -72,23 +72,23 @@ def _reduced(at: Site, x: Tensor, losses: Any, reduction: int) -> Any:
     return total if reduction == SUM else at.ops.div(total, at.count(x, dims))
 
 
-def _spread(at: Site, x: Tensor, grad: Tensor, reduction: int) -> Any:
+def _spread(at: OpContext, x: Tensor, grad: Tensor, reduction: int) -> Any:
     """The gradient that reaches each element."""
     g = at.val(grad)
     return at.ops.div(g, at.count(x, range(x.rank))) if reduction == MEAN else g
 
 
-def mse_loss(at: Site, x: Tensor, target: Tensor, reduction: int = MEAN) -> Any:
+def mse_loss(at: OpContext, x: Tensor, target: Tensor, reduction: int = MEAN) -> Any:
     apart = at.ops.sub(at.val(x), at.val(target))
     return _reduced(at, x, at.ops.mul(apart, apart), reduction)
 
 
-def mse_loss_backward(at: Site, grad: Tensor, x: Tensor, target: Tensor, reduction: int) -> Any:
+def mse_loss_backward(at: OpContext, grad: Tensor, x: Tensor, target: Tensor, reduction: int) -> Any:
     apart = at.ops.sub(at.val(x), at.val(target))
     return at.ops.mul(at.ops.mul(2.0, apart), _spread(at, x, grad, reduction))
 
 
-def huber_loss(at: Site, x: Tensor, target: Tensor, reduction: int = MEAN, delta: float = 1.0) -> Any:
+def huber_loss(at: OpContext, x: Tensor, target: Tensor, reduction: int = MEAN, delta: float = 1.0) -> Any:
     ops = at.ops
     apart = ops.abs(ops.sub(at.val(x), at.val(target)))
     near = ops.mul(ops.mul(0.5, apart), apart)
@@ -96,14 +96,14 @@ def huber_loss(at: Site, x: Tensor, target: Tensor, reduction: int = MEAN, delta
     return _reduced(at, x, ops.where(ops.le(apart, float(delta)), near, far), reduction)
 
 
-def huber_loss_backward(at: Site, grad: Tensor, x: Tensor, target: Tensor, reduction: int, delta: float) -> Any:
+def huber_loss_backward(at: OpContext, grad: Tensor, x: Tensor, target: Tensor, reduction: int, delta: float) -> Any:
     ops, g = at.ops, _spread(at, x, grad, reduction)
     apart = ops.sub(at.val(x), at.val(target))
     slope = ops.where(ops.lt(apart, -float(delta)), at.const(-delta), apart)
     return ops.mul(ops.where(ops.gt(slope, float(delta)), at.const(delta), slope), g)
 
 
-def smooth_l1_loss(at: Site, x: Tensor, target: Tensor, reduction: int = MEAN, beta: float = 1.0) -> Any:
+def smooth_l1_loss(at: OpContext, x: Tensor, target: Tensor, reduction: int = MEAN, beta: float = 1.0) -> Any:
     ops = at.ops
     apart = ops.abs(ops.sub(at.val(x), at.val(target)))
     if beta == 0:
@@ -112,7 +112,7 @@ def smooth_l1_loss(at: Site, x: Tensor, target: Tensor, reduction: int = MEAN, b
     return _reduced(at, x, ops.where(ops.lt(apart, float(beta)), near, ops.sub(apart, 0.5 * beta)), reduction)
 
 
-def smooth_l1_loss_backward(at: Site, grad: Tensor, x: Tensor, target: Tensor, reduction: int, beta: float) -> Any:
+def smooth_l1_loss_backward(at: OpContext, grad: Tensor, x: Tensor, target: Tensor, reduction: int, beta: float) -> Any:
     ops, g = at.ops, _spread(at, x, grad, reduction)
     apart = ops.sub(at.val(x), at.val(target))
     near = ops.div(apart, float(beta)) if beta else at.full(0.0, shape=x.type.shape)
@@ -122,7 +122,7 @@ def smooth_l1_loss_backward(at: Site, grad: Tensor, x: Tensor, target: Tensor, r
 
 
 def cross_entropy_of_bits(
-    at: Site, x: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = MEAN
+    at: OpContext, x: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = MEAN
 ) -> Any:
     ops, p, t = at.ops, at.val(x), at.val(target)
     low = at.const(-100.0)  # as ATen: a logarithm is never less
@@ -136,7 +136,7 @@ def cross_entropy_of_bits(
 
 
 def cross_entropy_of_bits_backward(
-    at: Site, grad: Tensor, x: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = MEAN
+    at: OpContext, grad: Tensor, x: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = MEAN
 ) -> Any:
     ops, p = at.ops, at.val(x)
     variance = ops.maximum(ops.mul(ops.sub(1.0, p), p), at.const(1e-12))
@@ -145,7 +145,7 @@ def cross_entropy_of_bits_backward(
 
 
 def cross_entropy_of_logits(
-    at: Site, x: Tensor, target: Tensor, weight: Tensor | None = None, pos_weight: Tensor | None = None,
+    at: OpContext, x: Tensor, target: Tensor, weight: Tensor | None = None, pos_weight: Tensor | None = None,
     reduction: int = MEAN,
 ) -> Any:  # fmt: skip
     ops, v, t = at.ops, at.val(x), at.val(target)

@@ -6,29 +6,29 @@ from collections.abc import Sequence
 from typing import Any
 
 from fuseplan.executors.nvfuser.rules import Conditions, Table, argument, static_shape
-from fuseplan.executors.nvfuser.site import Site, Tensor
+from fuseplan.executors.nvfuser.site import OpContext, Tensor
 from fuseplan.graph import Graph, Op
 
 Mask = Sequence[bool]
 
 
-def _statistics(at: Site, x: Tensor, value: Any, dims: list[int], eps: float) -> tuple[Any, Any, Any]:
+def _statistics(at: OpContext, x: Tensor, value: Any, dims: list[int], eps: float) -> tuple[Any, Any, Any]:
     """Mean, variance and 1 / sqrt(variance + eps) along `dims`, which stay as ones."""
     variance, mean = at.var_mean(x, value, dims, 0, True)
     return mean, variance, at.ops.rsqrt(at.ops.add(variance, float(eps)))
 
 
-def _affine(at: Site, value: Any, weight: Any | None, bias: Any | None) -> Any:
+def _affine(at: OpContext, value: Any, weight: Any | None, bias: Any | None) -> Any:
     value = value if weight is None else at.ops.mul(value, weight)
     return value if bias is None else at.ops.add(value, bias)
 
 
-def _opt(at: Site, x: Tensor | None) -> Any | None:
+def _opt(at: OpContext, x: Tensor | None) -> Any | None:
     return None if x is None else at.val(x)
 
 
 def layer_norm(
-    at: Site, x: Tensor, shape: Sequence[Any], weight: Tensor | None, bias: Tensor | None, eps: float
+    at: OpContext, x: Tensor, shape: Sequence[Any], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Any:
     value, dims = at.val(x), list(range(x.rank - len(shape), x.rank))
     mean, _, rstd = _statistics(at, x, value, dims, eps)
@@ -37,7 +37,7 @@ def layer_norm(
 
 
 def layer_norm_backward(
-    at: Site, grad: Tensor, x: Tensor, shape: Sequence[Any], mean: Tensor, rstd: Tensor, weight: Tensor | None,
+    at: OpContext, grad: Tensor, x: Tensor, shape: Sequence[Any], mean: Tensor, rstd: Tensor, weight: Tensor | None,
     bias: Tensor | None, mask: Mask,
 ) -> Any:  # fmt: skip
     ops = at.ops
@@ -50,7 +50,7 @@ def layer_norm_backward(
     return grad_x, grad_weight, _summed(at, g, outer) if mask[2] else None
 
 
-def _centred(at: Site, g: Any, normal: Any, dims: list[int], count: Any, scale: Any) -> Any:
+def _centred(at: OpContext, g: Any, normal: Any, dims: list[int], count: Any, scale: Any) -> Any:
     """The gradient through a normalisation: what lies along the mean and along the normalised value is taken out."""
     ops = at.ops
     along_mean = ops.div(ops.sum(g, dims, True), count)
@@ -58,11 +58,11 @@ def _centred(at: Site, g: Any, normal: Any, dims: list[int], count: Any, scale: 
     return ops.mul(ops.sub(ops.sub(g, along_mean), ops.mul(normal, along_value)), scale)
 
 
-def _summed(at: Site, value: Any, dims: list[int], keepdim: bool = False) -> Any:
+def _summed(at: OpContext, value: Any, dims: list[int], keepdim: bool = False) -> Any:
     return at.ops.sum(value, dims, keepdim) if dims else value
 
 
-def rms_norm(at: Site, x: Tensor, shape: Sequence[Any], weight: Tensor | None, eps: float | None) -> Any:
+def rms_norm(at: OpContext, x: Tensor, shape: Sequence[Any], weight: Tensor | None, eps: float | None) -> Any:
     ops, value, dims = at.ops, at.val(x), list(range(x.rank - len(shape), x.rank))
     power = ops.div(ops.sum(ops.mul(value, value), dims, True), at.count(x, dims))
     rstd = ops.rsqrt(ops.add(power, _epsilon(x.type.dtype) if eps is None else float(eps)))
@@ -78,7 +78,7 @@ def _epsilon(dtype: str) -> float:
 
 
 def rms_norm_backward(
-    at: Site, grad: Tensor, x: Tensor, shape: Sequence[Any], rstd: Tensor, weight: Tensor | None, mask: Mask
+    at: OpContext, grad: Tensor, x: Tensor, shape: Sequence[Any], rstd: Tensor, weight: Tensor | None, mask: Mask
 ) -> Any:
     ops = at.ops
     inner, outer = list(range(x.rank - len(shape), x.rank)), list(range(x.rank - len(shape)))
@@ -91,7 +91,15 @@ def rms_norm_backward(
 
 
 def group_norm(
-    at: Site, x: Tensor, weight: Tensor | None, bias: Tensor | None, n: int, c: int, area: int, groups: int, eps: float
+    at: OpContext,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    n: int,
+    c: int,
+    area: int,
+    groups: int,
+    eps: float,
 ) -> Any:
     ops = at.ops
     value = ops.reshape(at.val(x), [n, groups, c // groups, area])
@@ -102,12 +110,12 @@ def group_norm(
     return result, ops.squeeze(mean, [2, 3]), ops.squeeze(rstd, [2, 3])
 
 
-def _per_channel(at: Site, x: Tensor | None, rank: int) -> Any | None:
+def _per_channel(at: OpContext, x: Tensor | None, rank: int) -> Any | None:
     return None if x is None else at.lift(at.val(x), rank, 1)
 
 
 def group_norm_backward(
-    at: Site, grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, n: int, c: int, area: int,
+    at: OpContext, grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, n: int, c: int, area: int,
     groups: int, mask: Mask,
 ) -> Any:  # fmt: skip
     ops, dtype, grouped = at.ops, x.type.dtype, [n, groups, c // groups, area]
@@ -128,13 +136,13 @@ def _other_dims(x: Tensor) -> list[int]:
     return [d for d in range(x.rank) if d != 1]
 
 
-def _batch_normal(at: Site, x: Tensor, mean: Any, rstd: Any, weight: Tensor | None, bias: Tensor | None) -> Any:
+def _batch_normal(at: OpContext, x: Tensor, mean: Any, rstd: Any, weight: Tensor | None, bias: Tensor | None) -> Any:
     value = at.ops.mul(at.ops.sub(at.val(x), at.lift(mean, x.rank, 1)), at.lift(rstd, x.rank, 1))
     return _affine(at, value, _per_channel(at, weight, x.rank), _per_channel(at, bias, x.rank))
 
 
 def batch_norm_inference(
-    at: Site, x: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor, running_var: Tensor,
+    at: OpContext, x: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor, running_var: Tensor,
     momentum: float, eps: float,
 ) -> Any:  # fmt: skip
     rstd = at.ops.rsqrt(at.ops.add(at.val(running_var), float(eps)))
@@ -143,7 +151,7 @@ def batch_norm_inference(
 
 
 def batch_norm_training(
-    at: Site, x: Tensor, weight: Tensor | None, bias: Tensor | None, momentum: float, eps: float
+    at: OpContext, x: Tensor, weight: Tensor | None, bias: Tensor | None, momentum: float, eps: float
 ) -> tuple[Any, Any, Any, Any]:
     """The result, mean, rstd and (biased) variance of the batch."""
     variance, mean = at.var_mean(x, at.val(x), _other_dims(x), 0, False)
@@ -152,7 +160,7 @@ def batch_norm_training(
 
 
 def batch_norm_functional(
-    at: Site, x: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor, running_var: Tensor,
+    at: OpContext, x: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor, running_var: Tensor,
     training: bool, momentum: float, eps: float,
 ) -> Any:  # fmt: skip
     if not training:
@@ -163,7 +171,7 @@ def batch_norm_functional(
 
 
 def _running(
-    at: Site, x: Tensor, running_mean: Tensor, running_var: Tensor, mean: Any, variance: Any, momentum: float
+    at: OpContext, x: Tensor, running_mean: Tensor, running_var: Tensor, mean: Any, variance: Any, momentum: float
 ) -> tuple[Any, Any]:
     ops, count = at.ops, at.count(x, _other_dims(x))
     unbiased = ops.mul(
@@ -179,13 +187,13 @@ def _bessel(count: float) -> float:
 
 
 def batch_norm_without_running(
-    at: Site, x: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool, momentum: float, eps: float
+    at: OpContext, x: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool, momentum: float, eps: float
 ) -> Any:
     return batch_norm_training(at, x, weight, bias, momentum, eps)[:3]
 
 
 def native_batch_norm(
-    at: Site, x: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor | None,
+    at: OpContext, x: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor | None,
     running_var: Tensor | None, training: bool, momentum: float, eps: float,
 ) -> Any:  # fmt: skip
     if training or running_mean is None or running_var is None:
@@ -194,7 +202,7 @@ def native_batch_norm(
 
 
 def batch_norm_backward(
-    at: Site, grad: Tensor, x: Tensor, weight: Tensor | None, running_mean: Tensor | None, running_var: Tensor | None,
+    at: OpContext, grad: Tensor, x: Tensor, weight: Tensor | None, running_mean: Tensor | None, running_var: Tensor | None,
     save_mean: Tensor | None, save_rstd: Tensor | None, train: bool, eps: float, mask: Mask,
 ) -> Any:  # fmt: skip
     ops, dims, dtype = at.ops, _other_dims(x), x.type.dtype
@@ -210,7 +218,7 @@ def batch_norm_backward(
 
 
 def _saved(
-    at: Site, dtype: str, running_mean: Tensor | None, running_var: Tensor | None, save_mean: Tensor | None,
+    at: OpContext, dtype: str, running_mean: Tensor | None, running_var: Tensor | None, save_mean: Tensor | None,
     save_rstd: Tensor | None, train: bool, eps: float,
 ) -> tuple[Any, Any]:  # fmt: skip
     if train and save_mean is not None and save_rstd is not None:

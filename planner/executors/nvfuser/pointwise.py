@@ -2,44 +2,43 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from fuseplan.executors.nvfuser.dtypes import FLOATS
 from fuseplan.executors.nvfuser.rules import Conditions, Lower, Table, static_number
-from fuseplan.executors.nvfuser.site import Number, Operand, Site, Tensor
+from fuseplan.executors.nvfuser.site import Number, OpContext, Operand, Tensor
 
 
 def _unary(name: str) -> Lower:
-    def lower(at: Site, x: Tensor) -> Any:
+    def lower(at: OpContext, x: Tensor) -> Any:
         return getattr(at.ops, name)(at.val(x))
 
     return lower
 
 
 def _rounding(name: str) -> Lower:
-    def lower(at: Site, x: Tensor) -> Any:
+    def lower(at: OpContext, x: Tensor) -> Any:
         return getattr(at.ops, name)(at.val(x)) if at.out.dtype in FLOATS else at.moved(x, x.view)
 
     return lower
 
 
 def _float_test(name: str) -> Lower:
-    def lower(at: Site, x: Tensor) -> Any:
+    def lower(at: OpContext, x: Tensor) -> Any:
         return getattr(at.ops, name)(at.own(x) if x.type.dtype in FLOATS else at.val(x, "float32"))
 
     return lower
 
 
 def _binary(name: str) -> Lower:
-    def lower(at: Site, x: Operand, y: Operand) -> Any:
+    def lower(at: OpContext, x: Operand, y: Operand) -> Any:
         return getattr(at.ops, name)(at.val(x), at.val(y))
 
     return lower
 
 
 def _compare(name: str) -> Lower:
-    def lower(at: Site, x: Operand, y: Operand) -> Any:
+    def lower(at: OpContext, x: Operand, y: Operand) -> Any:
         dtype = at.common(x, y)
         return getattr(at.ops, name)(at.exact(x, dtype), at.exact(y, dtype))
 
@@ -47,53 +46,53 @@ def _compare(name: str) -> Lower:
 
 
 def _logical(name: str) -> Lower:
-    def lower(at: Site, x: Operand, y: Operand) -> Any:
+    def lower(at: OpContext, x: Operand, y: Operand) -> Any:
         return getattr(at.ops, name)(at.val(x, "bool"), at.val(y, "bool"))
 
     return lower
 
 
 def _swapped(rule: Lower) -> Lower:
-    def lower(at: Site, x: Operand, y: Operand, *rest: Any, **named: Any) -> Any:
+    def lower(at: OpContext, x: Operand, y: Operand, *rest: Any, **named: Any) -> Any:
         return rule(at, y, x, *rest, **named)
 
     return lower
 
 
-def _scaled(at: Site, y: Any, alpha: Number) -> Any:
+def _scaled(at: OpContext, y: Any, alpha: Number) -> Any:
     if alpha == 1:
         return y
     factor = at.val(alpha)
     return y * factor if isinstance(y, (int, float)) else at.ops.mul(y, factor)
 
 
-def add(at: Site, x: Operand, y: Operand, alpha: Number = 1) -> Any:
+def add(at: OpContext, x: Operand, y: Operand, alpha: Number = 1) -> Any:
     if at.out.dtype == "bool":
         return at.ops.logical_or(at.val(x), at.val(y))
     return at.ops.add(at.val(x), _scaled(at, at.val(y), alpha))
 
 
-def sub(at: Site, x: Operand, y: Operand, alpha: Number = 1) -> Any:
+def sub(at: OpContext, x: Operand, y: Operand, alpha: Number = 1) -> Any:
     return at.ops.sub(at.val(x), _scaled(at, at.val(y), alpha))
 
 
-def mul(at: Site, x: Operand, y: Operand) -> Any:
+def mul(at: OpContext, x: Operand, y: Operand) -> Any:
     return (at.ops.logical_and if at.out.dtype == "bool" else at.ops.mul)(at.val(x), at.val(y))
 
 
-def neg(at: Site, x: Tensor) -> Any:
+def neg(at: OpContext, x: Tensor) -> Any:
     return at.ops.neg(at.val(x))
 
 
-def absolute(at: Site, x: Tensor) -> Any:
+def absolute(at: OpContext, x: Tensor) -> Any:
     return at.moved(x, x.view) if at.out.dtype == "bool" else at.ops.abs(at.val(x))
 
 
-def square(at: Site, x: Tensor) -> Any:
+def square(at: OpContext, x: Tensor) -> Any:
     return at.ops.mul(at.val(x), at.val(x))
 
 
-def divide(at: Site, x: Operand, y: Operand, *, rounding_mode: str | None = None) -> Any:
+def divide(at: OpContext, x: Operand, y: Operand, *, rounding_mode: str | None = None) -> Any:
     a, b = at.val(x), at.val(y)
     if rounding_mode is None:
         return at.ops.div(a, b)
@@ -103,11 +102,11 @@ def divide(at: Site, x: Operand, y: Operand, *, rounding_mode: str | None = None
     return at.ops.div(a, b) if rounding_mode == "trunc" else _floor_of_ints(at, a, b)
 
 
-def floor_divide(at: Site, x: Operand, y: Operand) -> Any:
+def floor_divide(at: OpContext, x: Operand, y: Operand) -> Any:
     return divide(at, x, y, rounding_mode="floor")
 
 
-def _floor_of_floats(at: Site, a: Any, b: Any) -> Any:
+def _floor_of_floats(at: OpContext, a: Any, b: Any) -> Any:
     """As ATen: the quotient without its rest is whole up to rounding; `floor(a / b)` alone would be off by one."""
     ops = at.ops
     rest = ops.fmod(a, b)
@@ -120,7 +119,7 @@ def _floor_of_floats(at: Site, a: Any, b: Any) -> Any:
     return ops.where(ops.eq(b, 0.0), ops.div(a, b), whole)
 
 
-def _floor_of_ints(at: Site, a: Any, b: Any) -> Any:
+def _floor_of_ints(at: OpContext, a: Any, b: Any) -> Any:
     ops = at.ops
     quotient = ops.div(a, b)
     inexact = ops.ne(ops.mul(quotient, b), a)
@@ -128,11 +127,11 @@ def _floor_of_ints(at: Site, a: Any, b: Any) -> Any:
     return ops.sub(quotient, at.cast(below, at.out.dtype))
 
 
-def fmod(at: Site, x: Operand, y: Operand) -> Any:
+def fmod(at: OpContext, x: Operand, y: Operand) -> Any:
     return (at.ops.fmod if at.out.dtype in FLOATS else at.ops.mod)(at.val(x), at.val(y))
 
 
-def power(at: Site, x: Operand, exponent: Operand) -> Any:
+def power(at: OpContext, x: Operand, exponent: Operand) -> Any:
     base = at.val(x)
     if isinstance(exponent, (int, float)) and isinstance(x, Tensor):
         if exponent == 1 and x.type.dtype == at.out.dtype:
@@ -143,7 +142,7 @@ def power(at: Site, x: Operand, exponent: Operand) -> Any:
     return at.ops.pow(base, at.val(exponent))
 
 
-def _short_power(at: Site, base: Any, exponent: float) -> Any:
+def _short_power(at: OpContext, base: Any, exponent: float) -> Any:
     ops = at.ops
     if exponent in (2, 3):
         return ops.mul(base, base) if exponent == 2 else ops.mul(ops.mul(base, base), base)
@@ -154,68 +153,68 @@ def _short_power(at: Site, base: Any, exponent: float) -> Any:
     return rule(base) if rule is not None else None
 
 
-def fmax(at: Site, x: Tensor, y: Tensor) -> Any:
+def fmax(at: OpContext, x: Tensor, y: Tensor) -> Any:
     return _ignoring_nan(at, at.val(x), at.val(y), at.ops.maximum)
 
 
-def fmin(at: Site, x: Tensor, y: Tensor) -> Any:
+def fmin(at: OpContext, x: Tensor, y: Tensor) -> Any:
     return _ignoring_nan(at, at.val(x), at.val(y), at.ops.minimum)
 
 
-def _ignoring_nan(at: Site, a: Any, b: Any, choose: Any) -> Any:
+def _ignoring_nan(at: OpContext, a: Any, b: Any, choose: Any) -> Any:
     if at.out.dtype not in FLOATS:
         return choose(a, b)
     ops = at.ops
     return ops.where(ops.isnan(a), b, ops.where(ops.isnan(b), a, choose(a, b)))
 
 
-def maximum(at: Site, x: Operand, y: Operand) -> Any:
+def maximum(at: OpContext, x: Operand, y: Operand) -> Any:
     return (at.ops.logical_or if at.out.dtype == "bool" else at.ops.maximum)(at.val(x), at.val(y))
 
 
-def minimum(at: Site, x: Operand, y: Operand) -> Any:
+def minimum(at: OpContext, x: Operand, y: Operand) -> Any:
     return (at.ops.logical_and if at.out.dtype == "bool" else at.ops.minimum)(at.val(x), at.val(y))
 
 
-def logical_not(at: Site, x: Tensor) -> Any:
+def logical_not(at: OpContext, x: Tensor) -> Any:
     return at.ops.logical_not(at.val(x, "bool"))
 
 
-def bitwise_not(at: Site, x: Tensor) -> Any:
+def bitwise_not(at: OpContext, x: Tensor) -> Any:
     return (at.ops.logical_not if at.out.dtype == "bool" else at.ops.bitwise_not)(at.val(x))
 
 
-def where(at: Site, condition: Tensor, x: Operand, y: Operand) -> Any:
+def where(at: OpContext, condition: Tensor, x: Operand, y: Operand) -> Any:
     return at.ops.where(at.val(condition, "bool"), _choice(at, x), _choice(at, y))
 
 
-def masked_fill(at: Site, x: Tensor, mask: Tensor, value: Operand) -> Any:
+def masked_fill(at: OpContext, x: Tensor, mask: Tensor, value: Operand) -> Any:
     return where(at, mask, value, x)
 
 
-def _choice(at: Site, x: Operand) -> Any:
+def _choice(at: OpContext, x: Operand) -> Any:
     return at.val(x) if isinstance(x, Tensor) else at.const(x)
 
 
-def clamp(at: Site, x: Tensor, low: Operand | None = None, high: Operand | None = None) -> Any:
+def clamp(at: OpContext, x: Tensor, low: Operand | None = None, high: Operand | None = None) -> Any:
     value = at.val(x)
     if low is not None:
-        value = _at_least(at, value, low)
-    return value if high is None else _at_most(at, value, high)
+        value = at_least(at, value, low)
+    return value if high is None else at_most(at, value, high)
 
 
-def clamp_max(at: Site, x: Tensor, high: Operand) -> Any:
-    return _at_most(at, at.val(x), high)
+def clamp_max(at: OpContext, x: Tensor, high: Operand) -> Any:
+    return at_most(at, at.val(x), high)
 
 
-def _at_least(at: Site, value: Any, low: Operand) -> Any:
+def at_least(at: OpContext, value: Any, low: Operand) -> Any:
     bound = _choice(at, low)  # where() and not maximum(): a NaN stays what it is
     return (
         at.ops.maximum(value, bound) if isinstance(low, Tensor) else at.ops.where(at.ops.lt(value, bound), bound, value)
     )
 
 
-def _at_most(at: Site, value: Any, high: Operand) -> Any:
+def at_most(at: OpContext, value: Any, high: Operand) -> Any:
     bound = _choice(at, high)
     return (
         at.ops.minimum(value, bound)
@@ -224,15 +223,15 @@ def _at_most(at: Site, value: Any, high: Operand) -> Any:
     )
 
 
-def addcmul(at: Site, x: Tensor, a: Tensor, b: Tensor, *, value: Number = 1) -> Any:
+def addcmul(at: OpContext, x: Tensor, a: Tensor, b: Tensor, *, value: Number = 1) -> Any:
     return at.ops.add(at.val(x), _scaled(at, at.ops.mul(at.val(a), at.val(b)), value))
 
 
-def addcdiv(at: Site, x: Tensor, a: Tensor, b: Tensor, *, value: Number = 1) -> Any:
+def addcdiv(at: OpContext, x: Tensor, a: Tensor, b: Tensor, *, value: Number = 1) -> Any:
     return at.ops.add(at.val(x), at.ops.div(_scaled(at, at.val(a), value), at.val(b)))
 
 
-def lerp(at: Site, x: Tensor, end: Tensor, weight: Operand) -> Any:
+def lerp(at: OpContext, x: Tensor, end: Tensor, weight: Operand) -> Any:
     """As ATen: from the nearer end, so that a weight of one gives `end` itself."""
     ops, a, b, w = at.ops, at.val(x), at.val(end), at.val(weight)
     span = ops.sub(b, a)
@@ -242,106 +241,18 @@ def lerp(at: Site, x: Tensor, end: Tensor, weight: Operand) -> Any:
     return ops.where(ops.lt(ops.abs(w), 0.5), near, ops.sub(b, ops.mul(span, ops.sub(1.0, w))))
 
 
-def _from_end(at: Site, end: Any, span: Any, weight: Any) -> Any:
+def _from_end(at: OpContext, end: Any, span: Any, weight: Any) -> Any:
     return at.ops.sub(end, at.ops.mul(span, at.ops.sub(1.0, weight) if not isinstance(weight, float) else 1.0 - weight))
 
 
-def sign(at: Site, x: Tensor) -> Any:
-    return at.moved(x, x.view) if at.out.dtype == "bool" else at.ops.sign(at.val(x))
-
-
-def signbit(at: Site, x: Tensor) -> Any:
-    return at.ops.signbit(at.own(x)) if x.type.dtype in FLOATS else at.ops.lt(at.own(x), 0)
-
-
-def copysign(at: Site, x: Tensor, y: Operand) -> Any:
-    size = at.ops.abs(at.val(x))
-    if isinstance(y, (int, float)):
-        return at.ops.neg(size) if math.copysign(1, y) < 0 else size
-    return at.ops.where(at.ops.signbit(at.val(y)), at.ops.neg(size), size)
-
-
-def hypot(at: Site, x: Tensor, y: Tensor) -> Any:
-    """Scaled by the larger side, so that no square overflows."""
-    ops = at.ops
-    a, b = ops.abs(at.val(x)), ops.abs(at.val(y))
-    large, small = ops.maximum(a, b), ops.minimum(a, b)
-    ratio = ops.where(ops.eq(large, 0.0), at.const(0.0), ops.div(small, large))
-    length = ops.mul(large, ops.sqrt(ops.add(1.0, ops.mul(ratio, ratio))))
-    return ops.where(ops.isinf(large), large, length)
-
-
-def logaddexp(at: Site, x: Tensor, y: Tensor) -> Any:
-    ops, a, b = at.ops, at.val(x), at.val(y)
-    larger = ops.maximum(a, b)
-    sum_ = ops.add(larger, ops.log1p(ops.exp(ops.neg(ops.abs(ops.sub(a, b))))))
-    return ops.where(ops.logical_and(ops.eq(a, b), ops.isinf(a)), a, sum_)
-
-
-def logaddexp2(at: Site, x: Tensor, y: Tensor) -> Any:
-    ops, a, b = at.ops, at.val(x), at.val(y)
-    tail = ops.mul(ops.log1p(ops.exp2(ops.neg(ops.abs(ops.sub(a, b))))), 1.0 / math.log(2.0))
-    return ops.where(ops.logical_and(ops.eq(a, b), ops.isinf(a)), a, ops.add(ops.maximum(a, b), tail))
-
-
-def xlogy(at: Site, x: Operand, y: Operand) -> Any:
-    ops, a, b = at.ops, at.val(x), at.val(y)
-    product = ops.mul(a, ops.log(b) if isinstance(y, Tensor) else _log_of(float(b)))
-    product = ops.where(ops.eq(a, 0.0), at.const(0.0), product)
-    return ops.where(ops.isnan(b), b, product) if isinstance(y, Tensor) else product
-
-
-def _log_of(number: float) -> float:
-    return math.log(number) if number > 0 else -math.inf if number == 0 else math.nan
-
-
-def heaviside(at: Site, x: Tensor, at_zero: Tensor) -> Any:
-    ops, a = at.ops, at.val(x)
-    zero = at.const(0)
-    return ops.where(ops.eq(a, zero), at.val(at_zero), at.cast(ops.gt(a, zero), at.wide))
-
-
-def nan_to_num(
-    at: Site, x: Tensor, nan: float | None = None, high: float | None = None, low: float | None = None
-) -> Any:
-    if x.type.dtype not in FLOATS:
-        return at.moved(x, x.view)
-    ops, value = at.ops, at.val(x)
-    top = _largest(at.out.dtype)
-    value = ops.where(ops.isposinf(value), at.const(top if high is None else high), value)
-    value = ops.where(ops.isneginf(value), at.const(-top if low is None else low), value)
-    return ops.where(ops.isnan(value), at.const(0.0 if nan is None else nan), value)
-
-
-def _largest(dtype: str) -> float:
-    import torch
-
-    return torch.finfo(getattr(torch, dtype)).max
-
-
-def logit(at: Site, x: Tensor, eps: float | None = None) -> Any:
-    ops, value = at.ops, at.val(x)
-    if eps is not None:
-        value = _at_most(at, _at_least(at, value, eps), 1.0 - eps)
-    return ops.log(ops.div(value, ops.sub(1.0, value)))
-
-
-def deg2rad(at: Site, x: Tensor) -> Any:
-    return at.ops.mul(at.val(x), math.pi / 180.0)
-
-
-def rad2deg(at: Site, x: Tensor) -> Any:
-    return at.ops.mul(at.val(x), 180.0 / math.pi)
-
-
-def to_dtype(at: Site, x: Tensor, *_: Any, **__: Any) -> Any:
+def to_dtype(at: OpContext, x: Tensor, *_: Any, **__: Any) -> Any:
     """A cast that the program asked for rounds, though half precision between two ops does not."""
     if x.type.dtype == at.out.dtype:
         return at.moved(x, x.view)
     return at.cast(at.cast(x.view, x.type.dtype), at.out.dtype)
 
 
-def copy(at: Site, x: Tensor, source: Tensor, non_blocking: bool = False) -> Any:
+def copy(at: OpContext, x: Tensor, source: Tensor, non_blocking: bool = False) -> Any:
     if source.type == at.out:
         return at.same(source)
     value = at.cast(at.cast(source.view, source.type.dtype), at.out.dtype)
@@ -366,15 +277,8 @@ LOWERINGS: Table = {
     "aten.abs.default": absolute,
     "aten.neg.default": neg,
     "aten.frac.default": _unary("frac"),
-    "aten.sign.default": sign,
-    "aten.sgn.default": sign,
-    "aten.signbit.default": signbit,
     "aten.square.default": square,
     "aten.relu.default": _unary("relu"),
-    "aten.deg2rad.default": deg2rad,
-    "aten.rad2deg.default": rad2deg,
-    "aten.logit.default": logit,
-    "aten.nan_to_num.default": nan_to_num,
     "aten.add.Tensor": add,
     "aten.add.Scalar": add,
     "aten.sub.Tensor": sub,
@@ -404,14 +308,6 @@ LOWERINGS: Table = {
     "aten.minimum.default": minimum,
     "aten.fmax.default": fmax,
     "aten.fmin.default": fmin,
-    "aten.copysign.Tensor": copysign,
-    "aten.copysign.Scalar": copysign,
-    "aten.hypot.default": hypot,
-    "aten.logaddexp.default": logaddexp,
-    "aten.logaddexp2.default": logaddexp2,
-    "aten.xlogy.Tensor": xlogy,
-    "aten.xlogy.Scalar_Other": xlogy,
-    "aten.heaviside.default": heaviside,
     "aten.lerp.Scalar": lerp,
     "aten.lerp.Tensor": lerp,
     "aten.addcmul.default": addcmul,
@@ -447,7 +343,6 @@ LOWERINGS: Table = {
 }
 
 CONDITIONS: Conditions = {
-    "aten.xlogy.Scalar_Other": static_number(1),
     "aten.pow.Tensor_Scalar": static_number(1),
     "aten.lerp.Scalar": static_number(2),
 }

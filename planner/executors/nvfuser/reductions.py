@@ -8,45 +8,45 @@ from typing import Any
 
 from fuseplan.executors.nvfuser.dtypes import FLOATS
 from fuseplan.executors.nvfuser.rules import Conditions, Lower, Table, argument, tensor_type
-from fuseplan.executors.nvfuser.site import Site, Tensor
+from fuseplan.executors.nvfuser.site import OpContext, Tensor
 from fuseplan.graph import Enum, Graph, Op
 
 Dims = int | Sequence[int] | None
 
 
-def _reduce(at: Site, name: str, x: Tensor, value: Any, dim: Dims, keepdim: bool) -> Any:
+def _reduce(at: OpContext, name: str, x: Tensor, value: Any, dim: Dims, keepdim: bool) -> Any:
     dims = at.dims(x, dim)
     return getattr(at.ops, name)(value, dims, keepdim) if dims else value
 
 
-def total(at: Site, x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Enum | None = None) -> Any:
+def total(at: OpContext, x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Enum | None = None) -> Any:
     return _reduce(at, "sum", x, at.val(x), dim, keepdim) if x.rank else at.same(x)
 
 
-def total_of_all(at: Site, x: Tensor, *, dtype: Enum | None = None) -> Any:
+def total_of_all(at: OpContext, x: Tensor, *, dtype: Enum | None = None) -> Any:
     return total(at, x)
 
 
-def mean(at: Site, x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Enum | None = None) -> Any:
+def mean(at: OpContext, x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Enum | None = None) -> Any:
     if not x.rank:
         return at.same(x)
     return at.ops.div(_reduce(at, "sum", x, at.val(x), dim, keepdim), at.count(x, at.dims(x, dim)))
 
 
-def mean_of_all(at: Site, x: Tensor, *, dtype: Enum | None = None) -> Any:
+def mean_of_all(at: OpContext, x: Tensor, *, dtype: Enum | None = None) -> Any:
     return mean(at, x)
 
 
-def product(at: Site, x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Enum | None = None) -> Any:
+def product(at: OpContext, x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Enum | None = None) -> Any:
     return _reduce(at, "prod", x, at.val(x), dim, keepdim) if x.rank else at.same(x)
 
 
-def product_of_all(at: Site, x: Tensor, *, dtype: Enum | None = None) -> Any:
+def product_of_all(at: OpContext, x: Tensor, *, dtype: Enum | None = None) -> Any:
     return product(at, x)
 
 
 def _extreme(name: str) -> Lower:
-    def lower(at: Site, x: Tensor, dim: Dims = None, keepdim: bool = False) -> Any:
+    def lower(at: OpContext, x: Tensor, dim: Dims = None, keepdim: bool = False) -> Any:
         if not x.rank:
             return at.same(x)
         value = at.val(x, "int32") if x.type.dtype == "bool" else at.own(x)
@@ -58,26 +58,28 @@ def _extreme(name: str) -> Lower:
 def _truth(name: str) -> Lower:
     """Whether any (max) or all (min) elements are true, counted in int32: a NaN is true."""
 
-    def lower(at: Site, x: Tensor, dim: Dims = None, keepdim: bool = False) -> Any:
+    def lower(at: OpContext, x: Tensor, dim: Dims = None, keepdim: bool = False) -> Any:
         found = _reduce(at, name, x, at.cast(at.val(x, "bool"), "int32"), dim, keepdim)
         return at.ops.ne(found, 0)
 
     return lower
 
 
-def var_mean(at: Site, x: Tensor, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> Any:
+def var_mean(
+    at: OpContext, x: Tensor, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False
+) -> Any:
     return at.var_mean(x, at.val(x), at.dims(x, dim), 1 if correction is None else int(correction), keepdim)
 
 
-def var(at: Site, x: Tensor, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> Any:
+def var(at: OpContext, x: Tensor, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> Any:
     return var_mean(at, x, dim, correction=correction, keepdim=keepdim)[0]
 
 
-def std(at: Site, x: Tensor, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> Any:
+def std(at: OpContext, x: Tensor, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> Any:
     return at.ops.sqrt(var(at, x, dim, correction=correction, keepdim=keepdim))
 
 
-def logsumexp(at: Site, x: Tensor, dim: Dims, keepdim: bool = False) -> Any:
+def logsumexp(at: OpContext, x: Tensor, dim: Dims, keepdim: bool = False) -> Any:
     ops, value, dims = at.ops, at.val(x), at.dims(x, dim)
     if not dims:
         return ops.log(ops.exp(value))
@@ -88,7 +90,7 @@ def logsumexp(at: Site, x: Tensor, dim: Dims, keepdim: bool = False) -> Any:
 
 
 def vector_norm(
-    at: Site, x: Tensor, ord: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: Enum | None = None
+    at: OpContext, x: Tensor, ord: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: Enum | None = None
 ) -> Any:
     ops, size = at.ops, at.ops.abs(at.val(x))
     if math.isinf(ord):
@@ -103,7 +105,7 @@ def vector_norm(
 
 
 def _scan(name: str) -> Lower:
-    def lower(at: Site, x: Tensor, dim: int, *, dtype: Enum | None = None) -> Any:
+    def lower(at: OpContext, x: Tensor, dim: int, *, dtype: Enum | None = None) -> Any:
         return getattr(at.ops, name)(at.val(x), dim % x.rank) if x.rank else at.same(x)
 
     return lower

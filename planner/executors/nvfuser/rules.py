@@ -8,7 +8,7 @@ from typing import Any
 from fuseplan.graph import Arg, Graph, Op, Ref, TensorType
 
 Lower = Callable[..., Any]
-"""Called with the Site and the op's arguments, Refs resolved; gives the view of its result, or one for each output."""
+"""Called with the OpContext and the op's arguments, Refs resolved; gives the view of its result, or one for each output."""
 
 Table = Mapping[str, Lower]
 """The lowering for each ATen operator."""

@@ -51,7 +51,7 @@ _TYPE_OF_KIND = {"int": "int64", "float": "float64", "bool": "bool"}
 _PYTHON_OF_KIND: dict[str, bool | int | float] = {"int": 1, "float": 1.0, "bool": True}
 
 
-class Site:
+class OpContext:
     """One op of a region while it is lowered."""
 
     def __init__(self, nvfuser: Any, sizes: Sizes, outputs: tuple[Type, ...], *, cautious: bool = False) -> None:

@@ -10,6 +10,7 @@ from fuseplan.executors.nvfuser import (
     pointwise,
     reductions,
     softmax,
+    special,
     views,
     writes,
 )
@@ -17,7 +18,7 @@ from fuseplan.executors.nvfuser.dtypes import NVFUSER_NAME
 from fuseplan.executors.nvfuser.rules import Conditions, Table
 from fuseplan.graph import Arg, Graph, NoneType, Op, OpaqueType, ScalarType, TensorType
 
-_SUBJECTS = (pointwise, activations, reductions, softmax, norms, losses, views, factories, writes)
+_SUBJECTS = (pointwise, special, activations, reductions, softmax, norms, losses, views, factories, writes)
 
 LOWERINGS: Table = {name: rule for subject in _SUBJECTS for name, rule in subject.LOWERINGS.items()}
 CONDITIONS: Conditions = {name: rule for subject in _SUBJECTS for name, rule in subject.CONDITIONS.items()}

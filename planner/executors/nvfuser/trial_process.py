@@ -1,4 +1,4 @@
-"""The process in which large regions are compiled first: a region's JSON a line, and a line back when it is through.
+"""The process in which large regions are compiled first: it hears a region's JSON, and answers when it is through.
 
 However compiling ends, as long as it ends, is no reason against compiling it in the process that asked: it will meet the
 same error there, and memory that is short here may not be short there.
@@ -7,7 +7,6 @@ same error there, and memory that is short here may not be short there.
 from __future__ import annotations
 
 import math
-import os
 import selectors
 import signal
 import sys
@@ -15,7 +14,9 @@ from contextlib import suppress
 from typing import BinaryIO
 
 from fuseplan.errors import FuseplanError
-from fuseplan.executors.nvfuser.trial import DONE, FAILED, READY, SECONDS
+from fuseplan.executors.nvfuser.trial import ANSWERS, SECONDS
+from fuseplan.wire import codec
+from fuseplan.wire.serve import AnswerPipe
 
 IDLE_SECONDS = 60.0
 """How long the process waits for another region: its hold on the GPU costs memory."""
@@ -23,24 +24,23 @@ IDLE_SECONDS = 60.0
 
 def main() -> None:
     """Answer until nobody asks any longer."""
-    answers = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # what else is printed must not look like an answer
+    answers = AnswerPipe(ANSWERS)
     import torch
 
     from fuseplan.executors.nvfuser.executor import build
     from fuseplan.graph import Graph
 
-    answers.write(READY + b"\n")
+    answers.send("ready")
     while _waiting(sys.stdin.buffer) and (line := sys.stdin.buffer.readline()):
         signal.alarm(math.ceil(SECONDS) + 5)  # ends this process inside of nvFuser too, should who asked be gone
-        answer = FAILED
+        answer = "failed"
         with suppress(FuseplanError, RuntimeError):
-            build(Graph.from_json(line.decode()))
+            build(Graph.from_json(codec.from_json(str, line)))
             torch.cuda.synchronize()
-            answer = DONE
+            answer = "done"
         signal.alarm(0)
         torch.cuda.empty_cache()
-        answers.write(answer + b"\n")
+        answers.send(answer)
 
 
 def _waiting(source: BinaryIO) -> bool:

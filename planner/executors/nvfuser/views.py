@@ -6,20 +6,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from fuseplan.executors.nvfuser.rules import Condition, Conditions, Lower, Table, argument, every, static_shape
-from fuseplan.executors.nvfuser.site import Number, Scalar, Site, Tensor
+from fuseplan.executors.nvfuser.site import Number, OpContext, Scalar, Tensor
 from fuseplan.graph import Dim, Graph, Op, TensorType
 
 
-def same(at: Site, x: Tensor, *_: Any, **__: Any) -> Tensor:
+def same(at: OpContext, x: Tensor, *_: Any, **__: Any) -> Tensor:
     return at.moved(x, x.view)
 
 
-def reshape(at: Site, x: Tensor, *_: Any) -> Tensor:
+def reshape(at: OpContext, x: Tensor, *_: Any) -> Tensor:
     """To the shape that the graph declares, so that a -1 needs no thought."""
     return at.moved(x, _reshaped(at, x.view, x.type.shape, at.out.shape))
 
 
-def _reshaped(at: Site, view: Any, old: Sequence[Dim], new: Sequence[Dim]) -> Any:
+def _reshaped(at: OpContext, view: Any, old: Sequence[Dim], new: Sequence[Dim]) -> Any:
     if tuple(old) == tuple(new):
         return view
     if [d for d in old if d != 1] == [d for d in new if d != 1]:
@@ -27,18 +27,18 @@ def _reshaped(at: Site, view: Any, old: Sequence[Dim], new: Sequence[Dim]) -> An
     return at.ops.reshape(view, [at.extent(d) for d in new])
 
 
-def _ones_moved(at: Site, view: Any, old: Sequence[Dim], new: Sequence[Dim]) -> Any:
+def _ones_moved(at: OpContext, view: Any, old: Sequence[Dim], new: Sequence[Dim]) -> Any:
     """Only ones come and go: nvFuser fuses that better than a reshape, and knows scalars only so."""
     ones = [i for i, d in enumerate(old) if d == 1]
     view = at.ops.squeeze(view, ones) if ones else view
     return at.ops.broadcast(view, [d == 1 for d in new]) if 1 in new else view
 
 
-def permute(at: Site, x: Tensor, dims: Sequence[int]) -> Tensor:
+def permute(at: OpContext, x: Tensor, dims: Sequence[int]) -> Tensor:
     return at.moved(x, at.ops.permute(x.view, [d % x.rank for d in dims]) if x.rank > 1 else x.view)
 
 
-def transpose(at: Site, x: Tensor, a: int, b: int) -> Tensor:
+def transpose(at: OpContext, x: Tensor, a: int, b: int) -> Tensor:
     if not x.rank:
         return same(at, x)
     order = list(range(x.rank))
@@ -46,11 +46,11 @@ def transpose(at: Site, x: Tensor, a: int, b: int) -> Tensor:
     return permute(at, x, order)
 
 
-def matrix_transpose(at: Site, x: Tensor) -> Tensor:
+def matrix_transpose(at: OpContext, x: Tensor) -> Tensor:
     return transpose(at, x, 0, 1) if x.rank == 2 else same(at, x)
 
 
-def expand(at: Site, x: Tensor, *_: Any, **__: Any) -> Tensor:
+def expand(at: OpContext, x: Tensor, *_: Any, **__: Any) -> Tensor:
     shape = at.out.shape
     view = x.view
     if len(shape) > x.rank:
@@ -59,17 +59,17 @@ def expand(at: Site, x: Tensor, *_: Any, **__: Any) -> Tensor:
     return at.moved(x, view if padded == shape else at.ops.expand(view, [at.extent(d) for d in shape]))
 
 
-def unsqueeze(at: Site, x: Tensor, dim: int) -> Tensor:
+def unsqueeze(at: OpContext, x: Tensor, dim: int) -> Tensor:
     dim %= x.rank + 1
     return at.moved(x, at.ops.broadcast(x.view, [i == dim for i in range(x.rank + 1)]))
 
 
-def squeeze(at: Site, x: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
+def squeeze(at: OpContext, x: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
     dims = [d for d in at.dims(x, dim) if x.type.shape[d] == 1] if dim != () and dim != [] else []
     return at.moved(x, at.ops.squeeze(x.view, dims) if dims else x.view)
 
 
-def _bound(at: Site, given: Number | None, size: Dim, default: Any) -> Any:
+def _bound(at: OpContext, given: Number | None, size: Dim, default: Any) -> Any:
     """A start or an end as ATen reads it: from the end if negative, and never outside."""
     if given is None:
         return default
@@ -84,7 +84,7 @@ def _bound(at: Site, given: Number | None, size: Dim, default: Any) -> Any:
 
 
 def slice_(
-    at: Site, x: Tensor, dim: int = 0, start: Number | None = None, end: Number | None = None, step: int = 1
+    at: OpContext, x: Tensor, dim: int = 0, start: Number | None = None, end: Number | None = None, step: int = 1
 ) -> Tensor:
     dim %= x.rank
     size = x.type.shape[dim]
@@ -94,14 +94,14 @@ def slice_(
     return at.moved(x, at.part(x, x.view, dim, first, last, one=at.out.shape[dim] == 1))
 
 
-def select(at: Site, x: Tensor, dim: int, index: Number) -> Tensor:
+def select(at: OpContext, x: Tensor, dim: int, index: Number) -> Tensor:
     dim %= x.rank
     start = _bound(at, index, x.type.shape[dim], 0)
     end = start + 1 if isinstance(start, int) else at.ops.add(start, 1)
     return at.moved(x, at.element(x, dim, start, end))
 
 
-def split(at: Site, x: Tensor, sizes: int | Sequence[int], dim: int = 0) -> Any:
+def split(at: OpContext, x: Tensor, sizes: int | Sequence[int], dim: int = 0) -> Any:
     dim %= x.rank
     pieces, start = [], 0
     for kind in at.outputs:
@@ -114,11 +114,11 @@ def split(at: Site, x: Tensor, sizes: int | Sequence[int], dim: int = 0) -> Any:
     return tuple(pieces)
 
 
-def unbind(at: Site, x: Tensor, dim: int = 0) -> Any:
+def unbind(at: OpContext, x: Tensor, dim: int = 0) -> Any:
     return tuple(select(at, x, dim, i) for i in range(len(at.outputs)))
 
 
-def _alike(at: Site, tensors: Sequence[Tensor]) -> list[Any]:
+def _alike(at: OpContext, tensors: Sequence[Tensor]) -> list[Any]:
     """The tensors in one type: as they lie if that is one already, so that a copy stays a copy."""
     kinds = {(t.view.dtype(), t.type.dtype) for t in tensors}
     return (
@@ -128,24 +128,24 @@ def _alike(at: Site, tensors: Sequence[Tensor]) -> list[Any]:
     )
 
 
-def cat(at: Site, tensors: Sequence[Tensor], dim: int = 0) -> Any:
+def cat(at: OpContext, tensors: Sequence[Tensor], dim: int = 0) -> Any:
     filled = [t for t in tensors if 0 not in t.type.shape]
     return at.ops.cat(_alike(at, filled), dim % filled[0].rank) if len(filled) > 1 else at.same(filled[0])
 
 
-def stack(at: Site, tensors: Sequence[Tensor], dim: int = 0) -> Any:
+def stack(at: OpContext, tensors: Sequence[Tensor], dim: int = 0) -> Any:
     rank = len(at.out.shape)
     views = [at.ops.broadcast(v, [i == dim % rank for i in range(rank)]) for v in _alike(at, tensors)]
     return at.ops.cat(views, dim % rank) if len(views) > 1 else at.moved(tensors[0], views[0])
 
 
-def pad(at: Site, x: Tensor, widths: Sequence[int], value: Number = 0) -> Any:
+def pad(at: OpContext, x: Tensor, widths: Sequence[int], value: Number = 0) -> Any:
     if not any(widths):
         return at.same(x)
     return at.ops.pad(at.val(x), list(widths), at.const(value))
 
 
-def _placed(at: Site, view: Any, rank: int, dim: int, before: Any, after: Any) -> Any:
+def _placed(at: OpContext, view: Any, rank: int, dim: int, before: Any, after: Any) -> Any:
     """The view among zeros along `dim`."""
     widths: list[Any] = [0, 0] * rank
     widths[2 * (rank - 1 - dim) : 2 * (rank - dim)] = [before, after]
@@ -153,7 +153,7 @@ def _placed(at: Site, view: Any, rank: int, dim: int, before: Any, after: Any) -
 
 
 def slice_backward(
-    at: Site, grad: Tensor, shape: Sequence[Any], dim: int, start: Number | None, end: Number | None, step: int
+    at: OpContext, grad: Tensor, shape: Sequence[Any], dim: int, start: Number | None, end: Number | None, step: int
 ) -> Any:
     dim %= grad.rank
     size = int(at.out.shape[dim])
@@ -163,7 +163,7 @@ def slice_backward(
     return _placed(at, at.val(grad), grad.rank, dim, before, size - before - int(grad.type.shape[dim]))
 
 
-def select_backward(at: Site, grad: Tensor, shape: Sequence[Any], dim: int, index: int) -> Any:
+def select_backward(at: OpContext, grad: Tensor, shape: Sequence[Any], dim: int, index: int) -> Any:
     rank = grad.rank + 1
     dim %= rank
     size = int(at.out.shape[dim])
@@ -174,7 +174,7 @@ def select_backward(at: Site, grad: Tensor, shape: Sequence[Any], dim: int, inde
 
 
 def slice_scatter(
-    at: Site, x: Tensor, source: Tensor, dim: int = 0, start: Number | None = None, end: Number | None = None,
+    at: OpContext, x: Tensor, source: Tensor, dim: int = 0, start: Number | None = None, end: Number | None = None,
     step: int = 1,
 ) -> Any:  # fmt: skip
     dim %= x.rank
@@ -183,7 +183,7 @@ def slice_scatter(
     return at.same(source) if size == length else _among(at, x, at.val(source), dim, before, before + length)
 
 
-def select_scatter(at: Site, x: Tensor, source: Tensor, dim: int, index: int) -> Any:
+def select_scatter(at: OpContext, x: Tensor, source: Tensor, dim: int, index: int) -> Any:
     dim %= x.rank
     size = int(x.type.shape[dim])
     if size == 1:
@@ -193,7 +193,7 @@ def select_scatter(at: Site, x: Tensor, source: Tensor, dim: int, index: int) ->
     return _among(at, x, view, dim, start, start + 1)
 
 
-def _among(at: Site, x: Tensor, middle: Any, dim: int, start: int, end: int) -> Any:
+def _among(at: OpContext, x: Tensor, middle: Any, dim: int, start: int, end: int) -> Any:
     """`x` with the elements from `start` to `end` along `dim` replaced."""
     wide, size = at.moved(x, at.val(x)), int(x.type.shape[dim])
     pieces = [middle]
@@ -204,7 +204,7 @@ def _among(at: Site, x: Tensor, middle: Any, dim: int, start: int, end: int) -> 
     return at.ops.cat(pieces, dim)
 
 
-def repeat(at: Site, x: Tensor, repeats: Sequence[int]) -> Any:
+def repeat(at: OpContext, x: Tensor, repeats: Sequence[int]) -> Any:
     """Each dimension as (times, size), the first of which is expanded, then both in one."""
     shape = (1,) * (len(repeats) - x.rank) + x.type.shape
     view = _reshaped(at, x.view, x.type.shape, [d for size in shape for d in (1, size)])
@@ -212,7 +212,7 @@ def repeat(at: Site, x: Tensor, repeats: Sequence[int]) -> Any:
     return at.moved(x, at.ops.reshape(view, [at.extent(d) for d in at.out.shape]))
 
 
-def roll(at: Site, x: Tensor, shifts: Sequence[int] | int, dims: Sequence[int] | int = ()) -> Any:
+def roll(at: OpContext, x: Tensor, shifts: Sequence[int] | int, dims: Sequence[int] | int = ()) -> Any:
     shifts = [shifts] if isinstance(shifts, int) else list(shifts)
     dims = [dims] if isinstance(dims, int) else list(dims)
     for shift, dim in zip(shifts, dims, strict=True):
@@ -220,7 +220,7 @@ def roll(at: Site, x: Tensor, shifts: Sequence[int] | int, dims: Sequence[int] |
     return at.moved(x, x.view)
 
 
-def _rolled(at: Site, x: Tensor, shift: int, dim: int) -> Any:
+def _rolled(at: OpContext, x: Tensor, shift: int, dim: int) -> Any:
     size = int(x.type.shape[dim])
     cut = (size - shift) % size
     if cut == 0:
@@ -229,7 +229,7 @@ def _rolled(at: Site, x: Tensor, shift: int, dim: int) -> Any:
 
 
 def _triangle(above: bool) -> Lower:
-    def lower(at: Site, x: Tensor, diagonal: int = 0) -> Any:
+    def lower(at: OpContext, x: Tensor, diagonal: int = 0) -> Any:
         ops, rank = at.ops, x.rank
         rows = at.index(x.type.shape[rank - 2], rank, rank - 2)
         columns = at.index(x.type.shape[rank - 1], rank, rank - 1)

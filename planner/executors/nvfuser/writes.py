@@ -6,14 +6,14 @@ from typing import Any
 
 from fuseplan.executors.nvfuser import pointwise
 from fuseplan.executors.nvfuser.rules import Conditions, Table
-from fuseplan.executors.nvfuser.site import Site, Tensor
+from fuseplan.executors.nvfuser.site import OpContext, Tensor
 from fuseplan.graph import Graph, Op, Ref, TensorType
 
 COPY = "aten.copy_.default"
 _BATCH_NORM = "aten._native_batch_norm_legit_functional.default"
 
 
-def copy_into(at: Site, x: Tensor, source: Tensor, non_blocking: bool = False) -> Any:
+def copy_into(at: OpContext, x: Tensor, source: Tensor, non_blocking: bool = False) -> Any:
     """The new contents; that they land in `x` is declared where the outputs are."""
     return pointwise.copy(at, x, source)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from fuseplan.errors import PlanError
 from fuseplan.graph import Graph
+from fuseplan.segment.moves.kind import MoveKind, Runners, Step
 from fuseplan.segment.moves.shape import changed, op_text, region_at
 from fuseplan.segment.region import Segmentation
 
@@ -21,3 +23,13 @@ def evict(graph: Graph, segmentation: Segmentation, *ops: int) -> Segmentation:
         )
     left = replace(region, ops=tuple(i for i in region.ops if i not in ops))
     return changed(graph, segmentation, [region], [left])
+
+
+def _steps(graph: Graph, cut: Segmentation, _: Runners) -> Iterator[Step]:
+    for region in cut.regions:
+        yield from (Step("evict", (op,)) for op in region.ops)
+        if len(region.ops) > 1 and all(graph.ops[op].is_view for op in region.ops):
+            yield Step("evict", region.ops)
+
+
+EVICT = MoveKind("evict", "evict {ops}", lambda graph, cut, step: evict(graph, cut, *step.ops), _steps)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from fuseplan.errors import PlanError
 from fuseplan.graph import Graph
+from fuseplan.segment.moves.kind import MoveKind, Runners, Step
 from fuseplan.segment.moves.shape import changed, op_text, region_at, region_of, values_of
 from fuseplan.segment.region import Region, Segmentation, reads_from_outside
 
@@ -56,3 +58,33 @@ def _home(graph: Graph, segmentation: Segmentation, unit: Region, *, up: bool) -
 
 def _reads(graph: Graph, reader: Region, maker: Region) -> bool:
     return not values_of(graph, maker.ops).isdisjoint(reads_from_outside(graph, reader.ops, reader.recompute))
+
+
+def _merging(name: str, sentence: str, anywhere: str, merged: Callable[..., Segmentation]) -> MoveKind:
+    def apply(graph: Graph, cut: Segmentation, step: Step) -> Segmentation:
+        region = region_of(cut, step.op)
+        if (step.ops[:1] if region is None else region.ops) != tuple(sorted(step.ops)):
+            raise PlanError("these ops are not one op of nobody, nor all of a region")
+        return merged(graph, cut, step.op, step.region)
+
+    def steps(graph: Graph, cut: Segmentation, _: Runners) -> Iterator[Step]:
+        owned = {op for region in cut.regions for op in region.ops}
+        alone = [Region((op,), "aten") for op in range(len(graph.ops)) if op not in owned]
+        for unit in (*alone, *cut.regions):
+            for home in cut.regions:
+                if home != unit and _share(graph, unit, home):
+                    yield Step(name, unit.ops, home.ops[0])
+
+    return MoveKind(name, sentence, apply, steps, anywhere)
+
+
+def _share(graph: Graph, one: Region, other: Region) -> bool:
+    """Whether a value passes between the two, or both read it."""
+    seen = [
+        values_of(graph, unit.ops).union(reads_from_outside(graph, unit.ops, unit.recompute)) for unit in (one, other)
+    ]
+    return not seen[0].isdisjoint(seen[1])
+
+
+MERGE_UP = _merging("merge-up", "merge {ops} up into {region}", "the region that it reads from", merge_up)
+MERGE_DOWN = _merging("merge-down", "merge {ops} down into {region}", "the region that reads it", merge_down)

@@ -1,65 +1,119 @@
-"""Moves as data: what a plan records of how it came about, and what a person reads."""
+"""Moves as data: what a plan records of how it came about, what a person reads, and what both are read back from."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 from fuseplan.errors import PlanError
 from fuseplan.graph import Graph
-from fuseplan.segment.moves.evict import evict
-from fuseplan.segment.moves.merge import merge_down, merge_up
-from fuseplan.segment.moves.peel import keep, peel_both, peel_head, peel_tail
-from fuseplan.segment.moves.recompute import recompute, reuse
-from fuseplan.segment.moves.run import run
-from fuseplan.segment.moves.shape import region_of, tidy
-from fuseplan.segment.moves.split import split
+from fuseplan.segment.moves.kind import Step, ops_text, runner_text
+from fuseplan.segment.moves.kinds import MOVES, kind_named
+from fuseplan.segment.moves.shape import tidy
 from fuseplan.segment.region import Segmentation
 
+NOTE = "note"
+"""The name of what is no move but words: a line of an older database that says less than a move does."""
+MOST_TEXT = 2**20
+"""Characters of the moves of one plan, as they are stored."""
 
-@dataclass(frozen=True, slots=True)
-class Move:
-    """One step from a segmentation to another. Ops are named by position, a region by any of its ops.
+_LINE = re.compile(
+    r"(?:(?P<role>inference|forward|backward): )?(?:(?P<times>[1-9]\d{0,6}) × )?(?:(?P<change>[+-]\d{1,15}\.\d) µs: )?(?P<words>.*)",
+    re.DOTALL,
+)
+_ALIKE = ", and the like"
 
-    >>> Move("evict", ops=(7,), target="aten.view").text
-    'evict op 7 (aten.view)'
+
+@dataclass(frozen=True)
+class Move(Step):
+    """One step from a segmentation to another, with where it was made and what it was worth.
+
+    >>> move = Move("evict", (7,), target="aten.view", role="forward", times=12, change_us=-3.5)
+    >>> move.line
+    'forward: 12 × -3.5 µs: evict op 7 (aten.view), and the like'
+    >>> Move.parse(move.line) == move
+    True
     >>> Move("run", region=3, executor="nvfuser").text
     'run the region at op 3 under nvfuser'
     """
 
-    name: str  # one of NAMES
-    ops: tuple[int, ...] = ()  # that leave, join, or are recomputed
-    region: int | None = None  # that they leave or join, or that is peeled or run
-    executor: str = ""
-    variant: str = "default"
-    target: str = field(default="", compare=False)  # what the first of `ops` calls, for people
+    target: str = ""
+    """What the first of the ops calls, for people."""
+    role: str = ""
+    """Of the graph that it was made in, where a program has several."""
+    times: int = 1
+    """How often it was made: in so many equal layers, of which it stands in the first."""
+    change_us: float | None = None
+    """By how much it changes the predicted time of the program, each time; less than nothing is a gain."""
+    words: str = ""
+    """Of a note, all that is known."""
 
     @property
     def text(self) -> str:
         """The move in a few words."""
-        region = "" if self.region is None else f"the region at op {self.region}"
-        variant = "" if self.variant == "default" else f" ({self.variant})"
-        words = {
-            "keep": f"keep the views beside {region} inside it",
-            "peel-head": f"peel the views at the head off {region}",
-            "peel-tail": f"peel the views at the tail off {region}",
-            "peel-both": f"peel the views at both ends off {region}",
-            "evict": f"evict {self._ops}",
-            "merge-up": f"merge {self._ops} up into {region or 'the region that it reads from'}",
-            "merge-down": f"merge {self._ops} down into {region or 'the region that reads it'}",
-            "split": f"split {self._ops} off {region or 'its region'}",
-            "recompute": f"recompute {self._ops} in {region or 'each region that reads it'}",
-            "reuse": f"reuse {self._ops} in {region or 'each region that recomputes it'}",
-            "run": f"run {region or self._ops} under {self.executor}{variant}",
-        }
-        return words.get(self.name, self.name)
+        if self.name == NOTE:
+            return self.words
+        kind = kind_named(self.name)
+        if kind is not None:
+            return kind.text(self, self.target)
+        ops = f" {ops_text(self.ops, self.target)}" if self.ops else ""
+        region = "" if self.region is None else f" in the region at op {self.region}"
+        return f"{self.name}{ops}{region}{f' under {runner_text(self)}' if self.executor else ''}"
 
     @property
-    def _ops(self) -> str:
-        first = f"{self.ops[0] if self.ops else '?'}" + (f" ({self.target})" if self.target else "")
-        if len(self.ops) < 2:
-            return f"op {first}"
-        return f"ops {first} and {self.ops[1]}" if len(self.ops) == 2 else f"op {first} and {len(self.ops) - 1} more"
+    def total_us(self) -> float | None:
+        """By how much it changes the predicted time wherever it was made, together."""
+        return None if self.change_us is None else self.times * self.change_us
+
+    @property
+    def line(self) -> str:
+        """The move with its graph, how often it was made, and what it was worth."""
+        role = f"{self.role}: " if self.role else ""
+        often = "" if self.times == 1 else f"{self.times} × "
+        worth = "" if self.change_us is None else f"{self.change_us:+.1f} µs: "
+        return f"{role}{often}{worth}{self.text}{'' if self.times == 1 else _ALIKE}"
+
+    @classmethod
+    def parse(cls, line: str) -> Move:
+        """The move that has this `line`, or this `text`; PlanError where none has."""
+        known, words = _prefix(line)
+        for kind in MOVES:
+            found = kind.read(words)
+            if found is not None:
+                move = cls(**vars(found[0]), target=found[1], **known)
+                if move.line == line:
+                    return move
+        raise PlanError(f"no move reads {line[:80]!r}")
+
+    @classmethod
+    def noted(cls, line: str) -> Move:
+        """The move that has this line, and where none has, a note of it.
+
+        >>> Move.noted("forward: +2.0 µs: merge op 7 (aten.t) and 2 more up into the region at op 3").change_us
+        2.0
+        """
+        try:
+            return cls.parse(line)
+        except PlanError:
+            known, words = _prefix(line)
+            note = cls(NOTE, words=words, **known)
+            return note if note.line == line else cls(NOTE, words=line)
+
+
+def _prefix(line: str) -> tuple[dict[str, Any], str]:
+    """What a line says of a move before it says which one, and the words for that."""
+    match = _LINE.fullmatch(line)
+    assert match is not None, "every text fits"
+    role, times, change, words = match.group("role", "times", "change", "words")
+    known = {
+        "role": role or "",
+        "times": int(times or 1),
+        "change_us": None if change is None else float(change),
+    }
+    return known, words.removesuffix(_ALIKE) if times else words
 
 
 def apply(graph: Graph, segmentation: Segmentation, move: Move) -> Segmentation:
@@ -70,48 +124,78 @@ def apply(graph: Graph, segmentation: Segmentation, move: Move) -> Segmentation:
         ...
     fuseplan.errors.PlanError: evict op 7: there is no op 7; the graph has 0
     """
-    step = _STEPS.get(move.name)
-    if step is None:
-        raise PlanError(f"there is no move {move.name!r}; known are {', '.join(NAMES)}")
+    kind = kind_named(move.name)
+    if kind is None:
+        raise PlanError(f"there is no move {move.name!r}; known are {', '.join(one.name for one in MOVES)}")
     try:
-        return step(graph, tidy(graph, segmentation), move)
+        return kind.apply(graph, tidy(graph, segmentation), move)
     except PlanError as error:
         raise PlanError(f"{move.text}: {error}") from None
 
 
-def _merge(graph: Graph, segmentation: Segmentation, move: Move) -> Segmentation:
-    region = region_of(segmentation, _first(move))
-    if (move.ops[:1] if region is None else region.ops) != tuple(sorted(move.ops)):
-        raise PlanError("these ops are not one op of nobody, nor all of a region")
-    return (merge_up if move.name == "merge-up" else merge_down)(graph, segmentation, _first(move), move.region)
+# Moves as they are stored: a JSON list, one object a move, without what says nothing
+
+_DEFAULTS = {field.name: field.default for field in fields(Move) if field.name != "name"}
 
 
-def _first(move: Move) -> int:
-    if not move.ops:
-        raise PlanError("it names no op")
-    return move.ops[0]
+def to_json(moves: Iterable[Move]) -> str:
+    """Moves as `from_json` reads them; of too many for a database, the first, and a note of how many are left out.
+
+    >>> to_json([Move("evict", (7,), role="forward")])
+    '[{"name":"evict","ops":[7],"role":"forward"}]'
+    """
+    kept = list(moves)
+    texts = [
+        json.dumps({k: v for k, v in asdict(move).items() if k == "name" or v != _DEFAULTS[k]}, separators=(",", ":"))
+        for move in kept
+    ]
+    if sum(len(text) + 1 for text in texts) >= MOST_TEXT:
+        size = fitting = 0
+        while size + len(texts[fitting]) < MOST_TEXT - 200:
+            size += len(texts[fitting]) + 1
+            fitting += 1
+        return to_json([*kept[:fitting], Move(NOTE, words=f"and {len(kept) - fitting} more")])
+    return f"[{','.join(texts)}]"
 
 
-def _region(move: Move) -> int:
-    if move.region is None:
-        raise PlanError("it names no region")
-    return move.region
+def from_json(text: str) -> tuple[Move, ...]:
+    """What `to_json` wrote; PlanError for anything else.
+
+    >>> from_json('[{"name":"evict","ops":[7]}]')[0].text
+    'evict op 7'
+    """
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        raise PlanError(f"moves are no JSON: {text[:80]!r}") from None
+    if not isinstance(found, list):
+        raise PlanError("moves are no list")
+    return tuple(map(_read, found))
 
 
-_STEPS: dict[str, Callable[[Graph, Segmentation, Move], Segmentation]] = {
-    "keep": lambda graph, cut, move: keep(graph, cut, _region(move)),
-    "peel-head": lambda graph, cut, move: peel_head(graph, cut, _region(move)),
-    "peel-tail": lambda graph, cut, move: peel_tail(graph, cut, _region(move)),
-    "peel-both": lambda graph, cut, move: peel_both(graph, cut, _region(move)),
-    "evict": lambda graph, cut, move: evict(graph, cut, *move.ops),
-    "merge-up": _merge,
-    "merge-down": _merge,
-    "split": lambda graph, cut, move: split(graph, cut, *move.ops),
-    "recompute": lambda graph, cut, move: recompute(graph, cut, _first(move), move.region),
-    "reuse": lambda graph, cut, move: reuse(graph, cut, _first(move), move.region),
-    "run": lambda graph, cut, move: run(
-        graph, cut, _first(move) if move.region is None else move.region, move.executor, move.variant
-    ),
+def _read(item: object) -> Move:
+    if not isinstance(item, dict) or "name" not in item:
+        raise PlanError(f"a move is an object with a name, not {str(item)[:80]!r}")
+    given: dict[str, Any] = {}
+    for key, value in item.items():
+        check = _CHECKS.get(key)
+        if check is None or not check(value):
+            raise PlanError(f"a move has no {str(key)[:40]} like {str(value)[:40]!r}")
+        given[key] = tuple(value) if isinstance(value, list) else value
+    return Move(**given)
+
+
+def _is_text(value: object) -> bool:
+    return type(value) is str
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**31
+
+
+_CHECKS: Mapping[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("name", "executor", "variant", "target", "role", "words"), _is_text),
+    **dict.fromkeys(("region", "times"), _is_count),
+    "ops": lambda value: isinstance(value, list) and all(map(_is_count, value)),
+    "change_us": lambda value: type(value) is float and abs(value) < 1e14,
 }
-
-NAMES = tuple(_STEPS)

@@ -32,9 +32,13 @@ def moves_between(graph: Graph, start: Segmentation, target: Segmentation) -> tu
 
     Raises PlanError if `start` or `target` is not. The way is meant to be read; there may be a shorter one.
 
-    >>> from fuseplan.graph import Op, Ref, TensorType, Value
-    >>> x, y = (Value(name, TensorType("float32", (4,), (1,))) for name in "xy")
-    >>> graph = Graph((x,), (Op("aten.relu.default", (Ref("x"),), (), (y,)),), (Ref("y"),))
+    >>> graph = Graph.parse('''
+    ... def graph(
+    ...     x,  # cpu float32[4]
+    ... ):
+    ...     y = aten.relu.default(x)  # cpu float32[4]
+    ...     return y
+    ... ''')
     >>> [move.text for move in moves_between(graph, Segmentation(), Segmentation((Region((0,), "inductor"),)))]
     ['run op 0 (aten.relu) under inductor']
     """

@@ -1,38 +1,15 @@
-"""Bookends: the views at the head and the tail of a region, which move no data where they stand alone."""
+"""Peeling: the views at the head or the tail of a region go to ATen, where they move no data."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from fuseplan.errors import PlanError
-from fuseplan.graph import Graph, Ref
+from fuseplan.graph import Graph
+from fuseplan.segment.moves.kind import MoveKind, Runners, Step
 from fuseplan.segment.moves.shape import changed, region_at, tidy_region, values_of
 from fuseplan.segment.region import Region, Segmentation
-
-
-def keep(graph: Graph, segmentation: Segmentation, op: int) -> Segmentation:
-    """Take the views of nobody that stand before and after the region at `op` into it.
-
-    Before it are those that nobody else reads; after it, all that look at what it makes.
-    """
-    region = region_at(graph, segmentation, op)
-    owned = {i for other in segmentation.regions for i in other.ops}
-    free = [i for i, one in enumerate(graph.ops) if one.is_view and i not in owned]
-    inside = set(region.ops)
-    given = {arg.name for arg in graph.outputs if isinstance(arg, Ref)}
-    for i in reversed(free):
-        made = values_of(graph, (i,))
-        users = {user for name in made for user in graph.users[name]}
-        if users and users <= inside and given.isdisjoint(made):
-            inside.add(i)
-    made = values_of(graph, region.ops)
-    for i in free:
-        if not made.isdisjoint(graph.ops[i].reads):
-            inside.add(i)
-            made |= values_of(graph, (i,))
-    if inside == set(region.ops):
-        raise PlanError(f"no view stands beside the region at op {region.ops[0]}, or others read it")
-    return changed(graph, segmentation, [region], [replace(region, ops=tuple(inside))])
 
 
 def peel_head(graph: Graph, segmentation: Segmentation, op: int) -> Segmentation:
@@ -88,3 +65,17 @@ def _peel(graph: Graph, segmentation: Segmentation, op: int, *, head: bool, tail
 def _without(region: Region, gone: frozenset[int]) -> Region:
     ops = tuple(i for i in region.ops if i not in gone)
     return replace(region, ops=ops, recompute=tuple(i for i in region.recompute if i not in gone))
+
+
+def _peeling(name: str, place: str, peeled: Callable[[Graph, Segmentation, int], Segmentation]) -> MoveKind:
+    def steps(_: Graph, cut: Segmentation, __: Runners) -> Iterator[Step]:
+        return (Step(name, region=region.ops[0]) for region in cut.regions)
+
+    return MoveKind(
+        name, f"peel the views at {place} off {{region}}", lambda g, cut, step: peeled(g, cut, step.at), steps
+    )
+
+
+PEEL_HEAD = _peeling("peel-head", "the head", peel_head)
+PEEL_TAIL = _peeling("peel-tail", "the tail", peel_tail)
+PEEL_BOTH = _peeling("peel-both", "both ends", peel_both)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from fuseplan.errors import PlanError
 from fuseplan.graph import Graph
 from fuseplan.segment.flow import wanted
+from fuseplan.segment.moves.kind import MoveKind, Runners, Step
 from fuseplan.segment.moves.shape import changed, op_text, read_again, region_at, region_of, values_of
 from fuseplan.segment.region import Region, Segmentation, reads_from_outside
 
@@ -70,3 +72,36 @@ def _disown(graph: Graph, segmentation: Segmentation, op: int) -> Segmentation:
     if op not in read_again(graph, left.ops, left.recompute):
         raise PlanError(f"nothing else in the region at op {home.ops[0]} reads {op_text(graph, op)}")
     return changed(graph, segmentation, [home], [left])
+
+
+def _recompute_steps(graph: Graph, cut: Segmentation, _: Runners) -> Iterator[Step]:
+    for op in range(len(graph.ops)):
+        readers = _regions(graph, cut, op, None)
+        home = region_of(cut, op)
+        if readers:
+            yield Step("recompute", (op,))
+        yield from (Step("recompute", (op,), region.ops[0]) for region in (*readers, *([home] if home else [])))
+
+
+def _reuse_steps(_: Graph, cut: Segmentation, __: Runners) -> Iterator[Step]:
+    for op in sorted({op for region in cut.regions for op in region.recompute}):
+        again = [region for region in cut.regions if op in region.recompute]
+        if len(again) > 1:
+            yield Step("reuse", (op,))
+        yield from (Step("reuse", (op,), region.ops[0]) for region in again)
+
+
+RECOMPUTE = MoveKind(
+    "recompute",
+    "recompute {ops} in {region}",
+    lambda graph, cut, step: recompute(graph, cut, step.op, step.region),
+    _recompute_steps,
+    "each region that reads it",
+)
+REUSE = MoveKind(
+    "reuse",
+    "reuse {ops} in {region}",
+    lambda graph, cut, step: reuse(graph, cut, step.op, step.region),
+    _reuse_steps,
+    "each region that recomputes it",
+)

@@ -12,8 +12,8 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from fuseplan.capture.from_fx import describe
-from fuseplan.capture.symbols import Symbols
+from fuseplan.capture.dynamo.symbols import Symbols
+from fuseplan.capture.fx.from_fx import describe
 from fuseplan.graph import Alias, Arg, Enum, Graph, Op, Ref, Value
 
 

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from conformance.build import meta, region_of
-from fuseplan.executors.check import check
-from fuseplan.executors.nvfuser import NvfuserExecutor
+from fuseplan.executors.nvfuser.executor import NvfuserExecutor
+from fuseplan.judge.regions import check
 
 aten = torch.ops.aten
 BF16, FP32, BOOL, INT = torch.bfloat16, torch.float32, torch.bool, torch.int64

@@ -12,11 +12,11 @@ from functorch.compile import min_cut_rematerialization_partition
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 
-from fuseplan.capture.from_fx import from_fx
+from fuseplan.capture.fx.from_fx import from_fx
 from fuseplan.errors import ExecutorError
-from fuseplan.executors.check import check
-from fuseplan.executors.nvfuser import NvfuserExecutor
+from fuseplan.executors.nvfuser.executor import NvfuserExecutor
 from fuseplan.graph import Graph
+from fuseplan.judge.regions import check
 from fuseplan.segment.greedy import maximal_regions
 from fuseplan.segment.islands import is_anchor
 from fuseplan.segment.region import extract

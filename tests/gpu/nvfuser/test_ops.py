@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from fuseplan.executors.check import check
-from fuseplan.executors.nvfuser import NvfuserExecutor
+from fuseplan.executors.nvfuser.executor import NvfuserExecutor
 from fuseplan.executors.nvfuser.table import LOWERINGS
+from fuseplan.judge.regions import check
 from gpu.nvfuser.calls import CALLS
 from gpu.nvfuser.one_op import Call, Recorder, layouts, region_of_call
 

@@ -8,7 +8,7 @@ import torch
 
 from conformance.build import meta, region_of
 from fuseplan.executors import Compiled
-from fuseplan.executors.nvfuser import NvfuserExecutor
+from fuseplan.executors.nvfuser.executor import NvfuserExecutor
 
 
 def dropped(x: Any) -> Any:

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from fuseplan.capture.nvfuser_script import read_script
-from fuseplan.capture.trace import load_trace, write_trace
+from fuseplan.capture.trace.load import load_trace
+from fuseplan.capture.trace.write import write_trace
 from fuseplan.tune import tune
 from script_references import ON_GPUS, REFERENCES, SCRIPTS, THEN_AND_NOW, graph_key, text_of
 

@@ -1,58 +1,37 @@
-"""What the dashboard's pages compute, by hand: intervals of races, moves, regret, and verdicts on two sides."""
+"""What the dashboard's pages compute, by hand: moves, regret, and verdicts on two sides."""
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
-from fuseplan.tuning_db.dashboard.moves import moves_of
-from fuseplan.tuning_db.dashboard.pairs import ACROSS, Side, pairs_of
+from fuseplan.noise import ACROSS, RaceTime
+from fuseplan.segment.moves import Move
+from fuseplan.tuning_db.dashboard.pages.compare import Side, lines_of
+from fuseplan.tuning_db.dashboard.pages.program import worthiest_first
 from fuseplan.tuning_db.dashboard.queries.model import Foretold
-from fuseplan.tuning_db.dashboard.race import Lane, against, figure, interval
+from fuseplan.tuning_db.dashboard.race import Lane, against, figure
 from fuseplan.tuning_db.dashboard.regret import regrets
-
-
-def test_an_interval_holds_the_median_as_often_as_it_says() -> None:
-    dice = random.Random(5)
-    held = 0
-    for _ in range(400):
-        low, high = interval([dice.lognormvariate(0, 0.3) for _ in range(21)])
-        assert low is not None
-        assert high is not None
-        held += low <= 1.0 <= high
-    assert 0.93 <= held / 400 <= 0.995
-
-
-@pytest.mark.parametrize(
-    ("number", "sure"), [(5, (None, None)), (6, (0.0, 5.0)), (8, (0.0, 7.0)), (9, (1.0, 7.0)), (21, (5.0, 15.0))]
-)
-def test_an_interval_by_the_tables_of_the_sign_test(number: int, sure: tuple[float, float]) -> None:
-    assert interval([float(value) for value in range(number)]) == sure
+from fuseplan.tuning_db.pairs import PairKey
 
 
 def test_a_ratio_is_of_blocks_that_ran_side_by_side() -> None:
     """The machine became twice as slow on the way: medians over all blocks would call the dropped one faster."""
-    reference = Lane("default", "default", True, wall_us=20.0, walls=(10.0, 10.0, 10.0, 20.0, 20.0, 20.0, 20.0))
-    dropped = Lane("cut", "loser", wall_us=11.0, walls=(11.0, 11.0, 11.0))
+    reference = Lane("default", True, wall_us=20.0, walls=(10.0, 10.0, 10.0, 20.0, 20.0, 20.0, 20.0))
+    dropped = Lane("cut", wall_us=11.0, walls=(11.0, 11.0, 11.0))
     assert against(dropped, reference).ratio == pytest.approx(1.1)
-    assert against(Lane("cut", "loser", wall_us=11.0), reference).ratio == pytest.approx(0.55)
-    assert against(Lane("cut", "loser", "error"), reference).ratio is None
+    assert against(Lane("cut", wall_us=11.0), reference).ratio == pytest.approx(0.55)
+    assert against(Lane("cut", status="error"), reference).ratio is None
 
 
 def test_a_race_that_nobody_finished_is_not_drawn() -> None:
-    assert figure([Lane("cut", "loser", "timeout")], "inductor", 0.01) is None
+    assert figure([Lane("cut", status="timeout")], "inductor", 0.01) is None
 
 
-def test_moves_are_read_back_the_worthiest_first() -> None:
-    lines = "forward: evict op 3\nforward: +2.0 µs: split 1..4\nbackward: 12 × -1,000.5 µs: merge-up op 7, and the like\nodd"
-    found = moves_of(lines)
-    assert [(move.role, move.times, move.change_us, move.text) for move in found] == [
-        ("backward", 12, -12006.0, "merge-up op 7, and the like"),
-        ("forward", 1, 2.0, "split 1..4"),
-        ("forward", 1, None, "evict op 3"),
-        ("", 1, None, "odd"),
-    ]
+def test_moves_stand_the_worthiest_first() -> None:
+    twelve = Move("peel-head", region=7, role="backward", times=12, change_us=-1000.5)
+    one, unknown = Move("split", (1, 2), 1, change_us=2.0), Move("evict", (3,))
+    assert worthiest_first([unknown, one, twelve]) == (twelve, one, unknown)
+    assert twelve.total_us == -12006.0
 
 
 def measured(region: int, executor: str, device: float, predicted: float, run: int = 1) -> Foretold:
@@ -82,35 +61,36 @@ def test_regret_of_several_runs_is_their_middle() -> None:
 
 
 def side(us: float | None, noise: float | None = 0.0, plan: str | None = "p") -> Side:
-    return Side("name", us, noise, None, None, "tuned", plan)
+    return Side("name", RaceTime(us, noise), None, plan)
 
 
 @pytest.mark.parametrize(
     ("a", "b", "verdict"),
     [
         (side(100.0), side(96.0), "faster"), (side(100.0), side(98.0), "same"), (side(96.0), side(100.0), "slower"),
-        (side(100.0, 8.0), side(90.0, 9.0), "same"), (side(100.0), side(None), "not raced"), (None, side(1.0), "only in B"),
+        (side(100.0, 0.08), side(90.0, 0.1), "same"), (side(100.0), side(None), "not raced"), (None, side(1.0), "only in B"),
         (side(1.0), None, "only in A"), (side(0.0), side(1.0), "not raced"),
     ],
 )  # fmt: skip
 def test_a_verdict_needs_more_than_noise(a: Side | None, b: Side | None, verdict: str) -> None:
-    key = ("k", "plain", "", "", "the plan")
-    (pair,) = pairs_of({key: a} if a else {}, {key: b} if b else {})
-    assert pair.verdict == verdict
-    assert pair.band >= ACROSS
+    key = PairKey("k", "plain", "")
+    (line,) = lines_of({key: a} if a else {}, {key: b} if b else {})
+    assert line.verdict == verdict
+    assert line.pair.noise >= ACROSS
 
 
 def test_another_plan_is_told_only_where_both_are_known() -> None:
-    keys = [(name, "plain", "", "", "the plan") for name in "abc"]
+    keys = [PairKey(name, "plain", "") for name in "abc"]
     before = {keys[0]: side(1.0), keys[1]: side(1.0), keys[2]: side(1.0, plan=None)}
     after = {keys[0]: side(1.0), keys[1]: side(1.0, plan="q"), keys[2]: side(1.0)}
-    assert {pair.program: pair.changed for pair in pairs_of(before, after)} == {"a": False, "b": True, "c": None}
+    changed = {line.pair.key.program: line.changed for line in lines_of(before, after)}
+    assert changed == {"a": "same", "b": "changed", "c": None}
 
 
 @pytest.mark.parametrize("slowest", [1.2, 2.0, 10.0, 3000.0])
 def test_every_plan_of_a_race_is_in_sight(slowest: float) -> None:
-    reference = Lane("default", "default", True, wall_us=100.0)
-    lanes = [against(Lane(name, "loser", wall_us=us), reference) for name, us in (("a", 60.0), ("b", 100.0 * slowest))]
+    reference = Lane("default", True, wall_us=100.0)
+    lanes = [against(Lane(name, wall_us=us), reference) for name, us in (("a", 60.0), ("b", 100.0 * slowest))]
     drawn = figure([against(reference, reference), *lanes], "default", 0.01)
     assert drawn is not None
     axis = drawn.layout["xaxis"]

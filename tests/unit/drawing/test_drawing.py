@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cuts import wander
-from fuseplan.drawing import COLORS, svg
+from fuseplan.drawing import colors, svg
 from fuseplan.drawing.layout import OUTSIDE, layered
 from fuseplan.errors import PlanError
 from fuseplan.graph import Graph, Op, Ref, Value
@@ -204,7 +204,7 @@ def test_light_and_dark_are_both_readable() -> None:
         red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
         return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
-    for light, dark in COLORS.values():
+    for light, dark in colors().values():
         assert (1.0 + 0.05) / (luminance(light) + 0.05) > 4.5
         assert (luminance(dark) + 0.05) / (luminance("#0d1117") + 0.05) > 4.5
     text = svg(gelu_between_views(), None)

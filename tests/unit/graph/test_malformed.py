@@ -369,3 +369,48 @@ def test_depth_in_the_place_of_any_part() -> None:
 @given(st.text() | values.map(json.dumps))
 def test_text_that_was_never_a_graph(text: str) -> None:
     assert complaint(lambda: Graph.from_json(text)) is not None
+
+
+LISTING = """
+# 2 <= s0
+def graph(
+    x,  # cpu float32[4, s0] strides [s0, 1]
+):
+    y = aten.add.Tensor(x, 1.5, alpha=2)  # cpu float32[4, s0] strides [s0, 1]
+    return y
+"""
+
+
+@pytest.mark.parametrize(
+    ("there", "instead", "why"),
+    [
+        ("return y", "y", "its inputs"),
+        ("# 2 <= s0", "# s0", "line 2: a symbol such as"),
+        ("x,  # cpu", "x  # cpu", "line 4: an input such as"),
+        (" strides [s0, 1]\n)", "\n)", r"line 4: ' strides \[', which a size that is no number leaves open"),
+        ("alpha=2", "alpha=", "line 6: an argument is wanted where '"),
+        ("alpha=2)", "alpha=2, x)", "line 6: a keyword argument is wanted"),
+        ("x, 1.5", "'\\d', 1.5", "line 6: a string as Python writes it"),
+        ("Tensor(x", "Tensor(z", "uses 'z', which nothing defines"),
+        ("return y", "return y z", "line 7: the end of the line is wanted where ' z'"),
+    ],
+)
+def test_a_listing_that_is_wrong(there: str, instead: str, why: str) -> None:
+    assert Graph.parse(LISTING).outputs
+    assert there in LISTING
+    with pytest.raises(GraphError, match=why):
+        Graph.parse(LISTING.replace(there, instead))
+
+
+@settings(max_examples=200)
+@given(graphs(max_ops=2, opaque=True), st.data())
+def test_a_listing_with_some_characters_exchanged(graph: Graph, data: st.DataObject) -> None:
+    text = str(graph)
+    start = data.draw(st.integers(0, len(text)))
+    end = data.draw(st.integers(start, min(start + 5, len(text))))
+    new = data.draw(st.text(max_size=3) | st.sampled_from(["(", ")", "[", "]", ", ", "; ", "  # ", "'", "=", "\n"]))
+    try:
+        found = Graph.parse(text[:start] + new + text[end:])
+    except GraphError:
+        return
+    assert Graph.parse(str(found)) == found

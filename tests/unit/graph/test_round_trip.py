@@ -55,6 +55,11 @@ def test_printed_form_round_trips(graph: Graph) -> None:
 
 
 @given(graphs(opaque=True))
+def test_the_listing_parses_back(graph: Graph) -> None:
+    assert Graph.parse(str(graph)) == graph
+
+
+@given(graphs(opaque=True))
 def test_each_part_prints_as_python(graph: Graph) -> None:
     for part in (*graph.inputs, *graph.ops, *graph.constants, *graph.symbols):
         assert evaluate(repr(part)) == part

@@ -12,10 +12,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fuseplan.cli import main
-from fuseplan.diff import Pair, diff
+from fuseplan.diff import diff
 from fuseplan.errors import OptionError, StoreError
 from fuseplan.plan import Plan
 from fuseplan.show import show
+from fuseplan.tuning_db.pairs import Pair, PairKey
 from fuseplan.tuning_db.words import Listed
 from stored import CPU, HERE, plan, store_at
 from tuned_samples import add_program, key_of, sample_database
@@ -59,7 +60,7 @@ def test_the_table_and_one_plan_in_full(file: Path) -> None:
     assert "tuned" in table[2]
     key = table[2].split()[0]
     full = verb("show", key[:8], db=file).output
-    assert "moves:\n  inference: 4 × -4.2 µs: peel-head op 1 from 1..5, and the like" in full
+    assert "moves:\n  inference: 4 × -4.2 µs: peel the views at the head off the region at op 1, and the like" in full
     raced = {line.split("  ")[1]: line for line in full.partition("raced:\n")[2].splitlines() if line.startswith("  ")}
     assert "1.00×" in raced["cut 7f31"]
     assert "3.27×" in raced["eager"] or "3.2" in raced["eager"]
@@ -68,7 +69,7 @@ def test_the_table_and_one_plan_in_full(file: Path) -> None:
     as_data = json.loads(verb("show", key, "--json", db=file).output)["plans"]
     assert [one["key"][: len(key)] for one in as_data] == [key]
     assert as_data[0]["evidence"]["raced"][0]["name"] == "inductor"
-    assert as_data[0]["plan"]["kind"] == "segmented"
+    assert as_data[0]["plan"]["host"] == "aten"
 
 
 def test_nothing_to_show_is_no_error(file: Path) -> None:
@@ -144,7 +145,7 @@ def test_two_plans_differ_in_moves_and_places(file: Path) -> None:
     newer, older = show("GPT-2, graph 1", db=file)
     told = diff(older.stored.key, newer.stored.key, db=file)
     assert "made with other torch 2.11.0 -> 2.12.0" in told.differences
-    assert "plan: whole program under inductor -> segmented, saving min-cut, launch plain" in told.differences
+    assert "plan: whole program under inductor -> host aten, saving min-cut, launch plain" in told.differences
     newer, older = show("GPT-2, graph 0", db=file)
     told = diff(older.stored.key, newer.stored.key, db=file)
     assert told.differences[-1] == "the plans are equal"
@@ -155,9 +156,9 @@ def test_moves_lead_from_one_plan_to_another(tmp_path: Path) -> None:
     store = store_at(tmp_path / "tuning.db")
     sample = add_program(store, 1, "GPT-2", layers=2)
     cut = sample.plan.plan
-    part = cut.parts[0]  # type: ignore[attr-defined]
+    part = cut.carve_outs[0]
     less = replace(part, segmentation=replace(part.segmentation, regions=part.segmentation.regions[:1]))
-    fewer = replace(sample.plan, plan=replace(cut, parts=(less,)))  # type: ignore[type-var]
+    fewer = replace(sample.plan, plan=replace(cut, carve_outs=(less,)))  # type: ignore[type-var]
     store.add_plan(fewer)
     store.close()
     differences = diff(fewer.key, sample.plan.key, db=tmp_path / "tuning.db").differences
@@ -165,14 +166,14 @@ def test_moves_lead_from_one_plan_to_another(tmp_path: Path) -> None:
 
 
 def test_the_verdict_allows_for_noise_and_drift() -> None:
-    def pair(first: float | None, second: float | None, run: str | None = None) -> Pair:
+    def pair(first: float | None, second: float | None, run: str | None = None) -> Pair[Listed]:
         sides = [
             Listed(plan(wall_us=us, noise_us=None if us is None else us / 100, run=run), None) for us in (first, second)
         ]
-        return Pair("p", *sides)
+        return Pair(PairKey("p", "plain", ""), *sides)
 
-    assert pair(100.0, 104.0).verdict == "same"  # 1 % of noise on either side, and 3 % between runs
-    assert pair(100.0, 104.0, run="5" * 32).verdict == "slower"
+    assert pair(100.0, 102.5).verdict == "same"  # 1 % of noise on either side, and 3 % between runs
+    assert pair(100.0, 102.5, run="5" * 32).verdict == "slower"
     assert pair(100.0, 106.0).verdict == "slower"
     assert pair(106.0, 100.0).verdict == "faster"
     assert pair(100.0, None).verdict == "unknown"

@@ -4,86 +4,102 @@ from __future__ import annotations
 
 import pytest
 
-from fuseplan.errors import FuseplanError, OptionError
+from fuseplan.errors import FuseplanError
 from fuseplan.graph import Graph, Op, Ref, TensorType, Value
+from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import (
+    JOBS,
     AttentionFound,
     Calibrate,
     Capture,
-    Found,
+    CapturedProgram,
     Job,
     Outcome,
+    OutcomeRow,
     Prepare,
     RacePlans,
     RaceRegion,
     Rest,
-    Row,
     Setup,
-    Side,
     VetPlan,
     VetRegion,
 )
 from fuseplan.measure.race import ReplayClock, Rule, Sample, race
-from fuseplan.plan import AnchorChoice, Part, Plan, SegmentedPlan
+from fuseplan.plan import CarveOuts, Plan, Rewrite
 from fuseplan.segment import Region, Segmentation
 from fuseplan.tuning_db.records import Repeats
+from fuseplan.wire import codec
+from fuseplan.wire.codec import CodecError
 
 KIND = TensorType("float32", (4,), (1,))
 GRAPH = Graph((Value("x", KIND),), (Op("aten.relu.default", (Ref("x"),), (), (Value("y", KIND),)),), (Ref("y"),))
-PLAN = SegmentedPlan(
-    (Part("forward", GRAPH.key, Segmentation((Region((0,), "inductor", "default"),))),),
-    anchors=(AnchorChoice(1, "flash+causal"),),
+PLAN = Plan(
+    "aten",
+    (Rewrite("attention", 1, "flash+causal"),),
+    (CarveOuts("forward", GRAPH.key, Segmentation((Region((0,), "inductor", "default"),))),),
 )
 RULE = Rule(by=("device_us", "wall_us"), most=9, seconds=2.5, seed=4)
 
-JOBS = [
+EACH = [
     VetRegion(GRAPH, "inductor", "tuned"),
     RaceRegion(GRAPH, (("aten", "default"), ("inductor", "tuned")), RULE),
-    Capture('{"a":"trace\\nwith a line"}', "proven", (AnchorChoice(0, "flash"),), "all"),
-    VetPlan("{}", Side("tuned", PLAN), race=True, early=True, limit_s=9.0),
-    Prepare("{}", Side("tuned", PLAN)),
-    RacePlans("{}", (Side("eager"), Side("torch", mode="max-autotune"), Side("x", Plan.named("aten"))), "eager", RULE),
+    Capture('{"a":"trace\\nwith a line"}', "proven", (Rewrite("attention", 0, "flash"),), "all"),
+    VetPlan("{}", RaceEntry("tuned", PLAN), race=True, early=True, limit_s=9.0),
+    Prepare("{}", RaceEntry("tuned", PLAN)),
+    RacePlans(
+        "{}",
+        (RaceEntry("eager"), RaceEntry("torch", mode="max-autotune"), RaceEntry("x", Plan.named("aten"))),
+        "eager",
+        RULE,
+    ),
     Calibrate(),
     Rest(),
 ]
 
 
-@pytest.mark.parametrize("job", JOBS, ids=lambda job: type(job).__name__)
+@pytest.mark.parametrize("job", EACH, ids=lambda job: type(job).__name__)
 def test_a_job_comes_back_from_one_line_of_json(job: Job) -> None:
-    text = job.to_json()
+    text = codec.to_json(job, JOBS)
     assert "\n" not in text
-    assert Job.from_json(text) == job
-    assert Job.from_json(text).alone == job.alone
+    assert codec.from_json(JOBS, text) == job
 
 
 def test_an_outcome_comes_back_with_all_that_it_found() -> None:
     result = race(["a", "b"], ReplayClock({"a": [Sample(2, 1, 3)], "b": [Sample(1, 1, 1)]}), incumbent="a")
     rows = (
-        Row("a", device_us=2.0, host_us=1.0, wall_us=3.0, repeats=Repeats((2.0,), (1.0,), (3.0,))),
-        Row("b", "wrong"),
+        OutcomeRow("a", device_us=2.0, host_us=1.0, wall_us=3.0, repeats=Repeats((2.0,), (1.0,), (3.0,))),
+        OutcomeRow("b", "wrong"),
     )
-    found = Found("ab" * 32, (("forward", GRAPH),), (AttentionFound(0, "auto+causal", ("auto", "flash+causal")),))
+    found = CapturedProgram(
+        "ab" * 32, (("forward", GRAPH),), (AttentionFound(0, "auto+causal", ("auto", "flash+causal")),)
+    )
     outcome = Outcome("ok", "", 1.5, rows, result, found, {"bandwidth_gbs": 12.5})
-    text = outcome.to_json()
+    text = codec.to_json(outcome)
     assert "\n" not in text
-    assert Outcome.from_json(text) == outcome
+    assert codec.from_json(Outcome, text) == outcome
     assert outcome.row("b").status == "wrong"
 
 
 def test_a_setup_comes_back() -> None:
     setup = Setup("cuda", {"threads": 2}, 3, 0.5, 1 << 30, 10.0, "module:function")
-    assert Setup.from_json(setup.to_json()) == setup
+    assert codec.from_json(Setup, codec.to_json(setup)) == setup
 
 
 def test_what_makes_no_sense_is_refused() -> None:
     for make in (
-        lambda: Row("a", "failed"),
+        lambda: OutcomeRow("a", "failed"),
         lambda: Outcome("oom"),
-        lambda: Side("both", Plan.named("aten"), "default"),
+        lambda: RaceEntry("both", Plan.named("aten"), "default"),
         lambda: Capture("{}", attention="flash"),
-        lambda: Job.from_json('{"job":"Nothing"}'),
     ):
         with pytest.raises(FuseplanError):
             make()
-    with pytest.raises(OptionError, match="VetRegion"):
-        Job.from_json('{"job":"os.system"}')
+    with pytest.raises(CodecError, match=r"'os.system', which is not one of VetRegion, "):
+        codec.from_json(JOBS, '{"kind":"os.system"}')
+
+
+def test_what_is_known_of_an_entry_beside_what_runs_stays_where_it_is_known() -> None:
+    told = VetPlan("{}", RaceEntry("cut", PLAN, default=True, predicted_us=float("inf"), searching_s=3.0))
+    heard = codec.from_json(JOBS, codec.to_json(told, JOBS))
+    assert heard == told
+    assert (heard.entry.default, heard.entry.predicted_us, heard.entry.searching_s) == (False, None, 0.0)

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from fuseplan.graph import Graph
-from fuseplan.measure.jobs import Job, Outcome, Prepare, RaceRegion, Rest, Side, VetPlan
+from fuseplan.measure.entry import RaceEntry
+from fuseplan.measure.jobs import Job, Outcome, Prepare, RaceRegion, Rest, VetPlan
 from fuseplan.measure.pool import Workers
 
-SMALL, BIG, WRONG = (VetPlan("{}", Side(name), race=True) for name in ("small", "big", "wrong"))
+SMALL, BIG, WRONG = (VetPlan("{}", RaceEntry(name), race=True) for name in ("small", "big", "wrong"))
 WAIT_S = 30.0
 
 
@@ -26,7 +27,7 @@ class Answering(Workers):
 
     def _answer(self, process: Any, job: Job, limit_s: float | None = None) -> Outcome:
         racer = process is self.racer
-        self.asked.append((type(job).__name__, getattr(getattr(job, "side", None), "name", "")))
+        self.asked.append((type(job).__name__, getattr(getattr(job, "entry", None), "name", "")))
         process.holds = not isinstance(job, Rest)
         return self.answer(racer, job)
 
@@ -64,7 +65,7 @@ def test_what_nobody_else_could_compile_for_it_is_prepared_at_once() -> None:
         return Outcome("wrong" if isinstance(job, VetPlan) else "ok")
 
     pool = Answering(answer)
-    (outcome,) = pool.map([VetPlan("{}", Side("greedy"), race=True, early=True)])
+    (outcome,) = pool.map([VetPlan("{}", RaceEntry("greedy"), race=True, early=True)])
     assert outcome.status == "wrong"
     assert sorted(pool.asked) == [("Prepare", "greedy"), ("VetPlan", "greedy")]
 
@@ -74,7 +75,7 @@ def test_whoever_asks_hears_what_is_prepared(kept: bool) -> None:
     def answer(racer: bool, job: Job) -> Outcome:
         return Outcome("ok" if kept or not isinstance(job, Prepare) else "refused")
 
-    asked = [SMALL, VetPlan("{}", Side("no race"))]
+    asked = [SMALL, VetPlan("{}", RaceEntry("no race"))]
     assert [outcome.prepared for outcome in Answering(answer).map(asked)] == [kept, False]
 
 
@@ -115,7 +116,7 @@ def test_preparing_has_the_limit_of_vetting() -> None:
             limits.append(Workers("cpu", flags={}).limits.of(job))
         return Outcome()
 
-    Answering(answer).map([VetPlan("{}", Side("cut"), race=True, limit_s=20.0)])
+    Answering(answer).map([VetPlan("{}", RaceEntry("cut"), race=True, limit_s=20.0)])
     assert limits == [20.0]
 
 
@@ -124,7 +125,7 @@ def test_whoever_interrupts_does_not_wait_for_it() -> None:
 
     def answer(racer: bool, job: Job) -> Outcome:
         if isinstance(job, Prepare):
-            prepared.append(job.side.name)
+            prepared.append(job.entry.name)
             assert left.wait(WAIT_S)
         return Outcome()
 
@@ -148,6 +149,6 @@ def test_whoever_interrupts_does_not_wait_for_it() -> None:
 
 def test_a_plan_may_have_a_limit_of_its_own() -> None:
     limits = Workers("cpu", flags={}).limits
-    own = VetPlan("{}", Side("slow"), limit_s=30.0)
+    own = VetPlan("{}", RaceEntry("slow"), limit_s=30.0)
     assert [limits.of(own), limits.of(own, 20.0), limits.of(own, 40.0)] == [30.0, 20.0, 30.0]
     assert limits.of(SMALL) == limits.plan_s

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +12,9 @@ from hypothesis import strategies as st
 
 from fuseplan.errors import OptionError
 from fuseplan.measure.jobs import PLAN_RULE, REGION_RULE
-from fuseplan.measure.race import AGAIN, NOISY, LaneError, RaceResult, ReplayClock, Rule, Sample, race
+from fuseplan.measure.race import AGAIN, LaneError, RaceResult, ReplayClock, Rule, Sample, race
+from fuseplan.noise import NOISY
+from fuseplan.wire import codec
 
 
 def sample(device: float, host: float = 1.0, seconds: float = 0.0) -> Sample:
@@ -150,11 +151,11 @@ def test_two_blocks_in_which_the_host_was_busy_are_no_noise() -> None:
     assert raced(replace(PLAN_RULE, least=7)).winner == "default"
 
 
-def test_a_race_is_at_unrest_only_where_half_of_its_rounds_are_off() -> None:
+def test_the_median_noise_of_a_race_is_large_only_where_half_of_its_rounds_are_off() -> None:
     def raced(*device_us: float) -> tuple[bool, float]:
         clock = ReplayClock({"default": [sample(us) for us in device_us]})
         result = race(["default"], clock, incumbent="default", rule=replace(REGION_RULE, least=7, most=7))
-        return result.noise > NOISY, result.unrest("device_us")
+        return result.noise > NOISY, result.median_noise("device_us")
 
     assert raced(10.0) == (False, 0.0)
     assert raced(*[10.0] * 4, 40.0, *[10.0] * 5, 40.0, *[10.0] * 3) == (True, 0.0), "two blocks of fourteen"
@@ -219,9 +220,9 @@ def test_the_same_samples_give_the_same_result_to_the_byte(samples: dict[str, li
     names = sorted(samples)
     rule = Rule(by=("device_us", "host_us"), most=12, seed=seed)
     results = [race(names, ReplayClock(samples), incumbent=names[0], rule=rule) for _ in range(2)]
-    texts = [json.dumps(result.fields()) for result in results]
+    texts = [codec.to_json(result) for result in results]
     assert texts[0] == texts[1]
-    assert RaceResult.of(json.loads(texts[0])) == results[0]
+    assert codec.from_json(RaceResult, texts[0]) == results[0]
     again = ReplayClock({lane.name: lane.samples for lane in results[0].lanes})
     merged = again.samples[names[0]] + again.samples.pop(AGAIN)
     assert sorted(merged, key=repr) == sorted(

@@ -21,11 +21,11 @@ from fuseplan.models.evaluation.evaluate import Report
 from fuseplan.models.evaluation.limits import limits_met
 from fuseplan.models.evaluation.moves import Moved, moved, table
 from fuseplan.models.evaluation.plots import write_report
-from fuseplan.models.evaluation.replay import replay, sessions_of
+from fuseplan.models.evaluation.replay import ByBounds, sessions_of
 from fuseplan.models.evaluation.splits import grouped, left_out
 from fuseplan.models.learned import Gap
 from fuseplan.models.model import Asked
-from fuseplan.models.rows import Cut, Island, Measured, Rows, read_rows
+from fuseplan.models.rows import CutIsland, IslandCut, Measured, Rows, read_rows
 from models_rows import write_part
 from small_graphs import graph, op, tensor
 
@@ -37,7 +37,7 @@ TIMES = {
 }
 
 
-def island(family: str, size: int, scale: float = 1.0) -> tuple[list[Measured], dict[str, object], Island]:
+def island(family: str, size: int, scale: float = 1.0) -> tuple[list[Measured], dict[str, object], CutIsland]:
     kind = tensor(size, 64)
     whole = graph(
         {"x": kind}, op("exp.default", ("%x",), ("y", kind)), op("neg.default", ("%y",), ("z", kind)), out="z"
@@ -51,10 +51,10 @@ def island(family: str, size: int, scale: float = 1.0) -> tuple[list[Measured], 
         for executor, time in zip(("inductor", "nvfuser"), times, strict=True)
     ]
     cuts = (
-        Cut("maximal", "", (("0-1", whole.key),)),
-        Cut("split 1", "maximal", (("0", first.key), ("1", second.key))),
+        IslandCut("maximal", "", (("0-1", whole.key),)),
+        IslandCut("split 1", "maximal", (("0", first.key), ("1", second.key))),
     )
-    return rows, {one.key: one for one in graphs.values()}, Island(whole.key, family, cuts)
+    return rows, {one.key: one for one in graphs.values()}, CutIsland(whole.key, family, cuts)
 
 
 @cache
@@ -114,7 +114,7 @@ def test_a_model_family_is_left_out_whole_and_shares_no_region_with_what_is_lear
 def test_a_region_that_two_families_have_is_not_learnt_from() -> None:
     rows, graphs, one = island("bert-1x128", 64)
     other = Measured("k", "vit", "other", "0", "inductor", "default", "ok", 2.0, 2.0)
-    shared = Island("other", "vit", (Cut("maximal", "", (("0", rows[2].region),)),))
+    shared = CutIsland("other", "vit", (IslandCut("maximal", "", (("0", rows[2].region),)),))
     region = graph({"x": tensor(8)}, op("sin.default", ("%x",), ("y", tensor(8))), out="y")
     found = Data.of(
         [
@@ -148,22 +148,23 @@ def test_measuring_what_could_win_finds_the_best_plan() -> None:
     assert [(one.name, len(one.plans)) for one in sessions] == [
         ("bert-1x128", 1), ("bert-8x128", 1), ("random-pointwise", 1)
     ]  # fmt: skip
-    none, all_of_it = replay(data(), sessions[0], model, (0.0, 1.0))  # type: ignore[arg-type]
+    none, all_of_it = ByBounds(data(), sessions[0].plans, model).spend((0.0, 1.0))  # type: ignore[arg-type]
     assert (none.measured, round(none.regrets[0], 6)) == (0, 0.2)
     assert all_of_it.regrets == (0.0,)
     assert 0 < all_of_it.measured == model.heard <= all_of_it.rows == 6
 
 
 def test_what_is_decided_is_not_measured_and_what_is_unsure_is() -> None:
-    (sure,) = replay(data(), sessions_of(data().decisions)[0], Told(by_executor(1.0, 1.0), 0.001), (1.0,))  # type: ignore[arg-type]
-    (unsure,) = replay(data(), sessions_of(data().decisions)[0], Told(by_executor(1.0, 1.0), 0.001, True), (1.0,))  # type: ignore[arg-type]
+    plans = sessions_of(data().decisions)[0].plans
+    (sure,) = ByBounds(data(), plans, Told(by_executor(1.0, 1.0), 0.001)).spend((1.0,))  # type: ignore[arg-type]
+    (unsure,) = ByBounds(data(), plans, Told(by_executor(1.0, 1.0), 0.001, True)).spend((1.0,))  # type: ignore[arg-type]
     assert (sure.measured, sure.regrets) == (0, (0.0,))
     assert unsure.measured > 0
 
 
 def test_a_budget_is_kept() -> None:
     model = Told(by_executor(1.0, 1.5), spread=2.0)
-    points = replay(data(), sessions_of(data().decisions)[0], model, (0.2, 0.4))  # type: ignore[arg-type]
+    points = ByBounds(data(), sessions_of(data().decisions)[0].plans, model).spend((0.2, 0.4))  # type: ignore[arg-type]
     assert [point.measured for point in points] == [1, 2]
 
 

@@ -7,7 +7,7 @@ import pytest
 from fuseplan.errors import OptionError
 from fuseplan.graph import Symbol
 from fuseplan.models import Machine
-from fuseplan.models.sizes import Sizes
+from fuseplan.models.sizes import SizeValues
 
 
 @pytest.mark.parametrize(
@@ -66,5 +66,5 @@ def test_a_rate_that_makes_no_sense_is_refused(measured: dict[str, float]) -> No
     ],
 )
 def test_a_size_is_computed_or_else_guessed_but_never_fails(text: str, value: int) -> None:
-    sizes = Sizes([Symbol("s0", 0, None, 8), Symbol("s1", 0, None, 5)])
+    sizes = SizeValues([Symbol("s0", 0, None, 8), Symbol("s1", 0, None, 5)])
     assert sizes(text) == value

@@ -11,7 +11,17 @@ from pathlib import Path
 import pytest
 
 from fuseplan.errors import OptionError, StoreError
-from fuseplan.models.rows import Cut, Island, Measured, Rows, device_name, packaged, read_header, read_rows, write_rows
+from fuseplan.models.rows import (
+    CutIsland,
+    IslandCut,
+    Measured,
+    Rows,
+    device_name,
+    packaged,
+    read_header,
+    read_rows,
+    write_rows,
+)
 from fuseplan.models.shipped import machine_of
 from fuseplan.tuning_db.training import rows_of
 from models_rows import shipped_file
@@ -26,7 +36,7 @@ HEADER = {"environment": {"gpu": "NVIDIA H200"}, "machine": {"bandwidth_gbs": 41
 
 def rows() -> Rows:
     failed = Measured(REGION.key, "bert-1x128", "island", "0", "nvfuser", "default", "error")
-    island = Island("island", "bert-1x128", (Cut("maximal", "", (("0", REGION.key),)),))
+    island = CutIsland("island", "bert-1x128", (IslandCut("maximal", "", (("0", REGION.key),)),))
     return Rows({"format": 1, **HEADER}, (ROW, failed), {REGION.key: REGION}, (island,))
 
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from fuseplan.graph import Alias, Graph, Op, Ref, Symbol, TensorType, Value
 from fuseplan.models import AnchorWork, Work, WorkTable, work_of
-from fuseplan.models.work import Traits
-from fuseplan.search.costs import region_of
+from fuseplan.models.work import RegionTraits
 from fuseplan.segment import extract
+from fuseplan.solver.costs import region_of
 from small_graphs import graph, op, tensor
 
 ROWS = tensor(1024, 256)
@@ -27,7 +27,7 @@ def test_a_fused_chain_moves_its_ends_and_op_by_op_it_moves_everything() -> None
         op("neg.default", ("%b",), ("c", ROWS)),
         out="c",
     )
-    assert replace(work_of(chain), traits=Traits()) == Work(
+    assert replace(work_of(chain), traits=RegionTraits()) == Work(
         ops=3,
         inputs=2,
         outputs=1,
@@ -112,7 +112,7 @@ def test_slices_of_one_tensor_together_are_read_no_more_than_whole() -> None:
 
 def test_views_alone_are_no_work() -> None:
     views = graph({"x": ROWS}, op("t.default", ("%x",), ("y", tensor(256, 1024, stride=(1, 256))), view=True), out="y")
-    assert replace(work_of(views), traits=Traits()) == Work(views=1, inputs=1, outputs=1)
+    assert replace(work_of(views), traits=RegionTraits()) == Work(views=1, inputs=1, outputs=1)
 
 
 def test_a_gather_touches_what_it_gives_and_not_the_table() -> None:

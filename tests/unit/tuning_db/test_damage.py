@@ -66,7 +66,7 @@ def test_a_damaged_row_is_a_miss_and_others_are_not(tmp_path: Path, change: str)
     store_at(path).add_plan(plan(program=OTHER_PROGRAM, environment=HERE))
     run_sql(path, "INSERT INTO environment SELECT 2, replace(key, substr(key, 1, 4), 'ffff'), device, gpu, gpu_sms,"
             " gpu_l2_mib, gpu_memory_gib, cpu, cpu_isa, cpu_threads, cpu_compiler, torch, cuda, matmul_precision,"
-            " cudnn_tf32, fp16_reduction, bf16_reduction, inductor, nvfuser, candidates, protocol, digest"
+            " cudnn_tf32, fp16_reduction, bf16_reduction, candidates, protocol, digest"
             " FROM environment")  # fmt: skip
     run_sql(path, change if "UPDATE environment" in change else f"{change} WHERE id = 1")
     found = store_at(path).find_plan(question())

@@ -23,14 +23,15 @@ from stored import (
     OTHER_PROGRAM,
     PROGRAM,
     RELU,
+    having,
     measurement,
     plan,
     question,
     store_at,
 )
 
-NEW_NVFUSER = replace(HERE, nvfuser="0.2.37")
-NEW_TRITON = replace(HERE, inductor="2.11.0, triton 3.7")
+NEW_NVFUSER = having(HERE, nvfuser="0.2.37")
+NEW_TRITON = having(HERE, inductor="2.11.0, triton 3.7")
 
 
 def answer_to(tmp_path: Path, query: Query, *stored: StoredPlan) -> Hit | Stale | Miss:
@@ -63,7 +64,7 @@ def test_a_hit(tmp_path: Path) -> None:
         (
             question(environment=NEW_TRITON),
             "other environment",
-            "other inductor 2.11.0, triton 3.6 -> 2.11.0, triton 3.7",
+            "other Inductor 2.11.0, triton 3.6 -> 2.11.0, triton 3.7",
         ),
         (question(launch="cudagraph"), "other launch", "other launch plain -> cudagraph"),
         (question(sizes={"s0": 65}), "outside the tuned sizes", "outside the tuned sizes: s0 = 65 is outside 16..64"),
@@ -139,7 +140,7 @@ LATER = "2026-11-21T12:00:00.000Z"
         ([plan(plan=NVFUSER, changed_at=LATER, wall_us=120.0)], 1),  # the newest race is right, not the fastest
         ([plan(plan=NVFUSER, changed_at=LATER, word="pinned", wall_us=500.0)], 1),
         ([plan(plan=NVFUSER, changed_at=LATER, status="unverified", wall_us=1.0)], 0),
-        ([plan(plan=NVFUSER, environment=replace(HERE, inductor="old"), changed_at=LATER)], 0),  # stale beside exact
+        ([plan(plan=NVFUSER, environment=having(HERE, inductor="old"), changed_at=LATER)], 0),  # stale beside exact
         ([plan(launch="cudagraph", wall_us=40.0)], 1),
         ([plan(launch="cudagraph", wall_us=400.0)], 0),
     ],

@@ -18,8 +18,9 @@ import pytest
 
 from fuseplan.errors import StoreError
 from fuseplan.tuning_db import Box, DefaultTiming, Hit, Miss, Places, Repeats, Run, Store, layers
-from fuseplan.tuning_db.files import Database, Patience
+from fuseplan.tuning_db.files import Database
 from fuseplan.tuning_db.layers import SHIPPED, network_file_system, places
+from fuseplan.tuning_db.patience import Patience
 from fuseplan.tuning_db.schema import MAX_TRACE
 from fuseplan.tuning_db.upkeep import check
 from fuseplan.tuning_db.words import traces_of

@@ -15,7 +15,7 @@ from fuseplan.tuning_db.exchange import import_file
 from fuseplan.tuning_db.exchange.export import export
 from fuseplan.tuning_db.verify import Contest, verify
 from fuseplan.tuning_db.words import SLOWER, pin
-from stored import BOTH, CPU, HERE, NVFUSER, OTHER_PROGRAM, TRACE, fill, plan, question, store_at
+from stored import BOTH, CPU, HERE, NVFUSER, OTHER_PROGRAM, TRACE, fill, having, plan, question, store_at
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_those_that_can_stand_in_for_each_other_race_together(tmp_path: Path) ->
 def test_a_plan_that_is_good_here_too_is_stored_for_here(tmp_path: Path) -> None:
     """What it does not use may differ: the plan of elsewhere stays, and there is one of here beside it."""
     store = store_at(tmp_path / "a.db")
-    there = replace(HERE, nvfuser="0.2.30")
+    there = having(HERE, nvfuser="0.2.30")
     store.add_plan(plan(status="unverified", environment=there))
     verify(store, [HERE], won)
     assert isinstance(store.find_plan(question()), Hit)
@@ -132,7 +132,7 @@ def test_a_plan_that_is_good_here_too_is_stored_for_here(tmp_path: Path) -> None
 
 def test_what_fails_here_does_not_run_as_the_plan_of_elsewhere(tmp_path: Path) -> None:
     store = store_at(tmp_path / "a.db")
-    store.add_plan(plan(status="unverified", environment=replace(HERE, nvfuser="0.2.30")))
+    store.add_plan(plan(status="unverified", environment=having(HERE, nvfuser="0.2.30")))
     verify(store, [HERE], failed)
     assert store.find_plan(question(unverified=True)).reason == "quarantined"  # type: ignore[union-attr]
 

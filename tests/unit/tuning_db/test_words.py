@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 
 from fuseplan.cli import main
 from fuseplan.plan import Plan
+from fuseplan.segment.moves import Move
 from fuseplan.tuning_db import Box, Hit, Miss, Stale
 from stored import CPU, NVFUSER, OTHER_PROGRAM, fill, plan, question, store_at
 
@@ -110,12 +111,12 @@ def test_show(tmp_path: Path) -> None:
     shown = verb("show", key[:10], db=tmp_path / "a.db").output
     assert "name: GPT-2, 8×1024" in shown
     assert "best_default_us: 150.0" in shown
-    assert "  evict op 7: -21 µs" in shown
+    assert "  -21.0 µs: evict op 7" in shown
     assert Plan.from_json(shown.splitlines()[-1]) == plan().plan
 
 
 def test_names_from_others_do_not_steer_the_terminal(file: Path) -> None:
-    store_at(file).add_plan(replace(plan(plan=EAGER), moves="\x1b[2Jgone"))
+    store_at(file).add_plan(replace(plan(plan=EAGER), moves=(Move("note", words="\x1b[2Jgone"),)))
     shown = verb("show", plan(plan=EAGER).key, db=file).output
     assert "\x1b" not in shown
     assert "x1b[2Jgone" in shown

@@ -7,34 +7,86 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from fuseplan.noise import ACROSS, Comparison, RaceTime, compared, relative
 from fuseplan.tuning_db.dashboard.ask import Ask, Filters, NotThere, Param
 from fuseplan.tuning_db.dashboard.charts import Figure
 from fuseplan.tuning_db.dashboard.formats import sizes, times, us
 from fuseplan.tuning_db.dashboard.page import Page
-from fuseplan.tuning_db.dashboard.pairs import ACROSS, Pair, Side, pairs_of
 from fuseplan.tuning_db.dashboard.queries import compare as query
-from fuseplan.tuning_db.dashboard.queries.slots import Slot, slots
+from fuseplan.tuning_db.dashboard.queries.slots import slots
 from fuseplan.tuning_db.dashboard.reader import Reader
 from fuseplan.tuning_db.dashboard.table import Cell, Column
+from fuseplan.tuning_db.pairs import VERDICTS, Pair, PairKey, pairs_of
 
 KINDS = ("environments", "databases", "runs")
 SHOWN = 200
 _DRAWN = 3000
 
-COLUMNS: tuple[Column[Pair], ...] = (
-    Column("program", "Program", "text", lambda pair: pair.title),
-    Column("what", "Of it", "text", lambda pair: pair.what),
-    Column("launch", "Launch", "text", lambda pair: pair.launch),
-    Column("sizes", "Sizes", "text", lambda pair: sizes(pair.sizes) if pair.sizes else None),
-    Column("a_us", "A", "us", lambda pair: pair.a.us if pair.a else None),
-    Column("b_us", "B", "us", lambda pair: pair.b.us if pair.b else None),
-    Column("ratio", "B over A", "times", lambda pair: pair.ratio),
-    Column("band", "Noise", "percent", lambda pair: pair.band if pair.ratio is not None else None),
-    Column("verdict", "Verdict", "text", lambda pair: pair.verdict),
-    Column("changed", "Plan", "text", lambda pair: None if pair.changed is None else "changed" if pair.changed else "same"),
-    Column("a_best_us", "A's best default", "us", lambda pair: pair.a.best_us if pair.a else None),
-    Column("b_best_us", "B's best default", "us", lambda pair: pair.b.best_us if pair.b else None),
-    Column("key", "Key", "text", lambda pair: pair.program),
+
+@dataclass(frozen=True)
+class Side:
+    """What one side knows of a program."""
+
+    title: str
+    timed: RaceTime
+    best_us: float | None = None
+    plan: str | None = None
+    """Equal for equal plans."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One pair as the page shows it: `ratio` is how many times as fast B is as A."""
+
+    pair: Pair[Side]
+
+    @property
+    def title(self) -> str:
+        """Its name on B, else on A."""
+        return (self.pair.second or self.pair.known).title
+
+    @property
+    def a(self) -> Side:
+        """What stands under A."""
+        return self.pair.first or NOTHING
+
+    @property
+    def b(self) -> Side:
+        """What stands under B."""
+        return self.pair.second or NOTHING
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times as fast B is as A."""
+        return 1 / self.pair.ratio if self.pair.ratio is not None else None
+
+    @property
+    def verdict(self) -> str:
+        """The verdict on B, as the page words it."""
+        return WORDS.get(self.pair.verdict, self.pair.verdict)
+
+    @property
+    def changed(self) -> str | None:
+        """Whether it runs under another plan."""
+        return {True: "changed", False: "same", None: None}[self.pair.changed]
+
+
+NOTHING = Side("", RaceTime(None))
+WORDS = {"only first": "only in A", "only second": "only in B", "unknown": "not raced"}
+COLUMNS: tuple[Column[Line], ...] = (
+    Column("program", "Program", "text", lambda line: line.title),
+    Column("what", "Of it", "text", lambda line: line.pair.key.what),
+    Column("launch", "Launch", "text", lambda line: line.pair.key.launch),
+    Column("sizes", "Sizes", "text", lambda line: sizes(line.pair.key.sizes) if line.pair.key.sizes else None),
+    Column("a_us", "A", "us", lambda line: line.a.timed.us),
+    Column("b_us", "B", "us", lambda line: line.b.timed.us),
+    Column("ratio", "B over A", "times", lambda line: line.ratio),
+    Column("band", "Noise", "percent", lambda line: line.pair.noise if line.ratio is not None else None),
+    Column("verdict", "Verdict", "text", lambda line: line.verdict),
+    Column("changed", "Plan", "text", lambda line: line.changed),
+    Column("a_best_us", "A's best default", "us", lambda line: line.a.best_us),
+    Column("b_best_us", "B's best default", "us", lambda line: line.b.best_us),
+    Column("key", "Key", "text", lambda line: line.pair.key.program),
 )  # fmt: skip
 
 
@@ -54,7 +106,7 @@ class ComparePage:
     choices: tuple[Choice, ...]
     a: Choice | None = None
     b: Choice | None = None
-    pairs: tuple[Pair, ...] = ()
+    lines: tuple[Line, ...] = ()
     kinds: tuple[str, ...] = KINDS
     across: float = ACROSS
     trouble: str = ""
@@ -63,48 +115,53 @@ class ComparePage:
 
     @property
     def rows(self) -> Sequence[Sequence[Cell]]:
-        """All pairs as a table, for a download."""
-        return [[column.value(pair) for column in COLUMNS] for pair in self.pairs]
+        """Table of all pairs, for a download."""
+        return [[column.value(line) for column in COLUMNS] for line in self.lines]
 
     @property
-    def shown(self) -> tuple[Pair, ...]:
-        """Those that stand on the page."""
-        return self.pairs[:SHOWN]
+    def shown(self) -> tuple[Line, ...]:
+        """Lines that stand on the page."""
+        return self.lines[:SHOWN]
 
     def number(self, verdict: str) -> int:
         """How many came out so."""
-        return sum(pair.verdict == verdict for pair in self.pairs)
+        return sum(line.verdict == verdict for line in self.lines)
 
     @property
     def changed(self) -> int:
         """How many have another plan."""
-        return sum(pair.changed is True for pair in self.pairs)
+        return sum(line.pair.changed is True for line in self.lines)
 
     @property
-    def both(self) -> tuple[Pair, ...]:
-        """Those that were timed on both sides."""
-        return tuple(pair for pair in self.pairs if pair.ratio is not None)
+    def both(self) -> tuple[Line, ...]:
+        """Lines that were timed on both sides."""
+        return tuple(line for line in self.lines if line.ratio is not None)
 
     @property
     def geomean(self) -> float | None:
         """How many times as fast B is as A."""
-        logs = [math.log(pair.ratio) for pair in self.both if pair.ratio]
-        return math.exp(sum(logs) / len(logs)) if logs else None
+        return _geomean([line.ratio for line in self.both if line.ratio])
 
     @property
     def geomean_default(self) -> float | None:
-        """The same of the best defaults: how much of it is the machine and its versions."""
-        ratios = [
-            pair.a.best_us / pair.b.best_us
-            for pair in self.both
-            if pair.a and pair.b and pair.a.best_us and pair.b.best_us
-        ]
-        return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else None
+        """How many times as fast the best defaults are: what of it is the machine and its versions."""
+        return _geomean([
+            line.a.best_us / line.b.best_us for line in self.both if line.a.best_us and line.b.best_us
+        ])  # fmt: skip
+
+    @property
+    def verdict(self) -> Comparison:
+        """Whether B is faster on the whole."""
+        return compared(1.0, self.geomean, ACROSS)
 
     @property
     def figure(self) -> Figure | None:
         """Every pair, by how long it takes."""
         return _figure(self.both) if self.both else None
+
+
+def _geomean(ratios: Sequence[float]) -> float | None:
+    return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else None
 
 
 def load(reader: Reader, ask: Ask) -> ComparePage:
@@ -122,7 +179,17 @@ def load(reader: Reader, ask: Ask) -> ComparePage:
     if a is None or b is None:
         return page
     before, after = _slots(reader, kind, a.key, ask.filters), _slots(reader, kind, b.key, ask.filters)
-    return ComparePage(kind, choices, a, b, pairs_of(before, after))
+    return ComparePage(kind, choices, a, b, lines_of(before, after))
+
+
+def lines_of(a: Mapping[PairKey, Side], b: Mapping[PairKey, Side]) -> tuple[Line, ...]:
+    """Pairs of both sides as lines, the one that differs most first."""
+    return tuple(sorted(map(Line, pairs_of(a, b)), key=_order))
+
+
+def _order(line: Line) -> tuple[int, float, str, str]:
+    differs = 0 if line.verdict in ("slower", "faster") else 1 + VERDICTS.index(line.pair.verdict)
+    return differs, -abs(math.log(line.ratio)) if line.ratio else 0.0, line.title, line.pair.key.program
 
 
 def _first_kind(reader: Reader, places: Sequence[query.Place], listed: Sequence[query.RunLine]) -> str:
@@ -177,7 +244,7 @@ def _guess(
     return choices[1], choices[0]
 
 
-def _slots(reader: Reader, kind: str, key: str, filters: Filters) -> dict[tuple[str, ...], Side]:
+def _slots(reader: Reader, kind: str, key: str, filters: Filters) -> dict[PairKey, Side]:
     """What stands on one side, by what makes two comparable."""
     if kind == "runs":
         return _of_run(reader, key)
@@ -185,62 +252,49 @@ def _slots(reader: Reader, kind: str, key: str, filters: Filters) -> dict[tuple[
     found = source.remembered(("slots", filters), lambda connection: slots(connection, filters))
     digests = source.remembered("plan digests", query.plan_digests)
     own = [slot for slot in found if kind == "databases" or slot.environment == key]
-    return {(*_identity(slot, kind), "the plan"): _side(slot, digests) for slot in own if slot.plan_us or slot.best_us}
+    return {
+        PairKey(slot.program, slot.launch, slot.sizes, slot.environment if kind == "databases" else ""):
+        Side(slot.title, slot.timed, slot.best_us, digests.get(slot.plan or ""))
+        for slot in own if slot.plan_us or slot.best_us
+    }  # fmt: skip
 
 
-def _identity(slot: Slot, kind: str) -> tuple[str, ...]:
-    place = slot.environment if kind == "databases" else ""
-    return slot.program, slot.launch, slot.sizes, place
-
-
-def _side(slot: Slot, digests: Mapping[str, str]) -> Side:
-    raced = slot.speedup() is not None
-    return Side(
-        slot.title, slot.plan_us if raced else None, slot.noise_us, slot.best_us, slot.best, slot.standing,
-        digests.get(slot.plan or "") if slot.plan else None,
-    )  # fmt: skip
-
-
-def _of_run(reader: Reader, key: str) -> dict[tuple[str, ...], Side]:
+def _of_run(reader: Reader, key: str) -> dict[PairKey, Side]:
     (line,) = reader.read(partial(query.runs, key=key))
     results = reader.read(lambda connection: query.results(connection, key))
     named = line.name or line.program[:12]
-    found: dict[tuple[str, ...], Side] = {}
-    for one in results:
-        if one.status == "ok" and one.wall_us:
-            side = Side(named, one.wall_us, one.noise_us, None, None, "", one.plan)
-            found[line.program, one.launch, one.sizes, "", one.what] = side
-    return found
+    return {
+        PairKey(line.program, one.launch, one.sizes, what=one.what):
+        Side(named, RaceTime(one.wall_us, relative(one.noise_us, one.wall_us), (key, one.launch, one.sizes)), plan=one.plan)
+        for one in results if one.status == "ok" and one.wall_us
+    }  # fmt: skip
 
 
-def _figure(both: Sequence[Pair]) -> Figure:
+def _figure(both: Sequence[Line]) -> Figure:
     step = max(1, len(both) // _DRAWN)
     chosen = both[::step]
     traces = []
     for verdict, color in (("faster", "var(--good-fill)"), ("same", "var(--same)"), ("slower", "var(--bad-fill)")):
-        own = [pair for pair in chosen if pair.verdict == verdict and pair.a is not None]
+        own = [line for line in chosen if line.verdict == verdict]
         if own:
             traces.append({
                 "type": "scatter", "mode": "markers", "name": verdict, "marker": {"color": color, "size": 8, "opacity": 0.8},
-                "x": [pair.a.us for pair in own if pair.a], "y": [pair.ratio for pair in own],
-                "text": [_hover(pair) for pair in own], "hovertemplate": "%{text}<extra></extra>",
+                "x": [line.a.timed.us for line in own], "y": [line.ratio for line in own],
+                "text": [_hover(line) for line in own], "hovertemplate": "%{text}<extra></extra>",
             })  # fmt: skip
     layout = {
         "xaxis": {"type": "log", "title": {"text": "a call in A, µs"}, "tickformat": "~s"},
         "yaxis": {"type": "log", "title": {"text": "B over A: up is faster"}, "ticksuffix": "×", "tickformat": ".3~g", "nticks": 6},
         "shapes": [{"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 1, "y1": 1, "line": {"color": "var(--muted)", "dash": "dot", "width": 1}}],
     }  # fmt: skip
-    rows = [
-        (pair.title, us(pair.a.us if pair.a else None), us(pair.b.us if pair.b else None), times(pair.ratio))
-        for pair in both[:50]
-    ]
-    title = "Every program, B over A" if len({pair.what for pair in both}) == 1 else "Every timing, B over A"
+    rows = [(line.title, us(line.a.timed.us), us(line.b.timed.us), times(line.ratio)) for line in both[:50]]
+    title = "Every program, B over A" if len({line.pair.key.what for line in both}) == 1 else "Every timing, B over A"
     return Figure("pairs", title, traces, layout, ("program", "A", "B", "B over A"), rows)
 
 
-def _hover(pair: Pair) -> str:
-    name = f"{pair.title[:60]}, {pair.what}".replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return f"{name}<br>{us(pair.a.us if pair.a else None)} → {us(pair.b.us if pair.b else None)}, {times(pair.ratio)}"
+def _hover(line: Line) -> str:
+    name = f"{line.title[:60]}, {line.pair.key.what}".replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return f"{name}<br>{us(line.a.timed.us)} → {us(line.b.timed.us)}, {times(line.ratio)}"
 
 
 PAGE = Page(

@@ -44,12 +44,12 @@ class LookupsPage:
 
     @property
     def asked(self) -> int:
-        """All look-ups."""
+        """Number of look-ups."""
         return self.hits + self.stale + sum(self.misses.values())
 
     @property
     def share(self) -> float | None:
-        """Of look-ups that found a plan."""
+        """Share of the look-ups that found a plan."""
         return (self.hits + self.stale) / self.asked if self.asked else None
 
     @property

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from fuseplan.drawing import color_word
 from fuseplan.tuning_db.dashboard.ask import Ask
 from fuseplan.tuning_db.dashboard.charts import Figure
 from fuseplan.tuning_db.dashboard.formats import percent, us
@@ -20,7 +21,6 @@ NINE_OF_TEN = 1.6449
 """So many standard deviations either way hold nine of ten."""
 _DRAWN = 1500
 """Points of one executor."""
-COLORS = {"aten": "var(--aten)", "inductor": "var(--inductor)", "nvfuser": "var(--nvfuser)"}
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def _scatter(found: Sequence[Foretold], executors: Sequence[str]) -> Figure:
         own = own[:: max(1, len(own) // _DRAWN)]
         traces.append({
             "type": "scattergl" if len(own) > 500 else "scatter", "mode": "markers", "name": _plain(executor),
-            "marker": {"color": COLORS.get(executor, "var(--other)"), "size": 6, "opacity": 0.6},
+            "marker": {"color": f"var(--{color_word(executor)})", "size": 6, "opacity": 0.6},
             "x": [one.device_us for one in own], "y": [one.predicted_us for one in own],
             "text": [_plain(one.title) for one in own], "hovertemplate": "%{text}<br>measured %{x:.3~g} µs, predicted %{y:.3~g} µs<extra></extra>",
         })  # fmt: skip

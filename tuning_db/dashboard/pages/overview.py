@@ -9,11 +9,17 @@ from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import Any
 
+from markupsafe import Markup
+
+from fuseplan.noise import Comparison, band, compared
 from fuseplan.tuning_db.dashboard.ask import Ask
 from fuseplan.tuning_db.dashboard.charts import Figure
+from fuseplan.tuning_db.dashboard.formats import NONE, times, us
 from fuseplan.tuning_db.dashboard.page import Page
+from fuseplan.tuning_db.dashboard.parts import histogram, ratio
 from fuseplan.tuning_db.dashboard.queries.slots import BEST, DEFAULTS, STANDINGS, Slot, slots
 from fuseplan.tuning_db.dashboard.reader import Reader
+from fuseplan.tuning_db.dashboard.table import Column
 
 _SHOWN = 8
 """Programs in each of the two lists."""
@@ -43,6 +49,43 @@ class Gain:
     same: int = 0
     slower: int = 0
     bins: tuple[int, ...] = ()
+
+    @property
+    def verdict(self) -> Comparison:
+        """Whether the plans are faster on the whole."""
+        return compared(1.0, self.geomean, self.noise)
+
+
+def _between(gain: Gain) -> str:
+    return f"{times(gain.low)} – {times(gain.high)}" if gain.programs else NONE
+
+
+def _lost(gain: Gain) -> Markup:
+    return Markup('<span class="{}">{}</span>').format("regression" if gain.slower else "", gain.slower)
+
+
+GAINS: tuple[Column[Gain], ...] = (
+    Column("default", "Default", "text", lambda gain: "best of them" if gain.default == BEST else gain.default),
+    Column("geomean", "Geomean", "html", lambda gain: ratio(gain.geomean, gain.noise), right=True),
+    Column("median", "Median", "times", lambda gain: gain.median),
+    Column("between", "P10 – P90", "html", _between, right=True),
+    Column("faster", "Faster", "count", lambda gain: gain.faster),
+    Column("same", "Same", "count", lambda gain: gain.same),
+    Column("slower", "Slower", "html", _lost, right=True),
+    Column("plans", "Plans", "count", lambda gain: gain.programs),
+    Column("distribution", "Distribution", "html", lambda gain: histogram(gain.bins)),
+)
+SLOTS: tuple[Column[Slot], ...] = (
+    Column("program", "Program", "link", lambda slot: slot.title, to=lambda slot: ("program", {"key": slot.program})),
+    Column("launch", "Launch", "text", lambda slot: slot.launch),
+    Column("best", "Best default", "html", lambda slot: _named(slot.best_us, slot.best), right=True),
+    Column("plan", "Plan", "us", lambda slot: slot.plan_us),
+    Column("speedup", "Speed-up", "html", lambda slot: ratio(slot.speedup(), slot.noise), right=True),
+)
+
+
+def _named(time: float | None, name: str | None) -> Markup:
+    return Markup('{} <span class="noise">{}</span>').format(us(time), name)
 
 
 @dataclass(frozen=True)
@@ -76,6 +119,9 @@ class Overview:
     worst: tuple[Slot, ...]
     figures: tuple[Figure, ...]
 
+    columns = GAINS
+    slot_columns = SLOTS
+
 
 def load(reader: Reader, ask: Ask) -> Overview:
     """Read the slots that the filters let through, and sum them up."""
@@ -101,16 +147,15 @@ def summed(found: Sequence[Slot]) -> Overview:
 
 def gain(default: str, found: Iterable[Slot]) -> Gain:
     """The gain over one default."""
-    pairs = [(ratio, slot.noise or 0.0) for slot in found if (ratio := slot.speedup(default)) is not None]
-    if not pairs:
+    timed = [(ratio, slot) for slot in found if (ratio := slot.speedup(default)) is not None]
+    if not timed:
         return Gain(default, 0)
-    ratios = sorted(ratio for ratio, _ in pairs)
-    noise = math.sqrt(sum(band * band for _, band in pairs)) / len(pairs)
-    faster = sum(ratio > 1 + band for ratio, band in pairs)
-    slower = sum(ratio * (1 + band) < 1 for ratio, band in pairs)
+    ratios = sorted(ratio for ratio, _ in timed)
+    noise = math.hypot(*(slot.noise or 0.0 for _, slot in timed)) / len(timed)
+    counts = Counter(slot.compared(default) for _, slot in timed)
     return Gain(
-        default, len(pairs), math.exp(math.fsum(map(math.log, ratios)) / len(pairs)), noise, median(ratios),
-        share_below(ratios, 0.1), share_below(ratios, 0.9), faster, len(pairs) - faster - slower, slower, _bins(ratios),
+        default, len(timed), math.exp(math.fsum(map(math.log, ratios)) / len(timed)), noise, median(ratios),
+        share_below(ratios, 0.1), share_below(ratios, 0.9), counts["faster"], counts["same"], counts["slower"], _bins(ratios),
     )  # fmt: skip
 
 
@@ -147,8 +192,8 @@ def _bins(ratios: Iterable[float]) -> tuple[int, ...]:
     """How many lie in each bin of an eighth of a doubling; one bin has 1× in its middle."""
     last = round((_MOST - _LEAST) * _BINS_PER_DOUBLING)
     counted = [0] * (last + 1)
-    for ratio in ratios:
-        place = math.log2(ratio) if ratio > 0 else _LEAST
+    for one in ratios:
+        place = math.log2(one) if one > 0 else _LEAST
         counted[round((min(max(place, _LEAST), _MOST) - _LEAST) * _BINS_PER_DOUBLING)] += 1
     return tuple(counted)
 
@@ -189,7 +234,7 @@ def _distribution(gains: Sequence[Gain]) -> Figure:
 
 
 def _bars(one: Gain, color: str) -> dict[str, Any]:
-    """One default's bins, from the first to the last that holds anything."""
+    """Bars of one default's bins, from the first to the last that holds anything."""
     used = [index for index, times in enumerate(one.bins) if times]
     span = range(used[0], used[-1] + 1)
     middles = [bin_middle(index) for index in span]
@@ -206,10 +251,10 @@ def _sorted(ranked: Sequence[Slot]) -> Figure:
     chosen = [*ranked[::step], ranked[-1]]
     places = [100 * index / max(1, len(chosen) - 1) for index in range(len(chosen))]
     ratios = [slot.speedup() or 0.0 for slot in chosen]
-    band = [slot.noise or 0.0 for slot in chosen]
+    low, high = zip(*(band(slot.noise) for slot in chosen), strict=True)
     traces: list[dict[str, Any]] = [
-        {"type": "scatter", "x": places, "y": [1 + one for one in band], "mode": "lines", "line": {"width": 0}, "showlegend": False, "hoverinfo": "skip"},
-        {"type": "scatter", "x": places, "y": [1 / (1 + one) for one in band], "mode": "lines", "line": {"width": 0}, "fill": "tonexty", "fillcolor": "var(--band)", "name": "noise", "hoverinfo": "skip"},
+        {"type": "scatter", "x": places, "y": high, "mode": "lines", "line": {"width": 0}, "showlegend": False, "hoverinfo": "skip"},
+        {"type": "scatter", "x": places, "y": low, "mode": "lines", "line": {"width": 0}, "fill": "tonexty", "fillcolor": "var(--band)", "name": "noise", "hoverinfo": "skip"},
         {"type": "scatter", "x": places, "y": ratios, "mode": "lines+markers" if len(ratios) < 60 else "lines", "name": "over the best default", "line": {"color": "var(--series-1)", "width": 2}, "text": [slot.title[:80] for slot in chosen], "hovertemplate": "%{y:.2f}×<br>%{text}<extra></extra>"},
     ]  # fmt: skip
     layout = {

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from markupsafe import Markup
+
 from fuseplan.errors import FuseplanError
 from fuseplan.graph.words import counted
-from fuseplan.plan import Plan, SegmentedPlan, WholePlan
+from fuseplan.plan import Plan
+from fuseplan.segment.moves import Move
 from fuseplan.tuning_db.dashboard import race
 from fuseplan.tuning_db.dashboard.ask import Ask, Filters, NotThere, Param
 from fuseplan.tuning_db.dashboard.charts import Figure
 from fuseplan.tuning_db.dashboard.lanes import lanes_of
-from fuseplan.tuning_db.dashboard.moves import Move, moves_of
 from fuseplan.tuning_db.dashboard.page import Page
 from fuseplan.tuning_db.dashboard.pictures import Cut, cuts_of
 from fuseplan.tuning_db.dashboard.queries import program as query
@@ -23,9 +26,12 @@ from fuseplan.tuning_db.dashboard.queries.slots import Slot, slots
 from fuseplan.tuning_db.dashboard.race import Lane
 from fuseplan.tuning_db.dashboard.reader import Reader
 from fuseplan.tuning_db.dashboard.region_lines import MOST_REGIONS, RegionLine, region_lines
+from fuseplan.tuning_db.dashboard.table import Column
 
 MOST_EXPORTED = 40
 """Programs that have a page in an exported file: those that gained or lost most."""
+MOST_MOVES = 400
+"""Rows of the table of moves."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,23 @@ class Bar:
     """In percent of the longest."""
     role: str
     """`plan`, `best` for the best default, or `default`."""
+
+
+PLANS: tuple[Column[PlanLine], ...] = (
+    Column("plan", "Plan", "link", lambda one: _code(one.key[:12]), to=lambda one: ("program", {"key": one.program, "plan": one.key})),
+    Column("status", "Status", "standing", lambda one: one.standing),
+    Column("device", "Device", "text", lambda one: one.device),
+    Column("torch", "torch", "text", lambda one: one.torch),
+    Column("launch", "Launch", "text", lambda one: one.launch),
+    Column("sizes", "Sizes", "sizes", lambda one: one.sizes),
+    Column("us", "A call", "us", lambda one: one.wall_us),
+    Column("best", "Best default", "us", lambda one: one.best_default_us),
+    Column("changed", "Changed", "when", lambda one: one.changed_at),
+)  # fmt: skip
+
+
+def _code(text: str) -> Markup:
+    return Markup("<code>{}</code>").format(text)
 
 
 @dataclass(frozen=True)
@@ -66,6 +89,8 @@ class ProgramPage:
     json: str = ""
     what: str = ""
     commands: tuple[tuple[str, str], ...] = ()
+
+    plan_columns = PLANS
 
     @property
     def title(self) -> str:
@@ -152,11 +177,13 @@ def _filled(reader: Reader, page: ProgramPage) -> ProgramPage:
             "bars": _bars(plan, lanes),
             "lanes": lanes,
             "race": race.figure(lanes, best or "the best default", slot.noise if slot is not None else None),
-            "moves": moves_of(plan.moves) if plan is not None else (),
+            "moves": worthiest_first(plan.moves) if plan is not None else (),
             "cuts": cuts_of(graphs, parsed, best, plan.evidence) if plan is not None else (),
             "regions": regions[:MOST_REGIONS],
             "regions_us": sum(one.total_us for one in regions),
-            "longest_us": max((max(one.known_us or 0.0, one.predicted_us or 0.0) for one in regions), default=0.0),
+            "longest_us": max(
+                (max(one.known_us or 0.0, one.predicted_device_us or 0.0) for one in regions), default=0.0
+            ),
             "left_out": left_out,
             "executors": dict(sorted(executors.items(), key=lambda item: -item[1])),
             "json": _pretty(plan.json) if plan is not None else "",
@@ -164,6 +191,11 @@ def _filled(reader: Reader, page: ProgramPage) -> ProgramPage:
             "commands": _commands(page, reader.file),
         }
     )
+
+
+def worthiest_first(moves: Sequence[Move]) -> tuple[Move, ...]:
+    """The first moves of a plan, by what they gained; those of unknown worth stand last."""
+    return tuple(sorted(moves[:MOST_MOVES], key=lambda move: (move.total_us is None, move.total_us or 0.0)))
 
 
 def _parsed(plan: PlanRow | None) -> Plan | None:
@@ -214,26 +246,18 @@ def _by_region(document: Mapping[str, object]) -> str:
 
 def _told(plan: Plan | None) -> str:
     """What a plan does, in a sentence."""
-    if isinstance(plan, WholePlan):
-        mode = "" if plan.mode == "default" else f" in mode {plan.mode}"
-        anchors = f", with {counted(len(plan.anchors), 'attention call')} chosen" if plan.anchors else ""
-        return f"The whole program under {'torch.compile' if plan.executor == 'inductor' else plan.executor}{mode}{anchors}."
-    if isinstance(plan, SegmentedPlan) and plan.greedy:
+    if plan is None:
+        return ""
+    if plan.host != "aten":
+        mode = "" if plan.settings == "default" else f" in mode {plan.settings}"
+        calls = sum(one.kind == "attention" for one in plan.rewrites)
+        chosen = f", with {counted(calls, 'attention call')} chosen" if calls else ""
+        return f"The whole program under {'torch.compile' if plan.host == 'inductor' else plan.host}{mode}{chosen}."
+    if plan.greedy:
         return f"Everything that {plan.greedy} takes is fused as far as may be."
-    if isinstance(plan, SegmentedPlan):
-        counts: dict[str, int] = {}
-        for part in plan.parts:
-            for region in part.segmentation.regions:
-                counts[region.executor] = counts.get(region.executor, 0) + 1
-        told = ", ".join(
-            f"{count} under {executor}" for executor, count in sorted(counts.items(), key=lambda item: -item[1])
-        )
-        return (
-            f"Cut into {counted(sum(counts.values()), 'region')}: {told}."
-            if counts
-            else "Every op runs alone under ATen."
-        )
-    return ""
+    counts = Counter(region.executor for region in plan.regions)
+    told = ", ".join(f"{count} under {executor}" for executor, count in counts.most_common())
+    return f"Cut into {counted(counts.total(), 'region')}: {told}." if counts else "Every op runs alone under ATen."
 
 
 def _commands(page: ProgramPage, database: str) -> tuple[tuple[str, str], ...]:

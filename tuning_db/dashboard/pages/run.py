@@ -7,16 +7,34 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from itertools import accumulate
 
+from markupsafe import Markup
+
 from fuseplan.tuning_db import clock
 from fuseplan.tuning_db.dashboard.ask import Ask, NotThere, Param
 from fuseplan.tuning_db.dashboard.charts import Figure
 from fuseplan.tuning_db.dashboard.page import Page
+from fuseplan.tuning_db.dashboard.parts import badge
 from fuseplan.tuning_db.dashboard.queries import runs as query
 from fuseplan.tuning_db.dashboard.queries.runs import NOTHING, Gained, Raced, RunRow, Step
 from fuseplan.tuning_db.dashboard.reader import Reader
+from fuseplan.tuning_db.dashboard.table import Column
 
 SILENT_S = 600.0
 """A run that has written nothing for so long may have been killed: nobody is left to say so."""
+
+
+def outcome(status: str) -> Markup:
+    """How something ended: what it failed of beside the badge."""
+    return badge("ok") if status == "ok" else Markup("{} {}").format(badge("failed"), status)
+
+
+RACED: tuple[Column[Raced], ...] = (
+    Column("plan", "Plan", "text", lambda one: one.name),
+    Column("launch", "Launch", "text", lambda one: one.launch),
+    Column("sizes", "Sizes", "sizes", lambda one: one.sizes),
+    Column("us", "A call", "us", lambda one: one.wall_us),
+    Column("outcome", "Outcome", "html", lambda one: outcome(one.status)),
+)
 
 
 @dataclass(frozen=True)
@@ -31,12 +49,14 @@ class RunPage:
     steps: tuple[Step, ...] = ()
     pace: Figure | None = None
 
+    raced_columns = RACED
+
     def seconds(self, run: RunRow) -> float | None:
         """How long a run has taken, or takes so far."""
         return _seconds(run.started_at, self.now if run.state == "running" else run.changed_at)
 
     def silent(self, run: RunRow) -> float | None:
-        """For how many seconds a run that goes on has written nothing, where that is long."""
+        """Seconds for which a run that goes on has written nothing, where that is long."""
         seconds = _seconds(run.wrote_at, self.now) if run.state == "running" else None
         return seconds if seconds is not None and seconds > SILENT_S else None
 

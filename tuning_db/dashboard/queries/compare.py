@@ -6,7 +6,7 @@ import sqlite3
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from fuseplan.tuning_db.dashboard.queries.filters import DEVICE
+from fuseplan.tuning_db.dashboard.queries.filters import DEVICE, NVFUSER
 from fuseplan.tuning_db.dashboard.queries.values import count, number, text
 
 _MOST_RUNS = 300
@@ -70,7 +70,7 @@ def places(connection: sqlite3.Connection) -> list[Place]:
     ]
 
 
-_PLACES = f"""SELECT environment.key, {DEVICE}, environment.torch, environment.nvfuser, count(*), max(plan.changed_at)
+_PLACES = f"""SELECT environment.key, {DEVICE}, environment.torch, {NVFUSER}, count(*), max(plan.changed_at)
   FROM environment JOIN plan ON plan.environment_id = environment.id GROUP BY environment.id
  ORDER BY max(plan.changed_at) DESC, environment.key"""
 
@@ -110,7 +110,7 @@ _RUN_DEFAULTS = """SELECT name, launch, sizes, wall_us, status FROM default_timi
 
 
 def plan_digests(connection: sqlite3.Connection) -> dict[str, str]:
-    """Of each plan, by key, what says whether two are the same: a plan has another key in another place."""
+    """Digests by which plans are the same, by the key of each: a plan has another key in another place."""
     return {text(key): digest(json) for key, json in connection.execute("SELECT key, json FROM plan")}
 
 

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from fuseplan.tuning_db.dashboard.ask import Filters
 from fuseplan.tuning_db.dashboard.queries.values import text
 
+NVFUSER = """(SELECT version FROM environment_executor
+  WHERE environment_id = environment.id AND executor = 'nvfuser')"""
 DEVICE = "coalesce(environment.gpu, environment.cpu)"
 MODEL = """CASE WHEN instr(program.name, ', graph ') > 0
      THEN substr(program.name, 1, instr(program.name, ', graph ') - 1) ELSE program.name END"""
 """What a program's name begins with: the graphs of one model differ in their number."""
 
 OF_ENVIRONMENT = f"""(:gpu = '' OR {DEVICE} = :gpu) AND (:torch = '' OR environment.torch = :torch)
-   AND (:nvfuser = '' OR coalesce(environment.nvfuser, 'none') = :nvfuser)"""
+   AND (:nvfuser = '' OR coalesce({NVFUSER}, 'none') = :nvfuser)"""
 OF_PROGRAM = f"(:model = '' OR {MODEL} = :model)"
 
 
@@ -49,7 +51,7 @@ MOST_MODELS = 500
 
 
 def choices(connection: sqlite3.Connection) -> Choices:
-    """All that stands in the database, whatever the filters."""
+    """Choices that the whole database leaves, whatever the filters."""
 
     def column(sql: str) -> tuple[str, ...]:
         return tuple(text(row[0]) for row in connection.execute(sql) if text(row[0]))
@@ -57,7 +59,7 @@ def choices(connection: sqlite3.Connection) -> Choices:
     return Choices(
         column(f"SELECT DISTINCT {DEVICE} FROM environment ORDER BY 1"),
         column("SELECT DISTINCT torch FROM environment ORDER BY 1"),
-        column("SELECT DISTINCT coalesce(nvfuser, 'none') FROM environment ORDER BY 1"),
+        column(f"SELECT DISTINCT coalesce({NVFUSER}, 'none') FROM environment ORDER BY 1"),
         ("plain", "cudagraph"),
         column(f"SELECT DISTINCT {MODEL} FROM program WHERE name IS NOT NULL ORDER BY 1 LIMIT {MOST_MODELS}"),
     )

@@ -17,7 +17,7 @@ MOST_PLANS = 2000
 
 @dataclass(frozen=True, slots=True)
 class Foretold:
-    """One measurement of a region that a model had spoken of."""
+    """One measurement of a region whose time was predicted."""
 
     executor: str
     variant: str
@@ -62,7 +62,7 @@ class Audit:
 
 @dataclass(frozen=True)
 class RunError:
-    """By how much a run's predictions of whole plans were off, relative."""
+    """Errors of a run's predictions of whole plans, relative."""
 
     key: str
     program: str | None
@@ -75,7 +75,7 @@ _LATEST = "(SELECT * FROM measurement ORDER BY id DESC LIMIT :most) AS latest"
 
 
 def foretold(connection: sqlite3.Connection, filters: Filters) -> list[Foretold]:
-    """All good ones among the latest, the earliest first."""
+    """Predicted measurements that did not fail, of the latest, the earliest first."""
     found = []
     for row in connection.execute(_FORETOLD, {**bound(filters), "most": MOST}):
         device, predicted = number(row[4]), number(row[5])
@@ -92,7 +92,7 @@ _FORETOLD = f"""SELECT latest.executor, latest.variant, latest.region_id, coales
 
 
 def tallies(connection: sqlite3.Connection, filters: Filters) -> list[Tally]:
-    """What was tried of each executor among the latest."""
+    """Attempts and failures of each executor among the latest measurements."""
     return [
         Tally(text(row[0]), count(row[1]), count(row[2]), count(row[3]))
         for row in connection.execute(_TALLIES, {**bound(filters), "most": MOST})
@@ -126,7 +126,7 @@ _PLANS = f"""SELECT coalesce(program.name, substr(program.key, 1, 12)), {_FIELD.
 
 
 def audit(connection: sqlite3.Connection, filters: Filters) -> Audit:
-    """Of the latest runs together."""
+    """The audit of the latest runs together."""
     drawn: list[tuple[int, float, float]] = []
     for audited, error, within in connection.execute(_AUDITS, {**bound(filters), "most": MOST_PLANS}):
         off, inside = number(error), number(within)

@@ -6,10 +6,12 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from fuseplan.errors import StoreError
-from fuseplan.tuning_db.dashboard.queries.filters import DEVICE
+from fuseplan.errors import PlanError, StoreError
+from fuseplan.segment.moves import Move
+from fuseplan.segment.moves.move import from_json
+from fuseplan.tuning_db.dashboard.queries.filters import DEVICE, NVFUSER
 from fuseplan.tuning_db.dashboard.queries.values import count, number, text
-from fuseplan.tuning_db.evidence import NO_EVIDENCE, Evidence
+from fuseplan.tuning_db.evidence import NO_EVIDENCE, Evidence, Raced
 from fuseplan.tuning_db.records import Repeats
 
 MOST_GRAPH = 24 * 2**20
@@ -34,7 +36,7 @@ class PlanRow:
     standing: str
     detail: str
     json: str
-    moves: str
+    moves: tuple[Move, ...]
     evidence: Evidence
     readable: bool
     """Whether its evidence could be read."""
@@ -55,6 +57,7 @@ class PlanRow:
 class PlanLine:
     """One plan in a list of them."""
 
+    program: str
     key: str
     device: str
     torch: str
@@ -70,14 +73,7 @@ class PlanLine:
 class Timed:
     """How a default did in a run."""
 
-    name: str
-    status: str
-    wall_us: float | None
-    device_us: float | None
-    host_us: float | None
-    peak_bytes: int | None
-    detail: str
-    walls: tuple[float, ...]
+    raced: Raced
     run: str | None
 
 
@@ -107,19 +103,26 @@ def plan_row(connection: sqlite3.Connection, key: str) -> PlanRow | None:
     evidence, readable = _evidence(row[12])
     return PlanRow(
         text(row[0]), text(row[1]), text(row[2]) or None, text(row[3]), text(row[4]), text(row[5]), text(row[6]),
-        text(row[7]), text(row[8]), text(row[9]), text(row[10]), text(row[11]), text(row[13]), evidence, readable,
+        text(row[7]), text(row[8]), text(row[9]), text(row[10]), text(row[11]), _moves(row[13]), evidence, readable,
         number(row[14]), number(row[15]), number(row[16]), number(row[17]), number(row[18]), count(row[19]) or None,
         text(row[20]) or None, number(row[21]), text(row[22]), text(row[23]) or None, text(row[24]) or None,
     )  # fmt: skip
 
 
 _STANDING = "coalesce(plan.word, CASE plan.status WHEN 'quarantined' THEN 'failed' ELSE plan.status END)"
-_PLAN = f"""SELECT plan.key, program.key, program.name, environment.key, {DEVICE}, environment.torch, environment.nvfuser,
+_PLAN = f"""SELECT plan.key, program.key, program.name, environment.key, {DEVICE}, environment.torch, {NVFUSER},
        plan.launch, plan.sizes, {_STANDING}, plan.detail, plan.json, plan.evidence, plan.moves, plan.predicted_us,
        plan.wall_us, plan.device_us, plan.host_us, plan.noise_us, plan.peak_bytes, plan.best_default,
        plan.best_default_us, plan.changed_at, run.key, run.effort
   FROM plan JOIN program ON program.id = plan.program_id JOIN environment ON environment.id = plan.environment_id
   LEFT JOIN run ON run.id = plan.run_id WHERE plan.key = ?"""
+
+
+def _moves(value: object) -> tuple[Move, ...]:
+    try:
+        return from_json(text(value))
+    except PlanError:
+        return ()
 
 
 def _evidence(value: object) -> tuple[Evidence, bool]:
@@ -131,20 +134,12 @@ def _evidence(value: object) -> tuple[Evidence, bool]:
 
 def plans_of(connection: sqlite3.Connection, program: str) -> list[PlanLine]:
     """All plans of a program, the latest first."""
-    return [
-        PlanLine(
-            text(row[0]),
-            text(row[1]),
-            text(row[2]),
-            text(row[3]),
-            text(row[4]),
-            text(row[5]),
-            number(row[6]),
-            number(row[7]),
-            text(row[8]),
-        )
-        for row in connection.execute(_PLANS, (program, _MOST_PLANS))
-    ]
+    found = []
+    for *words, wall_us, best_default_us, changed_at in connection.execute(_PLANS, (program, _MOST_PLANS)):
+        key, device, torch, launch, sizes, standing = map(text, words)
+        times = number(wall_us), number(best_default_us)
+        found.append(PlanLine(program, key, device, torch, launch, sizes, standing, *times, text(changed_at)))
+    return found
 
 
 _PLANS = f"""SELECT plan.key, {DEVICE}, environment.torch, plan.launch, plan.sizes, {_STANDING}, plan.wall_us,
@@ -175,14 +170,23 @@ def defaults_of(
     rows = connection.execute(_DEFAULTS, (program, environment, launch, sizes)).fetchall()
     found: dict[str, Timed] = {}
     for row in rows:
-        one = Timed(
-            text(row[0]), text(row[1]), number(row[2]), number(row[3]), number(row[4]), count(row[5]) or None,
-            text(row[6]), _walls(row[7]), text(row[8]) or None,
-        )  # fmt: skip
-        known = found.get(one.name)
+        wall, device, host = map(number, row[2:5])
+        raced = Raced(
+            text(row[0]),
+            True,
+            text(row[1]),
+            text(row[6]),
+            wall,
+            device,
+            host,
+            count(row[5]) or None,
+            walls=_walls(row[7]),
+        )
+        one = Timed(raced, text(row[8]) or None)
+        known = found.get(raced.name)
         if known is None or known.run != run or one.run == run:
-            found[one.name] = one
-    return sorted(found.values(), key=lambda one: (one.wall_us is None, one.wall_us or 0.0, one.name))
+            found[raced.name] = one
+    return sorted(found.values(), key=lambda one: (one.raced.wall_us is None, one.raced.wall_us or 0.0, one.raced.name))
 
 
 _DEFAULTS = """SELECT default_timing.name, default_timing.status, default_timing.wall_us, default_timing.device_us,

@@ -6,7 +6,7 @@ import sqlite3
 from dataclasses import dataclass
 
 from fuseplan.tuning_db.dashboard.ask import Filters
-from fuseplan.tuning_db.dashboard.queries.filters import DEVICE, OF_ENVIRONMENT, OF_PROGRAM, bound, of_time
+from fuseplan.tuning_db.dashboard.queries.filters import DEVICE, NVFUSER, OF_ENVIRONMENT, OF_PROGRAM, bound, of_time
 from fuseplan.tuning_db.dashboard.queries.values import count, number, text
 
 MOST = 300
@@ -106,7 +106,7 @@ def _run(row: tuple[object, ...]) -> RunRow:
 
 
 _OWN = "SELECT {} FROM measurement WHERE measurement.run_id = run.id"
-_RUNS = f"""SELECT run.key, program.key, program.name, {DEVICE}, environment.torch, environment.nvfuser, run.effort,
+_RUNS = f"""SELECT run.key, program.key, program.name, {DEVICE}, environment.torch, {NVFUSER}, run.effort,
        run.state, run.host, run.fuseplan, run.driver, run.error_median, run.error_p90, run.started_at, run.changed_at,
        ({_OWN.format("count(*)")}), ({_OWN.format("sum(status <> 'ok')")}), ({_OWN.format("max(measured_at)")}), run.id,
        run.audited, run.audit_error, run.audit_within

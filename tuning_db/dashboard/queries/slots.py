@@ -6,16 +6,18 @@ import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from fuseplan.noise import Comparison, RaceTime, compared, relative
 from fuseplan.tuning_db.dashboard.ask import Filters
-from fuseplan.tuning_db.dashboard.queries.filters import DEVICE, bound, of_place, of_time
+from fuseplan.tuning_db.dashboard.formats import tone
+from fuseplan.tuning_db.dashboard.queries.filters import DEVICE, NVFUSER, bound, of_place, of_time
 from fuseplan.tuning_db.dashboard.queries.stale import stale_plans
 from fuseplan.tuning_db.dashboard.queries.values import count, number, text
+from fuseplan.tuning_db.records import RACED
 
 DEFAULTS = ("eager", "inductor", "nvfuser-greedy")
 BEST = "best"
 """The fastest of the defaults that were timed."""
 STANDINGS = ("tuned", "default", "unverified", "pinned", "disabled", "failed", "running")
-VERDICTS = ("good", "neutral", "regression", "none")
 
 Place = tuple[int, int, str, str]
 """Program, environment, launch and sizes: what two slots differ in."""
@@ -46,6 +48,7 @@ class Slot:
     calls: int = 0
     changed_at: str = ""
     stale: bool = False
+    run: str | None = None
     program_id: int = 0
     environment_id: int = 0
 
@@ -57,23 +60,28 @@ class Slot:
     @property
     def noise(self) -> float | None:
         """How far two timings of one plan lie apart, relative: the noise floor of its race."""
-        return self.noise_us / self.plan_us if self.noise_us is not None and self.plan_us else None
+        return relative(self.noise_us, self.plan_us)
+
+    @property
+    def timed(self) -> RaceTime:
+        """The time of its plan, where its race counts."""
+        race = self.run and (self.run, self.launch, self.sizes)
+        return RaceTime(self.plan_us if self.standing in RACED else None, self.noise, race)
 
     def speedup(self, default: str = BEST) -> float | None:
         """How many times as fast as a default. A plan that nobody raced has none."""
         base = self.best_us if default == BEST else self.defaults.get(default)
-        if self.standing not in ("tuned", "default", "pinned") or not base or not self.plan_us:
-            return None
-        return base / self.plan_us
+        us = self.timed.us
+        return base / us if base and us else None
+
+    def compared(self, default: str = BEST) -> Comparison:
+        """How its plan compares with a default."""
+        return compared(self.timed.us, self.best_us if default == BEST else self.defaults.get(default), self.noise)
 
     @property
     def verdict(self) -> str:
         """Against the best default: good or regression where they differ by more than the noise."""
-        ratio = self.speedup()
-        if ratio is None:
-            return "none"
-        band = 1 + (self.noise or 0.0)
-        return "good" if ratio > band else "regression" if ratio * band < 1 else "neutral"
+        return tone(self.compared())
 
     @property
     def saved_s(self) -> float | None:
@@ -84,7 +92,7 @@ class Slot:
 
     @property
     def saved_noise_s(self) -> float:
-        """By how much that may be off."""
+        """By how much the seconds saved may be off."""
         return self.calls * (self.noise_us or 0.0) / 1e6
 
 
@@ -99,14 +107,15 @@ def slots(connection: sqlite3.Connection, filters: Filters) -> list[Slot]:
     return sorted(found, key=lambda slot: (slot.title, slot.program, slot.environment, slot.launch, slot.sizes))
 
 
-_COLUMNS = f"""program.key, program.name, environment.key, {DEVICE}, environment.torch, environment.nvfuser"""
+_COLUMNS = f"""program.key, program.name, environment.key, {DEVICE}, environment.torch, {NVFUSER}"""
 
 # What stands for a slot is what a look-up would take: pinned, else raced here, the latest of those. Only narrow columns go
 # through the window: a plan's JSON may be long.
 _PLANS = f"""SELECT plan.program_id, plan.environment_id, plan.launch, plan.sizes, {_COLUMNS}, plan.key, plan.status, plan.word,
        plan.wall_us, plan.noise_us, plan.predicted_us, plan.peak_bytes, plan.best_default, plan.best_default_us,
-       plan.run_id, plan.changed_at
+       plan.run_id, plan.changed_at, run.key
   FROM plan JOIN program ON program.id = plan.program_id JOIN environment ON environment.id = plan.environment_id
+  LEFT JOIN run ON run.id = plan.run_id
  WHERE plan.id IN (SELECT id FROM (SELECT id, row_number() OVER (
            PARTITION BY program_id, environment_id, launch, sizes
            ORDER BY word IS 'pinned' DESC, (status <> 'quarantined' AND word IS NOT 'disabled') DESC,
@@ -138,7 +147,7 @@ _Timed = dict[str, list[tuple[float, object]]]
 
 
 def _timings(connection: sqlite3.Connection, values: Mapping[str, str]) -> dict[Place, _Timed]:
-    """All good timings of the defaults."""
+    """Timings of the defaults that did not fail."""
     found: dict[Place, _Timed] = {}
     for program, environment, launch, sizes, name, wall, run in connection.execute(_TIMINGS, values):
         wall_us = number(wall)
@@ -162,14 +171,15 @@ def _planned(
     row: tuple[object, ...], timed: Mapping[Place, _Timed], stale: frozenset[str], calls: Mapping[tuple[object, object], int]
 ) -> Slot:  # fmt: skip
     place: Place = row[:4]  # type: ignore[assignment]
-    key, status, word, wall, noise, predicted, peak, best, best_us, run, changed_at = row[10:]
+    key, status, word, wall, noise, predicted, peak, best, best_us, run, changed_at, run_key = row[10:]
     defaults = _chosen(timed.get(place, {}), run)
     fastest = min(defaults, key=defaults.__getitem__, default=None)
     standing = text(word) or ("failed" if status == "quarantined" else text(status))
     return Slot(
         *_where(row), standing, text(key), number(wall), number(noise), number(predicted), count(peak) or None, defaults,
         fastest or text(best) or None, defaults[fastest] if fastest else number(best_us),
-        calls.get((place[0], place[3]), 0), text(changed_at), key in stale, count(place[0]), count(place[1]),
+        calls.get((place[0], place[3]), 0), text(changed_at), key in stale, text(run_key) or None,
+        count(place[0]), count(place[1]),
     )  # fmt: skip
 
 

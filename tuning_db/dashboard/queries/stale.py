@@ -6,16 +6,17 @@ stands for it.
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Iterator
 
-from fuseplan.tuning_db.environment import VERSIONED, Environment
+from fuseplan.tuning_db.environment import Environment
 from fuseplan.tuning_db.lookup import environments
 
 _LATEST = """SELECT environment.key, max(plan.changed_at) FROM environment
   JOIN plan ON plan.environment_id = environment.id GROUP BY environment.id"""
-# An executor stands in a plan's JSON as a word of its own.
-_PLANS = f"""SELECT plan.key, {", ".join(f"instr(plan.json, :{name}) > 0" for name in VERSIONED)}
+# An executor stands in a plan's JSON as a word of its own, or begins one, such as the name of a plan.
+_PLANS = """SELECT plan.key, (SELECT json_group_array(value) FROM json_each(:executors) WHERE instr(plan.json, '"' || value))
   FROM plan JOIN environment ON environment.id = plan.environment_id
  WHERE environment.key = :older AND plan.status IN ('tuned', 'default') AND plan.word IS NOT 'disabled'
    AND (plan.program_id, plan.launch, plan.sizes) NOT IN (
@@ -30,14 +31,14 @@ def stale_plans(connection: sqlite3.Connection) -> frozenset[str]:
 def _stale(connection: sqlite3.Connection) -> Iterator[str]:
     known = environments(connection)
     latest = {key: changed for key, changed in connection.execute(_LATEST).fetchall() if key in known}
-    words = {name: f'"{name}"' for name in VERSIONED}
     for older in latest:
         for newer in latest:
             if latest[newer] <= latest[older] or known[older].differences(known[newer], ()):
                 continue
-            for key, *uses in connection.execute(_PLANS, {**words, "older": older, "newer": newer}):
-                needs = {name for name, used in zip(VERSIONED, uses, strict=True) if used}
-                if _worth_another_look(known[older], known[newer], needs):
+            executors = json.dumps(sorted(known[older].executors | known[newer].executors))
+            found = connection.execute(_PLANS, {"executors": executors, "older": older, "newer": newer})
+            for key, used in found:
+                if _worth_another_look(known[older], known[newer], set(json.loads(used))):
                     yield key
 
 

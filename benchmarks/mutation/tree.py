@@ -1,0 +1,74 @@
+"""A copy of a checkout with links that give its folders their package names: mutants are made there, and tests run there."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+_SITE = """
+import sys
+sys.meta_path[:] = [finder for finder in sys.meta_path if getattr(finder, "__name__", "") != "_EditableFinder"]
+"""
+"""Whoever runs in the copy, workers included, finds the copy's package and not the one that is installed."""
+
+
+class Tree:
+    """A copy of the files that git knows of a checkout."""
+
+    def __init__(self, source: Path, place: Path) -> None:
+        self.place = place
+        listed = ["git", "-C", str(source), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        for name in subprocess.run(listed, check=True, capture_output=True, text=True).stdout.split("\0"):
+            if name and (source / name).is_file():
+                (place / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(source / name, place / name)
+        fits = source / "build" / "fits"
+        if fits.is_dir():  # under the hash of what went into them
+            shutil.copytree(fits, place / "build" / "fits")
+        site = place / "build" / "site"
+        site.mkdir(parents=True)
+        (site / "sitecustomize.py").write_text(_SITE)
+        shutil.copy2(Path(__file__).with_name("plugin.py"), site / "reached_plugin.py")
+        run = [sys.executable, "-m", "checks.linked_tree"]
+        env = {**os.environ, "PYTHONPATH": "scripts"}
+        linked = subprocess.run(run, cwd=place, env=env, check=True, capture_output=True, text=True).stdout.strip()
+        path = os.pathsep.join(map(str, (site, linked, place / "scripts")))
+        self.env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+
+    def pytest(
+        self,
+        arguments: Sequence[str],
+        env: dict[str, str] | None = None,
+        cpu_s: int | None = None,
+        wall_s: float | None = None,
+    ) -> tuple[int, str]:
+        """Run tests; return the exit status, or -9 where they took too long, and the end of what they printed.
+
+        `cpu_s` bounds the time of the CPU, so that a busy machine makes no difference; `wall_s` whatever hangs without any.
+        """
+
+        def limit() -> None:
+            os.setsid()
+            if cpu_s is not None:
+                resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
+
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=0", *arguments]
+        process = subprocess.Popen(
+            command, cwd=self.place, env={**self.env, **(env or {})}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, preexec_fn=limit, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            said, _ = process.communicate(timeout=wall_s)
+        except subprocess.TimeoutExpired:
+            said = ""
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        return process.returncode, said[-2000:]

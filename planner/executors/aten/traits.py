@@ -1,0 +1,15 @@
+"""What ATen says of itself."""
+
+from __future__ import annotations
+
+from fuseplan.executors.traits import Traits
+
+ATEN = Traits(
+    "aten",
+    executor=f"{__package__}.executor:AtenExecutor",
+    title="ATen",
+    fuses=False,
+    cost_s=0.3,
+    color=("#57606a", "#9aa4af"),
+    kin_spread=0.045,
+)

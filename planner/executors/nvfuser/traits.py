@@ -1,0 +1,18 @@
+"""What nvFuser says of itself."""
+
+from __future__ import annotations
+
+from fuseplan.executors.traits import Traits
+
+NVFUSER = Traits(
+    "nvfuser",
+    executor=f"{__package__}.executor:NvfuserExecutor",
+    title="nvFuser",
+    devices=("cuda",),
+    greedy_rank=0,
+    greedy_default=True,
+    cost_s=1.5,
+    color=("#3f7300", "#8fce3c"),
+    call_units=1.3,
+    kernel_units=0.0,
+)

@@ -1,0 +1,1 @@
+"""Hosts: who compiles a whole program, and under which settings."""

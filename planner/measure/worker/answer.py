@@ -1,0 +1,60 @@
+"""What each kind of job makes a worker do."""
+
+from __future__ import annotations
+
+import torch
+
+from fuseplan.measure.failures import RUN, DeviceLostError, check_device, failure
+from fuseplan.measure.jobs import (
+    Calibrate,
+    Capture,
+    Job,
+    Outcome,
+    Prepare,
+    RacePlans,
+    RaceRegion,
+    Rest,
+    VetPlan,
+    VetRegion,
+)
+from fuseplan.measure.memory import limit_memory
+from fuseplan.measure.worker import machine, programs, regions
+from fuseplan.measure.worker.workplace import Workplace
+
+
+def answer(job: Job, place: Workplace) -> Outcome:
+    """Do what a job asks. Whatever goes wrong is an outcome, but for the loss of the device."""
+    try:
+        limit_memory(place.device, place.setup.memory_bytes, place.setup.share)
+        outcome = _answer(job, place)
+        if place.device.type == "cuda":
+            torch.cuda.synchronize()
+    except DeviceLostError:
+        raise
+    except Exception as error:  # noqa: BLE001 -- the boundary where failures of others' code become data
+        check_device(error)
+        return Outcome(*failure(error, RUN))
+    return outcome
+
+
+def _answer(job: Job, place: Workplace) -> Outcome:
+    match job:
+        case VetRegion():
+            return regions.vet(job, place)
+        case RaceRegion():
+            return regions.race_choices(job, place)
+        case Capture():
+            return programs.capture(job, place)
+        case VetPlan():
+            return programs.vet(job, place)
+        case Prepare():
+            return programs.prepare(job, place)
+        case RacePlans():
+            return programs.race_entries(job, place)
+        case Calibrate():
+            place.at("machine", "calibrating")
+            return Outcome(machine=machine.calibrate(place.device))
+        case Rest():
+            place.programs.forget()
+            return Outcome()
+    raise NotImplementedError(type(job).__name__)

@@ -1,0 +1,130 @@
+"""The program that a worker is at: its trace, loaded, what it should compute, and all that a race of it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuseplan.capture.trace.format import Trace
+from fuseplan.capture.trace.load import Loaded, load_trace
+from fuseplan.judge.programs import Leaf
+from fuseplan.measure.entry import RaceEntry
+
+SEEDS = (0, 1)
+"""Of the inputs that take turns."""
+
+
+@dataclass(eq=False)
+class LoadedProgram:
+    """A trace that was loaded, and what it should compute, by seed of the inputs, where somebody has asked."""
+
+    loaded: Loaded
+    leaves: dict[int, dict[str, Leaf]]
+    course: RaceCourse | None = None
+
+
+@dataclass(eq=False)
+class RaceCourse:
+    """What a race needs beside its entries, and the entries that were prepared for it, by name and plan."""
+
+    inputs: list[list[Tensor]]
+    tangents: dict[int, Tensor]
+    counters: list[tuple[list[Tensor], list[Tensor]]]
+    """For each set of inputs the whole numbers that a step writes to, and what was there before."""
+    prepared: dict[RaceEntry, Callable[..., Any]]
+
+    def calls(self, compiled: Callable[..., Any], loaded: Loaded) -> list[Callable[[], None]]:
+        """A step on each set of inputs, under what was compiled."""
+        return [
+            _Step(compiled, args, self.tangents, counters, loaded)
+            for args, counters in zip(self.inputs, self.counters, strict=True)
+        ]
+
+
+class LoadedPrograms:
+    """Loads traces, and keeps the last one: the next job is about the same program."""
+
+    def __init__(self, device: torch.device, bring: Callable[[str], None]) -> None:
+        """`bring` sees to it that the operators are there which a trace, as text, names."""
+        self.device, self._bring = device, bring
+        self._text = ""
+        self._case: LoadedProgram | None = None
+
+    def case(self, text: str) -> LoadedProgram:
+        """The program that a trace spells."""
+        if self._case is None or text != self._text:
+            self.forget()
+            self._bring(text)
+            self._case, self._text = LoadedProgram(load_trace(Trace.from_json(text), self.device), {}), text
+        return self._case
+
+    def course(self, text: str) -> RaceCourse:
+        """What a race of the program's entries needs."""
+        case = self.case(text)
+        if case.course is None:
+            case.course = _course(case.loaded)
+        return case.course
+
+    def forget(self) -> None:
+        """Keep nothing."""
+        if self._case is not None and self._case.course is not None:
+            torch._dynamo.reset()
+        self._case, self._text = None, ""
+
+
+def _course(loaded: Loaded) -> RaceCourse:
+    inputs = [loaded.inputs(seed) for seed in SEEDS]
+    owned = {i: one._version for i, one in loaded.tensors.owned.items() if _counts(one)}
+    given = {i: one._version for i, one in enumerate(inputs[0]) if _counts(one)}
+    tangents = _tangents(loaded, inputs[0])
+    numbers = [i for i, version in owned.items() if loaded.tensors.owned[i]._version != version]
+    places = [i for i, version in given.items() if inputs[0][i]._version != version]
+    loaded.tensors.make_anew(numbers)
+    if places:
+        inputs[0] = loaded.inputs(SEEDS[0])
+    written = [[*(loaded.tensors.owned[i] for i in numbers), *(args[i] for i in places)] for args in inputs]
+    return RaceCourse(inputs, tangents, [(found, [one.clone() for one in found]) for found in written], {})
+
+
+def _counts(one: Any) -> bool:
+    """Whether it may say where something is written or read next: whole numbers."""
+    return isinstance(one, Tensor) and not (one.is_floating_point() or one.is_complex())
+
+
+def _tangents(loaded: Loaded, args: Sequence[Tensor]) -> dict[int, Tensor]:
+    """What backward starts from, by the number of the output."""
+    outputs = loaded.step(args=args)
+    wanted = [i for i, out in enumerate(outputs) if isinstance(out, Tensor) and out.requires_grad]
+    return {i: loaded.tensors.tangent(n, outputs[i]) for n, i in enumerate(wanted)}
+
+
+class _Step:
+    """One step on one set of inputs, with as little around the program as can be; it leaves nothing behind.
+
+    Outputs and gradients are dropped at its end: a CUDA graph whose outputs are held is not replayed. Counters are put back:
+    the place in a cache that a program writes to next would soon lie beyond its end.
+    """
+
+    def __init__(
+        self, call: Callable[..., Any], args: Sequence[Tensor], tangents: dict[int, Tensor],
+        counters: tuple[list[Tensor], list[Tensor]], loaded: Loaded,
+    ) -> None:  # fmt: skip
+        self.call, self.args, self.counters = call, args, counters
+        self.numbers, self.tangents = list(tangents), list(tangents.values())
+        self.leaves = [leaf for _, leaf in loaded.tensors.leaves(list(args))] if tangents else []
+        self.autocast = bool(loaded.trace.fields["modes"]["autocast"])
+
+    def __call__(self) -> None:
+        if self.autocast:
+            torch.clear_autocast_cache()  # what leaving autocast does after each step of a program
+        outputs = self.call(*self.args)
+        if self.numbers:
+            torch.autograd.backward([outputs[i] for i in self.numbers], self.tangents)
+            for leaf in self.leaves:
+                leaf.grad = None
+        if self.counters[0]:
+            torch._foreach_copy_(*self.counters)

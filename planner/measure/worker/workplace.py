@@ -1,0 +1,71 @@
+"""Where a worker tries things: the device, its memory, the executors, and the program that it is at."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import logging
+import sys
+import warnings
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+
+from fuseplan.capture.trace.libraries import bring
+from fuseplan.executors import Executor, executors, register
+from fuseplan.executors.known import load
+from fuseplan.measure.environment import Flags
+from fuseplan.measure.jobs import Setup
+from fuseplan.measure.worker.loaded import LoadedPrograms
+
+
+class Announce(Protocol):
+    """Hears which candidate is at which stage, before anything is done with it."""
+
+    def at(self, name: str, stage: str) -> None:
+        """The candidate called `name` is now at `stage`, a word."""
+        ...
+
+
+def _executors(setup: Setup) -> Mapping[str, Executor]:
+    """All executors of this process, in which those of the process that asks are registered first."""
+    if setup.executors:
+        sys.path += [folder for folder in setup.path if folder not in sys.path]
+    for place in setup.executors:
+        register(load(place).traits)
+    return executors()
+
+
+class Workplace:
+    """What a job needs beside itself."""
+
+    def __init__(self, setup: Setup, announce: Announce) -> None:
+        self.setup = setup
+        self.at = announce.at
+        named = torch.device(setup.device)
+        self.device = torch.device("cuda", 0) if named.type == "cuda" and named.index is None else named
+        self.executors: Mapping[str, Executor] = _executors(setup)
+        self.programs = LoadedPrograms(self.device, self._bring)
+        warnings.filterwarnings("ignore")
+        logging.getLogger("torch").setLevel(logging.ERROR)
+        if setup.flags:
+            Flags(**setup.flags).set()
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+            torch.cuda.synchronize()
+        torch._inductor.config.compile_threads = setup.compile_threads
+        if setup.plant:
+            module, _, function = setup.plant.partition(":")
+            planted = getattr(importlib.import_module(module), function)()
+            self.executors = {**self.executors, **planted}
+
+    def _bring(self, trace: str) -> None:
+        if bring(trace, self.setup.operators, self.setup.path) and self.setup.flags:
+            Flags(**self.setup.flags).set()  # a library may have set some of them for itself
+
+    def clear(self) -> None:
+        """Give back what a job took: the next one should find the machine as this one did."""
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()

@@ -1,0 +1,62 @@
+"""Attention under a kernel of one's choice, as plain functions: a rewritten Dynamo graph calls them by name.
+
+AOTAutograd traces through them, so that the backward is the chosen kernel's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from fuseplan.capture.fx.composites import attention_kept
+
+BACKENDS: Mapping[str, SDPBackend] = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+
+
+def attention_auto(*args: Any, **kwargs: Any) -> torch.Tensor:
+    """The kernel that PyTorch chooses; one whole operator also where that is the math path."""
+    with attention_kept():
+        return F.scaled_dot_product_attention(*args, **kwargs)
+
+
+def attention_flash(*args: Any, **kwargs: Any) -> torch.Tensor:
+    """Flash attention, or an error."""
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        return F.scaled_dot_product_attention(*args, **kwargs)
+
+
+def attention_cudnn(*args: Any, **kwargs: Any) -> torch.Tensor:
+    """The attention of cuDNN, or an error."""
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        return F.scaled_dot_product_attention(*args, **kwargs)
+
+
+def attention_efficient(*args: Any, **kwargs: Any) -> torch.Tensor:
+    """Memory-efficient attention, or an error."""
+    with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
+        return F.scaled_dot_product_attention(*args, **kwargs)
+
+
+def attention_math(*args: Any, **kwargs: Any) -> torch.Tensor:
+    """Two matmuls and a softmax, which a compiler may fuse."""
+    with sdpa_kernel(SDPBackend.MATH):
+        return F.scaled_dot_product_attention(*args, **kwargs)
+
+
+FUNCTIONS: Mapping[str, Callable[..., torch.Tensor]] = {
+    "auto": attention_auto,
+    "flash": attention_flash,
+    "cudnn": attention_cudnn,
+    "efficient": attention_efficient,
+    "math": attention_math,
+}
+"""By the names that variants have for them."""

@@ -1,0 +1,117 @@
+"""Host `inductor`: the Dynamo graph goes to torch.compile's own compiler as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx import GraphModule
+
+from fuseplan.executors.flat import Boxed
+from fuseplan.host.settings import BUNDLES
+from fuseplan.plan import Plan
+from fuseplan.rewrites.apply import known_to_torchs_cache
+from fuseplan.runtime import kept, torch_cache
+from fuseplan.runtime.kept import Kept, KeptCode, raising, recalled_by
+from fuseplan.runtime.record import Program
+
+if TYPE_CHECKING:
+    from fuseplan.runtime.cudagraph import CudaGraphLaunch
+
+Callee = Callable[..., Any]
+
+
+def compile_under_inductor(plan: Plan, gm: GraphModule, example_inputs: Sequence[Any], program: Program) -> Callee:
+    """Return what runs `gm` under torch.compile's own Inductor; the program gets what could not be had."""
+    # The import takes seconds and a machine without a compiler never needs it.
+    from torch._inductor.compile_fx import compile_fx
+
+    patches = _options(plan.settings)
+    if plan.launch == "plain":
+        with known_to_torchs_cache(plan):
+            compiled: Any = compile_fx(gm, list(example_inputs), config_patches=patches)
+        return compiled  # type: ignore[no-any-return]
+    from fuseplan.runtime.cudagraph import CudaGraphLaunch
+
+    launch, tag = CudaGraphLaunch(program.remarks), kept.tag(plan, gm, example_inputs, program)
+    inner: Any = partial(_compile_captured, launch, tag)
+    with _keeping(plan, launch, tag):
+        captured: Any = compile_fx(gm, list(example_inputs), inner, config_patches=patches)
+    return captured  # type: ignore[no-any-return]
+
+
+def _options(settings: str) -> dict[str, Any] | None:
+    """The options of Inductor that a bundle of settings means here; None where it leaves them as they are."""
+    from torch._inductor import list_mode_options
+
+    bundle = BUNDLES[settings]
+    of_mode = {} if bundle.mode == "default" else list_mode_options(bundle.mode)
+    return {**of_mode, **bundle.options} or None
+
+
+@contextmanager
+def _keeping(plan: Plan, launch: CudaGraphLaunch, tag: str | None) -> Iterator[None]:
+    """AOTAutograd's cache by itself would keep what Inductor gave, and not what is wrapped around it."""
+    if tag is None:
+        with torch._functorch.config.patch(enable_autograd_cache=False):
+            yield
+        return
+
+    def recall(found: Kept, inputs: Sequence[Any]) -> Boxed:
+        from fuseplan.executors.inductor.api import recall_whole
+
+        assert isinstance(found, KeptCode)
+        assert found.facts is not None
+        with torch_cache.not_keeping(tag):
+            code = recall_whole(str(found.key), inputs, found.role)
+        if code is None:
+            raise torch_cache.NotThere(f"Inductor's cache has no {found.key} any more")
+        return launch.wrapping(found.facts)(_called(code))
+
+    with torch_cache.keeping(tag), recalled_by(recall), known_to_torchs_cache(plan):
+        yield
+
+
+def _compile_captured(
+    launch: CudaGraphLaunch, tag: str | None, gm: GraphModule, example_inputs: Sequence[Any], **options: Any
+) -> Callee:
+    """Inductor's compiler of one graph, launched through CUDA graphs as any plan is."""
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.utils import BoxedBool
+
+    role = "backward" if options.get("is_backward") else "inference" if options.get("is_inference") else "forward"
+    facts = launch.facts(role, gm)  # before Inductor takes the graph apart
+    options["cudagraphs"] = BoxedBool(False)
+    try:
+        with _apart(tag, role):
+            code: Any = compile_fx_inner(gm, example_inputs, **options)
+    except Exception as error:  # a compiler fails with anything; ahead of time, that is for whoever calls the backward
+        if tag is None or role != "backward":
+            raise
+        return Kept(role, raising(error), str(error))
+    call = launch.wrapping(facts)(_called(code))
+    return call if tag is None else KeptCode(role, call, getattr(code, "_fx_graph_cache_key", None), facts)
+
+
+@contextmanager
+def _apart(tag: str | None, role: str) -> Iterator[None]:
+    """As Inductor is to see it, whose own cache is shared with programs of other plans, and of other callers."""
+    from fuseplan.executors.inductor.api import may_overwrite
+
+    apart = role == "backward" and not may_overwrite()
+    with (
+        nullcontext() if tag is None else torch_cache.not_keeping(tag),
+        torch_cache.overwriting_nothing() if apart else nullcontext(),
+    ):
+        yield
+
+
+def _called(code: Callee) -> Boxed:
+    def call(args: list[Any]) -> Any:
+        return code(args)
+
+    call._boxed_call = True  # type: ignore[attr-defined]
+    return call

@@ -1,0 +1,176 @@
+"""How much a run of tuning may spend: words, not knobs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from fuseplan.errors import OptionError
+
+
+@dataclass(frozen=True)
+class Effort:
+    """The budget of one program. When it ends, the best plan that is proven so far stands."""
+
+    name: str
+    wall_s: float
+    """How long the run may take, compiling included."""
+    device_s: float
+    """How much of that may be spent with the device to itself, measuring."""
+    rounds: int
+    """How often the costs that were measured go back into the search; 0 measures no regions."""
+    regions_per_round: int
+    """How many of the regions that the best plans need are measured before the search looks again."""
+    k: int
+    """How many alternatives the search keeps of each island, and of the whole."""
+    prices: tuple[float, ...]
+    """The prices of host time under which islands are solved: 0 for a device that is behind, 1 for one that waits."""
+    optimism: float
+    """By how many spreads a prediction is lowered before it is measured: more looks further."""
+    coarse: int
+    """How many regions that hold anchors are measured, after the rounds."""
+    plans: int
+    """How many whole plans race, beside the defaults."""
+    region_blocks: int
+    """The most blocks of calls that one candidate of a race of regions gets."""
+    plan_blocks: int
+    """The same in the race of whole plans, which decides."""
+
+    @property
+    def measures(self) -> bool:
+        """Whether anything runs; without, a plan is predicted only and stays unverified."""
+        return self.plans > 0
+
+    def within(self, seconds: float) -> Effort:
+        """The same effort, with no more than so many seconds to spend.
+
+        >>> QUICK.within(60.0).device_s
+        20.0
+        """
+        if seconds >= self.wall_s:
+            return self
+        return self.times(seconds / self.wall_s)
+
+    def times(self, factor: float) -> Effort:
+        """The same effort with so many times its budget of seconds.
+
+        >>> QUICK.times(2.0).wall_s
+        240.0
+        """
+        return replace(self, wall_s=self.wall_s * factor, device_s=self.device_s * factor)
+
+    @property
+    def harder(self) -> tuple[str, ...]:
+        """The words for this effort and for those that try more, whatever the seconds that it is given here.
+
+        >>> QUICK.harder
+        ('quick', 'full')
+        """
+        words = [effort.name for effort in EFFORTS]
+        return tuple(words[words.index(self.name) :]) if self.name in words else (self.name,)
+
+    @staticmethod
+    def named(name: str) -> Effort:
+        """Return the effort that a word stands for; OptionError for another word.
+
+        >>> Effort.named("quick").wall_s
+        120.0
+        >>> Effort.named("none").measures
+        False
+        """
+        for effort in EFFORTS:
+            if effort.name == name:
+                return effort
+        raise OptionError(f"there is no effort {name!r}; known are {', '.join(effort.name for effort in EFFORTS)}")
+
+
+NONE = Effort(
+    "none",
+    wall_s=20.0,
+    device_s=0.0,
+    rounds=0,
+    regions_per_round=0,
+    k=8,
+    prices=(0.0, 0.5, 1.0),
+    optimism=0.0,
+    coarse=0,
+    plans=0,
+    region_blocks=0,
+    plan_blocks=0,
+)
+QUICK = Effort(
+    "quick",
+    wall_s=120.0,
+    device_s=40.0,
+    rounds=3,
+    regions_per_round=24,
+    k=8,
+    prices=(0.0, 0.5, 1.0),
+    optimism=1.0,
+    coarse=4,
+    plans=4,
+    region_blocks=12,
+    plan_blocks=24,
+)
+FULL = Effort(
+    "full",
+    wall_s=480.0,
+    device_s=200.0,
+    rounds=8,
+    regions_per_round=48,
+    k=24,
+    prices=(0.0, 0.25, 0.5, 0.75, 1.0),
+    optimism=1.5,
+    coarse=24,
+    plans=10,
+    region_blocks=24,
+    plan_blocks=60,
+)
+EFFORTS = (NONE, QUICK, FULL)
+
+# The constants of time, beside the words: shares are of what an effort grants, seconds are the same for all.
+
+# Measuring regions
+RESERVE = 0.45
+"""The share of the time that is kept for whole plans: compiling, checking and racing them."""
+PREPARED = 0.3
+"""The same where they are compiled for their race while others are checked."""
+COARSE_SHARE = 0.1
+"""The share of the time that is kept for regions across anchors, after the rounds over islands."""
+LEAST_REGION_S = 20.0
+"""How long a worker may be silent over one region at least …"""
+REGION_SHARE = 0.25
+"""… and of the wall time of an effort, what one step with one region may take."""
+
+# Checking whole plans
+GREEDY_SHARE = 1 / 3
+"""Of the wall time of an effort, what compiling a default of ours may take: nvFuser needs
+seconds for each region that is not like another. Torch's own are waited for, whatever they take."""
+LATE = 1.2
+"""So many times as long as is expected may a plan take to be compiled and checked."""
+LEAST_LIMIT_S = 20.0
+"""How long a plan that is no default may keep a worker silent at least, however little of the budget is left."""
+PATIENCE_S = 3600.0
+"""How long a plan that somebody has named may keep a worker silent: none is left out for want of time."""
+
+# Racing whole plans
+RACE_SHARE = 0.4
+"""Of the time with the device that an effort grants, what a race of whole plans may take at most."""
+LEAST_RACE_S = 3.0
+"""What a race gets, however little is left."""
+FAIR_RACE_S = 11.0
+"""What a race should have for its blocks at least, if plans beside the defaults are to be in it."""
+BLOCK_S = 0.06
+"""What a block of one plan takes on a GPU, and so many of its steps more:"""
+BLOCK_STEPS = 5.0
+STARTING_S = 0.5
+"""What a race takes for each plan beside its blocks: the first calls, and one to see how much memory it takes."""
+KEEPING_S = 2.0
+"""What is left to do when a race has ended, its last round among it."""
+
+# Many programs
+LEAST_PROGRAM_S = 45.0
+"""Less than this is of no use to a program: it is better spent on those that come first."""
+USUAL_SHARE = 0.6
+"""Of the time that an effort grants, what a program takes where none was tuned yet."""
+PREDICTED_S = 3.0
+"""What a program takes that is only predicted. Most of it is capturing, which the times of earlier runs leave out."""

@@ -1,0 +1,85 @@
+"""The whole plans that need no search: the defaults, which are always in the race, and whole programs with other anchors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fuseplan.executors.known import known_executors
+from fuseplan.measure.entry import RaceEntry
+from fuseplan.plan import Plan, Rewrite
+from fuseplan.segment import Segmentation
+from fuseplan.tuning.effort import Effort
+from fuseplan.tuning.program.kernel_search import searching_s
+from fuseplan.tuning.program.knowledge import Knowledge
+from fuseplan.tuning.program.problem import Problem
+from fuseplan.tuning.program.services import Services
+from fuseplan.tuning_db import Environment, Miss
+
+KERNELS = ("cudnn", "flash", "efficient")
+SEARCHING = "max-autotune-no-cudagraphs"
+"""Inductor's mode in which it looks for kernels by itself."""
+
+
+def searches(entry: RaceEntry) -> bool:
+    """Whether Inductor looks for kernels by itself under the plan of an entry: that takes long."""
+    return planned(entry).settings == SEARCHING
+
+
+def planned(entry: RaceEntry) -> Plan:
+    """The plan of an entry: in tuning each has one."""
+    assert entry.plan is not None
+    return entry.plan
+
+
+def defaults(here: Environment, launch: str) -> list[RaceEntry]:
+    """The plans that need no tuning; the first is the one that ties go to."""
+    entries = [RaceEntry("inductor", Plan("inductor", launch=launch), default=True)]
+    if launch == "plain":
+        entries.append(RaceEntry("eager", Plan("eager"), default=True))
+    for traits in known_executors():
+        if traits.greedy_default and here.version(traits.name):
+            name = f"{traits.name}-greedy"
+            entries.append(RaceEntry(name, Plan("aten", launch=launch, name=name), default=True))
+    return [entry for entry in entries if here.version("inductor") or entry.name != "inductor"]
+
+
+def whole_candidates(problem: Problem, here: Environment, effort: Effort) -> list[RaceEntry]:
+    """Whole-program plans that differ from the defaults in their anchors, or in Inductor's own mode."""
+    if here.version("inductor") is None:
+        return []
+    rewrites, launch = problem.rewrites, problem.launch
+    base = Plan("inductor", launch=launch)
+    entries = [RaceEntry("inductor, attention proven", replace(base, rewrites=rewrites))] if rewrites else []
+    if effort.name == "full":
+        entries += [
+            RaceEntry(f"inductor, attention {kernel}", replace(base, rewrites=chosen))
+            for kernel in KERNELS
+            if (chosen := _under(problem, kernel))
+        ]
+        if here.device != "cpu":
+            searched = Plan("inductor", rewrites, settings=SEARCHING, launch=launch)
+            name = "inductor max-autotune" + (", attention proven" if rewrites else "")
+            graphs = (graph for _, graph in problem.found.graphs)
+            entries.append(RaceEntry(name, searched, searching_s=searching_s(graphs)))
+    return entries
+
+
+def default_us(services: Services, knowledge: Knowledge) -> float | None:
+    """What the best default takes: as it was raced here once, else eager by prediction."""
+    program = knowledge.problem.program
+    timed = services.store.find_default_timings(program.key, services.environment)
+    raced = () if isinstance(timed, Miss) else timed
+    walls = [one.wall_us for one in raced if one.launch == program.launch and one.status == "ok" and one.wall_us]
+    return min(walls) if walls else knowledge.predict([Segmentation()] * len(knowledge.problem.graphs))
+
+
+def _under(problem: Problem, kernel: str) -> tuple[Rewrite, ...]:
+    """Every attention call under one kernel, with what is proven of its mask; none where a call cannot."""
+    chosen = []
+    for call in problem.found.attention:
+        _, plus, ending = call.proven.partition("+")
+        variant = f"{kernel}{plus}{ending}"
+        if variant not in call.variants:
+            return ()
+        chosen.append(Rewrite("attention", call.call, variant, call.digest))
+    return tuple(chosen)

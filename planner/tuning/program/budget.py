@@ -1,0 +1,125 @@
+"""The budget of tuning one program: how much of the time of its effort is left, and what for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from time import monotonic
+
+from fuseplan.measure.jobs import PLAN_RULE, Outcome
+from fuseplan.measure.pool import COMPILING
+from fuseplan.tuning.effort import (
+    BLOCK_S,
+    BLOCK_STEPS,
+    FAIR_RACE_S,
+    KEEPING_S,
+    LATE,
+    LEAST_RACE_S,
+    LEAST_REGION_S,
+    PREPARED,
+    RACE_SHARE,
+    REGION_SHARE,
+    RESERVE,
+    STARTING_S,
+    Effort,
+)
+
+DEFAULTS = 4
+"""Plans that race beside the segmented ones, about."""
+
+
+@dataclass
+class Budget:
+    """Accounts for the time of one run. Stages ask it what they may do, and tell it what they did."""
+
+    effort: Effort
+    on_gpu: bool
+    started: float = field(default_factory=monotonic)
+    traced_s: float = field(default=0.0, init=False)
+    """What tracing the program once takes: about so long does compiling a plan whose code is in caches."""
+    device_s: float = field(default=0.0, init=False)
+    """The time that measuring had the device to itself."""
+    _unprepared: int = field(default=0, init=False)
+    """Plans that are right, and that the racer has to compile once more all the same."""
+
+    # What was done
+
+    def traced(self, seconds: float) -> None:
+        """Note what tracing the program takes."""
+        self.traced_s = seconds
+
+    def measured(self, outcomes: Iterable[Outcome]) -> None:
+        """Count what had the device to itself."""
+        self.device_s += sum(outcome.seconds for outcome in outcomes)
+
+    def checked(self, outcomes: Iterable[Outcome]) -> None:
+        """Count the whole plans that are right without being compiled for their race."""
+        self._unprepared += sum(outcome.ok and not outcome.prepared for outcome in outcomes)
+
+    def raced(self, plans: int, outcome: Outcome) -> None:
+        """Count a race of so many whole plans, which keeps nothing for the next."""
+        self.measured([outcome])
+        self._unprepared = plans
+
+    # What is left
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds of wall time since the run began."""
+        return monotonic() - self.started
+
+    @property
+    def left_s(self) -> float:
+        """Seconds of wall time that are left."""
+        return self.effort.wall_s - self.elapsed_s
+
+    @property
+    def device_left_s(self) -> float:
+        """Seconds of measuring that are left."""
+        return self.effort.device_s - self.device_s
+
+    @property
+    def prepares(self) -> bool:
+        """Whether the racer compiles its plans while others are vetted; a CPU has its cores for one."""
+        return self.on_gpu
+
+    @property
+    def region_s(self) -> float:
+        """How long a worker may be silent over one region: one that hangs must leave time for the others."""
+        return max(LEAST_REGION_S, REGION_SHARE * self.effort.wall_s)
+
+    def may_measure(self, beside: float = 0.0) -> bool:
+        """Whether more regions may be measured, with time kept for whole plans, and this share of all beside that."""
+        plans = self.effort.plans
+        share = beside + (PREPARED if self.prepares else RESERVE)
+        kept = max(share * self.effort.wall_s, plans * self.traced_s + self.starting_s(plans + DEFAULTS))
+        return self.left_s >= kept and self.device_left_s > 0
+
+    # What whole plans take
+
+    def starting_s(self, plans: int) -> float:
+        """Seconds that a race of so many plans, which were vetted, takes until its first block: some are compiled once more."""
+        return (min(plans, self._unprepared) if self.prepares else plans) * self.traced_s + STARTING_S * plans
+
+    def race_s(self, plans: int) -> float:
+        """Seconds that a race of so many plans may take for its blocks now."""
+        left = self.left_s - self.starting_s(plans) - KEEPING_S
+        return max(LEAST_RACE_S, min(RACE_SHARE * self.effort.device_s, left))
+
+    def fair_race_s(self, plans: int, step_us: float | None) -> float:
+        """Seconds for the rounds that a race of so many plans has at least, the incumbent's duplicate among them; a step of
+        the program takes about `step_us`. A CPU has short blocks.
+        """
+        step_s = (step_us or 0.0) / 1e6
+        block_s = BLOCK_S + BLOCK_STEPS * step_s if self.on_gpu else step_s
+        return max(FAIR_RACE_S, PLAN_RULE.least * (plans + 1) * block_s)
+
+    def left_beside_s(self, racing: int, more: int, compile_s: float, step_us: float | None) -> float:
+        """Seconds that are left beside compiling and checking so many more plans at once, each of which takes about `compile_s`,
+        and a fair race of all with those that are `racing` already.
+        """
+        checking = max(2 * self.traced_s, compile_s)  # a cut one compiles about as much as all at once
+        checking *= max(1.0, more / COMPILING)  # beyond these the cores are taken
+        preparing = more * self.traced_s
+        racing_s = self.starting_s(racing) + self.fair_race_s(racing + more, step_us)
+        return self.left_s - LATE * (checking + preparing) - racing_s

@@ -1,0 +1,135 @@
+"""Checking whole plans before their race: whether they compile here, and compute what eager computes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from fuseplan.measure.entry import RaceEntry
+from fuseplan.measure.jobs import Job, Outcome, OutcomeRow, VetPlan
+from fuseplan.tuning.effort import GREEDY_SHARE, LATE, LEAST_LIMIT_S, PATIENCE_S
+from fuseplan.tuning.program.baseline import planned, searches
+from fuseplan.tuning.program.budget import Budget
+from fuseplan.tuning.program.services import Services
+from fuseplan.tuning.queue.budget import spelled
+
+Rows = dict[str, OutcomeRow]
+"""What came of each plan, by its name in the race."""
+
+
+def checked(services: Services, trace: str, entries: Sequence[RaceEntry], rows: Rows) -> list[RaceEntry]:
+    """Those of `entries` that are right, of plans that somebody has named: none is left out for want of time."""
+    limits = [None if _is_torchs(one) else PATIENCE_S * (GREEDY_SHARE if one.default else 1.0) for one in entries]
+    _check(services, trace, entries, limits, services.on_gpu, rows)
+    return _right(entries, rows)
+
+
+@dataclass
+class TimedChecks:
+    """Checks whole plans as long as there is time to race them too."""
+
+    services: Services
+    budget: Budget
+    trace: str
+    step_us: float | None = None
+    """About what a step of the program takes."""
+    rows: Rows = field(default_factory=dict)
+    """What came of each."""
+
+    def checked(self, entries: Sequence[RaceEntry]) -> list[RaceEntry]:
+        """Those of `entries` that are right.
+
+        Torch's defaults are checked whatever it takes. Candidates are as long as there is time to race them too, and those that
+        there is none for stay without a row.
+        """
+        known, rest = ([entry for entry in entries if entry.default is default] for default in (True, False))
+        waiting = self._in_time(rest, len(known))
+        if known:  # a worker that these leave without work takes the first of the others
+            beside = min(max(0, self.services.at_once - len(known)), self._room(len(known)))
+            self._check([*known, *waiting[:beside]], len(known))
+            waiting = self._in_time(waiting[beside:], len(known))
+        while waiting and (room := self._room(racing := self._racing)):
+            count = min(room, self.services.at_once)
+            self._check(waiting[:count], racing)
+            waiting = self._in_time(waiting[count:], len(known))
+        for entry in rest:
+            if searches(entry) and entry.name not in self.rows:
+                takes = f": it takes some {spelled(entry.searching_s)}" if entry.searching_s else ""
+                self.services.note(f"there is no time for {entry.name}{takes}")
+        return _right(entries, self.rows)
+
+    def _check(self, chosen: Sequence[RaceEntry], racing: int) -> None:
+        budget = self.budget
+        more = sum(not entry.default for entry in chosen)  # the defaults are among those that race already
+        most = budget.left_s - budget.starting_s(racing) - budget.fair_race_s(racing + more, self.step_us)
+        limits = [_patience(entry, budget) if entry.default else _limit(entry, most) for entry in chosen]
+        budget.checked(_check(self.services, self.trace, chosen, limits, budget.prepares, self.rows))
+
+    @property
+    def _racing(self) -> int:
+        """How many are right so far."""
+        return sum(row.status == "ok" for row in self.rows.values())
+
+    def _room(self, racing: int) -> int:
+        """How many more plans there is time to compile and check, as many at once as can be, and to race."""
+        return next((more for more in range(self.services.at_once, 0, -1) if self._left_s(racing, more) >= 0), 0)
+
+    def _in_time(self, others: Sequence[RaceEntry], known: int) -> list[RaceEntry]:
+        """Those that are not known to take longer than there is time for."""
+        left_s = self._left_s(self._racing or known, 1)
+        return [entry for entry in others if not searches(entry) or LATE * entry.searching_s <= left_s]
+
+    def _left_s(self, racing: int, more: int) -> float:
+        default = self.rows.get("inductor")
+        compile_s = default.compile_s if default is not None and default.compile_s is not None else 0.0
+        return self.budget.left_beside_s(racing, more, compile_s, self.step_us)
+
+
+def _check(
+    services: Services,
+    trace: str,
+    entries: Sequence[RaceEntry],
+    limits: Sequence[float | None],
+    prepares: bool,
+    rows: Rows,
+) -> list[Outcome]:
+    def heard(job: Job, outcome: Outcome) -> None:
+        assert isinstance(job, VetPlan)
+        row = next(iter(outcome.rows), OutcomeRow(job.entry.name, outcome.status, outcome.detail))
+        rows[job.entry.name] = row
+        if row.status != "ok":
+            services.note(f"{job.entry.name} is out: {row.status}, {row.detail}")
+
+    jobs = [
+        VetPlan(trace, one, prepares, early=_early(one), limit_s=limit)
+        for one, limit in zip(entries, limits, strict=True)
+    ]
+    return services.carry_out("compiling and checking plans", jobs, heard)
+
+
+def _right(entries: Sequence[RaceEntry], rows: Rows) -> list[RaceEntry]:
+    return [entry for entry in entries if entry.name in rows and rows[entry.name].status == "ok"]
+
+
+def _limit(entry: RaceEntry, most: float) -> float:
+    """How long a plan that is no default may keep a worker silent, of the seconds that are left. One that takes long to search
+    takes a while to be compiled for its race, too.
+    """
+    return max(LEAST_LIMIT_S, most / LATE if searches(entry) else most)
+
+
+def _patience(default: RaceEntry, budget: Budget) -> float | None:
+    """How long a default may keep a worker silent; None: as long as any job."""
+    if _is_torchs(default):
+        return None
+    return max(LEAST_LIMIT_S, budget.effort.wall_s * GREEDY_SHARE)
+
+
+def _is_torchs(entry: RaceEntry) -> bool:
+    """Whether it is a default of torch's own, which is waited for whatever it takes."""
+    return entry.default and planned(entry).host != "aten"
+
+
+def _early(entry: RaceEntry) -> bool:
+    """Whether a default is compiled for its race at once: Inductor keeps what it compiled on disk, nvFuser does not."""
+    return entry.default and planned(entry).host != "inductor"

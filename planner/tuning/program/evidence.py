@@ -1,0 +1,142 @@
+"""The evidence for a plan: the race that it won, and each of its regions as it was predicted and measured."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from fuseplan.measure.entry import RaceEntry
+from fuseplan.measure.jobs import OutcomeRow
+from fuseplan.models import Machine, Work
+from fuseplan.plan import Plan
+from fuseplan.segment import Region, Segmentation
+from fuseplan.solver.costs import Case, RegionCosts, units_of
+from fuseplan.tuning.program.knowledge import Knowledge
+from fuseplan.tuning.program.measure import measurable
+from fuseplan.tuning.program.moves import all_fused
+from fuseplan.tuning.program.services import Services
+from fuseplan.tuning_db.evidence import MOST_WALLS, Evidence, Raced, RegionEvidence, Start, told
+
+ALONE = -1
+"""The place of an op that no region holds."""
+
+
+def raced_of(entries: Sequence[RaceEntry], rows: Mapping[str, OutcomeRow]) -> tuple[Raced, ...]:
+    """All plans that were looked at, with how they did; those that there was no time for are not among them."""
+    return tuple(_raced(entry, rows[entry.name]) for entry in entries if entry.name in rows)
+
+
+def _raced(entry: RaceEntry, row: OutcomeRow) -> Raced:
+    return Raced(
+        told(entry.name), entry.default, row.status, told(row.detail), row.wall_us, row.device_us, row.host_us,
+        row.peak_bytes, _finite(entry.predicted_us), row.repeats.wall[:MOST_WALLS],
+    )  # fmt: skip
+
+
+def regions_of(knowledge: Knowledge, plan: Plan) -> tuple[RegionEvidence, ...]:
+    """The regions of a plan in the order in which they run, and the ops that ATen runs alone; equal ones of those once."""
+    found: list[RegionEvidence] = []
+    alone: dict[tuple[str, str], int] = {}
+    for number, place, unit in _units(knowledge, plan):
+        one = _region(knowledge, number, place, unit)
+        known = alone.get((one.role, one.key)) if place == ALONE else None
+        if known is not None:
+            found[known] = replace(found[known], times=found[known].times + 1)
+            continue
+        if place == ALONE:
+            alone[one.role, one.key] = len(found)
+        found.append(one)
+    return tuple(found)
+
+
+def start_of(knowledge: Knowledge) -> tuple[Start, ...]:
+    """The cut that the moves of a plan lead away from, graph by graph."""
+    problem = knowledge.problem
+    cuts = [all_fused(problem, number) for number in range(len(problem.graphs))]
+    executors = [cut.regions[0].executor if cut.regions else "aten" for cut in cuts]
+    return tuple(
+        Start(role, executor, tuple(region.ops for region in cut.regions))
+        for role, executor, cut in zip(problem.roles, executors, cuts, strict=True)
+    )
+
+
+def evidence_of(knowledge: Knowledge, plan: Plan) -> Evidence:
+    """What is known of a plan but for its race."""
+    regions = regions_of(knowledge, plan)
+    return Evidence(regions=regions, start=start_of(knowledge) if regions else (), searched=knowledge.searched)
+
+
+def keep_regions(services: Services, knowledge: Knowledge, plans: Sequence[Plan]) -> None:
+    """Write down which regions the graphs were cut into: it is how what was measured of a program is found again."""
+    often: dict[int, dict[str, int]] = {}
+    cases: dict[str, Case] = {}
+    for plan in plans:
+        times: dict[int, Counter[str]] = {}
+        for number, _, unit in _units(knowledge, plan):
+            case = knowledge.costs[number].case(unit.ops, unit.recompute)
+            if measurable(case.region):
+                cases[case.region.key] = case
+                times.setdefault(number, Counter())[case.region.key] += 1
+        for number, counted in times.items():
+            most = often.setdefault(number, {})
+            most |= {key: max(count, most.get(key, 0)) for key, count in counted.items()}
+    for number, counts in often.items():
+        regions = [(cases[key].region, count) for key, count in counts.items()]
+        services.store.add_regions(knowledge.problem.graphs[number], regions)
+
+
+def _units(knowledge: Knowledge, plan: Plan) -> Iterator[tuple[int, int, Region]]:
+    """All that a plan runs: the number of its graph, its place among the regions of that, and what it is."""
+    if not plan.carve_outs:
+        return
+    problem, cuts = knowledge.problem, {one.role: one.segmentation for one in plan.carve_outs}
+    for number, role in enumerate(problem.roles):
+        cut = cuts.get(role, Segmentation())
+        places = {region.ops: place for place, region in enumerate(cut.regions)}
+        for unit in units_of(problem.graphs[number], cut):
+            yield number, places.get(unit.ops, ALONE), unit
+
+
+def _region(knowledge: Knowledge, number: int, place: int, unit: Region) -> RegionEvidence:
+    costs = knowledge.costs[number]
+    case = costs.case(unit.ops, unit.recompute)
+    predicted = _predicted(costs, case, unit)
+    timing = costs.timings.of(case.region.key).get((unit.executor, unit.variant))
+    measured = timing is not None and timing.status == "ok"
+    machine = getattr(knowledge.model, "machine", None)
+    return RegionEvidence(
+        knowledge.problem.roles[number], place, case.region.key, unit.executor, unit.variant, len(case.region.ops), 1,
+        _finite(predicted[0]), _finite(predicted[1]), _finite(predicted[2]),
+        _finite(timing.device_us) if timing is not None and measured else None,
+        _finite(timing.host_us) if timing is not None and measured else None,
+        _finite(bound_us(case.work, machine)) if isinstance(machine, Machine) else None,
+        type(knowledge.model).__name__.lower(),
+    )  # fmt: skip
+
+
+def _predicted(costs: RegionCosts, case: Case, unit: Region) -> tuple[float, float, float]:
+    """Device time, host time and spread: as foreseen before it was measured, and of what never was, as thought now."""
+    choice = (unit.executor, unit.variant)
+    found = costs.timings.foreseen.get((case.region.key, choice))
+    if found is None:
+        (found,) = costs.model.predict([(case.work, *choice)])
+    return found.device_us, found.host_us, found.spread
+
+
+def bound_us(work: Work, machine: Machine) -> float:
+    """What a region takes at least, however it is run: what goes in and out, and its arithmetic, at the machine's rates.
+
+    >>> round(bound_us(Work(bytes_in=43_000_000, bytes_out=43_000_000), Machine.guess("NVIDIA H200")), 1)
+    20.0
+    """
+    memory = (work.bytes_in + work.bytes_out) * 1e-3 / machine.bandwidth_gbs
+    arithmetic = sum(anchor.flops * 1e-6 / machine.matmul_rate(anchor.dtype) for anchor in work.anchors)
+    elements = (work.pointwise + work.reduced) * 1e-6 / machine.pointwise_tops
+    return max(memory, arithmetic, elements)
+
+
+def _finite(time: float | None) -> float | None:
+    """What the database takes for a time."""
+    return time if time is not None and math.isfinite(time) and 0 <= time < 1e14 else None

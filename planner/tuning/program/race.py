@@ -1,0 +1,137 @@
+"""The race of whole plans, and its verdict: the plan to keep, and the default that it had to beat."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from fuseplan.measure.entry import RaceEntry
+from fuseplan.measure.jobs import PLAN_RULE, OutcomeRow, RacePlans
+from fuseplan.measure.race import RaceResult
+from fuseplan.noise import NOISY, faster, slower
+from fuseplan.tuning.program.budget import Budget
+from fuseplan.tuning.program.check_plans import Rows
+from fuseplan.tuning.program.services import Services
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the race decided: the plan to keep, and what it has to be better than."""
+
+    winner: RaceEntry
+    best_default: RaceEntry
+    result: RaceResult
+    rows: dict[str, OutcomeRow]
+
+    @property
+    def tuned(self) -> bool:
+        """Whether a plan that nobody had before won beyond the noise."""
+        return not self.winner.default
+
+
+def race(
+    services: Services, trace: str, entries: Sequence[RaceEntry], rows: Rows, most: int, time: Budget | float
+) -> Verdict | None:
+    """Race all plans; None where not one default runs. The best default wins ties, whichever it is.
+
+    `rows` has what checking found of each, and gets what the races find. A race has so many rounds at `most`, and may take
+    so many seconds, or what the budget has left for it.
+    """
+    able = list(entries)
+    while known := [entry for entry in able if entry.default]:
+        incumbent, racing = known[0], able
+        while (result := _raced(services, trace, racing, incumbent, rows, most, time)) is not None:
+            verdict, best = _judged(racing, result, rows, known)
+            if verdict is not None:
+                return verdict
+            incumbent, racing = best, [best, *(entry for entry in racing if _may_win(entry, result))]
+        # It failed in the place of the one that all are compared with: another default takes that.
+        able = [entry for entry in able if entry is not incumbent and rows[entry.name].status == "ok"]
+    return None
+
+
+def _judged(
+    racing: Sequence[RaceEntry], result: RaceResult, rows: dict[str, OutcomeRow], known: Sequence[RaceEntry]
+) -> tuple[Verdict | None, RaceEntry]:
+    """The verdict, if the race was against the best default, or one that ties with it; and which that is. `known` are the
+    defaults in their order.
+    """
+    times = _times(result)
+    here = [entry for entry in racing if entry.default and entry.name in times]
+    incumbent = next(entry for entry in racing if entry.name == result.incumbent)
+    best = min(here, key=lambda entry: (times[entry.name], entry is not incumbent))
+    winner = next(entry for entry in racing if entry.name == result.winner)
+    if winner.default or result.noise > NOISY:
+        stands = _first_of_equals(known, result)
+        return Verdict(stands, stands, result, rows), stands
+    tied = not faster(times[best.name], 1.0, result.noise)
+    if best is incumbent or (tied and faster(times[winner.name], times[best.name], result.noise)):
+        return Verdict(winner, incumbent, result, rows), incumbent
+    return None, best
+
+
+def _times(result: RaceResult) -> dict[str, float]:
+    """What each took, as a multiple of the incumbent: by the differences of what ran side by side. One that was dropped has few
+    of these, of which a single block that was disturbed would make anything; there it is by the medians.
+    """
+    base = result.lane(result.incumbent).medians
+    found = {}
+    for lane in result.lanes:
+        if lane.status == "ok" and lane.ratio is not None:
+            few = lane.medians if lane.dropped is not None else None
+            found[lane.name] = lane.ratio if few is None or base is None else few.wall_us / base.wall_us
+    return found
+
+
+def _first_of_equals(known: Sequence[RaceEntry], result: RaceResult) -> RaceEntry:
+    """The first of the defaults that none is faster than by more than the noise; where noise decides nothing, the first. What
+    was dropped was much slower than another.
+    """
+    times = _times(result)
+    able = [entry for entry in known if entry.name in times]
+    if result.noise > NOISY:
+        return able[0]
+    able = [entry for entry in able if result.lane(entry.name).dropped is None]
+    least = min(times[entry.name] for entry in able)
+    return next(entry for entry in able if not slower(times[entry.name], least, result.noise))
+
+
+def _may_win(entry: RaceEntry, result: RaceResult) -> bool:
+    """Whether a plan that somebody had to tune for came to the end of a race at least as fast as its incumbent."""
+    lane = next((lane for lane in result.lanes if lane.name == entry.name), None)  # none if it did not get that far
+    return not entry.default and lane is not None and lane.status == "ok" and (lane.ratio or 2.0) <= 1.0
+
+
+def _raced(
+    services: Services,
+    trace: str,
+    entries: Sequence[RaceEntry],
+    incumbent: RaceEntry,
+    rows: Rows,
+    most: int,
+    time: Budget | float,
+) -> RaceResult | None:
+    """One race; None where the incumbent fails in it, which its row says then."""
+    seconds = time.race_s(len(entries)) if isinstance(time, Budget) else time
+    rule = replace(PLAN_RULE, most=max(PLAN_RULE.least, most), seconds=seconds)
+    rivals = tuple(entry.name for entry in entries if entry.default and entry is not incumbent)
+    job = RacePlans(trace, tuple(entries), incumbent.name, rule, rivals)
+    (outcome,) = services.carry_out("racing whole plans", [job])
+    if isinstance(time, Budget):
+        time.raced(len(entries), outcome)
+    rows |= {row.name: _merged(rows.get(row.name), row) for row in outcome.rows}
+    if outcome.race is None and rows[incumbent.name].status == "ok":
+        status = "error" if outcome.ok else outcome.status
+        rows[incumbent.name] = replace(rows[incumbent.name], status=status, detail=outcome.detail)
+    return outcome.race
+
+
+def _merged(vetted_row: OutcomeRow | None, raced: OutcomeRow) -> OutcomeRow:
+    """What vetting found of memory and compiling beside what the race found of time."""
+    if vetted_row is None:
+        return raced
+    return replace(
+        raced,
+        compile_s=vetted_row.compile_s if raced.compile_s is None else raced.compile_s,
+        peak_bytes=vetted_row.peak_bytes if raced.peak_bytes is None else raced.peak_bytes,
+    )

@@ -1,0 +1,219 @@
+"""What is kept of tuning one program: the plan with its evidence, the times of the defaults, and what a person is told."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from fuseplan.capture.trace.format import Trace
+from fuseplan.measure.entry import RaceEntry
+from fuseplan.measure.jobs import OutcomeRow
+from fuseplan.noise import NOISY
+from fuseplan.plan import Plan
+from fuseplan.segment.moves import Move
+from fuseplan.tuning.program.baseline import planned
+from fuseplan.tuning.program.evidence import raced_of
+from fuseplan.tuning.program.problem import ProgramLaunch
+from fuseplan.tuning.program.race import Verdict
+from fuseplan.tuning.program.services import Services
+from fuseplan.tuning.traces import title
+from fuseplan.tuning_db import Box, DefaultTiming, Evidence, StoredPlan
+from fuseplan.tuning_db.evidence import NO_EVIDENCE
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One plan of the race, for people."""
+
+    name: str
+    default: bool
+    wall_us: float | None
+    device_us: float | None
+    predicted_us: float | None
+    status: str = "ok"
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What became of one program under one launch."""
+
+    program: str
+    """The key of its Dynamo graph."""
+    name: str
+    launch: str
+    status: str
+    """`tuned`, `default`, `unverified`; or, with the reason in `detail`, `failed`, and `left` where the budget ended."""
+    plan: Plan | None = None
+    winner: str = ""
+    wall_us: float | None = None
+    best_default: str = ""
+    best_default_us: float | None = None
+    noise: float | None = None
+    peak_bytes: int | None = None
+    moves: tuple[Move, ...] = ()
+    timed: tuple[Timed, ...] = ()
+    measured: int = 0
+    reused: int = 0
+    seconds: float = 0.0
+    device_seconds: float = 0.0
+    detail: str = ""
+    calls: int = 1
+    """How often the program was called while it was recorded."""
+    sizes: str = ""
+    """The box of dynamic sizes that the verdict is for."""
+
+    @property
+    def called(self) -> str:
+        """What to call it among others: a program may be tuned for several boxes of sizes.
+
+        >>> Tuned("ab", "f", "plain", "tuned", sizes="s0=33..64 s1=33..64").called
+        'f s0,s1=33..64'
+        """
+        return title(self.program, self.name, Box.parse(self.sizes))
+
+    @property
+    def speedup(self) -> float | None:
+        """How many times as fast as the best default."""
+        if not self.wall_us or self.best_default_us is None:
+            return None
+        return self.best_default_us / self.wall_us
+
+    @property
+    def prediction_errors(self) -> tuple[float, ...]:
+        """By how much the two clocks were off for each plan that was predicted and raced, relative."""
+        pairs = [(t.predicted_us, t.wall_us) for t in self.timed]
+        return tuple(sorted(abs(p / w - 1) for p, w in pairs if p is not None and w))
+
+    def error_at(self, share: float) -> float | None:
+        """The error of the two clocks that this share of the plans stays below: 0.5 for the median.
+
+        >>> Tuned("ab", "f", "plain", "tuned").error_at(0.5) is None
+        True
+        """
+        errors = self.prediction_errors
+        return errors[min(len(errors) - 1, math.ceil(share * len(errors)) - 1)] if errors else None
+
+
+def verdict_line(tuned: Tuned) -> str:
+    """One line on a verdict, for whoever watches."""
+    name = f"{tuned.called}, {tuned.launch}: {tuned.status}"
+    if tuned.wall_us is None:
+        return f"{name}{tuned.detail and f', {tuned.detail}'}"
+    best = tuned.best_default_us
+    against = "" if best is None else f" against {best:,.1f} µs of {tuned.best_default}"
+    busy = tuned.noise is not None and tuned.noise > NOISY
+    noise = (
+        f"; noise {tuned.noise:.0%}: the machine was too busy to tell, tune it --again when it is not" if busy else ""
+    )
+    return f"{name}, {tuned.wall_us:,.1f} µs{against}{noise}"
+
+
+def keep(
+    services: Services,
+    of: ProgramLaunch,
+    verdict: Verdict,
+    entries: Sequence[RaceEntry],
+    moves: Sequence[Move],
+    evidence: Evidence = NO_EVIDENCE,
+) -> Tuned:
+    """Write the verdict on `entries` into the database, those that failed among them; return it for people.
+
+    `evidence` is what is known of the plan that won, but for its race.
+    """
+    rows, winner, best = verdict.rows, verdict.winner, verdict.best_default
+    row, best_us = rows[winner.name], rows[best.name].wall_us
+    status = "tuned" if verdict.tuned else "default"
+    noise_us = None if row.wall_us is None else round(row.wall_us * verdict.result.noise, 3)
+    stored = StoredPlan(
+        of.key, services.environment, planned(winner), status, sizes=of.sizes, predicted_us=winner.predicted_us,
+        wall_us=row.wall_us, device_us=row.device_us, host_us=row.host_us, noise_us=noise_us,
+        peak_bytes=row.peak_bytes, best_default=best.name, best_default_us=best_us, moves=tuple(moves),
+        evidence=replace(evidence, raced=raced_of(entries, rows)).bounded(), run=services.run,
+    )  # fmt: skip
+    known = _known(services, stored)
+    told = stored if known is None else replace(stored, word=known.word)  # a person's word stays
+    services.store.add_verdict(told, _defaults(services, of, entries, rows))
+    return Tuned(
+        of.key, of.name, of.launch, status, winner.plan, winner.name, row.wall_us, best.name, best_us,
+        verdict.result.noise, row.peak_bytes, tuple(moves), _timings(entries, rows),
+    )  # fmt: skip
+
+
+def keep_prediction(
+    services: Services,
+    of: ProgramLaunch,
+    plan: Plan,
+    predicted_us: float,
+    moves: Sequence[Move],
+    evidence: Evidence = NO_EVIDENCE,
+) -> Tuned:
+    """Write down a plan that nobody has raced: it is unverified, and only used by those who ask for such."""
+    stored = StoredPlan(
+        of.key, services.environment, plan, "unverified", sizes=of.sizes, predicted_us=predicted_us,
+        moves=tuple(moves), evidence=evidence.bounded(), run=services.run,
+    )  # fmt: skip
+    known = _known(services, stored)
+    if known is None or (known.status == "unverified" and known.word is None):  # else more is known of it than this
+        services.store.add_plan(stored)
+    timed = (Timed("predicted", False, None, None, predicted_us),)
+    return Tuned(of.key, of.name, of.launch, "unverified", plan, "predicted", moves=tuple(moves), timed=timed)
+
+
+def keep_failure(
+    services: Services, of: ProgramLaunch, why: str, entries: Sequence[RaceEntry], rows: Mapping[str, OutcomeRow]
+) -> Tuned:
+    """Write down what became of the defaults of a program for which there is no verdict."""
+    keep_defaults(services, of, entries, rows)
+    bad = next(
+        (row for entry in entries if entry.default and (row := rows.get(entry.name)) and row.status != "ok"), None
+    )
+    told = why if bad is None or bad.detail in why else f"{why}: {bad.name}: {bad.status}, {bad.detail}"
+    return Tuned(of.key, of.name, of.launch, "failed", timed=_timings(entries, rows), detail=told)
+
+
+def recalled(trace: Trace, stored: StoredPlan) -> Tuned:
+    """What an earlier run has found, for people."""
+    return Tuned(
+        stored.program, trace.name, stored.launch, stored.status, stored.plan, "the plan in the database", stored.wall_us,
+        stored.best_default or "", stored.best_default_us, stored.noise, stored.peak_bytes, stored.moves,
+    )  # fmt: skip
+
+
+def _known(services: Services, stored: StoredPlan) -> StoredPlan | None:
+    """What the database has of the same plan in the same place."""
+    return next(iter(services.store.plans(stored.key)), None)
+
+
+def keep_defaults(
+    services: Services, of: ProgramLaunch, entries: Sequence[RaceEntry], rows: Mapping[str, OutcomeRow]
+) -> None:
+    """Write down how the defaults did."""
+    for timing in _defaults(services, of, entries, rows):
+        services.store.add_default_timing(timing)
+
+
+def _defaults(
+    services: Services, of: ProgramLaunch, entries: Sequence[RaceEntry], rows: Mapping[str, OutcomeRow]
+) -> list[DefaultTiming]:
+    found = [(entry.name, rows[entry.name]) for entry in entries if entry.default and entry.name in rows]
+    return [
+        _default_timing(services, of, name, row) for name, row in found if row.status != "ok" or row.wall_us is not None
+    ]
+
+
+def _timings(entries: Sequence[RaceEntry], rows: Mapping[str, OutcomeRow]) -> tuple[Timed, ...]:
+    """All that were looked at: of some there was no time left to say anything."""
+    return tuple(_timed(entry, rows[entry.name]) for entry in entries if entry.name in rows)
+
+
+def _timed(entry: RaceEntry, row: OutcomeRow) -> Timed:
+    return Timed(entry.name, entry.default, row.wall_us, row.device_us, entry.predicted_us, row.status, row.detail)
+
+
+def _default_timing(services: Services, of: ProgramLaunch, name: str, row: OutcomeRow) -> DefaultTiming:
+    return DefaultTiming(
+        of.key, services.environment, name, of.launch, of.sizes, row.status, row.wall_us, row.device_us, row.host_us,
+        row.peak_bytes, row.repeats, row.detail, services.run,
+    )  # fmt: skip

@@ -1,0 +1,98 @@
+"""Services of a run of tuning on one device: the database, the workers, and who watches. Stages are given them and change none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from fuseplan.measure.jobs import Job, Outcome, VetPlan
+from fuseplan.tuning.progress import Progress
+from fuseplan.tuning.queue.region_locks import RegionLocks
+from fuseplan.tuning_db.environment import Environment
+from fuseplan.tuning_db.records import Measurement
+from fuseplan.tuning_db.store import Store
+
+
+class Pool(Protocol):
+    """Carries out jobs in worker processes; a job that fails is an outcome with a status."""
+
+    def start(self) -> None:
+        """Start the workers, and do not wait for them: that takes seconds, and there may be something else to do."""
+        ...
+
+    def map(
+        self,
+        jobs: Sequence[Job],
+        on_done: Callable[[Job, Outcome], None] | None = None,
+        limit_s: float | None = None,
+    ) -> list[Outcome]:
+        """The outcomes of `jobs`, in order; `on_done` hears of each as it comes.
+
+        A worker that is silent for longer than `limit_s` hangs; None leaves it to the pool how long that is.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Services:
+    """What a run of one program works with on one device, and which run it is."""
+
+    store: Store
+    environment: Environment
+    pool: Pool
+    progress: Progress
+    title: str = ""
+    """What people know the program by."""
+    locks: RegionLocks = field(default_factory=RegionLocks)
+    """Regions that other devices of this kind are measuring."""
+    since: str | None = None
+    """Where all is tuned again, when that began: failures that are older are tried once more."""
+    run: str | None = None
+    """The key of the run."""
+    interrupted: frozenset[str] = frozenset()
+    """Runs on this program that were interrupted. What they have measured is taken when it is asked for, not before: so
+    this run goes the way that they went, and ends where they would have ended."""
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether there is a GPU, and with it nvFuser and CUDA graphs."""
+        return self.environment.device != "cpu"
+
+    @property
+    def at_once(self) -> int:
+        """Whole plans that are compiled and checked before the budget is looked at again."""
+        return 4 if self.on_gpu else 1  # a CPU machine has its cores for one
+
+    def counts(self, one: Measurement) -> bool:
+        """Whether what was measured earlier still says something."""
+        return one.status == "ok" or self.since is None or one.measured_at >= self.since
+
+    def note(self, text: str) -> None:
+        """Tell who watches one line about the program."""
+        self.progress.note(f"{self.title}: {text}")
+
+    def carry_out(
+        self,
+        text: str,
+        jobs: Iterable[Job],
+        heard: Callable[[Job, Outcome], None] | None = None,
+        limit_s: float | None = None,
+    ) -> list[Outcome]:
+        """Run `jobs` with a bar that says `text`; `heard` gets each outcome at once, so that nothing waits to be kept."""
+        listed = list(jobs)
+        if not listed:
+            return []
+        self.progress.stage(self.title, text, len(listed))
+        waiting = [job.entry.name for job in listed if isinstance(job, VetPlan)]
+        self.progress.waits(waiting)
+
+        def done(job: Job, outcome: Outcome) -> None:
+            if isinstance(job, VetPlan):
+                waiting.remove(job.entry.name)
+                self.progress.waits(waiting)
+            if heard is not None:
+                heard(job, outcome)
+            self.progress.advance(outcome.detail if not outcome.ok else "")
+
+        return self.pool.map(listed, done, limit_s)

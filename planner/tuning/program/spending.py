@@ -1,0 +1,37 @@
+"""What measurements cost, and what that counts for where one is chosen: one rule for tuning and for its replay on rows.
+
+What is dear has to be worth more. But what costs next to nothing is not free: a rule that divides by seconds alone asks
+what ATen takes all over the program before it compiles anything, and the time is gone before the dear region on which
+the plan turns has had its turn. `scripts/bench active --replay` puts this rule beside others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fuseplan.executors.known import traits_of
+from fuseplan.segment import Choice
+
+Rule = Callable[[float], float]
+"""From the seconds that a measurement takes to what its worth is divided by."""
+LEAST_S = 1.5
+"""What every measurement counts for at least: the cheaper of the compilers."""
+
+
+def cost_of(choice: Choice) -> float:
+    """The seconds that a choice takes to be measured, about.
+
+    >>> cost_of(("aten", "flash")), cost_of(("inductor", "default")), cost_of(("inductor", "tuned"))
+    (0.3, 2.5, 10.0)
+    """
+    executor, variant = choice
+    return traits_of(executor).cost_of(variant)
+
+
+def floored(seconds: float) -> float:
+    """What a measurement of so many seconds counts for.
+
+    >>> floored(0.3), floored(2.5)
+    (1.5, 2.5)
+    """
+    return max(seconds, LEAST_S)

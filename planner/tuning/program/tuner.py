@@ -1,0 +1,219 @@
+"""The flow of tuning one program on one device: capture, search, measure, race, keep. Its stages are in files of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import monotonic
+
+from fuseplan.capture.trace.format import Trace
+from fuseplan.errors import ExecutorError, FuseplanError, OptionError, StoreError
+from fuseplan.executors import executors
+from fuseplan.graph import Graph
+from fuseplan.measure.entry import RaceEntry
+from fuseplan.measure.environment import environment, run_facts
+from fuseplan.measure.failures import line
+from fuseplan.measure.jobs import Calibrate, CapturedProgram, OutcomeRow
+from fuseplan.models import CostModel, Machine
+from fuseplan.plan import Plan
+from fuseplan.solver.costs import Timings
+from fuseplan.tuning.effort import Effort
+from fuseplan.tuning.program import rates
+from fuseplan.tuning.program.background import Background
+from fuseplan.tuning.program.budget import Budget
+from fuseplan.tuning.program.combine import Settings
+from fuseplan.tuning.program.flow import Stages
+from fuseplan.tuning.program.knowledge import Audit, Knowledge
+from fuseplan.tuning.program.model import cost_model, knows_its_doubts
+from fuseplan.tuning.program.problem import ProgramLaunch, captured, problem_of
+from fuseplan.tuning.program.result import Tuned, keep_failure, recalled, verdict_line
+from fuseplan.tuning.program.services import Pool, Services
+from fuseplan.tuning.progress import Progress
+from fuseplan.tuning.queue.agenda import Item
+from fuseplan.tuning.queue.budget import Time
+from fuseplan.tuning.queue.region_locks import RegionLocks
+from fuseplan.tuning.traces import box_of, sizes_of, title_of
+from fuseplan.tuning_db import Environment, Hit, Query, Run, Store, clock
+from fuseplan.tuning_db.resume import unfinished
+
+UNCAPTURED = RaceEntry("eager", Plan("eager"), default=True)
+"""What runs in place of a program that cannot be captured, and by whose timing its failure is remembered."""
+
+
+@dataclass
+class Tuner:
+    """Tunes one program after another on one device."""
+
+    store: Store
+    pool: Pool
+    device: str
+    effort: Effort
+    settings: Settings
+    progress: Progress
+    time: Time = field(default_factory=Time)
+    locks: RegionLocks = field(default_factory=RegionLocks)
+    since: str | None = None
+    """Where all is tuned again, when that began: what has failed before is tried once more."""
+    here: Environment | None = None
+
+    def __post_init__(self) -> None:
+        self.environment: Environment = self.here or environment(self.device)
+        self.machine: Machine | None = None
+        self.traced_s: dict[str, float] = {}
+
+    def tune(
+        self, trace: Trace, launches: Sequence[str], *, again: bool = False, worth: float = 1.0
+    ) -> Iterator[Tuned]:
+        """The verdict on a program under each launch; one that cannot be tuned is a verdict too. What each is `worth` says
+        how much of the time of the whole run it gets.
+        """
+        if again and self.since is None:
+            self.since = clock.now()
+        model: CostModel | None = None
+        timings = Timings()
+        services = Services(
+            self.store, self.environment, self.pool, self.progress, title_of(trace), self.locks, self.since
+        )  # fmt: skip
+        for launch in launches:
+            found = None if again else self._known(trace, launch, trace.key)
+            if found is None:
+                begin = monotonic()  # what comes before the first measurement is part of what tuning takes
+                effort = self.effort.within(self.time.share(worth))
+                model = model or self._model(title_of(trace))
+                budget = Budget(effort, services.on_gpu, started=begin)
+                found = self._tune(services, budget, trace, launch, again, model, timings)
+            found = replace(found, sizes=box_of(trace).text)
+            self.time.end(worth)
+            self.progress.end(verdict_line(found))
+            yield found
+
+    def verdict(self, item: Item, *, again: bool) -> Tuned:
+        """The verdict on one item of an agenda. What is wrong with one program is no reason to leave the others."""
+        try:
+            (found,) = self.tune(item.trace, (item.launch,), again=again, worth=item.worth_us)
+        except (ExecutorError, OptionError):  # of the device, or of the call
+            raise
+        except FuseplanError as error:
+            found = Tuned(
+                item.key, item.trace.name, item.launch, "failed", detail=str(error), sizes=item.sizes.text
+            )  # fmt: skip
+            self.time.end(item.worth_us)
+            self.progress.end(verdict_line(found))
+        return found
+
+    def _known(self, trace: Trace, launch: str, key: str) -> Tuned | None:
+        """What an earlier run has found, if it holds here."""
+        answer = self.store.find_plan(Query(key, self.environment, launch, sizes_of(trace)))
+        return recalled(trace, answer.plan) if isinstance(answer, Hit) else None
+
+    def _tune(
+        self,
+        services: Services,
+        budget: Budget,
+        trace: Trace,
+        launch: str,
+        again: bool,
+        model: CostModel,
+        timings: Timings,
+    ) -> Tuned:
+        found = captured(services, trace)
+        key = trace.key if isinstance(found, str) else found.key or trace.key
+        if key != trace.key and not again and (known := self._known(trace, launch, key)) is not None:
+            return known  # of an edited trace, only capturing tells which program it is
+        run = Run(self.environment, key, self.effort.name, **vars(run_facts(self.device)))
+        services = replace(services, run=run.key, interrupted=unfinished(self.store, key, self.environment))
+        program, knowledge = ProgramLaunch(key, trace.name, launch, box_of(trace)), None
+        self.store.add_run(run)
+        ended = replace(run, state="interrupted")
+        try:
+            if isinstance(found, str):
+                self._keep_trace(program, trace)  # to try once more by its key
+                rows = {UNCAPTURED.name: OutcomeRow(UNCAPTURED.name, "error", line(found))}
+                tuned = keep_failure(services, program, found, [UNCAPTURED], rows)
+            else:
+                budget.traced(self._traced_s(trace, found))
+                problem = problem_of(found, program, budget.effort, self.environment.device)
+                self._keep_trace(program, trace, dict(zip(problem.roles, problem.graphs, strict=True)))
+                knowledge = Knowledge(problem, model, timings, budget.effort.optimism)
+                picks = knows_its_doubts(model)
+                tuned = Stages(services, budget, problem, knowledge, self.settings, picks).tuned(trace)
+            state = "failed" if tuned.status == "failed" else "finished"
+            audit = Audit() if knowledge is None else knowledge.audit
+            ended = replace(
+                run, state=state, error_median=tuned.error_at(0.5), error_p90=tuned.error_at(0.9), **vars(audit)
+            )
+        except FuseplanError:
+            ended = replace(run, state="failed")
+            raise
+        finally:
+            self.store.add_run(replace(ended, changed_at=clock.now()))
+        return replace(
+            tuned,
+            measured=0 if knowledge is None else knowledge.measured,
+            reused=0 if knowledge is None else knowledge.reused,
+            seconds=budget.elapsed_s,
+            device_seconds=budget.device_s,
+        )
+
+    def _traced_s(self, trace: Trace, found: CapturedProgram) -> float:
+        """What tracing the program took. For another launch a worker traces once more what it knows already; who compiles a
+        plan of it does not know it.
+        """
+        self.traced_s[trace.key] = max(found.traced_s, self.traced_s.get(trace.key, 0.0))
+        return self.traced_s[trace.key]
+
+    def _keep_trace(self, program: ProgramLaunch, trace: Trace, graphs: Mapping[str, Graph] | None = None) -> None:
+        """The program, its graphs, its trace, and how often it was called where that was counted."""
+        own = replace(trace, key=program.key).to_json()  # an edited trace goes by another key until it is captured
+        calls = trace.times if trace.calls else 0
+        self.store.add_program(program.key, program.name or None, graphs, trace=own, sizes=program.sizes, calls=calls)
+
+    def _model(self, program: str) -> CostModel:
+        """What predicts times. On a GPU its first fit, which takes seconds, passes while workers start and calibrate; a CPU
+        that is calibrated has no core to spare."""
+        try:
+            file = self.store.file.path
+        except StoreError:
+            file = None  # nothing is kept
+        name, folder = self.settings.model, None if file is None else file.parent / "models"
+        if self.machine is not None or not self.environment.gpu:
+            return cost_model(name, self._machine(program, folder), folder)
+
+        def fit() -> None:
+            with suppress(FuseplanError):  # which is raised again below
+                cost_model(name, self._guess(), folder)
+
+        self.progress.stage(program, "starting workers", 1)
+        if self.effort.measures:
+            self.pool.start()
+        fitting = Background(fit, "fitting")
+        _look_around()  # meanwhile; it runs something on the GPU, which calibrating must have to itself
+        machine = self._machine(program, folder)
+        fitting.result()
+        return cost_model(name, machine, folder)
+
+    def _guess(self) -> Machine:
+        return Machine.guess(self.environment.gpu or self.environment.cpu or "")
+
+    def _machine(self, program: str, folder: Path | None) -> Machine:
+        """The rates of this device: as they were measured lately, or now, where anything is measured at all. Those of a CPU
+        change with what else it has to do.
+        """
+        if self.machine is None:
+            guess, folder = self._guess(), folder if self.environment.gpu else None
+            self.machine = rates.recalled(folder, self.environment, guess) if self.since is None else None
+            if self.machine is None and self.effort.measures:
+                self.progress.stage(program, "measuring what this machine can do", 1)
+                (outcome,) = self.pool.map([Calibrate()])
+                self.machine = guess.calibrated(outcome.machine)
+                rates.keep(folder, self.environment, outcome.machine)
+            self.machine = self.machine or guess
+        return self.machine
+
+
+def _look_around() -> None:
+    """See which executors work here: of nvFuser a process of its own tells, in seconds that may pass meanwhile."""
+    for executor in executors().values():
+        executor.available()

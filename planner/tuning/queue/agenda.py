@@ -1,0 +1,255 @@
+"""What a run of tuning is going to do, and in which order: the programs that could gain the most come first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from fuseplan.capture.dynamo.numerics import Numerics
+from fuseplan.capture.trace.edit import identity
+from fuseplan.capture.trace.format import Trace
+from fuseplan.capture.trace.key import retarget
+from fuseplan.errors import OptionError
+from fuseplan.graph.words import counted
+from fuseplan.models import Machine, Roofline
+from fuseplan.tuning.effort import PREDICTED_S, USUAL_SHARE, Effort
+from fuseplan.tuning.queue.budget import spelled
+from fuseplan.tuning.queue.devices import DeviceKind, kinds, shifts
+from fuseplan.tuning.queue.possible_gain import Gain, expected, guessed
+from fuseplan.tuning.queue.sources import Sources
+from fuseplan.tuning.traces import box_of, check_device, device_of, launches_on, sizes_of
+from fuseplan.tuning_db import Box, Environment, Hit, Miss, Query, Store, StoredPlan
+from fuseplan.tuning_db.notify import notify
+from fuseplan.tuning_db.resume import measured, usual_seconds
+
+MOST_LOOKED_AT = 2000
+"""Calls of all programs together that are looked into, at about a millisecond each; the order of the rest is guessed."""
+
+
+@dataclass(frozen=True, eq=False)
+class Item:
+    """One program under one launch, on one kind of device."""
+
+    trace: Trace
+    launch: str
+    kind: DeviceKind
+    gain: Gain
+    seconds: float
+    """About how long it will take on one device; nothing where its plan is known."""
+    known: StoredPlan | None = None
+    """The plan that an earlier run has found."""
+    measurements: int = 0
+    """What earlier runs on this program have measured, and this one need not."""
+
+    @property
+    def key(self) -> str:
+        """The program's key: of one that was retargeted, as far as it is known."""
+        return self.trace.key if self.known is None else self.known.program
+
+    @property
+    def name(self) -> str:
+        """What a person calls it."""
+        return self.trace.name or self.key[:12]
+
+    @property
+    def sizes(self) -> Box:
+        """The sizes that its plan is for."""
+        return box_of(self.trace)
+
+    @property
+    def worth_us(self) -> float:
+        """The time that all its calls together may gain."""
+        return self.gain.us * self.trace.times
+
+    @property
+    def why(self) -> str:
+        """Why it stands where it does."""
+        if self.known is not None:
+            return f"known: {self.known.standing} since {self.known.changed_at[:10]}"
+        calls = counted(self.trace.times, "call")
+        if self.gain.source == "guessed":
+            return f"{calls} of {counted(len(self.trace.fields['nodes']), 'operation')}"
+        return (
+            f"{calls} × {self.gain.us:,.1f} µs to gain: {self.gain.default_us:,.1f} µs {self.gain.source},"
+            f" {self.gain.least_us:,.1f} at best"
+        )
+
+
+@dataclass(frozen=True)
+class Agenda:
+    """The items in their order, and where they come from."""
+
+    items: tuple[Item, ...]
+    asked: tuple[Item, ...]
+    """The same in the order in which they were asked for."""
+    read: int
+    """Files and rows that were read."""
+    effort: str
+    left_out: int = 0
+    """Programs that `top` leaves out."""
+
+    @property
+    def programs(self) -> int:
+        """How many distinct programs there are, at the sizes that plans are for."""
+        return len(set(map(_place, self.items))) + self.left_out
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """All that work, in the order in which they were named."""
+        return tuple(dict.fromkeys(device for item in self.items for device in item.kind.devices))
+
+    @property
+    def seconds(self) -> float:
+        """About how long it will take."""
+        return seconds_of(self.items)
+
+    def __str__(self) -> str:
+        about = f", about {spelled(self.seconds)}" if self.seconds else ""
+        return f"{self.read:,} read, {self.programs:,} distinct, {len(self.items):,} to look at{about}"
+
+
+def seconds_of(items: Iterable[Item]) -> float:
+    """About how long these take, each kind of device after the other or beside it."""
+    each: dict[DeviceKind, float] = {}
+    for item in items:
+        each[item.kind] = each.get(item.kind, 0.0) + item.seconds / len(item.kind.devices)
+    return sum(max(each[kind] for kind in kinds_at_once) for kinds_at_once in shifts(each))
+
+
+def agenda_of(
+    found: Sources, store: Store, *, effort: str, launches: Sequence[str], devices: Sequence[str] = (),
+    again: bool = False, top: int | None = None,
+) -> Agenda:  # fmt: skip
+    """What is to be done with the programs that were found, on `devices` or else where each was recorded; `top` keeps so many programs."""
+    places = _places(found.traces, devices)
+    able = {kind: launches_on(kind.environment.device, launches) for kind in places}
+    if places and not any(able.values()):
+        raise OptionError("CUDA graphs need a GPU: on a CPU the only launch is plain")
+    without = sum(len(there) for kind, there in places.items() if not able[kind])
+    if without:
+        notify(
+            f"{counted(without, 'program')} of the CPU {'is' if without == 1 else 'are'} left out: it has no CUDA graphs"
+        )
+    usual = {kind: usual_s(store, effort, kind.environment) for kind in places}
+    items: list[Item] = []
+    for kind, there in places.items():
+        model = Roofline(Machine.guess(kind.environment.gpu or kind.environment.cpu or ""))
+        near = _near(there)
+        for trace in there:
+            known_as = real_key(trace, store)
+            timed = store.find_default_timings(known_as, kind.environment)
+            walls = () if isinstance(timed, Miss) else timed
+            here = able[kind]
+            gains = expected(trace, model, here, walls) if trace.key in near else [guessed(trace)] * len(here)
+            there_already = measured(store, known_as, kind.environment)
+            for launch, gain in zip(here, gains, strict=True):
+                known = None if again else _known(store, kind, known_as, trace, launch)
+                took = 0.0 if known is not None else usual[kind]
+                items.append(Item(trace, launch, kind, gain, took, known, there_already))
+    order = sorted(items, key=lambda item: (-item.worth_us, item.trace.key, item.sizes.text, item.launch))
+    kept = tuple(_top(order, top))
+    kept_all = set(kept)
+    asked = tuple(item for item in items if item in kept_all)
+    return Agenda(kept, asked, found.read, effort, len(set(map(_place, items))) - len(set(map(_place, kept))))
+
+
+def _near(traces: Iterable[Trace]) -> set[str]:
+    """The keys of those that there is time to look into, those first that are called the most."""
+    found, looked = set[str](), 0
+    for trace in sorted(traces, key=lambda trace: (-trace.times, trace.key)):
+        looked += len(trace.fields["nodes"])
+        if found and looked > MOST_LOOKED_AT:
+            break
+        found.add(trace.key)
+    return found
+
+
+def _top(items: Sequence[Item], top: int | None) -> list[Item]:
+    """All items of the first `top` programs."""
+    chosen = set(list(dict.fromkeys(map(_place, items)))[:top])
+    return [item for item in items if _place(item) in chosen]
+
+
+def _place(item: Item) -> tuple[str, Box]:
+    """What makes two items one program."""
+    return item.trace.key, item.sizes
+
+
+def _places(traces: Iterable[Trace], devices: Sequence[str]) -> Mapping[DeviceKind, list[Trace]]:
+    """The traces by where they are tuned: each on every kind of device that is named, else where it was recorded."""
+    found: dict[DeviceKind, list[Trace]] = {}
+    alike: dict[Numerics, list[Trace]] = {}
+    for trace in traces:
+        alike.setdefault(Numerics.of(trace.numerics), []).append(trace)
+    for numerics, those in alike.items():
+        with numerics.applied():
+            found |= _places_of(those, devices)
+    return found
+
+
+def _places_of(traces: Sequence[Trace], devices: Sequence[str]) -> dict[DeviceKind, list[Trace]]:
+    if devices:
+        return {kind: [retarget(trace, kind.devices[0]) for trace in traces] for kind in kinds(devices)}
+    recorded = {trace.key: device_of(trace) for trace in traces}
+    for device in set(recorded.values()):
+        _check_recorded(device)
+    found: dict[DeviceKind, list[Trace]] = {}
+    for kind in kinds(list(dict.fromkeys(recorded.values()))):
+        found[kind] = [trace for trace in traces if recorded[trace.key] in kind.devices]
+    return found
+
+
+def _check_recorded(device: str) -> None:
+    try:
+        check_device(device)
+    except OptionError as error:
+        raise OptionError(
+            f"some of it was recorded on {device}: {error}; name one that is, as in --device cpu"
+        ) from None
+
+
+def usual_s(store: Store, effort: str, here: Environment) -> float:
+    """About how long a program takes here: as long as those before it, if there were any."""
+    spends = Effort.named(effort)
+    if not spends.measures:
+        return PREDICTED_S
+    took = usual_seconds(store, effort, here)
+    return USUAL_SHARE * spends.wall_s if took is None else took
+
+
+def _known(store: Store, kind: DeviceKind, key: str, trace: Trace, launch: str) -> StoredPlan | None:
+    answer = store.find_plan(Query(key, kind.environment, launch, sizes_of(trace)))
+    return answer.plan if isinstance(answer, Hit) else None
+
+
+def real_key(trace: Trace, store: Store) -> str:
+    """The key that a program goes by once it was captured: of an edited trace only an earlier run can tell."""
+    if trace.key != identity(trace.fields):
+        return trace.key
+    for program, name in store.program_names().items():
+        if name == trace.name:
+            for text in store.traces(program):
+                if identity(Trace.from_json(text).fields) == trace.key:
+                    return program
+    return trace.key
+
+
+def described(item: Item) -> dict[str, object]:
+    """An item as plain data."""
+    known = item.known
+    return {
+        "program": item.key,
+        "name": item.trace.name,
+        "launch": item.launch,
+        "sizes": item.sizes.text,
+        "devices": list(item.kind.devices),
+        "calls": item.trace.times,
+        "gain_us": round(item.gain.us, 3),
+        "default_us": round(item.gain.default_us, 3),
+        "least_us": round(item.gain.least_us, 3),
+        "source": item.gain.source,
+        "why": item.why,
+        "known": None if known is None else {"plan": known.key, "status": known.standing, "wall_us": known.wall_us},
+        "measurements": item.measurements,
+        "seconds": round(item.seconds, 1),
+    }

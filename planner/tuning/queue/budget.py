@@ -1,0 +1,90 @@
+"""The time of a whole run: how it is written, and which part of it each program gets."""
+
+from __future__ import annotations
+
+import math
+import re
+import threading
+from collections.abc import Sequence
+from time import monotonic
+
+from fuseplan.errors import OptionError
+from fuseplan.tuning.effort import LEAST_PROGRAM_S
+
+_UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
+_WORDS = re.compile(r"(?:\d+(?:\.\d+)?[dhms])+")
+
+
+def seconds(text: str) -> float:
+    """The seconds that a budget like `90s`, `10m` or `1h30m` means; OptionError where it means none.
+
+    >>> seconds("1h30m")
+    5400.0
+    >>> seconds("90")
+    90.0
+    """
+    written = text.strip().lower()
+    if re.fullmatch(r"\d+(?:\.\d+)?", written):
+        written += "s"
+    if not _WORDS.fullmatch(written):
+        raise OptionError(f"a budget is a time such as 90s, 10m or 1h30m, not {text!r}")
+    found = sum(float(number) * _UNITS[unit] for number, unit in re.findall(r"([\d.]+)([dhms])", written))
+    if not 0 < found < math.inf:
+        raise OptionError(f"a budget is more than nothing, not {text!r}")
+    return found
+
+
+def spelled(duration: float) -> str:
+    """So many seconds, for people.
+
+    >>> spelled(5400), spelled(75), spelled(9.2)
+    ('1 h 30 min', '1 min 15 s', '9 s')
+    """
+    whole = round(duration)
+    hours, minutes = whole // 3600, whole % 3600 // 60
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {whole % 60} s" if minutes else f"{whole} s"
+
+
+class Time:
+    """The seconds of a whole run. Each verdict that is still to come gets as much as is of use, as long as there is; the
+    rest is shared out by what they are worth.
+
+    >>> 130 < Time(210.0, [4.0, 1.0]).share(4.0) <= 141
+    True
+    """
+
+    def __init__(self, budget: float | None = None, worths: Sequence[float] = (1.0,), devices: int = 1) -> None:
+        """A verdict of each of these `worths` is wanted, and so many `devices` work at once."""
+        self.ends = math.inf if budget is None else monotonic() + budget
+        self.worths, self.devices = list(worths), devices
+        self._lock = threading.Lock()
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the end."""
+        return max(0.0, self.ends - monotonic())
+
+    def share(self, worth: float = 1.0) -> float:
+        """What the next verdict may take, one that is worth so much."""
+        left = self.left_s
+        with self._lock:
+            waiting = sorted(self.worths, reverse=True)
+        if left == math.inf or not waiting:
+            return left
+        over = left * len(waiting) / math.ceil(len(waiting) / self.devices) - LEAST_PROGRAM_S * len(waiting)
+        total = sum(waiting)
+        for number, one in enumerate(waiting):  # what one has no time for, since the run ends, the others get
+            part = one / total if total > 0 else 1 / (len(waiting) - number)
+            share = min(left, LEAST_PROGRAM_S + max(0.0, over) * part)
+            if one <= worth:
+                return share
+            over, total = over - (share - LEAST_PROGRAM_S), total - one
+        return share
+
+    def end(self, worth: float = 1.0) -> None:
+        """One verdict less is to come."""
+        with self._lock:
+            if worth in self.worths:
+                self.worths.remove(worth)

@@ -1,0 +1,116 @@
+"""What is tuned: where the program of a trace runs, which sizes it was seen with, and the box that its plan holds for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from fuseplan.capture.trace.format import Trace
+from fuseplan.capture.trace.write import write_trace
+from fuseplan.errors import OptionError
+from fuseplan.graph.words import counted
+from fuseplan.tuning_db import Box
+
+
+def traces_of(call: Callable[..., Any], *args: Any, name: str = "", **kwargs: Any) -> list[Trace]:
+    """Run `call` once, eagerly, and return the trace of each program that Dynamo finds in it.
+
+    A trace holds no weights and no data. It is tuned for what the call did: with gradients, unless under
+    `torch.no_grad()`, in its autocast mode, and at these sizes. `trace.to_json()` is a text for a file.
+
+    >>> import torch
+    >>> import fuseplan
+    >>> traces = fuseplan.traces_of(lambda x: x.relu() + 1, torch.ones(3), name="ramp")
+    >>> [trace.name for trace in traces]
+    ['ramp']
+    """
+    found: list[Trace] = []
+
+    def backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        found.append(write_trace(gm, example_inputs, name))
+        return gm.forward
+
+    torch.compile(call, backend=backend)(*args, **kwargs)
+    return found
+
+
+def check_device(device: str) -> None:
+    """OptionError unless programs can be tuned on this device, here.
+
+    >>> check_device("cpu")
+    """
+    try:
+        wanted = torch.device(device)
+    except RuntimeError:
+        raise OptionError(f"there is no device {device!r}: known are cpu, cuda and cuda:0, cuda:1 …") from None
+    if wanted.type not in ("cpu", "cuda"):
+        raise OptionError(f"plans are tuned on cpu and cuda, not on {device}")
+    here = torch.cuda.device_count()
+    if (wanted.index or 0) >= (here if wanted.type == "cuda" else 1):
+        seen = counted(here, "GPU") if here else "no GPUs"
+        raise OptionError(f"there is no device {device} here: torch sees one CPU and {seen}")
+
+
+def launches_on(device: str, launches: Sequence[str]) -> tuple[str, ...]:
+    """Those of the launches that a type of device has.
+
+    >>> launches_on("cpu", ("plain", "cudagraph"))
+    ('plain',)
+    """
+    return tuple(launch for launch in launches if launch == "plain" or device != "cpu")
+
+
+def device_of(trace: Trace) -> str:
+    """Where a program spends its time: on its first accelerator, if it uses one.
+
+    >>> device_of(traces_of(lambda x: x.relu(), torch.ones(3))[0])
+    'cpu'
+    """
+    return next((device for device in _devices(trace) if device != "cpu"), "cpu")
+
+
+def _devices(trace: Trace) -> Iterator[str]:
+    for item in trace.fields["inputs"]:
+        if "device" in item:
+            yield item["device"]
+    for node in trace.fields["nodes"]:
+        for arg in (*node.get("args", ()), *node.get("kwargs", {}).values()):
+            if isinstance(arg, dict) and isinstance(arg.get("device"), str):
+                yield arg["device"]
+
+
+def sizes_of(trace: Trace) -> dict[str, int]:
+    """The dynamic sizes that the program was seen with."""
+    return {symbol["name"]: symbol["hint"] for symbol in trace.fields["symbols"] if symbol["hint"] is not None}
+
+
+def title(program: str, name: str, sizes: Box) -> str:
+    """What people know a program by, which may be tuned for several boxes of sizes.
+
+    >>> title("ab" * 32, "", Box.of({"s0": (33, 64)})), title("ab" * 32, "gelu", Box())
+    ('abababababab s0=33..64', 'gelu')
+    """
+    return f"{name or program[:12]} {sizes.short}".strip()
+
+
+def title_of(trace: Trace) -> str:
+    """What people know the program of a trace by."""
+    return title(trace.key, trace.name, box_of(trace))
+
+
+def box_of(trace: Trace) -> Box:
+    """The sizes that a plan of this program is for: of each, from half to the whole of the next power of two.
+
+    The best plan changes with the size; one that was raced at 48 is taken for 33 to 64, and not beyond.
+    """
+    return Box.of({symbol["name"]: _span(symbol) for symbol in trace.fields["symbols"] if symbol["hint"] is not None})
+
+
+def _span(symbol: dict[str, Any]) -> tuple[int, int]:
+    hint = int(symbol["hint"])
+    high = 1 << max(0, hint - 1).bit_length()
+    low = min(hint, high // 2 + 1)
+    most = symbol["high"] if symbol["high"] is not None else high
+    return max(int(symbol["low"]), low), min(int(most), high)

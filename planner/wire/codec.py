@@ -1,0 +1,208 @@
+"""Dataclasses as JSON and back, by their type hints: nothing is written by hand, and nothing is taken that does not fit.
+
+Known are str, int, float, bool, None, Any, Literal, tuples, lists, mappings from text, dataclasses, unions of dataclasses, which
+travel with the name of their class, and classes with a `to_json` and a `from_json` of their own, which travel as that text.
+A field that two equal objects may differ in (`compare=False`) is a note of whoever made the object, and stays there.
+"""
+
+from __future__ import annotations
+
+import json
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from functools import cache
+from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints, overload
+
+from fuseplan.errors import FuseplanError
+
+_T = TypeVar("_T")
+_KIND = "kind"
+"""The key under which a member of a union says of which class it is."""
+_SHOWN = 40
+"""So many letters of what does not fit are shown."""
+
+
+class CodecError(FuseplanError):
+    """A text is not the JSON of what was expected: what is wrong, and where."""
+
+
+class _Form(NamedTuple):
+    """How one type is written as plain data, and read from it; reading hears the place, for what it complains of."""
+
+    write: Callable[[Any], Any]
+    read: Callable[[Any, str], Any]
+
+
+def to_json(value: Any, kind: Any = None) -> str:
+    """One line of JSON; `kind` is the type that it will be read as, where that is not its class.
+
+    >>> from fuseplan.measure.race import Sample
+    >>> to_json(Sample(1.0, 2.0, 3.5))
+    '{"device_us":1.0,"host_us":2.0,"wall_us":3.5,"seconds":0.0}'
+    """
+    try:
+        return json.dumps(plain(value, kind), separators=(",", ":"), allow_nan=False)
+    except ValueError as error:
+        raise CodecError(f"{type(value).__name__} cannot be written as JSON: {error}") from None
+
+
+@overload
+def from_json(kind: type[_T], text: str | bytes) -> _T: ...
+@overload
+def from_json(kind: Any, text: str | bytes) -> Any: ...
+def from_json(kind: Any, text: str | bytes) -> Any:
+    """What `to_json` wrote; CodecError for anything else.
+
+    >>> from fuseplan.measure.race import Sample
+    >>> from_json(Sample, '{"device_us":1.0,"host_us":2.0,"wall_us":"3"}')
+    Traceback (most recent call last):
+    ...
+    fuseplan.wire.codec.CodecError: Sample misses seconds
+    """
+    try:
+        data = json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise CodecError(f"{_name(kind)} is no JSON: {error}") from None
+    return read(kind, data)
+
+
+def plain(value: Any, kind: Any = None) -> Any:
+    """A value as what JSON has: dicts, lists, text, numbers."""
+    form: _Form = _form(_class(value) if kind is None else kind)
+    return form.write(value)
+
+
+def read(kind: Any, data: Any) -> Any:
+    """The value of that type that `plain` wrote."""
+    return _form(kind).read(data, _name(kind))
+
+
+@cache
+def _form(kind: Any) -> _Form:
+    """The form of one type; `_form` of a type that holds itself is asked for when it is met, not before."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return _Form(_same, lambda data, at: data)
+    if kind in (str, int, float, bool, type(None)):
+        return _simple(kind)
+    if origin is Literal:
+        return _Form(_same, lambda data, at: data if _is_one_of(data, inner) else _misfit(data, _name(kind), at))
+    if origin in (Union, types.UnionType):
+        return _union(inner)
+    if origin is tuple and inner[-1:] != (...,):
+        return _row(inner)
+    if origin in (tuple, list):
+        return _sequence(origin, inner[0])
+    if origin in (dict, Mapping):
+        return _mapping(inner[1])
+    if hasattr(kind, "to_json") and hasattr(kind, "from_json"):
+        return _Form(lambda value: value.to_json(), lambda data, at: kind.from_json(_form(str).read(data, at)))
+    if is_dataclass(kind):
+        return _object(kind)
+    raise TypeError(f"there is no JSON for {kind!r}")
+
+
+def _simple(kind: Any) -> _Form:
+    fits = (float, int) if kind is float else (kind,)
+    return _Form(_same, lambda data, at: data if type(data) in fits else _misfit(data, _name(kind), at))
+
+
+def _union(members: tuple[Any, ...]) -> _Form:
+    """A class or None, or one of several classes by name."""
+    kinds = [one for one in members if one is not type(None)]
+    optional = len(kinds) < len(members)
+    if len(kinds) == 1:
+        inner = _form(kinds[0])
+        return _Form(
+            lambda value: None if value is None else inner.write(value),
+            lambda data, at: None if data is None else inner.read(data, at),
+        )
+    named = {one.__name__: one for one in kinds}
+
+    def write(value: Any) -> Any:
+        return None if value is None else {_KIND: type(value).__name__, **_form(_class(value)).write(value)}
+
+    def read_one(data: Any, at: str) -> Any:
+        if data is None and optional:
+            return None
+        name = data.get(_KIND) if isinstance(data, dict) else None
+        if not isinstance(name, str) or name not in named:
+            return _misfit(name, f"one of {', '.join(named)}", f"{_KIND} of {at}")
+        return _form(named[name]).read({key: value for key, value in data.items() if key != _KIND}, name)
+
+    return _Form(write, read_one)
+
+
+def _row(kinds: tuple[Any, ...]) -> _Form:
+    """A tuple with a type for each place."""
+    forms = [_form(kind) for kind in kinds]
+
+    def read_row(data: Any, at: str) -> Any:
+        if not isinstance(data, list) or len(data) != len(forms):
+            return _misfit(data, f"a list of {len(forms)}", at)
+        return tuple(form.read(one, f"{at}[{i}]") for i, (form, one) in enumerate(zip(forms, data, strict=True)))
+
+    return _Form(lambda value: [form.write(one) for form, one in zip(forms, value, strict=True)], read_row)
+
+
+def _sequence(origin: Any, kind: Any) -> _Form:
+    form = _form(kind)
+
+    def read_all(data: Any, at: str) -> Any:
+        if not isinstance(data, list):
+            return _misfit(data, "a list", at)
+        return origin(form.read(one, f"{at}[{i}]") for i, one in enumerate(data))
+
+    return _Form(lambda value: [form.write(one) for one in value], read_all)
+
+
+def _mapping(kind: Any) -> _Form:
+    form = _form(kind)
+
+    def read_all(data: Any, at: str) -> Any:
+        if not isinstance(data, dict):
+            return _misfit(data, "an object", at)
+        return {key: form.read(one, f"{at}.{key}") for key, one in data.items()}
+
+    return _Form(lambda value: {key: form.write(one) for key, one in value.items()}, read_all)
+
+
+def _object(kind: Any) -> _Form:
+    """A dataclass: exactly its fields, but for notes."""
+    hints = get_type_hints(kind)
+    forms = {one.name: _form(hints[one.name]) for one in fields(kind) if one.compare}
+
+    def read_object(data: Any, at: str) -> Any:
+        if not isinstance(data, dict):
+            return _misfit(data, "an object", at)
+        if data.keys() != forms.keys():
+            missing, unknown = sorted(forms.keys() - data.keys()), sorted(data.keys() - forms.keys())
+            raise CodecError(f"{at} misses {', '.join(missing)}" if missing else f"{at} has no {', '.join(unknown)}")
+        return kind(**{name: form.read(data[name], f"{at}.{name}") for name, form in forms.items()})
+
+    return _Form(lambda value: {name: form.write(getattr(value, name)) for name, form in forms.items()}, read_object)
+
+
+def _class(value: Any) -> Any:
+    return type(value)
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _is_one_of(data: Any, known: tuple[Any, ...]) -> bool:
+    return any(type(data) is type(one) and data == one for one in known)
+
+
+def _misfit(data: Any, wanted: str, at: str) -> Any:
+    raise CodecError(f"{at} is {repr(data)[:_SHOWN]}, which is not {wanted}")
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number")
+
+
+def _name(kind: Any) -> str:
+    return kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")

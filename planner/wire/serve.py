@@ -1,0 +1,41 @@
+"""The other end: a process that hears lines of JSON on stdin, and answers on what stdout was."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+from fuseplan.wire import codec
+
+
+class AnswerPipe:
+    """The way back to the parent, which nothing else in this process may write to: what else is printed goes to stderr."""
+
+    def __init__(self, kind: Any) -> None:
+        """`kind` is the type of all that is sent."""
+        self._kind = kind
+        self._file = os.fdopen(os.dup(1), "wb")
+        os.dup2(2, 1)
+
+    def send(self, message: object) -> None:
+        """Send one message."""
+        self._file.write(codec.to_json(message, self._kind).encode() + b"\n")
+        self._file.flush()
+
+
+def asked(kind: Any) -> Iterator[Any]:
+    """What the parent sends, each of type `kind`, until it closes stdin, which is also how its death shows."""
+    for line in sys.stdin.buffer:
+        yield codec.from_json(kind, line)
+
+
+def end() -> None:
+    """End this process and what it started, whatever it is doing."""
+    with suppress(OSError):
+        if os.getpgrp() == os.getpid():
+            os.killpg(0, signal.SIGKILL)
+    os._exit(1)

@@ -1,0 +1,66 @@
+"""What is read off the source of every file alike: its imports, and whether it names our own modules as text."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+IMPORTERS = frozenset({"import_module", "__import__", "find_spec", "resolve_name", "run_module"})
+"""Functions that import what a text names."""
+
+
+class Import(NamedTuple):
+    """One name that a file imports, spelled in full, and the line where it does."""
+
+    name: str
+    line: int
+
+
+def parsed(path: Path) -> ast.Module:
+    """The syntax tree of a file."""
+    return _parsed(path.read_text(encoding="utf-8"))
+
+
+@cache
+def _parsed(text: str) -> ast.Module:
+    return ast.parse(text)
+
+
+def imports(path: Path) -> Iterator[Import]:
+    """All imports of a file, those inside functions and for type checkers too."""
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Import):
+            yield from (Import(alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (Import(f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+
+
+def module_named(name: str, known: Mapping[str, Path]) -> str | None:
+    """The module that a dotted name is, or that it is taken from; None for one that is not ours."""
+    if name in known:
+        return name
+    parent = name.rpartition(".")[0]
+    return parent if parent in known else None
+
+
+def imports_by_text(path: Path, known: Mapping[str, Path]) -> Iterator[int]:
+    """Lines where a file names a module of ours as text, if it imports anything by text at all."""
+    nodes = list(ast.walk(parsed(path)))
+    calls = (node.func for node in nodes if isinstance(node, ast.Call))
+    if any(_name(function) in IMPORTERS for function in calls):
+        for node in nodes:
+            if (isinstance(node, ast.JoinedStr) and node.values and _begins_ours(node.values[0])) or (
+                isinstance(node, ast.Constant) and node.value in known and node.value != "fuseplan"
+            ):
+                yield node.lineno
+
+
+def _begins_ours(part: ast.expr) -> bool:
+    return isinstance(part, ast.Constant) and str(part.value).startswith("fuseplan.")
+
+
+def _name(function: ast.expr) -> str:
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")

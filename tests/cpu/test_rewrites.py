@@ -1,0 +1,177 @@
+"""Rewrites by kind, site and way: a stored plan means the site that it was made for, and a kind from outside needs one line."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+import fuseplan
+from fuseplan.backend import programs_of
+from fuseplan.errors import PlanError
+from fuseplan.explain import compiled_by
+from fuseplan.looking.words import describe
+from fuseplan.measure.environment import environment
+from fuseplan.plan import Plan, Rewrite
+from fuseplan.rewrites.apply import rewritten
+from fuseplan.rewrites.base import Draft, Site, digest_of
+from fuseplan.rewrites.kinds import KINDS
+from fuseplan.runtime import Program
+from fuseplan.tuning_db import Places, Store, StoredPlan
+from fuseplan.tuning_db.exchange import export, import_file
+from fuseplan.tuning_db.files import Database
+
+PROVEN = Plan("aten", (Rewrite("attention", 0, "auto+causal"),))
+
+
+def attend(q: Tensor) -> Tensor:
+    mask = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool, device=q.device).tril()
+    return F.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+
+
+def run(**options: Any) -> Program:
+    """The program that comes of compiling `attend` anew; its result is checked."""
+    torch._dynamo.reset()
+    compiled, q = fuseplan.compile(attend, **options), torch.randn(1, 2, 6, 8)
+    torch.testing.assert_close(compiled(q), attend(q))
+    (program,) = programs_of(compiled_by(compiled))
+    return program
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(Places(tmp_path / "tuning.db"))
+
+
+def keep(store: Store, plan: Plan) -> StoredPlan:
+    kept = StoredPlan(str(run(plan="aten").key), environment("cpu"), plan, wall_us=1.0)
+    assert store.add_plan(kept)
+    return kept
+
+
+def test_a_digest_is_filled_in_when_the_program_is_next_met(store: Store, tmp_path: Path) -> None:
+    kept = keep(store, PROVEN)
+    program = run(db=tmp_path / "tuning.db")
+    (now,) = store.plans()
+    (one,) = now.plan.rewrites
+    assert one.digest is not None
+    assert program.plan == now.plan == replace(PROVEN, rewrites=(replace(PROVEN.rewrites[0], digest=one.digest),))
+    assert (now.key, now.wall_us, now.status, now.run) == (kept.key, kept.wall_us, kept.status, kept.run)
+    assert run(db=tmp_path / "tuning.db").plan == now.plan
+    assert store.plans() == [now]
+
+
+def test_a_site_that_is_another_now_does_not_fit(store: Store, tmp_path: Path) -> None:
+    keep(store, replace(PROVEN, rewrites=(replace(PROVEN.rewrites[0], digest="0" * 16),)))
+    with pytest.warns(UserWarning, match="It is quarantined"):
+        program = run(db=tmp_path / "tuning.db")
+    assert program.plan.rewrites == ()
+    assert "attention call 0 is another than the one that the plan was made for" in program.why
+    (now,) = store.plans()
+    assert now.status == "quarantined"
+
+
+def test_a_kind_that_is_not_known_here_does_not_fit(store: Store, tmp_path: Path) -> None:
+    keep(store, Plan("aten", (Rewrite("unheard-of", 0, "better"),)))
+    with pytest.warns(UserWarning, match="there is no kind of rewrite 'unheard-of'"):
+        run(db=tmp_path / "tuning.db")
+
+
+# a kind from outside: this class, and one line of registration
+
+
+@dataclass(frozen=True, eq=False)
+class Product(Site):
+    """One product of two values."""
+
+    node: Node = field(repr=False)
+
+
+class Products:
+    """Products, which can be written as a quotient by the inverse."""
+
+    noun = "product"
+    functions: Mapping[str, str] = {}
+
+    def find(self, gm: GraphModule) -> Sequence[Product]:
+        """All of them."""
+        nodes = [(place, one) for place, one in enumerate(gm.graph.nodes) if one.target in (operator.mul, torch.mul)]
+        return [Product(i, digest_of("product", {place: one}), one) for i, (place, one) in enumerate(nodes)]
+
+    def ways(self, site: Product) -> Sequence[str]:
+        """As a quotient."""
+        return ("quotient",)
+
+    def refusal(self, site: Product, way: str) -> str | None:
+        """Only by a number."""
+        return None if isinstance(site.node.args[1], float) else "it is by no number"
+
+    def apply(self, draft: Draft, chosen: Mapping[Product, str]) -> None:
+        """Divide instead."""
+        for site in chosen:
+            node, by = draft.copies[site.node], site.node.args[1]
+            assert isinstance(by, float)
+            node.target, node.args = operator.truediv, (node.args[0], 1 / by)
+
+    def describe(self, site: Product, way: str | None) -> str:
+        """Its number and way."""
+        return f"product {site.number}: {way or 'as it is'}"
+
+
+def twice(x: Tensor, y: Tensor) -> Tensor:
+    return (x * 2.0 + x * y) * 4.0
+
+
+@pytest.fixture
+def products(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(KINDS, "product", Products())
+
+
+def test_a_plan_with_a_kind_from_outside_is_made_stored_shown_and_run(
+    products: None, store: Store, tmp_path: Path
+) -> None:
+    plan = Plan("aten", (Rewrite("product", 0, "quotient"), Rewrite("product", 2, "quotient")))
+    x, y = torch.randn(4), torch.randn(4)
+
+    def compiled(**options: Any) -> tuple[Any, Program]:
+        torch._dynamo.reset()
+        made = fuseplan.compile(twice, **options)
+        torch.testing.assert_close(made(x, y), twice(x, y))
+        return made, programs_of(compiled_by(made))[0]
+
+    made, program = compiled(plan=plan)
+    targets = [op.target for record in program.graphs for op in record.graph.ops]
+    assert sorted(targets) == ["aten.add.Tensor", "aten.div.Tensor", "aten.div.Tensor", "aten.mul.Tensor"]
+    assert "product 1: as it is" in fuseplan.explain(made, graphs=False)
+    assert describe(plan).endswith("2 product sites quotient")
+    store.add_plan(StoredPlan(str(program.key), environment("cpu"), plan, wall_us=1.0))
+    _, found = compiled(db=tmp_path / "tuning.db")
+    assert found.plan == program.plan
+    assert all(one.digest for one in found.plan.rewrites)
+    export(Database(tmp_path / "tuning.db"), tmp_path / "rows.jsonl")
+    assert import_file(Database(tmp_path / "other.db"), tmp_path / "rows.jsonl").refused == []
+
+
+def test_kinds_are_found_on_the_original_graph_and_refused_with_a_reason(products: None) -> None:
+    found: list[GraphModule] = []
+    torch._dynamo.reset()
+    torch.compile(lambda x, y: attend(x * 2.0) * y, backend=lambda gm, _: found.append(gm) or gm.forward)(  # type: ignore[arg-type, func-returns-value]
+        torch.randn(1, 2, 6, 8), torch.randn(1, 2, 6, 8)
+    )
+    both = (Rewrite("attention", 0, "auto+causal"), Rewrite("product", 0, "quotient"))
+    done = rewritten(found[0], both)
+    assert "tril" not in done.gm.code
+    assert "/ 0.5" in done.gm.code
+    assert [one.site for one in done.rewrites] == [0, 0]
+    with pytest.raises(PlanError, match="product 1 cannot be quotient: it is by no number"):
+        rewritten(found[0], (Rewrite("product", 1, "quotient"),))
+    with pytest.raises(PlanError, match="speaks of product 2; the program has 2 of them"):
+        rewritten(found[0], (Rewrite("product", 2, "quotient"),))
