@@ -1,34 +1,25 @@
-"""Does a program under a plan compute what it should? Outputs, gradients and what it wrote, against eager's own error.
+"""Does a program under a plan compute what it should? Outputs, gradients and what it wrote, each beside its natural spread.
 
-A region is judged by `regions.check`, element by element; a whole program only as closely as rounding that has gone
-through all of it allows: the largest error of each tensor.
+A region is judged by `regions.check`, element by element and over many draws of inputs; of a whole program there are few,
+and rounding has gone through all of it. `expect` makes what is asked for here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from statistics import median
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from fuseplan.judge.compare import CHUNK, flips, too_many
+from fuseplan.judge.compare import flips, too_many
+from fuseplan.judge.evidence import Evidence
 from fuseplan.judge.memory import is_float, same_strides, spread_out
+from fuseplan.judge.spread import Deviation, NaturalSpread, chunks
 
 Layout = Literal["eager", "gaps", "any"]
 """How outputs may lie in memory."""
-FACTOR = 4.0
-"""How much larger than eager's error another order of the same float operations may be."""
-NOISE_FACTOR = 32.0
-"""The same where eager has not one digit right: of what cancels out nothing is left but rounding, be it anyone's."""
-FEW = 64
-"""Elements up to which a tensor is too small a sample of eager's error, which may be none by luck."""
-ULPS = 8.0
-"""What is granted on top, in units of the largest value's last place."""
-BLIND_ULPS = 64.0
-"""The same where nothing runs in higher precision, so that eager's own error is unknown."""
 SPREAD = 3.0
 """How much further from eager than eager ever was under other random numbers a random tensor's size may be …"""
 SHARE = 0.25
@@ -38,50 +29,36 @@ DRAWS = 6
 alike by chance."""
 
 
+@dataclass(frozen=True)
+class Judged:
+    """What became of one run."""
+
+    problem: str | None
+    """One line on the first value that is not what it should be."""
+    evidence: tuple[Evidence, ...] = ()
+    """Of every output of floats that could be compared, the worst first."""
+
+
 @dataclass(frozen=True, eq=False)
 class Leaf:
     """What one value of a program should be."""
 
     eager: Any
-    exact: Tensor | None = None  # in higher precision; None where nothing more precise runs
-    error: float = 0.0  # eager's largest
-    size: float = 0.0  # the largest value
-    sizes: tuple[float, ...] | None = None  # of what is random: how large eager had it under other random numbers
-
-
-def expected(eager: Mapping[str, Any], exact: Mapping[str, Any] | None, other: Mapping[str, Any]) -> dict[str, Leaf]:
-    """Return what each value should be: from a run of eager, one in higher precision, one of other random numbers.
-
-    >>> x = torch.tensor([1.0, 2.0])
-    >>> leaves = expected({"y": x}, {"y": x.double() + 1e-7}, {"y": x})
-    >>> disagreement({"y": x + 3e-7}, leaves), disagreement({"y": x + 1e-3}, leaves)[:18]
-    (None, 'y is off by 0.001,')
-    """
-    return {
-        name: _leaf(value, None if exact is None else exact.get(name), other.get(name)) for name, value in eager.items()
-    }
-
-
-def _leaf(eager: Any, exact: Any, other: Any) -> Leaf:
-    if not isinstance(eager, Tensor):
-        return Leaf(eager)
-    if _differ(eager, other):
-        return Leaf(eager, sizes=_sizes(other))
-    if not isinstance(exact, Tensor) or exact.shape != eager.shape:
-        return Leaf(eager, size=_largest(eager, eager)[1] if is_float(eager) else 0.0)
-    if not is_float(eager):
-        return Leaf(eager, exact)
-    exact = exact.detach().to(_kept(eager.dtype))
-    return Leaf(eager, exact, *_largest(eager, exact))
+    exact: Tensor | None = None
+    """In higher precision; None where nothing more precise runs, so that eager's own value stands for it."""
+    spread: NaturalSpread | None = None
+    """Of floats, how far they move while nothing is wrong."""
+    sizes: tuple[float, ...] | None = None
+    """Of what is random: how large eager had it under other random numbers."""
 
 
 def with_draw(leaves: Mapping[str, Leaf], found: Mapping[str, Any]) -> dict[str, Leaf]:
     """The same, knowing of one more run of eager under other random numbers.
 
     >>> x = torch.tensor([1.0, 2.0])
-    >>> random, fixed = expected({"y": x}, None, {"y": 2 * x}), expected({"y": x}, None, {"y": x})
-    >>> [with_draw(leaves, {"y": 3 * x})["y"].sizes is not None for leaves in (random, fixed)]
-    [True, False]
+    >>> leaves = {"y": Leaf(x, sizes=()), "z": Leaf(x)}
+    >>> [leaf.sizes for leaf in with_draw(leaves, {"y": 2 * x, "z": x}).values()]
+    [(3.1622776601683795,), None]
     """
     return {
         name: leaf if leaf.sizes is None else replace(leaf, sizes=leaf.sizes + _sizes(found.get(name)))
@@ -93,53 +70,55 @@ def _sizes(drawn: Any) -> tuple[float, ...]:
     return (_root_mean_square(drawn),) if isinstance(drawn, Tensor) and is_float(drawn) else ()
 
 
-def _kept(dtype: torch.dtype) -> torch.dtype:
-    """In which the exact values are kept: eight bytes say nothing more of what has two."""
-    if dtype.is_complex:
-        return torch.complex128
-    return torch.float64 if dtype in (torch.float32, torch.float64) else torch.float32
-
-
-def _differ(eager: Tensor, other: Any) -> bool:
+def is_random(eager: Any, other: Any) -> bool:
     """Whether two runs under other random numbers differ by more than the order in which a GPU adds up."""
+    if not isinstance(eager, Tensor):
+        return False
     if not isinstance(other, Tensor) or other.shape != eager.shape:
         return other is not None
     if not is_float(eager):
         return not torch.equal(eager, other)
-    error, size = _largest(other, eager)
+    error = size = 0.0
+    for mine, right in chunks(other, eager):
+        finite = torch.isfinite(mine) & torch.isfinite(right)
+        error = max(error, float(torch.where(finite, (mine - right).abs(), 0.0).max()))
+        size = max(size, float(torch.where(finite, right.abs(), 0.0).max()))
     return error > min(0.05, 1000 * torch.finfo(eager.dtype).eps) * size
 
 
-def disagreement(actual: Mapping[str, Any], leaves: Mapping[str, Leaf], layout: Layout = "eager") -> str | None:
-    """Return one line on the first value that is not what it should be, or None.
+def judge(
+    actual: Mapping[str, Any], leaves: Mapping[str, Leaf], layout: Layout = "eager", wider: float = 1.0
+) -> Judged:
+    """Say whether every value is what it should be.
 
     Outputs lie in memory as eager's do, or with gaps between rows besides, or anyhow. The last is left to torch.compile: it
     pads the result of a matrix product, and gives what was joined to nothing, as the first keys of a cache are, without the
-    copy that eager makes.
+    copy that eager makes. `wider` is how many times further than what the natural spread allows a float may be off.
     """
     if actual.keys() != leaves.keys():
         names = sorted(actual.keys() ^ leaves.keys())
-        return f"{names[0]} is given by one of the two alone"
-    shares = [leaf.error / leaf.size for leaf in leaves.values() if leaf.exact is not None and leaf.size]
-    usual = median(shares) if shares else 0.0
-    problems = (_problem(name, actual[name], leaf, usual, layout) for name, leaf in leaves.items())
-    return next((problem for problem in problems if problem is not None), None)
+        return Judged(f"{names[0]} is given by one of the two alone")
+    found = [_judge_one(name, actual[name], leaf, layout, wider) for name, leaf in leaves.items()]
+    evidence = [one for _, one in found if one is not None]
+    evidence.sort(key=lambda one: -one.share)
+    return Judged(next((problem for problem, _ in found if problem is not None), None), tuple(evidence))
 
 
-def _problem(name: str, got: Any, leaf: Leaf, usual: float, layout: Layout) -> str | None:
+def _judge_one(name: str, got: Any, leaf: Leaf, layout: Layout, wider: float) -> tuple[str | None, Evidence | None]:
     want = leaf.eager
     if not (isinstance(got, Tensor) and isinstance(want, Tensor)):
-        return None if type(got) is type(want) and (got == want or got != got) else f"{name} is {got!r}, eager {want!r}"
+        same = type(got) is type(want) and (got == want or got != got)
+        return None if same else f"{name} is {got!r}, eager {want!r}", None
     for what in ("dtype", "device", "shape"):
         if getattr(got, what) != getattr(want, what):
-            return f"{name} has {what} {getattr(got, what)}, eager {getattr(want, what)}"
+            return f"{name} has {what} {getattr(got, what)}, eager {getattr(want, what)}", None
     if name.startswith("output") and not _lies_well(got, want.stride(), layout):
-        return f"{name} has strides {got.stride()}, eager {want.stride()}"
+        return f"{name} has strides {got.stride()}, eager {want.stride()}", None
     if not want.numel():
-        return None
+        return None, None
     if leaf.sizes is not None:
-        return _random_problem(name, got, leaf.eager, leaf.sizes)
-    return _float_problem(name, got, leaf, usual) if is_float(want) else _exact_problem(name, got, leaf)
+        return _random_problem(name, got, leaf.eager, leaf.sizes), None
+    return _judge_floats(name, got, leaf, wider) if leaf.spread is not None else (_exact_problem(name, got, leaf), None)
 
 
 def _lies_well(got: Tensor, strides: tuple[int, ...], layout: Layout) -> bool:
@@ -155,25 +134,22 @@ def _exact_problem(name: str, got: Tensor, leaf: Leaf) -> str | None:
     return f"{name} differs from eager in {int((got != leaf.eager).sum())} of {got.numel()} elements"
 
 
-def _float_problem(name: str, got: Tensor, leaf: Leaf, usual: float) -> str | None:
-    unit = torch.finfo(got.dtype).eps
-    if leaf.exact is None:
-        allowed = BLIND_ULPS * unit * leaf.size
-    else:
-        few = FACTOR * usual if got.numel() <= FEW else 0.0
-        factor = NOISE_FACTOR if leaf.error > leaf.size else FACTOR
-        allowed = factor * leaf.error + (ULPS * unit + few) * leaf.size
-    error = 0.0
-    for mine, theirs, right in _chunks(got, leaf.eager, leaf.eager if leaf.exact is None else leaf.exact):
-        finite = torch.isfinite(theirs) & torch.isfinite(right)
-        if not bool(
-            torch.where(finite, torch.isfinite(mine), (mine == theirs) | (mine.isnan() & theirs.isnan())).all()
-        ):
-            return f"{name} is NaN or infinite where eager is not, or the other way round"
-        error = max(error, float(torch.where(finite, (mine - right).abs(), 0.0).max()))
-    return (
-        None if error <= allowed else f"{name} is off by {error:.3g}, where {allowed:.3g} is what eager's error allows"
-    )
+def _judge_floats(name: str, got: Tensor, leaf: Leaf, wider: float) -> tuple[str | None, Evidence]:
+    assert leaf.spread is not None
+    exact = leaf.eager if leaf.exact is None else leaf.exact
+    worst: Deviation = max(leaf.spread.measure(got, exact, wider), key=lambda one: one.share)
+    evidence = Evidence(name, worst.measure, worst.error, worst.allowed, worst.natural)
+    if any(_other_kind(*parts) for parts in chunks(got, leaf.eager, exact)):
+        return f"{name} is NaN or infinite where eager is not, or the other way round", evidence
+    if worst.share <= 1:
+        return None, evidence
+    return f"{name} is off by {worst.error:.3g} ({worst.measure}), where {worst.allowed:.3g} is allowed", evidence
+
+
+def _other_kind(mine: Tensor, theirs: Tensor, right: Tensor) -> bool:
+    finite = torch.isfinite(theirs) & torch.isfinite(right)
+    same = torch.where(finite, torch.isfinite(mine), (mine == theirs) | (mine.isnan() & theirs.isnan()))
+    return not bool(same.all())
 
 
 def _random_problem(name: str, got: Tensor, eager: Tensor, sizes: tuple[float, ...]) -> str | None:
@@ -189,22 +165,5 @@ def _random_problem(name: str, got: Tensor, eager: Tensor, sizes: tuple[float, .
 
 def _root_mean_square(value: Tensor) -> float:
     """NaN where any element is, so that it is not close to anything."""
-    total = sum(float(part.abs().square().sum()) for (part,) in _chunks(value))
+    total = sum(float(part.square().sum()) for (part,) in chunks(value))
     return float((total / max(1, value.numel())) ** 0.5)
-
-
-def _largest(value: Tensor, exact: Tensor) -> tuple[float, float]:
-    """The largest error, and the largest exact value, among finite elements."""
-    error = size = 0.0
-    for mine, right in _chunks(value, exact):
-        finite = torch.isfinite(mine) & torch.isfinite(right)
-        error = max(error, float(torch.where(finite, (mine - right).abs(), 0.0).max()))
-        size = max(size, float(torch.where(finite, right.abs(), 0.0).max()))
-    return error, size
-
-
-def _chunks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The same part of each, wide, so many elements at a time; nothing of what has none."""
-    for parts in zip(*(tensor.detach().reshape(-1).split(CHUNK) for tensor in tensors), strict=True):
-        if parts[0].numel():
-            yield tuple(part.to(torch.complex128 if part.is_complex() else torch.float64) for part in parts)

@@ -32,7 +32,7 @@ class Rounding:
 
     def __init__(self, region: Graph, seed: int) -> None:
         self.types = region.types
-        self.noise = _Noise(seed)
+        self.noise = Noise(seed)
 
     def read(self, op: Op, name: str, value: Any) -> Any:
         """What the op works on."""
@@ -62,7 +62,7 @@ def _eps(kind: Type) -> float:
     return _EPS.get(kind.dtype, 0.0) if isinstance(kind, TensorType) else 0.0
 
 
-class _Noise:
+class Noise:
     """Moves each element by half a unit in the last place of some precision, up or down."""
 
     def __init__(self, seed: int) -> None:
@@ -80,7 +80,7 @@ class _Noise:
 class _Steps(TorchDispatchMode):
     """Runs an op in the steps that it is defined by, rounding after each: gelu's tail is `1 + erf(x)`, and cancels."""
 
-    def __init__(self, noise: _Noise, eps: float) -> None:
+    def __init__(self, noise: Noise, eps: float) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.noise, self.eps = noise, eps
 

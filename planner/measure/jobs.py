@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from fuseplan.errors import OptionError
 from fuseplan.graph import Graph
+from fuseplan.judge.evidence import Evidence
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.race import RaceResult, Rule
 from fuseplan.options import ATTENTION
@@ -93,6 +94,10 @@ class VetPlan(Job):
     """Whether the racer does so before it is known to be right: nothing that its vetter compiles is of use to another."""
     limit_s: float | None = None
     """How long its worker may be silent, where that is less than for others."""
+    judging_s: float = 3600.0
+    """After how long no more runs are begun that say how far results move by rounding alone."""
+    wider: float = 1.0
+    """How many times further off it may be than what such runs allow."""
 
 
 @dataclass(frozen=True)
@@ -177,6 +182,10 @@ class OutcomeRow:
     compile_s: float | None = None
     peak_bytes: int | None = None
     repeats: Repeats = NO_REPEATS
+    evidence: tuple[Evidence, ...] = ()
+    """Of a plan: how far each output was off, and what was allowed."""
+    how: str = ""
+    """How a plan was judged."""
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:

@@ -16,7 +16,6 @@ from torch.fx import GraphModule
 
 from cpu.test_measure import FLAGS
 from fuseplan.capture.trace.write import write_trace
-from fuseplan.judge.programs import disagreement, expected, with_draw
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import Capture, Outcome, RacePlans, VetPlan
 from fuseplan.measure.pool import Limits, Workers
@@ -228,42 +227,6 @@ def test_attention_calls_are_found_with_their_proofs(workers: Workers) -> None:
     assert all(0 < one.found.traced_s < one.seconds for one in (plain, proven, chosen) if one.found is not None)
 
 
-# agreement
-
-
-def leaves(**values: Tensor) -> dict[str, Tensor]:
-    return dict(values)
-
-
-def test_what_has_no_elements_agrees() -> None:
-    """As what comes of a batch of none does."""
-    nothing = torch.empty(0, 8)
-    for other in (nothing, None):
-        wanted = expected(leaves(y=nothing), leaves(y=nothing.double()), {"y": other})
-        assert disagreement(leaves(y=nothing.clone()), wanted) is None
-        assert "shape" in str(disagreement(leaves(y=torch.empty(0, 7)), wanted))
-
-
-def test_eagers_own_error_is_the_measure() -> None:
-    exact = torch.linspace(1, 2, 1000, dtype=torch.float64)
-    eager = (exact + 1e-5 * torch.sin(1e4 * exact)).float()
-    wanted = expected(leaves(y=eager), leaves(y=exact), leaves(y=eager))
-    assert disagreement(leaves(y=(exact + 3e-5).float()), wanted) is None
-    assert "off by" in str(disagreement(leaves(y=(exact + 1e-4).float()), wanted))
-    assert "NaN" in str(disagreement(leaves(y=eager.clone().index_fill_(0, torch.tensor([3]), float("nan"))), wanted))
-    assert "dtype" in str(disagreement(leaves(y=eager.double()), wanted))
-    assert "alone" in str(disagreement({}, wanted))
-
-
-def test_strides_of_outputs_count_and_those_of_gradients_do_not() -> None:
-    x = torch.randn(4, 6)
-    turned = x.t().contiguous().t()
-    for name, problem in (("output 0", True), ("gradient of x", False)):
-        found = disagreement({name: turned}, expected({name: x}, {name: x.double()}, {name: x}))
-        assert (found is not None and "strides" in found) is problem
-    assert disagreement({"output 0": turned}, expected({"output 0": x}, None, {"output 0": x}), "any") is None
-
-
 class Cache(nn.Module):
     """Keys joined to a cache that is empty yet, as at the first step of any model of transformers that keeps one."""
 
@@ -284,46 +247,3 @@ def test_a_layout_of_outputs_that_is_torch_compiles_own_is_right(workers: Worker
         [VetPlan(trace, side) for side in (RaceEntry("inductor", Plan("inductor")), RaceEntry("eager"))]
     )
     assert [(outcome.status, outcome.detail) for outcome in vetted] == [("ok", "")] * 2
-
-
-def test_integers_may_be_wrong_as_often_as_eagers() -> None:
-    exact = torch.arange(10_000)
-    eager = exact.clone()
-    eager[:20] += 1
-    mine = exact.clone()
-    mine[50:70] += 1
-    wanted = expected(leaves(n=eager), leaves(n=exact), leaves(n=eager))
-    assert disagreement(leaves(n=mine), wanted) is None
-    assert "differs from eager" in str(disagreement(leaves(n=exact + 1), wanted))
-
-
-def test_what_cancels_out_is_judged_as_the_noise_that_it_is() -> None:
-    """A key's bias has no gradient but rounding: eager has none of its digits right, and no other order of sums has."""
-    exact = torch.full((64,), 1e-20, dtype=torch.float64)
-    noise = torch.linspace(-1e-8, 1e-8, 64)
-    leaves = expected({"gradient": noise}, {"gradient": exact}, {"gradient": noise})
-    assert disagreement({"gradient": 9 * noise}, leaves) is None
-    assert "is off by" in str(disagreement({"gradient": 99 * noise}, leaves))
-    larger = {"gradient": exact + 1e-6}
-    leaves = expected({"gradient": noise + 1e-6}, larger, {"gradient": noise + 1e-6})
-    assert "is off by" in str(disagreement({"gradient": 9 * noise + 1e-6}, leaves))
-
-
-def test_what_is_random_may_vary_as_much_as_eager_does() -> None:
-    """The gradient of what dropout leaves a few chances: in two runs it may be as large by chance."""
-    gradient, rare = torch.tensor([0.0617]), torch.tensor([0.0424])
-    wanted = expected(leaves(g=gradient), None, leaves(g=torch.tensor([0.0600])))
-    assert "random" in str(disagreement(leaves(g=rare), wanted))
-    for size in (0.071, 0.049, 0.055):
-        wanted = with_draw(wanted, leaves(g=torch.tensor([size])))
-    assert disagreement(leaves(g=rare), wanted) is None
-    assert "random" in str(disagreement(leaves(g=2 * gradient), wanted))
-    assert "random" in str(disagreement(leaves(g=gradient / 4), wanted))
-
-
-def test_random_values_are_judged_by_their_size_alone() -> None:
-    draw = [torch.rand(1000), torch.rand(1000), torch.rand(1000)]
-    wanted = expected(leaves(r=draw[0]), leaves(r=draw[0].double()), leaves(r=draw[1]))
-    assert disagreement(leaves(r=draw[2]), wanted) is None
-    assert "random" in str(disagreement(leaves(r=draw[2] * 3), wanted))
-    assert "random" in str(disagreement(leaves(r=draw[2] * float("nan")), wanted))

@@ -10,11 +10,18 @@ from typing import Any
 Edit = Callable[[str, Any], tuple[str, Any]]
 """From the tag and the content of a tagged argument to what it becomes."""
 
+_LOW = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 _WIDER = {
-    **dict.fromkeys(("float16", "bfloat16", "float32", "float8_e4m3fn", "float8_e5m2"), "float64"),
-    **dict.fromkeys(("complex32", "complex64"), "complex128"),
+    "float64": {
+        **dict.fromkeys((*_LOW, "float32"), "float64"),
+        **dict.fromkeys(("complex32", "complex64"), "complex128"),
+    },
+    "float32": {**dict.fromkeys(_LOW, "float32"), "complex32": "complex64"},
 }
-_CASTS = {"float", "half", "bfloat16"}
+_CASTS = {
+    "float64": {"float": "double", "half": "double", "bfloat16": "double"},
+    "float32": {"half": "float", "bfloat16": "float"},
+}
 _ENTER_AUTOCAST = "torch.amp.autocast_mode._enter_autocast"
 
 
@@ -24,28 +31,30 @@ def identity(fields: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def doubled(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything in double precision, autocast off; inputs keep the values that their own precision can hold."""
+def widened(fields: Mapping[str, Any], precision: str) -> dict[str, Any]:
+    """Everything in "float64", or in "float32" at least, autocast off; inputs keep the values that their own precision holds."""
+    known, casts = _WIDER[precision], _CASTS[precision]
 
     def widen(tag: str, content: Any) -> tuple[str, Any]:
-        return tag, _WIDER.get(content, content) if tag == "dtype" else content
+        return tag, known.get(content, content) if tag == "dtype" else content
 
     def of_input(item: Mapping[str, Any]) -> dict[str, Any]:
-        wider = _WIDER.get(item.get("dtype", ""))
+        wider = known.get(item.get("dtype", ""))
         if wider is None:
             return dict(item)
         return {**item, "dtype": wider, "rounded": item.get("rounded", item["dtype"])}
 
     def of_node(node: Mapping[str, Any]) -> dict[str, Any]:
         if node["op"] == "constant":
-            return {**node, "dtype": _WIDER.get(node["dtype"], node["dtype"])}
-        if node["op"] == "method" and node["target"] in _CASTS:
-            return {**node, "target": "double"}
+            return {**node, "dtype": known.get(node["dtype"], node["dtype"])}
+        if node["op"] == "method" and node["target"] in casts:
+            return {**node, "target": casts[node["target"]]}
         if node["target"] == _ENTER_AUTOCAST:
             return {**node, "args": [*node["args"][:2], False, *node["args"][3:]]}
         return dict(node)
 
-    modes = {**fields["modes"], "autocast": {}, "default": "float64"}
+    default = known.get(fields["modes"]["default"], fields["modes"]["default"])
+    modes = {**fields["modes"], "autocast": {}, "default": default}
     return _rewritten({**fields, "modes": modes}, of_input, of_node, widen)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fuseplan.capture.trace.calls import Calls, read_calls
-from fuseplan.capture.trace.edit import doubled, identity, moved
+from fuseplan.capture.trace.edit import identity, moved, widened
 from fuseplan.capture.trace.text import text_of
 from fuseplan.errors import GraphError
 from fuseplan.graph.limits import MAX_DOCUMENT, MAX_NESTING, MAX_RANK, short
@@ -104,7 +104,11 @@ class Trace:
 
     def in_double(self) -> Trace:
         """The same program in double precision, of the same values: the reference for a check of numbers."""
-        return self._edited(doubled(self.fields))
+        return self._edited(widened(self.fields, "float64"))
+
+    def in_single(self) -> Trace:
+        """The same program with float32 wherever it has something narrower, of the same values."""
+        return self._edited(widened(self.fields, "float32"))
 
     def on(self, device: str) -> Trace:
         """The same program on another kind of device ("cuda", "cpu")."""

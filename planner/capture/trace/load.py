@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,8 @@ class Loaded:
     trace: Trace
     module: nn.Module
     tensors: Tensors
+    device: torch.device | None = None
+    """Where it was rebuilt, if not where it was recorded."""
 
     def inputs(self, seed: int = 0, sizes: Mapping[str, int] | None = None) -> list[Any]:
         """New arguments of the module, the same for the same seed; `sizes` gives dynamic sizes by their names.
@@ -87,16 +89,19 @@ class Loaded:
             torch.autograd.backward(wanted, [self.tensors.tangent(i, out) for i, out in enumerate(wanted)])
         return outputs
 
-    def run(self, call: Call | None = None, seed: int = 0) -> dict[str, Any]:
+    def run(
+        self, call: Call | None = None, seed: int = 0, *, within: AbstractContextManager[object] | None = None
+    ) -> dict[str, Any]:
         """One step from the same weights, inputs and random numbers each time; all that it gave and wrote, by name.
 
-        Buffers and parameters are put back after it.
+        Buffers and parameters are put back after it. `within` is around the step, forward and backward, and nothing else.
         """
         args = self.inputs(seed)
         kept = self.tensors.snapshot()
         with torch.random.fork_rng(self.tensors.cuda_devices()):
             torch.manual_seed(seed)
-            outputs = self.step(call, args)
+            with within or nullcontext():
+                outputs = self.step(call, args)
         results: dict[str, Any] = {f"output {i}": _kept(out) for i, out in enumerate(outputs)}
         for name, leaf in self.tensors.leaves(args):
             if leaf.grad is not None:
@@ -125,7 +130,7 @@ def load_trace(trace: Trace, device: torch.device | str | None = None, seed: int
         trace = trace.on(base.type)
     with torch.inference_mode(False):
         tensors = Tensors(trace.fields, base, seed)
-        return Loaded(trace, _build(trace, tensors, base), tensors)
+        return Loaded(trace, _build(trace, tensors, base), tensors, base)
 
 
 def _build(trace: Trace, tensors: Tensors, base: torch.device | None) -> GraphModule:

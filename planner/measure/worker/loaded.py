@@ -11,19 +11,16 @@ from torch import Tensor
 
 from fuseplan.capture.trace.format import Trace
 from fuseplan.capture.trace.load import Loaded, load_trace
-from fuseplan.judge.programs import Leaf
+from fuseplan.judge.expect import SEEDS, Expectation
 from fuseplan.measure.entry import RaceEntry
-
-SEEDS = (0, 1)
-"""Of the inputs that take turns."""
 
 
 @dataclass(eq=False)
 class LoadedProgram:
-    """A trace that was loaded, and what it should compute, by seed of the inputs, where somebody has asked."""
+    """A trace that was loaded, and what it should compute, where somebody has asked."""
 
     loaded: Loaded
-    leaves: dict[int, dict[str, Leaf]]
+    expectation: Expectation | None = None
     course: RaceCourse | None = None
 
 
@@ -59,7 +56,7 @@ class LoadedPrograms:
         if self._case is None or text != self._text:
             self.forget()
             self._bring(text)
-            self._case, self._text = LoadedProgram(load_trace(Trace.from_json(text), self.device), {}), text
+            self._case, self._text = LoadedProgram(load_trace(Trace.from_json(text), self.device)), text
         return self._case
 
     def course(self, text: str) -> RaceCourse:

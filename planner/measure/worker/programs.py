@@ -12,10 +12,11 @@ import torch
 from torch.fx import GraphModule
 
 from fuseplan.backend import fuseplan_backend, programs_of
-from fuseplan.capture.trace.load import Loaded, load_trace
+from fuseplan.capture.trace.load import Loaded
 from fuseplan.executors import GAPS
 from fuseplan.explain import compiled_by
-from fuseplan.judge.programs import DRAWS, Layout, Leaf, disagreement, expected, with_draw
+from fuseplan.judge.expect import SEEDS, Expectation, expect
+from fuseplan.judge.programs import Judged, Layout
 from fuseplan.measure.clocks import clock_for
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.failures import COMPILE, RUN, check_device, failure, line
@@ -30,7 +31,7 @@ from fuseplan.measure.jobs import (
     VetPlan,
 )
 from fuseplan.measure.memory import Peak, holds_much
-from fuseplan.measure.worker.loaded import SEEDS, LoadedProgram
+from fuseplan.measure.worker.loaded import LoadedProgram
 from fuseplan.measure.worker.racing import enter, run_race
 from fuseplan.measure.worker.workplace import Workplace
 from fuseplan.plan import Plan
@@ -40,7 +41,6 @@ from fuseplan.stats import stats
 
 ROUNDS = 2
 """Calls on each of them: what a CUDA graph replays shows at the third call at the earliest."""
-_OTHER_NUMBERS = 7919
 NO_ROOM = Outcome("refused", "it takes too much of the device's memory to be kept")
 """What comes of preparing where there is no room."""
 _FAILED = "regions failed at run time"
@@ -104,8 +104,8 @@ def vet(job: VetPlan, place: Workplace) -> Outcome:
     """Run the program under a plan several times, and compare each with what it should give."""
     place.at(job.entry.name, "loading")
     case = place.programs.case(job.trace)
-    trial = _Trial(job.entry, case, {seed: _leaves(case, seed, place) for seed in SEEDS}, place)
-    place.clear()  # of what told the leaves: it is not the entry's, and others may need it
+    trial = _Trial(job, case, _expectation(case, job, place), place)
+    place.clear()  # of what told what is right: it is not the entry's, and others may need it
     try:
         trial.run()
     except Exception as error:  # noqa: BLE001 -- the boundary where failures of others' code become data
@@ -119,11 +119,9 @@ def vet(job: VetPlan, place: Workplace) -> Outcome:
 class _Trial:
     """One entry tried on one program; `row` is what is known of it so far."""
 
-    def __init__(
-        self, entry: RaceEntry, case: LoadedProgram, leaves: dict[int, dict[str, Leaf]], place: Workplace
-    ) -> None:
-        self.entry, self.case, self.leaves, self.place = entry, case, leaves, place
-        self.row, self.stage = OutcomeRow(entry.name), COMPILE
+    def __init__(self, job: VetPlan, case: LoadedProgram, expectation: Expectation, place: Workplace) -> None:
+        self.entry, self.wider, self.case, self.expectation, self.place = job.entry, job.wider, case, expectation, place
+        self.row, self.stage = OutcomeRow(job.entry.name, how=expectation.how), COMPILE
 
     def fail(self, status: str, detail: str) -> None:
         self.row = replace(self.row, status=status, detail=detail)
@@ -137,7 +135,8 @@ class _Trial:
             if number == len(SEEDS * ROUNDS) - 1:
                 peak.settle()
             found = self.case.loaded.run(compiled, seed)
-            problem = disagreement(found, self.leaves[seed], _layout(self.entry))
+            judged = self.expectation.judge(found, seed, _layout(self.entry), self.wider)
+            self._keep(judged)
             if number == 0:
                 self.stage = RUN
                 self.row = replace(self.row, compile_s=round(perf_counter() - begin, 6))
@@ -145,12 +144,20 @@ class _Trial:
                 stood_in = _stand_in(self.entry, compiled)
                 if stood_in is not None:
                     return self.fail(*stood_in)
-            if problem is not None:
-                return self.fail("wrong", line(f"{problem} (call {number + 1})"))
+            if judged.problem is not None:
+                return self.fail("wrong", line(f"{judged.problem} (call {number + 1})"))
             if stats().get(_FAILED, 0) > failed_before:
                 return self.fail(RUN, f"a region failed at call {number + 1}, and ATen stood in for it")
         self.row = replace(self.row, peak_bytes=peak.bytes())
         return None
+
+    def _keep(self, judged: Judged) -> None:
+        """Of each output the worst that any call gave."""
+        found = {one.name: one for one in self.row.evidence}
+        for one in judged.evidence:
+            if one.name not in found or one.share > found[one.name].share:
+                found[one.name] = one
+        self.row = replace(self.row, evidence=tuple(found.values()))
 
 
 def _layout(entry: RaceEntry) -> Layout:
@@ -181,33 +188,11 @@ def _stand_in(entry: RaceEntry, compiled: Any) -> tuple[str, str] | None:
     return None
 
 
-def _leaves(case: LoadedProgram, seed: int, place: Workplace) -> dict[str, Leaf]:
-    """What the program should give for the inputs of one seed."""
-    if seed not in case.leaves:
-        loaded = case.loaded
-
-        def under(numbers: int) -> dict[str, Any]:
-            def with_other_numbers(*args: Any) -> Any:
-                torch.manual_seed(numbers)
-                return loaded.module(*args)
-
-            return loaded.run(with_other_numbers, seed)
-
-        leaves = expected(loaded.run(seed=seed), _in_double(loaded, seed, place), under(_OTHER_NUMBERS))
-        random = any(leaf.sizes is not None for leaf in leaves.values())
-        for draw in range(1, DRAWS if random else 1):
-            leaves = with_draw(leaves, under(_OTHER_NUMBERS + draw))
-        case.leaves[seed] = leaves
-    return case.leaves[seed]
-
-
-def _in_double(loaded: Loaded, seed: int, place: Workplace) -> dict[str, Any] | None:
-    """The same in double precision; None where an operator has none, or there is no memory for it."""
-    try:
-        return load_trace(loaded.trace.in_double(), place.device).run(seed=seed)
-    except (RuntimeError, TypeError, ValueError, MemoryError) as error:
-        check_device(error)
-        return None
+def _expectation(case: LoadedProgram, job: VetPlan, place: Workplace) -> Expectation:
+    """What the program should give."""
+    if case.expectation is None:
+        case.expectation = expect(case.loaded, seconds=job.judging_s, tidy=place.clear, check=check_device)
+    return case.expectation
 
 
 def race_entries(job: RacePlans, place: Workplace) -> Outcome:

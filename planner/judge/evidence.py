@@ -1,0 +1,23 @@
+"""What a verdict on a program rests on: of each output how far it was off, and what was allowed. Needs no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What was found of one output: its error in the way in which it is the worst, and how that came to be allowed."""
+
+    name: str
+    measure: str
+    error: float
+    allowed: float
+    natural: float
+    """What the perturbed runs of eager are off by, in the same way."""
+
+    @property
+    def share(self) -> float:
+        """The error as a share of what is allowed: beyond 1 it is wrong."""
+        return self.error / self.allowed if self.allowed else inf if self.error else 0.0

@@ -1,0 +1,210 @@
+"""What a whole program should give, for each of its inputs: exact values, and the natural spread about them.
+
+Exact is a run in higher precision, as high as there is. The spread is how far eager moves while nothing is wrong: by itself,
+on inputs and weights moved by their own rounding, and in another order of summation besides. What the runs for all inputs say
+of one output is pooled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuseplan.capture.trace.format import Trace
+from fuseplan.capture.trace.load import Loaded, load_trace
+from fuseplan.judge.memory import is_float
+from fuseplan.judge.moved import MovedRun
+from fuseplan.judge.programs import DRAWS, Judged, Layout, Leaf, is_random, judge, with_draw
+from fuseplan.judge.spread import NaturalSpread
+
+SEEDS = (0, 1)
+"""Of the inputs that take turns."""
+_OTHER_NUMBERS = 7919
+Results = Mapping[str, Any]
+"""What a run gave and wrote, by name."""
+
+
+@dataclass(frozen=True, eq=False)
+class Expectation:
+    """What a program should give, and how that came to be known."""
+
+    leaves: Mapping[int, Mapping[str, Leaf]]
+    """By the seed of the inputs."""
+    how: str
+
+    def judge(self, found: Results, seed: int, layout: Layout = "eager", wider: float = 1.0) -> Judged:
+        """What is to be said of a run on the inputs of a seed."""
+        return judge(found, self.leaves[seed], layout, wider)
+
+
+def expect(
+    loaded: Loaded,
+    seeds: Sequence[int] = SEEDS,
+    *,
+    seconds: float = math.inf,
+    tidy: Callable[[], None] = lambda: None,
+    check: Callable[[BaseException], None] = lambda error: None,
+) -> Expectation:
+    """Run a program as eager runs it, more precisely, and moved.
+
+    Once `seconds` have passed nothing is begun that could be done without: the spread is learnt from fewer runs. Between two
+    runs `tidy` lets go of memory; `check` raises where an error of a run means that the device is lost.
+    """
+    begin = perf_counter()
+    eager = {seed: loaded.run(seed=seed) for seed in seeds}
+    tidy()
+    exact, how = _exact_runs(loaded, seeds, tidy, check)
+    spreads = _Spreads(eager, exact)
+    random, runs = False, 0
+    for reordered in (False, True):
+        for seed in seeds:
+            if runs and perf_counter() - begin > seconds:
+                continue
+            mode = MovedRun(loaded.tensors.owned.values(), 1000 * seed + runs, reordered=reordered)
+            spreads.learn(seed, loaded.run(_given_to(mode, loaded), seed, within=mode))
+            random, runs = random or mode.random, runs + 1
+            tidy()
+    skipped = "" if runs == 2 * len(seeds) else f", by {runs} moved runs for want of time"
+    leaves = spreads.leaves()
+    if random:
+        leaves = {seed: _with_other_numbers(loaded, seed, leaves[seed]) for seed in seeds}
+    return Expectation(leaves, how + skipped)
+
+
+def leaves_of(eager: Results, exact: Results | None = None, draws: Sequence[Results] = ()) -> Mapping[str, Leaf]:
+    """What each value should be, by results that are known: of eager, in higher precision, and of other right runs.
+
+    >>> x = torch.tensor([1.0, 2.0])
+    >>> leaves = leaves_of({"y": x}, {"y": x.double() + 1e-7}, [{"y": x - 1e-7}])
+    >>> judge({"y": x + 3e-7}, leaves).problem, str(judge({"y": x + 1e-3}, leaves).problem)[:30]
+    (None, 'y is off by 0.001 (largest), w')
+    """
+    spreads = _Spreads({0: eager}, None if exact is None else {0: exact})
+    for draw in draws:
+        spreads.learn(0, draw)
+    return spreads.leaves()[0]
+
+
+def _given_to(mode: MovedRun, loaded: Loaded) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        for arg in args:
+            mode.know(arg)
+        return loaded.module(*args)
+
+    return call
+
+
+class _Spreads:
+    """The spread of each output, while it is being learnt."""
+
+    def __init__(self, eager: Mapping[int, Results], exact: Mapping[int, Results] | None) -> None:
+        self.eager = eager
+        self.exact = {seed: _comparable(eager[seed], {} if exact is None else exact[seed]) for seed in eager}
+        first = next(iter(eager.values()))
+        self.known = {name: NaturalSpread.of(value) for name, value in first.items() if is_float(value)}
+        for seed in eager if exact is not None else ():
+            self.learn(seed, eager[seed])
+
+    def learn(self, seed: int, found: Results) -> None:
+        """Take in a run of eager that is right."""
+        for name, spread in self.known.items():
+            draw, want = found.get(name), self.exact[seed].get(name, self.eager[seed].get(name))
+            if isinstance(draw, Tensor) and isinstance(want, Tensor) and draw.shape == want.shape:
+                spread.learn(draw, want)
+
+    def leaves(self) -> dict[int, dict[str, Leaf]]:
+        """What each output should be, for each input."""
+        return {
+            seed: {
+                name: Leaf(value, self.exact[seed].get(name), self.known.get(name)) for name, value in results.items()
+            }
+            for seed, results in self.eager.items()
+        }
+
+
+def _comparable(eager: Results, exact: Results) -> dict[str, Tensor]:
+    """The exact values of tensors that eager gives, no wider than they need to be."""
+    found = {}
+    for name, value in exact.items():
+        mine = eager.get(name)
+        if isinstance(value, Tensor) and isinstance(mine, Tensor) and value.shape == mine.shape:
+            found[name] = value.detach().to(_kept(mine.dtype)) if is_float(mine) else value
+    return found
+
+
+def _kept(dtype: torch.dtype) -> torch.dtype:
+    """In which the exact values are kept: eight bytes say nothing more of what has two."""
+    if dtype.is_complex:
+        return torch.complex128
+    return torch.float64 if dtype in (torch.float32, torch.float64) else torch.float32
+
+
+def _exact_runs(
+    loaded: Loaded, seeds: Sequence[int], tidy: Callable[[], None], check: Callable[[BaseException], None]
+) -> tuple[dict[int, Results] | None, str]:
+    """The same in higher precision, the highest that runs; None where none does."""
+    reasons = []
+    precisions: tuple[tuple[str, Trace], ...] = (
+        ("float64", loaded.trace.in_double()),
+        ("float32", loaded.trace.in_single()),
+    )
+    for name, trace in precisions:
+        if trace == loaded.trace:
+            continue
+        try:
+            with _no_tensor_cores():
+                wide = load_trace(trace, loaded.device)
+                return {seed: wide.run(seed=seed) for seed in seeds}, f"beside a run in {name}"
+        except (RuntimeError, TypeError, ValueError, MemoryError) as error:
+            check(error)
+            reasons.append(f"{name}: {_first_line(error)}")
+        finally:
+            tidy()
+    why = "; ".join(reasons) or "there is none"
+    return None, f"beside eager itself, since nothing more precise runs ({why})"
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}{': ' + lines[0][:200] if lines else ''}"
+
+
+@contextmanager
+def _no_tensor_cores() -> Iterator[None]:
+    """Within, float32 is computed in float32."""
+    products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = products.allow_tf32, convolutions.allow_tf32
+    products.allow_tf32 = convolutions.allow_tf32 = False
+    try:
+        yield
+    finally:
+        products.allow_tf32, convolutions.allow_tf32 = before
+
+
+def _with_other_numbers(loaded: Loaded, seed: int, leaves: Mapping[str, Leaf]) -> dict[str, Leaf]:
+    """The same, knowing which values hang on random numbers, and how large eager has those."""
+
+    def under(numbers: int) -> Results:
+        def with_other_numbers(*args: Any) -> Any:
+            torch.manual_seed(numbers)
+            return loaded.module(*args)
+
+        return loaded.run(with_other_numbers, seed)
+
+    first = under(_OTHER_NUMBERS)
+    known = {
+        name: Leaf(leaf.eager, sizes=()) if is_random(leaf.eager, first.get(name)) else leaf
+        for name, leaf in leaves.items()
+    }
+    known = with_draw(known, first)
+    if any(leaf.sizes is not None for leaf in known.values()):
+        for draw in range(1, DRAWS):
+            known = with_draw(known, under(_OTHER_NUMBERS + draw))
+    return known

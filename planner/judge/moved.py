@@ -1,0 +1,175 @@
+"""Running eager otherwise, with nothing wrong: on values moved by their own rounding, and in another order of summation.
+
+A mode around a run of a program. Inputs, weights and buffers are moved where an operator reads them, by half a unit in the last
+place of the precision in which it reads them: a weight that autocast casts is moved as what it was cast to, so that an
+operator of low precision widens what depends on it, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fuseplan.judge.memory import is_float
+from fuseplan.judge.rounding import Noise
+
+aten = torch.ops.aten
+_TENSOR_CORES = 2.0**-10
+"""What TF32 keeps of a float32 that a matrix product reads."""
+
+
+class MovedRun(TorchDispatchMode):
+    """Moves what is read of `given`, by draws from `seed`, and adds up in another order if `reordered`.
+
+    `random` says afterwards whether anything drew random numbers. The generators of torch itself are not touched.
+    """
+
+    def __init__(self, given: Iterable[Any], seed: int, *, reordered: bool = False) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.noise = Noise(seed)
+        self.reordered = reordered
+        self.random = False
+        self._given: dict[int, torch.UntypedStorage] = {}
+        for value in given:
+            self.know(value)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        self.random = self.random or torch.Tag.nondeterministic_seeded in func.tags
+        if func in _COPIES:
+            result = func(*args, **kwargs)
+            floats = [arg for arg in _flat(args) if is_float(arg)]
+            if floats and all(self._is_given(arg) for arg in floats):
+                self.know(result)
+            return result
+        if func.is_view:
+            return func(*args, **kwargs)
+        if func._can_decompose():  # in inference mode nobody has taken it apart before
+            with self:
+                return func.decompose(*args, **kwargs)
+        if not any(self._moves(arg) for arg in _flat(args)):
+            return self._run(func, args, kwargs)
+        exact = func in _PRODUCTS and _uses_tensor_cores(args)
+        written = _written(func)
+        args = tuple(arg if i in written else self._moved(arg, exact) for i, arg in enumerate(args))
+        return self._run(func, args, kwargs)
+
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        other = _REORDERED.get(func) if self.reordered else None
+        return func(*args, **kwargs) if other is None else other(func, args, kwargs)
+
+    def _moved(self, arg: Any, coarsely: bool) -> Any:
+        if isinstance(arg, (list, tuple)):
+            return type(arg)(self._moved(item, coarsely) for item in arg)
+        if not self._moves(arg):
+            return arg
+        eps = torch.finfo(arg.dtype).eps
+        moved = self.noise(arg, max(eps, _TENSOR_CORES) if coarsely else eps)
+        return torch.where(_whole(arg), arg, moved)
+
+    def _moves(self, arg: Any) -> bool:
+        return is_float(arg) and arg.dtype.itemsize > 1 and self._is_given(arg)
+
+    def _is_given(self, tensor: Tensor) -> bool:
+        return tensor.untyped_storage()._cdata in self._given
+
+    def know(self, value: Any) -> None:
+        """Count a tensor among what was given."""
+        if isinstance(value, Tensor):
+            storage = value.untyped_storage()
+            self._given[storage._cdata] = storage  # held, so that nobody else comes to lie there
+
+
+_COPIES = {
+    aten._to_copy.default, aten.clone.default, aten.contiguous.default, aten.lift_fresh_copy.default, aten.copy_.default,
+    aten.cat.default, aten.stack.default, aten.embedding.default, aten.index.Tensor, aten.index_select.default,
+    aten.gather.default, aten.repeat.default, aten.roll.default, aten.flip.default, aten.constant_pad_nd.default,
+    aten.index_put_.default, aten.index_put.default, aten.index_copy_.default, aten.index_copy.default,
+    aten.slice_scatter.default, aten.select_scatter.default, aten._reshape_copy.default, aten._unsafe_view.default,
+}  # fmt: skip
+"""What gives the same values again, at other places or in another precision perhaps."""
+_PRODUCTS = {
+    aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default, aten.convolution.default,
+    aten.convolution_backward.default,
+}  # fmt: skip
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """Which elements are whole numbers, or infinite: nothing was rounded there. Of masks and counts all are."""
+    if tensor.is_complex():
+        return _whole(tensor.real) & _whole(tensor.imag)
+    return tensor == tensor.round()
+
+
+def _flat(args: Sequence[Any]) -> Iterable[Any]:
+    for arg in args:
+        if isinstance(arg, (list, tuple)):
+            yield from arg
+        else:
+            yield arg
+
+
+def _written(func: Any) -> frozenset[int]:
+    """The positions of arguments that an operator writes to."""
+    arguments = func._schema.arguments
+    return frozenset(i for i, arg in enumerate(arguments) if arg.alias_info is not None and arg.alias_info.is_write)
+
+
+def _uses_tensor_cores(args: Sequence[Any]) -> bool:
+    tensors = [arg for arg in args if isinstance(arg, Tensor)]
+    if not tensors or not tensors[0].is_cuda or tensors[0].dtype is not torch.float32:
+        return False
+    return torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32
+
+
+# another order of summation: what is summed over is turned round, on both sides
+
+
+def _product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    left, right = args[0].flip(-1), args[1].flip(-2)
+    return func(left, right, *args[2:], **kwargs)
+
+
+def _sum_of_product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    left, right = args[1].flip(-1), args[2].flip(-2)
+    return func(args[0], left, right, *args[3:], **kwargs)
+
+
+def _total(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    every = list(range(args[0].dim()))
+    dims = args[1] if len(args) > 1 and args[1] else every
+    dims = list(dims) if isinstance(dims, (list, tuple)) else [dims]
+    return func(args[0].flip(dims), *args[1:], **kwargs) if every else func(*args, **kwargs)
+
+
+def _convolution(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    value, weight, groups = args[0], args[1], args[8]
+    if groups == 1 and not args[6]:
+        value, weight = value.flip(1), weight.flip(1)
+    return func(value, weight, *args[2:], **kwargs)
+
+
+def _convolution_backward(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The gradients of weight and bias add up over the batch."""
+    found = func(args[0].flip(0), args[1].flip(0), *args[2:], **kwargs)
+    return (None if found[0] is None else found[0].flip(0), *found[1:])
+
+
+_REORDERED: Mapping[Any, Callable[..., Any]] = {
+    aten.mm.default: _product,
+    aten.bmm.default: _product,
+    aten.addmm.default: _sum_of_product,
+    aten.baddbmm.default: _sum_of_product,
+    aten.sum.default: _total,
+    aten.sum.dim_IntList: _total,
+    aten.mean.default: _total,
+    aten.mean.dim: _total,
+    aten.convolution.default: _convolution,
+    aten.convolution_backward.default: _convolution_backward,
+}

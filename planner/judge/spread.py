@@ -1,0 +1,212 @@
+"""How far the values of one output move while nothing is wrong, and what a result may be off by for it.
+
+Learnt from *draws*: runs of eager, of eager on values that were moved by their own rounding, and in another order of
+summation, each held against the exact values. A result is measured as the draws are, in three ways: how far its elements
+are off, each beside what elements of its size are off by; how far all are off in the mean; and how far the whole is scaled,
+which says the most of a fault that is the same everywhere, since what rounding does there averages out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+CHUNK = 1 << 24
+"""Elements compared at a time: a language model's logits in fp64, several times over, would fill a GPU."""
+FACTOR = 2.0
+"""A right result is at most so many times as far off as the draws are."""
+NOISE_FACTOR = 32.0
+"""The same where the draws have not one digit right: of what cancels out nothing is left but rounding, be it anyone's."""
+FEW = 64
+"""Elements up to which a tensor is a small sample: the largest error of its draws may be small by luck."""
+_INNER = torch.finfo(torch.float32).eps
+_ULPS = 8.0
+"""What is granted on top to floats in which things are computed, too: reordering a sum, or another exp(), costs that."""
+
+
+class WorstByOrder:
+    """The largest error for each binary order of magnitude of the exact result, carried on to the larger ones."""
+
+    ORDERS = 2200  # of fp64, denormals included
+    WINDOW = 3  # so many orders up, errors still say something: with few elements of one size, chance rules
+
+    def __init__(self, device: torch.device) -> None:
+        self.worst = torch.zeros(self.ORDERS, dtype=torch.float64, device=device)
+        self._table: Tensor | None = None
+
+    def learn(self, draw: Tensor, exact: Tensor) -> None:
+        """Take in one more run; both are wide."""
+        error = torch.nan_to_num((draw - exact).abs(), nan=0.0, posinf=0.0)
+        self.worst.scatter_reduce_(0, _order(exact), error, "amax")
+        self._table = None
+
+    def __call__(self, exact: Tensor) -> Tensor:
+        """For each element the largest error of elements of no much larger size."""
+        if self._table is None:
+            self._table = self.worst.cummax(0).values
+        return self._table[_order(exact) + self.WINDOW]
+
+
+def _order(exact: Tensor) -> Tensor:
+    return torch.frexp(exact.abs()).exponent.long().clamp_(-1090, 1080) + 1100
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """How far a result is off in one way, what it may be off by, and what the draws are off by."""
+
+    measure: str
+    error: float
+    allowed: float
+    natural: float
+
+    @property
+    def share(self) -> float:
+        """The error as a share of what is allowed.
+
+        >>> Deviation("rms", 1.0, 2.0, 1.0).share, Deviation("rms", 0.0, 0.0, 0.0).share
+        (0.5, 0.0)
+        """
+        return self.error / self.allowed if self.allowed else math.inf if self.error else 0.0
+
+
+@dataclass
+class _Sums:
+    """What adds up over the chunks of one run: of the elements that are finite."""
+
+    count: int = 0
+    errors: float = 0.0
+    along: float = 0.0
+    values: float = 0.0
+
+    def add(self, error: Tensor, exact: Tensor) -> None:
+        self.count += exact.numel()
+        self.errors += float(error.square().sum())
+        self.along += float((error * exact).sum())
+        self.values += float(exact.square().sum())
+
+    @property
+    def rms(self) -> float:
+        return math.sqrt(self.errors / self.count) if self.count else 0.0
+
+    @property
+    def size(self) -> float:
+        return math.sqrt(self.values / self.count) if self.count else 0.0
+
+    @property
+    def scale(self) -> float:
+        return self.along / self.values if self.values else 0.0
+
+
+@dataclass(eq=False)
+class NaturalSpread:
+    """What the draws of one output say, pooled over all inputs that it was drawn for."""
+
+    dtype: torch.dtype
+    worst: WorstByOrder
+    rms: list[float] = field(default_factory=list)
+    scales: list[float] = field(default_factory=list)
+    size: float = 0.0
+    """The root mean square of the exact values."""
+    count: int = 0
+    """The elements of one draw."""
+
+    @staticmethod
+    def of(value: Tensor) -> NaturalSpread:
+        """The spread of an output, before any draw."""
+        return NaturalSpread(value.dtype, WorstByOrder(value.device), count=value.numel())
+
+    def learn(self, draw: Tensor, exact: Tensor) -> None:
+        """Take in one more draw."""
+        sums = _Sums()
+        for mine, right in chunks(draw, exact):
+            error, right = _finite_error(mine, right)
+            self.worst.learn(right + error, right)
+            sums.add(error, right)
+        self.rms.append(sums.rms)
+        self.scales.append(sums.scale)
+        self.size = max(self.size, sums.size)
+
+    def measure(self, got: Tensor, exact: Tensor, wider: float = 1.0) -> list[Deviation]:
+        """How far a result is off, in each way; `wider` widens what the draws allow, and nothing else."""
+        largest, sums = Deviation("largest", 0.0, 0.0, 0.0), _Sums()
+        for mine, right in chunks(got, exact):
+            error, right = _finite_error(mine, right)
+            sums.add(error, right)
+            largest = max(largest, self._largest(error.abs(), right.abs(), wider), key=lambda one: one.share)
+        found = [largest, self._mean(sums, wider)]
+        return found if self.count <= FEW else [*found, self._scaled(sums, wider)]
+
+    @property
+    def factor(self) -> float:
+        """How many times as far off as the draws a result may be."""
+        return NOISE_FACTOR if max(self.rms, default=0.0) > self.size else FACTOR
+
+    def _largest(self, error: Tensor, size: Tensor, wider: float) -> Deviation:
+        natural = self.worst(size)
+        drawn = torch.clamp(self.factor * natural, min=self._by_luck())
+        allowed = wider * drawn + self._granted() * size + torch.finfo(self.dtype).tiny
+        where = int((error / allowed).argmax())
+        return Deviation("largest", float(error[where]), float(allowed[where]), float(natural[where]))
+
+    def _mean(self, sums: _Sums, wider: float) -> Deviation:
+        natural = max(self.rms, default=0.0)
+        drawn = max(self.factor * natural, self._by_luck())
+        return Deviation(
+            "mean", sums.rms, wider * drawn + self._granted() * sums.size + torch.finfo(self.dtype).tiny, natural
+        )
+
+    def _scaled(self, sums: _Sums, wider: float) -> Deviation:
+        """One number a draw: luck is great, however many elements there are."""
+        drawn = _root_mean_square(self.scales)
+        floor = 2 * _ULPS * _INNER + 4 * torch.finfo(self.dtype).eps / math.sqrt(max(1, sums.count))
+        return Deviation(
+            "scale",
+            abs(sums.scale),
+            wider * luck(len(self.scales)) * drawn + floor,
+            max(map(abs, self.scales), default=0.0),
+        )
+
+    def _by_luck(self) -> float:
+        """What an element may be off by, by how far all are off: the largest of few may be small by luck."""
+        if self.count > FEW:
+            return 0.0
+        return luck(self.count * len(self.rms)) * _root_mean_square(self.rms)
+
+    def _granted(self) -> float:
+        """What any result may be off by, as a share of itself: to round it once, and to compute in float32."""
+        eps = torch.finfo(self.dtype).eps
+        return _ULPS * eps if eps <= _INNER else eps + _ULPS * _INNER
+
+
+def luck(draws: int) -> float:
+    """How many times the deviation that was drawn one more draw may be: of few, the deviation itself is a matter of luck.
+
+    About Student's distribution at one in 20,000.
+
+    >>> luck(6), luck(600)
+    (10.5, 4.56)
+    """
+    return round(4.5 * (1 + 8 / max(1, draws)), 6)
+
+
+def chunks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The same part of each, wide and real, so many elements at a time; nothing of what has none."""
+    flat = [torch.view_as_real(t.detach().resolve_conj()) if t.is_complex() else t.detach() for t in tensors]
+    for parts in zip(*(tensor.reshape(-1).split(CHUNK) for tensor in flat), strict=True):
+        if parts[0].numel():
+            yield tuple(part.double() for part in parts)
+
+
+def _finite_error(mine: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """Error and exact value of each element, 0 where either is not finite."""
+    finite = torch.isfinite(mine) & torch.isfinite(right)
+    return torch.where(finite, mine - right, 0.0), torch.where(finite, right, 0.0)
+
+
+def _root_mean_square(values: list[float]) -> float:
+    return math.sqrt(sum(value * value for value in values) / len(values)) if values else 0.0

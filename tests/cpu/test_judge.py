@@ -1,0 +1,315 @@
+"""The judge of whole programs: exact values, how far eager moves while nothing is wrong, and what is off by more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from fuseplan.capture.trace.load import Loaded, load_trace
+from fuseplan.capture.trace.write import write_trace
+from fuseplan.judge import expect as expecting
+from fuseplan.judge.expect import expect, leaves_of
+from fuseplan.judge.moved import MovedRun
+from fuseplan.judge.programs import Leaf, judge, with_draw
+from fuseplan.judge.spread import NaturalSpread
+
+torch.manual_seed(0)
+
+
+def loaded(program: Callable[..., Any], *args: Tensor) -> Loaded:
+    found: list[Loaded] = []
+
+    def look(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        found.append(load_trace(write_trace(gm, example_inputs, "test")))
+        return gm.forward
+
+    torch._dynamo.reset()
+    torch.compile(program, backend=look)(*args)
+    (one,) = found
+    return one
+
+
+class Small(nn.Module):
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(32, 64), nn.LayerNorm(64), nn.Linear(64, 32)
+        self.dropout = dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.dropout(F.gelu(self.norm(self.first(x))), self.dropout)).square().mean()
+
+
+# values that are made up
+
+
+def wrong(found: Any, leaves: Any, **how: Any) -> str:
+    return str(judge({"y": found}, leaves, **how).problem)
+
+
+def test_what_has_no_elements_agrees() -> None:
+    """As what comes of a batch of none does."""
+    nothing = torch.empty(0, 8)
+    leaves = leaves_of({"y": nothing}, {"y": nothing.double()}, [{"y": nothing}])
+    assert wrong(nothing.clone(), leaves) == "None"
+    assert "shape" in wrong(torch.empty(0, 7), leaves)
+
+
+@pytest.fixture
+def spread() -> tuple[Tensor, dict[str, Leaf]]:
+    """A thousand values that eager, and eager moved, have with an error of a hundred-thousandth in the mean."""
+    exact = torch.linspace(1, 2, 1000, dtype=torch.float64)
+    eager, *draws = [{"y": (exact + 1e-5 * torch.randn(1000, dtype=torch.float64)).float()} for _ in range(6)]
+    return exact, dict(leaves_of(eager, {"y": exact}, draws))
+
+
+def test_the_spread_of_right_runs_is_the_measure(spread: tuple[Tensor, dict[str, Leaf]]) -> None:
+    exact, leaves = spread
+    noise = torch.randn(1000, dtype=torch.float64)
+    assert wrong((exact + 1e-5 * noise).float(), leaves) == "None"
+    assert "(mean)" in wrong((exact + 3e-5 * noise.clamp(-2, 2)).float(), leaves)
+    lost = exact.clone()
+    lost[7] += 2e-4
+    assert "(largest)" in wrong(lost.float(), leaves)
+    assert "(scale)" in wrong((exact * (1 + 8e-6)).float(), leaves)
+    assert "NaN" in wrong(exact.float().index_fill_(0, torch.tensor([3]), float("nan")), leaves)
+    assert "dtype" in wrong(exact, leaves)
+    assert "alone" in str(judge({}, leaves).problem)
+
+
+def test_what_is_allowed_widens_by_a_factor_and_no_further(spread: tuple[Tensor, dict[str, Leaf]]) -> None:
+    exact, leaves = spread
+    off = (exact + 3e-5 * torch.randn(1000, dtype=torch.float64)).float()
+    assert wrong(off, leaves) != "None"
+    assert wrong(off, leaves, wider=2.0) == "None"
+
+
+def test_evidence_says_how_far_off_and_what_the_right_runs_were(spread: tuple[Tensor, dict[str, Leaf]]) -> None:
+    exact, leaves = spread
+    (evidence,) = judge({"y": (exact + 1e-4).float()}, leaves).evidence
+    assert evidence.name == "y"
+    assert evidence.share > 1
+    assert evidence.natural < evidence.allowed < evidence.error
+
+
+def test_small_values_are_not_judged_by_the_error_of_large_ones() -> None:
+    exact = torch.cat([torch.full((500,), 1e-3), torch.full((500,), 1e3)]).double()
+    draws = [{"y": (exact * (1 + 1e-6 * torch.randn(1000, dtype=torch.float64))).float()} for _ in range(6)]
+    leaves = leaves_of(draws[0], {"y": exact}, draws[1:])
+    wrong_mask = exact.clone()
+    wrong_mask[17] = 0.0
+    assert "(largest)" in wrong(wrong_mask.float(), leaves)
+
+
+def test_a_scalar_of_which_few_draws_are_known_may_be_off_by_several_of_them() -> None:
+    exact = torch.tensor(12.0, dtype=torch.float64)
+    draws = [{"y": (exact + error).float()} for error in (1e-4, -2e-4, 5e-5, -1e-4, 3e-5, 1e-4)]
+    leaves = leaves_of(draws[0], {"y": exact}, draws[1:])
+    assert wrong((exact + 4e-4).float(), leaves) == "None"
+    assert "off by" in wrong((exact + 4e-3).float(), leaves)
+
+
+def test_strides_of_outputs_count_and_those_of_gradients_do_not() -> None:
+    x = torch.randn(4, 6)
+    turned = x.t().contiguous().t()
+    for name, problem in (("output 0", True), ("gradient of x", False)):
+        found = judge({name: turned}, leaves_of({name: x}, {name: x.double()}, [{name: x}])).problem
+        assert (found is not None and "strides" in found) is problem
+    assert judge({"output 0": turned}, leaves_of({"output 0": x}, None, [{"output 0": x}]), "any").problem is None
+
+
+def test_integers_may_be_wrong_as_often_as_eagers() -> None:
+    exact = torch.arange(10_000)
+    eager = exact.clone()
+    eager[:20] += 1
+    mine = exact.clone()
+    mine[50:70] += 1
+    leaves = leaves_of({"y": eager}, {"y": exact})
+    assert wrong(mine, leaves) == "None"
+    assert "differs from eager" in wrong(exact + 1, leaves)
+
+
+def test_what_cancels_out_is_judged_as_the_noise_that_it_is() -> None:
+    """A key's bias has no gradient but rounding: eager has none of its digits right, and no other order of sums has."""
+    exact = torch.full((128,), 1e-20, dtype=torch.float64)
+    noise = torch.linspace(-1e-8, 1e-8, 128)
+    leaves = leaves_of({"y": noise}, {"y": exact}, [{"y": -noise}])
+    assert wrong(9 * noise, leaves) == "None"
+    assert "is off by" in wrong(99 * noise, leaves)
+    leaves = leaves_of({"y": noise + 1e-6}, {"y": exact + 1e-6}, [{"y": 1e-6 - noise}])
+    assert "is off by" in wrong(9 * noise + 1e-6, leaves)
+
+
+def test_what_is_random_may_vary_as_much_as_eager_does() -> None:
+    """The gradient of what dropout leaves a few chances: in two runs it may be as large by chance."""
+    gradient, rare = torch.tensor([0.0617]), torch.tensor([0.0424])
+    leaves = with_draw({"y": Leaf(gradient, sizes=())}, {"y": torch.tensor([0.0600])})
+    assert "random" in wrong(rare, leaves)
+    for size in (0.071, 0.049, 0.055):
+        leaves = with_draw(leaves, {"y": torch.tensor([size])})
+    assert wrong(rare, leaves) == "None"
+    assert "random" in wrong(2 * gradient, leaves)
+    assert "random" in wrong(gradient / 4, leaves)
+    assert "random" in wrong(gradient * float("nan"), leaves)
+
+
+# runs that are moved
+
+
+def test_inputs_are_moved_by_the_precision_in_which_they_are_read() -> None:
+    weight, x = torch.randn(64, 64), torch.randn(64, 64)
+
+    def off(low: bool) -> float:
+        run = MovedRun([weight, x], 0)
+        right = x @ weight if not low else (x.bfloat16() @ weight.bfloat16()).float()
+        with run:
+            moved = x @ weight if not low else (x.bfloat16() @ weight.bfloat16()).float()
+        return float((moved - right).square().mean().sqrt())
+
+    assert 1e-8 < off(low=False) < 3e-6
+    assert 3e-3 < off(low=True) < 0.3
+
+
+def test_whole_numbers_infinities_and_what_was_computed_are_not_moved() -> None:
+    mask, ones = torch.tensor([0.0, float("-inf"), torch.finfo(torch.float32).min]), torch.ones(3)
+    run = MovedRun([mask, ones], 0)
+    with run:
+        assert torch.equal(mask + 0, mask)
+        assert torch.equal((1 - ones) * -1e4, torch.zeros(3))
+        third = ones / 3
+        assert torch.equal(third * 1, third)
+
+
+def test_what_is_written_is_not_moved_and_what_is_copied_is_where_it_is_read() -> None:
+    buffer, table = torch.zeros(4), torch.rand(4)
+    with MovedRun([buffer, table], 0):
+        buffer.copy_(table)
+        rows = table[torch.tensor([0, 2])]
+        moved = rows * 2
+    assert torch.equal(buffer, table)
+    assert torch.equal(rows, table[::2])
+    assert not torch.equal(moved, rows * 2)
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_another_order_of_summation_gives_other_roundings_of_the_same(inference: bool) -> None:
+    torch.manual_seed(0)
+    a, b, weight = torch.randn(40, 300), torch.randn(300, 50), torch.randn(8, 16, 3, 3)
+    image = torch.randn(2, 16, 9, 9)
+    programs: list[Callable[[], Tensor]] = [
+        lambda: a @ b,
+        lambda: F.linear(a, b.t(), b[0]),
+        lambda: b.sum(0),
+        lambda: a.mean(1),
+        lambda: F.conv2d(image, weight),
+    ]
+    with torch.inference_mode(inference):
+        for program in programs:
+            right = program()
+            with MovedRun([], 0, reordered=True):
+                other = program()
+            torch.testing.assert_close(other, right, rtol=1e-4, atol=1e-4)
+            assert not torch.equal(other, right)
+
+
+def test_gradients_of_convolutions_add_up_otherwise() -> None:
+    image, weight = torch.randn(6, 4, 9, 9, requires_grad=True), torch.randn(8, 4, 3, 3, requires_grad=True)
+
+    def gradients() -> Sequence[Tensor]:
+        return torch.autograd.grad(F.conv2d(image, weight).square().sum(), (image, weight))
+
+    right = gradients()
+    with MovedRun([], 0, reordered=True):
+        other = gradients()
+    for mine, theirs in zip(other, right, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+    assert not torch.equal(other[1], right[1])
+
+
+# programs
+
+
+def test_eager_and_torch_compile_are_right() -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        program = loaded(Small().to(dtype), torch.randn(16, 32, dtype=dtype))
+        expectation = expect(program)
+        assert expectation.how == "beside a run in float64"
+        for call in (None, torch.compile(program.module)):
+            for seed in (0, 1):
+                judged = expectation.judge(program.run(call, seed), seed, "any")
+                assert judged.problem is None
+                assert len(judged.evidence) == 1 + 6 + 1  # the loss, the gradients, and the input as it is afterwards
+
+
+def test_a_gradient_that_is_scaled_a_little_is_wrong() -> None:
+    program = loaded(Small(), torch.randn(16, 32))
+    expectation, found = expect(program), program.run()
+    name = next(name for name in found if name.startswith("gradient"))
+    problem = expectation.judge({**found, name: found[name] * 1.0001}, 0).problem
+    assert problem is not None
+    assert problem.startswith(name)
+
+
+def test_a_program_that_nothing_more_precise_runs_is_judged_beside_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = loaded(Small().bfloat16(), torch.randn(16, 32, dtype=torch.bfloat16))
+    real = expecting.load_trace
+
+    def refuses(*precisions: torch.dtype) -> Callable[..., Any]:
+        def load(trace: Any, device: Any = None) -> Loaded:
+            if any(str(one).removeprefix("torch.") in trace.to_json() for one in precisions):
+                raise RuntimeError("no kernel for this precision\nand more")
+            return real(trace, device)
+
+        return load
+
+    monkeypatch.setattr(expecting, "load_trace", refuses(torch.float64))
+    single = expect(program)
+    assert single.how == "beside a run in float32"
+    monkeypatch.setattr(expecting, "load_trace", refuses(torch.float64, torch.float32))
+    blind = expect(program)
+    assert "float64: RuntimeError: no kernel for this precision; float32" in blind.how
+    found = program.run(torch.compile(program.module), 1)
+    for expectation in (single, blind):
+        assert expectation.judge(found, 1, "any").problem is None
+        twice = {name: 2 * value for name, value in found.items()}
+        assert expectation.judge(twice, 1, "any").problem is not None
+
+
+def test_without_time_fewer_runs_say_how_far_results_move() -> None:
+    program = loaded(Small(), torch.randn(16, 32))
+    hasty = expect(program, seconds=0.0)
+    assert hasty.how == "beside a run in float64, by 1 moved runs for want of time"
+    spread = next(iter(hasty.leaves[0].values())).spread
+    assert isinstance(spread, NaturalSpread)
+    assert len(spread.rms) == 2 + 1
+    assert hasty.judge(program.run(), 0).problem is None
+
+
+def test_random_values_are_known_for_it() -> None:
+    program = loaded(Small(dropout=0.5), torch.randn(16, 32))
+    expectation = expect(program)
+    random = [name for name, leaf in expectation.leaves[0].items() if leaf.sizes is not None]
+    assert "output 0" in random
+    assert expectation.judge(program.run(torch.compile(program.module)), 0, "any").problem is None
+
+
+def test_judging_leaves_buffers_and_generators_as_they_were() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(x)
+
+    program = loaded(Counting(), torch.randn(16, 8))
+    before, state = {i: t.clone() for i, t in program.tensors.owned.items()}, torch.get_rng_state()
+    expectation = expect(program)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(program.tensors.owned[i], was) for i, was in before.items())
+    assert any(name.startswith("buffer") for name in expectation.leaves[0])
