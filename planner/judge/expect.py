@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -21,7 +21,7 @@ from fuseplan.capture.trace.format import Trace
 from fuseplan.capture.trace.load import Loaded, load_trace
 from fuseplan.judge.memory import is_float
 from fuseplan.judge.moved import MovedRun
-from fuseplan.judge.programs import DRAWS, Judged, Layout, Leaf, is_random, judge, with_draw
+from fuseplan.judge.programs import DRAWS, JudgedRun, Layout, Leaf, is_random, judge, with_draw
 from fuseplan.judge.spread import NaturalSpread
 
 SEEDS = (0, 1)
@@ -29,6 +29,26 @@ SEEDS = (0, 1)
 _OTHER_NUMBERS = 7919
 Results = Mapping[str, Any]
 """What a run gave and wrote, by name."""
+
+
+def _nothing() -> None:
+    return None
+
+
+def _no_matter(error: BaseException) -> None:
+    return None
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What whoever asks has around a run."""
+
+    tidy: Callable[[], None] = _nothing
+    """Lets go of memory, between two runs."""
+    check: Callable[[BaseException], None] = _no_matter
+    """Raises where the error of a run means that the device is lost."""
+    roomy: Callable[[], AbstractContextManager[object]] = nullcontext
+    """Around runs in higher precision, which take several times the memory of others."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +59,7 @@ class Expectation:
     """By the seed of the inputs."""
     how: str
 
-    def judge(self, found: Results, seed: int, layout: Layout = "eager", wider: float = 1.0) -> Judged:
+    def judge(self, found: Results, seed: int, layout: Layout = "eager", wider: float = 1.0) -> JudgedRun:
         """What is to be said of a run on the inputs of a seed."""
         return judge(found, self.leaves[seed], layout, wider)
 
@@ -49,18 +69,16 @@ def expect(
     seeds: Sequence[int] = SEEDS,
     *,
     seconds: float = math.inf,
-    tidy: Callable[[], None] = lambda: None,
-    check: Callable[[BaseException], None] = lambda error: None,
+    where: Surroundings = Surroundings(),
 ) -> Expectation:
     """Run a program as eager runs it, more precisely, and moved.
 
-    Once `seconds` have passed nothing is begun that could be done without: the spread is learnt from fewer runs. Between two
-    runs `tidy` lets go of memory; `check` raises where an error of a run means that the device is lost.
+    Once `seconds` have passed nothing is begun that could be done without: the spread is learnt from fewer runs.
     """
     begin = perf_counter()
     eager = {seed: loaded.run(seed=seed) for seed in seeds}
-    tidy()
-    exact, how = _exact_runs(loaded, seeds, tidy, check)
+    where.tidy()
+    exact, how = _exact_runs(loaded, seeds, where)
     spreads = _Spreads(eager, exact)
     random, runs = False, 0
     for reordered in (False, True):
@@ -70,7 +88,7 @@ def expect(
             mode = MovedRun(loaded.tensors.owned.values(), 1000 * seed + runs, reordered=reordered)
             spreads.learn(seed, loaded.run(_given_to(mode, loaded), seed, within=mode))
             random, runs = random or mode.random, runs + 1
-            tidy()
+            where.tidy()
     skipped = "" if runs == 2 * len(seeds) else f", by {runs} moved runs for want of time"
     leaves = spreads.leaves()
     if random:
@@ -146,9 +164,7 @@ def _kept(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype in (torch.float32, torch.float64) else torch.float32
 
 
-def _exact_runs(
-    loaded: Loaded, seeds: Sequence[int], tidy: Callable[[], None], check: Callable[[BaseException], None]
-) -> tuple[dict[int, Results] | None, str]:
+def _exact_runs(loaded: Loaded, seeds: Sequence[int], where: Surroundings) -> tuple[dict[int, Results] | None, str]:
     """The same in higher precision, the highest that runs; None where none does."""
     reasons = []
     precisions: tuple[tuple[str, Trace], ...] = (
@@ -159,14 +175,14 @@ def _exact_runs(
         if trace == loaded.trace:
             continue
         try:
-            with _no_tensor_cores():
+            with _no_tensor_cores(), where.roomy():
                 wide = load_trace(trace, loaded.device)
                 return {seed: wide.run(seed=seed) for seed in seeds}, f"beside a run in {name}"
         except (RuntimeError, TypeError, ValueError, MemoryError) as error:
-            check(error)
+            where.check(error)
             reasons.append(f"{name}: {_first_line(error)}")
         finally:
-            tidy()
+            where.tidy()
     why = "; ".join(reasons) or "there is none"
     return None, f"beside eager itself, since nothing more precise runs ({why})"
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from fuseplan.judge.compare import flips, too_many
-from fuseplan.judge.evidence import Evidence
 from fuseplan.judge.memory import is_float, same_strides, spread_out
+from fuseplan.judge.output import JudgedOutput
 from fuseplan.judge.spread import Deviation, NaturalSpread, chunks
 
 Layout = Literal["eager", "gaps", "any"]
@@ -30,12 +30,12 @@ alike by chance."""
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedRun:
     """What became of one run."""
 
     problem: str | None
     """One line on the first value that is not what it should be."""
-    evidence: tuple[Evidence, ...] = ()
+    evidence: tuple[JudgedOutput, ...] = ()
     """Of every output of floats that could be compared, the worst first."""
 
 
@@ -88,7 +88,7 @@ def is_random(eager: Any, other: Any) -> bool:
 
 def judge(
     actual: Mapping[str, Any], leaves: Mapping[str, Leaf], layout: Layout = "eager", wider: float = 1.0
-) -> Judged:
+) -> JudgedRun:
     """Say whether every value is what it should be.
 
     Outputs lie in memory as eager's do, or with gaps between rows besides, or anyhow. The last is left to torch.compile: it
@@ -97,14 +97,14 @@ def judge(
     """
     if actual.keys() != leaves.keys():
         names = sorted(actual.keys() ^ leaves.keys())
-        return Judged(f"{names[0]} is given by one of the two alone")
+        return JudgedRun(f"{names[0]} is given by one of the two alone")
     found = [_judge_one(name, actual[name], leaf, layout, wider) for name, leaf in leaves.items()]
     evidence = [one for _, one in found if one is not None]
     evidence.sort(key=lambda one: -one.share)
-    return Judged(next((problem for problem, _ in found if problem is not None), None), tuple(evidence))
+    return JudgedRun(next((problem for problem, _ in found if problem is not None), None), tuple(evidence))
 
 
-def _judge_one(name: str, got: Any, leaf: Leaf, layout: Layout, wider: float) -> tuple[str | None, Evidence | None]:
+def _judge_one(name: str, got: Any, leaf: Leaf, layout: Layout, wider: float) -> tuple[str | None, JudgedOutput | None]:
     want = leaf.eager
     if not (isinstance(got, Tensor) and isinstance(want, Tensor)):
         same = type(got) is type(want) and (got == want or got != got)
@@ -134,11 +134,11 @@ def _exact_problem(name: str, got: Tensor, leaf: Leaf) -> str | None:
     return f"{name} differs from eager in {int((got != leaf.eager).sum())} of {got.numel()} elements"
 
 
-def _judge_floats(name: str, got: Tensor, leaf: Leaf, wider: float) -> tuple[str | None, Evidence]:
+def _judge_floats(name: str, got: Tensor, leaf: Leaf, wider: float) -> tuple[str | None, JudgedOutput]:
     assert leaf.spread is not None
     exact = leaf.eager if leaf.exact is None else leaf.exact
     worst: Deviation = max(leaf.spread.measure(got, exact, wider), key=lambda one: one.share)
-    evidence = Evidence(name, worst.measure, worst.error, worst.allowed, worst.natural)
+    evidence = JudgedOutput(name, worst.measure, worst.error, worst.allowed, worst.natural)
     if any(_other_kind(*parts) for parts in chunks(got, leaf.eager, exact)):
         return f"{name} is NaN or infinite where eager is not, or the other way round", evidence
     if worst.share <= 1:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from fuseplan.errors import OptionError
 from fuseplan.graph import Graph
-from fuseplan.judge.evidence import Evidence
+from fuseplan.judge.output import JudgedOutput
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.race import RaceResult, Rule
 from fuseplan.options import ATTENTION
@@ -182,7 +182,7 @@ class OutcomeRow:
     compile_s: float | None = None
     peak_bytes: int | None = None
     repeats: Repeats = NO_REPEATS
-    evidence: tuple[Evidence, ...] = ()
+    outputs: tuple[JudgedOutput, ...] = ()
     """Of a plan: how far each output was off, and what was allowed."""
     how: str = ""
     """How a plan was judged."""

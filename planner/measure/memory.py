@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import resource
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -47,6 +53,63 @@ def limit_memory(device: torch.device, most: int | None = None, share: float = 1
         free_here, total = torch.cuda.mem_get_info()
         allowed = torch.cuda.memory_reserved() + int(free_here * share * (1 - SPARED))
         torch.cuda.set_per_process_memory_fraction(min(1.0, allowed / total))
+
+
+@contextmanager
+def roomy(device: torch.device) -> Iterator[None]:
+    """Within, this process may take all that is free of its GPU: what runs in higher precision needs several times its share.
+
+    The processes of one user take turns at it, so that two do not meet; one that has waited long goes ahead all the same.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    card = getattr(torch.cuda.get_device_properties(device), "uuid", device.index)
+    name = f"fuseplan-{os.getuid()}-{card}.turn"
+    with take_turn(Path(tempfile.gettempdir()) / name):
+        share = torch.cuda.get_per_process_memory_fraction(device)
+        free, total = torch.cuda.mem_get_info(device)
+        allowed = torch.cuda.memory_reserved(device) + int(free * (1 - SPARED))
+        torch.cuda.set_per_process_memory_fraction(max(share, min(1.0, allowed / total)), device)
+        try:
+            yield
+        finally:
+            torch.cuda.empty_cache()
+            torch.cuda.set_per_process_memory_fraction(share, device)
+
+
+@contextmanager
+def take_turn(file: Path, patience_s: float = 60.0) -> Iterator[bool]:
+    """Within, no other process is within for the same file; False if it was waited for in vain, or there can be no file.
+
+    >>> with take_turn(Path(tempfile.mkdtemp()) / "turn") as mine:
+    ...     mine
+    True
+    """
+    try:
+        handle = os.open(file, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
+    except OSError:
+        yield False
+        return
+    try:
+        yield _locked(handle, patience_s)
+    finally:
+        os.close(handle)  # which lets go of the lock
+
+
+def _locked(handle: int, patience_s: float) -> bool:
+    end = time.monotonic() + patience_s
+    while not (mine := _locks(handle)) and time.monotonic() < end:
+        time.sleep(0.05)
+    return mine
+
+
+def _locks(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def holds_much(device: torch.device) -> bool:

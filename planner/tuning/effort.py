@@ -142,6 +142,8 @@ REGION_SHARE = 0.25
 """… and of the wall time of an effort, what one step with one region may take."""
 
 # Checking whole plans
+JUDGING_SHARE = 0.2
+"""The most of the time that is granted which may go by before no more runs are begun that say how far results move by rounding."""
 GREEDY_SHARE = 1 / 3
 """Of the wall time of an effort, what compiling a default of ours may take: nvFuser needs
 seconds for each region that is not like another. Torch's own are waited for, whatever they take."""

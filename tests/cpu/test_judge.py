@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +21,7 @@ from fuseplan.judge.expect import expect, leaves_of
 from fuseplan.judge.moved import MovedRun
 from fuseplan.judge.programs import Leaf, judge, with_draw
 from fuseplan.judge.spread import NaturalSpread
+from fuseplan.measure.memory import take_turn
 
 torch.manual_seed(0)
 
@@ -313,3 +317,20 @@ def test_judging_leaves_buffers_and_generators_as_they_were() -> None:
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(program.tensors.owned[i], was) for i, was in before.items())
     assert any(name.startswith("buffer") for name in expectation.leaves[0])
+
+
+def test_two_processes_take_turns_at_what_needs_room(tmp_path: Path) -> None:
+    """As runs in higher precision do, which would not fit beside each other."""
+    file = tmp_path / "turn"
+    with take_turn(file) as mine:
+        code = (
+            "import sys; from pathlib import Path; from fuseplan.measure.memory import take_turn\n"
+            "with take_turn(Path(sys.argv[1]), 0.2) as mine: print(mine)"
+        )
+        waited = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True, check=True)
+    assert mine
+    assert waited.stdout == "False\n"
+    with take_turn(file, 0.0) as mine:
+        assert mine
+    with take_turn(tmp_path / "no folder" / "turn") as mine:
+        assert not mine

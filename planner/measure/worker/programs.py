@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -15,8 +16,8 @@ from fuseplan.backend import fuseplan_backend, programs_of
 from fuseplan.capture.trace.load import Loaded
 from fuseplan.executors import GAPS
 from fuseplan.explain import compiled_by
-from fuseplan.judge.expect import SEEDS, Expectation, expect
-from fuseplan.judge.programs import Judged, Layout
+from fuseplan.judge.expect import SEEDS, Expectation, Surroundings, expect
+from fuseplan.judge.programs import JudgedRun, Layout
 from fuseplan.measure.clocks import clock_for
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.failures import COMPILE, RUN, check_device, failure, line
@@ -30,7 +31,7 @@ from fuseplan.measure.jobs import (
     RacePlans,
     VetPlan,
 )
-from fuseplan.measure.memory import Peak, holds_much
+from fuseplan.measure.memory import Peak, holds_much, roomy
 from fuseplan.measure.worker.loaded import LoadedProgram
 from fuseplan.measure.worker.racing import enter, run_race
 from fuseplan.measure.worker.workplace import Workplace
@@ -151,13 +152,13 @@ class _Trial:
         self.row = replace(self.row, peak_bytes=peak.bytes())
         return None
 
-    def _keep(self, judged: Judged) -> None:
+    def _keep(self, judged: JudgedRun) -> None:
         """Of each output the worst that any call gave."""
-        found = {one.name: one for one in self.row.evidence}
+        found = {one.name: one for one in self.row.outputs}
         for one in judged.evidence:
             if one.name not in found or one.share > found[one.name].share:
                 found[one.name] = one
-        self.row = replace(self.row, evidence=tuple(found.values()))
+        self.row = replace(self.row, outputs=tuple(found.values()))
 
 
 def _layout(entry: RaceEntry) -> Layout:
@@ -191,7 +192,8 @@ def _stand_in(entry: RaceEntry, compiled: Any) -> tuple[str, str] | None:
 def _expectation(case: LoadedProgram, job: VetPlan, place: Workplace) -> Expectation:
     """What the program should give."""
     if case.expectation is None:
-        case.expectation = expect(case.loaded, seconds=job.judging_s, tidy=place.clear, check=check_device)
+        where = Surroundings(place.clear, check_device, partial(roomy, place.device))
+        case.expectation = expect(case.loaded, seconds=job.judging_s, where=where)
     return case.expectation
 
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import Job, Outcome, OutcomeRow, VetPlan
-from fuseplan.tuning.effort import GREEDY_SHARE, LATE, LEAST_LIMIT_S, PATIENCE_S
+from fuseplan.tuning.effort import GREEDY_SHARE, JUDGING_SHARE, LATE, LEAST_LIMIT_S, PATIENCE_S
 from fuseplan.tuning.program.baseline import planned, searches
 from fuseplan.tuning.program.budget import Budget
 from fuseplan.tuning.program.services import Services
 from fuseplan.tuning.queue.budget import spelled
 
+TORCHS = "inductor"
+"""What torch.compile's default is called in a race."""
+WIDER = 2.0
+"""How much further off than what moved runs of eager show torch.compile's default may be."""
 Rows = dict[str, OutcomeRow]
 """What came of each plan, by its name in the race."""
 
@@ -20,7 +24,7 @@ Rows = dict[str, OutcomeRow]
 def checked(services: Services, trace: str, entries: Sequence[RaceEntry], rows: Rows) -> list[RaceEntry]:
     """Those of `entries` that are right, of plans that somebody has named: none is left out for want of time."""
     limits = [None if _is_torchs(one) else PATIENCE_S * (GREEDY_SHARE if one.default else 1.0) for one in entries]
-    _check(services, trace, entries, limits, services.on_gpu, rows)
+    _check(services, trace, entries, limits, services.on_gpu, rows, PATIENCE_S * JUDGING_SHARE)
     return _right(entries, rows)
 
 
@@ -63,7 +67,8 @@ class TimedChecks:
         more = sum(not entry.default for entry in chosen)  # the defaults are among those that race already
         most = budget.left_s - budget.starting_s(racing) - budget.fair_race_s(racing + more, self.step_us)
         limits = [_patience(entry, budget) if entry.default else _limit(entry, most) for entry in chosen]
-        budget.checked(_check(self.services, self.trace, chosen, limits, budget.prepares, self.rows))
+        judging_s = budget.effort.wall_s * JUDGING_SHARE
+        budget.checked(_check(self.services, self.trace, chosen, limits, budget.prepares, self.rows, judging_s))
 
     @property
     def _racing(self) -> int:
@@ -92,6 +97,7 @@ def _check(
     limits: Sequence[float | None],
     prepares: bool,
     rows: Rows,
+    judging_s: float,
 ) -> list[Outcome]:
     def heard(job: Job, outcome: Outcome) -> None:
         assert isinstance(job, VetPlan)
@@ -101,10 +107,30 @@ def _check(
             services.note(f"{job.entry.name} is out: {row.status}, {row.detail}")
 
     jobs = [
-        VetPlan(trace, one, prepares, early=_early(one), limit_s=limit)
+        VetPlan(trace, one, prepares, early=_early(one), limit_s=limit, judging_s=judging_s, wider=_wider(one, rows))
         for one, limit in zip(entries, limits, strict=True)
     ]
-    return services.carry_out("compiling and checking plans", jobs, heard)
+    found = services.carry_out("compiling and checking plans", jobs, heard)
+    again = [
+        replace(job, wider=wider)
+        for job in jobs
+        if rows[job.entry.name].status == "wrong" and (wider := _wider(job.entry, rows)) > job.wider
+    ]
+    return found + (services.carry_out("checking plans again", again, heard) if again else [])
+
+
+def _wider(entry: RaceEntry, rows: Rows) -> float:
+    """How many times further off than what rounding explains a plan may be: as far as torch.compile's own result is, up to a
+    factor, and that one up to the factor.
+
+    >>> _wider(RaceEntry("a cut"), {}), _wider(RaceEntry("inductor", default=True), {}) == WIDER
+    (1.0, True)
+    """
+    if entry.name == TORCHS:
+        return WIDER
+    row = rows.get(TORCHS)
+    worst = max((one.share for one in row.outputs), default=0.0) if row is not None and row.status == "ok" else 0.0
+    return min(WIDER, max(1.0, WIDER * worst))
 
 
 def _right(entries: Sequence[RaceEntry], rows: Rows) -> list[RaceEntry]:

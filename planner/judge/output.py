@@ -7,7 +7,7 @@ from math import inf
 
 
 @dataclass(frozen=True)
-class Evidence:
+class JudgedOutput:
     """What was found of one output: its error in the way in which it is the worst, and how that came to be allowed."""
 
     name: str
