@@ -11,9 +11,12 @@ from benchmarks.result import alone, write_result
 
 
 def names() -> list[str]:
-    """The modules of this folder that measure something."""
+    """The modules and packages of this folder that measure something."""
+    here = Path(__file__).parent
     return sorted(
-        path.stem for path in Path(__file__).parent.glob("*.py") if "\ndef measure(" in path.read_text("utf-8")
+        path.parent.name if path.stem == "__init__" else path.stem
+        for path in (*here.glob("*.py"), *here.glob("*/__init__.py"))
+        if "\ndef measure(" in path.read_text("utf-8")
     )
 
 

@@ -1,0 +1,145 @@
+"""The tables of docs/judge.md: what the judge calls wrong that is right, and what it lets pass that is wrong."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from checks.project import ROOT
+from checks.tables import between, file_of, head, line
+
+PAGE = ROOT / "docs" / "judge.md"
+JUDGES = {"expect": "this rule", "today": "the rule before"}
+"""The columns, by what result files call the judges."""
+Rows = Mapping[str, Any]
+
+
+def pages() -> dict[Path, str]:
+    """The page, and what belongs in it."""
+    return {PAGE: between(PAGE, "\n\n".join(_parts()))}
+
+
+def _parts() -> Iterator[str]:
+    found = file_of("judging", "json")
+    if not found:
+        yield "Nothing was measured yet: `scripts/bench judging alarms`, `scripts/bench judging misses`."
+        return
+    machine, results = found["environment"], found["results"]
+    yield (
+        f"On a CPU ({machine['cpu']}) with torch {machine['packages']['torch']} and transformers"
+        f" {machine['packages']['transformers']}; [benchmarks/results/judging.json](../benchmarks/results/judging.json) has"
+        " every row."
+    )
+    if "alarms" in results:
+        yield from _alarms(results["alarms"])
+    if "misses" in results:
+        yield from _misses(results["misses"])
+
+
+def _alarms(found: Rows) -> Iterator[str]:
+    rows: Rows = {name: row for name, row in found["rows"].items() if "failed" not in row}
+    judges = _judges(one for row in rows.values() for one in row["sides"].values())
+    yield "### False alarms"
+    yield (
+        f"{len(rows)} configurations of small models of transformers, each under torch.compile and under host `aten`"
+        " (`scripts/bench judging alarms`): how often a result was called wrong, and in each configuration the largest error"
+        " as a share of what is allowed. Seconds are of judging alone, in the median, beside the rule before."
+    )
+    lines = list(
+        head(
+            [
+                "",
+                "configurations",
+                *(f"called wrong by {JUDGES[judge]}" for judge in judges),
+                "largest share, median",
+                "highest",
+                "seconds, times",
+            ]
+        )
+    )
+    for kind in dict.fromkeys(_kind(name) for name in rows):
+        chosen = {name: row for name, row in rows.items() if _kind(name) == kind}
+        wrong = [str(sum(_wrong(row, judge) for row in chosen.values())) for judge in judges]
+        shares = sorted(share for row in chosen.values() if (share := _share(row)) is not None)
+        times = sorted(ratio for row in chosen.values() if (ratio := _times(row)) is not None)
+        lines.append(line([kind, str(len(chosen)), *wrong, _middle(shares), _number(shares[-1:]), _middle(times)]))
+    yield "\n".join(lines)
+    alarms = [
+        f"- {name}, {side}, {JUDGES[judge]}: {one[judge]['problem']}"
+        for name, row in rows.items() for side, one in row["sides"].items() for judge in judges
+        if one.get(judge, {}).get("problem")
+    ]  # fmt: skip
+    if alarms:
+        yield "\n".join(alarms)
+
+
+def _kind(name: str) -> str:
+    """Its mode and precision, without the model."""
+    return name.split(" ", 1)[1]
+
+
+def _judges(told: Iterator[Rows]) -> list[str]:
+    seen = {judge for one in told for judge in one}
+    return [judge for judge in JUDGES if judge in seen]
+
+
+def _wrong(row: Rows, judge: str) -> bool:
+    return any(one.get(judge, {}).get("problem") for one in row["sides"].values())
+
+
+def _share(row: Rows) -> float | None:
+    return max(
+        (one["expect"]["share"] for one in row["sides"].values() if "share" in one.get("expect", {})), default=None
+    )
+
+
+def _times(row: Rows) -> float | None:
+    seconds = row["seconds"]
+    return seconds["expect"] / seconds["today"] if "expect" in seconds else None
+
+
+def _middle(values: list[float]) -> str:
+    return _number(values[len(values) // 2 :])
+
+
+def _number(values: list[float]) -> str:
+    return f"{values[0]:.2f}" if values else "-"
+
+
+def _misses(found: Rows) -> Iterator[str]:
+    rows: Rows = {name: row for name, row in found["rows"].items() if "failed" not in row}
+    judges = _judges(one for row in rows.values() for one in row["faults"].values())
+    dtypes = list(dict.fromkeys(name.rsplit(" ", 1)[1] for name in rows))
+    yield "### Faults let through"
+    yield (
+        f"{found['summary']['faults']} kinds of faults, planted into {found['summary']['programs']} small programs wherever"
+        " they have a place and move the exact result (`scripts/bench judging misses`). The last column is the largest error of"
+        " what passed, over that of eager itself where inputs and weights are moved by their own rounding."
+    )
+    lines = list(head(["", "pairs", *(f"caught by {JUDGES[judge]}" for judge in judges), "largest ratio"]))
+    for dtype in dtypes:
+        pairs = [one for name, row in rows.items() if name.endswith(f" {dtype}") for one in row["faults"].values()]
+        pairs = [one for one in pairs if any(judge in one for judge in judges)]
+        caught = [sum(one[judge]["caught"] for one in pairs if judge in one) for judge in judges]
+        ratios = [float(one[judges[0]]["ratio"]) for one in pairs if "ratio" in one[judges[0]]]
+        shares = [f"{count} ({count / len(pairs):.1%})" for count in caught]
+        lines.append(line([dtype, str(len(pairs)), *shares, _number(sorted(ratios)[-1:])]))
+    yield "\n".join(lines)
+    yield f"By fault, over all programs: pairs, and how many of them {JUDGES[judges[0]]} caught in each precision."
+    yield "\n".join(_by_fault(rows, dtypes, judges[0]))
+
+
+def _by_fault(rows: Rows, dtypes: list[str], judge: str) -> Iterator[str]:
+    pairs, caught = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+    for name, row in rows.items():
+        for fault, one in row["faults"].items():
+            if judge in one:
+                place = (fault, name.rsplit(" ", 1)[1])
+                pairs[place] += 1
+                caught[place] += one[judge]["caught"]
+    yield from head(["fault", *dtypes])
+    for fault in sorted({fault for fault, _ in pairs}):
+        cells = [f"{caught[fault, dtype]} of {pairs[fault, dtype]}" if pairs[fault, dtype] else "-" for dtype in dtypes]
+        yield line([fault, *cells])
