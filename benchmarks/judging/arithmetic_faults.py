@@ -183,7 +183,10 @@ def _of_tiles() -> Iterator[OpFault]:
     )  # fmt: skip
     yield OpFault("one element doubled", PRODUCTS, lambda call: with_first(call, _one_doubled), _inner(2))
     yield OpFault("last row of a convolution left out", ("convolution",), _edited((..., -1, slice(None)), lambda _: 0))
-    yield OpFault("padded with ones", ("constant_pad_nd",), lambda call: call.given((*call.args[:2], 1.0)))
+    yield OpFault(
+        "padded with ones", ("constant_pad_nd",), lambda call: call.given((*call.args[:2], 1.0)),
+        lambda call: max(call.args[1]) > 0,
+    )  # fmt: skip
 
 
 # numbers that stand in the program
@@ -196,7 +199,7 @@ def _number(one: Any) -> bool:
 def _scaled(call: OpCall) -> bool:
     if call.name == FLASH:
         return True
-    return _many(call) and len(call.args) > 1 and _number(call.args[1]) and float(call.args[1]) not in (1.0, -1.0)
+    return _many(call) and len(call.args) > 1 and _number(call.args[1]) and abs(call.args[1]) != 1
 
 
 def _unscaled(call: OpCall) -> Any:

@@ -10,9 +10,9 @@ import torch
 
 from benchmarks.judging.earlier import DRAWS, EarlierLeaf, Layout, disagreement, expected, with_draw
 from fuseplan.capture.trace.load import Loaded, load_trace
+from fuseplan.judge.expect import SEEDS as SEEDS
+from fuseplan.judge.expect import expect
 
-SEEDS = (0, 1)
-"""Of the inputs."""
 _OTHER_NUMBERS = 7919
 
 
@@ -37,15 +37,16 @@ class Said(Protocol):
     @property
     def problem(self) -> str | None: ...
     @property
-    def how(self) -> str: ...
-    @property
     def evidence(self) -> Sequence[Finding]: ...
 
 
 class Expectation(Protocol):
-    """What a program should give."""
+    """What a program should give, and how that came to be known."""
 
-    def judge(self, found: Mapping[str, Any], seed: int, layout: Layout) -> Said:
+    @property
+    def how(self) -> str: ...
+
+    def judge(self, found: Mapping[str, Any], seed: int, layout: Layout, wider: float = 1.0) -> Said:
         """Tell whether this is it."""
 
 
@@ -58,7 +59,6 @@ class _Plain:
 
     problem: str | None
     evidence: tuple[Finding, ...] = ()
-    how: str = ""
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,9 @@ class _Earlier:
     """What the earlier rule expects, by seed."""
 
     leaves: Mapping[int, Mapping[str, EarlierLeaf]]
+    how: str = ""
 
-    def judge(self, found: Mapping[str, Any], seed: int, layout: Layout) -> _Plain:
+    def judge(self, found: Mapping[str, Any], seed: int, layout: Layout, wider: float = 1.0) -> _Plain:
         return _Plain(disagreement(found, self.leaves[seed], layout))
 
 
@@ -100,4 +101,4 @@ def _in_double(loaded: Loaded, seed: int) -> dict[str, Any] | None:
 
 def judges() -> dict[str, Judge]:
     """Those that there are, by name: the one that tuning asks, and the one before."""
-    return {"today": earlier}
+    return {"today": earlier, "expect": expect}
