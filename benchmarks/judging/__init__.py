@@ -1,8 +1,8 @@
 """What the judge calls wrong that is right, and what it lets pass that is wrong: `alarms` and `misses`, on the CPU.
 
 more_models, alarms     small models, each under torch.compile and host `aten`: all of that is right
-programs, planting,
-faults, misses          small programs, and faults that are planted into them: all of those are wrong
+blocks, programs, planting,
+*_faults, faults, misses    small programs, and faults that are planted into them: all of those are wrong
 judges, earlier         the judge that is asked, and the rule before it
 """
 
