@@ -41,7 +41,7 @@ def measure(arguments: list[str]) -> Rows:
         names = [name for name in names if name not in rows.every()]
     folder = chosen.logs.absolute() / chosen.part
     chosen.logs = folder
-    told = {"cache": str(folder.parent / "inductor")}
+    told = {"cache": str(folder.parent / "inductor"), "again": chosen.again}
     tasks = [task_of(name, f"judging.{chosen.part}", chosen, told) for name in names]
     with bar() as bars:
         bars.stage("judging", chosen.part, len(tasks))
@@ -71,6 +71,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", action="append", metavar="NAME", help="a row; may be given again")
     parser.add_argument("--append", action="store_true", help="keep the rows of what is not judged now")
     parser.add_argument("--resume", action="store_true", help="judge what has no row yet; goes with --append")
+    parser.add_argument(
+        "--again", action="store_true", help="alarms: judge what an earlier run has computed, if it has"
+    )
     parser.add_argument("--at-a-time", type=int, default=1, help="processes")
     parser.add_argument("--limit-s", type=float, default=300.0, help="what one row may take")
     parser.add_argument("--within-s", type=float, default=math.inf, help="what all may take; the rest is not begun")

@@ -7,13 +7,14 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
 
 import torch
 
-from benchmarks.fleet import Report, Task
+from benchmarks.fleet import Report, Task, slug
 from benchmarks.judging.earlier import Layout
 from benchmarks.judging.judges import SEEDS, Said, judges
 from benchmarks.judging.more_models import MORE
@@ -89,34 +90,46 @@ def run(task: Task) -> None:
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = task.arguments["cache"]
     torch.set_num_threads(1)
     report = Report(task.out)
-    report.at("capturing")
-    loaded = load_trace(every()[task.name].trace(), "cpu")
-    found: dict[str, list[dict[str, Any]]] = {}
-    sides: dict[str, dict[str, Any]] = {}
-    for side, (entry, *_) in SIDES.items():
-        report.at("running", side)
-        try:
-            compiled = compile_entry(entry, loaded)
-            found[side] = [loaded.run(compiled, seed) for seed in SEEDS]
-        except Exception as error:  # noqa: BLE001 -- the failures of compilers are rows
-            sides[side] = {"failed": traceback.format_exception_only(error)[-1].strip()[:300]}
-        torch._dynamo.reset()
+    kept = Path(task.arguments["cache"]).parent / "kept" / f"{slug(task.name)}.pt"
+    if not (task.arguments.get("again") and kept.exists()):
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(_made(every()[task.name], report), kept)
+    made = torch.load(kept, weights_only=True)
+    found: dict[str, dict[int, dict[str, Any]]] = made["found"]
+    sides: dict[str, dict[str, Any]] = {side: {"failed": why} for side, why in made["failed"].items()}
+    loaded = load_trace(Trace.from_json(made["trace"]), "cpu")
     loaded.run()
     for name, judge in judges().items():
         report.at(f"judging: {name}")
         begin = perf_counter()
         expectation = judge(loaded, SEEDS)
         told = {
-            side: [expectation.judge(runs[seed], seed, *SIDES[side][1:]) for seed in SEEDS]
+            side: [expectation.judge(one, seed, *SIDES[side][1:]) for seed, one in runs.items()]
             for side, runs in found.items()
         }
-        report.put(
-            seconds={**report.fields.get("seconds", {}), name: round(perf_counter() - begin, 3)}, how=expectation.how
-        )
+        seconds = {**report.fields.get("seconds", {}), name: round(perf_counter() - begin, 3)}
         for side, said in told.items():
             sides.setdefault(side, {})[name] = summary(said)
-        report.put(sides=sides)
+        report.put(seconds=seconds, sides=sides, how=expectation.how)
     report.put(nodes=len(loaded.trace.fields["nodes"]), at="", at_side="")
+
+
+def _made(configuration: Configuration, report: Report) -> dict[str, Any]:
+    """What each side computes, by seed, or why it does not; with the trace, all that judging needs."""
+    report.at("capturing")
+    trace = configuration.trace()
+    loaded = load_trace(trace, "cpu")
+    found: dict[str, dict[int, dict[str, Any]]] = {}
+    failed: dict[str, str] = {}
+    for side, (entry, *_) in SIDES.items():
+        report.at("running", side)
+        try:
+            compiled = compile_entry(entry, loaded)
+            found[side] = {seed: loaded.run(compiled, seed) for seed in SEEDS}
+        except Exception as error:  # noqa: BLE001 -- the failures of compilers are rows
+            failed[side] = traceback.format_exception_only(error)[-1].strip()[:300]
+        torch._dynamo.reset()
+    return {"trace": trace.to_json(), "found": found, "failed": failed}
 
 
 def summary(said: Sequence[Said]) -> dict[str, Any]:
