@@ -133,7 +133,12 @@ def attempt(ground: Ground, fault: Fault, expectations: Mapping[str, Expectation
         return {"raises": f"{type(error).__name__}: {error}".splitlines()[0][:200]}
     if moved < NOTHING:
         return {"effect": moved}
-    return {"effect": _short(moved), **{name: said(one, runs) for name, one in expectations.items()}}
+    return {"effect": _short(moved), **{name: _brief(said(one, runs)) for name, one in expectations.items()}}
+
+
+def _brief(told: dict[str, Any]) -> dict[str, Any]:
+    """What a row needs of a fault: where it was caught, nothing else."""
+    return {"caught": True} if told["caught"] else {key: value for key, value in told.items() if key != "problem"}
 
 
 def said(expectation: Expectation, runs: Sequence[Results]) -> dict[str, Any]:
