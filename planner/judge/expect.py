@@ -51,6 +51,9 @@ class Surroundings:
     """Around runs in higher precision, which take several times the memory of others."""
 
 
+ALONE = Surroundings()
+
+
 @dataclass(frozen=True, eq=False)
 class Expectation:
     """What a program should give, and how that came to be known."""
@@ -69,7 +72,7 @@ def expect(
     seeds: Sequence[int] = SEEDS,
     *,
     seconds: float = math.inf,
-    where: Surroundings = Surroundings(),
+    where: Surroundings = ALONE,
 ) -> Expectation:
     """Run a program as eager runs it, more precisely, and moved.
 

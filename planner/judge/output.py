@@ -21,3 +21,18 @@ class JudgedOutput:
     def share(self) -> float:
         """The error as a share of what is allowed: beyond 1 it is wrong."""
         return self.error / self.allowed if self.allowed else inf if self.error else 0.0
+
+
+@dataclass(frozen=True)
+class Fault:
+    """The part of a program that torch.compile gets wrong."""
+
+    op: str
+    """What is called at its end."""
+    ops: int
+    """How many ops it has."""
+    problem: str
+    script: str
+    """Python that shows it without fuseplan."""
+    trace: str
+    """The part as a trace."""

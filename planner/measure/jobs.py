@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from fuseplan.errors import OptionError
 from fuseplan.graph import Graph
-from fuseplan.judge.output import JudgedOutput
+from fuseplan.judge.output import Fault, JudgedOutput
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.race import RaceResult, Rule
 from fuseplan.options import ATTENTION
@@ -101,6 +101,14 @@ class VetPlan(Job):
 
 
 @dataclass(frozen=True)
+class FindFault(Job):
+    """Look for the part of a program that torch.compile gets wrong, for about so many seconds."""
+
+    trace: str
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Prepare(Job):
     """Compile an entry ahead of its race, and keep it for that."""
 
@@ -136,7 +144,7 @@ class Rest(Job):
     """Let go of the programs that were loaded, and of the memory of the device, so that another worker finds it free."""
 
 
-JOBS = VetRegion | RaceRegion | Capture | VetPlan | Prepare | RacePlans | Calibrate | Rest
+JOBS = VetRegion | RaceRegion | Capture | VetPlan | FindFault | Prepare | RacePlans | Calibrate | Rest
 """All jobs, as `codec` reads one.
 
 >>> from fuseplan.wire import codec
@@ -235,6 +243,8 @@ class Outcome:
     """What `Calibrate` measured."""
     prepared: bool = False
     """Of a plan that was vetted: whether the racer has it ready."""
+    fault: Fault | None = None
+    """What `FindFault` found."""
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:

@@ -8,6 +8,7 @@ from fuseplan.measure.failures import RUN, DeviceLostError, check_device, failur
 from fuseplan.measure.jobs import (
     Calibrate,
     Capture,
+    FindFault,
     Job,
     Outcome,
     Prepare,
@@ -47,6 +48,8 @@ def _answer(job: Job, place: Workplace) -> Outcome:
             return programs.capture(job, place)
         case VetPlan():
             return programs.vet(job, place)
+        case FindFault():
+            return programs.fault(job, place)
         case Prepare():
             return programs.prepare(job, place)
         case RacePlans():

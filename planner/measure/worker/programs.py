@@ -16,6 +16,7 @@ from fuseplan.backend import fuseplan_backend, programs_of
 from fuseplan.capture.trace.load import Loaded
 from fuseplan.executors import GAPS
 from fuseplan.explain import compiled_by
+from fuseplan.judge.culprit import find_fault
 from fuseplan.judge.expect import SEEDS, Expectation, Surroundings, expect
 from fuseplan.judge.programs import JudgedRun, Layout
 from fuseplan.measure.clocks import clock_for
@@ -25,6 +26,7 @@ from fuseplan.measure.jobs import (
     AttentionFound,
     Capture,
     CapturedProgram,
+    FindFault,
     Outcome,
     OutcomeRow,
     Prepare,
@@ -195,6 +197,16 @@ def _expectation(case: LoadedProgram, job: VetPlan, place: Workplace) -> Expecta
         where = Surroundings(place.clear, check_device, partial(roomy, place.device))
         case.expectation = expect(case.loaded, seconds=job.judging_s, where=where)
     return case.expectation
+
+
+def fault(job: FindFault, place: Workplace) -> Outcome:
+    """The part of a program that torch.compile gets wrong."""
+    place.at("torch.compile", "looking for the op that it gets wrong")
+    where = Surroundings(place.clear, check_device, partial(roomy, place.device))
+    try:
+        return Outcome(fault=find_fault(place.programs.case(job.trace).loaded, seconds=job.seconds, where=where))
+    finally:
+        torch._dynamo.reset()
 
 
 def race_entries(job: RacePlans, place: Workplace) -> Outcome:

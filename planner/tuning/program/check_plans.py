@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from fuseplan.measure.entry import RaceEntry
-from fuseplan.measure.jobs import Job, Outcome, OutcomeRow, VetPlan
+from fuseplan.measure.jobs import FindFault, Job, Outcome, OutcomeRow, VetPlan
 from fuseplan.tuning.effort import GREEDY_SHARE, JUDGING_SHARE, LATE, LEAST_LIMIT_S, PATIENCE_S
 from fuseplan.tuning.program.baseline import planned, searches
 from fuseplan.tuning.program.budget import Budget
 from fuseplan.tuning.program.services import Services
 from fuseplan.tuning.queue.budget import spelled
 
+FAULT = "the fault is in"
+"""How the detail of what is wrong goes on, where it is known at which ops."""
 TORCHS = "inductor"
 """What torch.compile's default is called in a race."""
 WIDER = 2.0
@@ -51,6 +53,7 @@ class TimedChecks:
         if known:  # a worker that these leave without work takes the first of the others
             beside = min(max(0, self.services.at_once - len(known)), self._room(len(known)))
             self._check([*known, *waiting[:beside]], len(known))
+            self._tell_of_fault()
             waiting = self._in_time(waiting[beside:], len(known))
         while waiting and (room := self._room(racing := self._racing)):
             count = min(room, self.services.at_once)
@@ -61,6 +64,21 @@ class TimedChecks:
                 takes = f": it takes some {spelled(entry.searching_s)}" if entry.searching_s else ""
                 self.services.note(f"there is no time for {entry.name}{takes}")
         return _right(entries, self.rows)
+
+    def _tell_of_fault(self) -> None:
+        """Where torch.compile itself computes something else, say at which op: whoever uses it without us wants to know."""
+        row = self.rows.get(TORCHS)
+        if row is None or row.status != "wrong" or not row.outputs or FAULT in row.detail:
+            return
+        looking = FindFault(self.trace, JUDGING_SHARE * self.budget.effort.wall_s)
+        (outcome,) = self.services.carry_out("looking for the op that torch.compile gets wrong", [looking])
+        if outcome.fault is None:
+            return
+        told = f"{FAULT} {outcome.fault.ops} ops that end in {outcome.fault.op}"
+        self.rows[TORCHS] = replace(row, detail=f"{row.detail}; {told}")
+        self.services.note(
+            f"torch.compile gets this program wrong: {told}; fuseplan judge --script writes a script that shows it"
+        )
 
     def _check(self, chosen: Sequence[RaceEntry], racing: int) -> None:
         budget = self.budget
