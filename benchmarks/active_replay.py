@@ -8,7 +8,7 @@ from functools import partial
 from statistics import mean
 from typing import Any
 
-from fuseplan.models import CostModel, Prediction
+from fuseplan.models import Cost, CostModel
 from fuseplan.models.evaluation.data import MADE_UP, Data, Decision
 from fuseplan.models.evaluation.replay import Replayed, ReplayedPlan, Spent, sessions_of
 from fuseplan.models.evaluation.splits import heads_of, left_out
@@ -51,7 +51,7 @@ class ByWorth(Replayed):
             seen = data.measured[row]
             self.row_of[seen.region, (seen.executor, seen.variant)] = row
 
-    def predicted(self, told: dict[int, Prediction]) -> None:
+    def predicted(self, told: dict[int, Cost]) -> None:
         """Units are made anew, of what is known now."""
         self._told = told
         self._units: dict[str, Unit] = {}

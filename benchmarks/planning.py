@@ -21,8 +21,10 @@ from benchmarks.given import names
 from benchmarks.result import RESULTS
 from fuseplan.charts import Panel, chart
 from fuseplan.graph import Graph, Op, Ref, TensorType, Value
-from fuseplan.segment import check_segmentation, is_anchor, islands
-from fuseplan.solver.solve import Option, Solver, solve
+from fuseplan.models import Cost
+from fuseplan.segment import Choice, check_segmentation, is_anchor, islands
+from fuseplan.solver.solve import Solver, solve
+from fuseplan.solver.words import PLAIN
 
 SIZES = (1250, 2500, 5000, 10_000)
 LAYERS = 100
@@ -83,7 +85,7 @@ def plan(graph: Graph) -> dict[str, Any]:
     marks.append(perf_counter())
     asked = 0
 
-    def costs(ops: tuple[int, ...], recompute: tuple[int, ...]) -> list[Option]:
+    def costs(ops: tuple[int, ...], recompute: tuple[int, ...]) -> dict[Choice, Cost]:
         nonlocal asked
         asked += 1
         return table(ops, recompute)
@@ -116,16 +118,15 @@ def plan(graph: Graph) -> dict[str, Any]:
     }
 
 
-def table(ops: tuple[int, ...], recompute: tuple[int, ...], draw: int = 0) -> list[Option]:
+def table(ops: tuple[int, ...], recompute: tuple[int, ...], draw: int = 0) -> dict[Choice, Cost]:
     """Fusing saves traffic and launches, by an amount that differs from region to region."""
     size = len(ops) + len(recompute)
     noise = (hash((ops, recompute, draw)) & 1023) / 1023
-    options = [Option("inductor", "default", 2.0 + (0.4 + 0.8 * noise) * size, 10.7)]
+    inductor = Cost(2.0 + (0.4 + 0.8 * noise) * size, 10.7)
     if size == 1:
-        options.append(Option("aten", "default", 2.5, 5.2))
-    else:
-        options.append(Option("nvfuser", "default", 2.2 + (0.2 + 1.0 * (1 - noise)) * size, 7.4))
-    return options
+        return {("inductor", "default"): inductor, PLAIN: Cost(2.5, 5.2)}
+    nvfuser = Cost(2.2 + (0.2 + 1.0 * (1 - noise)) * size, 7.4)
+    return {("inductor", "default"): inductor, ("nvfuser", "default"): nvfuser}
 
 
 def _graph(ops: list[Op]) -> Graph:

@@ -16,9 +16,9 @@ from benchmarks.result import RESULTS
 from benchmarks.search_replay import NOISE, Replay
 from benchmarks.search_tables import Table, tables
 from fuseplan.charts import Panel, chart
-from fuseplan.models import Machine, Roofline, Row
-from fuseplan.solver.costs import Timing, Timings
-from fuseplan.solver.solve import Option, solve
+from fuseplan.models import Cost, Machine, Roofline, Row
+from fuseplan.solver.costs import Timings
+from fuseplan.solver.solve import solve
 from fuseplan.study.ledger import SAMPLERS, Ledger
 from fuseplan.study.names import Params, Point, encode
 from fuseplan.tuning.effort import FULL
@@ -127,19 +127,18 @@ class _Knowledge:
     def measure(self, point: Point) -> tuple[int, float | None]:
         """Measure what of a plan is new; return how many regions that were, and the time of the plan if it can run."""
         rows: list[Row] = []
-        times: list[Option] = []
+        costs: list[Cost] = []
         for number, region in self._replay.units(point):
             case = self._costs[number].case(region.ops, region.recompute)
             choice = (region.executor, region.variant)
             if choice not in case.choices:
                 return len(rows), None
-            times.append(self._replay.time(case, *choice))
+            costs.append(self._replay.time(case, *choice))
             if choice not in self._timings.of(case.region.key):
-                took = times[-1].device_us, times[-1].host_us
-                self._timings.add(case.region, choice, Timing("ok", *took))
-                rows.append(Row(case.work, *choice, *took))
+                self._timings.add(case.region, choice, costs[-1])
+                rows.append(Row(case.work, *choice, costs[-1].device_us, costs[-1].host_us))
         self._model.update(rows)
-        return len(rows), self._replay.total(times)
+        return len(rows), self._replay.total(costs)
 
 
 def _take(replay: Replay, point: Point) -> tuple[int, float | None]:

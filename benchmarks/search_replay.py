@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 from benchmarks.search_tables import EXECUTORS, Table
 from fuseplan.errors import PlanError
-from fuseplan.models import CostModel, Machine, Roofline, Row, work_of
-from fuseplan.segment import Region, Segmentation, flow_of, is_anchor, maximal_regions
+from fuseplan.models import Cost, CostModel, Machine, Roofline, Row, work_of
+from fuseplan.segment import Choice, Region, Segmentation, flow_of, is_anchor, maximal_regions
 from fuseplan.solver.costs import Case, RegionCosts, Runner, Timings
-from fuseplan.solver.solve import Option, two_clock
+from fuseplan.solver.solve import two_clock
 from fuseplan.study.names import Point, Space, encode, space_of
 
 NOISE = 0.25
@@ -34,7 +34,7 @@ class Replay:
             rows.append(Row(work_of(region), executor, variant, device_us, host_us))
         self._roofline.update(rows)
         self.filled = 0
-        self._truth: dict[tuple[str, str, str], Option] = {}
+        self._truth: dict[tuple[str, str, str], Cost] = {}
         self.costs = self.costs_of(self._roofline, Timings())
         self.fusible = [
             [taken and not is_anchor(op) for taken, op in zip(costs.fusible, graph.ops, strict=True)]
@@ -51,11 +51,11 @@ class Replay:
             found.append(RegionCosts(graph, runners, model, timings, optimism=optimism))
         return found
 
-    def time(self, case: Case, executor: str, variant: str) -> Option:
+    def time(self, case: Case, executor: str, variant: str) -> Cost:
         """What a region takes."""
         key = (case.region.key, executor, variant)
         if key not in self._truth:
-            self._truth[key] = Option(executor, variant, *(self._measured.get(key) or self._filled_in(case, key)))
+            self._truth[key] = Cost(*(self._measured.get(key) or self._filled_in(case, key)))
         return self._truth[key]
 
     def _filled_in(self, case: Case, key: tuple[str, str, str]) -> tuple[float, float]:
@@ -81,9 +81,9 @@ class Replay:
             found += [(number, region) for region in sorted((*cut.regions, *alone), key=lambda region: region.ops)]
         return found
 
-    def total(self, times: Sequence[Option]) -> float:
+    def total(self, costs: Sequence[Cost]) -> float:
         """The two clocks over the calls of a whole plan."""
-        return two_clock([(time.host_us, time.device_us) for time in times])
+        return two_clock([cost.times for cost in costs])
 
     def defaults(self) -> dict[str, Point]:
         """What nobody has to search for, as far as the space has words for it."""
@@ -115,6 +115,6 @@ class _Truth:
     def __init__(self, replay: Replay, costs: RegionCosts) -> None:
         self._replay, self._costs = replay, costs
 
-    def __call__(self, ops: tuple[int, ...], recompute: tuple[int, ...]) -> list[Option]:
+    def __call__(self, ops: tuple[int, ...], recompute: tuple[int, ...]) -> dict[Choice, Cost]:
         case = self._costs.case(ops, recompute)
-        return [self._replay.time(case, *choice) for choice in case.choices]
+        return {choice: self._replay.time(case, *choice) for choice in case.choices}

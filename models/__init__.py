@@ -1,8 +1,9 @@
 """Cost models: what a region costs on the device and on the host, under each executor. Imports no torch."""
 
 from fuseplan.models.baselines import BestSingleExecutor, Random
+from fuseplan.models.cost import Cost
 from fuseplan.models.machine import Machine
-from fuseplan.models.model import Asked, CostModel, Prediction, Row
+from fuseplan.models.model import Asked, CostModel, Row
 from fuseplan.models.roofline import Roofline
 from fuseplan.models.table import WorkTable, work_of
 from fuseplan.models.work import AnchorWork, Work
@@ -11,9 +12,9 @@ __all__ = [
     "AnchorWork",
     "Asked",
     "BestSingleExecutor",
+    "Cost",
     "CostModel",
     "Machine",
-    "Prediction",
     "Random",
     "Roofline",
     "Row",

@@ -8,8 +8,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import astuple
 
+from fuseplan.models.cost import Cost
 from fuseplan.models.machine import Machine
-from fuseplan.models.model import Asked, Prediction, Row
+from fuseplan.models.model import Asked, Row
 from fuseplan.models.terms import device_terms, host_terms
 from fuseplan.models.work import Work
 
@@ -27,18 +28,18 @@ class Random:
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
 
-    def predict(self, regions: Sequence[Asked]) -> list[Prediction]:
-        """One prediction for each of `regions`, in order."""
+    def predict(self, regions: Sequence[Asked]) -> list[Cost]:
+        """One cost for each of `regions`, in order."""
         return [self._predict(asked) for asked in regions]
 
     def update(self, rows: Sequence[Row]) -> None:
         """Nothing is learnt."""
 
-    def _predict(self, asked: Asked) -> Prediction:
+    def _predict(self, asked: Asked) -> Cost:
         work, executor, variant = asked
         text = repr((self.seed, astuple(work), executor, variant))
         chance = random.Random(hashlib.blake2b(text.encode(), digest_size=8).digest())
-        return Prediction(1000 ** chance.random(), 1 + 19 * chance.random(), _UNSURE)
+        return Cost(1000 ** chance.random(), 1 + 19 * chance.random(), _UNSURE)
 
 
 class BestSingleExecutor:
@@ -58,8 +59,8 @@ class BestSingleExecutor:
         """The choice that is preferred everywhere, once there are rows."""
         return min(self._seen, key=lambda choice: (self._means(choice)[0], choice), default=None)
 
-    def predict(self, regions: Sequence[Asked]) -> list[Prediction]:
-        """One prediction for each of `regions`, in order."""
+    def predict(self, regions: Sequence[Asked]) -> list[Cost]:
+        """One cost for each of `regions`, in order."""
         return [self._predict(work, executor, variant) for work, executor, variant in regions]
 
     def update(self, rows: Sequence[Row]) -> None:
@@ -75,10 +76,10 @@ class BestSingleExecutor:
                     hosts + (row.host_us / host if host else 0.0),
                 )
 
-    def _predict(self, work: Work, executor: str, variant: str) -> Prediction:
+    def _predict(self, work: Work, executor: str, variant: str) -> Cost:
         device, host = self._ideal(work)
         device_ratio, host_ratio = self._means((executor, variant))
-        return Prediction(device * device_ratio, host * host_ratio, _UNSURE)
+        return Cost(device * device_ratio, host * host_ratio, _UNSURE)
 
     def _means(self, choice: tuple[str, str]) -> tuple[float, float]:
         count, logs, hosts = self._seen.get(choice, (0, 0.0, 0.0))

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 from fuseplan.errors import OptionError
 from fuseplan.models import features
 from fuseplan.models.conformal import Bands
+from fuseplan.models.cost import NINE_OF_TEN
 from fuseplan.models.features import Looking
 from fuseplan.models.fit import Weights
 from fuseplan.models.learners import Fitted, fitted_of
 from fuseplan.models.machine import Machine
-from fuseplan.models.model import NINE_OF_TEN, Asked
+from fuseplan.models.model import Asked
 from fuseplan.models.roofline import Rates
 from fuseplan.models.support import Support
 

@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 from fuseplan.executors.known import traits_of
 from fuseplan.models.conformal import size_class
+from fuseplan.models.cost import NINE_OF_TEN, Cost
 from fuseplan.models.features import Looking
 from fuseplan.models.heads import Heads
-from fuseplan.models.model import NINE_OF_TEN, Asked, Prediction, Row
+from fuseplan.models.model import Asked, Row
 from fuseplan.models.work import Work
 
 SHRINKAGE = 8.0
@@ -133,8 +134,8 @@ class Learned:
         """What is corrected by how much, until there are more measurements."""
         self._grown: dict[str, float] = {}
 
-    def predict(self, regions: Sequence[Asked]) -> list[Prediction]:
-        """One prediction for each of `regions`, in order."""
+    def predict(self, regions: Sequence[Asked]) -> list[Cost]:
+        """One cost for each of `regions`, in order."""
         self._ask(regions)
         if not self._device:
             return [self._unadapted(self._raw[asked]) for asked in regions]
@@ -201,12 +202,12 @@ class Learned:
             found = self._kinds[work] = self._kinds.setdefault(kin, kin)
         return found
 
-    def _unadapted(self, raw: _Raw) -> Prediction:
+    def _unadapted(self, raw: _Raw) -> Cost:
         if raw.device_us <= 0:  # views alone, on a GPU
-            return Prediction(0.0, raw.host_us, IDLE_SPREAD, raw.fails, raw.near)
-        return Prediction(raw.device_us, raw.host_us, raw.spread, raw.fails, raw.near, raw.novelty > 1.0)
+            return Cost(0.0, raw.host_us, IDLE_SPREAD, raw.fails, raw.near)
+        return Cost(raw.device_us, raw.host_us, raw.spread, raw.fails, raw.near, raw.novelty > 1.0)
 
-    def _adapted(self, asked: Asked, raw: _Raw) -> Prediction:
+    def _adapted(self, asked: Asked, raw: _Raw) -> Cost:
         if raw.device_us <= 0:
             return self._unadapted(raw)
         work, executor, variant = asked
@@ -223,7 +224,7 @@ class Learned:
             ratio += math.fsum(left) / (len(left) + OF_A_REGION)
         hosts = self._host.get(executor)
         host = raw.host_us * (math.exp(hosts.beyond(0.0, SHRINKAGE)) if hosts else 1.0)
-        return Prediction(raw.device_us * math.exp(ratio), host, spread, raw.fails, raw.near, unsure)
+        return Cost(raw.device_us * math.exp(ratio), host, spread, raw.fails, raw.near, unsure)
 
     def _correction(self, executor: str, variant: str, size: int) -> float:
         key = executor, variant, size

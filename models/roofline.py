@@ -6,9 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from fuseplan.models.cost import Cost
 from fuseplan.models.fit import Weights, fit
 from fuseplan.models.machine import Machine
-from fuseplan.models.model import Asked, Prediction, Row
+from fuseplan.models.model import Asked, Row
 from fuseplan.models.terms import (
     DEVICE_DOUBT,
     HOST_DOUBT,
@@ -64,8 +65,8 @@ class Roofline:
         self._variants: dict[tuple[str, str], float] = {}
         self._stale: set[str] = set()
 
-    def predict(self, regions: Sequence[Asked]) -> list[Prediction]:
-        """One prediction for each of `regions`, in order."""
+    def predict(self, regions: Sequence[Asked]) -> list[Cost]:
+        """One cost for each of `regions`, in order."""
         rates = self.rates
         return [_predict(rates, self.machine, *asked) for asked in regions]
 
@@ -105,12 +106,12 @@ class Roofline:
             self._variants[executor, variant] = math.exp(math.fsum(found) / (len(found) + _SHRINKAGE))
 
 
-def _predict(rates: Rates, machine: Machine, work: Work, executor: str, variant: str) -> Prediction:
+def _predict(rates: Rates, machine: Machine, work: Work, executor: str, variant: str) -> Cost:
     weights = rates.device_weights(executor)
     terms = device_terms(work, executor, machine)
     total = weights.total(terms)
     called = rates.host_weights(executor).total(host_terms(work, executor, machine))
-    return Prediction(total * rates.factor(work, executor, variant), called, weights.spread(terms, total))
+    return Cost(total * rates.factor(work, executor, variant), called, weights.spread(terms, total))
 
 
 _DEVICE, _HOST = Weights.unfitted(DEVICE_DOUBT), Weights.unfitted(HOST_DOUBT)

@@ -33,13 +33,13 @@ from fuseplan.measure.jobs import (
     choice_name,
 )
 from fuseplan.measure.race import AGAIN, ReplayClock, Rule, Sample, fastest, race
-from fuseplan.models import CostModel, Machine, Roofline, work_of
+from fuseplan.models import Cost, CostModel, Machine, Roofline, work_of
 from fuseplan.models import Row as ModelRow
 from fuseplan.plan import Plan
 from fuseplan.segment import Region, Segmentation, is_attention
 from fuseplan.segment.moves import Move
 from fuseplan.segment.moves.kind import ops_text
-from fuseplan.solver.costs import RegionCosts, Runner, Timing, Timings
+from fuseplan.solver.costs import RegionCosts, Runner, Timings
 from fuseplan.solver.solve import Solver
 from fuseplan.tuning.effort import Effort
 from fuseplan.tuning.program.combine import Settings
@@ -106,7 +106,7 @@ def costs_of(
     """What the regions of a graph cost under the executors that take its ops."""
     timings = Timings()
     for region, executor, variant, device_us, host_us in measured:
-        timings.add(region, (executor, variant), Timing("ok", device_us, host_us))
+        timings.add(region, (executor, variant), Cost(device_us, host_us))
     runners = [Runner("aten", (True,) * len(graph.ops), lambda _: None, lambda _: ("default",))]
     runners += [Runner(name, tuple(ops), lambda _: None, lambda _: ("default",)) for name, ops in takes.items()]
     return RegionCosts(graph, runners, model, timings, optimism=optimism)

@@ -12,6 +12,7 @@ from time import perf_counter
 from typing import Any
 
 from fuseplan.errors import OptionError
+from fuseplan.models.cost import NINE_OF_TEN
 from fuseplan.models.evaluation import metrics
 from fuseplan.models.evaluation.contenders import LEARNED
 from fuseplan.models.evaluation.data import MADE_UP, Data
@@ -22,7 +23,6 @@ from fuseplan.models.evaluation.replay import Spent
 from fuseplan.models.evaluation.splits import Split, SplitResult, grouped, left_out, run_split
 from fuseplan.models.features import VERSION
 from fuseplan.models.learners import CHOSEN
-from fuseplan.models.model import NINE_OF_TEN
 
 GROUPED_FOLDS = 3
 

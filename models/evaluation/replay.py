@@ -16,9 +16,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from fuseplan.models.cost import Cost
 from fuseplan.models.evaluation.choices import best_us
 from fuseplan.models.evaluation.data import MADE_UP, Data, Decision
-from fuseplan.models.model import CostModel, Prediction
+from fuseplan.models.model import CostModel
 
 SHARES = (0.0, 0.05, 0.1, 0.2, 0.4)
 OPTIMISM = 1.5
@@ -93,7 +94,7 @@ class Replayed(ABC):
         self.predicted(dict(zip(left, self.model.predict([self.data.asked[row] for row in left]), strict=True)))
 
     @abstractmethod
-    def predicted(self, told: dict[int, Prediction]) -> None:
+    def predicted(self, told: dict[int, Cost]) -> None:
         """Take in what the model says of the rows that were not measured."""
 
     @abstractmethod
@@ -134,7 +135,7 @@ class Replayed(ABC):
 class ByBounds(Replayed):
     """Measures the cut of an island that could be the best by lower confidence bounds, its dearest unknown region first."""
 
-    def predicted(self, told: dict[int, Prediction]) -> None:
+    def predicted(self, told: dict[int, Cost]) -> None:
         """What each row is expected to take, and what it takes at least."""
         self.ways = {key: [choice.row for choice in self.data.units[key]] for key in self.keys}
         self._us = {row: self.data.measured[row].device_us for row in self.measured}

@@ -6,16 +6,15 @@ The solver asks here for every case region, so that answers are kept by the ops 
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from fuseplan.executors.known import traits_of
 from fuseplan.graph import Graph, Ref, Type
-from fuseplan.models import CostModel, Prediction, Work, WorkTable
+from fuseplan.models import Cost, CostModel, Work, WorkTable
 from fuseplan.segment import Choice, Region, Segmentation, extract, flow_of, is_anchor, is_attention
-from fuseplan.solver.words import PLAIN, Ops, Option
+from fuseplan.solver.words import PLAIN, Ops
 
 OpKind = tuple[str, tuple[Type, ...]]
 """The target of an op, and the types of what it gives."""
@@ -37,21 +36,12 @@ class Runner:
     variants: Callable[[Graph], tuple[str, ...]]
 
 
-@dataclass(frozen=True)
-class Timing:
-    """What came of measuring a region under one choice; only a status of `ok` has times."""
-
-    status: str
-    device_us: float = math.inf
-    host_us: float = math.inf
-
-
 @dataclass
 class Timings:
     """All that is known of regions, by their keys: out of the database, and from this run."""
 
-    known: dict[str, dict[Choice, Timing]] = field(default_factory=dict)
-    foreseen: dict[tuple[str, Choice], Prediction] = field(default_factory=dict)
+    known: dict[str, dict[Choice, Cost]] = field(default_factory=dict)
+    foreseen: dict[tuple[str, Choice], Cost] = field(default_factory=dict)
     """What a model said of each before it heard how long it takes: what is known cannot be predicted any more."""
     asked: set[str] = field(default_factory=set)
     """Regions that this run has asked for: new to it, or left by a run that was interrupted."""
@@ -63,19 +53,19 @@ class Timings:
     _hopeless: dict[str, list[frozenset[OpKind]]] = field(default_factory=dict)
     """What regions have in common on which an executor fails: one of these kinds, or that they meet, is the reason."""
 
-    def of(self, key: str) -> Mapping[Choice, Timing]:
+    def of(self, key: str) -> Mapping[Choice, Cost]:
         """What is known of one region."""
         return self.known.get(key, {})
 
-    def add(self, region: Graph, choice: Choice, timing: Timing) -> None:
-        """Remember one; the latest counts."""
-        self.known.setdefault(region.key, {})[choice] = timing
+    def add(self, region: Graph, choice: Choice, cost: Cost) -> None:
+        """Remember what came of measuring one; the latest counts."""
+        self.known.setdefault(region.key, {})[choice] = cost
         executor = choice[0]
         if executor == PLAIN[0]:
             return  # whatever happens, it runs every op
-        if timing.status == "ok":
+        if cost.status == "ok":
             self._ran.setdefault(executor, set()).update(kinds_of(region))
-        elif timing.status not in TELL_NOTHING and len(region.ops) <= MOST_OPS:
+        elif cost.status not in TELL_NOTHING and len(region.ops) <= MOST_OPS:
             self._failed.setdefault(executor, {})[region.key] = kinds_of(region)
         if executor in self._failed:
             self._hopeless[executor] = _in_common(self._failed[executor].values(), self._ran.get(executor, set()))
@@ -115,18 +105,6 @@ class Case:
         return kinds_of(self.region)
 
 
-@dataclass(frozen=True, slots=True)
-class Way:
-    """One way to run a region as it is expected to be; what was measured, or cannot be, has no spread."""
-
-    device_us: float
-    host_us: float
-    spread: float = 0.0
-    unsure: bool = False
-    fails: float = 0.0
-    """How likely it is not to run."""
-
-
 class RegionCosts:
     """The `Costs` of one graph. `optimism` is by how many spreads a prediction is lowered, for the search to look there."""
 
@@ -158,11 +136,11 @@ class RegionCosts:
         """Which ops some executor beside ATen takes, anchors apart."""
         return fusible_ops(self.graph, self.runners)
 
-    def __call__(self, ops: tuple[int, ...], recompute: tuple[int, ...]) -> tuple[Option, ...]:
-        """The ways to run these ops as one region; none if nobody takes them together."""
+    def __call__(self, ops: tuple[int, ...], recompute: tuple[int, ...]) -> dict[Choice, Cost]:
+        """What these ops cost as one region, by choice; nothing if nobody takes them together."""
         return self.all([(ops, recompute)])[0]
 
-    def all(self, regions: Sequence[Ops]) -> list[tuple[Option, ...]]:
+    def all(self, regions: Sequence[Ops]) -> list[dict[Choice, Cost]]:
         """The same for many regions, about which the model is asked at once."""
         cases = [self.case(*region) for region in regions]
         known = [self.timings.of(case.region.key) if self.timings.known else {} for case in cases]
@@ -170,13 +148,9 @@ class RegionCosts:
         asked = [(case.work, *choice) for case, choices in zip(cases, unknown, strict=True) for choice in choices]
         predicted = iter(self.model.predict(asked))
         return [
-            (*_measured(case, times), *map(self._lowered, choices, predicted))
+            _measured(case, times) | {choice: next(predicted).lowered(self.optimism) for choice in choices}
             for case, times, choices in zip(cases, known, unknown, strict=True)
         ]
-
-    def _lowered(self, choice: Choice, predicted: Prediction) -> Option:
-        lower = math.exp(-self.optimism * predicted.spread)
-        return Option(*choice, predicted.device_us * lower, predicted.host_us * lower)
 
     def case(self, ops: tuple[int, ...], recompute: tuple[int, ...] = ()) -> Case:
         """The region of these ops, and who could run it."""
@@ -199,31 +173,30 @@ class RegionCosts:
             choice for choice in case.choices if choice not in known and not self.timings.given_up(choice, case)
         )
 
-    def ways(self, case: Case) -> dict[Choice, Way]:
-        """Every way to run a region that is not known to fail, neither lowered nor raised."""
+    def by_choice(self, case: Case) -> dict[Choice, Cost]:
+        """What a region costs under every choice that is not known to fail, expected and not lowered. What was measured, or
+        cannot be, has no spread.
+        """
         known = self.timings.of(case.region.key)
-        ways = {
-            c: Way(known[c].device_us, known[c].host_us) for c in case.choices if c in known and known[c].status == "ok"
-        }
         rest = self._predicted(case, known)
-        for choice, told in zip(rest, self.model.predict([(case.work, *choice) for choice in rest]), strict=True):
-            way = Way(told.device_us, told.host_us, told.spread, told.unsure, told.fails)
-            ways[choice] = way if choice not in known else Way(told.device_us, told.host_us)
-        return ways
+        costs = _measured(case, known)
+        for choice, cost in zip(rest, self.model.predict([(case.work, *choice) for choice in rest]), strict=True):
+            costs[choice] = cost if choice not in known else Cost(cost.device_us, cost.host_us)
+        return costs
 
-    def of(self, region: Region) -> Option:
+    def of(self, region: Region) -> Cost:
         """What a region costs as a segmentation has it, expected and not lowered."""
         case = self.case(region.ops, region.recompute)
         choice = (region.executor, region.variant)
-        timing = self.timings.of(case.region.key).get(choice)
-        if timing is not None and not _stands_anyway(choice, timing):  # a choice that failed takes forever
-            return Option(*choice, timing.device_us, timing.host_us)
-        if timing is None and self.timings.given_up(choice, case):
-            return Option(*choice, math.inf, math.inf)
+        measured = self.timings.of(case.region.key).get(choice)
+        if measured is not None and not _stands_anyway(choice, measured):
+            return measured
+        if measured is None and self.timings.given_up(choice, case):
+            return Cost(status="given-up")
         (predicted,) = self.model.predict([(case.work, *choice)])
-        return Option(*choice, predicted.device_us, predicted.host_us)
+        return predicted
 
-    def _predicted(self, case: Case, known: Mapping[Choice, Timing]) -> list[Choice]:
+    def _predicted(self, case: Case, known: Mapping[Choice, Cost]) -> list[Choice]:
         """The choices of which nothing but a prediction tells, unless what is known of others speaks against them."""
         return [
             choice
@@ -257,22 +230,18 @@ class Expected:
         """Host and device µs of a region of the graph of this number."""
         found = self._known.get((number, unit))
         if found is None:
-            option = self.costs[number].of(unit)
-            found = self._known[number, unit] = option.host_us, option.device_us
+            found = self._known[number, unit] = self.costs[number].of(unit).times
         return found
 
 
-def _measured(case: Case, known: Mapping[Choice, Timing]) -> Iterator[Option]:
-    """The choices that are known to run."""
-    for choice in case.choices:
-        timing = known.get(choice)
-        if timing is not None and timing.status == "ok":
-            yield Option(*choice, timing.device_us, timing.host_us)
+def _measured(case: Case, known: Mapping[Choice, Cost]) -> dict[Choice, Cost]:
+    """What the choices cost that are known to run."""
+    return {choice: known[choice] for choice in case.choices if choice in known and known[choice].status == "ok"}
 
 
-def _stands_anyway(choice: Choice, timing: Timing) -> bool:
+def _stands_anyway(choice: Choice, measured: Cost) -> bool:
     """Whether a choice failed, and is there all the same: what ATen cannot do by itself, it does in the program."""
-    return choice == PLAIN and timing.status != "ok"
+    return choice == PLAIN and measured.status != "ok"
 
 
 def region_of(graph: Graph, ops: tuple[int, ...], recompute: tuple[int, ...] = ()) -> Graph:

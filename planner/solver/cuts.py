@@ -10,9 +10,11 @@ import random
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from fuseplan.models import Cost
+from fuseplan.segment import Choice
 from fuseplan.solver.candidates import CandidateRegion, regions_of
 from fuseplan.solver.dag import Frame, bits
-from fuseplan.solver.words import PLAIN, Costs, Ops, Option, SolverLimits, cost_all
+from fuseplan.solver.words import PLAIN, Costs, Ops, SolverLimits, cost_all
 
 State = tuple[int, int, int]
 """What is done, as sets: all such ops; of these, those that whoever reads them computes again; of these, those that run
@@ -104,10 +106,10 @@ class Priced:
     """The candidates that somebody takes, and what they and the ops that may be computed again cost alone."""
 
     taken: Taken
-    options: tuple[tuple[Option, ...], ...]
+    options: tuple[tuple[tuple[Choice, Cost], ...], ...]
     marks: tuple[tuple[int, ...], ...]
     """A number for each option of each, drawn so that sums of them tell sets of options apart."""
-    alone: tuple[Option | None, ...]
+    alone: tuple[Cost | None, ...]
     _at: dict[float, list[list[tuple[int, int, int]]]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -115,13 +117,13 @@ class Priced:
     @staticmethod
     def of(shape: Shape, costs: Costs) -> Priced:
         """Ask for all costs."""
-        ways = [tuple(options) for options in cost_all(costs, shape.asked)]
-        options = tuple(filter(None, ways))
-        taken = shape.taken(tuple(number for number, one in enumerate(ways) if one))
+        found = cost_all(costs, shape.asked)
+        options = tuple([tuple(one.items()) for one in found if one])
+        taken = shape.taken(tuple([number for number, one in enumerate(found) if one]))
         draw = random.Random(0).getrandbits
         marks = (tuple([draw(64) for _ in one]) for one in options)
         frame = shape.frame
-        alone = (_alone(costs, op) if frame.again >> i & 1 else None for i, op in enumerate(frame.ops))
+        alone = (costs((op,), ()).get(PLAIN) if frame.again >> i & 1 else None for i, op in enumerate(frame.ops))
         return Priced(taken, options, tuple(marks), tuple(alone))
 
     def at(self, price: float) -> list[list[tuple[int, int, int]]]:
@@ -129,25 +131,21 @@ class Priced:
         if price not in self._at:
             self._at[price] = [
                 sorted(
-                    (whole_cost(option, price), mark, place)
-                    for place, (option, mark) in enumerate(zip(ways, marks, strict=True))
+                    (whole_cost(cost, price), mark, place)
+                    for place, ((_, cost), mark) in enumerate(zip(options, marks, strict=True))
                 )
-                for ways, marks in zip(self.options, self.marks, strict=True)
+                for options, marks in zip(self.options, self.marks, strict=True)
             ]
         return self._at[price]
 
     def alone_at(self, price: float) -> list[int]:
         """What each op costs that runs alone though others compute it again. It is no region."""
-        return [0 if option is None else whole_cost(option, price) - 1 for option in self.alone]
+        return [0 if cost is None else whole_cost(cost, price) - 1 for cost in self.alone]
 
 
-def _alone(costs: Costs, op: int) -> Option | None:
-    return next((o for o in costs((op,), ()) if (o.executor, o.variant) == PLAIN), None)
-
-
-def whole_cost(option: Option, price: float) -> int:
+def whole_cost(cost: Cost, price: float) -> int:
     """What a region costs, as a whole number."""
-    us = option.host_us if math.isinf(price) else option.device_us + price * option.host_us
+    us = cost.host_us if math.isinf(price) else cost.device_us + price * cost.host_us
     return round(us * 1e6) * _REGIONS + 1
 
 

@@ -8,11 +8,12 @@ from functools import partial
 from operator import itemgetter
 from typing import NamedTuple
 
+from fuseplan.models import Cost
 from fuseplan.segment import Region
 from fuseplan.solver.cuts import Cuts, CutStep
 from fuseplan.solver.dag import bits
 from fuseplan.solver.prospects import Prospects
-from fuseplan.solver.words import Option
+from fuseplan.solver.words import PLAIN
 
 _MARK = (1 << 64) - 1
 _FEW = 100
@@ -158,7 +159,7 @@ class Part(NamedTuple):
     """Something that a cut runs: a region, or, if `alone`, an op that others compute again but that is needed as well."""
 
     region: Region
-    option: Option
+    cost: Cost
     alone: bool = False
 
 
@@ -168,9 +169,9 @@ def parts_of(cuts: Cuts, cut: Cut) -> Iterator[Part]:
     for one in cut.steps():
         assert one.step is not None
         region = cuts.priced.taken.regions[one.step.region]
-        option = cuts.priced.options[one.step.region][one.option]
-        yield Part(Region(names(region.own), option.executor, option.variant, names(region.again)), option)
+        choice, cost = cuts.priced.options[one.step.region][one.option]
+        yield Part(Region(names(region.own), *choice, names(region.again)), cost)
         for i in bits(one.step.alone):
             lone = cuts.priced.alone[i]
             assert lone is not None
-            yield Part(Region((cuts.frame.ops[i],), lone.executor, lone.variant), lone, alone=True)
+            yield Part(Region((cuts.frame.ops[i],), *PLAIN), lone, alone=True)

@@ -10,16 +10,16 @@ from hashlib import sha256
 from fuseplan.errors import GraphError
 from fuseplan.garbage import no_collection
 from fuseplan.graph import Graph
-from fuseplan.segment import Region, Segmentation, extract, islands
+from fuseplan.models import Cost
+from fuseplan.segment import Choice, Region, Segmentation, extract, islands
 from fuseplan.solver.dag import Links
 from fuseplan.solver.two_clock import Span, two_clock
 from fuseplan.solver.whole import Whole
 from fuseplan.solver.windows import Island, Shapes, k_best, run_order
-from fuseplan.solver.words import PLAIN, Costs, Ops, Option, Solution, SolverLimits, WholeSolution, cost_all
+from fuseplan.solver.words import PLAIN, Costs, Ops, Solution, SolverLimits, WholeSolution, cost_all
 
 __all__ = [
     "Costs",
-    "Option",
     "Solution",
     "Solver",
     "SolverLimits",
@@ -57,7 +57,7 @@ def solve(
     >>> ops = [Op("aten.exp.default", (Ref(x),), (), (Value(y, kind),)) for x, y in ("ab", "bc")]
     >>> graph = Graph((Value("a", kind),), tuple(ops), (Ref("c"),))
     >>> def cost(ops, recompute):
-    ...     return [Option("aten" if len(ops) == 1 else "inductor", "default", 2.0, 5.0)]
+    ...     return {("aten" if len(ops) == 1 else "inductor", "default"): Cost(2.0, 5.0)}
     >>> for found in solve([graph], [[True, True]], [cost], k=2):
     ...     print([region.ops for region in found.segmentations[0].regions], found.total_us)
     [(0, 1)] 7.0
@@ -108,7 +108,7 @@ class Solver:
     >>> ops = [Op("aten.exp.default", (Ref(x),), (), (Value(y, kind),)) for x, y in ("ab", "bc")]
     >>> solver = Solver([Graph((Value("a", kind),), tuple(ops), (Ref("c"),))], [[True, True]])
     >>> for us in (2.0, 3.0):
-    ...     solver.solve([lambda ops, recompute: [Option("inductor", "default", us, 1.0)]], k=1)[0].total_us
+    ...     solver.solve([lambda ops, recompute: {("inductor", "default"): Cost(us, 1.0)}], k=1)[0].total_us
     3.0
     4.0
     """
@@ -138,7 +138,7 @@ class Solver:
             solved = self._solved(costs, k, asked)
             alone = [self._alone(units, cost) for units, cost in zip(self.units, costs, strict=True)]
             row = [
-                unit[0] if isinstance(unit, tuple) else Span.of([(lone[unit].host_us, lone[unit].device_us)])
+                unit[0] if isinstance(unit, tuple) else Span.of([lone[unit][1].times])
                 for units, lone in zip(self.units, alone, strict=True)
                 for unit in units
                 if isinstance(unit, tuple) or unit in lone
@@ -181,22 +181,22 @@ class Solver:
             result.append(_Solved(tuple(one for _, one in found.values()), tuple(first)))
         return result
 
-    def _alone(self, units: Sequence[_Unit], costs: Costs) -> dict[int, Option]:
-        """How each op of no island runs, by number; one that has no option is left out."""
+    def _alone(self, units: Sequence[_Unit], costs: Costs) -> dict[int, tuple[Choice, Cost]]:
+        """How each op of no island runs, by number; one that has no choice is left out."""
         ops = [unit for unit in units if not isinstance(unit, tuple)]
-        ways = zip(ops, cost_all(costs, [((op,), ()) for op in ops]), strict=True)
-        return {op: min(options, key=lambda o: o.device_us + o.host_us) for op, options in ways if options}
+        found = zip(ops, cost_all(costs, [((op,), ()) for op in ops]), strict=True)
+        return {op: min(options.items(), key=_both_times) for op, options in found if options}
 
     def _segmentations(
-        self, chosen: Sequence[Solution], alone: Sequence[Mapping[int, Option]]
+        self, chosen: Sequence[Solution], alone: Sequence[Mapping[int, tuple[Choice, Cost]]]
     ) -> tuple[Segmentation, ...]:
         """The cut of each graph, with this solution for each distinct island."""
         return tuple(self._segmentation(units, chosen, lone) for units, lone in zip(self.units, alone, strict=True))
 
     def _segmentation(
-        self, units: Sequence[_Unit], chosen: Sequence[Solution], alone: Mapping[int, Option]
+        self, units: Sequence[_Unit], chosen: Sequence[Solution], alone: Mapping[int, tuple[Choice, Cost]]
     ) -> Segmentation:
-        calls = (Region((op,), option.executor, option.variant) for op, option in alone.items())
+        calls = (Region((op,), *choice) for op, (choice, _) in alone.items())
         regions = [one for one in calls if (one.executor, one.variant) != PLAIN]
         for unit in units:
             if not isinstance(unit, tuple):
@@ -219,23 +219,34 @@ def _in_order(links: Links, found: Sequence[tuple[int, ...]]) -> list[tuple[int,
 
 @dataclass(frozen=True)
 class _Undominated:
-    """Costs without the options than which another is no worse in both times: they are in no best plan."""
+    """Costs without the choices than which another is no worse in both times: they are in no best plan."""
 
     costs: Costs
 
-    def __call__(self, ops: tuple[int, ...], recompute: tuple[int, ...]) -> Sequence[Option]:
+    def __call__(self, ops: tuple[int, ...], recompute: tuple[int, ...]) -> Mapping[Choice, Cost]:
         return self.all([(ops, recompute)])[0]
 
-    def all(self, regions: Sequence[Ops]) -> Sequence[Sequence[Option]]:
+    def all(self, regions: Sequence[Ops]) -> Sequence[Mapping[Choice, Cost]]:
         """Those of many."""
         return [_best_of(options) for options in cost_all(self.costs, regions)]
 
 
-def _best_of(options: Sequence[Option]) -> Sequence[Option]:
+def _best_of(options: Mapping[Choice, Cost]) -> Mapping[Choice, Cost]:
     if len(options) < 2:
         return options
-    best: list[Option] = []
-    for option in sorted(options, key=lambda o: (o.device_us, o.host_us, o.executor, o.variant)):
-        if not best or option.host_us < best[-1].host_us:
-            best.append(option)
+    best: dict[Choice, Cost] = {}
+    least = math.inf
+    for choice, cost in sorted(options.items(), key=_by_times):
+        if not best or cost.host_us < least:
+            best[choice], least = cost, cost.host_us
     return best
+
+
+def _by_times(option: tuple[Choice, Cost]) -> tuple[float, float, Choice]:
+    choice, cost = option
+    return cost.device_us, cost.host_us, choice
+
+
+def _both_times(option: tuple[Choice, Cost]) -> float:
+    _, cost = option
+    return cost.device_us + cost.host_us

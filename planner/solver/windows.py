@@ -6,15 +6,17 @@ A window decides only on regions that lie well before its end, so that no cut is
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fuseplan.errors import PlanError
 from fuseplan.graph import Graph
+from fuseplan.models import Cost
+from fuseplan.segment import Choice
 from fuseplan.solver.cuts import Cuts, Shape, State
 from fuseplan.solver.dag import Frame, Links
 from fuseplan.solver.kbest import Cut, Part, best_of, k_best_cuts, k_best_wholes, parts_of
-from fuseplan.solver.words import Costs, Ops, Option, Solution, SolverLimits, cost_all
+from fuseplan.solver.words import Costs, Ops, Solution, SolverLimits, cost_all
 
 Parts = list[Part]
 Shapes = dict[bool, Shape]
@@ -36,7 +38,7 @@ def k_best(
     >>> kind = TensorType("float32", (8,), (1,))
     >>> ops = [Op("aten.exp.default", (Ref(x),), (), (Value(y, kind),)) for x, y in ("ab", "bc")]
     >>> graph = Graph((Value("a", kind),), tuple(ops), (Ref("c"),))
-    >>> for found in k_best(graph, (0, 1), lambda ops, recompute: [Option("aten", "default", 2.0, 1.0)], k=2):
+    >>> for found in k_best(graph, (0, 1), lambda ops, recompute: {("aten", "default"): Cost(2.0, 1.0)}, k=2):
     ...     print([region.ops for region in found.regions], found.device_us)
     [(0, 1)] 2.0
     [(0,), (1,)] 4.0
@@ -151,13 +153,13 @@ class _Remembered:
 
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
-        self._now: dict[Ops, Sequence[Option]] = {}
+        self._now: dict[Ops, Mapping[Choice, Cost]] = {}
         self._before = self._now
 
-    def __call__(self, ops: tuple[int, ...], recompute: tuple[int, ...]) -> Sequence[Option]:
+    def __call__(self, ops: tuple[int, ...], recompute: tuple[int, ...]) -> Mapping[Choice, Cost]:
         return self.all([(ops, recompute)])[0]
 
-    def all(self, regions: Sequence[Ops]) -> Sequence[Sequence[Option]]:
+    def all(self, regions: Sequence[Ops]) -> Sequence[Mapping[Choice, Cost]]:
         """Those of many, asking for what is new in one go."""
         now, before = self._now, self._before
         now.update({key: before[key] for key in regions if key in before})
@@ -182,9 +184,9 @@ def _solution(links: Links, parts: Sequence[Part]) -> Solution:
     parts = [parts[number] for number in order]
     return Solution(
         tuple(part.region for part in parts if not part.alone),
-        sum(part.option.device_us for part in parts),
-        sum(part.option.host_us for part in parts),
-        tuple((part.option.host_us, part.option.device_us) for part in parts),
+        sum(part.cost.device_us for part in parts),
+        sum(part.cost.host_us for part in parts),
+        tuple(part.cost.times for part in parts),
     )
 
 

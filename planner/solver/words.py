@@ -2,48 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from fuseplan.models import Cost
 from fuseplan.segment import Choice, Region, Segmentation
 
 PLAIN: Choice = ("aten", "default")
 """What every other choice is compared with, and what runs an op that is in no region."""
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
-    """One way to run one region, and what it costs."""
-
-    executor: str
-    variant: str
-    device_us: float
-    host_us: float
-
-
 class Costs(Protocol):
     """What the regions of one graph cost.
 
-    Every fusible op must have an option alone, or a region that holds it; the ops that no island holds are asked for
-    alone as well, and count nothing where there is no option.
+    Every fusible op must have a choice alone, or a region that holds it; the ops that no island holds are asked for
+    alone as well, and count nothing where there is no choice.
     """
 
-    def __call__(self, ops: tuple[int, ...], recompute: tuple[int, ...]) -> Sequence[Option]:
-        """The ways to run these ops as one region, both sorted by position; none if no executor takes them together."""
+    def __call__(self, ops: tuple[int, ...], recompute: tuple[int, ...]) -> Mapping[Choice, Cost]:
+        """What these ops cost as one region, by choice; nothing if no executor takes them together. Both are sorted by position."""
 
 
 Ops = tuple[tuple[int, ...], tuple[int, ...]]
 """The ops of a region, as costs are asked for it: its own, and those that it computes again."""
 
 
-def cost_all(costs: Costs, regions: Sequence[Ops]) -> Sequence[Sequence[Option]]:
+def cost_all(costs: Costs, regions: Sequence[Ops]) -> Sequence[Mapping[Choice, Cost]]:
     """What each of many regions costs. Who can tell of many at once more cheaply has a method `all` beside the call.
 
-    >>> cost_all(lambda ops, recompute: [Option("aten", "default", len(ops), 0.0)], [((1, 2), ())])[0][0].device_us
-    2
+    >>> cost_all(lambda ops, recompute: {PLAIN: Cost(float(len(ops)), 0.0)}, [((1, 2), ())])[0][PLAIN].device_us
+    2.0
     """
-    at_once: Callable[[Sequence[Ops]], Sequence[Sequence[Option]]] | None = getattr(costs, "all", None)
+    at_once: Callable[[Sequence[Ops]], Sequence[Mapping[Choice, Cost]]] | None = getattr(costs, "all", None)
     return [costs(*region) for region in regions] if at_once is None else at_once(regions)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fuseplan.capture.trace.format import Trace
 from fuseplan.measure.jobs import Calibrate, Job, Outcome, RaceRegion, VetPlan
-from fuseplan.models import Asked, Machine, Prediction, Roofline, Row
+from fuseplan.models import Asked, Cost, Machine, Roofline, Row
 from fuseplan.tune import Tuner, tune
 from fuseplan.tuning.effort import FULL, NONE, QUICK
 from fuseplan.tuning.program import tuner
@@ -53,9 +53,9 @@ class Knowing:
     asked: set[Asked] = field(default_factory=set)
     truth: Roofline = field(default_factory=lambda: Roofline(Machine.guess("a CPU")))
 
-    def predict(self, regions: Sequence[Asked]) -> list[Prediction]:
+    def predict(self, regions: Sequence[Asked]) -> list[Cost]:
         return [
-            Prediction(told.device_us * math.exp(SPREAD * _off(one)), told.host_us, SPREAD)
+            Cost(told.device_us * math.exp(SPREAD * _off(one)), told.host_us, SPREAD)
             for one, told in zip(regions, self.truth.predict(regions), strict=True)
         ]
 

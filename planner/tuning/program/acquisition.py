@@ -37,7 +37,9 @@ AUDITED_FROM = 8
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What one way to run a unit takes, in µs of the clock that counts; a spread of zero is a measurement."""
+    """What one way to run a unit takes of the time of its program: a `Cost` as one number, in µs of the clock that counts. A spread
+    of zero is a measurement.
+    """
 
     us: float
     spread: float = 0.0

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fuseplan.errors import PlanError
+from fuseplan.models import Cost
 from fuseplan.segment import Choice, Region, Segmentation
 from fuseplan.segment.moves import tidy
 from fuseplan.solver.coarse import ALL, RUN, Place
@@ -173,23 +174,22 @@ class Coarser:
         hopeful = [self._best(join, self._hoped(join)) for join in self.joins]
         return sorted((join for join in hopeful if join.total_us < now), key=lambda join: join.total_us)
 
-    def _hoped(self, join: Join) -> list[Mapping[Choice, Times]]:
-        """What each region takes at best: predictions are lowered by their doubt."""
+    def _hoped(self, join: Join) -> list[Mapping[Choice, Cost]]:
+        """What each region costs at best: predictions are lowered by their doubt."""
         costs = self.knowledge.costs[join.number]
-        options = (costs(region.ops, region.recompute) for region in join.distinct)
-        return [{(o.executor, o.variant): (o.host_us, o.device_us) for o in found} for found in options]
+        return [costs(region.ops, region.recompute) for region in join.distinct]
 
-    def _measured(self, join: Join) -> list[Mapping[Choice, Times]]:
+    def _measured(self, join: Join) -> list[Mapping[Choice, Cost]]:
         timings = (self.knowledge.timings.of(case.region.key) for case in self._cases(join))
-        return [{c: (t.host_us, t.device_us) for c, t in known.items() if t.status == "ok"} for known in timings]
+        return [{choice: cost for choice, cost in known.items() if cost.status == "ok"} for known in timings]
 
-    def _best(self, join: Join, times: Sequence[Mapping[Choice, Times]]) -> Join:
+    def _best(self, join: Join, costs: Sequence[Mapping[Choice, Cost]]) -> Join:
         """The join under the best choice that all its regions have."""
-        shared = set(times[0]).intersection(*times)
+        shared = set(costs[0]).intersection(*costs)
         priced = []
         for choice in sorted(one for one in shared if one[0] == JOINER):
             calls = [
-                times[unit][choice] if isinstance(unit, int) else self._times(number, unit)
+                costs[unit][choice].times if isinstance(unit, int) else self._times(number, unit)
                 for number, row in enumerate((*self.rows[: join.number], join.row, *self.rows[join.number + 1 :]))
                 for unit in row
             ]

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import OutcomeRow
-from fuseplan.models import Machine, Work
+from fuseplan.models import Cost, Machine, Work
 from fuseplan.plan import Plan
 from fuseplan.segment import Region, Segmentation
 from fuseplan.solver.costs import Case, RegionCosts, units_of
@@ -103,26 +103,24 @@ def _region(knowledge: Knowledge, number: int, place: int, unit: Region) -> Regi
     costs = knowledge.costs[number]
     case = costs.case(unit.ops, unit.recompute)
     predicted = _predicted(costs, case, unit)
-    timing = costs.timings.of(case.region.key).get((unit.executor, unit.variant))
-    measured = timing is not None and timing.status == "ok"
+    measured = costs.timings.of(case.region.key).get((unit.executor, unit.variant), Cost())
     machine = getattr(knowledge.model, "machine", None)
     return RegionEvidence(
         knowledge.problem.roles[number], place, case.region.key, unit.executor, unit.variant, len(case.region.ops), 1,
-        _finite(predicted[0]), _finite(predicted[1]), _finite(predicted[2]),
-        _finite(timing.device_us) if timing is not None and measured else None,
-        _finite(timing.host_us) if timing is not None and measured else None,
+        _finite(predicted.device_us), _finite(predicted.host_us), _finite(predicted.spread),
+        _finite(measured.device_us), _finite(measured.host_us),
         _finite(bound_us(case.work, machine)) if isinstance(machine, Machine) else None,
         type(knowledge.model).__name__.lower(),
     )  # fmt: skip
 
 
-def _predicted(costs: RegionCosts, case: Case, unit: Region) -> tuple[float, float, float]:
-    """Device time, host time and spread: as foreseen before it was measured, and of what never was, as thought now."""
+def _predicted(costs: RegionCosts, case: Case, unit: Region) -> Cost:
+    """What a region should cost: as foreseen before it was measured, and of what never was, as thought now."""
     choice = (unit.executor, unit.variant)
     found = costs.timings.foreseen.get((case.region.key, choice))
     if found is None:
         (found,) = costs.model.predict([(case.work, *choice)])
-    return found.device_us, found.host_us, found.spread
+    return found
 
 
 def bound_us(work: Work, machine: Machine) -> float:

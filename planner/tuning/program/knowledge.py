@@ -9,11 +9,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fuseplan.models import CostModel
+from fuseplan.models import Cost, CostModel
 from fuseplan.models import Row as ModelRow
 from fuseplan.plan import Plan
 from fuseplan.segment import Choice, Region, Segmentation
-from fuseplan.solver.costs import Case, Expected, RegionCosts, Timing, Timings, units_of
+from fuseplan.solver.costs import Case, Expected, RegionCosts, Timings, units_of
 from fuseplan.solver.two_clock import two_clock
 from fuseplan.tuning.program.problem import Problem
 
@@ -70,20 +70,20 @@ class Knowledge:
         """Note what the model thinks of regions, before it learns what they take."""
         asked = [(case, choice) for case in cases for choice in case.choices]
         predicted = self.model.predict([(case.work, *choice) for case, choice in asked])
-        for (case, choice), prediction in zip(asked, predicted, strict=True):
-            self.timings.foreseen.setdefault((case.region.key, choice), prediction)
+        for (case, choice), cost in zip(asked, predicted, strict=True):
+            self.timings.foreseen.setdefault((case.region.key, choice), cost)
 
-    def take(self, case: Case, choice: Choice, timing: Timing, *, reused: bool) -> None:
+    def take(self, case: Case, choice: Choice, cost: Cost, *, reused: bool) -> None:
         """Take in what came of measuring a region, now or in an earlier run."""
-        self.timings.add(case.region, choice, timing)
-        if timing.status == "ok":
-            self.model.update([ModelRow(case.work, *choice, timing.device_us, timing.host_us)])
+        self.timings.add(case.region, choice, cost)
+        if cost.status == "ok":
+            self.model.update([ModelRow(case.work, *choice, cost.device_us, cost.host_us)])
         self.reused += reused
         self.measured += not reused
 
-    def take_for_now(self, case: Case, choice: Choice, timing: Timing) -> None:
+    def take_for_now(self, case: Case, choice: Choice, cost: Cost) -> None:
         """Take in a time that holds for this run alone."""
-        self.timings.add(case.region, choice, timing)
+        self.timings.add(case.region, choice, cost)
 
     def wants(self, cases: Iterable[Case]) -> None:
         """Note which regions are measured next."""
@@ -125,8 +125,8 @@ class Knowledge:
         """The regions of a plan, and single ops, with the time of each."""
         cuts = {one.role: one.segmentation for one in plan.carve_outs}
         return {
-            (role, unit): option.device_us + option.host_us
+            (role, unit): cost.device_us + cost.host_us
             for role, costs in zip(self.problem.roles, self.costs, strict=True)
             for unit in units_of(costs.graph, cuts[role])
-            if math.isfinite((option := costs.of(unit)).device_us)
+            if math.isfinite((cost := costs.of(unit)).device_us)
         }

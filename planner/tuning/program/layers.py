@@ -141,8 +141,8 @@ def been_through(layers: Layers, knowledge: Knowledge, services: Services, effor
         costs = by_role[role]
         if any(costs.fusible[op] and not costs.graph.ops[op].is_view for op in unit.ops):
             key = costs.case(unit.ops, unit.recompute).region.key
-            timing = knowledge.timings.of(key).get((unit.executor, unit.variant))
-            kept = between if timing is None or timing.status != "ok" else measured
+            cost = knowledge.timings.of(key).get((unit.executor, unit.variant))
+            kept = between if cost is None or cost.status != "ok" else measured
             kept[key] = kept.get(key, 0.0) + us
     found = _cut_before(knowledge, services, effort, between.keys()) if layers.searched else {}
     decided = frozenset[str]().union(*(theirs for plan, theirs in found.items() if plan in layers.searched))

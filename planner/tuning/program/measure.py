@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 
 from fuseplan.graph import Graph
 from fuseplan.measure.jobs import REGION_RULE, Job, Outcome, OutcomeRow, RaceRegion, VetRegion, choice_name
-from fuseplan.models import Prediction
+from fuseplan.models import Cost
 from fuseplan.noise import NOISY
 from fuseplan.segment import Choice
-from fuseplan.solver.costs import Case, Timing
+from fuseplan.solver.costs import Case
 from fuseplan.solver.words import PLAIN
 from fuseplan.tuning.program.budget import Budget
 from fuseplan.tuning.program.knowledge import Knowledge
@@ -70,8 +70,8 @@ class Measuring:
         return [one for one in sorted(found, key=lambda one: one.measured_at) if self.services.counts(one)]
 
     def _reuse(self, case: Case, one: Measurement) -> None:
-        timing = _timing(one.status, one.device_us, one.host_us)
-        self.knowledge.take(case, (one.executor, one.variant), timing, reused=True)
+        cost = _cost(one.status, one.device_us, one.host_us)
+        self.knowledge.take(case, (one.executor, one.variant), cost, reused=True)
 
     def _left(self, wanted: Wanted) -> list[tuple[Case, tuple[Choice, ...]]]:
         """What nobody has measured by now; what an interrupted run or another device has, is taken."""
@@ -137,13 +137,12 @@ class Measuring:
         ]
         self.services.store.add_measurements(case.region, found)
         for choice, row in rows:
-            timing = _timing(row.status, row.device_us, row.host_us)
-            self.knowledge.take(case, choice, timing, reused=False)
+            self.knowledge.take(case, choice, _cost(row.status, row.device_us, row.host_us), reused=False)
 
     def _take_for_now(self, case: Case, rows: Sequence[tuple[Choice, OutcomeRow]]) -> None:
         """What was timed while the machine had too much else to do ends the search for this run, and says nothing to others."""
         for choice, row in rows:
-            self.knowledge.take_for_now(case, choice, _timing(row.status, row.device_us, row.host_us))
+            self.knowledge.take_for_now(case, choice, _cost(row.status, row.device_us, row.host_us))
         if not self._noisy:
             self.services.note("the machine was too busy to time some regions: those times are not kept")
         self._noisy = True
@@ -160,14 +159,14 @@ def choices_order(choice: Choice) -> tuple[bool, Choice]:
     return choice != PLAIN, choice
 
 
-def _timing(status: str, device_us: float | None, host_us: float | None) -> Timing:
+def _cost(status: str, device_us: float | None, host_us: float | None) -> Cost:
     if status != "ok" or device_us is None:
-        return Timing(status if status != "ok" else "error")
-    return Timing(status, device_us, host_us or 0.0)
+        return Cost(status=status if status != "ok" else "error")
+    return Cost(device_us, host_us or 0.0)
 
 
 def _measurement(
-    region: Graph, choice: Choice, row: OutcomeRow, services: Services, foreseen: Prediction | None
+    region: Graph, choice: Choice, row: OutcomeRow, services: Services, foreseen: Cost | None
 ) -> Measurement:
     return Measurement(
         region.key,

@@ -10,9 +10,9 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from fuseplan.models import Work
+from fuseplan.models import Cost, Work
 from fuseplan.segment import Choice, Region
-from fuseplan.solver.costs import Case, RegionCosts, Way, units_of
+from fuseplan.solver.costs import Case, RegionCosts, units_of
 from fuseplan.solver.solve import WholeSolution, two_clock
 from fuseplan.solver.words import PLAIN
 from fuseplan.tuning.program.acquisition import SURE, Asked, Estimate, Unit, pick
@@ -74,22 +74,23 @@ class Picker:
     def _failed(self) -> set[Work]:
         """Kin of which one did not run: that tells nothing of the others, which need not wait for one another."""
         timings = self.knowledge.timings
-        return {kin for key, kin in self._asked.items() if any(t.status != "ok" for t in timings.of(key).values())}
+        return {
+            kin for key, kin in self._asked.items() if any(cost.status != "ok" for cost in timings.of(key).values())
+        }
 
     def _prices(self, parts: Parts) -> tuple[float, float]:
-        options = (costs.of(unit) for costs, unit in parts)
-        return prices(
-            [(o.host_us, o.device_us) for o in options if o.device_us < math.inf], self.knowledge.problem.launch
-        )
+        found = (costs.of(unit) for costs, unit in parts)
+        calls = [cost.times for cost in found if cost.device_us < math.inf]
+        return prices(calls, self.knowledge.problem.launch)
 
     def audit(self) -> Audit:
         """What the drawn measurements show, so far as they came to their end."""
         timings = self.knowledge.timings
         pairs = [(timings.foreseen.get(asked), timings.of(asked[0]).get(asked[1])) for asked in self.drawn]
         logs = [
-            (abs(math.log(timing.device_us / told.device_us)), told.spread)
-            for told, timing in pairs
-            if told and timing and timing.status == "ok" and timing.device_us > 0 and told.device_us > 0
+            (abs(math.log(measured.device_us / foreseen.device_us)), foreseen.spread)
+            for foreseen, measured in pairs
+            if foreseen and measured and measured.status == "ok" and measured.device_us > 0 and foreseen.device_us > 0
         ]
         if not logs:
             return Audit()
@@ -116,23 +117,23 @@ class _Seeing:
             self.cases[case.region.key] = case
             fixed = not measurable(case.region)
             ways = {
-                choice: _estimate(choice, way, self.device, self.host, fixed)
-                for choice, way in costs.ways(case).items()
-                if math.isfinite(way.device_us)
+                choice: _estimate(choice, cost, self.device, self.host, fixed)
+                for choice, cost in costs.by_choice(case).items()
+                if math.isfinite(cost.device_us)
             }
             kin = None if case.work.kin in self.failed else case.work.kin
             found = self._units[id(costs), region] = Unit(case.region.key, 1, ways, kin)
         return found
 
 
-def _estimate(choice: Choice, way: Way, device: float, host: float, fixed: bool) -> Estimate:
-    us = device * way.device_us + host * way.host_us
-    if fixed or way.spread == 0:
+def _estimate(choice: Choice, cost: Cost, device: float, host: float, fixed: bool) -> Estimate:
+    us = device * cost.device_us + host * cost.host_us
+    if fixed or cost.spread == 0:
         return Estimate(us)
     # The doubt is one of device time; a program that waits for its host has less of it.
-    share = device * way.device_us / us if us > 0 else 0.0
+    share = device * cost.device_us / us if us > 0 else 0.0
     return Estimate(
-        us, way.spread * max(share, 0.1), way.unsure, cost_of(choice), 0.0 if choice == PLAIN else way.fails
+        us, cost.spread * max(share, 0.1), cost.unsure, cost_of(choice), 0.0 if choice == PLAIN else cost.fails
     )
 
 

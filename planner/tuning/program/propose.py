@@ -80,8 +80,8 @@ class Proposer:
                     case, choices = costs.unmeasured(unit)
                     if choices and measurable(case.region):
                         key = case.region.key
-                        option = costs.of(unit)
-                        weights[key] = weights.get(key, 0.0) + option.device_us + option.host_us
+                        cost = costs.of(unit)
+                        weights[key] = weights.get(key, 0.0) + cost.device_us + cost.host_us
                         wanted[key] = case, choices
         return [wanted[key] for key in sorted(wanted, key=lambda key: (-weights[key], key))]
 

@@ -11,9 +11,9 @@ import pytest
 from fuseplan.models import (
     AnchorWork,
     BestSingleExecutor,
+    Cost,
     CostModel,
     Machine,
-    Prediction,
     Random,
     Roofline,
     Row,
@@ -89,7 +89,7 @@ def test_predictions_are_finite_in_order_and_the_same_every_time(model: Model) -
     found = first.predict(asked)
     assert found == model().predict(asked)
     assert found == [one for question in asked for one in first.predict([question])]
-    assert all(isinstance(one, Prediction) and 0 < one.device_us < math.inf for one in found)
+    assert all(isinstance(one, Cost) and 0 < one.device_us < math.inf for one in found)
     assert all(0 <= one.host_us < math.inf and 0 < one.spread < 5 for one in found)
     assert first.predict([]) == []
 

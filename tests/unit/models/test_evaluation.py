@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from fuseplan.cli import main
 from fuseplan.errors import OptionError
-from fuseplan.models import Machine, Prediction, Row
+from fuseplan.models import Cost, Machine, Row
 from fuseplan.models.evaluation import Data, metrics
 from fuseplan.models.evaluation.choices import best_us, candidates, executor_regrets, island_regrets
 from fuseplan.models.evaluation.evaluate import Report
@@ -133,10 +133,8 @@ class Told:
         self.times = {data().asked[i]: truth(i) for i in range(len(data().rows))}
         self.factors, self.spread, self.unsure, self.heard = factors, spread, unsure, 0
 
-    def predict(self, regions: list[Asked]) -> list[Prediction]:
-        return [
-            Prediction(self.times[one] * self.factors[one[1]], 9.0, self.spread, unsure=self.unsure) for one in regions
-        ]
+    def predict(self, regions: list[Asked]) -> list[Cost]:
+        return [Cost(self.times[one] * self.factors[one[1]], 9.0, self.spread, unsure=self.unsure) for one in regions]
 
     def update(self, rows: list[Row]) -> None:
         self.heard += len(rows)

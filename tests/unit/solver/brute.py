@@ -9,9 +9,10 @@ from itertools import combinations, product
 
 from fuseplan.errors import PlanError
 from fuseplan.graph import Alias, Graph, Op, Ref, TensorType, Value
-from fuseplan.segment import Region, Segmentation, check_segmentation, flow_of
+from fuseplan.models import Cost
+from fuseplan.segment import Choice, Region, Segmentation, check_segmentation, flow_of
 from fuseplan.solver.dag import Links
-from fuseplan.solver.solve import Option
+from fuseplan.solver.words import PLAIN
 
 KIND = TensorType("float32", (4, 4), (4, 1))
 
@@ -49,7 +50,7 @@ class RandomCosts:
     seed: int
     digits: int | None = None
 
-    def __call__(self, ops: tuple[int, ...], recompute: tuple[int, ...]) -> list[Option]:
+    def __call__(self, ops: tuple[int, ...], recompute: tuple[int, ...]) -> dict[Choice, Cost]:
         rng = random.Random(repr((self.seed, ops, recompute)))
         size = len(ops) + len(recompute)
 
@@ -57,18 +58,15 @@ class RandomCosts:
             drawn = rng.uniform(low, high)
             return drawn if self.digits is None else round(drawn, self.digits)
 
-        alone = [Option("aten", "default", us(0.5, 4), us(2, 6))] if size == 1 else []
+        alone = {PLAIN: Cost(us(0.5, 4), us(2, 6))} if size == 1 else {}
         if size > 1 and rng.random() < 0.25:
-            return []
+            return {}
         names = ["inductor", "nvfuser"][: rng.randint(size == 1, 2) if size == 1 else rng.randint(1, 2)]
-        return alone + [Option(n, "default", us(0.5, 1.5 * size + 1), us(4, 12)) for n in names]
-
-
-Cost = tuple[float, float]
+        return alone | {(name, "default"): Cost(us(0.5, 1.5 * size + 1), us(4, 12)) for name in names}
 
 
 Run = dict[tuple[int, ...], Cost]
-"""The (device, host) costs of what runs, by its own ops: regions, and ops alone that are also computed again."""
+"""The costs of what runs, by its own ops: regions, and ops alone that are also computed again."""
 
 
 def all_cuts(graph: Graph, costs: RandomCosts) -> Iterator[tuple[Segmentation, Run]]:
@@ -94,7 +92,7 @@ def _regions(
         read = _closure(links, block, again)
         if not _connected(links, {*block, *read}):
             return
-        found = [(Region(block, o.executor, o.variant, read), (o.device_us, o.host_us)) for o in costs(block, read)]
+        found = [(Region(block, *choice, read), cost) for choice, cost in costs(block, read).items()]
         if not found:
             return
         choices.append(found)
@@ -118,8 +116,7 @@ def _lone(graph: Graph, again: frozenset[int], regions: tuple[Region, ...], cost
         times = sum(op in region.recompute for region in regions)
         if times == 0 or (times == 1 and op in dead):
             return None
-    alone = {op: next(o for o in costs((op,), ()) if o.executor == "aten") for op in again if op not in dead}
-    return {(op,): (option.device_us, option.host_us) for op, option in alone.items()}
+    return {(op,): costs((op,), ())[PLAIN] for op in again if op not in dead}
 
 
 def _closure(links: Links, block: tuple[int, ...], again: frozenset[int]) -> tuple[int, ...]:

@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 
 from fuseplan.errors import PlanError
 from fuseplan.graph import Alias, Graph, Op, Ref, Value
-from fuseplan.segment import Region, Segmentation, check_segmentation, extract, flow_of, is_anchor, is_attention
+from fuseplan.models import Cost
+from fuseplan.segment import Choice, Region, Segmentation, check_segmentation, extract, flow_of, is_anchor, is_attention
 from fuseplan.solver.coarse import ALL, EPILOGUE, PROLOGUE, RUN, Coarse, Place
-from fuseplan.solver.solve import Option, solve
+from fuseplan.solver.solve import solve
+from fuseplan.solver.words import PLAIN
 from fuseplan.study.names import Point, decode, encode, settled, space_of
 from tests.unit.solver.brute import KIND, RandomCosts, random_graph
 
@@ -57,8 +59,8 @@ def solved(graph: Graph, seed: int) -> Segmentation:
     fusible = [not is_anchor(one) for one in graph.ops]
     costs = RandomCosts(seed)
 
-    def some(ops: tuple[int, ...], recompute: tuple[int, ...]) -> list[Option]:
-        return costs(ops, recompute) if all(fusible[i] for i in ops) else [Option("aten", "default", 1.0, 1.0)]
+    def some(ops: tuple[int, ...], recompute: tuple[int, ...]) -> dict[Choice, Cost]:
+        return costs(ops, recompute) if all(fusible[i] for i in ops) else {PLAIN: Cost(1.0, 1.0)}
 
     return solve([graph], [fusible], [some], k=1)[0].segmentations[0]
 

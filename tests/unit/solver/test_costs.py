@@ -7,9 +7,9 @@ import math
 import pytest
 
 from fuseplan.graph import Graph
-from fuseplan.models import Machine, Roofline
+from fuseplan.models import Cost, Machine, Roofline
 from fuseplan.segment import Region
-from fuseplan.solver.costs import FAILURES, MOST_OPS, RegionCosts, Runner, Timing, Timings
+from fuseplan.solver.costs import FAILURES, MOST_OPS, RegionCosts, Runner, Timings
 from fuseplan.solver.words import cost_all
 from small_graphs import graph, op, tensor
 
@@ -44,11 +44,11 @@ def costs_of(timings: Timings) -> RegionCosts:
 
 
 def asked(costs: RegionCosts, *ops: int) -> set[str]:
-    return {option.executor for option in costs(ops, ())}
+    return {executor for executor, _ in costs(ops, ())}
 
 
 def fail(costs: RegionCosts, *ops: int, status: str = "compile-error") -> None:
-    costs.timings.add(costs.case(ops).region, NVFUSER, Timing(status))
+    costs.timings.add(costs.case(ops).region, NVFUSER, Cost(status=status))
 
 
 WITH_SOFTMAX = ((4,), (3, 4), (4, 5), (3, 4, 5))
@@ -59,11 +59,11 @@ def test_an_op_on_which_an_executor_fails_again_and_again_is_not_given_to_it() -
     for ops in WITH_SOFTMAX[: FAILURES - 1]:
         fail(costs, *ops)
     assert "nvfuser" in asked(costs, 2, 3, 4), "so few failures may be of the regions"
-    costs.timings.add(costs.case((0, 1)).region, NVFUSER, Timing("ok", 1.0, 1.0))
+    costs.timings.add(costs.case((0, 1)).region, NVFUSER, Cost(1.0, 1.0))
     fail(costs, *WITH_SOFTMAX[FAILURES - 1])
     assert asked(costs, 2, 3, 4) == {"inductor"}
     assert asked(costs, 1, 2) == {"inductor", "nvfuser"}, "the op beside it has run elsewhere"
-    assert NVFUSER not in costs.ways(costs.case((2, 3, 4)))
+    assert NVFUSER not in costs.by_choice(costs.case((2, 3, 4)))
     assert costs.of(Region((2, 3, 4), *NVFUSER)).device_us == math.inf
     assert "nvfuser" not in asked(costs, 4), "one that failed is out anyway"
 
@@ -73,7 +73,7 @@ def test_once_it_runs_somewhere_it_is_tried_again() -> None:
     for ops in WITH_SOFTMAX[:FAILURES]:
         fail(costs, *ops)
     assert "nvfuser" not in asked(costs, 2, 3, 4)
-    costs.timings.add(costs.case((2, 3, 4, 5)).region, NVFUSER, Timing("ok", 1.0, 1.0))
+    costs.timings.add(costs.case((2, 3, 4, 5)).region, NVFUSER, Cost(1.0, 1.0))
     assert "nvfuser" in asked(costs, 2, 3, 4)
 
 
@@ -90,10 +90,10 @@ def test_what_only_stood_beside_it_is_not_blamed() -> None:
 def test_a_large_region_may_fail_for_its_size() -> None:
     costs = costs_of(Timings())
     for first in range(MOST_OPS, MOST_OPS + FAILURES):
-        costs.timings.add(long_chain(first + 1), NVFUSER, Timing("compile-error"))
+        costs.timings.add(long_chain(first + 1), NVFUSER, Cost(status="compile-error"))
     assert "nvfuser" in asked(costs, 0, 1)
     for first in range(FAILURES):
-        costs.timings.add(long_chain(first + 1), NVFUSER, Timing("compile-error"))
+        costs.timings.add(long_chain(first + 1), NVFUSER, Cost(status="compile-error"))
     assert "nvfuser" not in asked(costs, 0, 1)
 
 
@@ -116,14 +116,14 @@ def test_rounding_and_want_of_memory_or_time_tell_nothing_of_an_op(status: str) 
 def test_the_same_region_failing_under_another_variant_is_no_second_failure() -> None:
     costs = costs_of(Timings())
     for variant in "abcd":
-        costs.timings.add(costs.case((4,)).region, ("nvfuser", variant), Timing("crashed"))
+        costs.timings.add(costs.case((4,)).region, ("nvfuser", variant), Cost(status="crashed"))
     assert "nvfuser" in asked(costs, 3, 4)
 
 
 def test_aten_runs_whatever_failed() -> None:
     costs = costs_of(Timings())
     for ops in WITH_SOFTMAX:
-        costs.timings.add(costs.case(ops).region, ("aten", "padded"), Timing("compile-error"))
+        costs.timings.add(costs.case(ops).region, ("aten", "padded"), Cost(status="compile-error"))
     assert "aten" in asked(costs, 4)
 
 
@@ -142,9 +142,9 @@ def test_attention_alone_is_atens() -> None:
 def test_many_regions_asked_for_at_once_cost_what_each_costs_alone() -> None:
     timings = Timings()
     costs = costs_of(timings)
-    timings.add(costs.case((0, 1)).region, NVFUSER, Timing("ok", 3.0, 1.0))
-    timings.add(costs.case((2,)).region, INDUCTOR, Timing("compile-error"))
+    timings.add(costs.case((0, 1)).region, NVFUSER, Cost(3.0, 1.0))
+    timings.add(costs.case((2,)).region, INDUCTOR, Cost(status="compile-error"))
     regions = [(ops, ()) for ops in ((0,), (0, 1), (2,), (3, 4, 5), (0, 1, 2))]
     assert [costs(*region) for region in regions] == costs.all(regions) == cost_all(costs, regions)
     assert cost_all(lambda ops, again: costs(ops, again), regions) == costs.all(regions)
-    assert ("nvfuser", 3.0) in [(one.executor, one.device_us) for one in costs.all(regions)[1]]
+    assert costs.all(regions)[1][NVFUSER].device_us == 3.0

@@ -8,10 +8,12 @@ import pytest
 
 from fuseplan.errors import PlanError
 from fuseplan.graph import Alias, Graph, Op, Ref, Value
-from fuseplan.segment import Segmentation, check_segmentation
+from fuseplan.models import Cost
+from fuseplan.segment import Choice, Segmentation, check_segmentation
 from fuseplan.solver.candidates import candidates
 from fuseplan.solver.dag import Links, is_cheap
-from fuseplan.solver.solve import Option, k_best
+from fuseplan.solver.solve import k_best
+from fuseplan.solver.words import PLAIN
 from tests.unit.solver.brute import KIND, RandomCosts, all_cuts, random_graph
 
 
@@ -21,7 +23,9 @@ def compare(seed: int, most: int, digits: int | None = None) -> bool:
     size = rng.randint(2, most)
     graph, costs = random_graph(seed, size), RandomCosts(seed, digits)
     price, k = rng.choice([0.0, 0.3, 1.0, 5.0]), rng.choice([1, 5, 40])
-    expected = sorted(sum(device + price * host for device, host in run.values()) for _, run in all_cuts(graph, costs))
+    expected = sorted(
+        sum(cost.device_us + price * cost.host_us for cost in run.values()) for _, run in all_cuts(graph, costs)
+    )
     found = k_best(graph, range(size), costs, k=k, price=price)
     for one in found:
         check_segmentation(graph, Segmentation(one.regions))
@@ -41,8 +45,8 @@ def test_they_are_those_of_brute_force_where_many_cost_the_same() -> None:
 def test_no_two_cuts_are_taken_for_one() -> None:
     graph = graph_of(*(op(f"v{i}", "exp.default", f"v{i - 1}" if i else "x") for i in range(8)), outputs=("v7",))
 
-    def two(ops: tuple[int, ...], recompute: tuple[int, ...]) -> list[Option]:
-        return [Option("aten", "default", 2.0, 1.0), Option("inductor", "default", 3.0, 1.0)] if len(ops) == 1 else []
+    def two(ops: tuple[int, ...], recompute: tuple[int, ...]) -> dict[Choice, Cost]:
+        return {PLAIN: Cost(2.0, 1.0), ("inductor", "default"): Cost(3.0, 1.0)} if len(ops) == 1 else {}
 
     found = k_best(graph, range(8), two, k=1000)
     assert len({tuple(region.executor for region in one.regions) for one in found}) == len(found) == 2**8
@@ -64,10 +68,10 @@ def graph_of(*ops: Op, outputs: tuple[str, ...]) -> Graph:
     return graph
 
 
-def alike(ops: tuple[int, ...], recompute: tuple[int, ...]) -> list[Option]:
+def alike(ops: tuple[int, ...], recompute: tuple[int, ...]) -> dict[Choice, Cost]:
     """One call, one cost, whatever is in it."""
     del ops, recompute
-    return [Option("aten", "default", 1.0, 1.0)]
+    return {PLAIN: Cost(1.0, 1.0)}
 
 
 def test_a_diamond_is_never_cut_around_its_middle() -> None:
@@ -103,9 +107,9 @@ def test_an_op_that_others_need_too_runs_alone_once() -> None:
         op("a", "neg.default", "x"), op("b", "exp.default", "a"), op("c", "tanh.default", "a"), outputs=("a", "b", "c")
     )
 
-    def costs(ops: tuple[int, ...], recompute: tuple[int, ...]) -> list[Option]:
+    def costs(ops: tuple[int, ...], recompute: tuple[int, ...]) -> dict[Choice, Cost]:
         dear = 9.0 if 0 in ops and len(ops) > 1 else 1.0
-        return [Option("aten" if len(ops) + len(recompute) == 1 else "inductor", "default", dear, 0.0)]
+        return {("aten" if len(ops) + len(recompute) == 1 else "inductor", "default"): Cost(dear, 0.0)}
 
     best = k_best(graph, range(3), costs, k=1)[0]
     assert [(region.ops, region.recompute) for region in best.regions] == [((1, 2), (0,))]
@@ -116,8 +120,8 @@ def test_an_op_that_others_need_too_runs_alone_once() -> None:
 def test_regions_with_equal_costs_are_as_few_as_can_be() -> None:
     graph = graph_of(*(op(f"v{i}", "exp.default", f"v{i - 1}" if i else "x") for i in range(5)), outputs=("v4",))
 
-    def by_op(ops: tuple[int, ...], recompute: tuple[int, ...]) -> list[Option]:
-        return [Option("aten", "default", float(len(ops)), 0.0)]
+    def by_op(ops: tuple[int, ...], recompute: tuple[int, ...]) -> dict[Choice, Cost]:
+        return {PLAIN: Cost(float(len(ops)), 0.0)}
 
     assert [region.ops for region in k_best(graph, range(5), by_op, k=1)[0].regions] == [(0, 1, 2, 3, 4)]
 

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 import pytest
 
 from fuseplan.graph import Graph
-from fuseplan.segment import is_anchor
+from fuseplan.models import Cost
+from fuseplan.segment import Choice, is_anchor
 from fuseplan.solver import kbest, prospects
 from fuseplan.solver.cuts import Cuts, Shape
 from fuseplan.solver.dag import Frame, Links
 from fuseplan.solver.kbest import Cut, best_of, k_best_cuts, k_best_wholes
-from fuseplan.solver.solve import PRICES, Costs, Option, Solver, SolverLimits, solve
+from fuseplan.solver.solve import PRICES, Costs, Solver, SolverLimits, solve
+from fuseplan.solver.words import PLAIN
 from tests.unit.solver import test_kbest
 from tests.unit.solver.brute import random_graph
 
@@ -27,15 +29,15 @@ class Rough:
     seed: int
     refused: float = 0.1
 
-    def __call__(self, ops: tuple[int, ...], recompute: tuple[int, ...]) -> Sequence[Option]:
+    def __call__(self, ops: tuple[int, ...], recompute: tuple[int, ...]) -> dict[Choice, Cost]:
         rng = random.Random(f"{self.seed} {ops} {recompute}")
         if len(ops) + len(recompute) == 1:
-            return [Option("aten", "default", float(rng.randint(2, 4)), 2.0)]
+            return {PLAIN: Cost(float(rng.randint(2, 4)), 2.0)}
         found = [
-            Option(name, "default", rng.randint(2, 4) * len(ops) / 2.0, float(rng.randint(1, 3)))
+            ((name, "default"), Cost(rng.randint(2, 4) * len(ops) / 2.0, float(rng.randint(1, 3))))
             for name in ("inductor", "nvfuser")
         ]
-        return [] if rng.random() < self.refused else found[: rng.randint(1, 2)]
+        return {} if rng.random() < self.refused else dict(found[: rng.randint(1, 2)])
 
 
 @dataclass(frozen=True)
@@ -44,11 +46,11 @@ class Other:
 
     turned: bool = False
 
-    def __call__(self, ops: tuple[int, ...], recompute: tuple[int, ...]) -> Sequence[Option]:
+    def __call__(self, ops: tuple[int, ...], recompute: tuple[int, ...]) -> dict[Choice, Cost]:
         if len(ops) + len(recompute) == 1:
-            return [Option("aten", "default", 3.0, 2.0)]
+            return {PLAIN: Cost(3.0, 2.0)}
         taken = len(ops) == 2 and not recompute and ops[0] % 2 == self.turned
-        return [Option("inductor", "default", 4.0, 2.0)] if taken else []
+        return {("inductor", "default"): Cost(4.0, 2.0)} if taken else {}
 
 
 def cuts_of(seed: int, size: int) -> Cuts:

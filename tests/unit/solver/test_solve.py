@@ -8,13 +8,17 @@ from itertools import product
 import pytest
 
 from fuseplan.graph import Graph, Op, Ref, Value
-from fuseplan.segment import Segmentation, check_segmentation, is_anchor, islands
+from fuseplan.models import Cost
+from fuseplan.segment import Choice, Segmentation, check_segmentation, is_anchor, islands
 from fuseplan.solver.dag import Links
-from fuseplan.solver.solve import Option, island_key, solve
+from fuseplan.solver.solve import island_key, solve
 from fuseplan.solver.two_clock import Span, two_clock
 from fuseplan.solver.whole import Whole
 from fuseplan.solver.windows import run_order
+from fuseplan.solver.words import PLAIN
 from tests.unit.solver.brute import KIND, RandomCosts, Run, all_cuts, random_graph
+
+INDUCTOR = ("inductor", "default")
 
 
 def total(links: Links, cut: Segmentation, run: Run) -> float:
@@ -22,7 +26,7 @@ def total(links: Links, cut: Segmentation, run: Run) -> float:
     again = {region.ops: region.recompute for region in cut.regions}
     order = run_order(links, [(ops, again.get(ops, ())) for ops in run])
     costs = list(run.values())
-    return two_clock((costs[number][1], costs[number][0]) for number in order)
+    return two_clock(costs[number].times for number in order)
 
 
 def compare(seed: int, most: int) -> bool:
@@ -72,11 +76,11 @@ class Counting:
         self.matmul_us = matmul_us
         self.asked = 0
 
-    def __call__(self, ops: tuple[int, ...], recompute: tuple[int, ...]) -> list[Option]:
+    def __call__(self, ops: tuple[int, ...], recompute: tuple[int, ...]) -> dict[Choice, Cost]:
         self.asked += 1
         if len(ops) == 1:
-            return [Option("aten", "default", self.matmul_us if ops[0] % 3 == 0 else 4.0, 5.0)]
-        return [Option("inductor", "default", 5.0, 14.0)]
+            return {PLAIN: Cost(self.matmul_us if ops[0] % 3 == 0 else 4.0, 5.0)}
+        return {INDUCTOR: Cost(5.0, 14.0)}
 
 
 def test_equal_islands_are_solved_once_and_cut_alike() -> None:
@@ -121,9 +125,8 @@ def test_several_graphs_are_one_program() -> None:
 def test_an_op_of_no_island_runs_as_is_cheapest() -> None:
     graph, fusible = stack(1)
 
-    def costs(ops: tuple[int, ...], recompute: tuple[int, ...]) -> list[Option]:
-        times = {"aten": (9.0, 5.0), "inductor": (3.0, 5.0)}
-        return [Option(name, "default", *pair) for name, pair in times.items()] if len(ops) == 1 else []
+    def costs(ops: tuple[int, ...], recompute: tuple[int, ...]) -> dict[Choice, Cost]:
+        return {PLAIN: Cost(9.0, 5.0), INDUCTOR: Cost(3.0, 5.0)} if len(ops) == 1 else {}
 
     best = solve([graph], [fusible], [costs], k=1)[0]
     assert [(region.ops, region.executor) for region in best.segmentations[0].regions] == [

@@ -6,8 +6,10 @@ import random
 from dataclasses import replace
 
 from fuseplan.graph import Graph, Op, Ref, Value
-from fuseplan.segment import Segmentation, check_segmentation, flow_of, islands
-from fuseplan.solver.solve import Option, SolverLimits, k_best, solve
+from fuseplan.models import Cost
+from fuseplan.segment import Choice, Segmentation, check_segmentation, flow_of, islands
+from fuseplan.solver.solve import SolverLimits, k_best, solve
+from fuseplan.solver.words import PLAIN
 from tests.unit.solver.brute import KIND, RandomCosts, random_graph
 
 SMALL = SolverLimits(region_ops=4, window=12, regions=512)
@@ -18,15 +20,15 @@ def chain(size: int) -> Graph:
     return Graph((Value("x", KIND),), tuple(ops), (Ref(f"v{size - 1}"),))
 
 
-def by_place(ops: tuple[int, ...], recompute: tuple[int, ...]) -> list[Option]:
-    return [Option("aten", "default", random.Random(repr((ops, recompute))).uniform(1, 2 + len(ops)), 1.0)]
+def by_place(ops: tuple[int, ...], recompute: tuple[int, ...]) -> dict[Choice, Cost]:
+    return {PLAIN: Cost(random.Random(repr((ops, recompute))).uniform(1, 2 + len(ops)), 1.0)}
 
 
 def best_of_a_chain(size: int, most: int) -> float:
     best = [0.0]
     for end in range(1, size + 1):
         starts = range(max(0, end - most), end)
-        best.append(min(best[start] + by_place(tuple(range(start, end)), ())[0].device_us for start in starts))
+        best.append(min(best[start] + by_place(tuple(range(start, end)), ())[PLAIN].device_us for start in starts))
     return best[-1]
 
 
@@ -38,9 +40,9 @@ def test_a_long_chain_in_small_windows_is_cut_as_well_as_in_one() -> None:
 
 
 def test_regions_of_equal_cost_lie_across_the_ends_of_windows() -> None:
-    def by_end(ops: tuple[int, ...], recompute: tuple[int, ...]) -> list[Option]:
+    def by_end(ops: tuple[int, ...], recompute: tuple[int, ...]) -> dict[Choice, Cost]:
         """Regions of four that end at an odd place: windows of twelve end elsewhere."""
-        return [Option("aten", "default", 1.0 if len(ops) == 4 and ops[0] % 4 == 1 else 5.0, 0.0)]
+        return {PLAIN: Cost(1.0 if len(ops) == 4 and ops[0] % 4 == 1 else 5.0, 0.0)}
 
     best = k_best(chain(62), range(62), by_end, k=1, limits=SMALL)[0]
     assert [region.ops[0] for region in best.regions if len(region.ops) == 4] == list(range(1, 58, 4))
@@ -79,8 +81,8 @@ def test_windows_lose_little() -> None:
 def test_an_island_of_more_ops_than_a_region_has_can_still_be_one_region() -> None:
     graph = chain(20)
 
-    def together(ops: tuple[int, ...], recompute: tuple[int, ...]) -> list[Option]:
-        return [Option("aten" if len(ops) == 1 else "inductor", "default", 1.0, 1.0)]
+    def together(ops: tuple[int, ...], recompute: tuple[int, ...]) -> dict[Choice, Cost]:
+        return {("aten" if len(ops) == 1 else "inductor", "default"): Cost(1.0, 1.0)}
 
     (best,) = solve([graph], [[True] * 20], [together], k=1)
     assert [len(region.ops) for region in best.segmentations[0].regions] == [20]
