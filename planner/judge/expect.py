@@ -8,9 +8,9 @@ of one output is pooled.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
@@ -21,7 +21,7 @@ from fuseplan.capture.trace.format import Trace
 from fuseplan.capture.trace.load import Loaded, load_trace
 from fuseplan.judge.memory import is_float
 from fuseplan.judge.moved import MovedRun
-from fuseplan.judge.programs import DRAWS, JudgedRun, Layout, Leaf, is_random, judge, with_draw
+from fuseplan.judge.programs import DRAWS, JudgedRun, Layout, Leaf, is_random, judge, sizes_of
 from fuseplan.judge.spread import NaturalSpread
 
 SEEDS = (0, 1)
@@ -62,9 +62,11 @@ class Expectation:
     """By the seed of the inputs."""
     how: str
 
-    def judge(self, found: Results, seed: int, layout: Layout = "eager", wider: float = 1.0) -> JudgedRun:
-        """What is to be said of a run on the inputs of a seed."""
-        return judge(found, self.leaves[seed], layout, wider)
+    def judge(
+        self, found: Results, seed: int, layout: Layout = "eager", wider: float = 1.0, *, same_numbers: bool = False
+    ) -> JudgedRun:
+        """What is to be said of a run on the inputs of a seed; `same_numbers` if it drew the random numbers that eager draws."""
+        return judge(found, self.leaves[seed], layout, wider, same_numbers=same_numbers)
 
 
 def expect(
@@ -82,21 +84,51 @@ def expect(
     eager = {seed: loaded.run(seed=seed) for seed in seeds}
     where.tidy()
     exact, how = _exact_runs(loaded, seeds, where)
-    spreads = _Spreads(eager, exact)
-    random, runs = False, 0
-    for reordered in (False, True):
-        for seed in seeds:
-            if runs and perf_counter() - begin > seconds:
-                continue
-            mode = MovedRun(loaded.tensors.owned.values(), 1000 * seed + runs, reordered=reordered)
-            spreads.learn(seed, loaded.run(_given_to(mode, loaded), seed, within=mode))
-            random, runs = random or mode.random, runs + 1
-            where.tidy()
-    skipped = "" if runs == 2 * len(seeds) else f", by {runs} moved runs for want of time"
-    leaves = spreads.leaves()
-    if random:
-        leaves = {seed: _with_other_numbers(loaded, seed, leaves[seed]) for seed in seeds}
-    return Expectation(leaves, how + skipped)
+    turns = _turns(seeds)
+    first = next(turns)
+    moved, draws = first.run(loaded)
+    random = {seed: _random(loaded, seed, eager[seed]) if draws else {} for seed in seeds}
+    spreads = _Spreads(eager, exact, {name for names in random.values() for name in names})
+    spreads.learn(first.seed, moved)
+    del moved
+    skipped = 0
+    for turn in turns:
+        where.tidy()
+        if perf_counter() - begin > seconds:
+            skipped += 1
+        else:
+            spreads.learn(turn.seed, turn.run(loaded)[0])
+    leaves = {
+        seed: {name: replace(leaf, sizes=random[seed].get(name)) for name, leaf in known.items()}
+        for seed, known in spreads.leaves().items()
+    }
+    return Expectation(leaves, how + (f", without {skipped} moved runs for want of time" if skipped else ""))
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """One run of eager on moved values."""
+
+    number: int
+    seed: int
+    reordered: bool
+
+    def run(self, loaded: Loaded) -> tuple[Results, bool]:
+        """What it gave, and whether anything drew random numbers."""
+        mode = MovedRun(loaded.tensors.owned.values(), 1000 * self.seed + self.number, reordered=self.reordered)
+
+        def call(*args: Any) -> Any:
+            for arg in args:
+                mode.know(arg)
+            return loaded.module(*args)
+
+        return loaded.run(call, self.seed, within=mode), mode.random
+
+
+def _turns(seeds: Sequence[int]) -> Iterator[_Turn]:
+    """The runs that say how far results move: for all inputs, and in another order of summation for the last."""
+    plain = [_Turn(number, seed, False) for number, seed in enumerate(seeds)]
+    return iter([*plain, _Turn(len(plain), seeds[-1], True)])
 
 
 def leaves_of(eager: Results, exact: Results | None = None, draws: Sequence[Results] = ()) -> Mapping[str, Leaf]:
@@ -113,21 +145,17 @@ def leaves_of(eager: Results, exact: Results | None = None, draws: Sequence[Resu
     return spreads.leaves()[0]
 
 
-def _given_to(mode: MovedRun, loaded: Loaded) -> Callable[..., Any]:
-    def call(*args: Any) -> Any:
-        for arg in args:
-            mode.know(arg)
-        return loaded.module(*args)
-
-    return call
-
-
 class _Spreads:
     """The spread of each output, while it is being learnt."""
 
-    def __init__(self, eager: Mapping[int, Results], exact: Mapping[int, Results] | None) -> None:
+    def __init__(
+        self, eager: Mapping[int, Results], exact: Mapping[int, Results] | None, random: Collection[str] = ()
+    ) -> None:
         self.eager = eager
         self.exact = {seed: _comparable(eager[seed], {} if exact is None else exact[seed]) for seed in eager}
+        for name in random:  # in higher precision other numbers are drawn
+            for results in self.exact.values():
+                results.pop(name, None)
         first = next(iter(eager.values()))
         self.known = {name: NaturalSpread.of(value) for name, value in first.items() if is_float(value)}
         for seed in eager if exact is not None else ():
@@ -137,6 +165,8 @@ class _Spreads:
         """Take in a run of eager that is right."""
         for name, spread in self.known.items():
             draw, want = found.get(name), self.exact[seed].get(name, self.eager[seed].get(name))
+            if draw is want:
+                continue  # eager, beside itself
             if isinstance(draw, Tensor) and isinstance(want, Tensor) and draw.shape == want.shape:
                 spread.learn(draw, want)
 
@@ -207,8 +237,8 @@ def _no_tensor_cores() -> Iterator[None]:
         products.allow_tf32, convolutions.allow_tf32 = before
 
 
-def _with_other_numbers(loaded: Loaded, seed: int, leaves: Mapping[str, Leaf]) -> dict[str, Leaf]:
-    """The same, knowing which values hang on random numbers, and how large eager has those."""
+def _random(loaded: Loaded, seed: int, eager: Results) -> dict[str, tuple[float, ...]]:
+    """The values that hang on random numbers, and how large eager has them under others."""
 
     def under(numbers: int) -> Results:
         def with_other_numbers(*args: Any) -> Any:
@@ -218,12 +248,8 @@ def _with_other_numbers(loaded: Loaded, seed: int, leaves: Mapping[str, Leaf]) -
         return loaded.run(with_other_numbers, seed)
 
     first = under(_OTHER_NUMBERS)
-    known = {
-        name: Leaf(leaf.eager, sizes=()) if is_random(leaf.eager, first.get(name)) else leaf
-        for name, leaf in leaves.items()
-    }
-    known = with_draw(known, first)
-    if any(leaf.sizes is not None for leaf in known.values()):
-        for draw in range(1, DRAWS):
-            known = with_draw(known, under(_OTHER_NUMBERS + draw))
-    return known
+    sizes = {name: sizes_of(first.get(name)) for name, value in eager.items() if is_random(value, first.get(name))}
+    for draw in range(1, DRAWS if sizes else 1):
+        found = under(_OTHER_NUMBERS + draw)
+        sizes = {name: known + sizes_of(found.get(name)) for name, known in sizes.items()}
+    return sizes

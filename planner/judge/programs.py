@@ -16,7 +16,7 @@ from torch import Tensor
 from fuseplan.judge.compare import flips, too_many
 from fuseplan.judge.memory import is_float, same_strides, spread_out
 from fuseplan.judge.output import JudgedOutput
-from fuseplan.judge.spread import Deviation, NaturalSpread, chunks
+from fuseplan.judge.spread import FEW, Deviation, NaturalSpread, chunks
 
 Layout = Literal["eager", "gaps", "any"]
 """How outputs may lie in memory."""
@@ -52,21 +52,8 @@ class Leaf:
     """Of what is random: how large eager had it under other random numbers."""
 
 
-def with_draw(leaves: Mapping[str, Leaf], found: Mapping[str, Any]) -> dict[str, Leaf]:
-    """The same, knowing of one more run of eager under other random numbers.
-
-    >>> x = torch.tensor([1.0, 2.0])
-    >>> leaves = {"y": Leaf(x, sizes=()), "z": Leaf(x)}
-    >>> [leaf.sizes for leaf in with_draw(leaves, {"y": 2 * x, "z": x}).values()]
-    [(3.1622776601683795,), None]
-    """
-    return {
-        name: leaf if leaf.sizes is None else replace(leaf, sizes=leaf.sizes + _sizes(found.get(name)))
-        for name, leaf in leaves.items()
-    }
-
-
-def _sizes(drawn: Any) -> tuple[float, ...]:
+def sizes_of(drawn: Any) -> tuple[float, ...]:
+    """How large one draw of random floats is; nothing of others."""
     return (_root_mean_square(drawn),) if isinstance(drawn, Tensor) and is_float(drawn) else ()
 
 
@@ -87,21 +74,56 @@ def is_random(eager: Any, other: Any) -> bool:
 
 
 def judge(
-    actual: Mapping[str, Any], leaves: Mapping[str, Leaf], layout: Layout = "eager", wider: float = 1.0
+    actual: Mapping[str, Any],
+    leaves: Mapping[str, Leaf],
+    layout: Layout = "eager",
+    wider: float = 1.0,
+    *,
+    same_numbers: bool = False,
 ) -> JudgedRun:
     """Say whether every value is what it should be.
 
     Outputs lie in memory as eager's do, or with gaps between rows besides, or anyhow. The last is left to torch.compile: it
     pads the result of a matrix product, and gives what was joined to nothing, as the first keys of a cache are, without the
-    copy that eager makes. `wider` is how many times further than what the natural spread allows a float may be off.
+    copy that eager makes. `wider` is how many times further than what the natural spread allows a float may be off. Of what is
+    random little can be told, unless the `same_numbers` were drawn as eager draws.
     """
     if actual.keys() != leaves.keys():
         names = sorted(actual.keys() ^ leaves.keys())
         return JudgedRun(f"{names[0]} is given by one of the two alone")
+    if same_numbers:
+        leaves = {name: replace(leaf, sizes=None) for name, leaf in leaves.items()}
     found = [_judge_one(name, actual[name], leaf, layout, wider) for name, leaf in leaves.items()]
     evidence = [one for _, one in found if one is not None]
     evidence.sort(key=lambda one: -one.share)
-    return JudgedRun(next((problem for problem, _ in found if problem is not None), None), tuple(evidence))
+    problem = next((problem for problem, _ in found if problem is not None), None) or _alias_problem(actual, leaves)
+    return JudgedRun(problem, tuple(evidence))
+
+
+def _alias_problem(actual: Mapping[str, Any], leaves: Mapping[str, Leaf]) -> str | None:
+    """Outputs lie in the memory of the inputs that eager's lie in, and of no others."""
+    mine, theirs = _shared(actual), _shared({name: leaf.eager for name, leaf in leaves.items()})
+    for name in mine:
+        if mine[name] != theirs[name]:
+            says = [
+                f"shares memory with {found}" if found else "has memory of its own"
+                for found in (mine[name], theirs[name])
+            ]
+            return f"{name} {says[0]}, eager's {says[1]}"
+    return None
+
+
+def _shared(results: Mapping[str, Any]) -> dict[str, str | None]:
+    """For each output the argument in whose memory it lies."""
+    tensors = {name: one for name, one in results.items() if isinstance(one, Tensor) and one.numel()}
+    inputs = {
+        one.untyped_storage().data_ptr(): name
+        for name, one in tensors.items()
+        if not name.startswith(("output", "gradient"))
+    }
+    return {
+        name: inputs.get(one.untyped_storage().data_ptr()) for name, one in tensors.items() if name.startswith("output")
+    }
 
 
 def _judge_one(name: str, got: Any, leaf: Leaf, layout: Layout, wider: float) -> tuple[str | None, JudgedOutput | None]:
@@ -126,10 +148,10 @@ def _lies_well(got: Tensor, strides: tuple[int, ...], layout: Layout) -> bool:
 
 
 def _exact_problem(name: str, got: Tensor, leaf: Leaf) -> str | None:
-    """Integers are eager's, or no more often wrong than eager's: a float may have decided them."""
+    """Integers are eager's, or no more often wrong than eager's: a float may have decided them. A few are eager's."""
     if torch.equal(got, leaf.eager):
         return None
-    if leaf.exact is not None and not too_many(flips(got, leaf.eager, leaf.exact)):
+    if leaf.exact is not None and got.numel() > FEW and not too_many(flips(got, leaf.eager, leaf.exact)):
         return None
     return f"{name} differs from eager in {int((got != leaf.eager).sum())} of {got.numel()} elements"
 

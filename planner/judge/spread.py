@@ -19,7 +19,7 @@ CHUNK = 1 << 24
 """Elements compared at a time: a language model's logits in fp64, several times over, would fill a GPU."""
 FACTOR = 2.0
 """A right result is at most so many times as far off as the draws are."""
-NOISE_FACTOR = 32.0
+NOISE_FACTOR = 8.0
 """The same where the draws have not one digit right: of what cancels out nothing is left but rounding, be it anyone's."""
 FEW = 64
 """Elements up to which a tensor is a small sample: the largest error of its draws may be small by luck."""
@@ -29,25 +29,34 @@ _ULPS = 8.0
 
 
 class WorstByOrder:
-    """The largest error for each binary order of magnitude of the exact result, carried on to the larger ones."""
+    """The largest error for each binary order of magnitude of the exact result, carried on to the larger ones.
+
+    Of few elements the largest error may be small by luck: the least orders that have few of them together count as one.
+    """
 
     ORDERS = 2200  # of fp64, denormals included
-    WINDOW = 3  # so many orders up, errors still say something: with few elements of one size, chance rules
+    WINDOW = 3  # so many orders up, errors still say something
+    ENOUGH = 64
 
     def __init__(self, device: torch.device) -> None:
         self.worst = torch.zeros(self.ORDERS, dtype=torch.float64, device=device)
+        self.counts = torch.zeros(self.ORDERS, dtype=torch.float64, device=device)
         self._table: Tensor | None = None
 
     def learn(self, draw: Tensor, exact: Tensor) -> None:
         """Take in one more run; both are wide."""
+        order = _order(exact)
         error = torch.nan_to_num((draw - exact).abs(), nan=0.0, posinf=0.0)
-        self.worst.scatter_reduce_(0, _order(exact), error, "amax")
+        self.worst.scatter_reduce_(0, order, error, "amax")
+        self.counts += torch.bincount(order, minlength=self.ORDERS)
         self._table = None
 
     def __call__(self, exact: Tensor) -> Tensor:
         """For each element the largest error of elements of no much larger size."""
         if self._table is None:
-            self._table = self.worst.cummax(0).values
+            worst = self.worst.cummax(0).values
+            enough = (self.counts.cumsum(0) < self.ENOUGH).sum().clamp(max=self.ORDERS - 1)
+            self._table = torch.maximum(worst, worst[enough])
         return self._table[_order(exact) + self.WINDOW]
 
 
@@ -161,15 +170,11 @@ class NaturalSpread:
         )
 
     def _scaled(self, sums: _Sums, wider: float) -> Deviation:
-        """One number a draw: luck is great, however many elements there are."""
-        drawn = _root_mean_square(self.scales)
+        """One number a draw, which may be small by luck; errors that have nothing to do with each other make it so small."""
+        spread = max(self.rms, default=0.0) / self.size if self.size else 0.0
+        natural = max(*map(abs, self.scales), 2 * spread / math.sqrt(max(1, self.count)))
         floor = 2 * _ULPS * _INNER + 4 * torch.finfo(self.dtype).eps / math.sqrt(max(1, sums.count))
-        return Deviation(
-            "scale",
-            abs(sums.scale),
-            wider * luck(len(self.scales)) * drawn + floor,
-            max(map(abs, self.scales), default=0.0),
-        )
+        return Deviation("scale", abs(sums.scale), wider * self.factor * natural + floor, natural)
 
     def _by_luck(self) -> float:
         """What an element may be off by, by how far all are off: the largest of few may be small by luck."""
@@ -186,12 +191,12 @@ class NaturalSpread:
 def luck(draws: int) -> float:
     """How many times the deviation that was drawn one more draw may be: of few, the deviation itself is a matter of luck.
 
-    About Student's distribution at one in 20,000.
+    About Student's distribution at one in a thousand.
 
     >>> luck(6), luck(600)
-    (10.5, 4.56)
+    (6.05, 3.3275)
     """
-    return round(4.5 * (1 + 8 / max(1, draws)), 6)
+    return round(3.3 * (1 + 5 / max(1, draws)), 6)
 
 
 def chunks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
