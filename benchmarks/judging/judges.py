@@ -46,8 +46,10 @@ class Expectation(Protocol):
     @property
     def how(self) -> str: ...
 
-    def judge(self, found: Mapping[str, Any], seed: int, layout: Layout, wider: float = 1.0) -> Said:
-        """Tell whether this is it."""
+    def judge(
+        self, found: Mapping[str, Any], seed: int, layout: Layout, wider: float = 1.0, *, same_numbers: bool = False
+    ) -> Said:
+        """Tell whether this is it; whether eager's own random numbers were drawn may say more."""
 
 
 Judge = Callable[[Loaded, Sequence[int]], Expectation]
@@ -68,7 +70,9 @@ class _Earlier:
     leaves: Mapping[int, Mapping[str, EarlierLeaf]]
     how: str = ""
 
-    def judge(self, found: Mapping[str, Any], seed: int, layout: Layout, wider: float = 1.0) -> _Plain:
+    def judge(
+        self, found: Mapping[str, Any], seed: int, layout: Layout, wider: float = 1.0, *, same_numbers: bool = False
+    ) -> _Plain:
         return _Plain(disagreement(found, self.leaves[seed], layout))
 
 

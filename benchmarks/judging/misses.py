@@ -143,7 +143,9 @@ def _brief(told: dict[str, Any]) -> dict[str, Any]:
 
 def said(expectation: Expectation, runs: Sequence[Results]) -> dict[str, Any]:
     """Whether any of the runs was called wrong; where none was, how far off they were beside what eager is by itself."""
-    told = [expectation.judge(one, seed, "eager") for one, seed in zip(runs, CALLS, strict=False)]
+    told = [
+        expectation.judge(one, seed, "eager", same_numbers=True) for one, seed in zip(runs, CALLS, strict=False)
+    ]  # what a fault is planted into is eager: it draws what eager draws
     problems = [one.problem for one in told if one.problem is not None]
     if problems:
         return {"caught": True, "problem": problems[0]}
