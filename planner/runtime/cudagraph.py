@@ -3,6 +3,10 @@
 What a caller keeps stays the caller's. The trees would overwrite the outputs of an earlier step. Small outputs, such as a
 loss, are copied out of the graph's memory at once; where a larger one is still alive when a new step begins, this step
 runs plain instead, which costs host time but no copy, and is counted.
+
+So does a call in another thread than that which has captured, whose trees would know nothing of it; one within a capture of
+the caller's own; and one behind so many forwards without a backward that each would be captured anew. On another stream a
+step waits for what was sent before: the memory of the graphs is one.
 """
 
 from __future__ import annotations
@@ -25,10 +29,14 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from fuseplan.executors.flat import Boxed
 from fuseplan.log import logger
+from fuseplan.runtime.capture_place import CapturePlace
 from fuseplan.stats import count
 
 SMALL = 64 * 1024
 """Bytes up to which an output is copied, for some microseconds: a loop that overwrites `loss` still holds the last one."""
+DEEPEST = 128
+"""So many graphs may follow each other within one step. Forwards of which something is held, and no backward comes, never
+begin a new one: each would be captured anew, behind all others."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +65,7 @@ class CudaGraphLaunch:
         self.refused: str | None = None
         self.device: int | None = None
         self.made = _Made()
+        self.place = CapturePlace()
 
     def wrap(self, role: str, gm: GraphModule, plain: Boxed) -> Boxed:
         """Return `plain` launched through a CUDA graph, or as it is where that cannot be; `refused` says why."""
@@ -95,9 +104,10 @@ class CudaGraphLaunch:
         capture: Callable[[Boxed], Any] = partial(cudagraphify, device_index=device, **facts.told)
         if facts.role == "backward":
             follows = self.made.follows(facts.taken)
-            return lambda plain: _guard_backward(capture(plain), plain, device, follows)
+            return lambda plain: _guard_backward(capture(plain), plain, self.place, follows)
         self.made = made = _Made(facts.made)
-        return lambda plain: _guard_forward(capture(plain), plain, device, facts.small, made)
+        self.place = place = CapturePlace(device, self.remarks)
+        return lambda plain: _guard_forward(capture(plain), plain, place, facts.small, made)
 
     def _plain_backward(self, plain: Boxed) -> Boxed:
         """The backward of a captured forward ends its step, whether captured itself or not."""
@@ -106,8 +116,7 @@ class CudaGraphLaunch:
             return plain
 
         def call(args: list[Any]) -> Sequence[Any]:
-            manager = get_manager(device, create_if_none_exists=False)
-            if manager is not None:
+            if not self.place.is_elsewhere() and (manager := self.place.manager) is not None:
                 manager.set_to_running_backward()
             return plain(args)
 
@@ -190,14 +199,20 @@ def _as_it_is(plain: Boxed) -> Boxed:
     return plain
 
 
-def _guard_forward(captured: Boxed, plain: Boxed, device: int, small: Sequence[int], made: _Made) -> Boxed:
+def _guard_forward(captured: Boxed, plain: Boxed, place: CapturePlace, small: Sequence[int], made: _Made) -> Boxed:
     def call(args: list[Any]) -> Sequence[Any]:
-        manager = get_manager(device, create_if_none_exists=False)
-        if manager is not None and _would_overwrite(manager):
-            count("calls run plain to keep an earlier output")
+        if place.is_elsewhere():
+            count("calls run plain in another thread, or while their caller captures")
             return plain(args)
-        outputs = list(captured(args))
-        made.note(outputs, device)
+        manager = get_manager(place.device, create_if_none_exists=False)
+        if manager is not None and _would_overwrite(manager):
+            place.keep()
+            return plain(args)
+        if manager is not None and _goes_too_deep(manager):
+            count("calls run plain behind forwards without a backward")
+            return plain(args)
+        outputs = list(place.captured(captured, args))
+        made.note(outputs, place.device)
         for i in small:
             outputs[i] = outputs[i].clone()
         return outputs
@@ -234,16 +249,21 @@ def _is_small(value: torch.Tensor) -> bool:
     return statically_known_true(value.numel() * value.element_size() <= SMALL)
 
 
-def _guard_backward(captured: Boxed, plain: Boxed, device: int, follows_capture: Callable[[list[Any]], bool]) -> Boxed:
+def _guard_backward(
+    captured: Boxed, plain: Boxed, place: CapturePlace, follows_capture: Callable[[list[Any]], bool]
+) -> Boxed:
     """A backward belongs to the step of its forward: it begins none, in which all of that step would be lost."""
 
     def call(args: list[Any]) -> Sequence[Any]:
-        manager = get_manager(device, create_if_none_exists=False)
+        if place.is_elsewhere():
+            count("backward calls run plain")
+            return plain(args)
+        manager = get_manager(place.device, create_if_none_exists=False)
         if manager is not None and (_would_overwrite(manager) or not follows_capture(args)):
             count("backward calls run plain")
             manager.set_to_running_backward()
             return plain(args)
-        return captured(args)
+        return place.captured(captured, args)
 
     return _boxed(call)
 
@@ -251,8 +271,28 @@ def _guard_backward(captured: Boxed, plain: Boxed, device: int, follows_capture:
 def _would_overwrite(manager: CUDAGraphTreeManager) -> bool:
     """Whether a new step would begin now, over memory that a caller still holds."""
     node = manager.current_node
-    if node is None or not manager.can_start_new_generation():
+    return node is not None and manager.can_start_new_generation() and _is_held(node)
+
+
+def _goes_too_deep(manager: CUDAGraphTreeManager) -> bool:
+    """Whether this would be one graph more in a step that has very many, and that cannot end: some of it is held."""
+    node = manager.current_node
+    if node is None or manager.can_start_new_generation():
         return False
+    return _is_deep(node) and _is_held(node)
+
+
+def _is_deep(node: Any) -> bool:
+    if isinstance(node, CUDAGraphNode):
+        return len(node.path_weakrefs) >= DEEPEST
+    before = 0
+    while node is not None and before < DEEPEST:
+        node, before = node.parent, before + 1
+    return before >= DEEPEST
+
+
+def _is_held(node: Any) -> bool:
+    """Whether a caller still holds something that the graphs up to this one have made."""
     if not isinstance(node, CUDAGraphNode):
         return any(True for _ in node.path_live_weakrefs())
     held = (node.path_weakrefs[depth][index] for depth, index in node.live_indices_after_graph)

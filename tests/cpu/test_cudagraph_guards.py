@@ -12,7 +12,8 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.fx import GraphModule
 from torch.utils.checkpoint import checkpoint
 
-from fuseplan.runtime import cudagraph
+from fuseplan.runtime import capture_place, cudagraph
+from fuseplan.stats import stats
 
 
 class Captured:
@@ -20,6 +21,7 @@ class Captured:
 
     def __init__(self, trees: Trees) -> None:
         self.trees = trees
+        self.parent: Captured | None = None
 
     def path_live_weakrefs(self) -> Sequence[Any]:
         return [self] if self.trees.alive else []
@@ -52,7 +54,12 @@ class Training:
     def __init__(self, module: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
         torch._dynamo.reset()
         self.trees, self.log = Trees(), list[str]()
-        monkeypatch.setattr(cudagraph, "get_manager", lambda *args, **options: self.trees)
+        self.here: Trees | None = self.trees
+        """Those of the thread that calls."""
+        monkeypatch.setattr(cudagraph, "get_manager", lambda *args, **options: self.here)
+        monkeypatch.setattr(capture_place, "get_manager", lambda *args, **options: self.here)
+        monkeypatch.setattr(capture_place, "is_capturing", lambda: False)
+        monkeypatch.setattr(capture_place, "follow", lambda manager, device: None)
         monkeypatch.setattr(cudagraph, "cudagraphify", self.cudagraphify)
         monkeypatch.setattr(cudagraph, "_obstacle", lambda gm: None)
         monkeypatch.setattr(cudagraph, "_lie_at", lie_at)
@@ -180,3 +187,81 @@ def test_under_checkpointing_the_step_is_as_any(monkeypatch: pytest.MonkeyPatch)
     training = Training(lambda x: checkpoint(inner, x, use_reentrant=False), monkeypatch)
     training.step(torch.randn(4, 8, requires_grad=True))
     assert training.log == CAPTURED
+
+
+def test_another_thread_than_the_one_that_has_captured_runs_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its trees know nothing of what is held, and two threads would write into one memory."""
+    training = Training(MODULES["a softmax"](), monkeypatch)
+    x = torch.randn(4, 8)
+    training.step(x)
+    for here in (Trees(), None):
+        training.here = here
+        training.step(x)
+    training.here = training.trees
+    training.step(x)
+    assert training.log == [*CAPTURED, *PLAIN, *PLAIN, *CAPTURED]
+    assert stats()["calls run plain in another thread, or while their caller captures"] >= 2
+
+
+def test_a_thread_that_torch_knows_no_trees_in_runs_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*args: object, **options: object) -> None:
+        raise AssertionError
+
+    training = Training(MODULES["a softmax"](), monkeypatch)
+    monkeypatch.setattr(capture_place, "get_manager", unknown)
+    training.step(torch.randn(4, 8))
+    assert training.log == PLAIN
+
+
+def test_a_caller_that_captures_a_graph_of_its_own_has_the_program_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    training = Training(MODULES["a softmax"](), monkeypatch)
+    x = torch.randn(4, 8)
+    for capturing in (False, True, False):
+        monkeypatch.setattr(capture_place, "is_capturing", lambda now=capturing: now)
+        training.step(x)
+    assert training.log == [*CAPTURED, *PLAIN, *CAPTURED]
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_forwards_without_a_backward_are_not_captured_without_end(monkeypatch: pytest.MonkeyPatch, held: bool) -> None:
+    """Where nothing is held, the trees begin anew by themselves."""
+    monkeypatch.setattr(cudagraph, "DEEPEST", 3)
+    training = Training(MODULES["a softmax"](), monkeypatch)
+    training.trees.alive = held
+    training.trees.pending = True
+    for _ in range(5):
+        before = training.trees.current_node
+        training.call(torch.randn(4, 8))
+        if training.trees.current_node is not before:
+            training.trees.current_node.parent = before
+    assert training.log == ["forward captured"] * (2 if held else 5) + ["forward plain"] * (3 if held else 0)
+
+
+def test_of_what_is_held_all_the_time_who_asks_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capture_place, "OFTEN", 3)
+    training = Training(MODULES["a softmax"](), monkeypatch)
+    training.trees.alive = True
+    for _ in range(5):
+        training.call(torch.randn(4, 8))
+    (remark,) = training.launch.remarks
+    assert "the launch plain suits such a program better" in remark
+
+
+class Stream:
+    """A stream that says for which others it waits."""
+
+    def __init__(self, number: int, log: list[tuple[int, int]]) -> None:
+        self.cuda_stream, self.log = number, log
+
+    def wait_stream(self, other: Stream) -> None:
+        self.log.append((self.cuda_stream, other.cuda_stream))
+
+
+def test_on_another_stream_a_step_waits_for_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[tuple[int, int]] = []
+    streams, trees = [Stream(number, waits) for number in range(3)], Trees()
+    for number in (0, 0, 1, 1, 2, 0):
+        monkeypatch.setattr(capture_place, "_raw_stream", lambda device, now=number: now)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device, now=number: streams[now])
+        capture_place.follow(trees, 0)  # type: ignore[arg-type]
+    assert waits == [(1, 0), (2, 1), (0, 2)]
