@@ -40,7 +40,7 @@ from fuseplan.tuning.queue.devices import DeviceKind, LazyPool, OpenPool, named,
 from fuseplan.tuning.queue.promises import refuse_promises
 from fuseplan.tuning.queue.region_locks import RegionLocks
 from fuseplan.tuning.queue.sources import Source, read_programs
-from fuseplan.tuning.traces import box_of, launches_on
+from fuseplan.tuning.traces import EITHER, box_of, launches_on
 from fuseplan.tuning_db import Store, clock, places
 from fuseplan.tuning_db.resume import failed_lately
 
@@ -51,7 +51,7 @@ def tune(
     programs: Source | Iterable[Source],
     *,
     effort: str = "quick",
-    launch: str = "plain",
+    launch: str | None = None,
     device: str | None = None,
     db: str | Path | None = None,
     budget: float | str | None = None,
@@ -68,15 +68,15 @@ def tune(
     A text that names no file means programs that were tuned before: the beginning of a program's key or of its plan's,
     or its name. Those come first whose calls could gain the most together, of which `agenda` tells more.
 
-    `launch` is `plain`, `cudagraph` or `both`; `device` is where to tune, one or several as in `cuda:0,cuda:1`, else
-    where the trace was recorded; `db` is the tuning database, else the user's own. `budget` is the time for all of it,
-    in seconds or as `1h30m`; what it has no time for has the status `left`. `top` keeps so many programs. `again` tunes
-    what has a plan already, and tries once more what failed. Each result is in the database as soon as it is known: a
-    run that is interrupted goes on where it was. `progress` hears how far it is; else there is a bar on a terminal and
-    in a notebook. `model` says what is worth measuring: `learned`, from the rows that ship and from what is measured
-    here, or `roofline`, which leaves nothing out. `sampler` and `storage` are for those who study the search: `tpe` or
-    `random` of Optuna's, and where the studies are kept for optuna-dashboard, a URL or `journal:FILE`; `workers` for those
-    who measure elsewhere.
+    `launch` is `plain`, `cudagraph`, or `both`, each by itself; without one, on a GPU both race each other, and the faster
+    is kept. `device` is where to tune, one or several as in `cuda:0,cuda:1`, else where the trace was recorded; `db` is
+    the tuning database, else the user's own. `budget` is the time for all of it, in seconds or as `1h30m`; what it has no
+    time for has the status `left`. `top` keeps so many programs. `again` tunes what has a plan already, and tries once
+    more what failed. Each result is in the database as soon as it is known: a run that is interrupted goes on where it
+    was. `progress` hears how far it is; else there is a bar on a terminal and in a notebook. `model` says what is worth
+    measuring: `learned`, from the rows that ship and from what is measured here, or `roofline`, which leaves nothing out.
+    `sampler` and `storage` are for those who study the search: `tpe` or `random` of Optuna's, and where the studies are
+    kept for optuna-dashboard, a URL or `journal:FILE`; `workers` for those who measure elsewhere.
 
     >>> import torch
     >>> import fuseplan
@@ -137,7 +137,7 @@ def agenda(
     programs: Source | Iterable[Source],
     *,
     effort: str = "quick",
-    launch: str = "plain",
+    launch: str | None = None,
     device: str | None = None,
     db: str | Path | None = None,
     top: int | None = None,
@@ -166,26 +166,27 @@ def tune_online(gm: Any, example_inputs: Sequence[Any], effort: str, store: Stor
     refuse_promises(gm, example_inputs, trace)
     where = next((str(d) for d in devices_of(gm, example_inputs) if d.type == "cuda"), "cpu")
     logger.info("tuning program %s on %s, effort %s", trace.key[:12], where, effort)
-    spends, here, launch = Effort.named(effort), environment(where), options.launch or "plain"
-    if not launches_on(here.device, (launch,)):
+    spends, here = Effort.named(effort), environment(where)
+    launches = launches_on(here.device, (options.launch or EITHER,))
+    if not launches:
         raise FuseplanError("a CPU has no CUDA graphs")
-    failed = failed_lately(store, trace.key, here, launch, box_of(trace), spends.harder)
+    failed = failed_lately(store, trace.key, here, options.launch or "plain", box_of(trace), spends.harder)
     if failed is not None:
         raise FuseplanError(str(failed))
     brief = Brief(effort, usual_s(store, effort, here))
     with shown(None, brief) as heard, own_workers(where, spends) as pool:
-        (tuned,) = Tuner(store, pool, where, spends, Settings(), heard, here=here).tune(trace, (launch,))
+        (tuned,) = Tuner(store, pool, where, spends, Settings(), heard, here=here).tune(trace, launches)
     logger.info("program %s: %s, %s, after %.0f s", trace.key[:12], tuned.status, tuned.winner, tuned.seconds)
     if tuned.plan is None:
         raise FuseplanError(tuned.detail or "no plan could be raced")
 
 
 def _agenda(
-    store: Store, programs: Source | Iterable[Source], effort: str, launch: str, device: str | None, top: int | None,
-    again: bool,
+    store: Store, programs: Source | Iterable[Source], effort: str, launch: str | None, device: str | None,
+    top: int | None, again: bool,
 ) -> Agenda:  # fmt: skip
-    launches = LAUNCHES if launch == "both" else (launch,)
-    if not set(launches) <= set(LAUNCHES):
+    launches = (EITHER,) if launch is None else LAUNCHES if launch == "both" else (launch,)
+    if launch is not None and not set(launches) <= set(LAUNCHES):
         raise OptionError(f"there is no launch {launch!r}; known are {', '.join(LAUNCHES)}, both")
     if top is not None and top < 1:
         raise OptionError(f"at least one program is tuned, not {top}")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from fuseplan.errors import FuseplanError
 from fuseplan.tuning_db.environment import Environment, needs_of
+from fuseplan.tuning_db.launches import faster_launch
 from fuseplan.tuning_db.records import NO_MOVES, REASONS, Hit, Miss, Query, Stale, StoredPlan
 from fuseplan.tuning_db.sizes import STATIC, Box
 from fuseplan.tuning_db.tables import ENVIRONMENT, PLAN, Row
@@ -80,7 +81,9 @@ def choose(query: Query, found: Sequence[Candidate]) -> Hit | Stale | Miss:
         slot = (one.answer.plan.launch, one.answer.plan.sizes.text)
         if slot not in latest or (one.standing, one.changed_at) > (latest[slot].standing, latest[slot].changed_at):
             latest[slot] = one
-    return max(latest.values(), key=lambda one: (one.standing, one.speed, one.changed_at)).answer
+    standing = max(one.standing for one in latest.values())
+    best = faster_launch(one.answer.plan for one in latest.values() if one.standing == standing)
+    return next(one.answer for one in latest.values() if one.answer.plan is best)
 
 
 def no_plan(program: str) -> Miss:
@@ -113,15 +116,13 @@ def _highest(found: Sequence[Candidate]) -> list[Candidate]:
 class _Usable:
     answer: Hit | Stale
     standing: tuple[bool, bool, bool, int]
-    speed: float
     changed_at: tuple[str, str]
 
     @staticmethod
     def of(answer: Hit | Stale, rank: int) -> _Usable:
         stored = answer.plan
         standing = (stored.word == "pinned", stored.status != "unverified", isinstance(answer, Hit), rank)
-        speed = -stored.wall_us if stored.wall_us is not None else float("-inf")
-        return _Usable(answer, standing, speed, (stored.changed_at, stored.key))
+        return _Usable(answer, standing, (stored.changed_at, stored.key))
 
 
 def judge(query: Query, candidate: Candidate) -> Hit | Stale | Miss:

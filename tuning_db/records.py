@@ -219,7 +219,7 @@ class StoredPlan:
     @property
     def timed(self) -> RaceTime:
         """Its time, where its race counts."""
-        race = self.run and (self.run, self.launch, self.sizes.text)
+        race = self.run and (self.run, self.sizes.text)
         return RaceTime(self.wall_us if self.standing in RACED else None, self.noise, race)
 
     def row(self) -> Row:

@@ -44,8 +44,8 @@ Examples:
     help="quick is at most about 2 minutes a program, full 8; none only predicts.",
 )  # fmt: skip
 @click.option(
-    "--launch", type=click.Choice(["plain", "cudagraph", "both"]), default="plain", show_default=True,
-    help="How calls reach the GPU; a CPU has plain alone.",
+    "--launch", type=click.Choice(["plain", "cudagraph", "both"]),
+    help="How calls reach the GPU; both tunes each. Without it, they race each other. A CPU has plain alone.",
 )  # fmt: skip
 @click.option(
     "--device", metavar="DEVICE[,…]",
@@ -70,8 +70,9 @@ Examples:
 @file_option
 @json_option
 def tune(
-    traces: tuple[str, ...], effort: str, launch: str, device: str | None, budget: str | None, top: int | None,
-    again: bool, model: str, sampler: str, storage: str | None, dry_run: bool, file: Path | None, as_json: bool,
+    traces: tuple[str, ...], effort: str, launch: str | None, device: str | None, budget: str | None,
+    top: int | None, again: bool, model: str, sampler: str, storage: str | None, dry_run: bool, file: Path | None,
+    as_json: bool,
 ) -> None:  # fmt: skip
     """Find, prove and store the fastest plan of each program.
 
@@ -191,7 +192,7 @@ def _show(found: list[Tuned]) -> None:
         table.add_row(*_cells(*_row(one)))
     _print(table)
     for one in found:
-        if one.status in ("failed", "left"):
+        if one.detail:
             click.echo(printable(f"{one.called}: {one.detail}"))
 
 

@@ -15,6 +15,7 @@ from fuseplan.looking.words import describe, device_of, fields_of, share, table,
 from fuseplan.plan import Plan
 from fuseplan.segment import Segmentation
 from fuseplan.tuning_db import Raced, RegionEvidence, StoredPlan
+from fuseplan.tuning_db.launches import other_launch
 from fuseplan.tuning_db.words import Listed
 
 MOST_LINES = 40
@@ -115,8 +116,11 @@ def _region_fields(cut: Segmentation | None, place: int, known: Mapping[int, Map
 
 
 def _evidence(stored: StoredPlan) -> Iterator[str]:
-    yield f"  on: {device_of(stored.environment)}, torch {stored.environment.torch}, launch {stored.launch}" + (
-        f", sizes {stored.sizes.short}" if stored.sizes.text else ""
+    others = {other_launch(one.name, stored.launch): None for one in stored.evidence.raced if one.status == "ok"}
+    against = "".join(f" (raced with {launch})" for launch in others if launch is not None)
+    yield (
+        f"  on: {device_of(stored.environment)}, torch {stored.environment.torch}, launch {stored.launch}{against}"
+        + (f", sizes {stored.sizes.short}" if stored.sizes.text else "")
     )
     if stored.wall_us is not None:
         faster = stored.speedup if stored.status != "default" else None

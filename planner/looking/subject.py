@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from fuseplan.graph import Graph
 from fuseplan.plan import Plan
 from fuseplan.segment import Segmentation
 from fuseplan.tuning_db import Store
+from fuseplan.tuning_db.launches import faster_launch
 from fuseplan.tuning_db.resume import Failure, failures
 from fuseplan.tuning_db.words import Listed, listed, programs_named
 
@@ -83,10 +84,24 @@ def of_program(store: Store, program: str) -> Subject | None:
 
 def _subject(store: Store, program: str, found: list[Listed], chosen: Listed | None = None) -> Subject:
     mine = sorted((one for one in found if one.stored.program == program), key=rank)
-    chosen = chosen or next(iter(mine), None)
+    chosen = chosen or _running(mine)
     others = tuple(one for one in mine if chosen is None or one.stored.key != chosen.stored.key)
     name = store.program_names().get(program) or ""
     return Subject(program, name, chosen, others, tuple(store.graphs(program)), tuple(failures(store, program)))
+
+
+def _running(mine: Sequence[Listed]) -> Listed | None:
+    """The plan that would run where the latest does; of those for one launch each, as a look-up takes them."""
+    if not mine:
+        return None
+    first = mine[0].stored
+    by_launch: dict[str, Listed] = {}
+    for one in mine:
+        same = (one.stored.environment, one.stored.sizes) == (first.environment, first.sizes)
+        if same and rank(one) == rank(mine[0]):
+            by_launch.setdefault(one.stored.launch, one)
+    fastest = faster_launch(one.stored for one in by_launch.values())
+    return by_launch[fastest.launch]
 
 
 def rank(one: Listed) -> int:

@@ -11,7 +11,8 @@ from fuseplan.capture.trace.format import Trace
 from fuseplan.capture.trace.write import write_trace
 from fuseplan.errors import OptionError
 from fuseplan.graph.words import counted
-from fuseplan.tuning_db import Box
+from fuseplan.plan import LAUNCHES
+from fuseplan.tuning_db import Box, Environment, Query
 
 
 def traces_of(call: Callable[..., Any], *args: Any, name: str = "", **kwargs: Any) -> list[Trace]:
@@ -53,13 +54,33 @@ def check_device(device: str) -> None:
         raise OptionError(f"there is no device {device} here: torch sees one CPU and {seen}")
 
 
+EITHER = "either"
+"""In the place of a launch: all that there are race together, and the fastest plan of any is kept."""
+
+
 def launches_on(device: str, launches: Sequence[str]) -> tuple[str, ...]:
     """Those of the launches that a type of device has.
 
-    >>> launches_on("cpu", ("plain", "cudagraph"))
-    ('plain',)
+    >>> launches_on("cpu", ("plain", "cudagraph")), launches_on("cpu", (EITHER,)), launches_on("cuda", (EITHER,))
+    (('plain',), ('plain',), ('either',))
     """
-    return tuple(launch for launch in launches if launch == "plain" or device != "cpu")
+    if device != "cpu":
+        return tuple(launches)
+    return tuple("plain" for launch in launches if launch in ("plain", EITHER))
+
+
+def query_of(trace: Trace, program: str, here: Environment, launch: str) -> Query:
+    """What a program of this key looks up: under a launch, or under either."""
+    return Query(program, here, None if launch == EITHER else launch, sizes_of(trace))
+
+
+def launches_of(launch: str, trace: Trace) -> tuple[tuple[str, ...], str]:
+    """The launches that race for a program, the one that ties go to first; and why another is left out."""
+    if launch != EITHER:
+        return (launch,), ""
+    if box_of(trace) != Box():
+        return ("plain",), "its sizes vary, and a CUDA graph is of one size alone"
+    return LAUNCHES, ""
 
 
 def device_of(trace: Trace) -> str:

@@ -150,6 +150,7 @@ def test_the_first_programs_alone(small: Trace, large: Trace, matmul: Trace) -> 
 def test_a_cpu_has_no_cuda_graphs(small: Trace) -> None:
     """Nothing is measured to find that out."""
     assert [item.launch for item in agenda([small], launch="both").items] == ["plain"]
+    assert [item.launch for item in agenda([small]).items] == ["plain"]
     with pytest.raises(OptionError, match="CUDA graphs need a GPU"):
         agenda([small], launch="cudagraph")
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fuseplan.capture.trace.calls import Calls
 from fuseplan.capture.trace.format import Trace
 from fuseplan.errors import ExecutorError, GraphError
-from fuseplan.measure.jobs import Calibrate, Capture, CapturedProgram, Job, Outcome, OutcomeRow, RaceRegion
+from fuseplan.measure.jobs import Calibrate, Capture, CapturedProgram, Job, Outcome, OutcomeRow, RacePlans, RaceRegion
 from fuseplan.tune import tune
 from fuseplan.tuning.effort import Effort
 from fuseplan.tuning.program.result import Tuned
@@ -181,7 +181,7 @@ def test_no_device_left_is_an_error(traces: list[Trace], fleet: Fleet) -> None:
 
 
 def test_devices_of_two_kinds_tune_each_program_twice(traces: list[Trace], fleet: Fleet, own_database: Path) -> None:
-    found = fleet.tune(traces[:2], "cuda:0,cuda:2")
+    found = fleet.tune(traces[:2], "cuda:0,cuda:2", launch="plain")
     assert len(found) == 4
     assert len(fleet.captures("cuda:0")) == len(fleet.captures("cuda:2")) == 2
     store = Store(Places(own_database))
@@ -283,6 +283,17 @@ def test_ctrl_c_in_one_device_ends_them_all_and_what_they_say_then_does_not_coun
     store.close()
     assert rows == []
     assert states == [("interrupted",)]
+
+
+def test_on_a_gpu_a_program_without_a_launch_races_under_both(traces: list[Trace], fleet: Fleet) -> None:
+    """And on a CPU there is but one."""
+    (alone,) = fleet.tune(traces[:1], "cuda:0")
+    (raced,) = [job for job in fleet.pools["cuda:0"].jobs if isinstance(job, RacePlans)]
+    assert {entry.plan.launch for entry in raced.entries if entry.plan is not None} == {"plain", "cudagraph"}
+    assert alone.launch in ("plain", "cudagraph")
+    assert [found.launch for found in fleet.tune(traces[1:2], "cuda:0", launch="both")] == ["plain", "cudagraph"]
+    (on_cpu,) = fleet.tune(traces[:1], "cpu")
+    assert on_cpu.launch == "plain"
 
 
 def test_each_device_has_its_own_line_of_progress(traces: list[Trace], fleet: Fleet) -> None:

@@ -21,7 +21,7 @@ from fuseplan.models import Machine, Roofline
 from fuseplan.plan import Plan
 from fuseplan.solver.solve import WholeSolution
 from fuseplan.tuning.effort import FULL, QUICK, Effort
-from fuseplan.tuning.program import flow, measure, propose, rounds, tuner
+from fuseplan.tuning.program import measure, propose, rounds, search, tuner
 from fuseplan.tuning.program.budget import Budget
 from fuseplan.tuning.program.combine import Settings
 from fuseplan.tuning.program.layers import always_behind
@@ -102,7 +102,7 @@ def tuned(
     searched = RaceEntry(SEARCHED, Plan("inductor", settings="max-autotune-no-cudagraphs"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tuner, "cost_model", lambda name, machine, folder: model)
-        patch.setattr(flow, "whole_candidates", lambda *others: [searched])
+        patch.setattr(search, "whole_candidates", lambda *others: [searched])
         (found,) = Tuner(store, pool, "cpu", effort, Settings(), Silent()).tune(trace, ("plain",), again=again)
     return found, pool
 

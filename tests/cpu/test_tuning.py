@@ -14,7 +14,7 @@ from fuseplan.capture.trace.format import Trace
 from fuseplan.errors import PlanError
 from fuseplan.executors.inductor.executor import InductorExecutor
 from fuseplan.measure.entry import RaceEntry
-from fuseplan.measure.jobs import RacePlans, VetRegion
+from fuseplan.measure.jobs import OutcomeRow, RacePlans, VetRegion
 from fuseplan.measure.race import Lane, RaceResult, Sample
 from fuseplan.models import Machine, Roofline
 from fuseplan.plan import Plan
@@ -24,7 +24,7 @@ from fuseplan.tune import Tuner
 from fuseplan.tuning.effort import NONE, QUICK, Effort
 from fuseplan.tuning.program import combine
 from fuseplan.tuning.program.combine import Settings
-from fuseplan.tuning.program.race import _judged
+from fuseplan.tuning.program.race import Verdict, _judged, among
 from fuseplan.tuning.program.result import Tuned
 from fuseplan.tuning.progress import Silent
 from fuseplan.tuning.traces import box_of, sizes_of, traces_of
@@ -303,6 +303,39 @@ def test_one_disturbed_block_makes_no_default_the_best(noise: float) -> None:
     assert verdict is not None
     assert best.name == "inductor"
     assert verdict.winner.name == ("cut" if noise < 1 else "inductor")
+
+
+def lane_of(name: str, us: float, rounds: int = 12, **more: Any) -> Lane:
+    """A lane of a race whose incumbent takes a ms."""
+    ratio = us / 1000.0
+    surely = {} if rounds < 6 else {"low": ratio, "high": ratio}
+    return Lane(name, (Sample(us, 0.0, us),) * rounds, ratio=ratio, **surely, **more)
+
+
+@pytest.mark.parametrize(
+    ("lanes", "expected"),
+    [
+        ([lane_of("b", 1200.0), lane_of("b cut", 1100.0)], ("b cut", "b")),
+        ([lane_of("b", 1200.0, dropped=12), lane_of("b cut", 1190.0)], ("b", "b")),  # no faster beyond the noise
+        ([lane_of("b", 1200.0, rounds=2, dropped=2), lane_of("b cut", 1100.0)], None),  # nobody can tell
+        ([lane_of("b", 1200.0), lane_of("b cut", 1100.0, rounds=2, dropped=2)], ("b", "b")),
+        ([lane_of("b", 1200.0, status="crashed"), lane_of("b cut", 1100.0)], None),
+        ([lane_of("b cut", 1100.0)], None),  # no default of theirs was in the last race
+    ],
+)
+def test_some_of_those_that_raced_have_a_verdict_of_their_own(
+    lanes: list[Lane], expected: tuple[str, str] | None
+) -> None:
+    every = [lane_of("a", 1000.0), lane_of("a cut", 900.0), *lanes]
+    entries = {
+        name: RaceEntry(name, Plan("inductor"), default="cut" not in name) for name in ("a", "a cut", "b", "b cut")
+    }
+    rows = {lane.name: OutcomeRow(lane.name, wall_us=1000.0 * (lane.ratio or 0.0)) for lane in every}
+    result = RaceResult("a", "a cut", 0.02, 12, tuple(every))
+    verdict = Verdict(entries["a cut"], entries["a"], result, rows)
+    found = among(verdict, [entries["b"], entries["b cut"]])
+    assert (found and (found.winner.name, found.best_default.name)) == expected
+    assert among(verdict, [entries["a"], entries["a cut"]]) is verdict
 
 
 def test_a_race_against_another_than_the_best_default_is_run_again() -> None:

@@ -25,7 +25,7 @@ from fuseplan.tuning.effort import (
 )
 
 DEFAULTS = 4
-"""Plans that race beside the segmented ones, about."""
+"""Plans of one launch that race beside the segmented ones, about."""
 
 
 @dataclass
@@ -35,6 +35,8 @@ class Budget:
     effort: Effort
     on_gpu: bool
     started: float = field(default_factory=monotonic)
+    launches: int = 1
+    """How many launches race, each with defaults of its own."""
     traced_s: float = field(default=0.0, init=False)
     """What tracing the program once takes: about so long does compiling a plan whose code is in caches."""
     device_s: float = field(default=0.0, init=False)
@@ -92,7 +94,9 @@ class Budget:
         """Whether more regions may be measured, with time kept for whole plans, and this share of all beside that."""
         plans = self.effort.plans
         share = beside + (PREPARED if self.prepares else RESERVE)
-        kept = max(share * self.effort.wall_s, plans * self.traced_s + self.starting_s(plans + DEFAULTS))
+        kept = max(
+            share * self.effort.wall_s, plans * self.traced_s + self.starting_s(plans + DEFAULTS * self.launches)
+        )
         return self.left_s >= kept and self.device_left_s > 0
 
     # What whole plans take

@@ -1,25 +1,24 @@
-"""The flow of tuning one program that was captured, stage by stage."""
+"""The flow of tuning one program that was captured, stage by stage: under one launch, or under several that race together."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fuseplan.capture.trace.format import Trace
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.tuning.effort import QUICK, Effort
-from fuseplan.tuning.program.baseline import default_us, defaults, planned, searches, whole_candidates
+from fuseplan.tuning.program.baseline import default_us, planned, searches
 from fuseplan.tuning.program.budget import Budget
 from fuseplan.tuning.program.check_plans import TimedChecks
-from fuseplan.tuning.program.combine import PlanStudy, Settings, distinct
 from fuseplan.tuning.program.evidence import evidence_of, keep_regions
-from fuseplan.tuning.program.knowledge import Knowledge
-from fuseplan.tuning.program.layers import Layers
+from fuseplan.tuning.program.launches import keep_launches, shared_out
 from fuseplan.tuning.program.moves import moves_of
-from fuseplan.tuning.program.problem import Problem
-from fuseplan.tuning.program.race import race
+from fuseplan.tuning.program.race import Verdict, race
 from fuseplan.tuning.program.result import Tuned, keep, keep_failure, keep_prediction
-from fuseplan.tuning.program.rounds import Proposed, Rounds
+from fuseplan.tuning.program.rounds import Proposed
+from fuseplan.tuning.program.search import Search
 from fuseplan.tuning.program.services import Services
 
 
@@ -29,11 +28,8 @@ class Stages:
 
     services: Services
     budget: Budget
-    problem: Problem
-    knowledge: Knowledge
-    settings: Settings
-    picks: bool
-    """Whether only that is measured which is worth it: the model knows by how much it is in doubt."""
+    searches: Sequence[Search]
+    """One for each launch that is to race, the one that ties go to first."""
 
     @property
     def effort(self) -> Effort:
@@ -42,83 +38,85 @@ class Stages:
 
     def tuned(self, trace: Trace) -> Tuned:
         """The verdict on the program."""
-        services, knowledge = self.services, self.knowledge
-        rounds = Rounds(services, self.budget, knowledge, picks=self.picks)
-        here = services.environment
-        named = [*defaults(here, self.problem.launch), *whole_candidates(self.problem, here, self.effort)]
-        study = PlanStudy(knowledge, named, here.key, self.settings)
         if not self.effort.measures:
-            return self._predicted(rounds)
-        knowledge.default_takes(default_us(services, knowledge))
-        checks = TimedChecks(services, self.budget, trace.to_json(), knowledge.default_us)
-        known = study.named_entries()
-        worth = _worth_trying(services, rounds.layers, known)
+            return self._predicted(self.searches[0])
+        known_us = [default_us(self.services, search.knowledge) for search in self.searches]
+        for search, us in zip(self.searches, known_us, strict=True):
+            search.knowledge.default_takes(us)
+        step_us = min((us for us in known_us if us is not None), default=None)
+        checks = TimedChecks(self.services, self.budget, trace.to_json(), step_us)
+        worth = [entry for search in self.searches for entry in search.worth_trying()]
         late = [entry for entry in worth if searches(entry)]  # they would take the time to measure
-        rounds.begin()
+        self.searches[-1].rounds.begin()
         fit = checks.checked([entry for entry in worth if entry not in late])
-        proposed = rounds.run()
-        cut, fit_cuts = self._cuts(study, checks, proposed, late)
-        entries, right = [*known, *cut], [*fit, *fit_cuts]
-        return self._raced(study, checks, proposed, entries, [entry for entry in entries if entry in right])
+        able = [one for one in self.searches if any(entry.default for entry in one.of(fit))] or self.searches
+        # The last pays nothing for the host, so that it looks first for what is fastest on the device: that serves the others.
+        proposed = {search.launch: search.rounds.run() for search in reversed(able)}
+        fit += self._fit_cuts(able, checks, proposed, [entry for search in able for entry in search.of(late)])
+        return self._raced(able, checks, proposed, fit)
 
-    def _cuts(
-        self, study: PlanStudy, checks: TimedChecks, proposed: Proposed, late: Sequence[RaceEntry]
-    ) -> tuple[list[RaceEntry], list[RaceEntry]]:
-        """The candidates that were cut; and those that are right, of them and of the named plans that were to come `late`."""
-        cut = study.next_entries(proposed.races, distinct(self.knowledge, proposed.candidates))
-        if not cut and not proposed.races:
+    def _fit_cuts(
+        self,
+        able: Sequence[Search],
+        checks: TimedChecks,
+        proposed: Mapping[str, Proposed],
+        late: Sequence[RaceEntry],
+    ) -> list[RaceEntry]:
+        """The candidates that are right, of those that were cut and of the named plans that were to come `late`."""
+        worth = {search.launch: search.differing(proposed[search.launch]) for search in able}
+        races = shared_out(worth, {launch: one.races for launch, one in proposed.items()})
+        cut = [entry for search in able for entry in search.cuts(races[search.launch], worth[search.launch])]
+        if not cut and not any(one.races for one in proposed.values()):
             self.services.note("no cut is tried, on the same layers all were far behind")
+        if len(able) > 1:
+            cut.sort(key=lambda entry: math.inf if entry.predicted_us is None else entry.predicted_us)
         fit = checks.checked([*cut, *late])
-        failed = [entry for entry in cut if entry.name in checks.rows and checks.rows[entry.name].status != "ok"]
-        if failed:  # a plan that is nearly the one that failed may not fail
-            others = study.next_entries(len(failed), proposed.candidates)
-            others = [one for one in others if one.name not in checks.rows]
-            fit += checks.checked(others)
-            cut += others
-        return cut, fit
+        for search in able:  # a plan that is nearly the one that failed may not fail
+            failed = [one for one in search.of(cut) if one.name in checks.rows and checks.rows[one.name].status != "ok"]
+            if failed:
+                others = search.cuts(len(failed), proposed[search.launch].candidates)
+                fit += checks.checked([one for one in others if one.name not in checks.rows])
+        return fit
 
     def _raced(
-        self,
-        study: PlanStudy,
-        checks: TimedChecks,
-        proposed: Proposed,
-        entries: Sequence[RaceEntry],
-        fit: Sequence[RaceEntry],
+        self, able: Sequence[Search], checks: TimedChecks, proposed: Mapping[str, Proposed], fit: Sequence[RaceEntry]
     ) -> Tuned:
-        """The verdict on those that are `fit`, of all `entries`."""
-        services, knowledge, rows = self.services, self.knowledge, checks.rows
+        """The verdict on those that are `fit`, all those of one launch before those of the next."""
+        services, rows = self.services, checks.rows
+        racing = [entry for search in able for entry in search.of(fit)]
         # layers on which nothing was left to find out have had a race that was as long as it takes
-        most = min(self.effort.plan_blocks, QUICK.plan_blocks) if proposed.recalled else self.effort.plan_blocks
-        verdict = race(services, checks.trace, fit, rows, most, self.budget)
-        noise = None if verdict is None else verdict.result.noise
-        for entry in entries:
-            study.tell(entry, rows.get(entry.name), noise)
-        program = self.problem.program
+        recalled = all(one.recalled for one in proposed.values())
+        most = min(self.effort.plan_blocks, QUICK.plan_blocks) if recalled else self.effort.plan_blocks
+        verdict = race(services, checks.trace, racing, rows, most, self.budget)
+        for search in self.searches:
+            search.tell(rows, None if verdict is None else verdict.result.noise)
+        first = self.searches[0]
         if verdict is None:
-            return keep_failure(services, program, "no default of this launch runs here", entries, rows)
-        winner = planned(verdict.winner)
-        best = [candidate.plan for candidate in proposed.candidates[:1]]
-        keep_regions(services, knowledge, [*(planned(entry) for entry in fit), *best])
-        evidence = evidence_of(knowledge, winner)
-        return keep(services, program, verdict, entries, moves_of(knowledge, winner), evidence)
+            entries = list(first.own.values())
+            why = "no default of this launch runs here" if len(self.searches) == 1 else "no default runs here"
+            return keep_failure(services, first.problem.program, why, entries, first.own_rows(rows))
+        best = [candidate.plan for one in proposed.values() for candidate in one.candidates[:1]]
+        keep_regions(services, first.knowledge, [*(planned(entry) for entry in racing), *best])
+        if len(self.searches) == 1:
+            return self._kept(first, verdict)
+        return keep_launches(services, self.searches, able, verdict)
 
-    def _predicted(self, rounds: Rounds) -> Tuned:
+    def _kept(self, search: Search, verdict: Verdict) -> Tuned:
+        """The verdict on the only launch, which is kept."""
+        winner = planned(verdict.winner)
+        evidence = evidence_of(search.knowledge, winner)
+        moves = moves_of(search.knowledge, winner)
+        return keep(self.services, search.problem.program, verdict, list(search.own.values()), moves, evidence)
+
+    def _predicted(self, search: Search) -> Tuned:
         """The best plan that nobody has raced."""
-        program, knowledge = self.problem.program, self.knowledge
-        candidates = rounds.run().candidates
+        knowledge, program = search.knowledge, search.problem.program
+        candidates = search.rounds.run().candidates
         if not candidates:
-            uncut = self.problem.found.uncut
+            uncut = search.problem.found.uncut
             detail = f"no graph of it can be cut{uncut and f': {uncut}'}"
             return Tuned(program.key, program.name, program.launch, "failed", detail=detail)
         plan = candidates[0].plan
         evidence = evidence_of(knowledge, plan)
         predicted_us = knowledge.predict([one.segmentation for one in plan.carve_outs])
         return keep_prediction(self.services, program, plan, predicted_us, moves_of(knowledge, plan), evidence)
-
-
-def _worth_trying(services: Services, layers: Layers, entries: Sequence[RaceEntry]) -> list[RaceEntry]:
-    """All defaults; of the others those that did not come far behind wherever these layers were raced."""
-    left = [entry for entry in entries if entry.name in layers.behind]
-    if left:
-        services.note(f"not tried, far behind on the same layers: {', '.join(entry.name for entry in left)}")
-    return [entry for entry in entries if entry not in left]

@@ -16,6 +16,7 @@ from fuseplan.tuning.program.measure import measurable
 from fuseplan.tuning.program.services import Services
 from fuseplan.tuning_db import StoredPlan
 from fuseplan.tuning_db.evidence import Raced
+from fuseplan.tuning_db.launches import other_launch
 from fuseplan.tuning_db.resume import cut_before, run_alone
 
 SAME = 0.9
@@ -127,7 +128,8 @@ def _is_cut(one: Raced) -> bool:
 
 
 def _race(plan: StoredPlan) -> Race:
-    return plan.evidence.raced, plan.noise or 0.0
+    own = [one for one in plan.evidence.raced if other_launch(one.name, plan.launch) is None]
+    return own, plan.noise or 0.0
 
 
 def been_through(layers: Layers, knowledge: Knowledge, services: Services, effort: Effort, best: Plan) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -68,6 +69,35 @@ def _judged(
     if best is incumbent or (tied and faster(times[winner.name], times[best.name], result.noise)):
         return Verdict(winner, incumbent, result, rows), incumbent
     return None, best
+
+
+def among(verdict: Verdict, entries: Sequence[RaceEntry]) -> Verdict | None:
+    """The verdict on some of those that raced, by the same rounds; None where no default of theirs was in it for long enough."""
+    if verdict.winner in entries and verdict.best_default in entries:
+        return verdict
+    if verdict.winner in entries:
+        walls = {entry: _wall_us(entry, verdict.rows) for entry in entries if entry.default}
+        return replace(verdict, best_default=min(walls, key=lambda entry: walls[entry], default=verdict.best_default))
+    result, times = verdict.result, _times(verdict.result)
+    ran = [entry for entry in entries if _ran(entry, result)]
+    known = [entry for entry in ran if entry.default]
+    if not known:
+        return None
+    least = min(times[entry.name] for entry in known)
+    best = next(entry for entry in known if not slower(times[entry.name], least, result.noise))
+    rivals = [entry for entry in ran if not entry.default and result.compared(entry.name, best.name) == "faster"]
+    winner = min(rivals, key=lambda entry: times[entry.name], default=best)
+    return replace(verdict, winner=winner, best_default=best)
+
+
+def _wall_us(entry: RaceEntry, rows: Rows) -> float:
+    row = rows.get(entry.name)
+    return math.inf if row is None or row.status != "ok" or row.wall_us is None else row.wall_us
+
+
+def _ran(entry: RaceEntry, result: RaceResult) -> bool:
+    """Whether there are enough rounds of an entry to be sure of anything."""
+    return any(lane.name == entry.name and lane.status == "ok" and lane.low is not None for lane in result.lanes)
 
 
 def _times(result: RaceResult) -> dict[str, float]:

@@ -19,7 +19,7 @@ from fuseplan.tuning.program.race import Verdict
 from fuseplan.tuning.program.services import Services
 from fuseplan.tuning.traces import title
 from fuseplan.tuning_db import Box, DefaultTiming, Evidence, StoredPlan
-from fuseplan.tuning_db.evidence import NO_EVIDENCE
+from fuseplan.tuning_db.evidence import NO_EVIDENCE, Raced
 
 
 @dataclass(frozen=True)
@@ -99,15 +99,16 @@ class Tuned:
 def verdict_line(tuned: Tuned) -> str:
     """One line on a verdict, for whoever watches."""
     name = f"{tuned.called}, {tuned.launch}: {tuned.status}"
+    detail = tuned.detail and f", {tuned.detail}"
     if tuned.wall_us is None:
-        return f"{name}{tuned.detail and f', {tuned.detail}'}"
+        return f"{name}{detail}"
     best = tuned.best_default_us
     against = "" if best is None else f" against {best:,.1f} µs of {tuned.best_default}"
     busy = tuned.noise is not None and tuned.noise > NOISY
     noise = (
         f"; noise {tuned.noise:.0%}: the machine was too busy to tell, tune it --again when it is not" if busy else ""
     )
-    return f"{name}, {tuned.wall_us:,.1f} µs{against}{noise}"
+    return f"{name}, {tuned.wall_us:,.1f} µs{against}{detail}{noise}"
 
 
 def keep(
@@ -123,22 +124,47 @@ def keep(
     `evidence` is what is known of the plan that won, but for its race.
     """
     rows, winner, best = verdict.rows, verdict.winner, verdict.best_default
-    row, best_us = rows[winner.name], rows[best.name].wall_us
-    status = "tuned" if verdict.tuned else "default"
-    noise_us = None if row.wall_us is None else round(row.wall_us * verdict.result.noise, 3)
-    stored = StoredPlan(
-        of.key, services.environment, planned(winner), status, sizes=of.sizes, predicted_us=winner.predicted_us,
-        wall_us=row.wall_us, device_us=row.device_us, host_us=row.host_us, noise_us=noise_us,
-        peak_bytes=row.peak_bytes, best_default=best.name, best_default_us=best_us, moves=tuple(moves),
-        evidence=replace(evidence, raced=raced_of(entries, rows)).bounded(), run=services.run,
+    stored = plan_to_store(services, of, verdict, entries, moves, evidence)
+    store(services, of, stored, entries, rows)
+    return Tuned(
+        of.key, of.name, of.launch, stored.status, winner.plan, winner.name, stored.wall_us, best.name, stored.best_default_us,
+        verdict.result.noise, stored.peak_bytes, tuple(moves), timings(entries, rows),
     )  # fmt: skip
+
+
+def plan_to_store(
+    services: Services,
+    of: ProgramLaunch,
+    verdict: Verdict,
+    entries: Sequence[RaceEntry],
+    moves: Sequence[Move],
+    evidence: Evidence = NO_EVIDENCE,
+    beside: Sequence[Raced] = (),
+) -> StoredPlan:
+    """The plan that won, as the database has it; what else raced `beside` the entries goes into its evidence."""
+    rows, winner, best = verdict.rows, verdict.winner, verdict.best_default
+    row = rows[winner.name]
+    noise_us = None if row.wall_us is None else round(row.wall_us * verdict.result.noise, 3)
+    raced = (*raced_of(entries, rows), *beside)
+    return StoredPlan(
+        of.key, services.environment, planned(winner), "tuned" if verdict.tuned else "default", sizes=of.sizes,
+        predicted_us=winner.predicted_us, wall_us=row.wall_us, device_us=row.device_us, host_us=row.host_us,
+        noise_us=noise_us, peak_bytes=row.peak_bytes, best_default=best.name, best_default_us=rows[best.name].wall_us,
+        moves=tuple(moves), evidence=replace(evidence, raced=raced).bounded(), run=services.run,
+    )  # fmt: skip
+
+
+def store(
+    services: Services,
+    of: ProgramLaunch,
+    stored: StoredPlan,
+    entries: Sequence[RaceEntry],
+    rows: Mapping[str, OutcomeRow],
+) -> None:
+    """Write a plan into the database, with the defaults among the entries that it raced with."""
     known = _known(services, stored)
     told = stored if known is None else replace(stored, word=known.word)  # a person's word stays
     services.store.add_verdict(told, _defaults(services, of, entries, rows))
-    return Tuned(
-        of.key, of.name, of.launch, status, winner.plan, winner.name, row.wall_us, best.name, best_us,
-        verdict.result.noise, row.peak_bytes, tuple(moves), _timings(entries, rows),
-    )  # fmt: skip
 
 
 def keep_prediction(
@@ -170,7 +196,7 @@ def keep_failure(
         (row for entry in entries if entry.default and (row := rows.get(entry.name)) and row.status != "ok"), None
     )
     told = why if bad is None or bad.detail in why else f"{why}: {bad.name}: {bad.status}, {bad.detail}"
-    return Tuned(of.key, of.name, of.launch, "failed", timed=_timings(entries, rows), detail=told)
+    return Tuned(of.key, of.name, of.launch, "failed", timed=timings(entries, rows), detail=told)
 
 
 def recalled(trace: Trace, stored: StoredPlan) -> Tuned:
@@ -203,7 +229,7 @@ def _defaults(
     ]
 
 
-def _timings(entries: Sequence[RaceEntry], rows: Mapping[str, OutcomeRow]) -> tuple[Timed, ...]:
+def timings(entries: Sequence[RaceEntry], rows: Mapping[str, OutcomeRow]) -> tuple[Timed, ...]:
     """All that were looked at: of some there was no time left to say anything."""
     return tuple(_timed(entry, rows[entry.name]) for entry in entries if entry.name in rows)
 

@@ -26,16 +26,18 @@ from fuseplan.tuning.program.budget import Budget
 from fuseplan.tuning.program.combine import Settings
 from fuseplan.tuning.program.flow import Stages
 from fuseplan.tuning.program.knowledge import Audit, Knowledge
+from fuseplan.tuning.program.launches import UNSUITED
 from fuseplan.tuning.program.model import cost_model, knows_its_doubts
 from fuseplan.tuning.program.problem import ProgramLaunch, captured, problem_of
 from fuseplan.tuning.program.result import Tuned, keep_failure, recalled, verdict_line
+from fuseplan.tuning.program.search import Search
 from fuseplan.tuning.program.services import Pool, Services
 from fuseplan.tuning.progress import Progress
 from fuseplan.tuning.queue.agenda import Item
 from fuseplan.tuning.queue.budget import Time
 from fuseplan.tuning.queue.region_locks import RegionLocks
-from fuseplan.tuning.traces import box_of, sizes_of, title_of
-from fuseplan.tuning_db import Environment, Hit, Query, Run, Store, clock
+from fuseplan.tuning.traces import box_of, launches_of, query_of, title_of
+from fuseplan.tuning_db import Environment, Hit, Run, Store, clock
 from fuseplan.tuning_db.resume import unfinished
 
 UNCAPTURED = RaceEntry("eager", Plan("eager"), default=True)
@@ -66,8 +68,8 @@ class Tuner:
     def tune(
         self, trace: Trace, launches: Sequence[str], *, again: bool = False, worth: float = 1.0
     ) -> Iterator[Tuned]:
-        """The verdict on a program under each launch; one that cannot be tuned is a verdict too. What each is `worth` says
-        how much of the time of the whole run it gets.
+        """The verdict on a program under each launch, or under either; one that cannot be tuned is a verdict too. What each is
+        `worth` says how much of the time of the whole run it gets.
         """
         if again and self.since is None:
             self.since = clock.now()
@@ -105,7 +107,7 @@ class Tuner:
 
     def _known(self, trace: Trace, launch: str, key: str) -> Tuned | None:
         """What an earlier run has found, if it holds here."""
-        answer = self.store.find_plan(Query(key, self.environment, launch, sizes_of(trace)))
+        answer = self.store.find_plan(query_of(trace, key, self.environment, launch))
         return recalled(trace, answer.plan) if isinstance(answer, Hit) else None
 
     def _tune(
@@ -124,23 +126,26 @@ class Tuner:
             return known  # of an edited trace, only capturing tells which program it is
         run = Run(self.environment, key, self.effort.name, **vars(run_facts(self.device)))
         services = replace(services, run=run.key, interrupted=unfinished(self.store, key, self.environment))
-        program, knowledge = ProgramLaunch(key, trace.name, launch, box_of(trace)), None
+        launches, left_out = launches_of(launch, trace)
+        programs = [ProgramLaunch(key, trace.name, one, box_of(trace)) for one in launches]
+        searches: list[Search] = []
         self.store.add_run(run)
         ended = replace(run, state="interrupted")
         try:
             if isinstance(found, str):
-                self._keep_trace(program, trace)  # to try once more by its key
+                self._keep_trace(programs[0], trace)  # to try once more by its key
                 rows = {UNCAPTURED.name: OutcomeRow(UNCAPTURED.name, "error", line(found))}
-                tuned = keep_failure(services, program, found, [UNCAPTURED], rows)
+                tuned = keep_failure(services, programs[0], found, [UNCAPTURED], rows)
             else:
                 budget.traced(self._traced_s(trace, found))
-                problem = problem_of(found, program, budget.effort, self.environment.device)
-                self._keep_trace(program, trace, dict(zip(problem.roles, problem.graphs, strict=True)))
-                knowledge = Knowledge(problem, model, timings, budget.effort.optimism)
-                picks = knows_its_doubts(model)
-                tuned = Stages(services, budget, problem, knowledge, self.settings, picks).tuned(trace)
+                budget.launches = len(programs)
+                searches = self._searches(services, budget, found, programs, model, timings)
+                problem = searches[0].problem
+                self._keep_trace(programs[0], trace, dict(zip(problem.roles, problem.graphs, strict=True)))
+                tuned = Stages(services, budget, searches).tuned(trace)
             state = "failed" if tuned.status == "failed" else "finished"
-            audit = Audit() if knowledge is None else knowledge.audit
+            audits = [search.knowledge.audit for search in searches]
+            audit = max(audits, key=lambda one: one.audited, default=Audit())
             ended = replace(
                 run, state=state, error_median=tuned.error_at(0.5), error_p90=tuned.error_at(0.9), **vars(audit)
             )
@@ -151,11 +156,30 @@ class Tuner:
             self.store.add_run(replace(ended, changed_at=clock.now()))
         return replace(
             tuned,
-            measured=0 if knowledge is None else knowledge.measured,
-            reused=0 if knowledge is None else knowledge.reused,
+            detail=tuned.detail or (left_out and f"{UNSUITED['cudagraph']}: {left_out}"),
+            measured=sum(search.knowledge.measured for search in searches),
+            reused=sum(search.knowledge.reused for search in searches),
             seconds=budget.elapsed_s,
             device_seconds=budget.device_s,
         )
+
+    def _searches(
+        self,
+        services: Services,
+        budget: Budget,
+        found: CapturedProgram,
+        programs: Sequence[ProgramLaunch],
+        model: CostModel,
+        timings: Timings,
+    ) -> list[Search]:
+        """A search for each launch; what is measured for one is known to the others."""
+        effort, picks = budget.effort, knows_its_doubts(model)
+        problems = [problem_of(found, program, effort, self.environment.device) for program in programs]
+        searches = []
+        for number, problem in enumerate(problems):
+            knowledge = Knowledge(problem, model, timings, effort.optimism)
+            searches.append(Search(services, budget, knowledge, self.settings, picks, called=number > 0))
+        return searches
 
     def _traced_s(self, trace: Trace, found: CapturedProgram) -> float:
         """What tracing the program took. For another launch a worker traces once more what it knows already; who compiles a

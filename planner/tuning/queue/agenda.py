@@ -17,8 +17,8 @@ from fuseplan.tuning.queue.budget import spelled
 from fuseplan.tuning.queue.devices import DeviceKind, kinds, shifts
 from fuseplan.tuning.queue.possible_gain import Gain, expected, guessed
 from fuseplan.tuning.queue.sources import Sources
-from fuseplan.tuning.traces import box_of, check_device, device_of, launches_on, sizes_of
-from fuseplan.tuning_db import Box, Environment, Hit, Miss, Query, Store, StoredPlan
+from fuseplan.tuning.traces import EITHER, box_of, check_device, device_of, launches_on, query_of
+from fuseplan.tuning_db import Box, Environment, Hit, Miss, Store, StoredPlan
 from fuseplan.tuning_db.notify import notify
 from fuseplan.tuning_db.resume import measured, usual_seconds
 
@@ -28,7 +28,7 @@ MOST_LOOKED_AT = 2000
 
 @dataclass(frozen=True, eq=False)
 class Item:
-    """One program under one launch, on one kind of device."""
+    """One program under one launch, or under either, on one kind of device."""
 
     trace: Trace
     launch: str
@@ -140,7 +140,8 @@ def agenda_of(
             timed = store.find_default_timings(known_as, kind.environment)
             walls = () if isinstance(timed, Miss) else timed
             here = able[kind]
-            gains = expected(trace, model, here, walls) if trace.key in near else [guessed(trace)] * len(here)
+            runs = ["plain" if launch == EITHER else launch for launch in here]  # without a plan
+            gains = expected(trace, model, runs, walls) if trace.key in near else [guessed(trace)] * len(here)
             there_already = measured(store, known_as, kind.environment)
             for launch, gain in zip(here, gains, strict=True):
                 known = None if again else _known(store, kind, known_as, trace, launch)
@@ -218,7 +219,7 @@ def usual_s(store: Store, effort: str, here: Environment) -> float:
 
 
 def _known(store: Store, kind: DeviceKind, key: str, trace: Trace, launch: str) -> StoredPlan | None:
-    answer = store.find_plan(Query(key, kind.environment, launch, sizes_of(trace)))
+    answer = store.find_plan(query_of(trace, key, kind.environment, launch))
     return answer.plan if isinstance(answer, Hit) else None
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fuseplan.plan import Plan
-from fuseplan.tuning_db import Box, Environment, Hit, Miss, Places, Query, Stale, Store, StoredPlan
+from fuseplan.tuning_db import Box, Environment, Hit, Miss, Places, Query, Run, Stale, Store, StoredPlan
 from fuseplan.tuning_db.environment import needs_of
 from stored import (
     BOTH,
@@ -148,6 +148,47 @@ LATER = "2026-11-21T12:00:00.000Z"
 def test_which_of_several(tmp_path: Path, others: list[StoredPlan], chosen: int) -> None:
     query = question(unverified=True, launch=None)
     assert answer_to(tmp_path, query, plan(), *others) == Hit([plan(), *others][chosen], "user")
+
+
+RUN, LATER_RUN = "1" * 32, "2" * 32
+GRAPH_US = 98.0
+"""What the plan under CUDA graphs takes; the plain one takes 100."""
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "noise_us", "chosen"),
+    [
+        (RUN, RUN, 0.5, "cudagraph"),
+        (RUN, RUN, 3.0, "plain"),  # within the noise of the race that both were in
+        (RUN, LATER_RUN, 3.0, "cudagraph"),  # times of two races: by the times alone
+        (None, None, 3.0, "cudagraph"),
+    ],
+)
+def test_of_two_launches_the_faster_and_plain_within_the_noise_of_one_race(
+    tmp_path: Path, first: str | None, second: str | None, noise_us: float, chosen: str
+) -> None:
+    store = store_at(tmp_path / "tuning.db")
+    for run in (RUN, LATER_RUN):
+        store.add_run(Run(HERE, PROGRAM, key=run))
+    store.add_plan(plan(run=first, noise_us=noise_us))
+    store.add_plan(plan("cudagraph", run=second, noise_us=noise_us, wall_us=GRAPH_US, changed_at=LATER))
+    assert found_launch(store, None) == chosen
+    for launch in ("plain", "cudagraph"):
+        assert found_launch(store, launch) == launch
+
+
+def test_a_person_s_word_counts_more_than_that_plain_holds_no_memory(tmp_path: Path) -> None:
+    store = store_at(tmp_path / "tuning.db")
+    store.add_run(Run(HERE, PROGRAM, key=RUN))
+    store.add_plan(plan(run=RUN, noise_us=9.0))
+    store.add_plan(plan("cudagraph", run=RUN, noise_us=9.0, wall_us=GRAPH_US, word="pinned"))
+    assert found_launch(store, None) == "cudagraph"
+
+
+def found_launch(store: Store, launch: str | None) -> str:
+    found = store.find_plan(question(launch=launch))
+    assert isinstance(found, Hit)
+    return found.plan.launch
 
 
 def test_of_several_misses_the_nearest_is_told(tmp_path: Path) -> None:

@@ -265,7 +265,7 @@ def _of_run(reader: Reader, key: str) -> dict[PairKey, Side]:
     named = line.name or line.program[:12]
     return {
         PairKey(line.program, one.launch, one.sizes, what=one.what):
-        Side(named, RaceTime(one.wall_us, relative(one.noise_us, one.wall_us), (key, one.launch, one.sizes)), plan=one.plan)
+        Side(named, RaceTime(one.wall_us, relative(one.noise_us, one.wall_us), (key, one.sizes)), plan=one.plan)
         for one in results if one.status == "ok" and one.wall_us
     }  # fmt: skip
 

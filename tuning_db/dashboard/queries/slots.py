@@ -65,7 +65,7 @@ class Slot:
     @property
     def timed(self) -> RaceTime:
         """The time of its plan, where its race counts."""
-        race = self.run and (self.run, self.launch, self.sizes)
+        race = self.run and (self.run, self.sizes)
         return RaceTime(self.plan_us if self.standing in RACED else None, self.noise, race)
 
     def speedup(self, default: str = BEST) -> float | None:

@@ -1,0 +1,102 @@
+"""Launches of one program that race together: which cuts of each are tried, and what is kept of the verdict on all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from fuseplan.measure.failures import line
+from fuseplan.tuning.program.baseline import planned
+from fuseplan.tuning.program.evidence import evidence_of, raced_of
+from fuseplan.tuning.program.moves import moves_of
+from fuseplan.tuning.program.propose import Candidate
+from fuseplan.tuning.program.race import Verdict, among
+from fuseplan.tuning.program.result import Tuned, plan_to_store, store, timings
+from fuseplan.tuning.program.search import Search
+from fuseplan.tuning.program.services import Services
+from fuseplan.tuning_db import StoredPlan
+from fuseplan.tuning_db.evidence import Raced
+from fuseplan.tuning_db.launches import faster_launch, of_launch
+
+UNSUITED = {"cudagraph": "CUDA graphs do not suit it"}
+"""What is said of a launch of which no default runs."""
+
+
+def shared_out(worth: Mapping[str, Sequence[Candidate]], races: Mapping[str, int]) -> dict[str, int]:
+    """How many cuts of each launch race: together no more than one launch had alone, those that are thought to be the fastest,
+    and the best of each.
+
+    >>> from fuseplan.plan import Plan
+    >>> slow, fast = ([Candidate(Plan("aten"), us + more) for more in range(4)] for us in (90.0, 40.0))
+    >>> shared_out({"plain": slow, "cudagraph": fast}, {"plain": 4, "cudagraph": 4})
+    {'plain': 1, 'cudagraph': 3}
+    """
+    if len(worth) == 1:
+        return dict(races)
+    counts = {launch: min(1, races[launch], len(found)) for launch, found in worth.items()}
+    rest = [
+        (candidate.predicted_us, launch)
+        for launch, found in worth.items()
+        for candidate in found[counts[launch] : races[launch]]
+    ]
+    more = max(0, max(races.values()) - sum(counts.values()))
+    for _, launch in sorted(rest, key=lambda one: one[0])[:more]:
+        counts[launch] += 1
+    return counts
+
+
+def keep_launches(services: Services, searches: Sequence[Search], able: Sequence[Search], verdict: Verdict) -> Tuned:
+    """Write down the fastest plan of all launches; and that of each other that was in the race for long enough, if a look-up that
+    may take either takes the fastest all the same. Return the verdict for people.
+    """
+    rows, entries = verdict.rows, [entry for search in searches for entry in search.raced]
+    winning = next(search for search in able if verdict.winner.name in search.own)
+    best = _plan_of(services, winning, searches, verdict)
+    assert best is not None  # since it won
+    for search in able:
+        other = None if search is winning else _plan_of(services, search, searches, verdict)
+        if other is not None and faster_launch([best, other]) is best:
+            store(services, search.problem.program, other, list(search.own.values()), search.own_rows(rows))
+    program, default = winning.problem.program, verdict.best_default
+    store(services, program, best, list(winning.own.values()), winning.own_rows(rows))
+    return Tuned(
+        program.key, program.name, program.launch, best.status, verdict.winner.plan, verdict.winner.name, best.wall_us,
+        default.name, rows[default.name].wall_us, verdict.result.noise, best.peak_bytes, best.moves,
+        timings(entries, rows), detail=_left_out([search for search in searches if search not in able], verdict),
+    )  # fmt: skip
+
+
+def _plan_of(services: Services, search: Search, searches: Sequence[Search], verdict: Verdict) -> StoredPlan | None:
+    """The plan of one launch as the database is to have it, with what is known of the others; None where nobody can tell."""
+    found = among(verdict, search.raced)
+    if found is None:
+        return None
+    rows, own = search.own_rows(found.rows), search.own
+    winner, best = own[found.winner.name], own.get(found.best_default.name)
+    if best is None:  # none of its own has a time
+        best = replace(found.best_default, name=f"{found.best_default.name} of another launch")
+        rows[best.name] = found.rows[found.best_default.name]
+    plan = planned(winner)
+    return plan_to_store(
+        services, search.problem.program, replace(found, winner=winner, best_default=best, rows=rows), list(own.values()),
+        moves_of(search.knowledge, plan), evidence_of(search.knowledge, plan),
+        [one for other in searches if other is not search for one in _beside(other, verdict)],
+    )  # fmt: skip
+
+
+def _beside(search: Search, verdict: Verdict) -> list[Raced]:
+    """What raced of another launch. What was predicted stands in the evidence of its own plan."""
+    raced = raced_of(list(search.own.values()), search.own_rows(verdict.rows))
+    return [replace(one, name=of_launch(one.name, search.launch), predicted_us=None) for one in raced]
+
+
+def _left_out(searches: Sequence[Search], verdict: Verdict) -> str:
+    """Why launches were not in the race."""
+    found = [
+        f"{UNSUITED.get(search.launch, search.launch)}: {line(row.detail or row.status)}"
+        for search in searches
+        for row in [verdict.rows[entry.name] for entry in search.raced if entry.default and entry.name in verdict.rows][
+            :1
+        ]
+    ]
+    return "; ".join(found)

@@ -1,0 +1,248 @@
+"""Plain and CUDA graphs in one race, on replayed timings: which is kept, what a look-up takes, and what stays plain."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fuseplan.capture.trace.format import Trace
+from fuseplan.measure.jobs import Outcome, OutcomeRow, RacePlans, VetPlan
+from fuseplan.plan import Plan
+from fuseplan.tune import Tuner
+from fuseplan.tuning.effort import QUICK, Effort
+from fuseplan.tuning.program.combine import Settings
+from fuseplan.tuning.program.result import Tuned, verdict_line
+from fuseplan.tuning.progress import Silent
+from fuseplan.tuning.traces import EITHER, query_of, traces_of
+from fuseplan.tuning_db import Hit, Miss, Places, Stale, Store, StoredPlan
+from fuseplan.tuning_db.resume import failures
+from replaying import ReplayingPool
+
+PLAIN, CUDAGRAPH = Plan("inductor"), Plan("inductor", launch="cudagraph")
+
+
+@dataclass
+class Racing(ReplayingPool):
+    """Cuts are as fast as their launch says; all that is not told of takes a ms or two."""
+
+    cuts: Mapping[str, float] = field(default_factory=dict)
+
+    def _us(self, name: str, subject: str, scale: float = 10.0) -> float:
+        launch = "cudagraph" if name.endswith(", cudagraph") else "plain"
+        if name.startswith("cut ") and launch in self.cuts:
+            return self.cuts[launch]
+        return super()._us(name, subject, scale)
+
+    @property
+    def raced(self) -> list[list[str]]:
+        return [[entry.name for entry in job.entries] for job in self.jobs if isinstance(job, RacePlans)]
+
+    @property
+    def vetted(self) -> list[str]:
+        return [job.entry.name for job in self.jobs if isinstance(job, VetPlan)]
+
+
+def layer() -> nn.Module:
+    return nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 32), nn.Tanh())
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    with torch.no_grad():
+        (found,) = traces_of(layer(), torch.randn(16, 32), name="layer")
+    return found
+
+
+@pytest.fixture(scope="module")
+def dynamic() -> Trace:
+    def double(x: Tensor) -> Tensor:
+        return x * 2 + x.shape[0]
+
+    x = torch.randn(48, 4)
+    torch._dynamo.mark_dynamic(x, 0)
+    (found,) = traces_of(double, x, name="dynamic")
+    return found
+
+
+def tuned(
+    trace: Trace, store: Store, pool: ReplayingPool, launch: str = EITHER, again: bool = False, effort: Effort = QUICK
+) -> Tuned:
+    tuner = Tuner(store, pool, "cpu", effort, Settings(), Silent())
+    (found,) = tuner.tune(trace, (launch,), again=again)
+    return found
+
+
+def look_up(trace: Trace, store: Store, launch: str = EITHER) -> Hit | Stale | Miss:
+    here = Tuner(store, ReplayingPool(), "cpu", QUICK, Settings(), Silent()).environment
+    return store.find_plan(query_of(trace, trace.key, here, launch))
+
+
+def stored(trace: Trace, store: Store, launch: str = EITHER) -> StoredPlan:
+    answer = look_up(trace, store, launch)
+    assert isinstance(answer, Hit)
+    (found,) = store.plans(answer.plan.key)
+    return found
+
+
+def timed(trace: Trace, store: Store) -> set[tuple[str, str]]:
+    """The launch and the name of each default of which a timing is kept."""
+    here = Tuner(store, ReplayingPool(), "cpu", QUICK, Settings(), Silent()).environment
+    found = store.find_default_timings(trace.key, here)
+    return set() if isinstance(found, Miss) else {(one.launch, one.name) for one in found}
+
+
+def test_a_program_that_waits_for_its_host_ends_in_a_cuda_graph(trace: Trace, store: Store) -> None:
+    pool = Racing(times={"inductor": 1000.0, "eager": 1900.0, "inductor, cudagraph": 500.0})
+    found = tuned(trace, store, pool)
+    assert (found.launch, found.plan, found.status) == ("cudagraph", CUDAGRAPH, "default")
+    assert (found.winner, found.best_default, found.wall_us) == ("inductor, cudagraph", "inductor, cudagraph", 500.0)
+    assert stored(trace, store).plan == CUDAGRAPH
+    assert {one.name for one in found.timed if one.default} == {"inductor", "eager", "inductor, cudagraph"}
+
+
+def test_of_a_launch_that_was_left_behind_at_once_nothing_is_stored(trace: Trace, store: Store) -> None:
+    """Two blocks tell that it is slow, and not which of its plans is the best."""
+    tuned(trace, store, Racing(times={"inductor": 1000.0, "eager": 1900.0, "inductor, cudagraph": 500.0}))
+    assert [plan.launch for plan in store.plans()] == ["cudagraph"]
+    assert timed(trace, store) == {("cudagraph", "inductor")}
+    answer = look_up(trace, store, "plain")
+    assert isinstance(answer, Miss)
+    assert answer.reason == "other launch"
+
+
+def test_where_the_launch_makes_no_difference_plain_stays(trace: Trace, store: Store) -> None:
+    pool = Racing(times={"inductor": 1000.0, "eager": 1100.0, "inductor, cudagraph": 999.0}, cuts={"plain": 1200.0})
+    found = tuned(trace, store, pool)
+    assert (found.launch, found.plan) == ("plain", PLAIN)
+    assert stored(trace, store).plan == PLAIN
+    assert stored(trace, store, "plain").plan == PLAIN
+    assert stored(trace, store, "cudagraph").plan == CUDAGRAPH  # which has come to the end of the race, too
+    assert stored(trace, store, "cudagraph").wall_us == 999.0
+
+
+def test_each_launch_is_stored_with_the_race_of_both(trace: Trace, store: Store) -> None:
+    times = {"inductor": 1000.0, "eager": 1400.0, "inductor, cudagraph": 1010.0}
+    found = tuned(trace, store, Racing(times=times, cuts={"plain": 900.0, "cudagraph": 800.0}))
+    assert (found.launch, found.status, found.wall_us) == ("cudagraph", "tuned", 800.0)
+    assert (found.best_default, found.best_default_us) == ("inductor", 1000.0)  # of both launches
+    best, other = stored(trace, store), stored(trace, store, "plain")
+    assert (best.launch, best.wall_us, best.best_default, best.best_default_us) == (
+        "cudagraph",
+        800.0,
+        "inductor",
+        1010.0,
+    )
+    assert (other.launch, other.wall_us, other.best_default, other.best_default_us) == (
+        "plain",
+        900.0,
+        "inductor",
+        1000.0,
+    )
+    assert best.run == other.run
+    assert best.moves == found.moves
+    names = {one.name.split()[0] if one.name.startswith("cut") else one.name for one in best.evidence.raced}
+    assert {"inductor", "inductor, plain", "eager, plain"} <= names
+    assert {one.wall_us for one in best.evidence.raced} == {one.wall_us for one in other.evidence.raced}
+    assert timed(trace, store) == {("cudagraph", "inductor"), ("plain", "inductor"), ("plain", "eager")}
+
+
+def test_both_launches_are_in_one_race_and_take_the_effort_of_one(trace: Trace, store: Store) -> None:
+    pool = Racing(cuts={"plain": 900.0, "cudagraph": 900.0})
+    tuned(trace, store, pool)
+    (raced,) = pool.raced
+    assert {"inductor", "eager", "inductor, cudagraph"} <= set(raced)
+    cuts = [name for name in raced if name.startswith("cut ")]
+    assert {name.endswith(", cudagraph") for name in cuts} == {True, False}
+    assert len(cuts) <= QUICK.plans
+    assert len(pool.measured) == len(set(pool.measured))  # no region twice
+    assert raced.index("inductor, cudagraph") > max(
+        i for i, name in enumerate(raced) if not name.endswith(", cudagraph")
+    )
+
+
+def test_each_by_itself_is_what_both_still_means(trace: Trace, store: Store) -> None:
+    pool = Racing()
+    tuner = Tuner(store, pool, "cpu", QUICK, Settings(), Silent())
+    assert [found.launch for found in tuner.tune(trace, ("plain", "cudagraph"))] == ["plain", "cudagraph"]
+    assert len(pool.raced) == 2
+    assert not any(name.endswith(", cudagraph") for raced in pool.raced for name in raced)
+
+
+def test_what_cuda_graphs_do_not_suit_says_so_and_stays_plain(trace: Trace, store: Store) -> None:
+    class Refusing(Racing):
+        def _vetted(self, name: str) -> Outcome:
+            answer = super()._vetted(name)
+            if answer.rows[0].status != "refused":
+                return answer
+            why = "the inference graph runs without a CUDA graph: _to_copy is on the cpu"
+            return Outcome("refused", why, rows=(OutcomeRow(name, "refused", why),))
+
+    pool = Refusing(times={"inductor": 1000.0}, bad={"inductor, cudagraph": "refused"})
+    found = tuned(trace, store, pool)
+    assert (found.launch, found.winner) == ("plain", "inductor")
+    why = "CUDA graphs do not suit it: the inference graph runs without a CUDA graph: _to_copy is on the cpu"
+    assert found.detail == why
+    assert why in verdict_line(found)
+    assert not any(name.endswith(", cudagraph") for raced in pool.raced for name in raced)
+    assert not any(name.endswith(", cudagraph") for name in pool.vetted if name.startswith("cut "))
+    assert {launch for launch, _ in timed(trace, store)} == {"plain"}
+    assert failures(store, trace.key) == []
+    refused = [one for one in stored(trace, store).evidence.raced if one.status == "refused"]
+    assert [(one.name, one.detail) for one in refused] == [("inductor, cudagraph", why.partition(": ")[2])]
+
+
+def test_a_program_of_varying_sizes_stays_plain(dynamic: Trace, store: Store) -> None:
+    """Each size would be captured anew."""
+    pool = Racing()
+    found = tuned(dynamic, store, pool)
+    assert found.launch == "plain"
+    assert found.detail == "CUDA graphs do not suit it: its sizes vary, and a CUDA graph is of one size alone"
+    assert not any(name.endswith(", cudagraph") for name in pool.vetted)
+
+
+def test_where_no_default_runs_there_is_one_failure(trace: Trace, store: Store) -> None:
+    found = tuned(trace, store, Racing(bad=dict.fromkeys(("inductor", "eager", "inductor, cudagraph"), "crashed")))
+    assert found.status == "failed"
+    assert "no default runs here" in found.detail
+    assert [one.launch for one in failures(store, trace.key)] == ["plain"]
+
+
+def test_without_measuring_it_is_the_plain_launch_that_is_predicted(trace: Trace, store: Store) -> None:
+    found = tuned(trace, store, Racing(), effort=Effort.named("none"))
+    assert (found.launch, found.status) == ("plain", "unverified")
+
+
+def test_what_was_tuned_for_one_launch_is_known_until_it_is_tuned_again(trace: Trace, store: Store) -> None:
+    times = {"inductor": 1000.0, "eager": 1900.0, "inductor, cudagraph": 500.0}
+    tuned(trace, store, Racing(times={"inductor": 1000.0}), "plain")
+    pool = Racing(times=times)
+    assert tuned(trace, store, pool).launch == "plain"
+    assert pool.jobs == []
+    assert tuned(trace, store, pool, again=True).launch == "cudagraph"
+    assert stored(trace, store).plan == CUDAGRAPH
+    assert stored(trace, store, "plain").launch == "plain"
+
+
+def test_an_interrupted_run_goes_on_without_measuring_again(trace: Trace, store: Store) -> None:
+    whole = Racing()
+    expected = tuned(trace, Store(Places(user=None)), whole)
+    interrupted, rest = Racing(fail_after=len(whole.jobs) - 8), Racing()
+    with pytest.raises(KeyboardInterrupt):
+        tuned(trace, store, interrupted)
+    found = tuned(trace, store, rest)
+    assert interrupted.measured
+    assert not set(interrupted.measured) & set(rest.measured)
+    assert (found.plan, found.wall_us) == (expected.plan, expected.wall_us)
+
+
+def test_forward_and_backward_race_under_both(store: Store) -> None:
+    (training,) = traces_of(layer(), torch.randn(16, 32), name="training")
+    pool = Racing(cuts={"plain": 950.0, "cudagraph": 400.0})
+    found = tuned(training, store, pool)
+    assert (found.launch, found.status) == ("cudagraph", "tuned")
+    assert found.plan is not None
+    assert {part.role for part in found.plan.carve_outs} == {"forward", "backward"}

@@ -1,0 +1,47 @@
+"""Which of the plans of one program is the fastest, that differ in how their calls reach the device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from fuseplan.noise import faster, noise_between
+from fuseplan.plan import LAUNCHES
+from fuseplan.tuning_db.records import StoredPlan
+
+
+def of_launch(name: str, launch: str) -> str:
+    """What a plan in a race is called where another launch has one of the same name.
+
+    >>> of_launch("inductor", "cudagraph")
+    'inductor, cudagraph'
+    """
+    return f"{name}, {launch}"
+
+
+def other_launch(name: str, launch: str) -> str | None:
+    """The other launch by which a plan is called in the evidence for one of `launch`; None where it is of the same.
+
+    >>> other_launch("inductor, plain", "cudagraph"), other_launch("inductor, attention proven", "cudagraph")
+    ('plain', None)
+    """
+    return next((one for one in LAUNCHES if one != launch and name.endswith(of_launch("", one))), None)
+
+
+def faster_launch(plans: Iterable[StoredPlan]) -> StoredPlan:
+    """The plan to run of several that differ in their launch: the fastest, by the times that are stored. Where it has raced with
+    a plain one, that stays, unless it is slower beyond the noise: it holds no memory of its own.
+    """
+    found = list(plans)
+    best = max(found, key=lambda one: (-_us(one), one.changed_at, one.key))
+    race = best.timed.race
+    plain = (one for one in found if one.launch == "plain" and one is not best and one.timed.race == race)
+    return next((one for one in plain if race is not None and not _beats(best, one)), best)
+
+
+def _us(plan: StoredPlan) -> float:
+    return math.inf if plan.wall_us is None else plan.wall_us
+
+
+def _beats(one: StoredPlan, other: StoredPlan) -> bool:
+    return faster(_us(one), _us(other), noise_between(one.timed, other.timed))
