@@ -15,7 +15,7 @@ from fuseplan.measure.jobs import Job, Outcome, RacePlans, RaceRegion, VetPlan
 from fuseplan.models import Machine, Roofline
 from fuseplan.plan import Plan
 from fuseplan.tuning.effort import FAIR_RACE_S, FULL, LATE
-from fuseplan.tuning.program import budget, flow, kernel_search, tuner
+from fuseplan.tuning.program import budget, kernel_search, search, tuner
 from fuseplan.tuning.program.baseline import SEARCHING, searches, whole_candidates
 from fuseplan.tuning.program.combine import Settings
 from fuseplan.tuning.program.kernel_search import searching_s
@@ -67,7 +67,7 @@ def tuned(
     entry = RaceEntry(NAME, Plan("inductor", settings=SEARCHING), searching_s=seconds)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tuner, "cost_model", lambda name, machine, folder: model)
-        patch.setattr(flow, "whole_candidates", lambda *others: [entry])
+        patch.setattr(search, "whole_candidates", lambda *others: [entry])
         for module in (tuner, budget):
             patch.setattr(module, "monotonic", lambda: pool.now)
         (found,) = Tuner(store, pool, "cpu", FULL, Settings(), said).tune(trace or of_layers(64, 64), ("plain",))
