@@ -116,7 +116,7 @@ def _region_fields(cut: Segmentation | None, place: int, known: Mapping[int, Map
 
 
 def _evidence(stored: StoredPlan) -> Iterator[str]:
-    others = {other_launch(one.name, stored.launch): None for one in stored.evidence.raced if one.status == "ok"}
+    others = {other_launch(one.name, stored.launch): None for one in stored.evidence.raced if one.wall_us}
     against = "".join(f" (raced with {launch})" for launch in others if launch is not None)
     yield (
         f"  on: {device_of(stored.environment)}, torch {stored.environment.torch}, launch {stored.launch}{against}"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from fuseplan.capture.trace.format import Trace
+from fuseplan.measure.environment import environment
 from fuseplan.measure.jobs import Outcome, OutcomeRow, RacePlans, VetPlan
 from fuseplan.plan import Plan
 from fuseplan.tune import Tuner
@@ -193,6 +194,23 @@ def test_what_cuda_graphs_do_not_suit_says_so_and_stays_plain(trace: Trace, stor
     assert failures(store, trace.key) == []
     refused = [one for one in stored(trace, store).evidence.raced if one.status == "refused"]
     assert [(one.name, one.detail) for one in refused] == [("inductor, cudagraph", why.partition(": ")[2])]
+
+
+@pytest.mark.parametrize(("held", "launch"), [(0.2, "cudagraph"), (0.3, "plain")])
+def test_graphs_that_would_hold_much_of_the_memory_are_left_out(
+    trace: Trace, store: Store, held: float, launch: str
+) -> None:
+    class Holding(Racing):
+        def _vetted(self, name: str) -> Outcome:
+            peak = int(held * 2**33) if name.endswith(", cudagraph") else 1000
+            return Outcome(rows=(OutcomeRow(name, peak_bytes=peak),))
+
+    pool = Holding(times={"inductor": 1000.0, "eager": 1900.0, "inductor, cudagraph": 100.0})
+    here = replace(environment("cpu"), gpu_memory_gib=8)
+    (found,) = Tuner(store, pool, "cpu", QUICK, Settings(), Silent(), here=here).tune(trace, (EITHER,))
+    assert found.launch == launch
+    expected = "" if held < 0.25 else "CUDA graphs do not suit it: its graphs would hold 2.4 of the 8 GiB of the GPU"
+    assert found.detail == expected
 
 
 def test_a_program_of_varying_sizes_stays_plain(dynamic: Trace, store: Store) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fuseplan.capture.trace.format import Trace
 from fuseplan.measure.entry import RaceEntry
@@ -13,7 +13,7 @@ from fuseplan.tuning.program.baseline import default_us, planned, searches
 from fuseplan.tuning.program.budget import Budget
 from fuseplan.tuning.program.check_plans import TimedChecks
 from fuseplan.tuning.program.evidence import evidence_of, keep_regions
-from fuseplan.tuning.program.launches import keep_launches, shared_out
+from fuseplan.tuning.program.launches import keep_launches, left_out, shared_out, why_not
 from fuseplan.tuning.program.moves import moves_of
 from fuseplan.tuning.program.race import Verdict, race
 from fuseplan.tuning.program.result import Tuned, keep, keep_failure, keep_prediction
@@ -49,11 +49,14 @@ class Stages:
         late = [entry for entry in worth if searches(entry)]  # they would take the time to measure
         self.searches[-1].rounds.begin()
         fit = checks.checked([entry for entry in worth if entry not in late])
-        able = [one for one in self.searches if any(entry.default for entry in one.of(fit))] or self.searches
+        here = self.services.environment
+        reasons = {search.launch: why_not(search, fit, checks.rows, here) for search in self.searches}
+        able = [search for search in self.searches if not reasons[search.launch]] or self.searches
         # The last pays nothing for the host, so that it looks first for what is fastest on the device: that serves the others.
         proposed = {search.launch: search.rounds.run() for search in reversed(able)}
         fit += self._fit_cuts(able, checks, proposed, [entry for search in able for entry in search.of(late)])
-        return self._raced(able, checks, proposed, fit)
+        verdict = self._raced(able, checks, proposed, fit)
+        return replace(verdict, detail=verdict.detail or left_out(reasons))
 
     def _fit_cuts(
         self,

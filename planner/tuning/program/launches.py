@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.failures import line
 from fuseplan.tuning.program.baseline import planned
+from fuseplan.tuning.program.check_plans import Rows
 from fuseplan.tuning.program.evidence import evidence_of, raced_of
 from fuseplan.tuning.program.moves import moves_of
 from fuseplan.tuning.program.propose import Candidate
@@ -14,12 +16,35 @@ from fuseplan.tuning.program.race import Verdict, among
 from fuseplan.tuning.program.result import Tuned, plan_to_store, store, timings
 from fuseplan.tuning.program.search import Search
 from fuseplan.tuning.program.services import Services
-from fuseplan.tuning_db import StoredPlan
+from fuseplan.tuning_db import Environment, StoredPlan
 from fuseplan.tuning_db.evidence import Raced
 from fuseplan.tuning_db.launches import faster_launch, of_launch
 
 UNSUITED = {"cudagraph": "CUDA graphs do not suit it"}
-"""What is said of a launch of which no default runs."""
+"""What is said of a launch that is left out."""
+HOLDS = 0.25
+"""The share of a GPU's memory that the graphs of a program may hold unasked. Plans of other launches that race beside need room."""
+
+
+def why_not(search: Search, fit: Sequence[RaceEntry], rows: Rows, here: Environment) -> str:
+    """Why a launch is left out of the race; nothing where it is in it."""
+    known = [entry for entry in search.of(fit) if entry.default]
+    if not known:
+        bad = next((rows[entry.name] for entry in search.raced if entry.default and entry.name in rows), None)
+        return "no default of it runs" if bad is None else line(bad.detail or bad.status)
+    held, memory = (rows[known[0].name].peak_bytes or 0) / 2**30, here.gpu_memory_gib
+    if search.called and memory is not None and held > HOLDS * memory:
+        return f"its graphs would hold {held:.1f} of the {memory} GiB of the GPU"
+    return ""
+
+
+def left_out(reasons: Mapping[str, str]) -> str:
+    """What is said of launches, by the reasons for which they are left out.
+
+    >>> left_out({"plain": "", "cudagraph": "add is on the cpu"})
+    'CUDA graphs do not suit it: add is on the cpu'
+    """
+    return "; ".join(f"{UNSUITED.get(launch, launch)}: {why}" for launch, why in reasons.items() if why)
 
 
 def shared_out(worth: Mapping[str, Sequence[Candidate]], races: Mapping[str, int]) -> dict[str, int]:
@@ -62,7 +87,7 @@ def keep_launches(services: Services, searches: Sequence[Search], able: Sequence
     return Tuned(
         program.key, program.name, program.launch, best.status, verdict.winner.plan, verdict.winner.name, best.wall_us,
         default.name, rows[default.name].wall_us, verdict.result.noise, best.peak_bytes, best.moves,
-        timings(entries, rows), detail=_left_out([search for search in searches if search not in able], verdict),
+        timings(entries, rows),
     )  # fmt: skip
 
 
@@ -88,15 +113,3 @@ def _beside(search: Search, verdict: Verdict) -> list[Raced]:
     """What raced of another launch. What was predicted stands in the evidence of its own plan."""
     raced = raced_of(list(search.own.values()), search.own_rows(verdict.rows))
     return [replace(one, name=of_launch(one.name, search.launch), predicted_us=None) for one in raced]
-
-
-def _left_out(searches: Sequence[Search], verdict: Verdict) -> str:
-    """Why launches were not in the race."""
-    found = [
-        f"{UNSUITED.get(search.launch, search.launch)}: {line(row.detail or row.status)}"
-        for search in searches
-        for row in [verdict.rows[entry.name] for entry in search.raced if entry.default and entry.name in verdict.rows][
-            :1
-        ]
-    ]
-    return "; ".join(found)

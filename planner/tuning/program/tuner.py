@@ -26,7 +26,7 @@ from fuseplan.tuning.program.budget import Budget
 from fuseplan.tuning.program.combine import Settings
 from fuseplan.tuning.program.flow import Stages
 from fuseplan.tuning.program.knowledge import Audit, Knowledge
-from fuseplan.tuning.program.launches import UNSUITED
+from fuseplan.tuning.program.launches import left_out
 from fuseplan.tuning.program.model import cost_model, knows_its_doubts
 from fuseplan.tuning.program.problem import ProgramLaunch, captured, problem_of
 from fuseplan.tuning.program.result import Tuned, keep_failure, recalled, verdict_line
@@ -126,7 +126,7 @@ class Tuner:
             return known  # of an edited trace, only capturing tells which program it is
         run = Run(self.environment, key, self.effort.name, **vars(run_facts(self.device)))
         services = replace(services, run=run.key, interrupted=unfinished(self.store, key, self.environment))
-        launches, left_out = launches_of(launch, trace)
+        launches, varies = launches_of(launch, trace)
         programs = [ProgramLaunch(key, trace.name, one, box_of(trace)) for one in launches]
         searches: list[Search] = []
         self.store.add_run(run)
@@ -156,7 +156,7 @@ class Tuner:
             self.store.add_run(replace(ended, changed_at=clock.now()))
         return replace(
             tuned,
-            detail=tuned.detail or (left_out and f"{UNSUITED['cudagraph']}: {left_out}"),
+            detail=tuned.detail or left_out({"cudagraph": varies}),
             measured=sum(search.knowledge.measured for search in searches),
             reused=sum(search.knowledge.reused for search in searches),
             seconds=budget.elapsed_s,
