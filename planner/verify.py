@@ -154,10 +154,13 @@ def _raced(services: Services, of: ProgramLaunch, contest: Contest, text: str) -
         results.append(
             _evidence(services, of, StoredPlan(of.key, contest.here, planned(verdict.winner)), verdict, "default")
         )
-    if verdict is None:
-        return results
     raced = raced_of(list(by_plan.values()), rows)
-    return [replace(one, evidence=replace(one.evidence, raced=raced).bounded()) for one in results]
+    return [
+        replace(one, evidence=replace(one.evidence, raced=raced).bounded())
+        if verdict is not None or one.status == "quarantined"
+        else one
+        for one in results
+    ]
 
 
 def _standing(

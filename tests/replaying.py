@@ -11,6 +11,7 @@ from fuseplan.capture.trace.format import Trace
 from fuseplan.capture.trace.load import load_trace
 from fuseplan.explain import compiled_by
 from fuseplan.graph import Graph
+from fuseplan.judge.output import JudgedOutput
 from fuseplan.measure.jobs import (
     Calibrate,
     Capture,
@@ -83,7 +84,9 @@ class ReplayingPool:
 
     def _vetted(self, name: str) -> Outcome:
         status = self.bad.get(name, "ok")
-        return Outcome(rows=(OutcomeRow(name, status, "" if status == "ok" else "planted", peak_bytes=1000),))
+        off = JudgedOutput("output 0", "largest", 8e-6 if status == "wrong" else 1e-6, 4e-6, 2e-6)
+        why = "" if status == "ok" else "planted"
+        return Outcome(rows=(OutcomeRow(name, status, why, peak_bytes=1000, outputs=(off,), how="as was made up"),))
 
     def _raced(self, times: Mapping[str, float], incumbent: str, rivals: Sequence[str] = ()) -> Outcome:
         clock = ReplayClock({name: [Sample(us, 0.0, us)] for name, us in times.items()})

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
+from fuseplan.judge.output import JudgedOutput
 from fuseplan.plan import Plan
 from fuseplan.segment.moves import Move
 from fuseplan.tuning_db import (
@@ -78,9 +79,12 @@ timings = st.builds(
     wall_us=st.floats(0, 1e6), repeats=repeats, run=run_keys, measured_at=moments,
 )  # fmt: skip
 short = st.none() | st.integers(0, 10**9).map(lambda us: us / 8)  # evidence keeps times to the nanosecond
+errors = st.floats(0, allow_infinity=False)
+outputs = st.lists(st.builds(JudgedOutput, names, names, errors, errors, errors), max_size=3).map(tuple)
 raced = st.builds(
-    Raced, names, st.booleans(), statuses, names, short, walls=st.lists(st.just(2.5), max_size=3).map(tuple)
-)
+    Raced, names, st.booleans(), statuses, names, short, walls=st.lists(st.just(2.5), max_size=3).map(tuple),
+    how=st.just("") | names, outputs=outputs,
+)  # fmt: skip
 of_regions = st.builds(RegionEvidence, st.just("forward"), st.integers(-1, 9), names, names, names, device_us=short)
 evidence = st.builds(
     Evidence,

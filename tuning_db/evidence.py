@@ -7,17 +7,22 @@ no look-up acts on. A plan without is as good.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from statistics import median
 from typing import Any
 
 from fuseplan.errors import StoreError
+from fuseplan.judge.output import JudgedOutput
 from fuseplan.tuning_db.schema import MAX_EVIDENCE, ROLES, STATUSES
 
 MOST_WALLS = 64
 """Blocks of one plan that are kept: enough to draw its race."""
 MOST_RACED = 1000
+MOST_OUTPUTS = 8
+"""Outputs of one plan that are kept, the worst: a step of training may have hundreds."""
 MOST_REGIONS = 20_000
 MOST_OPS = 50_000
 """Ops of the cuts that moves start from."""
@@ -41,6 +46,15 @@ class Raced:
     walls: tuple[float, ...] = ()
     """The wall time of a call in each block of the race, in the order they were taken. Blocks of one number ran side by
     side; whoever was dropped has fewer."""
+    how: str = ""
+    """How it was judged; nothing where it was not, or before this was kept."""
+    outputs: tuple[JudgedOutput, ...] = ()
+    """How far its outputs were off and what they were allowed, the worst first."""
+
+    @property
+    def judged(self) -> bool:
+        """Whether it ran, and its results were compared."""
+        return bool(self.how) and self.status in ("ok", "wrong")
 
     @property
     def error(self) -> float | None:
@@ -152,18 +166,25 @@ class Evidence:
             or type(found.get("searched", False)) is not bool
         ):
             raise StoreError("evidence has a format that this fuseplan reads, raced plans and regions")
-        raced = _records("a raced plan", Raced, _RACED, found["raced"], MOST_RACED)
+        raced = _records("a raced plan", Raced, _RACED, found["raced"], MOST_RACED, _JUDGED)
         regions = _records("a region", RegionEvidence, _REGION, found["regions"], MOST_REGIONS)
         start = _records("a start", Start, _START, found["start"], len(ROLES))
         return Evidence(raced, regions, start, found.get("searched", False))
 
     def bounded(self) -> Evidence:
-        """Cut the evidence down to what the database takes: of too many regions those stay that take longest."""
+        """Cut the evidence down to what the database takes: of too many regions those stay that take longest, of outputs the
+        worst, and defaults before other plans.
+        """
         raced = tuple(sorted(self.raced, key=lambda one: not one.default)[:MOST_RACED])
+        raced = tuple(_with_outputs(one, MOST_OUTPUTS) for one in raced)
+        if len(Evidence(raced).to_json()) > MAX_EVIDENCE // 2:  # regions say more than outputs that are right
+            raced = tuple(_with_outputs(one, 1) for one in raced)
         kept = sorted(self.regions, key=_weight, reverse=True)[:MOST_REGIONS]
         start = self.start if sum(len(ops) for one in self.start for ops in one.regions) <= MOST_OPS else ()
         while kept and len(Evidence(raced, tuple(kept), start).to_json()) > MAX_EVIDENCE:
             kept = kept[: len(kept) // 2]
+        while raced and len(Evidence(raced).to_json()) > MAX_EVIDENCE:
+            raced = raced[: len(raced) // 2]
         order = {id(one): place for place, one in enumerate(self.regions)}
         return Evidence(raced, tuple(sorted(kept, key=lambda one: order[id(one)])), start, self.searched)
 
@@ -181,13 +202,37 @@ def told(text: str) -> str:
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
 
 
+def told_outputs(outputs: Sequence[JudgedOutput]) -> tuple[JudgedOutput, ...]:
+    """Judged outputs as evidence keeps them: a handful, the worst first.
+
+    >>> told_outputs([JudgedOutput("a", "mean", 1.0, 4.0, 0.5), JudgedOutput("b", "mean", 1 / 3, 1.0, 0.0)])[0]
+    JudgedOutput(name='b', measure='mean', error=0.333333, allowed=1.0, natural=0.0)
+    """
+    kept = [
+        JudgedOutput(told(one.name), told(one.measure), *map(_digits, (one.error, one.allowed, one.natural)))
+        for one in outputs
+    ]
+    return tuple(sorted(kept, key=lambda one: -one.share)[:MOST_OUTPUTS])
+
+
+def _digits(value: float) -> float:
+    """A number with the digits that say something; the largest there is for what is beyond all numbers."""
+    largest = sys.float_info.max
+    return float(f"{value:.6g}") if abs(value) < largest / 2 else largest
+
+
+def _with_outputs(one: Raced, most: int) -> Raced:
+    return one if len(one.outputs) <= most else replace(one, outputs=one.outputs[:most])
+
+
 def _weight(region: RegionEvidence) -> float:
     known = region.device_us if region.device_us is not None else region.predicted_device_us
     return (known or 0.0) * region.times
 
 
-def _plain(record: Raced | RegionEvidence | Start) -> dict[str, Any]:
-    return {field.name: _value(field.name, getattr(record, field.name)) for field in fields(record)}
+def _plain(record: Raced | RegionEvidence | Start | JudgedOutput) -> dict[str, Any]:
+    found = {field.name: _value(field.name, getattr(record, field.name)) for field in fields(record)}
+    return {name: value for name, value in found.items() if value or name not in _JUDGED}
 
 
 def _value(name: str, value: Any) -> Any:
@@ -195,8 +240,12 @@ def _value(name: str, value: Any) -> Any:
         return [_time(name, time) for time in value]
     if name == "regions":
         return list(map(list, value))
+    if name == "outputs":
+        return list(map(_plain, value))
     if value is not None and (name.endswith("_us") or name == "spread"):
         return _time(name, value)
+    if name in _ERRORS and not _is_error(value):
+        raise StoreError(f"{name} is {value}, by which nothing can be off")
     return value
 
 
@@ -229,6 +278,26 @@ def _ops(value: Any) -> bool:
     return isinstance(value, list) and all(map(_count, value))
 
 
+def _is_error(value: Any) -> bool:
+    return type(value) is float and 0 <= value < math.inf
+
+
+_ERRORS = ("error", "allowed", "natural")
+_OUTPUT: Mapping[str, _Check] = {**dict.fromkeys(("name", "measure"), _text), **dict.fromkeys(_ERRORS, _is_error)}
+
+
+def _are_outputs(value: Any) -> bool:
+    return isinstance(value, list) and 0 < len(value) <= MOST_OUTPUTS and all(map(_is_output, value))
+
+
+def _is_output(value: Any) -> bool:
+    if not isinstance(value, dict) or value.keys() != _OUTPUT.keys():
+        return False
+    return all(check(value[name]) for name, check in _OUTPUT.items())
+
+
+_JUDGED: Mapping[str, _Check] = {"how": lambda value: bool(value) and _text(value), "outputs": _are_outputs}
+"""Of a raced plan, what is written only where there is something to write: older evidence has no word of it."""
 _RACED: Mapping[str, _Check] = {
     "name": _text,
     "default": lambda value: type(value) is bool,
@@ -255,20 +324,31 @@ _START: Mapping[str, _Check] = {
 }
 
 
-def _records(what: str, kind: type[Any], checks: Mapping[str, _Check], found: Any, most: int) -> tuple[Any, ...]:
+_NOTHING: Mapping[str, _Check] = {}
+
+
+def _records(
+    what: str, kind: type[Any], checks: Mapping[str, _Check], found: Any, most: int, optional: Mapping[str, _Check] = _NOTHING
+) -> tuple[Any, ...]:  # fmt: skip
     if not isinstance(found, list) or len(found) > most:
         raise StoreError(f"evidence lists {what} at most {most} times")
-    return tuple(_record(what, kind, checks, one) for one in found)
+    return tuple(_record(what, kind, checks, optional, one) for one in found)
 
 
-def _record(what: str, kind: type[Any], checks: Mapping[str, _Check], found: Any) -> Any:
-    if not isinstance(found, dict) or found.keys() != checks.keys():
-        raise StoreError(f"{what} in evidence has exactly the fields {', '.join(checks)}")
-    for name, check in checks.items():
-        if not check(found[name]):
-            raise StoreError(f"{what} in evidence has {name} = {str(found[name])[:40]!r}")
+def _record(
+    what: str, kind: type[Any], checks: Mapping[str, _Check], optional: Mapping[str, _Check], found: Any
+) -> Any:
+    if not isinstance(found, dict) or found.keys() - optional.keys() != checks.keys():
+        more = f", and at most {', '.join(optional)} beside them" if optional else ""
+        raise StoreError(f"{what} in evidence has exactly the fields {', '.join(checks)}{more}")
+    for name, value in found.items():
+        if not (checks.get(name) or optional[name])(value):
+            raise StoreError(f"{what} in evidence has {name} = {str(value)[:40]!r}")
     return kind(**{name: _frozen(value) for name, value in found.items()})
 
 
 def _frozen(value: Any) -> Any:
+    """A checked value as its record holds it; the only records within records are outputs."""
+    if type(value) is dict:
+        return JudgedOutput(**value)
     return tuple(map(_frozen, value)) if type(value) is list else value

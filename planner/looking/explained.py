@@ -9,6 +9,7 @@ from typing import Any
 
 from fuseplan.graph import Graph
 from fuseplan.graph.words import counted
+from fuseplan.looking.judged import judged_lines, output_fields
 from fuseplan.looking.marked import marked
 from fuseplan.looking.subject import Subject, cut_of, graphs_for
 from fuseplan.looking.words import describe, device_of, fields_of, share, table, times, us
@@ -140,7 +141,7 @@ def _evidence(stored: StoredPlan) -> Iterator[str]:
 
 
 def raced_lines(stored: StoredPlan) -> Iterator[str]:
-    """The race that a plan came out of: who else was in it, and by how much they were slower."""
+    """The race that a plan came out of: who else was in it, by how much they were slower, and how all were judged."""
     raced = stored.evidence.raced
     if not raced:
         return
@@ -151,6 +152,7 @@ def raced_lines(stored: StoredPlan) -> Iterator[str]:
     yield from (f"  {line}" for line in table(rows, right={1, 2, 3}))
     if len(ordered) > MOST_LINES:
         yield f"  and {len(ordered) - MOST_LINES} more"
+    yield from judged_lines([one for one in ordered if one.judged][:MOST_LINES])
 
 
 def _raced_row(stored: StoredPlan, one: Raced) -> tuple[str, ...]:
@@ -172,7 +174,8 @@ def ratio_to(stored: StoredPlan, one: Raced) -> float | None:
 
 
 def _raced_fields(stored: StoredPlan, one: Raced) -> dict[str, Any]:
-    return {**vars(one), "walls": list(one.walls), "ratio": ratio_to(stored, one)}
+    judged = list(map(output_fields, one.outputs))
+    return {**vars(one), "walls": list(one.walls), "outputs": judged, "ratio": ratio_to(stored, one)}
 
 
 def _region_table(known: list[RegionEvidence]) -> Iterator[str]:

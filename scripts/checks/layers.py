@@ -28,11 +28,12 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "executors.known",
         "executors.traits",
         "executors.*.traits",
+        "judge.output",
     ),
     ("capture", "executors", "judge", "measure", "rewrites", "study"),
     ("runtime", "stats"),
     ("lookup", "backend", "tune", "tuning", "verify", "explain", "doctor", "bisect"),
-    ("show", "diff", "draw", "bench", "record", "recording", "run"),
+    ("show", "diff", "draw", "bench", "judging", "record", "recording", "run"),
     ("cli", "tuning_db.dashboard", "measure.worker"),
 )
 TORCH_FREE = LAYERS[:3]

@@ -14,6 +14,7 @@ import pytest
 from playwright.sync_api import expect
 
 from browsing import Server, serving, shown, sql
+from fuseplan.judge.output import JudgedOutput
 from fuseplan.segment.moves import Move
 from fuseplan.tuning_db import Evidence, Raced, RegionEvidence, StoredPlan
 from stored import HERE, INDUCTOR, store_at
@@ -31,7 +32,13 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     raced = (
         Raced(HOSTILE[:390], True, wall_us=20.0, walls=(20.0, 21.0)),
         Raced("{{ 7 * 7 }}", wall_us=10.0, walls=(10.0,)),
-        Raced("gone", status="wrong", detail=HOSTILE[:390]),
+        Raced(
+            "gone",
+            status="wrong",
+            detail=HOSTILE[:390],
+            how=HOSTILE[:390],
+            outputs=(JudgedOutput(HOSTILE[:390], HOSTILE[:390], 1e308, 0.0, 0.0),),
+        ),
     )
     regions = (RegionEvidence("inference", 0, HOSTILE[:64], "a<b>c", HOSTILE[:64], device_us=1e13, model="m"),)
     odd = StoredPlan(
@@ -75,6 +82,13 @@ def test_its_numbers_are_those_of_sql(server: Server, file: Path, open_page: Cal
     assert "output 0 differs from eager" in text
     assert "silent for 60 s" in text
     assert "lost by" in text
+    assert text.count("off by 12.5 % of what is allowed") == 5
+    wrong = page.locator(".lanes tr", has_text="cut 91e0").locator("details")
+    assert wrong.locator("summary").inner_text() == "off by 1,550.0 % of what is allowed"
+    wrong.locator("summary").click()
+    told = wrong.inner_text()
+    assert "output 0: off by 0.31 of 0.02 allowed, by largest; by rounding alone 0.01" in told
+    assert "Judged beside a run in float64." in told
     assert page.locator(".moves tbody tr").first.inner_text().split()[:2] == ["−16.8", "µs"]
 
 

@@ -20,6 +20,7 @@ from fuseplan.cli import main
 from fuseplan.errors import FuseplanError, OptionError, StoreError
 from fuseplan.explain import explained
 from fuseplan.graph import Graph
+from fuseplan.judge.output import JudgedOutput
 from fuseplan.looking.explained import Explained
 from fuseplan.measure.environment import environment
 from fuseplan.plan import CarveOuts, Plan
@@ -29,6 +30,12 @@ from fuseplan.tuning_db import Box, Evidence, Raced, RegionEvidence, StoredPlan
 from replaying import ReplayingPool
 from stored import store_at
 from tuned_samples import sample_database
+
+EXACTLY = "beside a run in float64"
+
+
+def output(share: float, name: str = "output 0") -> JudgedOutput:
+    return JudgedOutput(name, "largest", share * 1e-6, 1e-6, 5e-7)
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +67,23 @@ def stored(trace: Trace, untuned: Explained, tmp_path: Path) -> tuple[Path, Stor
     walls = {"inductor": (20.0, 21.0, 19.0), "cut 1": (10.0, 10.5, 9.5)}
     raced = (
         Raced("inductor", True, wall_us=20.0, walls=walls["inductor"]),
-        Raced("cut 1", wall_us=10.0, predicted_us=12.0, walls=walls["cut 1"]),
-        Raced("cut 2", status="wrong", detail="output 0 differs", predicted_us=9.0),
+        Raced(
+            "cut 1",
+            wall_us=10.0,
+            predicted_us=12.0,
+            walls=walls["cut 1"],
+            how=EXACTLY,
+            outputs=(output(0.25), output(0.125, "x")),
+        ),
+        Raced(
+            "cut 2",
+            status="wrong",
+            detail="output 0 differs",
+            predicted_us=9.0,
+            how=f"{EXACTLY}, allowed 2 times as much",
+            outputs=(output(12.5),),
+        ),
+        Raced("cut 3", status="compile-error", detail="no kernel", how=EXACTLY),
     )
     regions = (
         RegionEvidence("inference", 0, "ab" * 32, "inductor", ops=2, predicted_device_us=6.0, device_us=4.0, roofline_us=1.0),
@@ -90,6 +112,12 @@ def test_a_stored_plan_is_explained_with_its_evidence(stored: tuple[Path, Stored
     assert "inference: -2.0 µs: split op 2 off its region" in text
     assert re.search(r"inductor +20\.0 µs +2\.00× +- +default", text)
     assert re.search(r"cut 2 +- +- +9\.0 µs +wrong: output 0 differs", text)
+    judged = text[text.index("judged ") : text.index("\ninference")].splitlines()
+    assert judged[0] == f"judged {EXACTLY}:"
+    assert judged[2].split() == "cut 1 right 2.5e-07 1e-06 25.0 % 5e-07 largest output 0".split()
+    assert judged[3] == f"  judged {EXACTLY}, allowed 2 times as much:"
+    assert judged[5].split() == "cut 2 wrong 1.25e-05 1e-06 1250.0 % 5e-07 largest output 0".split()
+    assert "cut 3" not in "\n".join(judged), "it did not get that far"
     assert re.search(r"1 +aten +1 +6\.0 µs +5\.0 µs +3\.0 µs +50\.0 %", text)
     listing = text[text.index("def graph(") :]
     assert "    with inductor:  # region 0, 2 ops: measured 4.0 µs, predicted 6.0 µs, at least 1.0 µs" in listing
@@ -105,7 +133,9 @@ def test_the_same_as_json(stored: tuple[Path, StoredPlan, Graph]) -> None:
     told = CliRunner().invoke(main, ["explain", "ramp", "--json", "--db", str(path)])
     ((one),) = json.loads(told.output)
     assert one["stored"]["key"] == plan.key
-    assert [raced["ratio"] for raced in one["raced"]] == [2.0, 1.0, None]
+    assert [raced["ratio"] for raced in one["raced"]] == [2.0, 1.0, None, None]
+    assert [one["how"] for one in one["raced"]] == ["", EXACTLY, f"{EXACTLY}, allowed 2 times as much", EXACTLY]
+    assert [[out["share"] for out in one["outputs"]] for one in one["raced"]] == [[], [0.25, 0.125], [12.5], []]
     assert [(region["executor"], region["ops"], region["device_us"]) for region in one["graphs"][0]["regions"]] == [
         ("inductor", [0, 1], 4.0),
         ("aten", [2], 6.0),

@@ -122,6 +122,15 @@ def test_plans_are_right_or_a_row_says_why_not(workers: Workers, training: tuple
         assert (outcome.status, outcome.row(name).status) == (status, status), outcome
         assert outcome.detail.startswith(detail), outcome.detail
     assert outcomes[0].row("eager").compile_s is not None
+    shares = {
+        name: max((one.share for one in outcome.row(name).outputs), default=0)
+        for name, outcome in zip(sides, outcomes, strict=True)
+    }
+    assert 0 < shares["right"] <= 1 < shares["lies"]
+    assert outcomes[0].row("eager").how == "beside a run in float64"
+    (wider,) = workers.map([VetPlan(trace, sides["lies"][0], wider=1.5)])
+    assert wider.row("lies").how == "beside a run in float64, allowed 1.5 times as much"
+    assert wider.row("lies").outputs[0].allowed < 1.6 * outcomes[2].row("lies").outputs[0].allowed
 
 
 def test_sides_race_and_one_that_fails_is_a_row(workers: Workers, training: tuple[str, Outcome]) -> None:

@@ -62,6 +62,13 @@ def test_every_plan_of_the_race_is_kept_with_its_blocks(stored: StoredPlan) -> N
     assert raced[str(stored.best_default)].wall_us == stored.best_default_us
 
 
+def test_how_every_plan_was_judged_is_kept_of_those_that_were_wrong_too(trace: Trace, store: Store) -> None:
+    raced = tuned(trace, store, ReplayingPool(bad={"eager": "wrong"})).evidence.raced
+    assert {(one.how, *(out.name for out in one.outputs)) for one in raced} == {("as was made up", "output 0")}
+    assert len(raced) > 1
+    assert {one.name for one in raced if one.outputs[0].share > 1} == {"eager"}
+
+
 def test_each_region_of_the_plan_is_kept_as_predicted_and_measured(
     stored: StoredPlan, store: Store, trace: Trace
 ) -> None:

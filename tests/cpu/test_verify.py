@@ -112,6 +112,8 @@ def test_a_default_that_came_from_elsewhere_may_win_itself(trace: Trace, tmp_pat
 def test_wrong_numbers_are_out_for_good(trace: Trace, store: Store) -> None:
     (done,) = raced(store, ReplayingPool(bad={name(unverified(trace)): "wrong"})).raced
     assert (done.status, done.detail, done.wall_us) == ("quarantined", "wrong: planted", None)
+    (why,) = [one for one in done.evidence.raced if one.status == "wrong"]
+    assert (why.name, why.how, why.outputs[0].share) == (name(done), "as was made up", 2.0)
     assert raced(store, ReplayingPool()).raced == []
 
 

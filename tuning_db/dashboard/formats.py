@@ -8,6 +8,7 @@ from collections.abc import Callable
 from fuseplan.drawing import color_word
 from fuseplan.errors import StoreError
 from fuseplan.looking import words
+from fuseplan.looking.judged import off_by
 from fuseplan.tuning_db.sizes import Box
 
 NONE = "–"
@@ -127,5 +128,5 @@ def tone(comparison: str) -> str:
 
 FILTERS: dict[str, Callable[..., str]] = {
     "us": us, "times": times, "percent": percent, "count": count, "bytes": size, "seconds": seconds, "when": when,
-    "sizes": sizes, "tone": tone, "color_word": color_word,
+    "sizes": sizes, "tone": tone, "color_word": color_word, "digits": off_by,
 }  # fmt: skip

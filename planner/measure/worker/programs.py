@@ -124,7 +124,8 @@ class _Trial:
 
     def __init__(self, job: VetPlan, case: LoadedProgram, expectation: Expectation, place: Workplace) -> None:
         self.entry, self.wider, self.case, self.expectation, self.place = job.entry, job.wider, case, expectation, place
-        self.row, self.stage = OutcomeRow(job.entry.name, how=expectation.how), COMPILE
+        wider = f", allowed {job.wider:.3g} times as much" if job.wider != 1 else ""
+        self.row, self.stage = OutcomeRow(job.entry.name, how=expectation.how + wider), COMPILE
 
     def fail(self, status: str, detail: str) -> None:
         self.row = replace(self.row, status=status, detail=detail)

@@ -17,7 +17,7 @@ from fuseplan.tuning.program.knowledge import Knowledge
 from fuseplan.tuning.program.measure import measurable
 from fuseplan.tuning.program.moves import all_fused
 from fuseplan.tuning.program.services import Services
-from fuseplan.tuning_db.evidence import MOST_WALLS, Evidence, Raced, RegionEvidence, Start, told
+from fuseplan.tuning_db.evidence import MOST_WALLS, Evidence, Raced, RegionEvidence, Start, told, told_outputs
 
 ALONE = -1
 """The place of an op that no region holds."""
@@ -31,7 +31,8 @@ def raced_of(entries: Sequence[RaceEntry], rows: Mapping[str, OutcomeRow]) -> tu
 def _raced(entry: RaceEntry, row: OutcomeRow) -> Raced:
     return Raced(
         told(entry.name), entry.default, row.status, told(row.detail), row.wall_us, row.device_us, row.host_us,
-        row.peak_bytes, _finite(entry.predicted_us), row.repeats.wall[:MOST_WALLS],
+        row.peak_bytes, _finite(entry.predicted_us), row.repeats.wall[:MOST_WALLS], told(row.how),
+        told_outputs(row.outputs),
     )  # fmt: skip
 
 

@@ -157,11 +157,13 @@ def _raced(
 
 
 def _merged(vetted_row: OutcomeRow | None, raced: OutcomeRow) -> OutcomeRow:
-    """What vetting found of memory and compiling beside what the race found of time."""
+    """What vetting found of memory, compiling and rounding beside what the race found of time."""
     if vetted_row is None:
         return raced
     return replace(
         raced,
         compile_s=vetted_row.compile_s if raced.compile_s is None else raced.compile_s,
         peak_bytes=vetted_row.peak_bytes if raced.peak_bytes is None else raced.peak_bytes,
+        outputs=vetted_row.outputs,
+        how=vetted_row.how,
     )

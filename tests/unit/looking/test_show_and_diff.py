@@ -61,11 +61,14 @@ def test_the_table_and_one_plan_in_full(file: Path) -> None:
     key = table[2].split()[0]
     full = verb("show", key[:8], db=file).output
     assert "moves:\n  inference: 4 × -4.2 µs: peel the views at the head off the region at op 1, and the like" in full
-    raced = {line.split("  ")[1]: line for line in full.partition("raced:\n")[2].splitlines() if line.startswith("  ")}
+    race, _, judged = full.partition("raced:\n")[2].partition("judged beside a run in float64:\n")
+    raced = {line.split("  ")[1]: line for line in race.splitlines() if line.startswith("  ")}
     assert "1.00×" in raced["cut 7f31"]
     assert "3.27×" in raced["eager"] or "3.2" in raced["eager"]
     assert raced["eager"].endswith("default")
     assert "timeout: silent for 60 s" in raced["inductor max-autotune"]
+    (wrong,) = [line for line in judged.splitlines() if "cut 91e0" in line]
+    assert wrong.split() == "cut 91e0 wrong 0.31 0.02 1550.0 % 0.01 largest output 0".split()
     as_data = json.loads(verb("show", key, "--json", db=file).output)["plans"]
     assert [one["key"][: len(key)] for one in as_data] == [key]
     assert as_data[0]["evidence"]["raced"][0]["name"] == "inductor"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +12,9 @@ from typing import Any
 import pytest
 
 from fuseplan.errors import StoreError
+from fuseplan.judge.output import JudgedOutput
 from fuseplan.tuning_db import Box, Evidence, Hit, Raced, RegionEvidence
-from fuseplan.tuning_db.evidence import MOST_OPS, MOST_RACED, told
+from fuseplan.tuning_db.evidence import MOST_OPS, MOST_OUTPUTS, MOST_RACED, told, told_outputs
 from fuseplan.tuning_db.exchange.intake import merge
 from fuseplan.tuning_db.schema import MAX_EVIDENCE
 from stored import EVIDENCE, PROGRAM, TRACE, plan, question, store_at
@@ -46,6 +48,45 @@ def test_evidence_from_before_searches_were_told_of_is_read() -> None:
     assert Evidence.from_json(searched.to_json()) == searched == searched.bounded()
 
 
+LOSS = JudgedOutput("output 0", "largest", 3e-7, 1.2e-6, 6e-7)
+JUDGED = Raced("cut 3", wall_us=90.0, how="beside a run in float64", outputs=(LOSS,))
+
+
+def test_how_a_plan_was_judged_is_kept_and_older_evidence_has_no_word_of_it() -> None:
+    before = EVIDENCE.to_json()
+    assert not {"how", "outputs"} & {name for one in json.loads(before)["raced"] for name in one}
+    after = replace(EVIDENCE, raced=(*EVIDENCE.raced, JUDGED))
+    assert Evidence.from_json(after.to_json()) == after == after.bounded()
+    assert json.loads(after.to_json())["raced"][-1]["outputs"] == [vars(LOSS)]
+    assert [one.judged for one in after.raced] == [False, False, False, True]
+
+
+def test_of_many_outputs_the_worst_stay_with_the_digits_that_say_something() -> None:
+    many = [JudgedOutput(f"gradient {place}", "mean", place / 3, 100.0, 0.0) for place in range(100)]
+    beyond = JudgedOutput("a\nb" + "x" * 1000, "scale", math.inf, math.nan, 1e-300)
+    kept = told_outputs([*many, beyond])
+    assert len(kept) == MOST_OUTPUTS
+    assert (kept[1].name, kept[1].error) == ("gradient 99", 33.0)
+    assert kept[2].error == 32.6667
+    raced = replace(JUDGED, outputs=kept)
+    assert Evidence.from_json(Evidence((raced,)).to_json()).raced == (raced,)
+
+
+def test_an_error_that_is_none_is_refused_when_it_is_written() -> None:
+    with pytest.raises(StoreError, match="error is inf"):
+        Evidence((replace(JUDGED, outputs=(replace(LOSS, error=math.inf),)),)).to_json()
+
+
+def test_evidence_fits_the_database_whatever_the_outputs_are_called() -> None:
+    worst = tuple(JudgedOutput(told("🙂" * 1000), "mean", 1.0, 1.0, 1.0) for _ in range(MOST_OUTPUTS))
+    raced = (*(Raced(f"cut {place}", how="x" * 400, outputs=worst) for place in range(2000)), Raced("eager", True))
+    kept = Evidence(raced, EVIDENCE.regions).bounded()
+    assert len(kept.to_json()) <= MAX_EVIDENCE
+    assert kept.raced[0].name == "eager"
+    assert {len(one.outputs) for one in kept.raced} == {0, 1}
+    assert Evidence.from_json(kept.to_json()) == kept
+
+
 def test_a_plan_without_evidence_is_as_good(tmp_path: Path) -> None:
     store = store_at(tmp_path / "tuning.db")
     store.add_plan(plan())
@@ -63,7 +104,11 @@ def test_a_plan_without_evidence_is_as_good(tmp_path: Path) -> None:
         (("regions", 0, "role"), "main"), (("regions", 0, "region"), -2), (("regions", 0, "ops"), True),
         (("regions", 0, "device_us"), 1e14), (("raced", 0, "peak_bytes"), 2**63), (("raced",), [1] * (MOST_RACED + 1)),
         (("start", 0, "regions"), [[-1]]), (("start", 0, "regions"), [[0] * (MOST_OPS + 1)]), (("start", 0, "role"), ""),
-        (("searched",), 1),
+        (("searched",), 1), (("raced", 0, "how"), ""), (("raced", 0, "how"), 3), (("raced", 0, "outputs"), []),
+        (("raced", 0, "outputs"), [vars(LOSS)] * (MOST_OUTPUTS + 1)), (("raced", 0, "outputs"), ["loss"]),
+        (("raced", 0, "outputs"), [{**vars(LOSS), "more": 1}]), (("raced", 0, "outputs"), [{**vars(LOSS), "error": -1.0}]),
+        (("raced", 0, "outputs"), [{**vars(LOSS), "error": math.inf}]), (("raced", 0, "outputs"), [{"name": "loss"}]),
+        (("raced", 0, "outputs"), [{**vars(LOSS), "allowed": 1}]), (("raced", 0, "outputs"), {}),
     ],
 )  # fmt: skip
 def test_what_is_no_evidence_is_refused(path: tuple[Any, ...], value: object) -> None:
