@@ -16,6 +16,7 @@ from fuseplan.diff import diff
 from fuseplan.errors import OptionError, StoreError
 from fuseplan.plan import Plan
 from fuseplan.show import show
+from fuseplan.tuning_db import Evidence, Raced, Run
 from fuseplan.tuning_db.pairs import Pair, PairKey
 from fuseplan.tuning_db.words import Listed
 from stored import CPU, HERE, plan, store_at
@@ -188,3 +189,27 @@ def test_what_cannot_be_compared(file: Path) -> None:
         diff(key, HERE.key, db=file)
     with pytest.raises(StoreError, match="is no file, and no plan or environment"):
         diff("zzz", key, db=file)
+
+
+def test_of_two_launches_that_raced_together_the_one_that_runs_is_explained(tmp_path: Path) -> None:
+    store = store_at(tmp_path / "tuning.db")
+    run = Run(HERE, key_of(9), key="1" * 32)
+    store.add_run(run)
+    raced = Evidence((Raced("inductor", True, wall_us=100.0), Raced("inductor, cudagraph", True, wall_us=99.9)))
+    slower = plan(program=key_of(9), run=run.key, noise_us=0.5, evidence=raced)
+    store.add_plan(slower)
+    store.add_plan(
+        plan(
+            "cudagraph",
+            program=key_of(9),
+            run=run.key,
+            noise_us=0.5,
+            wall_us=99.9,
+            changed_at="2026-12-01T00:00:00.000Z",
+        )
+    )
+    store.close()
+    told = verb("explain", key_of(9)[:64], db=tmp_path / "tuning.db").output
+    assert f"plan {slower.key[:12]} is tuned" in told  # the plain one, though the other is later and seems faster
+    assert "launch plain (raced with cudagraph)" in told
+    assert "its other plans:" in told
