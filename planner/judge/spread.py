@@ -43,12 +43,11 @@ class WorstByOrder:
         self.counts = torch.zeros(self.ORDERS, dtype=torch.float64, device=device)
         self._table: Tensor | None = None
 
-    def learn(self, draw: Tensor, exact: Tensor) -> None:
-        """Take in one more run; both are wide."""
+    def learn(self, error: Tensor, exact: Tensor) -> None:
+        """Take in the errors of one more run, which are finite and not negative."""
         order = _order(exact)
-        error = torch.nan_to_num((draw - exact).abs(), nan=0.0, posinf=0.0)
         self.worst.scatter_reduce_(0, order, error, "amax")
-        self.counts += torch.bincount(order, minlength=self.ORDERS)
+        self.counts.scatter_add_(0, order, torch.ones_like(error))
         self._table = None
 
     def __call__(self, exact: Tensor) -> Tensor:
@@ -134,7 +133,7 @@ class NaturalSpread:
         sums = _Sums()
         for mine, right in chunks(draw, exact):
             error, right = _finite_error(mine, right)
-            self.worst.learn(right + error, right)
+            self.worst.learn(error.abs(), right)
             sums.add(error, right)
         self.rms.append(sums.rms)
         self.scales.append(sums.scale)
