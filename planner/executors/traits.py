@@ -18,7 +18,7 @@ class Traits:
 
     name: str
     executor: str = ""
-    """Where its class is, as `module:Class`: it is imported by whoever runs something."""
+    """Where the class of one from outside is, as `module:Class`: workers import it by that."""
     title: str = ""
     """What people call it."""
     devices: tuple[str, ...] = ()

@@ -6,10 +6,11 @@ import ast
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 IMPORTERS = frozenset({"import_module", "__import__", "find_spec", "resolve_name", "run_module"})
 """Functions that import what a text names."""
+OWN_NAMES = frozenset({"__package__", "__name__"})
 
 
 class Import(NamedTuple):
@@ -47,15 +48,41 @@ def module_named(name: str, known: Mapping[str, Path]) -> str | None:
 
 
 def imports_by_text(path: Path, known: Mapping[str, Path]) -> Iterator[int]:
-    """Lines where a file names a module of ours as text, if it imports anything by text at all."""
+    """Lines where a file has a text to import what is ours by: the name of a module, if the file imports anything by text at all;
+    and in every file a place in one, or a name that is put together from the file's own, which others may import by.
+    """
     nodes = list(ast.walk(parsed(path)))
     calls = (node.func for node in nodes if isinstance(node, ast.Call))
-    if any(_name(function) in IMPORTERS for function in calls):
-        for node in nodes:
-            if (isinstance(node, ast.JoinedStr) and node.values and _begins_ours(node.values[0])) or (
-                isinstance(node, ast.Constant) and node.value in known and node.value != "fuseplan"
-            ):
-                yield node.lineno
+    importing = any(_name(function) in IMPORTERS for function in calls)
+    for node in nodes:
+        if _is_place(node, known) or _is_put_together(node) or (importing and _names_ours(node, known)):
+            yield node.lineno
+
+
+def _names_ours(node: ast.AST, known: Mapping[str, Path]) -> TypeGuard[ast.expr]:
+    """Whether it is the name of a module of ours, or a text that begins like one."""
+    if isinstance(node, ast.JoinedStr):
+        return bool(node.values) and _begins_ours(node.values[0])
+    return isinstance(node, ast.Constant) and node.value in known and node.value != "fuseplan"
+
+
+def _is_place(node: ast.AST, known: Mapping[str, Path]) -> TypeGuard[ast.expr]:
+    """Whether it is a text such as `module:Name`, of a module of ours."""
+    if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
+        return False
+    module, _, name = node.value.partition(":")
+    return module in known and module != "fuseplan" and name.isidentifier()
+
+
+def _is_put_together(node: ast.AST) -> TypeGuard[ast.expr]:
+    """Whether it is a text that the name of the file's own module or package is put into."""
+    if isinstance(node, ast.JoinedStr):
+        parts: list[ast.expr] = [part.value for part in node.values if isinstance(part, ast.FormattedValue)]
+    elif isinstance(node, ast.BinOp):
+        parts = [node.left, node.right]
+    else:
+        return False
+    return any(isinstance(part, ast.Name) and part.id in OWN_NAMES for part in parts)
 
 
 def _begins_ours(part: ast.expr) -> bool:

@@ -7,6 +7,7 @@ import pytest
 from conformance.suite import Conformance
 from fuseplan.errors import ExecutorError
 from fuseplan.executors import Executor, executors
+from fuseplan.executors.known import EXECUTORS
 from fuseplan.graph import Graph, Op, Ref, TensorType, Value
 
 
@@ -18,6 +19,11 @@ def executor(request: pytest.FixtureRequest) -> Executor:
 @pytest.fixture
 def device() -> str:
     return "cpu"
+
+
+def test_each_is_listed_with_its_class_and_with_its_traits() -> None:
+    assert [one.traits for one in executors().values()] == list(EXECUTORS)
+    assert [one.name for one in executors().values()] == [traits.name for traits in EXECUTORS] == list(executors())
 
 
 class TestExecutors(Conformance):

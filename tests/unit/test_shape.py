@@ -49,10 +49,18 @@ def test_an_import_of_our_own_package_by_text(tmp_path: Path) -> None:
     assert places == ["a.py:2", "c.py:2", "d.py:2"]
 
 
+def test_a_text_that_others_import_our_own_package_by(tmp_path: Path) -> None:
+    place = 'A = "fuseplan.c:C"'
+    sources = written(tmp_path, a='A = f"{__package__}.c:C"', b='B = __name__ + ".c"', c="class C: ...", d=place)
+    places = [line.split(": ")[0].rsplit("/", 1)[1] for line in texts(sources)]
+    assert places == ["a.py:1", "b.py:1", "d.py:1"]
+
+
 def test_other_texts_and_other_imports_are_nobodys_business(tmp_path: Path) -> None:
     others = 'from importlib import import_module\nimport_module("torch.compiler.config")\nimport_module(input())'
     started = 'COMMAND = ["python", "-m", "fuseplan.b"]'
-    assert texts(written(tmp_path, a=others, b="", c=started)) == []
+    shown = 'log = getLogger(__name__)\nWHERE = "fuseplan.b says: no"\nif __name__ == "__main__":\n    print(f"{type(log).__name__}")'
+    assert texts(written(tmp_path, a=others, b="", c=started, d=shown)) == []
 
 
 def test_a_function_and_a_file_that_are_too_long(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ from fuseplan.executors.traits import Traits
 
 ATEN = Traits(
     "aten",
-    executor=f"{__package__}.executor:AtenExecutor",
     title="ATen",
     fuses=False,
     cost_s=0.3,

@@ -6,7 +6,6 @@ from fuseplan.executors.traits import Traits
 
 INDUCTOR = Traits(
     "inductor",
-    executor=f"{__package__}.executor:InductorExecutor",
     title="Inductor",
     joins_anchors=True,
     cost_s=2.5,

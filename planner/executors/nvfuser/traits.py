@@ -6,7 +6,6 @@ from fuseplan.executors.traits import Traits
 
 NVFUSER = Traits(
     "nvfuser",
-    executor=f"{__package__}.executor:NvfuserExecutor",
     title="nvFuser",
     devices=("cuda",),
     greedy_rank=0,
