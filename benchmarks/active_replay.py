@@ -14,8 +14,8 @@ from fuseplan.models.evaluation.replay import Replayed, ReplayedPlan, Spent, ses
 from fuseplan.models.evaluation.splits import heads_of, left_out
 from fuseplan.models.heads import Heads
 from fuseplan.models.learned import Learned
-from fuseplan.tuning.program.acquisition import Asked, Estimate, Unit, pick
-from fuseplan.tuning.program.spending import Rule, cost_of, floored
+from fuseplan.tuning.program.acquisition import Estimate, RegionChoice, Unit, pick
+from fuseplan.tuning.program.spending import Rule, floored, seconds_for
 
 SHARES = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4)
 AT_ONCE = 12
@@ -46,7 +46,7 @@ class ByWorth(Replayed):
     def __init__(self, data: Data, plan: ReplayedPlan, model: CostModel, rule: Rule = floored) -> None:
         self.decisions, self.rule, self.audited = plan.decisions, rule, 0
         super().__init__(data, [plan], model)
-        self.row_of: dict[Asked, int] = {}
+        self.row_of: dict[RegionChoice, int] = {}
         for row in self.rows:
             seen = data.measured[row]
             self.row_of[seen.region, (seen.executor, seen.variant)] = row
@@ -59,10 +59,10 @@ class ByWorth(Replayed):
     def wanted(self) -> list[int]:
         """Rows that are worth it, the best first, and what is audited beside them; nothing where nothing is worth it."""
         found = pick(self._ways(), AT_ONCE, measured=len(self.measured), audited=self.audited, rule=self.rule)
-        if not found.worth:
+        if not found.wanted:
             return []
         self.audited += len(found.audit)
-        return [self.row_of[one] for one in (*found.worth, *found.audit)][:AT_ONCE]
+        return [self.row_of[one] for one in (*found.wanted, *found.audit)][:AT_ONCE]
 
     def chosen_us(self, decision: Decision) -> float:
         """The measured time of what would be chosen for an island now."""
@@ -96,7 +96,7 @@ class ByWorth(Replayed):
                 yield choice, Estimate(one.device_us)
             else:
                 told = self._told[one.row]
-                yield choice, Estimate(told.device_us, told.spread, told.unsure, cost_of(choice))
+                yield choice, Estimate(told.device_us, told.spread, told.unsure, seconds_for(choice))
 
 
 def _expected(units: Sequence[Unit]) -> float:
@@ -104,7 +104,7 @@ def _expected(units: Sequence[Unit]) -> float:
 
 
 def _at_best(units: Sequence[Unit]) -> float:
-    return sum(min(way.low for way in unit.ways.values()) for unit in units)
+    return sum(min(way.low for way in unit.estimates.values()) for unit in units)
 
 
 Fitted = Sequence[tuple[ReplayedPlan, Heads]]

@@ -13,7 +13,7 @@ TOY = Traits(
     "toy",
     executor=f"{__name__}:ToyExecutor",
     title="Toy",
-    cost_s=0.5,
+    measuring_s=0.5,
     color=("#005b96", "#7fc8ff"),
 )
 _OPS = {"aten.sin.default": "sin", "aten.cos.default": "cos", "aten.relu.default": "relu", "aten.neg.default": "neg"}

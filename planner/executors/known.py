@@ -47,7 +47,7 @@ def known_executors() -> tuple[Traits, ...]:
 def traits_of(name: str) -> Traits:
     """The Traits of an executor; neutral ones where this process has never heard of it, as of a row that others stored.
 
-    >>> traits_of("nvfuser").devices, traits_of("unheard-of").cost_s
+    >>> traits_of("nvfuser").devices, traits_of("unheard-of").measuring_s
     (('cuda',), 2.0)
     """
     return _BY_NAME.get(name) or _registered.get(name) or Traits(name)

@@ -12,7 +12,7 @@ Color = tuple[str, str]
 class Traits:
     """What sets an executor apart. The defaults are what is believed of one that nothing is known of.
 
-    >>> Traits("toy").cost_of("default"), Traits("toy").cost_of("tuned")
+    >>> Traits("toy").seconds_for("default"), Traits("toy").seconds_for("tuned")
     (2.0, 10.0)
     """
 
@@ -33,7 +33,7 @@ class Traits:
     """Whether the plan that fuses all it takes is a default, which every tuned plan has to beat."""
     searching: tuple[str, ...] = ("tuned",)
     """Variants that search for kernels by themselves: for those who have time."""
-    cost_s: float = 2.0
+    measuring_s: float = 2.0
     """What compiling, checking and timing a region takes, about; only how executors compare counts."""
     searching_s: float = 10.0
     """The same for a variant that searches by itself."""
@@ -50,9 +50,9 @@ class Traits:
     kin_spread: float = 0.1
     """By how much regions that differ in their views alone differ in time, so that nine of ten lie within (`scripts/bench kin`)."""
 
-    def cost_of(self, variant: str) -> float:
+    def seconds_for(self, variant: str) -> float:
         """The seconds that measuring a variant takes, about."""
-        return self.searching_s if variant in self.searching else self.cost_s
+        return self.searching_s if variant in self.searching else self.measuring_s
 
     def runs_on(self, device: str) -> bool:
         """Whether it is worth asking on this type of device."""

@@ -8,7 +8,7 @@ INDUCTOR = Traits(
     "inductor",
     title="Inductor",
     joins_anchors=True,
-    cost_s=2.5,
+    measuring_s=2.5,
     color=("#0a5fc2", "#6cb2ff"),
     pads_matmuls=True,
     turns_images=True,

@@ -54,8 +54,10 @@ class _Path:
         self.graph = graph
         self.start, self.target = start.regions, target.regions
         again = _recomputed(self.start, self.target)
-        self.again = sorted(again)
-        self.start_again, self.target_again = (_who_has(again, regions) for regions in (self.start, self.target))
+        self.recomputed = sorted(again)
+        self.start_having, self.target_having = (
+            _regions_having(again, regions) for regions in (self.start, self.target)
+        )
         self.start_cores = [_core(graph, region, again) for region in self.start]
         self.target_cores = [_core(graph, region, again) for region in self.target]
         self.waiting = Waiting(graph)
@@ -67,31 +69,31 @@ class _Path:
                 self.of_start[piece.start].append(piece)
             if piece.target is not None:
                 self.of_target[piece.target].append(piece)
-        self.first = [
-            self._settled(region, core, self.of_start[n], self._in_target)
+        self.start_recomputes = [
+            self._recomputed_in_pieces(region, core, self.of_start[n], self._in_target)
             for n, (region, core) in enumerate(zip(self.start, self.start_cores, strict=True))
         ]
-        self.last = [
-            self._settled(region, core, self.of_target[n], self._in_start)
+        self.target_recomputes = [
+            self._recomputed_in_pieces(region, core, self.of_target[n], self._in_start)
             for n, (region, core) in enumerate(zip(self.target, self.target_cores, strict=True))
         ]
 
     def moves(self) -> Iterator[Move]:
-        for op in self.again:
-            yield from self._disowned(op)
+        for op in self.recomputed:
+            yield from self._take_out(op)
         for number in range(len(self.start)):
             yield from self._cut(number)
         for piece in self.pieces:
-            yield from self._to_target(piece)
+            yield from self._change_recomputed(piece)
         for number in range(len(self.target)):
             yield from self._join(number)
         joined = {number: core.ops[0] for number, core in enumerate(self.target_cores) if core.ops}
-        for op in reversed(self.again):
-            yield from self._owned(op, joined)
+        for op in reversed(self.recomputed):
+            yield from self._put_in(op, joined)
 
     # What a region, or a piece of it, recomputes
 
-    def _settled(
+    def _recomputed_in_pieces(
         self, region: Region, core: Region, pieces: list[Piece], other: Callable[[Piece], tuple[int, ...]]
     ) -> frozenset[int]:
         """What a region has to recompute while it is in pieces.
@@ -113,42 +115,44 @@ class _Path:
     def _in_target(self, piece: Piece) -> tuple[int, ...]:
         return () if piece.target is None else self.target_cores[piece.target].recompute
 
-    def _before(self, piece: Piece) -> tuple[int, ...]:
-        return () if piece.start is None else read_again(self.graph, piece.ops, self.first[piece.start])
+    def _recomputes_first(self, piece: Piece) -> tuple[int, ...]:
+        return () if piece.start is None else read_again(self.graph, piece.ops, self.start_recomputes[piece.start])
 
-    def _after(self, piece: Piece) -> tuple[int, ...]:
-        return () if piece.target is None else read_again(self.graph, piece.ops, self.last[piece.target])
+    def _recomputes_last(self, piece: Piece) -> tuple[int, ...]:
+        return () if piece.target is None else read_again(self.graph, piece.ops, self.target_recomputes[piece.target])
 
     # First and last: what is recomputed by anybody becomes nobody's, in the order of the graph, and comes back the other way
 
-    def _disowned(self, op: int) -> Iterator[Move]:
-        having = [(self.start[number], op in self.first[number]) for number in self.start_again[op]]
+    def _take_out(self, op: int) -> Iterator[Move]:
+        """An op that is recomputed leaves the regions of the start that have it."""
+        having = [(self.start[number], op in self.start_recomputes[number]) for number in self.start_having[op]]
         for region, stays in having:
             if op in region.ops:
                 goes = not stays or not self._read_in(region, op)
-                yield self._move("evict", (op,)) if goes else self._move("recompute", (op,), self._first(region, op))
+                yield self._move("evict", (op,)) if goes else self._move("recompute", (op,), self._first_op(region, op))
         for region, stays in having:
             if op in region.recompute and not stays:
-                yield self._move("reuse", (op,), self._first(region, op))
+                yield self._move("reuse", (op,), self._first_op(region, op))
 
-    def _first(self, region: Region, op: int) -> int:
+    def _first_op(self, region: Region, op: int) -> int:
         """The first op of the region once those before `op` that are recomputed have left it."""
-        return next(i for i in region.ops if i >= op or i not in self.start_again)
+        return next(i for i in region.ops if i >= op or i not in self.start_having)
 
-    def _owned(self, op: int, joined: dict[int, int]) -> Iterator[Move]:
-        for number in self.target_again[op]:
-            if op in self.target[number].recompute and op not in self.last[number]:
+    def _put_in(self, op: int, joined: dict[int, int]) -> Iterator[Move]:
+        """It comes into the regions of the target that have it; `joined` is the first op of each that is there."""
+        for number in self.target_having[op]:
+            if op in self.target[number].recompute and op not in self.target_recomputes[number]:
                 yield self._move("recompute", (op,), joined[number])
-        for number in self.target_again[op]:
+        for number in self.target_having[op]:
             region, first = self.target[number], joined.get(number)
             if op not in region.ops:
                 continue
             if first is None:
                 yield self._run(op, region)
             elif self._read_in(region, op):
-                yield self._move("merge-up" if op in self.last[number] else "merge-down", (op,), first)
+                yield self._move("merge-up" if op in self.target_recomputes[number] else "merge-down", (op,), first)
             else:
-                yield from self._with_what_it_reads(op, number)
+                yield from self._bring_what_it_reads(op, number)
                 yield self._move("merge-up", (op,), first)
             joined[number] = op if first is None else min(first, op)
 
@@ -156,9 +160,9 @@ class _Path:
         made = values_of(self.graph, (op,))
         return any(not made.isdisjoint(self.graph.ops[i].reads) for i in (*region.ops, *region.recompute))
 
-    def _with_what_it_reads(self, op: int, number: int) -> Iterator[Move]:
+    def _bring_what_it_reads(self, op: int, number: int) -> Iterator[Move]:
         """What only this op reads and the region recomputes comes with it."""
-        again = read_again(self.graph, (op,), [i for i in self.last[number] if i < op])
+        again = read_again(self.graph, (op,), [i for i in self.target_recomputes[number] if i < op])
         if not set(again) <= set(self.target_cores[number].recompute):
             yield self._run(op, self.target[number])
             for other in reversed(again):
@@ -169,7 +173,7 @@ class _Path:
     def _cut(self, number: int) -> Iterator[Move]:
         pieces = self.of_start[number]
         core = self.start_cores[number]
-        region = replace(core, recompute=read_again(self.graph, core.ops, self.first[number]))
+        region = replace(core, recompute=read_again(self.graph, core.ops, self.start_recomputes[number]))
         leaving = [piece.ops[0] for piece in pieces if self._leaves(piece)]
         all_leave = len(leaving) == len(region.ops)
         if leaving and all_leave and (len(leaving) == 1 or all(self.graph.ops[i].is_view for i in leaving)):
@@ -179,28 +183,29 @@ class _Path:
 
     def _take_apart(self, region: Region, pieces: list[Piece], leaving: list[int]) -> Iterator[Move]:
         """All pieces but the largest leave, from both ends, so that what is left is never torn."""
-        order = [pieces[i] for i in in_order(self.waiting.among(pieces, [self._before(piece) for piece in pieces]))]
+        waits = self.waiting.among(pieces, [self._recomputes_first(piece) for piece in pieces])
+        order = [pieces[i] for i in in_order(waits)]
         stays = max(order, key=lambda piece: (not self._leaves(piece), piece.target is not None, len(piece.ops)))
         peeled = self._peeled(region, leaving)
         if peeled is not None:
             yield Move(peeled[0], region=region.ops[0])
         gone = frozenset() if peeled is None else peeled[1]
-        left = _Left(region.ops, gone)
+        remaining = _Remaining(region.ops, gone)
         at = order.index(stays)
         for piece in [*order[:at], *reversed(order[at + 1 :])]:
             if piece.ops[0] not in gone:
                 yield (
                     self._move("evict", piece.ops)
                     if self._leaves(piece)
-                    else self._move("split", piece.ops, left.first)
+                    else self._move("split", piece.ops, remaining.first)
                 )
-                left.remove(piece.ops)
+                remaining.remove(piece.ops)
         if self._leaves(stays) and stays.ops[0] not in gone:
             yield self._move("evict", stays.ops)
 
     def _leaves(self, piece: Piece) -> bool:
         """Whether it is an op that ATen runs in the target, and may from the beginning."""
-        return piece.target is None and not self._before(piece)
+        return piece.target is None and not self._recomputes_first(piece)
 
     def _peeled(self, region: Region, leaving: list[int]) -> tuple[str, frozenset[int]] | None:
         """The one move that takes all views at the ends of a region, where all of them are to leave."""
@@ -218,8 +223,8 @@ class _Path:
 
     # In the middle: pieces recompute what they will in the target
 
-    def _to_target(self, piece: Piece) -> Iterator[Move]:
-        before, after = self._before(piece), self._after(piece)
+    def _change_recomputed(self, piece: Piece) -> Iterator[Move]:
+        before, after = self._recomputes_first(piece), self._recomputes_last(piece)
         if piece.start is None and piece.target is not None and after:
             yield self._run(piece.ops[0], self.target[piece.target])
         for op in reversed(after):
@@ -237,7 +242,7 @@ class _Path:
         pieces, region = self.of_target[number], self.target[number]
         if not pieces:
             return
-        standing = [i for i, piece in enumerate(pieces) if piece.start is not None or self._after(piece)]
+        standing = [i for i, piece in enumerate(pieces) if piece.start is not None or self._recomputes_last(piece)]
         seed = max(standing, key=lambda i: len(pieces[i].ops), default=0)
         if not standing:
             yield self._run(pieces[seed].ops[0], region)
@@ -251,7 +256,7 @@ class _Path:
                 yield Move("run", (), first, region.executor, region.variant)
 
     def _grow(self, pieces: list[Piece], seed: int) -> Iterator[Move]:
-        waits = self.waiting.among(pieces, [self._after(piece) for piece in pieces])
+        waits = self.waiting.among(pieces, [self._recomputes_last(piece) for piece in pieces])
         first = pieces[seed].ops[0]
         for found, below in growth(waits, seed):
             yield self._move("merge-up" if below else "merge-down", pieces[found].ops, first)
@@ -265,7 +270,7 @@ class _Path:
         return Move(name, ops, region, target=target_text(self.graph, ops[0]))
 
 
-class _Left:
+class _Remaining:
     """The ops that a region still has; all that is asked for is the first."""
 
     def __init__(self, ops: tuple[int, ...], gone: frozenset[int] = frozenset()) -> None:
@@ -294,7 +299,7 @@ def _recomputed(start: tuple[Region, ...], target: tuple[Region, ...]) -> frozen
     return frozenset(found)
 
 
-def _who_has(again: frozenset[int], regions: tuple[Region, ...]) -> dict[int, list[int]]:
+def _regions_having(again: frozenset[int], regions: tuple[Region, ...]) -> dict[int, list[int]]:
     """For each op of `again`, the regions that it is in or that recompute it."""
     found: dict[int, list[int]] = {op: [] for op in again}
     for number, region in enumerate(regions):

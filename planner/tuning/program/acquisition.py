@@ -13,18 +13,17 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from fuseplan.models.cost import NINE_OF_TEN
 from fuseplan.noise import FLOOR
 from fuseplan.segment import Choice
 from fuseplan.tuning.program.spending import Rule, floored
 
-Asked = tuple[str, Choice]
+RegionChoice = tuple[str, Choice]
 """What can be measured: the key of a region, and a choice."""
 
-SURE = 1.645
-"""So many spreads to either side hold the truth in nine cases of ten."""
 TIE = FLOOR
 """What counts as equal, relative to the whole program."""
-WORTH = TIE / 8
+LEAST_LOSS = TIE / 8
 """An expected loss that is less than this share of the program's time is not worth a measurement."""
 UNSURE_SPREAD = 0.5
 """What a prediction is in doubt by at least that says itself that it does not know."""
@@ -44,7 +43,7 @@ class Estimate:
     us: float
     spread: float = 0.0
     unsure: bool = False
-    cost_s: float = 1.0
+    seconds: float = 1.0
     """What measuring it would take."""
     failing: float = 0.0
     """The chance that it will not run at all."""
@@ -57,12 +56,12 @@ class Estimate:
     @property
     def low(self) -> float:
         """It hardly takes less than this."""
-        return self.us * math.exp(-SURE * self.doubt)
+        return self.us * math.exp(-NINE_OF_TEN * self.doubt)
 
     @property
     def high(self) -> float:
         """It hardly takes more than this."""
-        return self.us * math.exp(SURE * self.doubt)
+        return self.us * math.exp(NINE_OF_TEN * self.doubt)
 
     @property
     def known(self) -> bool:
@@ -72,26 +71,27 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Unit:
-    """Something that a plan runs so many times, and the ways to run it."""
+    """Something that a plan runs so many times, and what it takes under each choice."""
 
     key: str
     calls: int
-    ways: Mapping[Choice, Estimate]
+    estimates: Mapping[Choice, Estimate]
     kin: object = None
     """Of those that have this in common one measurement tells about all; None: of nothing else."""
 
     @cached_property
     def chosen(self) -> Choice:
-        """The way that is expected to be the fastest."""
-        return min(self.ways, key=lambda choice: (self.ways[choice].us, choice))
+        """The choice that is expected to be the fastest."""
+        return min(self.estimates, key=lambda choice: (self.estimates[choice].us, choice))
 
     @property
     def best(self) -> Estimate:
         """What that takes."""
-        return self.ways[self.chosen]
+        return self.estimates[self.chosen]
 
 
-Plan = Sequence[Unit]
+Units = Sequence[Unit]
+"""All that a plan runs."""
 
 
 def joined(units: Iterable[Unit]) -> list[Unit]:
@@ -125,34 +125,34 @@ def _above(x: float) -> float:
     return 0.5 * math.erfc(x / math.sqrt(2))
 
 
-def worth(plans: Sequence[Plan], total_us: float | None = None) -> dict[Asked, float]:
-    """The µs that one would expect to lose by not measuring, for each way to run a unit of `plans` that is unknown.
+def expected_losses(plans: Sequence[Units], total_us: float | None = None) -> dict[RegionChoice, float]:
+    """The µs that one would expect to lose by not measuring, for each choice of a unit of `plans` that is unknown.
 
     Those that are decided or immaterial are in it with nothing. `total_us` is how long the program takes, by which
     something is immaterial; without it, what the best plan takes.
 
     >>> sure, doubtful = Estimate(10.0), Estimate(10.5, 0.1)
     >>> plan = [Unit("region", 12, {("aten", "default"): sure, ("inductor", "default"): doubtful})]
-    >>> round(worth([plan])["region", ("inductor", "default")], 2)
+    >>> round(expected_losses([plan])["region", ("inductor", "default")], 2)
     2.59
     """
-    return _Weighing([joined(plan) for plan in plans], total_us).worth()
+    return _Weighing([joined(plan) for plan in plans], total_us).losses()
 
 
 class _Weighing:
-    def __init__(self, plans: Sequence[Plan], total_us: float | None) -> None:
+    def __init__(self, plans: Sequence[Units], total_us: float | None) -> None:
         self.plans = plans
         self.totals = [sum(unit.calls * unit.best.us for unit in plan) for plan in plans]
         self.best = min(range(len(plans)), key=lambda i: (self.totals[i], i), default=0)
         whole = total_us if total_us is not None else min(self.totals, default=0.0)
-        self.tie, self.least = TIE * whole, WORTH * whole
-        self.found: dict[Asked, float] = {}
+        self.tie, self.least = TIE * whole, LEAST_LOSS * whole
+        self.found: dict[RegionChoice, float] = {}
 
-    def worth(self) -> dict[Asked, float]:
+    def losses(self) -> dict[RegionChoice, float]:
         for number, plan in enumerate(self.plans):
             for unit in plan:
-                for choice, way in unit.ways.items():
-                    if not way.known:
+                for choice, estimate in unit.estimates.items():
+                    if not estimate.known:
                         self.found.setdefault((unit.key, choice), 0.0)
             likely = 1.0 if number == self.best else self._against(number)
             if likely > 0:
@@ -164,14 +164,14 @@ class _Weighing:
         gap = self.totals[number] - self.totals[self.best]
         parts = list(self._differences(number))
         spread = math.sqrt(math.fsum(part * part for _, part in parts))
-        if spread == 0 or gap > SURE * spread or SURE * spread - gap < self.tie:
+        if spread == 0 or gap > NINE_OF_TEN * spread or NINE_OF_TEN * spread - gap < self.tie:
             return 0.0
         gain = expected_gain(gap, spread)
         for asked, part in parts:
             self._note(asked, gain * (part / spread) ** 2)
         return _above(gap / spread)
 
-    def _differences(self, number: int) -> Iterator[tuple[Asked, float]]:
+    def _differences(self, number: int) -> Iterator[tuple[RegionChoice, float]]:
         """What is unknown and not in both plans alike, with the µs that it is in doubt by."""
         counts: dict[str, int] = {}
         units: dict[str, Unit] = {}
@@ -180,34 +180,34 @@ class _Weighing:
                 counts[unit.key] = counts.get(unit.key, 0) + sign * unit.calls
                 units[unit.key] = unit
         for key, count in counts.items():
-            way = units[key].best
-            if count and not way.known:
-                yield (key, units[key].chosen), abs(count) * way.us * way.doubt
+            best = units[key].best
+            if count and not best.known:
+                yield (key, units[key].chosen), abs(count) * best.us * best.doubt
 
-    def _choices(self, plan: Plan, likely: float) -> None:
-        """Weigh the other ways to run each unit against the one that is chosen."""
+    def _choices(self, plan: Units, likely: float) -> None:
+        """Weigh the other choices of each unit against the one that is made."""
         for unit in plan:
             best = unit.best
-            others = sorted(way.us for choice, way in unit.ways.items() if choice != unit.chosen)
+            others = sorted(other.us for choice, other in unit.estimates.items() if choice != unit.chosen)
             if best.failing and not best.known:
                 instead = others[0] if others else 2.0 * best.us
                 self._note((unit.key, unit.chosen), likely * unit.calls * best.failing * (instead - best.us))
-            for choice, way in unit.ways.items():
+            for choice, estimate in unit.estimates.items():
                 if choice != unit.chosen:
-                    self._choice(unit, choice, way, likely)
+                    self._choice(unit, choice, estimate, likely)
 
-    def _choice(self, unit: Unit, choice: Choice, way: Estimate, likely: float) -> None:
+    def _choice(self, unit: Unit, choice: Choice, other: Estimate, likely: float) -> None:
         best = unit.best
-        mine, theirs = best.us * best.doubt, way.us * way.doubt
+        mine, theirs = best.us * best.doubt, other.us * other.doubt
         spread = math.hypot(mine, theirs)
-        if spread == 0 or way.low > best.high or unit.calls * (best.high - way.low) < self.tie:
+        if spread == 0 or other.low > best.high or unit.calls * (best.high - other.low) < self.tie:
             return
-        gain = likely * unit.calls * expected_gain(way.us - best.us, spread)
+        gain = likely * unit.calls * expected_gain(other.us - best.us, spread)
         for asked, part in (((unit.key, unit.chosen), mine), ((unit.key, choice), theirs)):
             if part:
                 self._note(asked, gain * (part / spread) ** 2)
 
-    def _note(self, asked: Asked, value: float) -> None:
+    def _note(self, asked: RegionChoice, value: float) -> None:
         """Many plans are alike: what they say of one measurement is not summed, but the most of it counts."""
         self.found[asked] = max(self.found.get(asked, 0.0), value)
 
@@ -216,12 +216,12 @@ class _Weighing:
 class Picked:
     """What to measure next: what is worth it, the best first, and what is drawn to audit the model."""
 
-    worth: tuple[Asked, ...]
-    audit: tuple[Asked, ...] = ()
+    wanted: tuple[RegionChoice, ...]
+    audit: tuple[RegionChoice, ...] = ()
 
 
 def pick(
-    plans: Sequence[Plan],
+    plans: Sequence[Units],
     most: int,
     *,
     among: Container[str] | None = None,
@@ -230,33 +230,35 @@ def pick(
     seed: int = 0,
     rule: Rule = floored,
 ) -> Picked:
-    """At most so many measurements, by expected loss over cost, and the audits that are due; `among` these keys alone.
+    """At most so many measurements, by expected loss over the time they take, and the audits that are due; `among` these keys
+    alone.
 
     Of kin, one is measured: the others are weighed again when it has told of them. `measured` and `audited` are how many
-    there have been; `rule` says what the cost counts for. The same question has the same answer.
+    there have been; `rule` says what the time counts for. The same question has the same answer.
     """
-    values = {one: value for one, value in worth(plans).items() if among is None or one[0] in among}
-    costs = {(u.key, choice): rule(way.cost_s) for plan in plans for u in plan for choice, way in u.ways.items()}
-    ranked = sorted((one for one in values if values[one] > 0), key=lambda one: (-values[one] / costs[one], one))
-    asked = _apart(ranked, {u.key: u.kin for plan in plans for u in plan})[:most]
-    skipped = sorted((one for one in values if values[one] == 0), key=lambda one: _drawn(one, seed))
-    due = _due(measured + len(asked), seed) - audited
-    return Picked(tuple(asked), tuple(skipped[: max(0, due)]))
+    losses = {one: loss for one, loss in expected_losses(plans).items() if among is None or one[0] in among}
+    units = [unit for plan in plans for unit in plan]
+    takes = {(unit.key, choice): rule(found.seconds) for unit in units for choice, found in unit.estimates.items()}
+    ranked = sorted((one for one in losses if losses[one] > 0), key=lambda one: (-losses[one] / takes[one], one))
+    wanted = _one_of_kin(ranked, {unit.key: unit.kin for unit in units})[:most]
+    skipped = sorted((one for one in losses if losses[one] == 0), key=lambda one: _drawn(one, seed))
+    due = _audits_due(measured + len(wanted), seed) - audited
+    return Picked(tuple(wanted), tuple(skipped[: max(0, due)]))
 
 
-def _apart(ranked: Sequence[Asked], kin: Mapping[str, object]) -> list[Asked]:
+def _one_of_kin(ranked: Sequence[RegionChoice], kin: Mapping[str, object]) -> list[RegionChoice]:
     """Of the keys that are kin only the one that comes first, with all that is asked of it."""
     first: dict[object, str] = {}
     return [one for one in ranked if kin[one[0]] is None or first.setdefault(kin[one[0]], one[0]) == one[0]]
 
 
-def _due(measured: int, seed: int) -> int:
+def _audits_due(measured: int, seed: int) -> int:
     """How many of so many measurements are drawn."""
     drawn = math.floor(AUDITED * measured + _drawn(("due", ("", "")), seed))
     return max(drawn, 1) if measured >= AUDITED_FROM else drawn
 
 
-def _drawn(asked: Asked, seed: int) -> float:
+def _drawn(asked: RegionChoice, seed: int) -> float:
     """A number between 0 and 1, always the same for the same seed."""
     text = f"{seed} {asked[0]} {asked[1][0]} {asked[1][1]}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") / 2**64

@@ -70,7 +70,7 @@ class Coarser:
         measured: set[str] = set()
         while most > 0:
             at_once = min(AT_ONCE, most)  # what the cut itself rests on has had its turn
-            wanted = picker.worth_it(self._ways(), at_once, joined) if picker else self._wanted(measured)[:at_once]
+            wanted = picker.pick(self._ways(), at_once, joined) if picker else self._wanted(measured)[:at_once]
             if not wanted:
                 return
             self.knowledge.note_asked(True)

@@ -11,14 +11,15 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from fuseplan.models import Cost, Work
+from fuseplan.models.cost import NINE_OF_TEN
 from fuseplan.segment import Choice, Region
 from fuseplan.solver.costs import Case, RegionCosts, units_of
 from fuseplan.solver.solve import WholeSolution, two_clock
 from fuseplan.solver.words import PLAIN
-from fuseplan.tuning.program.acquisition import SURE, Asked, Estimate, Unit, pick
+from fuseplan.tuning.program.acquisition import Estimate, RegionChoice, Unit, pick
 from fuseplan.tuning.program.knowledge import Audit, Knowledge
 from fuseplan.tuning.program.measure import Wanted, measurable
-from fuseplan.tuning.program.spending import cost_of
+from fuseplan.tuning.program.spending import seconds_for
 
 Parts = Sequence[tuple[RegionCosts, Region]]
 """All that one way to run a program runs, each region with the costs of its graph."""
@@ -32,7 +33,7 @@ class Picker:
 
     knowledge: Knowledge
     seed: int = 0
-    drawn: list[Asked] = field(default_factory=list)
+    drawn: list[RegionChoice] = field(default_factory=list)
     picked: int = 0
     _asked: dict[str, Work] = field(default_factory=dict)
     """Of the regions that were picked, what they share with their kin."""
@@ -47,9 +48,9 @@ class Picker:
             ]
             for solution in solutions
         ]
-        return self.worth_it(ways, most)
+        return self.pick(ways, most)
 
-    def worth_it(self, ways: Sequence[Parts], most: int, among: Container[str] | None = None) -> Wanted:
+    def pick(self, ways: Sequence[Parts], most: int, among: Container[str] | None = None) -> Wanted:
         """Of several ways to run the program the choices that are worth it, the best first, and after them what is audited.
         `among` are the keys of the regions that may be measured; all, without it.
 
@@ -58,10 +59,10 @@ class Picker:
         if not ways:
             return []
         seeing = _Seeing(*self._prices(ways[0]), self._failed())
-        plans = [[unit for unit in map(seeing.unit, parts) if unit.ways] for parts in ways]
+        plans = [[unit for unit in map(seeing.unit, parts) if unit.estimates] for parts in ways]
         found = pick(plans, 3 * most, among=among, measured=self.picked, audited=len(self.drawn), seed=self.seed)
         regions: dict[str, list[Choice]] = {}
-        for key, choice in found.worth:
+        for key, choice in found.wanted:
             if key in regions or len(regions) < most:
                 regions.setdefault(key, []).append(choice)
         for key, choice in found.audit:
@@ -95,7 +96,7 @@ class Picker:
         if not logs:
             return Audit()
         errors = [math.expm1(off) for off, _ in logs]
-        return Audit(len(logs), median(errors), sum(off <= SURE * spread for off, spread in logs) / len(logs))
+        return Audit(len(logs), median(errors), sum(off <= NINE_OF_TEN * spread for off, spread in logs) / len(logs))
 
 
 @dataclass
@@ -133,7 +134,7 @@ def _estimate(choice: Choice, cost: Cost, device: float, host: float, fixed: boo
     # The doubt is one of device time; a program that waits for its host has less of it.
     share = device * cost.device_us / us if us > 0 else 0.0
     return Estimate(
-        us, cost.spread * max(share, 0.1), cost.unsure, cost_of(choice), 0.0 if choice == PLAIN else cost.fails
+        us, cost.spread * max(share, 0.1), cost.unsure, seconds_for(choice), 0.0 if choice == PLAIN else cost.fails
     )
 
 

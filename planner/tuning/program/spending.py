@@ -18,14 +18,14 @@ LEAST_S = 1.5
 """What every measurement counts for at least: the cheaper of the compilers."""
 
 
-def cost_of(choice: Choice) -> float:
+def seconds_for(choice: Choice) -> float:
     """The seconds that a choice takes to be measured, about.
 
-    >>> cost_of(("aten", "flash")), cost_of(("inductor", "default")), cost_of(("inductor", "tuned"))
+    >>> seconds_for(("aten", "flash")), seconds_for(("inductor", "default")), seconds_for(("inductor", "tuned"))
     (0.3, 2.5, 10.0)
     """
     executor, variant = choice
-    return traits_of(executor).cost_of(variant)
+    return traits_of(executor).seconds_for(variant)
 
 
 def floored(seconds: float) -> float:

@@ -15,7 +15,7 @@ from fuseplan.models import Machine, Roofline
 from fuseplan.tuning.effort import PREDICTED_S, USUAL_SHARE, Effort
 from fuseplan.tuning.queue.budget import spelled
 from fuseplan.tuning.queue.devices import DeviceKind, kinds, shifts
-from fuseplan.tuning.queue.possible_gain import Gain, expected, guessed
+from fuseplan.tuning.queue.possible_gain import Gain, expected_gains, guessed_gain
 from fuseplan.tuning.queue.sources import Sources
 from fuseplan.tuning.traces import EITHER, box_of, check_device, device_of, launches_on, query_of
 from fuseplan.tuning_db import Box, Environment, Hit, Miss, Store, StoredPlan
@@ -141,7 +141,9 @@ def agenda_of(
             walls = () if isinstance(timed, Miss) else timed
             here = able[kind]
             runs = ["plain" if launch == EITHER else launch for launch in here]  # without a plan
-            gains = expected(trace, model, runs, walls) if trace.key in near else [guessed(trace)] * len(here)
+            gains = [guessed_gain(trace)] * len(here)
+            if trace.key in near:
+                gains = expected_gains(trace, model, runs, walls)
             there_already = measured(store, known_as, kind.environment)
             for launch, gain in zip(here, gains, strict=True):
                 known = None if again else _known(store, kind, known_as, trace, launch)

@@ -50,7 +50,7 @@ class Gain:
         return max(0.0, self.default_us - self.least_us)
 
 
-def expected(
+def expected_gains(
     trace: Trace, model: Roofline, launches: Sequence[str] = ("plain",), timed: Iterable[DefaultTiming] = ()
 ) -> list[Gain]:
     """What tuning the program may gain under each launch; `timed` are its defaults as they were raced here.
@@ -58,7 +58,7 @@ def expected(
     >>> import fuseplan, torch
     >>> from fuseplan.models import Machine
     >>> (trace,) = fuseplan.traces_of(lambda x: (x * 2).relu() + 1, torch.ones(64, 64))
-    >>> [found] = expected(trace, Roofline(Machine.guess("a CPU")))
+    >>> [found] = expected_gains(trace, Roofline(Machine.guess("a CPU")))
     >>> found.source, found.default_us > found.least_us > 0
     ('predicted', True)
     """
@@ -67,20 +67,20 @@ def expected(
     except Exception:  # noqa: BLE001 -- a program of others: one that cannot be looked at is tuned all the same
         levels = []
     timed = list(timed)
-    return [_expected(trace, levels, model, launch, timed) for launch in launches]
+    return [_expected_gain(trace, levels, model, launch, timed) for launch in launches]
 
 
-def _expected(
+def _expected_gain(
     trace: Trace, levels: Sequence[_Level], model: Roofline, launch: str, timed: Sequence[DefaultTiming]
 ) -> Gain:
-    default, least = _predicted(levels, model, launch) if levels else (guessed(trace).default_us, 0.0)
+    default, least = _predicted(levels, model, launch) if levels else (guessed_gain(trace).default_us, 0.0)
     walls = [one.wall_us for one in timed if one.launch == launch and one.status == "ok" and one.wall_us is not None]
     if walls:
         return Gain(min(walls), least, "timed")
     return Gain(default, least, "predicted" if levels else "guessed")
 
 
-def guessed(trace: Trace) -> Gain:
+def guessed_gain(trace: Trace) -> Gain:
     """A few µs for each of its calls, where there is no time to look closer."""
     return Gain(GUESSED_US * len(trace.fields["nodes"]), 0.0, "guessed")
 
@@ -96,10 +96,10 @@ class _Level:
     written: dict[int, int] = field(default_factory=dict)
     elements: int = 0
 
-    def fused(self, wanted: set[int]) -> Work:
+    def fused(self, results: set[int]) -> Work:
         """Everything but the anchors as one kernel."""
         before = {one: size for one, size in self.read.items() if one not in self.made}
-        after = {one: size for one, size in self.written.items() if one in wanted}
+        after = {one: size for one, size in self.written.items() if one in results}
         return Work(
             ops=len(self.alone), kernels=bool(self.alone), inputs=len(before), outputs=len(after),
             bytes_in=sum(before.values()), bytes_out=sum(after.values()), pointwise=self.elements,
@@ -108,8 +108,8 @@ class _Level:
 
 def _predicted(levels: Sequence[_Level], model: Roofline, launch: str) -> tuple[float, float]:
     """The time of the better default, and the least."""
-    wanted = _wanted(levels)
-    fused = [level.fused(wanted[depth]) for depth, level in enumerate(levels)]
+    results = _results(levels)
+    fused = [level.fused(results[depth]) for depth, level in enumerate(levels)]
     eager = [(work, "aten", "default") for level in levels for work in (*level.anchors, *level.alone)]
     inductor = [
         (work, "inductor", "default")
@@ -117,15 +117,15 @@ def _predicted(levels: Sequence[_Level], model: Roofline, launch: str) -> tuple[
         for work in (*level.anchors, rest)
         if work.ops
     ]
-    ways = [[(one.host_us, one.device_us) for one in model.predict(way)] for way in (eager, inductor)]
+    defaults = [[cost.times for cost in model.predict(calls)] for calls in (eager, inductor)]
     byte_us = 1e-3 / model.machine.bandwidth_gbs
-    anchors = sum(one.device_us for one in model.predict([(w, "aten", "default") for v in levels for w in v.anchors]))
+    anchors = sum(cost.device_us for cost in model.predict([(w, "aten", "default") for v in levels for w in v.anchors]))
     least = anchors + sum((rest.bytes_in + rest.bytes_out) * byte_us for rest in fused)
-    return min(two_clock(calls, launch) for calls in ways), least
+    return min(two_clock(calls, launch) for calls in defaults), least
 
 
-def _wanted(levels: Sequence[_Level]) -> list[set[int]]:
-    """Of each level what is read at another, or by nobody: the program's results."""
+def _results(levels: Sequence[_Level]) -> list[set[int]]:
+    """The results of each level: what is read at another, or by nobody, as the results of the program are."""
     readers: dict[int, set[int]] = {}
     for depth, level in enumerate(levels):
         for one in level.read:

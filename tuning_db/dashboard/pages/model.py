@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from fuseplan.drawing import color_word
+from fuseplan.models.cost import NINE_OF_TEN
 from fuseplan.tuning_db.dashboard.ask import Ask
 from fuseplan.tuning_db.dashboard.charts import Figure
 from fuseplan.tuning_db.dashboard.formats import percent, us
@@ -17,8 +18,6 @@ from fuseplan.tuning_db.dashboard.queries.model import Audit, Foretold, PlanFore
 from fuseplan.tuning_db.dashboard.reader import Reader
 from fuseplan.tuning_db.dashboard.regret import Regret, regrets
 
-NINE_OF_TEN = 1.6449
-"""So many standard deviations either way hold nine of ten."""
 _DRAWN = 1500
 """Points of one executor."""
 
