@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     )
     from fuseplan.explain import explain
     from fuseplan.graph import Graph
+    from fuseplan.judging import judge
     from fuseplan.plan import Plan
     from fuseplan.record import record
     from fuseplan.run import run
@@ -58,6 +59,7 @@ _HOME = {
     "doctor": "fuseplan.doctor",
     "draw": "fuseplan.draw",
     "explain": "fuseplan.explain",
+    "judge": "fuseplan.judging",
     "record": "fuseplan.record",
     "run": "fuseplan.run",
     "show": "fuseplan.show",
@@ -87,6 +89,7 @@ __all__ = [
     "doctor",
     "draw",
     "explain",
+    "judge",
     "record",
     "run",
     "show",
@@ -109,10 +112,15 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """Keeps `fuseplan.explain` the function: importing the submodule of that name would put the module in its place."""
+    """Keeps `fuseplan.explain` the function: importing the submodule of that name would put the module in its place.
+
+    `fuseplan.judge` has a home of another name, since there is a folder of its own: it stays unset until it is asked for.
+    """
 
     def __setattr__(self, name: str, value: object) -> None:
-        if _HOME.get(name) == f"fuseplan.{name}" and isinstance(value, ModuleType):
+        if name in _HOME and isinstance(value, ModuleType):
+            if _HOME[name] != f"fuseplan.{name}":
+                return
             value = getattr(value, name)
         super().__setattr__(name, value)
 

@@ -11,23 +11,22 @@ from typing import Any
 from fuseplan.capture.dynamo.numerics import Numerics
 from fuseplan.capture.trace.format import Trace
 from fuseplan.capture.trace.key import retarget
-from fuseplan.errors import OptionError, StoreError
-from fuseplan.looking.subject import opened, subjects
+from fuseplan.errors import OptionError
+from fuseplan.looking.subject import opened
 from fuseplan.looking.words import share, table, times, us
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.environment import environment
 from fuseplan.measure.jobs import OutcomeRow
 from fuseplan.plan import LAUNCHES, Plan
 from fuseplan.tuning.effort import LEAST_RACE_S, QUICK
+from fuseplan.tuning.meant import meant
 from fuseplan.tuning.program.baseline import defaults
 from fuseplan.tuning.program.check_plans import Rows, checked
 from fuseplan.tuning.program.race import Verdict, race
 from fuseplan.tuning.program.services import Services
 from fuseplan.tuning.progress import Progress, shown
 from fuseplan.tuning.queue.devices import OpenPool, own_workers
-from fuseplan.tuning.queue.sources import read_programs
 from fuseplan.tuning.traces import box_of, check_device, device_of, sizes_of, title, title_of
-from fuseplan.tuning.untuned import is_file
 from fuseplan.tuning_db import Box, Environment, Hit, Query, Stale, Store, StoredPlan
 
 
@@ -114,7 +113,7 @@ def bench(
     if device is not None:
         check_device(device)
     with opened(db) as store, shown(progress) as heard:
-        found = list(_meant(store, what))
+        found = list(meant(store, what))
         heard.begin(len(found))
         told = []
         for trace, plan in found:
@@ -122,23 +121,6 @@ def bench(
                 told.append(_Bench(store, heard, workers, seconds, launch, device).of(trace, plan))
             heard.end(str(told[-1]).split("\n", 1)[0])
         return told
-
-
-def _meant(store: Store, what: Trace | str | Path) -> Iterator[tuple[Trace, StoredPlan | None]]:
-    """The traces to run, each with the plan that was named, if one was."""
-    if not isinstance(what, str) or is_file(what):
-        yield from ((trace, None) for trace in read_programs(what, store).traces)
-        return
-    for subject in subjects(store, what):
-        chosen = None if subject.chosen is None else subject.chosen.stored
-        named = chosen is not None and chosen.key.startswith(what)
-        texts = (
-            [store.find_trace(subject.program, chosen.sizes)] if chosen is not None else store.traces(subject.program)
-        )
-        traces = [Trace.from_json(text) for text in texts if text is not None]
-        if not traces:
-            raise StoreError(f"the database holds no trace of program {subject.called}: name the file of one")
-        yield from ((trace, chosen if named else None) for trace in traces)
 
 
 @dataclass

@@ -18,6 +18,7 @@ from fuseplan.cli.diff import diff
 from fuseplan.cli.doctor import doctor
 from fuseplan.cli.explain import explain
 from fuseplan.cli.graph import graph
+from fuseplan.cli.judge import judge
 from fuseplan.cli.model import model
 from fuseplan.cli.plan import plan
 from fuseplan.cli.record import record
@@ -94,6 +95,7 @@ main.add_command(diff)
 main.add_command(doctor)
 main.add_command(explain)
 main.add_command(graph)
+main.add_command(judge)
 main.add_command(model)
 main.add_command(plan)
 main.add_command(record)

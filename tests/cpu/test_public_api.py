@@ -51,7 +51,7 @@ def test_examples_run(name: str) -> None:
     assert runner.failures == 0
 
 
-@pytest.mark.parametrize("name", ["explain", "stats"])
+@pytest.mark.parametrize("name", ["explain", "judge", "stats"])
 def test_importing_the_submodule_keeps_the_function(name: str) -> None:
     code = f"import fuseplan.{name}, fuseplan; assert callable(fuseplan.{name}), fuseplan.{name}"
     subprocess.run([sys.executable, "-c", code], check=True)

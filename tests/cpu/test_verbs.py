@@ -39,7 +39,7 @@ IDS = [" ".join(path) for path in VERBS]
 GROUPS = [command for command in main.commands.values() if isinstance(command, click.Group)]
 KEYED = [path for path in VERBS if path[0] == "plan" and path != ("plan", "list")]
 FILED: dict[str, list[str]] = {
-    "show": [], "explain": ["a"], "diff": ["a", "b"], "graph": ["a"], "bench": ["a"], "plan list": [], "plan show": ["a"],
+    "show": [], "explain": ["a"], "diff": ["a", "b"], "graph": ["a"], "bench": ["a"], "judge": ["a"], "plan list": [], "plan show": ["a"],
     "db info": [], "db check": [], "db export": ["rows.jsonl"], "db verify": [], "db prune": ["--dry-run"], "db vacuum": [],
     "dashboard": ["--export", "report.html"], "model evaluate": [], "bisect": ["case.py:case", "--plan", "3f2c"],
 }  # fmt: skip
@@ -63,6 +63,7 @@ BAD: dict[str, list[str]] = {
     "doctor": ["--no-such-option"],
     "explain": ["nothing-of-this-name"],
     "graph": ["nothing-of-this-name"],
+    "judge": ["nothing-of-this-name"],
     "record": ["nothing.py"],
     "run": ["nothing.py"],
     "show": ["--status", "splendid"],
@@ -101,7 +102,7 @@ GOOD: dict[str, list[str]] = {
     "model info": [],
     **{" ".join(path): ["{key}"] for path in KEYED},
 }
-SLOW = {"bench", "bisect", "dashboard", "model evaluate", "model fit", "record", "run"}
+SLOW = {"bench", "bisect", "dashboard", "judge", "model evaluate", "model fit", "record", "run"}
 """Whose JSON their own tests parse: they start workers, servers or scripts."""
 
 
