@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.replay import kept
 from benchmarks.replay.kept import compare, keep
 
 
@@ -24,3 +25,16 @@ def test_nothing_is_printed_where_nothing_differs(tmp_path: Path, capsys: pytest
     keep("raced", {"a": [1, 2.5]}, tmp_path)
     assert compare("raced", {"a": [1, 2.5]}, tmp_path) == 0
     assert capsys.readouterr().out == ""
+
+
+def test_what_a_machine_rounds_is_kept_for_its_kind(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep("solved", {"a": 1}, tmp_path)
+    assert compare("solved", {"a": 2}, tmp_path) == 1
+    monkeypatch.setattr(kept, "digest", lambda: "another kind")
+    capsys.readouterr()
+    assert compare("solved", {"a": 2}, tmp_path) == 0
+    assert "another kind" in capsys.readouterr().out
+    keep("raced", {"a": 1}, tmp_path)
+    assert compare("raced", {"a": 2}, tmp_path) == 1
