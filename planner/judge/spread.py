@@ -171,7 +171,7 @@ class NaturalSpread:
     def _scaled(self, sums: _Sums, wider: float) -> Deviation:
         """One number a draw, which may be small by luck; errors that have nothing to do with each other make it so small."""
         spread = max(self.rms, default=0.0) / self.size if self.size else 0.0
-        natural = max(*map(abs, self.scales), 2 * spread / math.sqrt(max(1, self.count)))
+        natural = max([*map(abs, self.scales), 2 * spread / math.sqrt(max(1, self.count))])
         floor = 2 * _ULPS * _INNER + 4 * torch.finfo(self.dtype).eps / math.sqrt(max(1, sums.count))
         return Deviation("scale", abs(sums.scale), wider * self.factor * natural + floor, natural)
 

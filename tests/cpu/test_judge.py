@@ -104,6 +104,13 @@ def test_evidence_says_how_far_off_and_what_the_right_runs_were(spread: tuple[Te
     assert evidence.natural < evidence.allowed < evidence.error
 
 
+def test_without_any_draw_a_result_is_eagers_but_for_the_last_place() -> None:
+    eager = torch.rand(100)
+    leaves = leaves_of({"y": eager})
+    assert wrong(eager * (1 + 2e-7), leaves) == "None"
+    assert "off by" in wrong(eager * (1 + 2e-5), leaves)
+
+
 def test_small_values_are_not_judged_by_the_error_of_large_ones() -> None:
     exact = torch.cat([torch.full((500,), 1e-3), torch.full((500,), 1e3)]).double()
     draws = [{"y": (exact * (1 + 1e-6 * torch.randn(1000, dtype=torch.float64))).float()} for _ in range(6)]
