@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fuseplan.capture.dynamo.numerics import Numerics
 from fuseplan.capture.trace.format import Trace
 from fuseplan.capture.trace.load import Loaded, load_trace
 from fuseplan.judge.memory import is_float
@@ -208,7 +209,7 @@ def _exact_runs(loaded: Loaded, seeds: Sequence[int], where: Surroundings) -> tu
         if trace == loaded.trace:
             continue
         try:
-            with _no_tensor_cores(), where.roomy():
+            with _without_tensor_cores(loaded), where.roomy():
                 wide = load_trace(trace, loaded.device)
                 return {seed: wide.run(seed=seed) for seed in seeds}, f"beside a run in {name}"
         except (RuntimeError, TypeError, ValueError, MemoryError) as error:
@@ -225,16 +226,11 @@ def _first_line(error: BaseException) -> str:
     return f"{type(error).__name__}{': ' + lines[0][:200] if lines else ''}"
 
 
-@contextmanager
-def _no_tensor_cores() -> Iterator[None]:
-    """Within, float32 is computed in float32."""
-    products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = products.allow_tf32, convolutions.allow_tf32
-    products.allow_tf32 = convolutions.allow_tf32 = False
-    try:
-        yield
-    finally:
-        products.allow_tf32, convolutions.allow_tf32 = before
+def _without_tensor_cores(loaded: Loaded) -> AbstractContextManager[None]:
+    """Within, a GPU computes float32 in float32."""
+    if not loaded.tensors.cuda_devices():
+        return nullcontext()
+    return replace(Numerics.here(), matmul_precision="highest", cudnn_tf32=False).applied()
 
 
 def _random(loaded: Loaded, seed: int, eager: Results) -> dict[str, tuple[float, ...]]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fuseplan.capture.dynamo.numerics import Numerics
 from fuseplan.judge.memory import is_float
 from fuseplan.judge.rounding import Noise
 
@@ -33,6 +34,8 @@ class MovedRun(TorchDispatchMode):
         self.noise = Noise(seed)
         self.reordered = reordered
         self.random = False
+        numerics = Numerics.here()
+        self._tf32 = numerics.matmul_precision != "highest" or numerics.cudnn_tf32
         self._given: dict[int, torch.UntypedStorage] = {}
         for value in given:
             self.know(value)
@@ -55,9 +58,9 @@ class MovedRun(TorchDispatchMode):
                 return func.decompose(*args, **kwargs)
         if not any(self._moves(arg) for arg in _flat(args)):
             return self._run(func, args, kwargs)
-        exact = func in _PRODUCTS and _uses_tensor_cores(args)
+        coarsely = self._tf32 and func in _PRODUCTS and _of_tensor_cores(args)
         written = _written(func)
-        args = tuple(arg if i in written else self._moved(arg, exact) for i, arg in enumerate(args))
+        args = tuple(arg if i in written else self._moved(arg, coarsely) for i, arg in enumerate(args))
         return self._run(func, args, kwargs)
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -121,11 +124,10 @@ def _written(func: Any) -> frozenset[int]:
     return frozenset(i for i, arg in enumerate(arguments) if arg.alias_info is not None and arg.alias_info.is_write)
 
 
-def _uses_tensor_cores(args: Sequence[Any]) -> bool:
+def _of_tensor_cores(args: Sequence[Any]) -> bool:
+    """Whether a GPU computes this in TF32, where it may."""
     tensors = [arg for arg in args if isinstance(arg, Tensor)]
-    if not tensors or not tensors[0].is_cuda or tensors[0].dtype is not torch.float32:
-        return False
-    return torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32
+    return bool(tensors) and tensors[0].is_cuda and tensors[0].dtype is torch.float32
 
 
 # another order of summation: what is summed over is turned round, on both sides

@@ -27,6 +27,7 @@ from fuseplan.judge.spread import NaturalSpread
 from fuseplan.measure.memory import take_turn
 
 torch.manual_seed(0)
+TESTS = Path(__file__).parents[1]
 
 
 def loaded(program: Callable[..., Any], *args: Tensor) -> Loaded:
@@ -304,6 +305,17 @@ def test_a_program_that_nothing_more_precise_runs_is_judged_beside_eager(monkeyp
         assert expectation.judge(found, 1, "any").problem is None
         twice = {name: 2 * value for name, value in found.items()}
         assert expectation.judge(twice, 1, "any").problem is not None
+
+
+def test_a_process_that_says_its_precision_in_torchs_newer_words_is_judged_alike() -> None:
+    """Torch refuses to be asked in the older words from then on."""
+    code = (
+        "import torch; torch.backends.cuda.matmul.fp32_precision = 'tf32'\n"
+        "from cpu.test_judge import Small, expect, loaded\n"
+        "print(expect(loaded(Small(), torch.randn(16, 32))).how)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=TESTS)
+    assert ran.stdout == "beside a run in float64\n"
 
 
 def test_without_time_fewer_runs_say_how_far_results_move() -> None:
