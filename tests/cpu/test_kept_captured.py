@@ -19,7 +19,7 @@ from torch.testing import assert_close
 from fuseplan.backend import programs_of
 from fuseplan.explain import compiled_by
 from fuseplan.plan import Plan, Rewrite
-from fuseplan.runtime import cudagraph, kept, regions
+from fuseplan.runtime import capture_place, cudagraph, kept, regions
 
 PLANS: dict[str, Plan] = {
     "whole": Plan("inductor", launch="cudagraph"),
@@ -44,6 +44,8 @@ class Captures:
 def captures(monkeypatch: pytest.MonkeyPatch) -> Iterator[Captures]:
     found = Captures()
     monkeypatch.setattr(cudagraph, "get_manager", lambda *args, **options: None)
+    monkeypatch.setattr(capture_place, "get_manager", lambda *args, **options: None)
+    monkeypatch.setattr(capture_place, "is_capturing", lambda: False)
     monkeypatch.setattr(cudagraph, "cudagraphify", found.cudagraphify)
     monkeypatch.setattr(cudagraph, "_obstacle", lambda gm: found.refused)
     monkeypatch.setattr(cudagraph, "_device_index", lambda gm: 3)
