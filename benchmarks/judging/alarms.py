@@ -156,7 +156,8 @@ def results_of(rows: Mapping[str, Any]) -> dict[str, Any]:
     """The rows in the order of the models, below what they come to."""
     rows = {name: rows[name] for name in every() if name in rows}
     wrong = {name: found for name, row in rows.items() if (found := _wrong(row))}
-    ratios = [seconds["expect"] / seconds["today"] for row in rows.values() if "expect" in (seconds := row["seconds"])]
+    told = [row["seconds"] for row in rows.values() if "expect" in row.get("seconds", {})]
+    ratios = [seconds["expect"] / seconds["today"] for seconds in told]
     summary = {
         "configurations": len(rows),
         "failed": [name for name, row in rows.items() if "failed" in row],

@@ -67,7 +67,9 @@ def _decoders() -> tuple[Entry, ...]:
     gemma2 = {**DECODER, "head_dim": 8, "sliding_window": 8, "query_pre_attn_scalar": 8}
     return (
         Entry("opt", Hf("OPTConfig", "OPTForCausalLM", opt, ("dropout", "attention_dropout")), causal_lm),
-        Entry("bloom", Hf("BloomConfig", "BloomForCausalLM", bloom, stable), causal_lm),
+        Entry(
+            "bloom", Hf("BloomConfig", "BloomForCausalLM", bloom, stable), causal_lm, trainable=False
+        ),  # its GELU has a gradient of its own, which a trace cannot hold
         Entry("gpt_neo", Hf("GPTNeoConfig", "GPTNeoForCausalLM", neo), causal_lm),
         Entry("gpt_neox", Hf("GPTNeoXConfig", "GPTNeoXForCausalLM", _MULTI_HEAD), causal_lm),
         Entry("gptj", Hf("GPTJConfig", "GPTJForCausalLM", gptj, _GPT_DROPOUT), causal_lm),
