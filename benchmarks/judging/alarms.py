@@ -21,10 +21,10 @@ from benchmarks.judging.more_models import MORE
 from benchmarks.small_zoo import TRANSFORMERS, Entry
 from fuseplan.capture.trace.format import Trace
 from fuseplan.capture.trace.load import load_trace
+from fuseplan.judge.output import WIDER
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.worker.programs import compile_entry
 from fuseplan.plan import Plan
-from fuseplan.tuning.program.check_plans import WIDER
 from fuseplan.tuning.traces import traces_of
 
 ENTRIES: Mapping[str, Entry] = {**TRANSFORMERS, **MORE}

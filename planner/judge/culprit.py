@@ -23,7 +23,7 @@ from fuseplan.capture.trace.write import write_trace
 from fuseplan.errors import FuseplanError
 from fuseplan.judge.expect import ALONE, SEEDS, Surroundings, expect
 from fuseplan.judge.memory import is_float
-from fuseplan.judge.output import Fault
+from fuseplan.judge.output import WIDER, Fault
 
 NO_ANSWER = (
     RuntimeError,
@@ -51,7 +51,7 @@ def find_fault(
     for ends in search.ends():
         last = _first(ends, partial(search.is_wrong, 0))
         if last is not None:
-            first = _first(range(last, -1, -1), partial(search.begins_wrong, last))
+            first = _first(range(last, -1, -1), partial(search.is_wrong, last=last))
             return search.fault(first or 0, last)
     return None
 
@@ -97,10 +97,6 @@ class _Search:
         """Whether there is anything wrong with these ops."""
         return self.problem(first, last) is not None
 
-    def begins_wrong(self, last: int, first: int) -> bool:
-        """The same, for who looks for the beginning."""
-        return self.is_wrong(first, last)
-
     def problem(self, first: int, last: int) -> str | None:
         """What is wrong with the ops from `first` to `last`, as far as the last needs them."""
         if (first, last) not in self._known:
@@ -118,7 +114,7 @@ class _Search:
         expectation = expect(part, where=self.where)
         torch._dynamo.reset()
         call = self.compiled(part.module)
-        found = (expectation.judge(part.run(call, seed), seed, "any", wider=2.0).problem for seed in SEEDS)
+        found = (expectation.judge(part.run(call, seed), seed, "any", wider=WIDER).problem for seed in SEEDS)
         return next((problem for problem in found if problem is not None), None)
 
     def fault(self, first: int, last: int) -> Fault | None:

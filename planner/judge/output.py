@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
+WIDER = 2.0
+"""How much further off than what moved runs of eager show torch.compile's default may be."""
+
 
 @dataclass(frozen=True)
 class JudgedOutput:

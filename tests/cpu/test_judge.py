@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -19,12 +18,9 @@ from fuseplan.capture.trace.format import Trace
 from fuseplan.capture.trace.load import Loaded, load_trace
 from fuseplan.capture.trace.write import write_trace
 from fuseplan.judge import expect as expecting
-from fuseplan.judge.culprit import find_fault
 from fuseplan.judge.expect import expect, leaves_of
-from fuseplan.judge.moved import MovedRun
 from fuseplan.judge.programs import Leaf, judge, sizes_of
 from fuseplan.judge.spread import NaturalSpread
-from fuseplan.measure.memory import take_turn
 
 torch.manual_seed(0)
 TESTS = Path(__file__).parents[1]
@@ -185,79 +181,6 @@ def test_outputs_lie_in_the_memory_of_the_inputs_that_eagers_lie_in() -> None:
     assert "shares memory with input_0" in str(judge(shared, leaves_of(apart, None, [apart]), "any").problem)
 
 
-# runs that are moved
-
-
-def test_inputs_are_moved_by_the_precision_in_which_they_are_read() -> None:
-    weight, x = torch.randn(64, 64), torch.randn(64, 64)
-
-    def off(low: bool) -> float:
-        run = MovedRun([weight, x], 0)
-        right = x @ weight if not low else (x.bfloat16() @ weight.bfloat16()).float()
-        with run:
-            moved = x @ weight if not low else (x.bfloat16() @ weight.bfloat16()).float()
-        return float((moved - right).square().mean().sqrt())
-
-    assert 1e-8 < off(low=False) < 3e-6
-    assert 3e-3 < off(low=True) < 0.3
-
-
-def test_whole_numbers_infinities_and_what_was_computed_are_not_moved() -> None:
-    mask, ones = torch.tensor([0.0, float("-inf"), torch.finfo(torch.float32).min]), torch.ones(3)
-    run = MovedRun([mask, ones], 0)
-    with run:
-        assert torch.equal(mask + 0, mask)
-        assert torch.equal((1 - ones) * -1e4, torch.zeros(3))
-        third = ones / 3
-        assert torch.equal(third * 1, third)
-
-
-def test_what_is_written_is_not_moved_and_what_is_copied_is_where_it_is_read() -> None:
-    buffer, table = torch.zeros(4), torch.rand(4)
-    with MovedRun([buffer, table], 0):
-        buffer.copy_(table)
-        rows = table[torch.tensor([0, 2])]
-        moved = rows * 2
-    assert torch.equal(buffer, table)
-    assert torch.equal(rows, table[::2])
-    assert not torch.equal(moved, rows * 2)
-
-
-@pytest.mark.parametrize("inference", [False, True])
-def test_another_order_of_summation_gives_other_roundings_of_the_same(inference: bool) -> None:
-    torch.manual_seed(0)
-    a, b, weight = torch.randn(40, 300), torch.randn(300, 50), torch.randn(8, 16, 3, 3)
-    image = torch.randn(2, 16, 9, 9)
-    programs: list[Callable[[], Tensor]] = [
-        lambda: a @ b,
-        lambda: F.linear(a, b.t(), b[0]),
-        lambda: b.sum(0),
-        lambda: a.mean(1),
-        lambda: F.conv2d(image, weight),
-    ]
-    with torch.inference_mode(inference):
-        for program in programs:
-            right = program()
-            with MovedRun([], 0, reordered=True):
-                other = program()
-            torch.testing.assert_close(other, right, rtol=1e-4, atol=1e-4)
-            assert not torch.equal(other, right)
-
-
-def test_gradients_of_convolutions_add_up_otherwise() -> None:
-    image, weight = torch.randn(6, 4, 9, 9, requires_grad=True), torch.randn(8, 4, 3, 3, requires_grad=True)
-
-    def gradients() -> Sequence[Tensor]:
-        return torch.autograd.grad(F.conv2d(image, weight).square().sum(), (image, weight))
-
-    right = gradients()
-    with MovedRun([], 0, reordered=True):
-        other = gradients()
-    for mine, theirs in zip(other, right, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
-    assert not torch.equal(other[1], right[1])
-
-
 # programs
 
 
@@ -360,82 +283,3 @@ def test_judging_leaves_buffers_and_generators_as_they_were() -> None:
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(program.tensors.owned[i], was) for i, was in before.items())
     assert any(name.startswith("buffer") for name in expectation.leaves[0])
-
-
-def test_two_processes_take_turns_at_what_needs_room(tmp_path: Path) -> None:
-    """As runs in higher precision do, which would not fit beside each other."""
-    file = tmp_path / "turn"
-    with take_turn(file) as mine:
-        code = (
-            "import sys; from pathlib import Path; from fuseplan.measure.memory import take_turn\n"
-            "with take_turn(Path(sys.argv[1]), 0.2) as mine: print(mine)"
-        )
-        waited = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True, check=True)
-    assert mine
-    assert waited.stdout == "False\n"
-    with take_turn(file, 0.0) as mine:
-        assert mine
-    with take_turn(tmp_path / "no folder" / "turn") as mine:
-        assert not mine
-
-
-# what torch.compile gets wrong
-
-
-def ascending(x: Tensor, y: Tensor) -> Tensor:
-    """With torch 2.13 on a CPU its gradient is wrong."""
-    return (x * y).softmax(-1).cumsum(-1)
-
-
-def test_the_ops_are_found_that_are_compiled_to_something_else(tmp_path: Path) -> None:
-    """Whichever compiler it is: this one takes a gelu for a relu where a sine has gone before."""
-
-    def compiles(module: nn.Module) -> Callable[..., Any]:
-        assert isinstance(module, GraphModule)
-        changed = GraphModule(module, copy.deepcopy(module.graph))
-        for node in changed.graph.nodes:
-            if node.target is F.gelu and any(one.target == "sin" for one in changed.graph.nodes):
-                node.target = F.relu
-        changed.recompile()
-        return changed
-
-    def program(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-        hidden = (x @ w).tanh() + 1
-        hidden = F.gelu(hidden.sin() * 2)
-        return F.layer_norm(hidden.exp() @ w, (16,)), (x @ w).sum()
-
-    fault = find_fault(loaded(program, torch.randn(8, 16), torch.randn(16, 16, requires_grad=True)), compiled=compiles)
-    assert fault is not None
-    assert (fault.op, fault.ops) == ("gelu", 3)
-    assert "off by" in fault.problem
-    assert load_trace(Trace.from_json(fault.trace)).run()
-    script = tmp_path / "shows.py"
-    script.write_text(fault.script)
-    ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
-    assert [line.split(" is off")[0] for line in ran.stdout.splitlines()] == ["eager", "torch.compile"]
-
-
-def test_nothing_is_found_where_nothing_is_wrong() -> None:
-    program = loaded(Small(), torch.randn(16, 32))
-    assert find_fault(program, compiled=lambda module: module) is None
-    assert find_fault(program, compiled=lambda module: lambda *args: (module(*args)[0] + 1,), seconds=0.0) is None
-
-
-@pytest.mark.slow
-def test_a_fault_of_torchs_own_is_found_and_shown(tmp_path: Path) -> None:
-    program = loaded(ascending, *(torch.randn(8, 16, requires_grad=True) for _ in range(2)))
-    problem = expect(program).judge(program.run(torch.compile(program.module)), 0, "any", wider=2.0).problem
-    fault = find_fault(program)
-    assert (problem is None) == (fault is None)  # a torch that has mended it computes what it should
-    if fault is None:
-        return
-    assert fault.op == "cumsum"
-    assert fault.ops <= 5
-    script = tmp_path / "shows.py"
-    script.write_text(fault.script)
-    ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
-    worst = [
-        max(float(one) for one in line.split(" most ")[1].split(" (")[0].split(", "))
-        for line in ran.stdout.splitlines()
-    ]
-    assert worst[0] < 1e-4 < 1e-2 < worst[1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from fuseplan.judge.output import WIDER
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import FindFault, Job, Outcome, OutcomeRow, VetPlan
 from fuseplan.tuning.effort import GREEDY_SHARE, JUDGING_SHARE, LATE, LEAST_LIMIT_S, PATIENCE_S
@@ -17,8 +18,6 @@ FAULT = "the fault is in"
 """How the detail of what is wrong goes on, where it is known at which ops."""
 TORCHS = "inductor"
 """What torch.compile's default is called in a race."""
-WIDER = 2.0
-"""How much further off than what moved runs of eager show torch.compile's default may be."""
 Rows = dict[str, OutcomeRow]
 """What came of each plan, by its name in the race."""
 

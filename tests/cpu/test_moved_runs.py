@@ -1,0 +1,84 @@
+"""Eager on values that are moved by their own rounding, and in another order of summation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fuseplan.judge.moved import MovedRun
+
+torch.manual_seed(0)
+
+
+def test_inputs_are_moved_by_the_precision_in_which_they_are_read() -> None:
+    weight, x = torch.randn(64, 64), torch.randn(64, 64)
+
+    def off(low: bool) -> float:
+        run = MovedRun([weight, x], 0)
+        right = x @ weight if not low else (x.bfloat16() @ weight.bfloat16()).float()
+        with run:
+            moved = x @ weight if not low else (x.bfloat16() @ weight.bfloat16()).float()
+        return float((moved - right).square().mean().sqrt())
+
+    assert 1e-8 < off(low=False) < 3e-6
+    assert 3e-3 < off(low=True) < 0.3
+
+
+def test_whole_numbers_infinities_and_what_was_computed_are_not_moved() -> None:
+    mask, ones = torch.tensor([0.0, float("-inf"), torch.finfo(torch.float32).min]), torch.ones(3)
+    run = MovedRun([mask, ones], 0)
+    with run:
+        assert torch.equal(mask + 0, mask)
+        assert torch.equal((1 - ones) * -1e4, torch.zeros(3))
+        third = ones / 3
+        assert torch.equal(third * 1, third)
+
+
+def test_what_is_written_is_not_moved_and_what_is_copied_is_where_it_is_read() -> None:
+    buffer, table = torch.zeros(4), torch.rand(4)
+    with MovedRun([buffer, table], 0):
+        buffer.copy_(table)
+        rows = table[torch.tensor([0, 2])]
+        moved = rows * 2
+    assert torch.equal(buffer, table)
+    assert torch.equal(rows, table[::2])
+    assert not torch.equal(moved, rows * 2)
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_another_order_of_summation_gives_other_roundings_of_the_same(inference: bool) -> None:
+    torch.manual_seed(0)
+    a, b, weight = torch.randn(40, 300), torch.randn(300, 50), torch.randn(8, 16, 3, 3)
+    image = torch.randn(2, 16, 9, 9)
+    programs: list[Callable[[], Tensor]] = [
+        lambda: a @ b,
+        lambda: F.linear(a, b.t(), b[0]),
+        lambda: b.sum(0),
+        lambda: a.mean(1),
+        lambda: F.conv2d(image, weight),
+    ]
+    with torch.inference_mode(inference):
+        for program in programs:
+            right = program()
+            with MovedRun([], 0, reordered=True):
+                other = program()
+            torch.testing.assert_close(other, right, rtol=1e-4, atol=1e-4)
+            assert not torch.equal(other, right)
+
+
+def test_gradients_of_convolutions_add_up_otherwise() -> None:
+    image, weight = torch.randn(6, 4, 9, 9, requires_grad=True), torch.randn(8, 4, 3, 3, requires_grad=True)
+
+    def gradients() -> Sequence[Tensor]:
+        return torch.autograd.grad(F.conv2d(image, weight).square().sum(), (image, weight))
+
+    right = gradients()
+    with MovedRun([], 0, reordered=True):
+        other = gradients()
+    for mine, theirs in zip(other, right, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+    assert not torch.equal(other[1], right[1])
