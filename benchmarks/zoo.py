@@ -77,6 +77,14 @@ llama = partial(
     _built, "LlamaForCausalLM", "LlamaConfig", hidden_size=1024, intermediate_size=2816, num_hidden_layers=8,
     num_attention_heads=16, num_key_value_heads=16, vocab_size=32000, use_cache=False,
 )  # fmt: skip
+qwen2 = partial(
+    _built, "Qwen2ForCausalLM", "Qwen2Config", hidden_size=896, num_hidden_layers=12, num_attention_heads=14,
+    num_key_value_heads=2, intermediate_size=4864, vocab_size=151936, use_cache=False,
+)  # fmt: skip
+_t5_small = partial(
+    _built, "T5ForConditionalGeneration", "T5Config", d_model=512, d_kv=64, d_ff=2048, num_layers=6, num_heads=8,
+    vocab_size=32128, decoder_start_token_id=0, dropout_rate=0.0, use_cache=False,
+)  # fmt: skip
 _bert_with_head = partial(_built, "BertForMaskedLM", "BertConfig", **_STILL)
 _resnet = partial(_built, "ResNetForImageClassification", "ResNetConfig", id2label=LABELS)
 _vit = partial(_built, "ViTForImageClassification", "ViTConfig", id2label=LABELS, **_STILL)
@@ -84,6 +92,13 @@ _tiny_bert = partial(
     bert, hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=128, vocab_size=100
 )
 _tiny_gpt2 = partial(gpt2, n_embd=64, n_layer=1, n_head=2, vocab_size=100, n_positions=32)
+
+
+def _timm(name: str) -> nn.Module:
+    import timm
+
+    built: nn.Module = timm.create_model(name, pretrained=False)
+    return built
 
 
 def _tokens(
@@ -100,12 +115,22 @@ def _tokens(
     return make
 
 
-def _images(batch: int, labels: bool = False) -> Callable[..., Inputs]:
+def _two_texts(batch: int, read: int, written: int, vocabulary: int) -> Callable[..., Inputs]:
+    """What an encoder reads and a decoder has written."""
+
+    def make(device: str) -> Inputs:
+        return {
+            "input_ids": torch.randint(0, vocabulary, (batch, read), device=device),
+            "decoder_input_ids": torch.randint(0, vocabulary, (batch, written), device=device),
+        }
+
+    return make
+
+
+def _images(batch: int, labels: bool = False, name: str = "pixel_values") -> Callable[..., Inputs]:
     def make(device: str) -> Inputs:
         pixels = torch.randn(batch, 3, 224, 224, device=device)
-        return {"pixel_values": pixels} | (
-            {"labels": torch.randint(0, 1000, (batch,), device=device)} if labels else {}
-        )
+        return {name: pixels} | ({"labels": torch.randint(0, 1000, (batch,), device=device)} if labels else {})
 
     return make
 
@@ -124,6 +149,10 @@ CASES = {
     "resnet50 64 train": Case(_resnet, _images(64, labels=True), train=True, weight=10),
     "vit-b 64": Case(_vit, _images(64), weight=4),
     "vit-b 64 train": Case(_vit, _images(64, labels=True), train=True, weight=9),
+    "qwen2 2x1024 train": Case(qwen2, _tokens(2, 1024, 151936, labels=True), train=True, weight=10),
+    "t5-small 16x512": Case(_t5_small, _two_texts(16, 512, 256, 32128), weight=5),
+    "swin-t 64": Case(partial(_timm, "swin_tiny_patch4_window7_224"), _images(64, name="x"), weight=6),
+    "timm vit-b 64": Case(partial(_timm, "vit_base_patch16_224"), _images(64, name="x"), weight=4),
 }
 TINY = {
     "tiny bert": Case(_tiny_bert, _tokens(2, 16, 100)),
