@@ -75,7 +75,7 @@ def capture(job: Capture, place: Workplace) -> Outcome:
 
     def look(gm: GraphModule, example_inputs: Sequence[Any], **given: Any) -> Callable[..., Any]:
         calls = attention_calls(gm)
-        attention.extend(AttentionFound(call.number, call.proven, call.variants, call.digest) for call in calls)
+        attention.extend(AttentionFound(call.number, call.preferred, call.variants, call.digest) for call in calls)
         return fuseplan_backend(gm, example_inputs, **given)
 
     begin = perf_counter()

@@ -1,1 +1,1 @@
-"""Attention, the first kind of rewrite: its calls in a Dynamo graph, what is proven of their masks, and the kernels."""
+"""Attention, the first kind of rewrite. Read kernels, device, site (what all sites have), mask_source, calls, rewrite, kind."""

@@ -8,8 +8,9 @@ from dataclasses import replace
 from torch.fx import GraphModule
 
 from fuseplan.plan import ATTENTION_WAYS, Plan, Rewrite
-from fuseplan.rewrites.attention.calls import AttentionCall, attention_calls, rewrite_calls
+from fuseplan.rewrites.attention.calls import AttentionCall, attention_calls
 from fuseplan.rewrites.attention.kernels import FUNCTIONS
+from fuseplan.rewrites.attention.rewrite import rewrite_sites
 from fuseplan.rewrites.base import Draft
 
 _MEANING = "1"
@@ -36,7 +37,7 @@ class Attention:
 
     def apply(self, draft: Draft, chosen: Mapping[AttentionCall, str]) -> None:
         """Call the chosen kernels, and leave out what built the masks that go."""
-        rewrite_calls(draft, chosen)
+        rewrite_sites(draft, chosen)
 
     def describe(self, site: AttentionCall, way: str | None) -> str:
         """What is proven of its mask, and which variant it runs as."""
@@ -53,5 +54,5 @@ def with_proven_attention(plan: Plan, gm: GraphModule) -> Plan:
     """Return the plan with the proven variant of each attention call; choices that it makes itself stand."""
     taken = {one.site for one in plan.rewrites if one.kind == "attention"}
     calls = [call for call in attention_calls(gm) if call.number not in taken]
-    found = [Rewrite("attention", call.number, call.proven, call.digest) for call in calls]
+    found = [Rewrite("attention", call.number, call.preferred, call.digest) for call in calls]
     return replace(plan, rewrites=tuple(sorted((*plan.rewrites, *found), key=lambda one: (one.kind, one.site))))

@@ -1,0 +1,75 @@
+"""Writing sites of attention in their ways, in a draft: a call takes the place of the result, and what nobody reads any more goes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+from torch._ops import OpOverload
+from torch.fx import Node
+
+from fuseplan.rewrites.attention.kernels import FUNCTIONS
+from fuseplan.rewrites.attention.mask_source import MaskSource, may_write
+from fuseplan.rewrites.attention.site import AttentionSite, arguments_under
+from fuseplan.rewrites.base import Draft
+
+_RANDOM = ("rand", "dropout", "bernoulli", "normal", "multinomial", "poisson", "rrelu", "gumbel", "seed")
+"""What the names of functions that draw random numbers have in them: who draws fewer numbers gets others later."""
+S = TypeVar("S", bound=AttentionSite)
+
+
+def rewrite_sites(draft: Draft, chosen: Mapping[S, str]) -> None:
+    """Let sites of attention run in the ways chosen for them, all of which are legal."""
+    unread: dict[Node, None] = {}
+    dropped: dict[Node, None] = {}
+    matched = {draft.copies[node] for site in chosen for node in site.matched}
+    for site, way in chosen.items():
+        kernel, _, ending = way.partition("+")
+        given = site.write(draft)
+        arguments = arguments_under(given, ending)
+        if arguments["attn_mask"] is not given["attn_mask"]:
+            dropped |= dict.fromkeys(site.masked_by)
+        result = draft.copies[site.result]
+        unread |= dict.fromkeys((*result.all_input_nodes, *_nodes(given.values())))
+        result.op, result.target, result.args, result.kwargs = "call_function", FUNCTIONS[kernel], (), arguments
+    _erase_unread(unread, matched)
+    _erase_sources([MaskSource(mask) for mask in dropped], draft.copies)
+
+
+def _nodes(values: Iterable[Any]) -> list[Node]:
+    return [each for each in values if isinstance(each, Node)]
+
+
+def _erase_unread(candidates: Iterable[Node], matched: set[Node]) -> None:
+    """Remove those that nobody reads, and then what only they have read; what has another effect than its result stays."""
+    waiting = list(candidates)
+    while waiting:
+        node = waiting.pop()
+        if node._erased or node.users or not (node in matched or _has_no_effect(node)):
+            continue
+        waiting += node.all_input_nodes
+        node.graph.erase_node(node)
+
+
+def _has_no_effect(node: Node) -> bool:
+    if node.op not in ("call_function", "call_method", "get_attr"):
+        return False
+    if isinstance(node.target, OpOverload) and node.target._schema.is_mutable:
+        return False
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return not may_write(node) and not any(word in name for word in _RANDOM)
+
+
+def _erase_sources(sources: Iterable[MaskSource], copies: Mapping[Node, Node]) -> None:
+    """Remove what built the masks and nothing else reads. All that it writes to is its own: the proof rests on nothing else."""
+    built = {node for source in sources for node in source.nodes}
+    originals = {copied: original for original, copied in copies.items()}
+    doomed = {node for node in built if not copies[node]._erased}
+    while True:
+        read = {node for node in doomed if any(originals.get(user) not in doomed for user in copies[node].users)}
+        if not read:
+            break
+        doomed -= read.union(*(MaskSource(node).nodes for node in read))
+    for original, copied in reversed(list(copies.items())):
+        if original in doomed:
+            copied.graph.erase_node(copied)
