@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 from torch._inductor.cudagraph_trees import CUDAGraphTreeManager, get_manager
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from fuseplan.executors.flat import Boxed
 from fuseplan.stats import count
 
 OFTEN = 100
 """After so many calls that had to run plain for an output that is held, whoever asks is told."""
+LEARNING = 8
+"""In so many first calls all outputs are copied: of an output that was not, a caller that holds it for good would have all
+later calls run plain."""
 _LAST: WeakKeyDictionary[CUDAGraphTreeManager, Any] = WeakKeyDictionary()
 """The stream on which graphs of these trees were sent last."""
+_PLACES: WeakKeyDictionary[CUDAGraphTreeManager, WeakValueDictionary[Any, CapturePlace]] = WeakKeyDictionary()
+"""The place of each function that these trees have captured."""
 
 
 @dataclass
@@ -25,10 +31,18 @@ class CapturePlace:
 
     device: int = 0
     remarks: list[str] = field(default_factory=list)
+    large: tuple[int, ...] = ()
+    """Outputs that may be copied once it is known that callers hold them."""
     manager: CUDAGraphTreeManager | None = None
     """The trees that have captured it."""
     kept: int = 0
     """Calls that ran plain for an output that was held."""
+    copied: tuple[int, ...] = ()
+    """Outputs of `large` that a caller was seen to hold: it gets copies of them."""
+    learning: int = LEARNING
+    """In so many calls to come all of `large` are copied, to see which of them are held."""
+    watched: list[tuple[int, StorageWeakRef]] = field(default_factory=list)
+    """What was copied in the last call for that, by its place among the outputs."""
 
     def is_elsewhere(self) -> bool:
         """Whether this call can be no part of the trees: another thread's, or captured by the caller itself."""
@@ -51,15 +65,70 @@ class CapturePlace:
             follow(self.manager, self.device)
         return outputs
 
-    def keep(self) -> None:
-        """Count a call that runs plain for an output that is held."""
+    def given(self, outputs: list[Any], small: Sequence[int]) -> list[Any]:
+        """What a caller gets: what it may hold in memory of its own, which no later call writes to."""
+        node = None if self.manager is None or not self.large else self.manager.current_node
+        if node is not None and self.manager is not None:
+            _PLACES.setdefault(self.manager, WeakValueDictionary())[node.wrapped_function.id] = self
+        for i in (*small, *(self.large if self.learning else self.copied)):
+            outputs[i] = copied(outputs[i])
+        if self.learning:
+            self.learning -= 1
+            self.watched = [(i, StorageWeakRef(outputs[i].untyped_storage())) for i in self.large]
+        return outputs
+
+    def learn(self) -> None:
+        """See which of the copies that the last call gave are held now, as the next one comes."""
+        for output, ref in self.watched:
+            if not ref.expired():
+                self._hold(output)
+        self.watched = []
+
+    def _hold(self, output: int) -> None:
+        if output not in self.copied:
+            self.copied = (*self.copied, output)
+            self.remarks.append(
+                f"output {output} is copied out of its CUDA graph: a caller held it when the next call came"
+            )
+
+    def keep(self, manager: CUDAGraphTreeManager) -> None:
+        """Count a call that runs plain for an output that is held. Who holds large outputs gets copies of them from now on."""
         count("calls run plain to keep an earlier output")
+        places = _PLACES.get(manager, WeakValueDictionary())
+        for function, output in held_outputs(manager.current_node):
+            place = places.get(function)
+            if place is not None and output in place.large:
+                place._hold(output)
         self.kept += 1
         if self.kept == OFTEN:
             self.remarks.append(
                 f"{OFTEN} calls ran plain, since something was still held of what an earlier one had made: the launch plain"
                 " suits such a program better"
             )
+
+
+def held_outputs(node: Any) -> Iterator[tuple[Any, int]]:
+    """The outputs that are held of a graph of the trees and of those before it: each by its function, and where it is there."""
+    while node is not None:
+        for i, ref in enumerate(node.outputs_weakrefs):
+            if ref is not None and not ref.expired():
+                yield node.wrapped_function.id, i
+        node = node.parent
+
+
+def copied(tensor: torch.Tensor) -> torch.Tensor:
+    """The same in memory of its own, laid out as it is.
+
+    >>> copied(torch.ones(2, 3).mT).stride(), copied(torch.ones(1).expand(4)).stride()
+    ((1, 3), (0,))
+    """
+    if tensor.is_contiguous():
+        return tensor.clone()
+    sizes, strides = tensor.shape, tensor.stride()
+    if any(size > 1 and stride == 0 for size, stride in zip(sizes, strides, strict=True)):
+        span = 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+        return tensor.as_strided((span,), (1,)).clone().as_strided(sizes, strides)
+    return torch.empty_strided(sizes, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 def follow(manager: CUDAGraphTreeManager, device: int) -> None:

@@ -1,8 +1,9 @@
 """CUDA graphs as a launch over any plan, through PyTorch's own cudagraph trees.
 
 What a caller keeps stays the caller's. The trees would overwrite the outputs of an earlier step. Small outputs, such as a
-loss, are copied out of the graph's memory at once; where a larger one is still alive when a new step begins, this step
-runs plain instead, which costs host time but no copy, and is counted.
+loss, are copied out of the graph's memory; larger ones in the first calls, which show what the caller holds when the next
+call comes (as a loop does that overwrites `logits` only when it has the next), and those that are held from then on. Where
+something is still alive that was not copied when a new step begins, this step runs plain instead, and is counted.
 
 So does a call in another thread than that which has captured, whose trees would know nothing of it; one within a capture of
 the caller's own; and one behind so many forwards without a backward that each would be captured anew. On another stream a
@@ -11,6 +12,7 @@ step waits for what was sent before: the memory of the graphs is one.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -51,6 +53,8 @@ class CaptureFacts:
     """What the trees are told of it."""
     small: tuple[int, ...] = ()
     """Positions of small outputs."""
+    large: tuple[int, ...] = ()
+    """Positions of the other outputs that a caller gets, in memory that is no input's and no other output's."""
     made: Mapping[str, int] = field(default_factory=dict)
     """What a forward makes for its backward: where it is among the outputs, by its name in both graphs."""
     taken: tuple[int, ...] | None = None
@@ -87,7 +91,8 @@ class CudaGraphLaunch:
         device = _device_index(gm)
         if role == "backward":
             return CaptureFacts(role, None, device, told, taken=self.made.taken_by(gm))
-        return CaptureFacts(role, None, device, told, _small_outputs(gm), _made_by(gm))
+        small, large = _own_outputs(gm)
+        return CaptureFacts(role, None, device, told, small, large, _made_by(gm))
 
     def wrapping(self, facts: CaptureFacts) -> Callable[[Boxed], Boxed]:
         """What wraps the callable of the graph that the facts are of."""
@@ -106,7 +111,7 @@ class CudaGraphLaunch:
             follows = self.made.follows(facts.taken)
             return lambda plain: _guard_backward(capture(plain), plain, self.place, follows)
         self.made = made = _Made(facts.made)
-        self.place = place = CapturePlace(device, self.remarks)
+        self.place = place = CapturePlace(device, self.remarks, facts.large)
         return lambda plain: _guard_forward(capture(plain), plain, place, facts.small, made)
 
     def _plain_backward(self, plain: Boxed) -> Boxed:
@@ -204,32 +209,36 @@ def _guard_forward(captured: Boxed, plain: Boxed, place: CapturePlace, small: Se
         if place.is_elsewhere():
             count("calls run plain in another thread, or while their caller captures")
             return plain(args)
+        place.learn()
         manager = get_manager(place.device, create_if_none_exists=False)
         if manager is not None and _would_overwrite(manager):
-            place.keep()
+            place.keep(manager)
             return plain(args)
         if manager is not None and _goes_too_deep(manager):
             count("calls run plain behind forwards without a backward")
             return plain(args)
         outputs = list(place.captured(captured, args))
         made.note(outputs, place.device)
-        for i in small:
-            outputs[i] = outputs[i].clone()
-        return outputs
+        return place.given(outputs, small)
 
     return _boxed(call)
 
 
-def _small_outputs(gm: GraphModule) -> tuple[int, ...]:
-    """Positions of the outputs that a caller gets and that are small; not what is saved for the backward."""
+def _own_outputs(gm: GraphModule) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Positions of the outputs that a caller gets in memory of their own, the small ones and the others; not what is saved for
+    the backward.
+    """
     nodes: Any = gm.graph.output_node().args[0]
     values = [node.meta.get("val") if isinstance(node, Node) else None for node in nodes]
-    inputs = set(gm.graph.find_nodes(op="placeholder"))
-    return tuple(
-        i
+    inputs = gm.graph.find_nodes(op="placeholder")
+    users = Counter(map(_storage, {*inputs, *nodes[: _returned(nodes)]}))
+    own = {
+        i: value
         for i, value in enumerate(values[: _returned(nodes)])
-        if isinstance(value, torch.Tensor) and nodes[i] not in inputs and _is_small(value)
-    )
+        if isinstance(value, torch.Tensor) and nodes[i] not in inputs
+    }
+    small = tuple(i for i, value in own.items() if _is_small(value))
+    return small, tuple(i for i in own if i not in small and users[_storage(nodes[i])] == 1)
 
 
 def _returned(outputs: Sequence[Any]) -> int:

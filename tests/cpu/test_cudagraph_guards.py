@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx import GraphModule
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
 from fuseplan.runtime import capture_place, cudagraph
@@ -22,9 +24,11 @@ class Captured:
     def __init__(self, trees: Trees) -> None:
         self.trees = trees
         self.parent: Captured | None = None
+        self.wrapped_function = SimpleNamespace(id=0)
+        self.outputs_weakrefs: list[StorageWeakRef] = []
 
     def path_live_weakrefs(self) -> Sequence[Any]:
-        return [self] if self.trees.alive else []
+        return [self] if self.trees.alive else [ref for ref in self.outputs_weakrefs if not ref.expired()]
 
 
 class Trees:
@@ -37,6 +41,8 @@ class Trees:
         self.alive = False
         self.refuses = False
         """Has reasons of its own not to capture."""
+        self.reuses = False
+        """A new step begins over what an earlier one has made, if nobody holds that."""
 
     def can_start_new_generation(self) -> bool:
         return not self.pending
@@ -85,9 +91,12 @@ class Training:
                 self.log[-1] = "forward, not captured by the trees"
                 return outputs
             self.log[-1] = "backward captured" if is_backward else "forward captured"
-            self.trees.pending = not is_backward
+            self.trees.pending = not is_backward and not self.trees.reuses
             self.trees.made += () if is_backward else outputs
             self.trees.current_node = Captured(self.trees)  # each puts what it makes where no other does
+            if self.trees.reuses:
+                self.trees.made.clear()
+                self.trees.current_node.outputs_weakrefs = [StorageWeakRef(one.untyped_storage()) for one in outputs]
             return outputs
 
         return boxed(captured)
@@ -245,6 +254,65 @@ def test_of_what_is_held_all_the_time_who_asks_is_told(monkeypatch: pytest.Monke
         training.call(torch.randn(4, 8))
     (remark,) = training.launch.remarks
     assert "the launch plain suits such a program better" in remark
+
+
+def large_and_larger(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x @ x.mT, x + 1
+
+
+def test_what_is_held_from_the_first_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    training = Training(large_and_larger, monkeypatch)
+    training.trees.reuses = True
+    inputs = [torch.randn(4, 4) for _ in range(capture_place.LEARNING + 5)]
+    with torch.no_grad():
+        held = [training.call(x)[0] for x in inputs]
+    assert training.log == ["forward captured"] * len(inputs)
+    for x, y in zip(inputs, held, strict=True):
+        assert torch.equal(y, x @ x.mT)
+    assert training.launch.place.copied == (0,)  # nobody held the other
+    (remark,) = training.launch.remarks
+    assert "output 0 is copied" in remark
+
+
+def test_what_is_held_later_runs_plain_once_and_is_copied_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop that overwrites the last output once it has the next holds one at each call."""
+    training = Training(large_and_larger, monkeypatch)
+    training.trees.reuses = True
+    x = torch.randn(4, 4)
+    with torch.no_grad():
+        for _ in range(capture_place.LEARNING + 2):
+            training.call(x)
+        assert training.launch.place.copied == ()
+        training.log.clear()
+        held = training.call(x)[1]
+        for _ in range(4):
+            held = training.call(x)[1]
+    assert training.log == ["forward captured", "forward plain", *["forward captured"] * 3]
+    assert training.launch.place.copied == (1,)
+    assert torch.equal(held, x + 1)
+
+
+def test_outputs_that_share_memory_are_not_copied_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever writes into the one would no longer see it in the other."""
+    facts = list[Any]()
+    monkeypatch.setattr(cudagraph, "_obstacle", lambda gm: None)
+    monkeypatch.setattr(cudagraph, "_device_index", lambda gm: 0)
+    monkeypatch.setattr(cudagraph, "SMALL", 0)
+
+    def compiler(gm: GraphModule, _: Sequence[Any]) -> Any:
+        facts.append(cudagraph.CudaGraphLaunch([]).facts("inference", gm))
+        return gm
+
+    def program(x: Tensor) -> tuple[Tensor, ...]:
+        apart, whole = x + 1, x.exp()
+        return apart, whole.split(2)[0], whole.split(2)[1], x
+
+    torch._dynamo.reset()
+    with torch.no_grad():
+        torch.compile(program, backend=aot_autograd(fw_compiler=compiler, inference_compiler=compiler))(
+            torch.randn(4, 4)
+        )
+    assert [one.large for one in facts] == [(0,)]
 
 
 class Stream:

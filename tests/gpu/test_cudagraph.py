@@ -16,6 +16,7 @@ from torch._inductor.utils import fresh_cache
 
 import fuseplan
 from fuseplan.runtime import cudagraph
+from fuseplan.runtime.capture_place import LEARNING
 
 pytestmark = pytest.mark.gpu
 
@@ -68,14 +69,63 @@ def test_an_output_that_is_kept_stays_as_it_was(launch: Callable[..., Any]) -> N
     net = model().eval()
     compiled = launch(net)
     with torch.no_grad():
-        for _ in range(4):
+        before = kept_plain()
+        inputs = [torch.randn(LARGE, 64, device="cuda") for _ in range(LEARNING + 4)]
+        kept = [compiled(x) for x in inputs]
+        for x, y in zip(inputs, kept, strict=True):
+            close(y, net(x))
+        assert kept_plain() == before  # it is copied
+
+
+def test_an_output_that_is_kept_after_many_that_were_not(launch: Callable[..., Any]) -> None:
+    net = model().eval()
+    compiled = launch(net)
+    with torch.no_grad():
+        for _ in range(LEARNING + 3):
             compiled(torch.randn(LARGE, 64, device="cuda"))
         before = kept_plain()
         inputs = [torch.randn(LARGE, 64, device="cuda") for _ in range(5)]
         kept = [compiled(x) for x in inputs]
         for x, y in zip(inputs, kept, strict=True):
             close(y, net(x))
+        assert kept_plain() == before + 4  # the first is in the graph's memory for as long as it is kept
+        del kept, y
+        held = compiled(inputs[0])
+        for x in inputs:
+            last, held = held, compiled(x)
+            close(held, net(x))
+        close(last, net(inputs[-2]))
         assert kept_plain() == before + 4
+
+
+def test_a_loop_that_holds_the_last_outputs_is_captured(launch: Callable[..., Any]) -> None:
+    """As people write it: what the last step gave is let go once the next has given the same."""
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = model()
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            logits = self.net(x)
+            return logits.square().mean(), logits
+
+    net = Two()
+    twin = copy.deepcopy(net)
+    compiled = launch(net)
+    held = before = None
+    for step in range(8):
+        x = torch.randn(LARGE, 64, device="cuda")
+        given = compiled(x)
+        if held is not None:
+            close(held[0], held[1])  # what is held of the step before is what it was
+        given[0].backward()
+        expected = twin(x)
+        expected[0].backward()
+        held = given[1], expected[1].detach()
+        before = kept_plain() if step == 3 else before
+    assert_same_gradients(net, twin)
+    assert kept_plain() == before
 
 
 def test_a_small_output_that_is_kept_costs_no_plain_call(launch: Callable[..., Any]) -> None:
