@@ -113,7 +113,7 @@ def _tuned(trace: Trace, model: str, given: Any, folder: Path, report: Report) -
         with own_workers(device, effort, heard) as pool:
             tuner = Tuner(store, pool, device, effort, Settings(model=model), LogProgress(report.at))
             (tuned,) = tuner.tune(trace, (given["launch"],))
-        Accounts(str(folder / "tuning.db"), trace.name).add([tuned])
+        Accounts(str(folder / "tuning.db"), trace.name).add([tuned], given["launch"])
         row = account(tuned) | {"wall_s": round(monotonic() - begin, 1)}
         return row | _audit(store), tuned.plan
     except FuseplanError as error:

@@ -19,10 +19,10 @@ from benchmarks.harness import LAUNCHES, Row, Rows, measure_models, model_option
 from benchmarks.result import RESULTS
 from benchmarks.zoo import EVERY
 
-SIDES = (
-    "torch.compile", "eager", "reduce-overhead", "max-autotune-no-cudagraphs",
-    "fuseplan tuned", "fuseplan tuned cudagraph",
-)  # fmt: skip
+SIDES = ("torch.compile", "eager", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune", "fuseplan")
+"""Measured unless others are named: what a user can ask torch for, and fuseplan with no launch given."""
+EACH_LAUNCH = ("fuseplan tuned", "fuseplan tuned cudagraph")
+EVERY_SIDE = (*SIDES, *EACH_LAUNCH)
 ATTEMPTS = 3
 """A process that a side ends is started again without it, so often at most."""
 
@@ -30,11 +30,11 @@ ATTEMPTS = 3
 def measure(arguments: list[str]) -> Rows:
     """Tune and measure the chosen models."""
     given = model_options("models", __doc__)
-    given.add_argument("--side", action="append", choices=SIDES, metavar="SIDE", help="may be given again")
+    given.add_argument("--side", action="append", choices=EVERY_SIDE, metavar="SIDE", help="may be given again")
     chosen = given.parse_args(arguments)
-    sides = [side for side in SIDES if side in (chosen.side or SIDES)]
+    sides = [side for side in EVERY_SIDE if side in (chosen.side or SIDES)]
     if chosen.device == "cpu":
-        sides = [side for side in sides if "cudagraph" not in side or "no-cudagraph" in side]
+        sides = [side for side in sides if side not in ("fuseplan tuned cudagraph", "max-autotune")]
     rows = Rows("models", arguments, results_of, keep=chosen.append)
     with tempfile.TemporaryDirectory() as folder:
         db = str((chosen.db or Path(folder) / "tuning.db").absolute())
@@ -88,13 +88,15 @@ def geomean(values: list[float]) -> float | None:
 
 def print_rows(rows: Mapping[str, Any]) -> None:
     """One line a model."""
-    headings = ("model", "eager", "compile", "r-o", "m-a", "tuned", "tuned cg", "× best", "× plain", "× cg", "tuning s")
+    headings = (
+        "model", "eager", "compile", "r-o", "m-a", "m-a cg", "fuseplan", "plain", "cg", "× best", "× plain", "× cg", "tuning s"
+    )  # fmt: skip
     title = "ms a step; × is the tuned side's gain"
     print_lines(title, (*headings, "winners"), _lines(rows), ("model", "winners"))
 
 
 def _lines(rows: Mapping[str, Any]) -> Iterator[Sequence[str]]:
-    order = ("eager", "torch.compile", "reduce-overhead", "max-autotune-no-cudagraphs", *SIDES[4:])
+    order = ("eager", "torch.compile", *EVERY_SIDE[2:])
     for name, row in rows.items():
         sides, over, tuning = row.get("sides", {}), row.get("over_default", {}), row.get("tuning", {})
         failures = [f"{side}: {found['failed']}" for side, found in sides.items() if "failed" in found]
@@ -119,5 +121,5 @@ def _chart(rows: Mapping[str, Any]) -> str:
     for name, row in rows.items():
         walls = {side: found["wall_us"] for side, found in row.get("sides", {}).items() if "wall_us" in found}
         if "torch.compile" in walls:
-            groups[name] = {side: walls["torch.compile"] / walls[side] for side in SIDES if side in walls}
+            groups[name] = {side: walls["torch.compile"] / walls[side] for side in EVERY_SIDE if side in walls}
     return bars("Steps a second, torch.compile = 1", groups)

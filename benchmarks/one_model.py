@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import json
 import os
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,19 +30,22 @@ from fuseplan.tune import tune
 from fuseplan.tuning.effort import Effort
 from fuseplan.tuning.program.result import Tuned
 from fuseplan.tuning.queue.devices import own_workers
-from fuseplan.tuning.traces import traces_of
+from fuseplan.tuning.traces import EITHER, traces_of
 
 LAUNCHES = ("plain", "cudagraph")
+MODES = ("reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune")
 TORCH: dict[str, dict[str, Any] | None] = {
     "torch.compile": {"backend": "inductor"},
     "eager": None,
-    "reduce-overhead": {"backend": "inductor", "mode": "reduce-overhead"},
-    "max-autotune-no-cudagraphs": {"backend": "inductor", "mode": "max-autotune-no-cudagraphs"},
+    **{mode: {"backend": "inductor", "mode": mode} for mode in MODES},
 }
-TUNED = {"fuseplan tuned": "plain", "fuseplan tuned cudagraph": "cudagraph"}
+TUNED = {"fuseplan": EITHER, "fuseplan tuned": "plain", "fuseplan tuned cudagraph": "cudagraph"}
+"""By the launch that is asked for."""
 SIDES = (*TORCH, *TUNED)
 OF_LAUNCH = {"plain": ("torch.compile", "eager"), "cudagraph": ("reduce-overhead",)}
 """What torch itself does at each launch, without being asked to search."""
+PATIENCE_S = 240.0
+"""How long a side may compile."""
 PASSES = 3
 BAD = ("plan misses", "plan stale hits", "plans refused", "regions fallen back", "regions failed at run time")
 
@@ -66,7 +70,10 @@ def run(task: Task) -> None:
     for side in given["sides"]:
         report.at("compiling", side)
         try:
-            steps[side], rows[side] = side_of(side, case, model, inputs, given["db"])
+            with within(given.get("patience", PATIENCE_S)):
+                steps[side], rows[side] = side_of(side, case, model, inputs, given["db"])
+        except TooLongError as error:
+            rows[side] = {"failed": str(error)}
         except Exception as error:  # noqa: BLE001 - one side that fails is a row, and the others are measured
             check_device(error)
             rows[side] = {"failed": ": ".join(failure(error, RUN))}
@@ -82,6 +89,26 @@ def run(task: Task) -> None:
         report.put(noise=result.noise, rounds=result.rounds, **speedups(good, rows, ratio))
 
 
+class TooLongError(BaseException):
+    """A side was not compiled in time; nothing that compiles takes this for a failure of one of its attempts."""
+
+
+@contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """Raise where it is not done after so many seconds."""
+
+    def late(*_: object) -> None:
+        raise TooLongError(f"not compiled within {seconds:.0f} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def speedups(
     good: Sequence[str], rows: dict[str, dict[str, Any]], ratio: Callable[[str, str], float]
 ) -> dict[str, Any]:
@@ -92,7 +119,7 @@ def speedups(
 
     found: dict[str, Any] = {"best_torch": best(list(TORCH)), "best_tuned": best(list(TUNED))}
     for side in (side for side in TUNED if side in good):
-        default = best(OF_LAUNCH[TUNED[side]])
+        default = best(OF_LAUNCH.get(TUNED[side], ()))
         if found["best_torch"]:
             found.setdefault("over_best_torch", {})[TUNED[side]] = ratio(found["best_torch"], side)
         if default:
@@ -111,7 +138,7 @@ def side_of(
     """
     options = TORCH.get(side)
     if side in TUNED:
-        options = {"backend": "fuseplan", "options": {"db": db, "launch": TUNED[side]}}
+        options = {"backend": "fuseplan", "options": {"db": db, **asked(TUNED[side])}}
     call = model if options is None else torch.compile(fresh(model), **options)
     step = step_of(call, model, inputs, case.train)
     before, begin = fuseplan.stats(), monotonic()
@@ -125,6 +152,11 @@ def side_of(
     if wrong or not counted.get("plan hits") or counted["plan hits"] != counted["programs"]:
         row["failed"] = f"not the stored plans of its programs: {wrong or counted}"
     return step, {**row, "counted": counted}
+
+
+def asked(launch: str) -> dict[str, str]:
+    """The options that ask for a launch; none where either will do."""
+    return {} if launch == EITHER else {"launch": launch}
 
 
 def traced(name: str, case: Case, device: str, under: dict[str, Any] | None = None) -> list[Trace]:
@@ -168,19 +200,19 @@ def tuned(task: Task, case: Case, report: Report) -> dict[str, Any]:
     def tune_these(traces: Sequence[Trace], launch: str) -> None:
         log, workers = LogProgress(report.at), partial(own_workers, on_stage=heard)
         # what the effort grants a program is enough for a model of several
-        seconds = Effort.named(given["effort"]).wall_s * (2 if launch == "both" else 1)
+        seconds = Effort.named(given["effort"]).wall_s
         found = tune(
-            traces, effort=given["effort"], launch=launch, db=db, budget=seconds, progress=log, workers=workers
+            traces, effort=given["effort"], launch=asked(launch).get("launch"), db=db, budget=seconds, progress=log, workers=workers
         )  # fmt: skip
-        kept.add(found)
+        kept.add(found, launch)
 
     traces = traced(name, case, device)
-    if len(traces) == 1:
-        tune_these(traces, launches[0] if len(launches) == 1 else "both")
+    for launch in launches if len(traces) == 1 else ():
+        tune_these(traces, launch)
     for launch in launches if len(traces) > 1 else ():
         keys: set[str] = set()
         for _ in range(PASSES):  # once the first have plans, what comes after them may be another program
-            traces = traced(name, case, device, {"db": db, "launch": launch})
+            traces = traced(name, case, device, {"db": db, **asked(launch)})
             new = [trace for trace in traces if trace.key not in keys]
             if not new:
                 break
@@ -203,11 +235,11 @@ class Accounts:
         """One file for each model."""
         return Path(f"{self.db}.tuned") / f"{slug(self.name)}.json"
 
-    def add(self, results: Sequence[Tuned]) -> None:
-        """Keep what is new; what was found in the database only where nothing is known of it."""
+    def add(self, results: Sequence[Tuned], launch: str) -> None:
+        """Keep what is new of a launch that was asked for; what was found in the database only where nothing is known of it."""
         known = json.loads(self.path.read_text(encoding="utf-8")) if self.path.exists() else {}
         for one in results:
-            programs = known.setdefault(one.launch, {})
+            programs = known.setdefault(launch, {})
             if one.timed or one.program not in programs:
                 programs[one.program] = account(one)
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -227,6 +259,7 @@ def account(one: Tuned) -> dict[str, Any]:
     errors = {"median": one.error_at(0.5), "p90": one.error_at(0.9), "plans": len(one.prediction_errors)}
     return {
         "program": one.program[:12],
+        "launch": one.launch,
         "commit": commit(),
         **{field: _rounded(getattr(one, field)) for field in fields},
         "seconds": round(one.seconds, 2),

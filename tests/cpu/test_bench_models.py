@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pytest
@@ -125,3 +126,16 @@ def test_failures_alone_can_be_printed_and_drawn(capsys: pytest.CaptureFixture[s
     assert "it ended" in capsys.readouterr().err
     assert bars("nothing", {}).startswith("<svg")
     Report(tmp_path / "r.json").at("starting")
+
+
+def test_a_side_that_takes_too_long_to_compile_is_ended() -> None:
+    def slow() -> None:
+        try:
+            sleep(30)
+        except Exception:  # noqa: BLE001 - as what tries several kernels does
+            pytest.fail("taken for a failure of one attempt")
+
+    with pytest.raises(one_model.TooLongError, match="not compiled within 0 s"), one_model.within(0.05):
+        slow()
+    with one_model.within(60.0):
+        pass
