@@ -34,6 +34,7 @@ def _parts() -> Iterator[str]:
     )
     if "alarms" in results:
         yield from _alarms(results["alarms"])
+    yield from _large()
     if "misses" in results:
         yield from _misses(results["misses"])
 
@@ -106,6 +107,33 @@ def _middle(values: list[float]) -> str:
 
 def _number(values: list[float]) -> str:
     return f"{values[0]:.2f}" if values else "-"
+
+
+def _large() -> Iterator[str]:
+    """Models at the size that people run, on a GPU."""
+    found = file_of("judging_large")
+    if not found:
+        return
+    machine, rows = found["environment"], found["results"]["rows"]
+    yield "### False alarms at full size"
+    yield (
+        f"On an {machine['gpu'].split(',')[0]} with torch {machine['packages']['torch']}: models as people run them, judged as"
+        " tuning does it (`scripts/bench judging_large`), under torch.compile, host `aten`, and torch.compile with attention kept"
+        " whole: the largest error as a share of what is allowed, and what is called wrong."
+    )
+    sides = ("torch.compile", "aten", "attention proven")
+    lines = list(head(["configuration", *sides, "judged", "commit"]))
+    for name, row in rows.items():
+        said = [row.get("sides", {}).get(side, {}) for side in sides]
+        how = next((one["how"].split(",")[0] for one in said if one.get("how")), row.get("failed", "-"))
+        lines.append(line([name, *map(_said, said), how, row["commit"][:7]]))
+    yield "\n".join(lines)
+
+
+def _said(one: Mapping[str, Any]) -> str:
+    if not one:
+        return "-"
+    return f"{one.get('share', 0.0):.2g}" if one["status"] == "ok" else f"{one['status']}: {one['detail']}"
 
 
 def _misses(found: Rows) -> Iterator[str]:
