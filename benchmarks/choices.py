@@ -73,7 +73,7 @@ def _measure_case(name: str, device: str, effort: str) -> dict[str, Any]:
 
 
 def _graph(trace: Trace, workers: Workers) -> Graph:
-    (outcome,) = workers.map([Capture(trace.to_json(), attention="proven")])
+    (outcome,) = workers.map([Capture(trace.to_json(), preferring=True)])
     if outcome.found is None:
         raise SystemExit(f"{trace.name} cannot be captured: {outcome.detail}")
     ((_, graph),) = outcome.found.graphs

@@ -103,7 +103,7 @@ class Program:
         """Its graphs."""
         if self._found is None:
             self.report.at("capturing")
-            (outcome,) = self.pool.map([Capture(self.trace.to_json(), attention="proven")])
+            (outcome,) = self.pool.map([Capture(self.trace.to_json(), preferring=True)])
             if outcome.found is None:
                 raise FuseplanError(f"it cannot be captured: {outcome.detail}")
             self._found = outcome.found

@@ -16,7 +16,7 @@ from fuseplan.capture.dynamo.settled import settled
 from fuseplan.errors import FuseplanError
 from fuseplan.lookup import Chosen, Lookup
 from fuseplan.options import Options
-from fuseplan.rewrites.attention.kind import with_proven_attention
+from fuseplan.rewrites.sites import Sites
 from fuseplan.runtime import Program, replay
 from fuseplan.stats import count
 
@@ -59,7 +59,7 @@ def fuseplan_backend(
 def _carry_out(choice: Chosen, lookup: Lookup) -> tuple[Program, Callable[..., Any]]:
     options, identity, plan, stored = lookup.options, lookup.identity, choice.plan, choice.stored
     if options.attention == "proven" and stored is None:
-        plan = with_proven_attention(plan, lookup.gm)
+        plan = Sites.of(lookup.gm, ("attention",)).preferring(plan)
     program = Program(identity.key, identity.why, plan, choice.why, options.fuel_for_one())
     if stored is not None:
         program.refuse = partial(lookup.quarantine, stored)

@@ -19,7 +19,6 @@ from fuseplan.executors import executors
 from fuseplan.graph import Graph
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import (
-    AttentionFound,
     Calibrate,
     Capture,
     CapturedProgram,
@@ -36,6 +35,7 @@ from fuseplan.measure.race import AGAIN, ReplayClock, Rule, Sample, fastest, rac
 from fuseplan.models import Cost, CostModel, Machine, Roofline, work_of
 from fuseplan.models import Row as ModelRow
 from fuseplan.plan import Plan
+from fuseplan.rewrites.found import SiteFound
 from fuseplan.segment import Region, Segmentation, is_attention
 from fuseplan.segment.moves import Move
 from fuseplan.segment.moves.kind import ops_text
@@ -48,7 +48,7 @@ from fuseplan.tuning.progress import Silent
 from fuseplan.tuning.traces import traces_of
 from fuseplan.tuning_db import Environment, Hit, Miss, Places, Query, Stale, Store, StoredPlan
 
-__all__ = ["AGAIN", "AttentionFound", "Calibrate", "Capture", "CapturedProgram", "Choice", "Graph", "Job", "Machine", "ModelRow", "Outcome", "OutcomeRow", "RaceEntry", "RacePlans", "RaceRegion", "ReplayClock", "Roofline", "Rule", "Sample", "VetPlan", "VetRegion", "choice_name", "fastest", "is_attention", "race", "work_of"]  # fmt: skip
+__all__ = ["AGAIN", "Calibrate", "Capture", "CapturedProgram", "Choice", "Graph", "Job", "Machine", "ModelRow", "Outcome", "OutcomeRow", "RaceEntry", "RacePlans", "RaceRegion", "ReplayClock", "Roofline", "Rule", "Sample", "SiteFound", "VetPlan", "VetRegion", "choice_name", "fastest", "is_attention", "race", "work_of"]  # fmt: skip
 
 Choice = tuple[str, str]
 GPU = Environment(

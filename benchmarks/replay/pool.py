@@ -10,7 +10,6 @@ from benchmarks.replay import clock
 from benchmarks.replay.corpus import Program, drawn
 from benchmarks.replay.inside import (
     AGAIN,
-    AttentionFound,
     Calibrate,
     Capture,
     CapturedProgram,
@@ -23,6 +22,7 @@ from benchmarks.replay.inside import (
     ReplayClock,
     Rule,
     Sample,
+    SiteFound,
     VetPlan,
     VetRegion,
     choice_name,
@@ -79,14 +79,15 @@ class Replaying:
 
     def _found(self) -> CapturedProgram:
         program = self.program
-        attention = []
+        sites = []
         for call in range(program.attention_calls):
             proven = PROVEN[drawn(program.key, "attention").randrange(3)]
             ending = proven.removeprefix("auto")
-            variants = tuple(f"{kernel}{end}" for kernel in ("auto", "flash", "efficient") for end in ("", ending))
-            attention.append(AttentionFound(call, proven, tuple(dict.fromkeys(variants))))
+            rivals = tuple((kernel, f"{kernel}{ending}") for kernel in ("flash", "efficient"))
+            ways = tuple(f"{kernel}{end}" for kernel in ("auto", "flash", "efficient") for end in ("", ending))
+            sites.append(SiteFound("attention", call, "0" * 16, proven, tuple(dict.fromkeys(ways)), {}, proven, rivals))
         return CapturedProgram(
-            program.key, tuple(zip(program.roles, program.graphs, strict=True)), tuple(attention), traced_s=1.0
+            program.key, tuple(zip(program.roles, program.graphs, strict=True)), tuple(sites), traced_s=1.0
         )
 
     def _vetted_region(self, job: VetRegion) -> Outcome:

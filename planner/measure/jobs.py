@@ -15,8 +15,8 @@ from fuseplan.graph import Graph
 from fuseplan.judge.output import Fault, JudgedOutput
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.race import RaceResult, Rule
-from fuseplan.options import ATTENTION
 from fuseplan.plan import SAVING, Rewrite
+from fuseplan.rewrites.found import SiteFound
 from fuseplan.segment import Choice
 from fuseplan.tuning_db.records import NO_REPEATS, Repeats
 from fuseplan.tuning_db.schema import STATUSES
@@ -66,20 +66,22 @@ def choice_name(choice: Choice) -> str:
 
 @dataclass(frozen=True)
 class Capture(Job):
-    """Which ATen graphs a program becomes, and which variants its attention calls have.
+    """Which ATen graphs a program becomes, and which sites it has that could be written in another way.
 
-    With `attention="proven"` calls lose the masks that are proven to change nothing; `rewrites` choose a variant for
-    single calls. Other choices may mean other graphs, and so does another way of `saving`.
+    `rewrites` choose the way of single sites; where it is `preferring`, all others have the one that is preferred. Other
+    choices may mean other graphs, and so does another way of `saving`.
     """
 
     trace: str
-    attention: str = "as-is"
+    preferring: bool = False
     rewrites: tuple[Rewrite, ...] = ()
     saving: str = "min-cut"
+    kinds: tuple[str, ...] | None = None
+    """The kinds of rewrite that are allowed; None for all of them."""
 
     def __post_init__(self) -> None:
-        if self.attention not in ATTENTION or self.saving not in SAVING:
-            raise OptionError(f"attention {self.attention!r} or saving {self.saving!r} is none that fuseplan knows")
+        if self.saving not in SAVING:
+            raise OptionError(f"saving {self.saving!r} is none that fuseplan knows")
 
 
 @dataclass(frozen=True)
@@ -171,6 +173,8 @@ class Setup:
     """For tests: `module:function`, called at the start; it returns executors by name, on top of the real ones."""
     executors: tuple[str, ...] = ()
     """Where the classes of executors are that were registered in the process that asks, each as `module:Class`."""
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    """Where the classes of kinds of rewrite are that were added in that process, by their names in plans, as `module:Class`."""
     operators: Mapping[str, str] = field(default_factory=dict)
     """The modules that have brought operators to the process that asks: the worker imports those that a trace needs."""
     path: tuple[str, ...] = ()
@@ -201,26 +205,15 @@ class OutcomeRow:
 
 
 @dataclass(frozen=True)
-class AttentionFound:
-    """One attention call of a program: its variants that are legal here, and the one that drops a proven mask."""
-
-    call: int
-    proven: str
-    variants: tuple[str, ...]
-    digest: str | None = None
-    """Of what was matched."""
-
-
-@dataclass(frozen=True)
 class CapturedProgram:
-    """The ATen graphs of a program by role, in the order they were made, and its attention calls.
+    """The ATen graphs of a program by role, in the order they were made, and its sites of rewrites.
 
     `key` is the key of the Dynamo graph that the trace became.
     """
 
     key: str | None
     graphs: tuple[tuple[str, Graph], ...]
-    attention: tuple[AttentionFound, ...] = ()
+    sites: tuple[SiteFound, ...] = ()
     uncut: str = ""
     """Why there are no graphs: something in them cannot be written down, and the program has whole plans alone."""
     traced_s: float = 0.0

@@ -38,6 +38,7 @@ from fuseplan.measure.jobs import (
     choice_name,
 )
 from fuseplan.measure.process import WorkerLostError, WorkerProcess
+from fuseplan.rewrites.kinds import from_outside
 
 OnDone = Callable[[Job, Outcome], None]
 OnStage = Callable[[str, str], None]
@@ -105,6 +106,7 @@ class Workers:
             patience_s=60 + max(self.limits.region_s, self.limits.plan_s),
             plant=plant,
             executors=tuple(traits.executor for traits in registered()),
+            kinds=from_outside(),
             operators=_operators(),
             path=tuple(folder for folder in sys.path if folder),
         )

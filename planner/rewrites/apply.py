@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from itertools import combinations
 
 from torch._inductor import config
 from torch.fx import GraphModule
 
 from fuseplan.errors import PlanError
+from fuseplan.log import logger
 from fuseplan.plan import Plan, Rewrite
-from fuseplan.rewrites.base import Draft, Kind, Site
+from fuseplan.rewrites.base import Draft, Site
 from fuseplan.rewrites.kinds import KINDS
+from fuseplan.rewrites.sites import Path, PlacedSite, graphs_in, shared, sites_of
 
 
 @dataclass(frozen=True)
@@ -28,24 +30,23 @@ class Rewritten:
 def rewritten(gm: GraphModule, rewrites: tuple[Rewrite, ...]) -> Rewritten:
     """Return a copy of a Dynamo graph in which these sites are written in these ways; `gm` stays as it is. Free without any.
 
-    PlanError says which of them does not fit: its site is not there or is another, or cannot be written so.
+    PlanError says which of them does not fit: its site is not there or is another, or cannot be written so, or not beside
+    another one.
     """
     if not rewrites:
         return Rewritten(gm, ())
     lines: list[str] = []
-    chosen: list[tuple[Kind[Any], dict[Site, str]]] = []
-    known: list[Rewrite] = []
+    chosen: dict[PlacedSite, str] = {}
     for name in dict.fromkeys(one.kind for one in rewrites):
-        kind = _kind(name)
-        sites = kind.find(gm)
-        ways = {_site(kind, sites, one): one.way for one in rewrites if one.kind == name}
-        lines += [kind.describe(site, ways.get(site)) for site in sites]
-        chosen.append((kind, ways))
-        known += [Rewrite(name, site.number, way, site.digest) for site, way in ways.items()]
-    draft = Draft(gm)
-    for kind, ways in chosen:
-        kind.apply(draft, ways)
-    return Rewritten(draft.finished(), tuple(known), tuple(lines))
+        placed = sites_of(name, gm)
+        ways = {_site(placed, one): one.way for one in rewrites if one.kind == name}
+        lines += [site.line(ways.get(site)) for site in placed]
+        chosen |= ways
+    _check_pairs(chosen)
+    found = _Drafts(gm).finished(chosen)
+    for site, way in chosen.items():
+        logger.info("rewrite: %s", site.line(way))
+    return Rewritten(found, tuple(site.rewrite(way) for site, way in chosen.items()), tuple(lines))
 
 
 def known_to_torchs_cache(plan: Plan) -> AbstractContextManager[object]:
@@ -56,7 +57,7 @@ def known_to_torchs_cache(plan: Plan) -> AbstractContextManager[object]:
     """
     functions: dict[str, str] = {}
     for name in {one.kind for one in plan.rewrites}:
-        functions |= _kind(name).functions
+        functions |= KINDS[name].functions
     if not functions:
         return nullcontext()
     known = config.unsafe_marked_cacheable_functions
@@ -64,20 +65,55 @@ def known_to_torchs_cache(plan: Plan) -> AbstractContextManager[object]:
     return patched
 
 
-def _kind(name: str) -> Kind[Any]:
-    if name not in KINDS:
-        raise PlanError(f"there is no kind of rewrite {name!r}; known are {', '.join(KINDS)}")
-    return KINDS[name]
-
-
-def _site(kind: Kind[Any], sites: Sequence[Site], one: Rewrite) -> Site:
+def _site(placed: Sequence[PlacedSite], one: Rewrite) -> PlacedSite:
     """The site that a rewrite means, which can be written so."""
-    if one.site >= len(sites):
-        raise PlanError(f"the plan speaks of {kind.noun} {one.site}; the program has {len(sites)} of them")
-    site = sites[one.site]
+    noun = KINDS[one.kind].noun
+    if one.site >= len(placed):
+        raise PlanError(f"the plan speaks of {noun} {one.site}; the program has {len(placed)} of them")
+    site = placed[one.site]
     if one.digest not in (None, site.digest):
-        raise PlanError(f"{kind.noun} {one.site} is another than the one that the plan was made for")
-    refusal = kind.refusal(site, one.way)
+        raise PlanError(f"{site.noun} is another than the one that the plan was made for")
+    refusal = site.refusal(one.way)
     if refusal is not None:
-        raise PlanError(f"{kind.noun} {one.site} cannot be {one.way}: {refusal}")
+        raise PlanError(f"{site.noun} cannot be {one.way}: {refusal}")
     return site
+
+
+def _check_pairs(chosen: Mapping[PlacedSite, str]) -> None:
+    """PlanError where two kinds would have the same node."""
+    for (one, way), (other, its) in combinations(chosen.items(), 2):
+        node = shared(one, way, other, its)
+        if node is not None:
+            raise PlanError(
+                f"{one.noun} cannot be {way} beside {other.noun} as {its}: both would change {node.name} of the graph"
+            )
+
+
+@dataclass
+class _Drafts:
+    """A draft of each graph that has sites which are rewritten, and of those that it is nested in."""
+
+    gm: GraphModule
+    of: dict[Path, Draft] = field(default_factory=dict)
+
+    def finished(self, chosen: Mapping[PlacedSite, str]) -> GraphModule:
+        """The copy of the outermost graph."""
+        graphs = dict(graphs_in(self.gm))
+        for path in dict.fromkeys(site.path for site in chosen):
+            for length in range(len(path) + 1):
+                self.of.setdefault(path[:length], Draft(graphs[path[:length]]))
+        for path, draft in self.of.items():
+            for name in dict.fromkeys(site.name for site in chosen):
+                ways: dict[Site, str] = {
+                    site.found: way for site, way in chosen.items() if (site.name, site.path) == (name, path)
+                }
+                if ways:
+                    KINDS[name].apply(draft, ways)
+        return self._finished(())
+
+    def _finished(self, path: Path) -> GraphModule:
+        found = self.of[path].finished()
+        for nested in self.of:
+            if len(nested) == len(path) + 1 and nested[:-1] == path:
+                setattr(found, nested[-1], self._finished(nested))
+        return found

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from types import MappingProxyType
+from typing import Generic, TypeVar
 
+import torch
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
 
 from fuseplan.capture.dynamo.settled import as_captured
 
@@ -26,40 +30,65 @@ class Site:
 S = TypeVar("S", bound=Site)
 
 
-class Kind(Protocol[S]):
-    """One kind of rewrite. Its sites are found on the original graph, whatever else is rewritten."""
+class Kind(ABC, Generic[S]):
+    """One kind of rewrite. Its sites are found on the original graph, whatever else is rewritten.
 
-    @property
-    def noun(self) -> str:
-        """What people call one of its sites."""
-        ...
+    What has a body here may stay as it is: then each way that is legal is tried, the first one first, and sites that are
+    written in the same words over the same shapes are one decision.
+    """
 
-    @property
-    def functions(self) -> Mapping[str, str]:
-        """Functions that it puts into graphs, by their full name, and a word for what each does: torch's cache keeps programs
-        with functions that it knows, and has to know when one comes to mean something else.
-        """
-        ...
+    noun: str
+    """What people call one of its sites."""
+    functions: Mapping[str, str] = MappingProxyType({})
+    """Functions that it puts into graphs, by their full name, and a word for what each does: torch's cache keeps programs
+    with functions that it knows, and has to know when one comes to mean something else.
+    """
 
+    @abstractmethod
     def find(self, gm: GraphModule) -> Sequence[S]:
-        """The sites in a graph, in order."""
-        ...
+        """The sites in a graph, in order. Graphs that are nested in it are asked for by themselves."""
 
+    @abstractmethod
+    def nodes(self, site: S) -> Collection[Node]:
+        """The nodes that a site consists of."""
+
+    @abstractmethod
     def ways(self, site: S) -> Sequence[str]:
         """The ways to write a site beside the one in which it is, legal here or not."""
-        ...
 
+    @abstractmethod
     def refusal(self, site: S, way: str) -> str | None:
         """Why a way is not legal here; None if it is."""
-        ...
 
+    @abstractmethod
     def apply(self, draft: Draft, chosen: Mapping[S, str]) -> None:
         """Write these sites in these ways, all of which are legal."""
-        ...
+
+    @abstractmethod
+    def about(self, site: S) -> str:
+        """What is known of a site, in a few words for people."""
+
+    def preferred(self, site: S) -> str | None:
+        """The way to try first, which a program that is cut has; None to leave the site as it is."""
+        return next((way for way in self.ways(site) if self.refusal(site, way) is None), None)
+
+    def rivals(self, site: S) -> Mapping[str, str]:
+        """The ways that are worth a race of their own beside the preferred one, the most promising first, by a word that sites
+        of several groups may share: under it, all of them race together.
+        """
+        return {way: way for way in self.ways(site)}
+
+    def group(self, site: S) -> str:
+        """What equal sites share, such as those of twelve layers: they are one decision."""
+        return likeness(self.nodes(site))
+
+    def changes(self, site: S, way: str) -> Collection[Node]:
+        """The nodes that this way changes or may take away. No two kinds may have one of them both."""
+        return self.nodes(site)
 
     def describe(self, site: S, way: str | None) -> str:
         """One line on a site, for people; without a way it is left as it is."""
-        ...
+        return f"{self.noun} {site.number}: {self.about(site)}; " + (f"variant {way}" if way else "left as it is")
 
 
 class Draft:
@@ -84,3 +113,26 @@ def digest_of(kind: str, nodes: Mapping[int, Node]) -> str:
     """The digest of a site that matched these nodes, by their place in the graph: the key of the program stands for the rest."""
     found = [(place, node.op, getattr(node.target, "__name__", str(node.target))) for place, node in nodes.items()]
     return hashlib.sha256(repr((kind, found)).encode()).hexdigest()[:16]
+
+
+def likeness(nodes: Iterable[Node]) -> str:
+    """What places share that are written in the same words over the same shapes, wherever they stand in a graph."""
+    own = {node: place for place, node in enumerate(nodes)}
+
+    def read(node: Node) -> str:
+        return f"%{own[node]}" if node in own else _shape(node)
+
+    lines = [
+        (getattr(node.target, "__name__", str(node.target)), repr(map_arg((node.args, node.kwargs), read)))
+        for node in own
+    ]
+    return hashlib.sha256(repr([*lines, *map(_shape, own)]).encode()).hexdigest()[:16]
+
+
+def _shape(node: Node) -> str:
+    """What is known of a value but its elements."""
+    value = node.meta.get("example_value", node.meta.get("val"))
+    if not isinstance(value, torch.Tensor):
+        return str(value)
+    strides = tuple(value.stride()) if value.layout is torch.strided and not value.is_nested else value.layout
+    return f"{type(value).__name__} {value.dtype} {tuple(value.shape)} {strides} {value.device} {value.requires_grad}"

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pkgutil import resolve_name
 from typing import Any
 
 from fuseplan.rewrites.attention.kind import Attention
 from fuseplan.rewrites.base import Kind
 
 KINDS: dict[str, Kind[Any]] = {"attention": Attention()}
-"""By the names that plans have for them."""
+"""By the names that plans have for them. Of two that cannot both have a site, the first is preferred."""
+_OWN = frozenset(KINDS)
+
+
+def from_outside() -> Mapping[str, str]:
+    """Where the classes of the kinds are that somebody has added to the list, each as `module:Class`."""
+    return {
+        name: f"{type(kind).__module__}:{type(kind).__qualname__}" for name, kind in KINDS.items() if name not in _OWN
+    }
+
+
+def add(kinds: Mapping[str, str]) -> None:
+    """Add kinds from outside, as `from_outside` tells of them in another process."""
+    KINDS.update({name: resolve_name(place)() for name, place in kinds.items()})

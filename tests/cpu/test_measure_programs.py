@@ -76,7 +76,7 @@ def test_a_program_is_captured_as_its_graphs(training: tuple[str, Outcome]) -> N
     assert [role for role, _ in outcome.found.graphs] == ["forward", "backward"]
     assert outcome.found.key is not None
     assert f'"key":"{outcome.found.key}"' in trace
-    assert outcome.found.attention == ()
+    assert outcome.found.sites == ()
 
 
 def under(outcome: Outcome, executor: str, target: str, variant: str = "default") -> Plan:
@@ -220,17 +220,17 @@ def test_attention_calls_are_found_with_their_proofs(workers: Workers) -> None:
     plain, proven, chosen = workers.map(
         [
             Capture(trace),
-            Capture(trace, attention="proven"),
+            Capture(trace, preferring=True),
             Capture(trace, rewrites=(Rewrite("attention", 0, "auto+causal"),)),
         ]
     )
     assert plain.found is not None
     assert proven.found is not None
     assert chosen.found is not None
-    (call,) = plain.found.attention
-    assert (call.call, call.proven) == (0, "auto+causal")
-    assert "math+causal" in call.variants
-    assert "auto+unmasked" not in call.variants
+    (site,) = plain.found.sites
+    assert (site.kind, site.number, site.preferred) == ("attention", 0, "auto+causal")
+    assert "math+causal" in site.ways
+    assert "its mask is not proven all" in site.refused["auto+unmasked"]
     assert plain.found.graphs != proven.found.graphs
     assert proven.found.graphs == chosen.found.graphs
     assert all(0 < one.found.traced_s < one.seconds for one in (plain, proven, chosen) if one.found is not None)

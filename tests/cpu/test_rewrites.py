@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from fuseplan.looking.words import describe
 from fuseplan.measure.environment import environment
 from fuseplan.plan import Plan, Rewrite
 from fuseplan.rewrites.apply import rewritten
-from fuseplan.rewrites.base import Draft, Site, digest_of
+from fuseplan.rewrites.base import Draft, Kind, Site, digest_of
 from fuseplan.rewrites.kinds import KINDS
 from fuseplan.runtime import Program
 from fuseplan.tuning_db import Places, Store, StoredPlan
@@ -95,16 +95,19 @@ class Product(Site):
     node: Node = field(repr=False)
 
 
-class Products:
+class Products(Kind[Product]):
     """Products, which can be written as a quotient by the inverse."""
 
     noun = "product"
-    functions: Mapping[str, str] = {}
 
     def find(self, gm: GraphModule) -> Sequence[Product]:
         """All of them."""
         nodes = [(place, one) for place, one in enumerate(gm.graph.nodes) if one.target in (operator.mul, torch.mul)]
         return [Product(i, digest_of("product", {place: one}), one) for i, (place, one) in enumerate(nodes)]
+
+    def nodes(self, site: Product) -> Collection[Node]:
+        """The one operator."""
+        return (site.node,)
 
     def ways(self, site: Product) -> Sequence[str]:
         """As a quotient."""
@@ -121,9 +124,9 @@ class Products:
             assert isinstance(by, float)
             node.target, node.args = operator.truediv, (node.args[0], 1 / by)
 
-    def describe(self, site: Product, way: str | None) -> str:
-        """Its number and way."""
-        return f"product {site.number}: {way or 'as it is'}"
+    def about(self, site: Product) -> str:
+        """By what."""
+        return f"by {site.node.args[1]}"
 
 
 def twice(x: Tensor, y: Tensor) -> Tensor:
@@ -150,7 +153,7 @@ def test_a_plan_with_a_kind_from_outside_is_made_stored_shown_and_run(
     made, program = compiled(plan=plan)
     targets = [op.target for record in program.graphs for op in record.graph.ops]
     assert sorted(targets) == ["aten.add.Tensor", "aten.div.Tensor", "aten.div.Tensor", "aten.mul.Tensor"]
-    assert "product 1: as it is" in fuseplan.explain(made, graphs=False)
+    assert "product 1: by l_y_; left as it is" in fuseplan.explain(made, graphs=False)
     assert describe(plan).endswith("2 product sites quotient")
     store.add_plan(StoredPlan(str(program.key), environment("cpu"), plan, wall_us=1.0))
     _, found = compiled(db=tmp_path / "tuning.db")

@@ -13,6 +13,7 @@ import torch
 from torch.fx import GraphModule
 
 from fuseplan.backend import fuseplan_backend, programs_of
+from fuseplan.capture.dynamo.settled import settled
 from fuseplan.capture.trace.load import Loaded
 from fuseplan.executors import GAPS
 from fuseplan.explain import compiled_by
@@ -23,7 +24,6 @@ from fuseplan.measure.clocks import clock_for
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.failures import COMPILE, RUN, check_device, failure, line
 from fuseplan.measure.jobs import (
-    AttentionFound,
     Capture,
     CapturedProgram,
     FindFault,
@@ -38,7 +38,8 @@ from fuseplan.measure.worker.loaded import LoadedProgram
 from fuseplan.measure.worker.racing import enter, run_race
 from fuseplan.measure.worker.workplace import Workplace
 from fuseplan.plan import Plan
-from fuseplan.rewrites.attention.calls import attention_calls
+from fuseplan.rewrites.found import SiteFound
+from fuseplan.rewrites.sites import Sites
 from fuseplan.runtime import Program
 from fuseplan.stats import stats
 
@@ -68,22 +69,20 @@ def _under_fuseplan(module: Callable[..., Any], **options: Any) -> Callable[...,
 
 
 def capture(job: Capture, place: Workplace) -> Outcome:
-    """The ATen graphs of a program under host aten, and its attention calls."""
+    """The ATen graphs of a program under host aten, and its sites of rewrites."""
     place.at("capture", "capturing")
     loaded = place.programs.case(job.trace).loaded
-    attention: list[AttentionFound] = []
+    told: list[SiteFound] = []
 
-    def look(gm: GraphModule, example_inputs: Sequence[Any], **given: Any) -> Callable[..., Any]:
-        calls = attention_calls(gm)
-        attention.extend(AttentionFound(call.number, call.preferred, call.variants, call.digest) for call in calls)
-        return fuseplan_backend(gm, example_inputs, **given)
+    def look(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        sites = Sites.of(settled(gm, example_inputs).gm, job.kinds)
+        told.extend(sites.told())
+        plan = Plan("aten", job.rewrites, saving=job.saving)
+        options = {"plan": sites.preferring(plan) if job.preferring else plan}
+        return fuseplan_backend(gm, example_inputs, options=options)
 
     begin = perf_counter()
-    options: dict[str, Any] = {
-        "plan": Plan("aten", job.rewrites, saving=job.saving),
-        "attention": job.attention,
-    }
-    compiled: Any = torch.compile(compile_entry(RaceEntry("eager"), loaded), backend=look, options=options)
+    compiled: Any = torch.compile(compile_entry(RaceEntry("eager"), loaded), backend=look)
     loaded.run(compiled)
     traced_s = round(perf_counter() - begin, 6)
     programs = _programs(compiled)
@@ -93,9 +92,9 @@ def capture(job: Capture, place: Workplace) -> Outcome:
     (program,) = programs
     opaque = [why for record in program.graphs for why in record.graph.opaque]
     if opaque:
-        return Outcome(found=CapturedProgram(program.key, (), tuple(attention), line(opaque[0]), traced_s))
+        return Outcome(found=CapturedProgram(program.key, (), tuple(told), line(opaque[0]), traced_s))
     graphs = tuple((record.role, record.graph) for record in program.graphs)
-    return Outcome(found=CapturedProgram(program.key, graphs, tuple(attention), traced_s=traced_s))
+    return Outcome(found=CapturedProgram(program.key, graphs, tuple(told), traced_s=traced_s))
 
 
 def _programs(compiled: Any) -> list[Program]:

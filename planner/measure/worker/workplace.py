@@ -18,6 +18,7 @@ from fuseplan.executors.known import load
 from fuseplan.measure.environment import Flags
 from fuseplan.measure.jobs import Setup
 from fuseplan.measure.worker.loaded import LoadedPrograms
+from fuseplan.rewrites.kinds import add
 
 
 class Announce(Protocol):
@@ -29,9 +30,10 @@ class Announce(Protocol):
 
 
 def _executors(setup: Setup) -> Mapping[str, Executor]:
-    """All executors of this process, in which those of the process that asks are registered first."""
-    if setup.executors:
+    """All executors of this process, in which those of the process that asks are registered first, as are its kinds of rewrite."""
+    if setup.executors or setup.kinds:
         sys.path += [folder for folder in setup.path if folder not in sys.path]
+    add(setup.kinds)
     for place in setup.executors:
         register(load(place).traits)
     return executors()

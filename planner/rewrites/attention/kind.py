@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
 
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
-from fuseplan.plan import ATTENTION_WAYS, Plan, Rewrite
+from fuseplan.plan import ATTENTION_WAYS
 from fuseplan.rewrites.attention.calls import AttentionCall, attention_calls
 from fuseplan.rewrites.attention.kernels import FUNCTIONS
+from fuseplan.rewrites.attention.mask_source import MaskSource
 from fuseplan.rewrites.attention.rewrite import rewrite_sites
-from fuseplan.rewrites.base import Draft
+from fuseplan.rewrites.base import Draft, Kind, likeness
 
 _MEANING = "1"
 """Another one, should these functions ever do something else: torch counts it in."""
+_RIVALS = ("cudnn", "flash", "efficient")
+"""Kernels that are worth a race against the one that PyTorch chooses."""
 
 
-class Attention:
+class Attention(Kind[AttentionCall]):
     """Calls of scaled_dot_product_attention."""
 
     noun = "attention call"
@@ -27,6 +29,10 @@ class Attention:
         """Its calls in a graph, in order."""
         return attention_calls(gm)
 
+    def nodes(self, site: AttentionCall) -> Collection[Node]:
+        """The call."""
+        return site.matched
+
     def ways(self, site: AttentionCall) -> Sequence[str]:
         """A kernel for each, with and without the mask."""
         return ATTENTION_WAYS
@@ -35,24 +41,31 @@ class Attention:
         """Why a way is not legal here; None if it is."""
         return site.refusal(way)
 
+    def preferred(self, site: AttentionCall) -> str | None:
+        """Without its mask where that is proven to change nothing."""
+        return site.preferred
+
+    def rivals(self, site: AttentionCall) -> Mapping[str, str]:
+        """The same under each kernel."""
+        _, plus, ending = site.preferred.partition("+")
+        return {kernel: f"{kernel}{plus}{ending}" for kernel in _RIVALS}
+
+    def group(self, site: AttentionCall) -> str:
+        """What it is given, and what is proven of its mask."""
+        return f"{likeness(self.nodes(site))} {site.proof.verdict}"
+
+    def changes(self, site: AttentionCall, way: str) -> Collection[Node]:
+        """The call, and where its mask goes, what has built it."""
+        dropped = site.masked_by if "+" in way else ()
+        return {*self.nodes(site), *(node for mask in dropped for node in MaskSource(mask).nodes)}
+
     def apply(self, draft: Draft, chosen: Mapping[AttentionCall, str]) -> None:
         """Call the chosen kernels, and leave out what built the masks that go."""
         rewrite_sites(draft, chosen)
 
-    def describe(self, site: AttentionCall, way: str | None) -> str:
-        """What is proven of its mask, and which variant it runs as."""
+    def about(self, site: AttentionCall) -> str:
+        """What is proven of its mask."""
         verdict = {"causal": "mask proven causal", "all": "mask proven to hide nothing"}.get(site.proof.verdict or "")
-        found = (
-            f"{verdict} {site.proof.reason}" if verdict else f"nothing proven of its mask, since {site.proof.reason}"
-        )
         if site.arguments["attn_mask"] is None:
-            found = site.proof.reason
-        return f"attention call {site.number}: {found}; " + (f"variant {way}" if way else "left as it is")
-
-
-def with_proven_attention(plan: Plan, gm: GraphModule) -> Plan:
-    """Return the plan with the proven variant of each attention call; choices that it makes itself stand."""
-    taken = {one.site for one in plan.rewrites if one.kind == "attention"}
-    calls = [call for call in attention_calls(gm) if call.number not in taken]
-    found = [Rewrite("attention", call.number, call.preferred, call.digest) for call in calls]
-    return replace(plan, rewrites=tuple(sorted((*plan.rewrites, *found), key=lambda one: (one.kind, one.site))))
+            return site.proof.reason
+        return f"{verdict} {site.proof.reason}" if verdict else f"nothing proven of its mask, since {site.proof.reason}"

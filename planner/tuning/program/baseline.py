@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from fuseplan.executors.known import known_executors
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.plan import Plan, Rewrite
+from fuseplan.rewrites.found import SiteFound
 from fuseplan.segment import Segmentation
 from fuseplan.tuning.effort import Effort
 from fuseplan.tuning.program.kernel_search import searching_s
 from fuseplan.tuning.program.knowledge import Knowledge
-from fuseplan.tuning.program.problem import Problem
+from fuseplan.tuning.program.problem import Problem, rewrites_of
 from fuseplan.tuning.program.services import Services
 from fuseplan.tuning_db import Environment, Miss
 
-KERNELS = ("cudnn", "flash", "efficient")
+PROVEN = "proven"
+"""What sites of a kind are called that are all written in their preferred ways, each proven to be the same."""
 SEARCHING = "max-autotune-no-cudagraphs"
 """Inductor's mode in which it looks for kernels by itself."""
 
@@ -49,16 +52,16 @@ def whole_candidates(problem: Problem, here: Environment, effort: Effort) -> lis
         return []
     rewrites, launch = problem.rewrites, problem.launch
     base = Plan("inductor", launch=launch)
-    entries = [RaceEntry("inductor, attention proven", replace(base, rewrites=rewrites))] if rewrites else []
+    preferred = ", ".join(f"{kind} {PROVEN}" for kind in dict.fromkeys(one.kind for one in rewrites))
+    entries = [RaceEntry(f"inductor, {preferred}", replace(base, rewrites=rewrites))] if rewrites else []
     if effort.name == "full":
         entries += [
-            RaceEntry(f"inductor, attention {kernel}", replace(base, rewrites=chosen))
-            for kernel in KERNELS
-            if (chosen := _under(problem, kernel))
+            RaceEntry(f"inductor, {kind} {word}", replace(base, rewrites=chosen))
+            for (kind, word), chosen in _rivals(problem.found.sites).items()
         ]
         if here.device != "cpu":
             searched = Plan("inductor", rewrites, settings=SEARCHING, launch=launch)
-            name = "inductor max-autotune" + (", attention proven" if rewrites else "")
+            name = "inductor max-autotune" + (f", {preferred}" if rewrites else "")
             graphs = (graph for _, graph in problem.found.graphs)
             entries.append(RaceEntry(name, searched, searching_s=searching_s(graphs)))
     return entries
@@ -73,13 +76,11 @@ def default_us(services: Services, knowledge: Knowledge) -> float | None:
     return min(walls) if walls else knowledge.predict([Segmentation()] * len(knowledge.problem.graphs))
 
 
-def _under(problem: Problem, kernel: str) -> tuple[Rewrite, ...]:
-    """Every attention call under one kernel, with what is proven of its mask; none where a call cannot."""
-    chosen = []
-    for call in problem.found.attention:
-        _, plus, ending = call.proven.partition("+")
-        variant = f"{kernel}{plus}{ending}"
-        if variant not in call.variants:
-            return ()
-        chosen.append(Rewrite("attention", call.call, variant, call.digest))
-    return tuple(chosen)
+def _rivals(sites: Sequence[SiteFound]) -> dict[tuple[str, str], tuple[Rewrite, ...]]:
+    """By kind and word, all sites of the kind that have a rival of that word under it, and all others as is preferred."""
+    words = dict.fromkeys((site.kind, word) for site in sites for word, _ in site.rivals)
+    return {(kind, word): rewrites_of({site: _way(site, kind, word) for site in sites}) for kind, word in words}
+
+
+def _way(site: SiteFound, kind: str, word: str) -> str | None:
+    return dict(site.rivals).get(word, site.preferred) if site.kind == kind else site.preferred

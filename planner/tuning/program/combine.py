@@ -18,6 +18,7 @@ from fuseplan.study.ledger import PATIENCE, Ledger, PendingTrial
 from fuseplan.study.names import encode
 from fuseplan.study.sampler import INTERRUPTED
 from fuseplan.study.space import Point, Space, choice, space_of
+from fuseplan.tuning.program.baseline import PROVEN
 from fuseplan.tuning.program.knowledge import Knowledge
 from fuseplan.tuning.program.model import LEARNED
 from fuseplan.tuning.program.problem import JOINER
@@ -25,7 +26,6 @@ from fuseplan.tuning.program.propose import Candidate
 
 LEAST_APART = 0.01
 """Plans that share all regions but for this part of their time race as one."""
-PROVEN = "proven"
 AS_IS = "as-is"
 JOINS = (JOINER, choice(JOINER, "tuned"))
 """Who may run what is joined across anchors."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -14,6 +14,7 @@ from fuseplan.executors.known import EXECUTORS, traits_of
 from fuseplan.graph import Graph, Ref
 from fuseplan.measure.jobs import Capture, CapturedProgram
 from fuseplan.plan import Rewrite
+from fuseplan.rewrites.found import SiteFound
 from fuseplan.segment import leaving
 from fuseplan.solver.coarse import Coarse
 from fuseplan.solver.costs import Runner, fusible_ops
@@ -57,8 +58,8 @@ class Problem:
 
     @cached_property
     def rewrites(self) -> tuple[Rewrite, ...]:
-        """For each attention call the variant that keeps it whole and drops a mask that is proven to change nothing."""
-        return tuple(Rewrite("attention", call.call, call.proven, call.digest) for call in self.found.attention)
+        """The preferred way of each site, of whatever kind: that of the graphs that are cut."""
+        return rewrites_of({site: site.preferred for site in self.found.sites})
 
     @cached_property
     def fusible(self) -> tuple[tuple[bool, ...], ...]:
@@ -75,13 +76,19 @@ class Problem:
 
 
 def captured(services: Services, trace: Trace) -> CapturedProgram | str:
-    """The graphs of a program, and its attention with proven masks; or why it cannot be captured."""
-    (outcome,) = services.carry_out("capturing", [Capture(trace.to_json(), attention="proven")])
+    """The graphs of a program, each site in its preferred way; or why it cannot be captured."""
+    (outcome,) = services.carry_out("capturing", [Capture(trace.to_json(), preferring=True)])
     if outcome.found is None:
         return f"it cannot be captured in a worker: {outcome.detail}"
     if outcome.found.key != trace.key and trace.key != identity(trace.fields):  # an edited one has a new key
         return "the rebuilt program is another one: record it again, and if that does not help, please report its trace"
     return outcome.found
+
+
+def rewrites_of(ways: Mapping[SiteFound, str | None]) -> tuple[Rewrite, ...]:
+    """What a plan says that writes sites in these ways; without one a site is left as it is."""
+    found = (Rewrite(*site.named, way, site.digest) for site, way in ways.items() if way is not None)
+    return tuple(sorted(found, key=lambda one: (one.kind, one.site)))
 
 
 def problem_of(found: CapturedProgram, program: ProgramLaunch, effort: Effort, device: str) -> Problem:

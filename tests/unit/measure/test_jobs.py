@@ -9,7 +9,6 @@ from fuseplan.graph import Graph, Op, Ref, TensorType, Value
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import (
     JOBS,
-    AttentionFound,
     Calibrate,
     Capture,
     CapturedProgram,
@@ -26,6 +25,7 @@ from fuseplan.measure.jobs import (
 )
 from fuseplan.measure.race import ReplayClock, Rule, Sample, race
 from fuseplan.plan import CarveOuts, Plan, Rewrite
+from fuseplan.rewrites.found import SiteFound
 from fuseplan.segment import Region, Segmentation
 from fuseplan.tuning_db.records import Repeats
 from fuseplan.wire import codec
@@ -43,7 +43,7 @@ RULE = Rule(by=("device_us", "wall_us"), most=9, seconds=2.5, seed=4)
 EACH = [
     VetRegion(GRAPH, "inductor", "tuned"),
     RaceRegion(GRAPH, (("aten", "default"), ("inductor", "tuned")), RULE),
-    Capture('{"a":"trace\\nwith a line"}', "proven", (Rewrite("attention", 0, "flash"),), "all"),
+    Capture('{"a":"trace\\nwith a line"}', True, (Rewrite("attention", 0, "flash"),), "all"),
     VetPlan("{}", RaceEntry("tuned", PLAN), race=True, early=True, limit_s=9.0),
     Prepare("{}", RaceEntry("tuned", PLAN)),
     RacePlans(
@@ -64,15 +64,19 @@ def test_a_job_comes_back_from_one_line_of_json(job: Job) -> None:
     assert codec.from_json(JOBS, text) == job
 
 
+SITE = SiteFound(
+    "attention", 0, "ab" * 8, "cd" * 8, ("auto", "flash+causal"), {"cudnn": "it is none"}, "auto+causal",
+    (("flash", "flash+causal"),), (("product", 2),), "a mask",
+)  # fmt: skip
+
+
 def test_an_outcome_comes_back_with_all_that_it_found() -> None:
     result = race(["a", "b"], ReplayClock({"a": [Sample(2, 1, 3)], "b": [Sample(1, 1, 1)]}), incumbent="a")
     rows = (
         OutcomeRow("a", device_us=2.0, host_us=1.0, wall_us=3.0, repeats=Repeats((2.0,), (1.0,), (3.0,))),
         OutcomeRow("b", "wrong"),
     )
-    found = CapturedProgram(
-        "ab" * 32, (("forward", GRAPH),), (AttentionFound(0, "auto+causal", ("auto", "flash+causal")),)
-    )
+    found = CapturedProgram("ab" * 32, (("forward", GRAPH),), (SITE,))
     outcome = Outcome("ok", "", 1.5, rows, result, found, {"bandwidth_gbs": 12.5})
     text = codec.to_json(outcome)
     assert "\n" not in text
@@ -90,7 +94,7 @@ def test_what_makes_no_sense_is_refused() -> None:
         lambda: OutcomeRow("a", "failed"),
         lambda: Outcome("oom"),
         lambda: RaceEntry("both", Plan.named("aten"), "default"),
-        lambda: Capture("{}", attention="flash"),
+        lambda: Capture("{}", saving="flash"),
     ):
         with pytest.raises(FuseplanError):
             make()

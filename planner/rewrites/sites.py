@@ -1,0 +1,160 @@
+"""The sites of all kinds in a Dynamo graph, those inside checkpointed blocks among them, and what is to be told of them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch._higher_order_ops.wrap import tag_activation_checkpoint
+from torch.fx import GraphModule, Node
+
+from fuseplan.errors import PlanError
+from fuseplan.plan import Plan, Rewrite
+from fuseplan.rewrites.base import Kind, Site
+from fuseplan.rewrites.found import SiteFound
+from fuseplan.rewrites.kinds import KINDS
+
+Path = tuple[str, ...]
+"""Where a nested graph stands: the name of its module in the graph that holds it, and so on; empty for the outermost."""
+
+
+@dataclass(frozen=True, eq=False)
+class PlacedSite:
+    """A site, its kind, and the graph that it stands in. Its number is among the sites of its kind in the whole program."""
+
+    name: str
+    """Of the kind."""
+    kind: Kind[Any]
+    found: Site
+    """As its kind found it, by whose own count it has another number where it is nested."""
+    number: int
+    digest: str
+    path: Path
+
+    @property
+    def named(self) -> tuple[str, int]:
+        """What a plan calls it."""
+        return self.name, self.number
+
+    @property
+    def noun(self) -> str:
+        """What people call it."""
+        return f"{self.kind.noun} {self.number}"
+
+    def refusal(self, way: str) -> str | None:
+        """Why a way is not legal here; None if it is."""
+        return self.kind.refusal(self.found, way)
+
+    @property
+    def preferred(self) -> str | None:
+        """The way to try first; None to leave it as it is."""
+        way = self.kind.preferred(self.found)
+        return way if way is not None and self.refusal(way) is None else None
+
+    def rewrite(self, way: str) -> Rewrite:
+        """What a plan says that writes it so."""
+        return Rewrite(self.name, self.number, way, self.digest)
+
+    def line(self, way: str | None) -> str:
+        """One line on it, for people; without a way it is left as it is."""
+        return self.kind.describe(replace(self.found, number=self.number), way)
+
+
+def sites_of(name: str, gm: GraphModule) -> list[PlacedSite]:
+    """The sites of one kind: those of the graph itself in their order, and after them those of the graphs nested in it."""
+    if name not in KINDS:
+        raise PlanError(f"there is no kind of rewrite {name!r}; known are {', '.join(KINDS)}")
+    kind, placed = KINDS[name], list[PlacedSite]()
+    for path, graph in graphs_in(gm):
+        for site in kind.find(graph):
+            placed.append(PlacedSite(name, kind, site, len(placed), _digest(site, path), path))
+    return placed
+
+
+def graphs_in(gm: GraphModule, path: Path = ()) -> Iterator[tuple[Path, GraphModule]]:
+    """The graph itself, and then each block in it that is computed anew in the backward, each once, outer ones first."""
+    yield path, gm
+    nested = dict.fromkeys(
+        node.args[0].target
+        for node in gm.graph.find_nodes(op="call_function", target=tag_activation_checkpoint)
+        if isinstance(node.args[0], Node) and node.args[0].op == "get_attr"
+    )
+    for name in nested:
+        block = getattr(gm, str(name), None)
+        if isinstance(block, GraphModule):
+            yield from graphs_in(block, (*path, str(name)))
+
+
+@dataclass(frozen=True)
+class Sites:
+    """The sites of some kinds in one program, in the order of the list of kinds."""
+
+    placed: Sequence[PlacedSite]
+
+    @staticmethod
+    def of(gm: GraphModule, kinds: Collection[str] | None = None) -> Sites:
+        """Those of these kinds, else of all."""
+        return Sites([one for name in KINDS if kinds is None or name in kinds for one in sites_of(name, gm)])
+
+    def preferring(self, plan: Plan) -> Plan:
+        """The plan with each site in the way that is preferred; what the plan itself says stands."""
+        said = {(one.kind, one.site): one.way for one in plan.rewrites}
+        taken = [(one, said[one.named]) for one in self.placed if one.named in said]
+        found = list(plan.rewrites)
+        for one in self.placed:
+            way = None if one.named in said else one.preferred
+            if way is not None and not any(shared(one, way, other, its) for other, its in taken):
+                taken.append((one, way))
+                found.append(one.rewrite(way))
+        return replace(plan, rewrites=tuple(sorted(found, key=lambda one: (one.kind, one.site))))
+
+    def told(self) -> tuple[SiteFound, ...]:
+        """What is to be told of each."""
+        chosen = {(one.kind, one.site) for one in self.preferring(Plan("aten")).rewrites}
+        refused = [{way: one.refusal(way) for way in one.kind.ways(one.found)} for one in self.placed]
+        legal = [tuple(way for way, reason in each.items() if reason is None) for each in refused]
+        ways = list(zip(self.placed, legal, strict=True))
+        return tuple(
+            _told(one, able, {way: reason for way, reason in each.items() if reason}, one.named in chosen, excludes)
+            for (one, able), each in zip(ways, refused, strict=True)
+            for excludes in [_excluded(one, able, ways)]
+        )
+
+
+def shared(one: PlacedSite, way: str, other: PlacedSite, its: str) -> Node | None:
+    """A node that two sites of different kinds would both change if each were written so; None if they go together."""
+    if one.name == other.name or one.path != other.path:
+        return None
+    changed = set(one.kind.changes(one.found, way))
+    return next((node for node in other.kind.changes(other.found, its) if node in changed), None)
+
+
+def _digest(site: Site, path: Path) -> str:
+    """Of a nested site, the digest tells where it is nested too."""
+    return site.digest if not path else hashlib.sha256(repr((path, site.digest)).encode()).hexdigest()[:16]
+
+
+def _told(
+    one: PlacedSite, ways: tuple[str, ...], refused: Mapping[str, str], chosen: bool, excludes: Sequence[PlacedSite]
+) -> SiteFound:
+    kind, site = one.kind, one.found
+    preferred = one.preferred if chosen else None
+    rivals = tuple((word, way) for word, way in kind.rivals(site).items() if way in ways and way != preferred)
+    alike = repr((one.name, kind.group(site), ways, preferred, rivals, bool(excludes)))
+    return SiteFound(
+        one.name, one.number, one.digest, hashlib.sha256(alike.encode()).hexdigest()[:16], ways, refused, preferred,
+        rivals, tuple(other.named for other in excludes), kind.about(site),
+    )  # fmt: skip
+
+
+def _excluded(
+    one: PlacedSite, ways: Sequence[str], all_ways: Sequence[tuple[PlacedSite, tuple[str, ...]]]
+) -> list[PlacedSite]:
+    """The sites of which some way does not go with some way of this one."""
+    return [
+        other
+        for other, its_ways in all_ways
+        if other.name != one.name and any(shared(one, way, other, its) is not None for way in ways for its in its_ways)
+    ]
