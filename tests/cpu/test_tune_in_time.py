@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -100,3 +100,32 @@ def test_a_default_is_counted_once_in_the_race_that_a_cut_beside_it_must_leave_t
     assert host.at_once == [2]
     race_s = PLAN_RULE.least * (len(entries) + 1) * (BLOCK_S + STEPS * step_s) + STARTING_S
     assert host.limits["cut"] == pytest.approx(FULL.wall_s - race_s)
+
+
+@pytest.mark.parametrize("status", ["ok", "crashed"])
+def test_what_an_executor_cannot_run_is_not_tried_under_another_launch(
+    monkeypatch: pytest.MonkeyPatch, status: str
+) -> None:
+    host = Host()
+    run = host.map
+
+    def mapped(jobs: Sequence[Job], on_done: OnDone | None = None, limit_s: float | None = None) -> list[Outcome]:
+        def done(job: Job, outcome: Outcome) -> None:
+            assert isinstance(job, VetPlan)
+            assert on_done is not None
+            failed = job.entry.name.startswith("greedy")
+            on_done(job, replace(outcome, rows=(OutcomeRow(job.entry.name, status if failed else "ok"),)))
+
+        return run(jobs, done, limit_s)
+
+    monkeypatch.setattr(host, "map", mapped)
+    entries = [
+        RaceEntry(f"{name}{launch}", Plan(host, launch=launch.strip() or "plain", name=own), default=True)
+        for launch in ("", " cudagraph")
+        for name, host, own in (("inductor", "inductor", None), ("greedy", "aten", "nvfuser-greedy"))
+    ]
+    looking = checks(monkeypatch, host)
+    right = [entry.name for entry in looking.checked(entries)]
+    assert looking.rows["greedy cudagraph"] == OutcomeRow("greedy cudagraph", status)
+    assert host.at_once == ([3, 1] if status == "ok" else [3])
+    assert len(right) == (4 if status == "ok" else 2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fuseplan.judge.output import WIDER
@@ -50,9 +50,12 @@ class TimedChecks:
         known, rest = ([entry for entry in entries if entry.default is default] for default in (True, False))
         waiting = self._in_time(rest, len(known))
         if known:  # a worker that these leave without work takes the first of the others
-            beside = min(max(0, self.services.at_once - len(known)), self._room(len(known)))
-            self._check([*known, *waiting[:beside]], len(known))
+            again = {one.name: other for one in known if (other := _of_another_launch(one, known)) is not None}
+            first = [one for one in known if one.name not in again]
+            beside = min(max(0, self.services.at_once - len(first)), self._room(len(known)))
+            self._check([*first, *waiting[:beside]], len(known))
             self._tell_of_fault()
+            self._check_again([one for one in known if one.name in again], again)
             waiting = self._in_time(waiting[beside:], len(known))
         while waiting and (room := self._room(racing := self._racing)):
             count = min(room, self.services.at_once)
@@ -63,6 +66,18 @@ class TimedChecks:
                 takes = f": it takes some {spelled(entry.searching_s)}" if entry.searching_s else ""
                 self.services.note(f"there is no time for {entry.name}{takes}")
         return _right(entries, self.rows)
+
+    def _check_again(self, entries: Sequence[RaceEntry], known: Mapping[str, RaceEntry]) -> None:
+        """Check those of another launch whose plan is right under the one that is known; of the others it is known what comes of it."""
+        right = []
+        for entry in entries:
+            row = self.rows[known[entry.name].name]
+            if row.status == "ok":
+                right.append(entry)
+            else:
+                self.rows[entry.name] = replace(row, name=entry.name)
+        if right:
+            self._check(right, len(entries))
 
     def _tell_of_fault(self) -> None:
         """Where torch.compile itself computes something else, say at which op: whoever uses it without us wants to know."""
@@ -166,6 +181,14 @@ def _patience(default: RaceEntry, budget: Budget) -> float | None:
     if _is_torchs(default):
         return None
     return max(LEAST_LIMIT_S, budget.effort.wall_s * GREEDY_SHARE)
+
+
+def _of_another_launch(entry: RaceEntry, entries: Sequence[RaceEntry]) -> RaceEntry | None:
+    """An earlier one with the same plan of an executor's under another launch: whether that runs takes long to find out."""
+    for other in entries[: entries.index(entry)]:
+        if not _is_torchs(entry) and replace(planned(other), launch=planned(entry).launch) == entry.plan:
+            return other
+    return None
 
 
 def _is_torchs(entry: RaceEntry) -> bool:
