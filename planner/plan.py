@@ -23,8 +23,18 @@ LAUNCHES = ("plain", "cudagraph")
 NAMED = ("aten", "eager", "inductor", "inductor-greedy", "nvfuser-greedy")
 """Plans that are known by their name alone: a host by itself, or an executor that fuses all that it takes."""
 KERNELS = ("auto", "flash", "cudnn", "efficient", "math")
-ATTENTION_WAYS = tuple(kernel + ending for kernel in KERNELS for ending in ("", "+causal", "+unmasked"))
-"""How one call of attention may run: under which kernel, and without its mask where it is proven to be another's equal."""
+MASK_ENDINGS = ("causal", "unmasked", "rows", "aligned", "heads")
+"""What becomes of the mask: dropped, or laid out anew."""
+ATTENTION_WAYS = tuple(
+    "+".join(filter(None, (kernel, mask, grouped, views)))
+    for kernel in KERNELS
+    for mask in ("", *MASK_ENDINGS)
+    for grouped in ("", "grouped")
+    for views in ("", "views")
+)
+"""How one site of attention may run: under which kernel; with which mask; with keys and values that are not repeated for
+each head of a group; and without copies of query, key and value that only lay them out.
+"""
 WAYS: Mapping[str, tuple[str, ...]] = {"attention": ATTENTION_WAYS}
 """The ways of those kinds of rewrite that have a closed set of them. Whether a site has a way is told where it is met."""
 _WORD = re.compile(r"[a-z0-9][a-z0-9+=._-]{0,79}")

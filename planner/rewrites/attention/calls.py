@@ -13,8 +13,9 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.node import map_arg
 
+from fuseplan.rewrites.attention.inputs import fake
 from fuseplan.rewrites.attention.mask_source import MaskSource, may_write
-from fuseplan.rewrites.attention.site import PARAMETERS, AttentionSite, plain
+from fuseplan.rewrites.attention.site import PARAMETERS, AttentionSite
 from fuseplan.rewrites.base import Draft, digest_of
 from fuseplan.segment.masks import MaskProof, UnprovenError
 
@@ -41,6 +42,11 @@ class AttentionCall(AttentionSite):
     def fakes(self) -> Mapping[str, Any]:
         """The same, with what is known of nodes in their place."""
         return {name: map_arg(value, _example) for name, value in self.arguments.items()}
+
+    @property
+    def given(self) -> Mapping[str, Node]:
+        """Its arguments that are nodes."""
+        return {name: value for name, value in self.arguments.items() if isinstance(value, Node)}
 
     def write(self, draft: Draft) -> dict[str, Any]:
         """Its own arguments."""
@@ -114,13 +120,9 @@ def _prover(mask: Node) -> _Proven:
     return lambda call: changing if written and source.writes_after(call) else proof
 
 
-def _fake(argument: Any) -> Any:
-    return plain(_example(argument) if isinstance(argument, Node) else None)
-
-
 def _check_shape(mask: Any, arguments: Mapping[str, Any]) -> None:
     """The mask must take no gradient, and must not widen the result: without it, the result would have another shape."""
-    value, query = _fake(mask), _fake(arguments["query"])
+    value, query = fake(mask), fake(arguments["query"])
     if value.requires_grad:
         raise UnprovenError("it takes a gradient")
     if not 2 <= value.dim() <= query.dim():
@@ -138,8 +140,8 @@ def _for_shape(proof: MaskProof, mask: Any, arguments: Mapping[str, Any]) -> Mas
     """A causal mask must have a row for each query and a column for each key: broadcast, it is another mask."""
     if proof.verdict != "causal":
         return proof
-    rows, columns = _fake(mask).shape[-2:]
-    queries, keys = _fake(arguments["query"]).shape[-2], _fake(arguments["key"]).shape[-2]
+    rows, columns = fake(mask).shape[-2:]
+    queries, keys = fake(arguments["query"]).shape[-2], fake(arguments["key"]).shape[-2]
     if statically_known_true(rows == queries) and statically_known_true(columns == keys):
         return proof
     return MaskProof(None, "its rows and columns are not the queries and keys")

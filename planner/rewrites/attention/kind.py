@@ -1,4 +1,4 @@
-"""Attention as a kind of rewrite: the mask of a call may go where it is proven to change nothing, and its kernel may be chosen."""
+"""Attention as a kind of rewrite: its kernel may be chosen, its mask dropped or laid out, and what it is given left unrepeated."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch.fx import GraphModule, Node
 from fuseplan.plan import ATTENTION_WAYS
 from fuseplan.rewrites.attention.calls import AttentionCall, attention_calls
 from fuseplan.rewrites.attention.kernels import FUNCTIONS
+from fuseplan.rewrites.attention.layouts import LAYOUTS, without_repeats
 from fuseplan.rewrites.attention.mask_source import MaskSource
 from fuseplan.rewrites.attention.rewrite import rewrite_sites
 from fuseplan.rewrites.base import Draft, Kind, likeness
@@ -23,7 +24,10 @@ class Attention(Kind[AttentionCall]):
     """Calls of scaled_dot_product_attention."""
 
     noun = "attention call"
-    functions: Mapping[str, str] = {f"{one.__module__}.{one.__name__}": _MEANING for one in FUNCTIONS.values()}
+    functions: Mapping[str, str] = {
+        f"{one.__module__}.{one.__name__}": _MEANING
+        for one in (*FUNCTIONS.values(), *LAYOUTS.values(), without_repeats)
+    }
 
     def find(self, gm: GraphModule) -> Sequence[AttentionCall]:
         """Its calls in a graph, in order."""
@@ -34,7 +38,7 @@ class Attention(Kind[AttentionCall]):
         return site.matched
 
     def ways(self, site: AttentionCall) -> Sequence[str]:
-        """A kernel for each, with and without the mask."""
+        """A kernel for each, with the mask as it is, without it, or laid out, and with other keys and values."""
         return ATTENTION_WAYS
 
     def refusal(self, site: AttentionCall, way: str) -> str | None:

@@ -76,8 +76,8 @@ class MaskSource:
         """Take in, until nothing new comes, whatever in the program writes to memory that these nodes share."""
         writers = {node: written for node in self.mask.graph.nodes if (written := written_by(node))}
         while True:
-            memory = {each for node in self.nodes for each in _memory(node)}
-            new = [w for w in writers if w not in self.nodes and any(memory & _memory(each) for each in writers[w])]
+            own = {each for node in self.nodes for each in memory(node)}
+            new = [w for w in writers if w not in self.nodes and any(own & memory(each) for each in writers[w])]
             if not new:
                 return
             for writer in new:
@@ -132,6 +132,16 @@ class MaskSource:
         return (values[self.mask],)
 
 
+def written_after(value: Node, start: Node) -> bool:
+    """Whether anything that comes after `start` may write into the memory of a value, or into what cannot be told apart."""
+    own, after = memory(value), False
+    for node in value.graph.nodes:
+        if after and any(own & memory(each) for each in written_by(node)):
+            return True
+        after = after or node is start
+    return False
+
+
 def may_write(node: Node) -> bool:
     """Whether a node may write into one of its inputs."""
     return bool(written_by(node))
@@ -170,7 +180,8 @@ def _ends_in_place(name: str) -> bool:
     return name.endswith("_") and not name.endswith("__")
 
 
-def _memory(node: Node) -> set[int]:
+def memory(node: Node) -> set[int]:
+    """What the tensors of a node lie in: equal for those that share memory."""
     return set(_storages(node.meta.get("example_value")))
 
 

@@ -9,8 +9,10 @@ from torch._ops import OpOverload
 from torch.fx import Node
 
 from fuseplan.rewrites.attention.kernels import FUNCTIONS
+from fuseplan.rewrites.attention.laid_out import LaidOutMasks
 from fuseplan.rewrites.attention.mask_source import MaskSource, may_write
-from fuseplan.rewrites.attention.site import AttentionSite, arguments_under
+from fuseplan.rewrites.attention.site import AttentionSite, with_mask
+from fuseplan.rewrites.attention.ways import AttentionWay
 from fuseplan.rewrites.base import Draft
 
 _RANDOM = ("rand", "dropout", "bernoulli", "normal", "multinomial", "poisson", "rrelu", "gumbel", "seed")
@@ -23,15 +25,21 @@ def rewrite_sites(draft: Draft, chosen: Mapping[S, str]) -> None:
     unread: dict[Node, None] = {}
     dropped: dict[Node, None] = {}
     matched = {draft.copies[node] for site in chosen for node in site.matched}
-    for site, way in chosen.items():
-        kernel, _, ending = way.partition("+")
+    masks = LaidOutMasks(draft)
+    places = {node: place for place, node in enumerate(draft.copies)}
+    for site in sorted(chosen, key=lambda one: places[one.result]):
+        way, result = AttentionWay.parse(chosen[site]), draft.copies[site.result]
         given = site.write(draft)
-        arguments = arguments_under(given, ending)
+        arguments = with_mask(given, way)
         if arguments["attn_mask"] is not given["attn_mask"]:
             dropped |= dict.fromkeys(site.masked_by)
-        result = draft.copies[site.result]
+        if way.lays_out:
+            arguments["attn_mask"] = masks.node(site, way, given)
+        if way.grouped:
+            arguments["enable_gqa"] = True
+        arguments |= {name: source.write(draft, result) for name, source in site.sources(way).items()}
         unread |= dict.fromkeys((*result.all_input_nodes, *_nodes(given.values())))
-        result.op, result.target, result.args, result.kwargs = "call_function", FUNCTIONS[kernel], (), arguments
+        result.op, result.target, result.args, result.kwargs = "call_function", FUNCTIONS[way.kernel], (), arguments
     _erase_unread(unread, matched)
     _erase_sources([MaskSource(mask) for mask in dropped], draft.copies)
 

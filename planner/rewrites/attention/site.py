@@ -1,27 +1,37 @@
 """A site of attention, however it is spelled: what it is given, what is proven of its mask, and the ways that are legal.
 
-A way is a kernel (`auto`, `flash`, `cudnn`, `efficient`, `math`), alone or with `+causal` (no mask, is_causal=True) or
-`+unmasked` (no mask). Dropping a mask is legal only where a proof says that it changes nothing, for all sizes in range.
+A way is a kernel (`auto`, `flash`, `cudnn`, `efficient`, `math`), and what becomes of the arguments (ways.py). Dropping a mask
+is legal only where a proof says that it changes nothing, for all sizes in range; whatever else is changed computes the same by
+construction, and is legal only where the kernel, by the device's own rules, gains by it.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fuseplan.plan import ATTENTION_WAYS
-from fuseplan.rewrites.attention.device import no_kernel
+from fuseplan.rewrites.attention.device import chosen_kernel, no_kernel, plain, switched_on, takes
+from fuseplan.rewrites.attention.inputs import Source, before_copy, before_repeats
+from fuseplan.rewrites.attention.layouts import ALIGNMENT, LAYOUTS, layout_arguments
+from fuseplan.rewrites.attention.ways import AttentionWay
 from fuseplan.rewrites.base import Draft, Site
 from fuseplan.segment.masks import MaskProof, UnprovenError
 
 PARAMETERS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 """Of scaled_dot_product_attention, in order."""
+T = TypeVar("T")
+_FUSED = ("auto", "efficient")
+"""Where a mask is laid out without being asked for: under the kernel that PyTorch then chooses, or, for a mask that takes a
+gradient, under the one that gives it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +47,11 @@ class AttentionSite(Site, ABC):
     @abstractmethod
     def fakes(self) -> Mapping[str, Any]:
         """What attention is given here, by parameter: fake tensors and plain values."""
+
+    @property
+    @abstractmethod
+    def given(self) -> Mapping[str, Node]:
+        """Those of the arguments that are nodes of the original graph as they stand."""
 
     @abstractmethod
     def write(self, draft: Draft) -> dict[str, Any]:
@@ -59,35 +74,138 @@ class AttentionSite(Site, ABC):
         """The ways that are legal here, on this machine."""
         return tuple(way for way in ATTENTION_WAYS if self.refusal(way) is None)
 
-    @property
+    @cached_property
     def preferred(self) -> str:
-        """The way that drops the mask where that is proven to be the same, and else keeps attention whole."""
-        endings = {"causal": "auto+causal", "all": "auto+unmasked", None: "auto"}
-        return endings[self.proof.verdict]
+        """The way that needs no measurement: the mask dropped where that is proven to be the same, or laid out where no fused
+        kernel takes it otherwise; and else attention kept whole.
+        """
+        if self.proof.verdict is not None:
+            return {"causal": "auto+causal", "all": "auto+unmasked"}[self.proof.verdict]
+        for kernel in _FUSED:
+            for layout in LAYOUTS:
+                if self.refusal(f"{kernel}+{layout}") is None:
+                    return f"{kernel}+{self._in_aligned_rows(kernel, layout)}"
+        return "auto"
 
-    def refusal(self, way: str) -> str | None:
+    def _in_aligned_rows(self, kernel: str, layout: str) -> str:
+        """A layout, with aligned rows where the kernel that runs would copy others at each call."""
+        arguments = self.arguments_in(AttentionWay(kernel, layout))
+        efficient = kernel == "efficient" or chosen_kernel(arguments, self._switched_on) == "efficient"
+        mask = plain(arguments["attn_mask"])
+        return "aligned" if efficient and mask.dtype != torch.bool and not _aligned(mask) else layout
+
+    def refusal(self, text: str) -> str | None:
         """Why a way is not legal here; None if it is."""
-        kernel, _, ending = way.partition("+")
-        if way not in ATTENTION_WAYS:
-            return f"there is no attention variant {way!r}"
-        wanted = {"causal": "causal", "unmasked": "all"}.get(ending)
+        if text not in ATTENTION_WAYS:
+            return f"there is no attention variant {text!r}"
+        way = AttentionWay.parse(text)
+        wanted = {"causal": "causal", "unmasked": "all"}.get(way.mask)
         if wanted is not None and self.proof.verdict != wanted:
             found = f"its mask is proven {self.proof.verdict}" if self.proof.verdict else self.proof.reason
             return f"its mask is not proven {wanted}: {found}"
-        if kernel == "auto":
+        if way.kernel != "auto" and way.kernel not in self._switched_on:
+            return f"{way.kernel} is switched off"
+        try:
+            arguments = self.arguments_in(way)
+            if way.kernel != "auto" and (reason := no_kernel(way.kernel, arguments)):
+                return reason
+            return self._useless(way, arguments) if way.lays_out or way.grouped or way.views else None
+        except UnprovenError as unproven:
+            return str(unproven)
+
+    def _useless(self, way: AttentionWay, arguments: Mapping[str, Any]) -> str | None:
+        """Why it serves nothing to give a kernel other arguments, though it takes them; or why none takes them."""
+        kernel = chosen_kernel(arguments, self._switched_on) if way.kernel == "auto" else way.kernel
+        if kernel is None or kernel == "math":
+            return "no fused kernel takes it so"
+        if not way.lays_out:
             return None
-        return no_kernel(kernel, arguments_under(self.fakes, ending))
+        if way.mask == "aligned" and not _aligned(plain(arguments["attn_mask"])):
+            return "the length of its rows is known at run time only"
+        if way.kernel == "auto" and (reason := no_kernel(kernel, arguments)):
+            return reason
+        written = self.arguments_in(AttentionWay(way.kernel, "", way.grouped, way.views))
+        if not (
+            chosen_kernel(written, self._switched_on) == kernel if way.kernel == "auto" else takes(kernel, written)
+        ):
+            return None
+        mask = plain(written["attn_mask"])  # one of booleans becomes one of floats at each call in any case
+        copied = kernel == "efficient" and mask.dtype != torch.bool and not _aligned(mask)
+        return None if copied and way.mask == "aligned" else f"{kernel} takes its mask as it is written"
+
+    @cached_property
+    def _switched_on(self) -> tuple[str, ...]:
+        return switched_on(self.result)
+
+    def arguments_in(self, way: AttentionWay) -> dict[str, Any]:
+        """What attention is given in a way, as `fakes` has it; UnprovenError where that is not what the program computes."""
+        arguments = {**self.fakes, **{name: source.fake for name, source in self.sources(way).items()}}
+        if way.grouped:
+            arguments["enable_gqa"] = True
+        if way.lays_out:
+            return {**arguments, "attn_mask": self.laid_out(way)}
+        return with_mask(arguments, way)
+
+    def laid_out(self, way: AttentionWay) -> FakeTensor:
+        """What is known of the mask as a way lays it out."""
+        query, key, mask = (self.fakes[name] for name in ("query", "key", "attn_mask"))
+        if mask is None:
+            raise UnprovenError("it has no mask to lay out")
+        given = layout_arguments(way.mask, mask, plain(query), plain(key), query.dim())
+        with plain(mask).fake_mode:
+            return plain(self._once(way.mask, lambda: LAYOUTS[way.mask](*given)))
+
+    def sources(self, way: AttentionWay) -> dict[str, Source]:
+        """What stands in a way in the place of a query, key or value."""
+        found = dict(self._once("grouped", self._unrepeated)) if way.grouped else {}
+        if way.views:
+            copies = {
+                name: before_copy(self.given[name], self.matched)
+                for name in ("query", "key", "value")
+                if name in self.given
+            }
+            uncopied = {name: source for name, source in copies.items() if source is not None and name not in found}
+            if not uncopied:
+                raise UnprovenError("no query, key or value is a copy that only lays it out")
+            found |= uncopied
+        return found
+
+    def _once(self, what: str, found: Callable[[], T]) -> T:
+        """What was found of the site when it was first asked for, or why it was not."""
+        if what not in self._found:
+            try:
+                self._found[what] = found()
+            except UnprovenError as unproven:
+                self._found[what] = unproven
+        if isinstance(self._found[what], UnprovenError):
+            raise UnprovenError(str(self._found[what]))
+        return self._found[what]  # type: ignore[no-any-return]
+
+    @cached_property
+    def _found(self) -> dict[str, Any]:
+        return {}
+
+    def _unrepeated(self) -> dict[str, Source]:
+        if self.fakes["enable_gqa"] is not False:
+            raise UnprovenError("its heads are grouped as it is")
+        if not {"key", "value"} <= self.given.keys():
+            raise UnprovenError("its keys and values are not repeated for each head of a group")
+        found = {name: before_repeats(self.given[name]) for name in ("key", "value")}
+        heads = [plain(self.fakes[name]).shape[1] for name in ("query", "key", "value")]
+        groups = [source.fake.shape[1] for source in found.values()]
+        if not all(
+            statically_known_true(a == b)
+            for a, b in zip((*heads[:2], *groups[:1]), (*heads[1:], *groups[1:]), strict=True)
+        ):
+            raise UnprovenError("its keys and values are repeated differently")
+        return found
 
 
-def arguments_under(arguments: Mapping[str, Any], ending: str) -> dict[str, Any]:
-    """The arguments of a way: the mask dropped where the ending says so."""
-    if not ending:
-        return dict(arguments)
-    return {**arguments, "attn_mask": None, "is_causal": ending == "causal"}
+def with_mask(arguments: Mapping[str, Any], way: AttentionWay) -> dict[str, Any]:
+    """The arguments of attention, without the mask that a way drops."""
+    dropped = way.mask in ("causal", "unmasked")
+    return {**arguments, "attn_mask": None, "is_causal": way.mask == "causal"} if dropped else dict(arguments)
 
 
-def plain(value: Any) -> FakeTensor:
-    """A tensor of which everything is known but the elements; UnprovenError where it is none, or one of a subclass."""
-    if not isinstance(value, FakeTensor):
-        raise UnprovenError("an argument is no plain tensor")
-    return value
+def _aligned(mask: torch.Tensor) -> bool:
+    return all(statically_known_true(stride % ALIGNMENT == 0) for stride in mask.stride()[:-1])

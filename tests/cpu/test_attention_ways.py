@@ -1,0 +1,483 @@
+"""Attention given otherwise: masks laid out once, keys and values of groups, no copies; each way computes what is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.fx import GraphModule
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import fuseplan
+from agreement import assert_as_accurate, in_double
+from fuseplan.errors import PlanError
+from fuseplan.plan import ATTENTION_WAYS, Plan, Rewrite
+from fuseplan.rewrites.apply import rewritten
+from fuseplan.rewrites.attention import device
+from fuseplan.rewrites.attention.calls import AttentionCall, attention_calls
+from fuseplan.rewrites.attention.ways import AttentionWay
+
+Program = Callable[..., Any]
+MATH, FLASH, EFFICIENT = (
+    one.value for one in (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION)
+)
+
+
+def found_in(program: Program, *arguments: Any, **options: Any) -> tuple[tuple[AttentionCall, ...], GraphModule]:
+    """The calls of attention in a program, and its Dynamo graph."""
+    found: list[Any] = []
+
+    def backend(gm: GraphModule, _: Any) -> Callable[..., Any]:
+        found.append((attention_calls(gm), gm))
+        return gm.forward
+
+    torch._dynamo.reset()
+    torch.compile(program, backend=backend, **options)(*arguments)
+    return found[0]  # type: ignore[no-any-return]
+
+
+def in_ways(program: Program, *ways: str, **options: Any) -> Program:
+    """A program with its calls of attention written so, run as the graph stands."""
+    torch._dynamo.reset()
+
+    def backend(gm: GraphModule, _: Any) -> Callable[..., Any]:
+        chosen = tuple(Rewrite("attention", site, way) for site, way in enumerate(ways))
+        return rewritten(gm, chosen).gm.forward
+
+    return torch.compile(program, backend=backend, **options)  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def rows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device whose fused kernel wants the rows of a mask in one piece, as all of CUDA's do."""
+    asked = device.choice_of_device
+
+    def choice(key: Any, *given: Any) -> int:
+        mask = given[3]
+        return MATH if mask is not None and mask.stride(-1) != 1 else asked(key, *given)
+
+    monkeypatch.setattr(device, "choice_of_device", choice)
+
+
+@pytest.fixture
+def gradients_of_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device of which memory-efficient attention alone takes a mask, and gives it a gradient, too."""
+
+    def choice(key: Any, *given: Any) -> int:
+        on = torch.backends.cuda.mem_efficient_sdp_enabled()  # type: ignore[no-untyped-call]
+        return EFFICIENT if on and (given[3] is None or given[3].stride(-1) == 1) else MATH
+
+    monkeypatch.setattr(device, "choice_of_device", choice)
+
+
+def repeated(states: Tensor, times: int) -> Tensor:
+    """As `transformers` does it."""
+    batch, groups, length, size = states.shape
+    states = states[:, :, None, :, :].expand(batch, groups, times, length, size)
+    return states.reshape(batch, groups * times, length, size)
+
+
+def heads(groups: int = 4, *, grad: bool = False, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+    torch.manual_seed(4)
+    shapes = ((2, 4, 6, 8), (2, groups, 7, 8), (2, groups, 7, 8))
+    q, k, v = (torch.randn(shape, dtype=dtype).requires_grad_(grad) for shape in shapes)
+    return q, k, v
+
+
+def bias_of_heads(*, grad: bool = False) -> Tensor:
+    """A bias as T5 has one: by position and head, which permuted is neither dense nor of four dimensions."""
+    return torch.randn(6, 7, 4).requires_grad_(grad)
+
+
+def two_layers(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:
+    bias = table.permute(2, 0, 1)
+    first = F.scaled_dot_product_attention(q, k, v, attn_mask=bias[:, :, : k.shape[-2]])
+    return F.scaled_dot_product_attention(first, k, v, attn_mask=bias[:, :, : k.shape[-2]])
+
+
+# layouts
+
+
+def test_a_mask_that_no_kernel_takes_is_laid_out_without_being_asked_for() -> None:
+    calls, _ = found_in(two_layers, *heads(), bias_of_heads())
+    assert [call.preferred for call in calls] == ["auto+rows"] * 2
+    calls, _ = found_in(
+        lambda q, k, v, mask: F.scaled_dot_product_attention(q, k, v, mask), *heads(), torch.randn(6, 7)
+    )
+    assert [call.preferred for call in calls] == ["auto"]
+    assert calls[0].refusal("auto+rows") == calls[0].refusal("flash+heads") == "flash takes its mask as it is written"
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_mask_is_laid_out_once_for_all_calls_that_read_it(rows_alone: None, dynamic: bool) -> None:
+    calls, gm = found_in(two_layers, *heads(), bias_of_heads(), dynamic=dynamic)
+    for layout in ("rows", "heads") + ("aligned",) * (not dynamic):
+        edited = rewritten(gm, tuple(Rewrite("attention", call.number, f"auto+{layout}") for call in calls)).gm
+        laid = [node for node in edited.graph.nodes if "mask" in getattr(node.target, "__name__", "")]
+        assert len(laid) == 1
+        assert len(laid[0].users) == 2
+        arguments = (*heads(), bias_of_heads())
+        made = in_ways(two_layers, *(f"auto+{layout}",) * 2, dynamic=dynamic)
+        assert_as_accurate(made(*arguments), two_layers(*arguments), two_layers(*in_double(arguments)))
+        assert len([node for node in edited.graph.nodes if node.target == "permute"]) == 1
+
+
+def test_rows_are_laid_out_right_after_the_mask_is_made() -> None:
+    _, gm = found_in(lambda q, k, v, table: two_layers(q.sin(), k, v, table), *heads(), bias_of_heads())
+    edited = rewritten(gm, (Rewrite("attention", 1, "auto+rows"),)).gm
+    nodes = list(edited.graph.nodes)
+    (laid,) = [node for node in nodes if "mask_in_rows" in str(node.target)]
+    assert nodes.index(laid) == nodes.index(laid.args[0]) + 1
+    assert laid.meta["example_value"].is_contiguous()
+
+
+def test_other_views_of_a_mask_are_laid_out_by_themselves() -> None:
+    def program(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:
+        bias = table.permute(2, 0, 1)
+        first = F.scaled_dot_product_attention(q, k, v, attn_mask=bias[:, :, :7])
+        return F.scaled_dot_product_attention(first, k, v, attn_mask=bias[:, :, 1:])
+
+    arguments = (*heads(), torch.randn(6, 8, 4))
+    _, gm = found_in(program, *arguments)
+    edited = rewritten(gm, (Rewrite("attention", 0, "auto+rows"), Rewrite("attention", 1, "auto+rows"))).gm
+    assert edited.code.count("mask_in_rows(") == 2
+    assert_as_accurate(
+        in_ways(program, "auto+rows", "auto+rows")(*arguments), program(*arguments), program(*in_double(arguments))
+    )
+
+
+def test_a_mask_that_is_written_to_is_laid_out_as_each_call_reads_it() -> None:
+    def program(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:
+        bias = table.permute(2, 0, 1) * 1.0
+        first = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        bias += 1.5 * bias
+        return F.scaled_dot_product_attention(first, k, v, attn_mask=bias)
+
+    arguments = (*heads(), bias_of_heads())
+    made = in_ways(program, "auto+rows", "auto+rows")
+    assert_as_accurate(made(*arguments), program(*arguments), program(*in_double(arguments)))
+
+
+def test_layouts_keep_what_is_broadcast_small() -> None:
+    def program(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask.expand(4, 6, 7))
+
+    (call,), _ = found_in(program, *heads(), torch.randn(1, 1, 7))
+    shapes = {
+        layout: tuple(call.laid_out(AttentionWay("auto", layout)).shape) for layout in ("rows", "aligned", "heads")
+    }
+    assert shapes == {"rows": (1, 1, 1, 7), "aligned": (1, 1, 1, 7), "heads": (2, 4, 6, 7)}
+    strides = call.laid_out(AttentionWay("auto", "aligned")).stride()
+    assert strides[-1] == 1
+    assert all(stride % 8 == 0 for stride in strides[:-1])
+
+
+def test_a_learned_mask_goes_to_the_kernel_that_gives_it_a_gradient(gradients_of_masks: None) -> None:
+    def program(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=table.permute(2, 0, 1))
+
+    (call,), _ = found_in(program, *heads(grad=True), bias_of_heads(grad=True))
+    assert call.preferred == "auto+aligned"  # which that kernel would otherwise do at each call
+    (call,), _ = found_in(program, *heads(grad=True), torch.randn(6, 8, 4)[:, :7].requires_grad_())
+    assert call.refusal("efficient+rows") is None
+    assert call.refusal("flash+rows") == "flash does not take these sizes and types on cpu"
+
+
+def test_no_kernel_of_the_cpu_gives_a_mask_a_gradient() -> None:
+    (call, _), _ = found_in(two_layers, *heads(grad=True), bias_of_heads(grad=True))
+    assert call.refusal("flash+rows") == "flash gives no gradient to a mask"
+    assert call.refusal("auto+rows") == "no fused kernel takes it so"
+    assert call.preferred == "auto"
+
+
+def test_what_is_said_of_layouts_that_serve_nothing() -> None:
+    (call,), _ = found_in(lambda q, k, v: F.scaled_dot_product_attention(q, k, v), *heads())
+    assert call.refusal("auto+rows") == "it has no mask to lay out"
+    (call,), gm = found_in(
+        lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, m), *heads(), torch.randn(4, 6, 7)
+    )
+    assert call.refusal("math+rows") == "no fused kernel takes it so"
+    with pytest.raises(PlanError, match=r"attention call 0 cannot be math\+rows: no fused kernel takes it so"):
+        rewritten(gm, (Rewrite("attention", 0, "math+rows"),))
+    calls, _ = found_in(two_layers, *heads(), bias_of_heads(), dynamic=True)
+    assert calls[0].refusal("flash+aligned") == "the length of its rows is known at run time only"
+
+
+# switches
+
+
+def test_a_kernel_that_the_program_or_its_caller_has_switched_off_is_refused() -> None:
+    def program(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        with sdpa_kernel(SDPBackend.MATH):
+            first = F.scaled_dot_product_attention(q, k, v, mask)
+        return F.scaled_dot_product_attention(first, k, v, mask)
+
+    arguments = (*heads(), torch.randn(4, 6, 7))
+    calls, _ = found_in(program, *arguments)
+    assert [call.refusal("flash+rows") for call in calls] == ["flash is switched off", None]
+    assert [call.preferred for call in calls] == ["auto", "auto+rows"]
+    torch.backends.cuda.enable_flash_sdp(False)
+    try:
+        calls, _ = found_in(two_layers, *arguments[:3], bias_of_heads())
+        assert calls[0].refusal("flash") == "flash is switched off"
+        assert calls[0].preferred == "auto"
+    finally:
+        torch.backends.cuda.enable_flash_sdp(True)
+
+
+# grouped heads
+
+
+def by_expand(x: Tensor) -> Tensor:
+    return repeated(x, 2)
+
+
+def by_flatten(x: Tensor) -> Tensor:
+    return x.unsqueeze(2).expand(-1, -1, 2, -1, -1).flatten(1, 2)
+
+
+def by_interleave(x: Tensor) -> Tensor:
+    return x.repeat_interleave(2, dim=1)
+
+
+def by_function(x: Tensor) -> Tensor:
+    return torch.repeat_interleave(x, 2, -3)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("repeat", [by_expand, by_flatten, by_interleave, by_function])
+def test_keys_and_values_are_not_repeated(repeat: Callable[[Tensor], Tensor], dynamic: bool) -> None:
+    def program(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, repeat(k), repeat(v))
+
+    arguments = heads(groups=2, grad=True)
+    calls, gm = found_in(program, *arguments, dynamic=dynamic)
+    assert {"auto+grouped", "flash+grouped", "auto+unmasked+grouped"} <= set(calls[0].variants)
+    edited = rewritten(gm, (Rewrite("attention", 0, "flash+unmasked+grouped"),)).gm
+    assert not any(word in edited.code for word in ("repeat_interleave", "expand", "reshape", "flatten"))
+    runs = [
+        (out := run(*given), *torch.autograd.grad(out.sin().sum(), given))
+        for run, given in (
+            (in_ways(program, "flash+unmasked+grouped", dynamic=dynamic), arguments),
+            (program, arguments),
+            (program, in_double(arguments)),
+        )
+    ]
+    assert_as_accurate(*runs)
+
+
+def of_groups(change: Callable[[Tensor], Tensor], values: Callable[[Tensor], Tensor] = by_expand) -> Program:
+    return lambda q, k, v: F.scaled_dot_product_attention(q, change(k), values(v))
+
+
+OTHERWISE: dict[str, tuple[Program, str]] = {
+    "not at all": (of_groups(lambda x: torch.cat([x, x], 1)), "are not repeated for each head of a group"),
+    "as tiles": (of_groups(lambda x: x.repeat(1, 2, 1, 1)), "are not repeated for each head of a group"),
+    "as tiles by expand": (
+        of_groups(lambda x: x[:, None].expand(2, 2, 2, 7, 8).reshape(2, 4, 7, 8)),
+        "expanded in another way than heads of a group",
+    ),
+    "unequally": (
+        of_groups(lambda x: x.repeat_interleave(torch.tensor([1, 3]), dim=1, output_size=4)),
+        "repeated in another way than heads of a group",
+    ),
+    "along the keys": (
+        of_groups(lambda x: x.repeat_interleave(2, 1).repeat_interleave(1, 2)),
+        "repeated in another way than heads of a group",
+    ),
+    "values otherwise": (of_groups(by_expand, lambda x: x[:, :1].repeat_interleave(4, 1)), "are repeated differently"),
+    "and cast": (of_groups(lambda x: by_expand(x.double()).float()), "are not repeated for each head of a group"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERWISE)
+def test_what_is_repeated_otherwise_stays(name: str) -> None:
+    program, reason = OTHERWISE[name]
+    (call,), _ = found_in(program, *heads(groups=2))
+    assert reason in str(call.refusal("auto+grouped"))
+    assert not any("grouped" in way for way in call.variants)
+
+
+def test_what_is_repeated_before_it_is_written_to_stays() -> None:
+    def program(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        k, v = k * 1.0, v * 1.0
+        keys, values = by_expand(k), by_expand(v)
+        k.zero_()
+        return F.scaled_dot_product_attention(q, keys, values)
+
+    (call,), _ = found_in(program, *heads(groups=2))
+    assert call.refusal("auto+grouped") == "what it repeats may be written to"
+
+
+def test_heads_that_are_grouped_as_it_is() -> None:
+    (call,), _ = found_in(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True), *heads(groups=2))
+    assert call.refusal("auto+grouped") == "its heads are grouped as it is"
+
+
+# copies
+
+
+def test_copies_that_only_lay_out_go() -> None:
+    def program(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        q, k, v = (each.transpose(1, 2).contiguous() for each in (q, k, v))
+        return F.scaled_dot_product_attention(q, k, v), v
+
+    arguments = tuple(torch.randn(2, 6, 4, 8) for _ in range(3))
+    (call,), gm = found_in(program, *arguments)
+    assert {"auto+views", "flash+unmasked+views"} <= set(call.variants)
+    edited = rewritten(gm, (Rewrite("attention", 0, "flash+views"),)).gm
+    assert edited.code.count("contiguous") == 1, "the value is read elsewhere"
+    assert_as_accurate(in_ways(program, "flash+views")(*arguments), program(*arguments), program(*in_double(arguments)))
+
+
+def test_copies_that_are_no_such_copies_stay() -> None:
+    def changed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        held = q * 1.0
+        q = held.mT.contiguous().mT.contiguous()
+        kept = k.transpose(1, 2).transpose(1, 2).clone()
+        return F.scaled_dot_product_attention(q.contiguous(), kept, v)
+
+    (call,), _ = found_in(changed, *heads())
+    assert call.refusal("flash+views") == "no query, key or value is a copy that only lays it out"
+
+    def written(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        held = q.transpose(1, 2) * 1.0
+        query = held.transpose(1, 2).contiguous()
+        held.zero_()
+        return F.scaled_dot_product_attention(query, k, v)
+
+    (call,), _ = found_in(written, *heads())
+    assert call.refusal("flash+views") == "no query, key or value is a copy that only lays it out"
+
+
+# all of it, at random
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of attention, as a program may write it."""
+
+    sizes: tuple[int, int, int, int, int]  # batch, heads, queries, keys, size of a head
+    times: int
+    mask: tuple[int, ...] | None
+    order: str
+    boolean: bool
+    learned: bool
+    copied: bool
+    dtype: torch.dtype
+    dynamic: bool
+
+    def arguments(self) -> tuple[Tensor, ...]:
+        torch.manual_seed(1)
+        batch, count, queries, keys, size = self.sizes
+        made = [
+            torch.randn(batch, length, number, size, dtype=self.dtype).transpose(1, 2).requires_grad_()
+            for number, length in ((count, queries), (count // self.times, keys), (count // self.times, keys))
+        ]
+        if self.mask is not None:
+            mask = torch.randn(self.mask, dtype=self.dtype)
+            if self.order == "last first":
+                mask = mask.permute(*reversed(range(mask.dim()))).contiguous().permute(*reversed(range(mask.dim())))
+            if self.order == "sliced":
+                mask = F.pad(mask, (1, 2))[..., 1:-2]
+            if self.boolean:
+                mask = mask > -0.5
+            made.append(mask.requires_grad_(self.learned and not self.boolean))
+        return tuple(made)
+
+    def program(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+        if self.times > 1:
+            k, v = repeated(k, self.times), repeated(v, self.times)
+        if self.copied:
+            q = q.contiguous()
+        if mask is not None and not self.boolean:
+            mask = mask * 1.0
+        if mask is not None and self.order == "expanded":
+            mask = mask.expand(*mask.shape[:-2], q.shape[-2], k.shape[-2])
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    batch, groups, times = draw(st.sampled_from([1, 2, 3])), draw(st.integers(1, 2)), draw(st.integers(1, 3))
+    queries, keys = draw(st.integers(2, 9)), draw(st.integers(2, 9))
+    count = groups * times
+    whole = (batch, count, queries, keys)
+    kinds: list[tuple[int, ...] | None] = [
+        None,
+        whole[2:],
+        whole[1:],
+        whole,
+        (1, count, queries, keys),
+        (batch, 1, 1, keys),
+        (count, 1, keys),
+    ]
+    return Case(
+        sizes=(batch, count, queries, keys, draw(st.sampled_from([4, 8]))),
+        times=times,
+        mask=draw(st.sampled_from(kinds)),
+        order=draw(st.sampled_from(["dense", "last first", "sliced", "expanded"])),
+        boolean=draw(st.booleans()),
+        learned=draw(st.booleans()),
+        copied=draw(st.booleans()),
+        dtype=draw(st.sampled_from([torch.float32, torch.bfloat16])),
+        dynamic=draw(st.booleans()),
+    )
+
+
+def results(run: Program, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    out = run(*arguments)
+    wanted = [each for each in arguments if each.requires_grad]
+    return (out, *torch.autograd.grad(out.sin().sum(), wanted))
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(case=cases())
+def test_whatever_is_legal_computes_what_is_written(rows_alone: None, case: Case) -> None:
+    arguments, made, seen = case.arguments(), dict[str, GraphModule](), list[AttentionCall]()
+    eager, exact = results(case.program, arguments), results(case.program, in_double(arguments))
+
+    def backend(gm: GraphModule, _: Any) -> Callable[..., Any]:
+        (call,) = attention_calls(gm)
+        seen.append(call)
+        ways = {call.preferred, *(way for way in call.variants if way.startswith("flash") and "+" in way)}
+        made.update({way: rewritten(gm, (Rewrite("attention", 0, way),)).gm for way in ways})
+        return lambda *given: made[chosen or call.preferred](*given)
+
+    torch._dynamo.reset()
+    program, chosen = torch.compile(case.program, backend=backend, dynamic=case.dynamic), ""
+    assert_as_accurate(results(program, arguments), eager, exact)
+    for chosen in made:  # noqa: B007 -- one Dynamo graph, whose backend reads it, in each of its ways
+        assert_as_accurate(results(program, arguments), eager, exact)
+    assert seen[0].refusal(seen[0].preferred) is None
+    assert len(seen) == 1
+
+
+# whole programs
+
+
+def test_the_ways_are_words_that_stand_for_one_way_each() -> None:
+    parsed = [AttentionWay.parse(text) for text in ATTENTION_WAYS]
+    assert len(set(parsed)) == len(parsed)
+    assert Plan.from_json(Plan("aten", (Rewrite("attention", 0, "flash+rows+grouped+views"),)).to_json()).rewrites
+
+
+@pytest.mark.parametrize("host", ["aten", "eager", "inductor"])
+def test_a_plan_with_all_of_it_runs_under_each_host(host: str) -> None:
+    def program(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:
+        q = q.mT.contiguous().mT.contiguous()
+        return F.scaled_dot_product_attention(q, by_expand(k), by_expand(v), attn_mask=table.permute(2, 0, 1))
+
+    arguments = (*heads(groups=2, grad=True), bias_of_heads())
+    plan = replace(Plan(host), rewrites=(Rewrite("attention", 0, "flash+rows+grouped"),))
+    torch._dynamo.reset()
+    made = fuseplan.compile(program, plan=plan)
+    assert_as_accurate(results(made, arguments), results(program, arguments), results(program, in_double(arguments)))
+    assert "variant flash+rows+grouped" in fuseplan.explain(made, graphs=False)
