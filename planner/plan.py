@@ -25,6 +25,8 @@ NAMED = ("aten", "eager", "inductor", "inductor-greedy", "nvfuser-greedy")
 KERNELS = ("auto", "flash", "cudnn", "efficient", "math")
 MASK_ENDINGS = ("causal", "unmasked", "rows", "aligned", "heads")
 """What becomes of the mask: dropped, or laid out anew."""
+INPUT_ENDINGS = ("grouped", "views")
+"""What becomes of query, key and value: keys and values that are not repeated, and no copies that only lay them out."""
 ATTENTION_WAYS = tuple(
     "+".join(filter(None, (kernel, mask, grouped, views)))
     for kernel in KERNELS

@@ -153,8 +153,11 @@ def _excluded(
     one: PlacedSite, ways: Sequence[str], all_ways: Sequence[tuple[PlacedSite, tuple[str, ...]]]
 ) -> list[PlacedSite]:
     """The sites of which some way does not go with some way of this one."""
-    return [
-        other
-        for other, its_ways in all_ways
-        if other.name != one.name and any(shared(one, way, other, its) is not None for way in ways for its in its_ways)
-    ]
+    rivals = [(other, its) for other, its in all_ways if other.name != one.name and other.path == one.path]
+    changed = _changed(one, ways) if rivals else set()
+    return [other for other, its_ways in rivals if not changed.isdisjoint(_changed(other, its_ways))]
+
+
+def _changed(one: PlacedSite, ways: Sequence[str]) -> set[Node]:
+    """The nodes that some way of a site changes."""
+    return {node for way in ways for node in one.kind.changes(one.found, way)}

@@ -32,6 +32,8 @@ class Source:
 
     node: Node
     fake: FakeTensor
+    instead_of: tuple[Node, ...]
+    """What the program makes of it for attention."""
     expanded: bool = False
     """Whether it still has a dimension of size one, along which the program expands it."""
 
@@ -50,19 +52,20 @@ def before_repeats(given: Node) -> Source:
     """The keys or values that a program repeats for each head of a group: expanded and made one dimension with the heads, or
     by repeat_interleave. UnprovenError if it does not.
     """
-    node, whole = given, fake(given)
+    node, whole, passed = given, fake(given), [given]
     while node.target in _SAME_ORDER and isinstance(node.args[0], Node):
         node = node.args[0]
+        passed.append(node)
     source = node.args[0] if node.args and isinstance(node.args[0], Node) else None
     if source is None or whole.dim() != 4:
         raise UnprovenError("its keys and values are not repeated for each head of a group")
     if node.target in _EXPANDING:
         _check_expanded(fake(source), fake(node), whole)
         with whole.fake_mode:
-            found = Source(source, plain(without_repeats(fake(source))), expanded=True)
+            found = Source(source, plain(without_repeats(fake(source))), tuple(passed), expanded=True)
     elif node.target in _REPEATING and node is given:
         _check_interleaved(node)
-        found = Source(source, fake(source))
+        found = Source(source, fake(source), (given,))
     else:
         raise UnprovenError("its keys and values are not repeated for each head of a group")
     if found.fake.dtype != whole.dtype:
@@ -102,7 +105,7 @@ def before_copy(given: Node, readers: Collection[Node]) -> Source | None:
     source = given.args[0]
     if fake(source).stride() == fake(given).stride() or written_after(source, given):
         return None
-    return Source(source, fake(source))
+    return Source(source, fake(source), (given,))
 
 
 def fake(node: Any) -> FakeTensor:

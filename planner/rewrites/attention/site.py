@@ -8,7 +8,7 @@ construction, and is legal only where the kernel, by the device's own rules, gai
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
@@ -18,10 +18,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from fuseplan.plan import ATTENTION_WAYS
+from fuseplan.plan import ATTENTION_WAYS, INPUT_ENDINGS, MASK_ENDINGS
 from fuseplan.rewrites.attention.device import chosen_kernel, no_kernel, plain, switched_on, takes
 from fuseplan.rewrites.attention.inputs import Source, before_copy, before_repeats
 from fuseplan.rewrites.attention.layouts import ALIGNMENT, LAYOUTS, layout_arguments
+from fuseplan.rewrites.attention.mask_source import MaskSource
 from fuseplan.rewrites.attention.ways import AttentionWay
 from fuseplan.rewrites.base import Draft, Site
 from fuseplan.segment.masks import MaskProof, UnprovenError
@@ -49,9 +50,9 @@ class AttentionSite(Site, ABC):
         """What attention is given here, by parameter: fake tensors and plain values."""
 
     @property
-    @abstractmethod
     def given(self) -> Mapping[str, Node]:
-        """Those of the arguments that are nodes of the original graph as they stand."""
+        """Those of the arguments that are nodes of the original graph as they stand, which `write` gives as they are."""
+        return {}
 
     @abstractmethod
     def write(self, draft: Draft) -> dict[str, Any]:
@@ -70,9 +71,21 @@ class AttentionSite(Site, ABC):
         return ()
 
     @cached_property
+    def offered(self) -> tuple[str, ...]:
+        """The ways that are worth a word here, legal or not: all that its mask and its arguments allow, and of what they rule out
+        one way each, by which the reason is told.
+        """
+        ruled_out = [one for one in (*MASK_ENDINGS, *INPUT_ENDINGS) if self._ruled_out(one) is not None]
+        return tuple(
+            way
+            for way in ATTENTION_WAYS
+            if way in {f"auto+{one}" for one in ruled_out} or not set(way.split("+")) & set(ruled_out)
+        )
+
+    @cached_property
     def variants(self) -> tuple[str, ...]:
         """The ways that are legal here, on this machine."""
-        return tuple(way for way in ATTENTION_WAYS if self.refusal(way) is None)
+        return tuple(way for way in self.offered if self.refusal(way) is None)
 
     @cached_property
     def preferred(self) -> str:
@@ -87,22 +100,35 @@ class AttentionSite(Site, ABC):
                     return f"{kernel}+{self._in_aligned_rows(kernel, layout)}"
         return "auto"
 
+    @property
+    def rivals(self) -> dict[str, str]:
+        """The ways that are worth a race against the preferred one, by a word for what they have in common."""
+        _, _, ending = self.preferred.partition("+")
+        found = {}
+        for other in ("cudnn", "flash", "efficient"):
+            endings = dict.fromkeys((ending, *(("rows", "aligned") if not self.proof.verdict else ())))
+            ways = ["+".join(filter(None, (other, each))) for each in endings]
+            found[other] = next((way for way in ways if self.refusal(way) is None), ways[0])
+        for added in ("grouped", "views", "grouped+views"):
+            found[added.replace("+", " and ")] = f"{self.preferred}+{added}"
+        return found
+
     def _in_aligned_rows(self, kernel: str, layout: str) -> str:
         """A layout, with aligned rows where the kernel that runs would copy others at each call."""
         arguments = self.arguments_in(AttentionWay(kernel, layout))
         efficient = kernel == "efficient" or chosen_kernel(arguments, self._switched_on) == "efficient"
         mask = plain(arguments["attn_mask"])
-        return "aligned" if efficient and mask.dtype != torch.bool and not _aligned(mask) else layout
+        better = efficient and mask.dtype != torch.bool and not _aligned(mask)
+        return "aligned" if better and self.refusal(f"{kernel}+aligned") is None else layout
 
     def refusal(self, text: str) -> str | None:
         """Why a way is not legal here; None if it is."""
         if text not in ATTENTION_WAYS:
             return f"there is no attention variant {text!r}"
         way = AttentionWay.parse(text)
-        wanted = {"causal": "causal", "unmasked": "all"}.get(way.mask)
-        if wanted is not None and self.proof.verdict != wanted:
-            found = f"its mask is proven {self.proof.verdict}" if self.proof.verdict else self.proof.reason
-            return f"its mask is not proven {wanted}: {found}"
+        for ending in text.split("+")[1:]:
+            if reason := self._ruled_out(ending):
+                return reason
         if way.kernel != "auto" and way.kernel not in self._switched_on:
             return f"{way.kernel} is switched off"
         try:
@@ -112,6 +138,18 @@ class AttentionSite(Site, ABC):
             return self._useless(way, arguments) if way.lays_out or way.grouped or way.views else None
         except UnprovenError as unproven:
             return str(unproven)
+
+    def _ruled_out(self, ending: str) -> str | None:
+        """Why no way with this ending is legal here, whatever the kernel; None if some may be."""
+        wanted = {"causal": "causal", "unmasked": "all"}.get(ending)
+        if wanted is not None:
+            found = f"its mask is proven {self.proof.verdict}" if self.proof.verdict else self.proof.reason
+            return None if self.proof.verdict == wanted else f"its mask is not proven {wanted}: {found}"
+        try:
+            self.arguments_in(AttentionWay.parse(f"auto+{ending}"))
+        except UnprovenError as unproven:
+            return str(unproven)
+        return None
 
     def _useless(self, way: AttentionWay, arguments: Mapping[str, Any]) -> str | None:
         """Why it serves nothing to give a kernel other arguments, though it takes them; or why none takes them."""
@@ -152,6 +190,8 @@ class AttentionSite(Site, ABC):
         if mask is None:
             raise UnprovenError("it has no mask to lay out")
         given = layout_arguments(way.mask, mask, plain(query), plain(key), query.dim())
+        if not _narrower(plain(mask), (*query.shape[:-1], key.shape[-2])):
+            raise UnprovenError("its mask may be larger than the scores")
         with plain(mask).fake_mode:
             return plain(self._once(way.mask, lambda: LAYOUTS[way.mask](*given)))
 
@@ -159,15 +199,23 @@ class AttentionSite(Site, ABC):
         """What stands in a way in the place of a query, key or value."""
         found = dict(self._once("grouped", self._unrepeated)) if way.grouped else {}
         if way.views:
-            copies = {
-                name: before_copy(self.given[name], self.matched)
-                for name in ("query", "key", "value")
-                if name in self.given
-            }
-            uncopied = {name: source for name, source in copies.items() if source is not None and name not in found}
-            if not uncopied:
-                raise UnprovenError("no query, key or value is a copy that only lays it out")
-            found |= uncopied
+            found = {**self._once("views", self._uncopied), **found}
+        return found
+
+    def bypassed(self, text: str) -> Collection[Node]:
+        """The nodes of the original that a way may leave unread: what built the mask or the copies that it drops."""
+        way = AttentionWay.parse(text)
+        found = {node for source in self.sources(way).values() for node in source.instead_of}
+        if way.mask in ("causal", "unmasked"):
+            found |= self._once("masked by", lambda: {n for mask in self.masked_by for n in MaskSource(mask).nodes})
+        return found
+
+    def _uncopied(self) -> dict[str, Source]:
+        given = {name: self.given[name] for name in ("query", "key", "value") if name in self.given}
+        copies = {name: before_copy(node, self.matched) for name, node in given.items()}
+        found = {name: source for name, source in copies.items() if source is not None}
+        if not found:
+            raise UnprovenError("no query, key or value is a copy that only lays it out")
         return found
 
     def _once(self, what: str, found: Callable[[], T]) -> T:
@@ -209,3 +257,11 @@ def with_mask(arguments: Mapping[str, Any], way: AttentionWay) -> dict[str, Any]
 
 def _aligned(mask: torch.Tensor) -> bool:
     return all(statically_known_true(stride % ALIGNMENT == 0) for stride in mask.stride()[:-1])
+
+
+def _narrower(mask: FakeTensor, scores: Sequence[Any]) -> bool:
+    """Whether a mask is broadcast to the scores, and not the other way round."""
+    pairs = zip(mask.shape[::-1], scores[::-1], strict=False)
+    return mask.dim() <= len(scores) and all(
+        (isinstance(size, int) and size == 1) or statically_known_true(size == other) for size, other in pairs
+    )
