@@ -20,6 +20,7 @@ from torch import Tensor
 from fuseplan.capture.dynamo.numerics import Numerics
 from fuseplan.capture.trace.format import Trace
 from fuseplan.capture.trace.load import Loaded, load_trace
+from fuseplan.judge.fused import RoundedAttention
 from fuseplan.judge.memory import is_float
 from fuseplan.judge.moved import MovedRun
 from fuseplan.judge.programs import DRAWS, JudgedRun, Layout, Leaf, is_random, judge, sizes_of
@@ -121,7 +122,8 @@ class _Turn:
         def call(*args: Any) -> Any:
             for arg in args:
                 mode.know(arg)
-            return loaded.module(*args)
+            with RoundedAttention() if self.reordered else nullcontext():
+                return loaded.module(*args)
 
         return loaded.run(call, self.seed, within=mode), mode.random
 
