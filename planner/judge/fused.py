@@ -66,7 +66,8 @@ def _attention(
     query, key, value = (one.expand(*batch, *one.shape[-2:]) for one in (query, key, value))
     with torch.autocast(device, enabled=False):
         bias = _bias(attn_mask, is_causal, query, key)
-        found: Tensor = _Rounded.apply(query, key, value, bias, query.shape[-1] ** -0.5 if scale is None else scale)
+        scale = query.shape[-1] ** -0.5 if scale is None else scale
+        found: Tensor = _Rounded.apply(query, key, value, bias, scale)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -86,13 +87,13 @@ class _Rounded(torch.autograd.Function):
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float) -> Tensor:
         scores = query.float() @ key.float().mT * scale
         weights = torch.ops.aten._safe_softmax(scores if bias is None else scores + bias.float(), -1)
-        output = (weights.to(value.dtype).float() @ value.float()).to(value.dtype)
+        output: Tensor = (weights.to(value.dtype).float() @ value.float()).to(value.dtype)
         ctx.save_for_backward(query, key, value, bias, weights, output)
         ctx.scale = scale
         return output
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, bias, weights, output = ctx.saved_tensors
         given = gradient.float()
         of_value = weights.to(value.dtype).float().mT @ given
