@@ -70,7 +70,7 @@ def run(task: Task) -> None:
     trace = _trace(task.name, task.arguments["device"])
     device = device_of(trace)
     with Workers(device, vetters=1, on_stage=lambda name, stage: report.at(stage, name)) as workers:
-        (captured,) = workers.map([Capture(trace.to_json(), attention="proven")])
+        (captured,) = workers.map([Capture(trace.to_json(), preferring=True)])
         rewrites: tuple[Rewrite, ...] = ()
         if captured.found is not None:
             rewrites = problem_of(captured.found, ProgramLaunch(trace.key, trace.name, "plain"), QUICK, device).rewrites

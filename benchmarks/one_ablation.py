@@ -37,6 +37,7 @@ from fuseplan.tuning.program.combine import distinct, plan_name
 from fuseplan.tuning.program.knowledge import Knowledge
 from fuseplan.tuning.program.model import LEARNED, cost_model, knows_its_doubts
 from fuseplan.tuning.program.problem import Problem, ProgramLaunch, problem_of
+from fuseplan.tuning.program.rewriting import alternatives
 from fuseplan.tuning.program.rounds import Rounds
 from fuseplan.tuning.program.services import Pool, Services
 from fuseplan.tuning.queue.devices import own_workers
@@ -133,7 +134,8 @@ class Subject:
         """The best plan of each stage, raced together."""
         program, effort = self.program, self.program.given["effort"]
         problem, here = program.problem(self.launch, FULL), program.here
-        named = [*defaults(here, self.launch), *whole_candidates(problem, here, FULL)]
+        others = alternatives(problem.found.sites, FULL, None)
+        named = [*defaults(here, self.launch), *whole_candidates(problem, here, FULL, others)]
         self.vet("anchors", [one for one in named if effort == "full" or not one.name.startswith(SEARCHED)])
         self.vet("segmented", self.searched("nvfuser"), BEST)
         if "nvfuser-greedy" in self.plans:

@@ -5,8 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from fuseplan.backend import programs_of
+import torch
+from torch.fx import GraphModule
+
+from fuseplan.backend import fuseplan_backend, programs_of
+from fuseplan.capture.dynamo.settled import settled
 from fuseplan.capture.trace.format import Trace
 from fuseplan.capture.trace.load import load_trace
 from fuseplan.explain import compiled_by
@@ -29,7 +34,8 @@ from fuseplan.measure.jobs import (
 from fuseplan.measure.race import AGAIN, ReplayClock, Rule, Sample, fastest, race
 from fuseplan.models import CostModel, work_of
 from fuseplan.plan import Plan
-from plans import compile_under
+from fuseplan.rewrites.found import SiteFound
+from fuseplan.rewrites.sites import Sites
 
 OnDone = Callable[[Job, Outcome], None]
 
@@ -71,7 +77,7 @@ class ReplayingPool:
         if isinstance(job, Calibrate):
             return Outcome()
         if isinstance(job, Capture):
-            return Outcome(found=captured(job.trace))
+            return Outcome(found=captured(job.trace, job.preferring))
         if isinstance(job, VetRegion):
             return self._vetted(choice_name((job.executor, job.variant)))
         if isinstance(job, FindFault):
@@ -114,13 +120,22 @@ class ReplayingPool:
         return self.times.get(name, scale * (1 + digest[0] / 256))
 
 
-def captured(text: str) -> CapturedProgram:
-    """The graphs of a trace, by running it here once."""
+def captured(text: str, preferring: bool = False) -> CapturedProgram:
+    """The graphs of a trace and its sites, by running it here once."""
     loaded = load_trace(Trace.from_json(text))
-    compiled = compile_under("aten", loaded.module)
+    told: list[SiteFound] = []
+
+    def look(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        sites = Sites.of(settled(gm, example_inputs).gm)
+        told.extend(sites.told())
+        plan = sites.preferring(Plan("aten")) if preferring else Plan("aten")
+        return fuseplan_backend(gm, example_inputs, options={"plan": plan})
+
+    compiled = torch.compile(loaded.module, backend=look)
     loaded.step(compiled)
     (program,) = programs_of(compiled_by(compiled))
-    return CapturedProgram(program.key, tuple((record.role, record.graph) for record in program.graphs))
+    graphs = tuple((record.role, record.graph) for record in program.graphs)
+    return CapturedProgram(program.key, graphs, tuple(told))
 
 
 def cut_plans(jobs: Sequence[Job]) -> list[Plan]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from fuseplan.errors import OptionError
@@ -30,6 +31,10 @@ class Effort:
     """How many regions that hold anchors are measured, after the rounds."""
     plans: int
     """How many whole plans race, beside the defaults."""
+    rewrites: int
+    """How many race that differ from what is preferred in how one decision is written."""
+    rivals_us: float
+    """How long a step may take in which other kernels race too for what is rewritten: it matters where little else is done."""
     region_blocks: int
     """The most blocks of calls that one candidate of a race of regions gets."""
     plan_blocks: int
@@ -94,6 +99,8 @@ NONE = Effort(
     optimism=0.0,
     coarse=0,
     plans=0,
+    rewrites=0,
+    rivals_us=0.0,
     region_blocks=0,
     plan_blocks=0,
 )
@@ -108,6 +115,8 @@ QUICK = Effort(
     optimism=1.0,
     coarse=4,
     plans=4,
+    rewrites=4,
+    rivals_us=4000.0,
     region_blocks=12,
     plan_blocks=24,
 )
@@ -122,6 +131,8 @@ FULL = Effort(
     optimism=1.5,
     coarse=24,
     plans=10,
+    rewrites=12,
+    rivals_us=math.inf,
     region_blocks=24,
     plan_blocks=60,
 )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
 import fuseplan
 from fuseplan.backend import programs_of
@@ -22,12 +20,12 @@ from fuseplan.looking.words import describe
 from fuseplan.measure.environment import environment
 from fuseplan.plan import Plan, Rewrite
 from fuseplan.rewrites.apply import rewritten
-from fuseplan.rewrites.base import Draft, Kind, Site, digest_of
 from fuseplan.rewrites.kinds import KINDS
 from fuseplan.runtime import Program
 from fuseplan.tuning_db import Places, Store, StoredPlan
 from fuseplan.tuning_db.exchange import export, import_file
 from fuseplan.tuning_db.files import Database
+from toy_rewrite import Products
 
 PROVEN = Plan("aten", (Rewrite("attention", 0, "auto+causal"),))
 
@@ -85,48 +83,7 @@ def test_a_kind_that_is_not_known_here_does_not_fit(store: Store, tmp_path: Path
         run(db=tmp_path / "tuning.db")
 
 
-# a kind from outside: this class, and one line of registration
-
-
-@dataclass(frozen=True, eq=False)
-class Product(Site):
-    """One product of two values."""
-
-    node: Node = field(repr=False)
-
-
-class Products(Kind[Product]):
-    """Products, which can be written as a quotient by the inverse."""
-
-    noun = "product"
-
-    def find(self, gm: GraphModule) -> Sequence[Product]:
-        """All of them."""
-        nodes = [(place, one) for place, one in enumerate(gm.graph.nodes) if one.target in (operator.mul, torch.mul)]
-        return [Product(i, digest_of("product", {place: one}), one) for i, (place, one) in enumerate(nodes)]
-
-    def nodes(self, site: Product) -> Collection[Node]:
-        """The one operator."""
-        return (site.node,)
-
-    def ways(self, site: Product) -> Sequence[str]:
-        """As a quotient."""
-        return ("quotient",)
-
-    def refusal(self, site: Product, way: str) -> str | None:
-        """Only by a number."""
-        return None if isinstance(site.node.args[1], float) else "it is by no number"
-
-    def apply(self, draft: Draft, chosen: Mapping[Product, str]) -> None:
-        """Divide instead."""
-        for site in chosen:
-            node, by = draft.copies[site.node], site.node.args[1]
-            assert isinstance(by, float)
-            node.target, node.args = operator.truediv, (node.args[0], 1 / by)
-
-    def about(self, site: Product) -> str:
-        """By what."""
-        return f"by {site.node.args[1]}"
+# a kind from outside: its file, and one line of registration
 
 
 def twice(x: Tensor, y: Tensor) -> Tensor:

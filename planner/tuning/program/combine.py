@@ -18,11 +18,11 @@ from fuseplan.study.ledger import PATIENCE, Ledger, PendingTrial
 from fuseplan.study.names import encode
 from fuseplan.study.sampler import INTERRUPTED
 from fuseplan.study.space import Point, Space, choice, space_of
-from fuseplan.tuning.program.baseline import PROVEN
 from fuseplan.tuning.program.knowledge import Knowledge
 from fuseplan.tuning.program.model import LEARNED
 from fuseplan.tuning.program.problem import JOINER
 from fuseplan.tuning.program.propose import Candidate
+from fuseplan.tuning.program.rewriting import PROVEN
 
 LEAST_APART = 0.01
 """Plans that share all regions but for this part of their time race as one."""

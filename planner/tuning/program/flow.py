@@ -15,7 +15,7 @@ from fuseplan.tuning.program.check_plans import TimedChecks
 from fuseplan.tuning.program.evidence import evidence_of, keep_regions
 from fuseplan.tuning.program.launches import keep_launches, left_out, shared_out, why_not
 from fuseplan.tuning.program.moves import moves_of
-from fuseplan.tuning.program.race import Verdict, race
+from fuseplan.tuning.program.race import Verdict, among, race
 from fuseplan.tuning.program.result import Tuned, keep, keep_failure, keep_prediction
 from fuseplan.tuning.program.rounds import Proposed
 from fuseplan.tuning.program.search import Search
@@ -91,6 +91,8 @@ class Stages:
         recalled = all(one.recalled for one in proposed.values())
         most = min(self.effort.plan_blocks, QUICK.plan_blocks) if recalled else self.effort.plan_blocks
         verdict = race(services, checks.trace, racing, rows, most, self.budget)
+        if verdict is not None:
+            verdict = self._joined(able, checks, verdict, most)
         for search in self.searches:
             search.tell(rows, None if verdict is None else verdict.result.noise)
         first = self.searches[0]
@@ -103,6 +105,22 @@ class Stages:
         if len(self.searches) == 1:
             return self._kept(first, verdict)
         return keep_launches(services, self.searches, able, verdict)
+
+    def _joined(self, able: Sequence[Search], checks: TimedChecks, verdict: Verdict, most: int) -> Verdict:
+        """The verdict, where several ways to write something have won each by itself, with their plan raced against it."""
+        winning = next(search for search in able if verdict.winner.name in search.own)
+        fit = checks.checked(winning.joined(verdict.result))
+        if not fit:
+            return verdict
+        best = [found for search in able if (found := among(verdict, search.raced)) is not None]
+        racing = {entry.name: entry for found in best for entry in (found.best_default, found.winner)}
+        rows = dict(checks.rows)
+        again = race(self.services, checks.trace, [*racing.values(), *fit], rows, most, self.budget)
+        if again is None or again.winner not in fit:
+            checks.rows |= {entry.name: rows[entry.name] for entry in fit}
+            return verdict
+        checks.rows |= rows
+        return replace(again, rows=checks.rows)
 
     def _kept(self, search: Search, verdict: Verdict) -> Tuned:
         """The verdict on the only launch, which is kept."""

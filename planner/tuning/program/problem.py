@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -14,11 +14,11 @@ from fuseplan.executors.known import EXECUTORS, traits_of
 from fuseplan.graph import Graph, Ref
 from fuseplan.measure.jobs import Capture, CapturedProgram
 from fuseplan.plan import Rewrite
-from fuseplan.rewrites.found import SiteFound
 from fuseplan.segment import leaving
 from fuseplan.solver.coarse import Coarse
 from fuseplan.solver.costs import Runner, fusible_ops
 from fuseplan.tuning.effort import Effort
+from fuseplan.tuning.program.rewriting import preferred_ways, rewrites_of
 from fuseplan.tuning.program.services import Services
 from fuseplan.tuning_db import Box
 
@@ -59,7 +59,7 @@ class Problem:
     @cached_property
     def rewrites(self) -> tuple[Rewrite, ...]:
         """The preferred way of each site, of whatever kind: that of the graphs that are cut."""
-        return rewrites_of({site: site.preferred for site in self.found.sites})
+        return rewrites_of(self.found.sites, preferred_ways(self.found.sites))
 
     @cached_property
     def fusible(self) -> tuple[tuple[bool, ...], ...]:
@@ -83,12 +83,6 @@ def captured(services: Services, trace: Trace) -> CapturedProgram | str:
     if outcome.found.key != trace.key and trace.key != identity(trace.fields):  # an edited one has a new key
         return "the rebuilt program is another one: record it again, and if that does not help, please report its trace"
     return outcome.found
-
-
-def rewrites_of(ways: Mapping[SiteFound, str | None]) -> tuple[Rewrite, ...]:
-    """What a plan says that writes sites in these ways; without one a site is left as it is."""
-    found = (Rewrite(*site.named, way, site.digest) for site, way in ways.items() if way is not None)
-    return tuple(sorted(found, key=lambda one: (one.kind, one.site)))
 
 
 def problem_of(found: CapturedProgram, program: ProgramLaunch, effort: Effort, device: str) -> Problem:

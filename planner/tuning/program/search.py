@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import OutcomeRow
-from fuseplan.tuning.program.baseline import defaults, whole_candidates
+from fuseplan.measure.race import RaceResult
+from fuseplan.tuning.program.baseline import defaults, rewrites_under, rewritten_entry, whole_candidates
 from fuseplan.tuning.program.budget import Budget
 from fuseplan.tuning.program.combine import PlanStudy, Settings, distinct
 from fuseplan.tuning.program.knowledge import Knowledge
 from fuseplan.tuning.program.problem import Problem
 from fuseplan.tuning.program.propose import Candidate
+from fuseplan.tuning.program.rewriting import Alternative, alternatives, joined, preferred_name
 from fuseplan.tuning.program.rounds import Proposed, Rounds
 from fuseplan.tuning.program.services import Services
 from fuseplan.tuning_db.launches import of_launch
@@ -57,10 +60,17 @@ class Search:
         return Rounds(self.services, self.budget, self.knowledge, picks=self.picks)
 
     @cached_property
+    def alternatives(self) -> dict[str, Alternative]:
+        """What differs from what is preferred in how one decision is written, by the name of its entry."""
+        found = alternatives(self.problem.found.sites, self.budget.effort, self.knowledge.default_us)
+        return {rewritten_entry(self.problem, one.name, ()).name: one for one in found}
+
+    @cached_property
     def study(self) -> PlanStudy:
         """The whole plans as a study."""
         here = self.services.environment
-        named = [*defaults(here, self.launch), *whole_candidates(self.problem, here, self.budget.effort)]
+        others = list(self.alternatives.values())
+        named = [*defaults(here, self.launch), *whole_candidates(self.problem, here, self.budget.effort, others)]
         return PlanStudy(self.knowledge, named, here.key, self.settings)
 
     @cached_property
@@ -88,6 +98,22 @@ class Search:
     def cuts(self, count: int, proposed: Sequence[Candidate]) -> list[RaceEntry]:
         """The next so many cuts that are worth a race."""
         return self._raced_as(self.study.next_entries(count, proposed))
+
+    def joined(self, result: RaceResult) -> list[RaceEntry]:
+        """What the alternatives make together that were faster than what is preferred, where these are several decisions."""
+        called = {entry.name: name for name, entry in self.own.items()}
+        sites = self.problem.found.sites
+        preferred = called.get(rewritten_entry(self.problem, preferred_name(sites), ()).name)
+        ran = {lane.name for lane in result.lanes if lane.status == "ok" and lane.ratio is not None}
+        if preferred not in ran:
+            return []
+        better = [name for name in self.alternatives if called.get(name) in ran]
+        better = [name for name in better if result.compared(called[name], preferred) == "faster"]
+        better.sort(key=lambda name: result.lane(called[name]).ratio or math.inf)
+        found = joined(sites, [self.alternatives[name] for name in better])
+        if found is None:
+            return []
+        return self._raced_as([rewritten_entry(self.problem, found.name, rewrites_under(self.problem, found))])
 
     def tell(self, rows: Mapping[str, OutcomeRow], noise: float | None) -> None:
         """Tell the study what came of all its entries."""
