@@ -8,8 +8,9 @@ from typing import Any
 
 from fuseplan.rewrites.attention.kind import Attention
 from fuseplan.rewrites.base import Kind
+from fuseplan.rewrites.written.kind import WrittenOut
 
-KINDS: dict[str, Kind[Any]] = {"attention": Attention()}
+KINDS: dict[str, Kind[Any]] = {"attention": Attention(), "written-attention": WrittenOut()}
 """By the names that plans have for them. Of two that cannot both have a site, the first is preferred."""
 _OWN = frozenset(KINDS)
 

@@ -1,0 +1,97 @@
+"""What the biases and masks of a match may do: hide single scores, whole rows, or nothing; and why some cannot be one call's bias."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch.fx import Node
+
+from fuseplan.rewrites.written.lowest import Range, product, quotient, range_of
+from fuseplan.rewrites.written.match import Factor, Hidden, Match
+from fuseplan.rewrites.written.missed import MissedError
+from fuseplan.rewrites.written.reading import number_of
+from fuseplan.rewrites.written.scores import Filled
+from fuseplan.rewrites.written.versions import Versions, fake_of
+
+HIDES = -1e4
+"""A bias that is nowhere lower is one that hides nothing, and a number that replaces a score must be as low to hide it."""
+ABSORBS = -1e30
+"""A bias so low that no score shows beside it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Bias:
+    """One of the terms of a match, with the numbers between which it lies."""
+
+    term: Hidden
+    range: Range
+    """Of what is added, or of what replaces scores; scaled as it is."""
+
+    @property
+    def replaces(self) -> bool:
+        """It stands in the place of scores."""
+        return isinstance(self.term.step, Filled)
+
+    @property
+    def hides(self) -> bool:
+        """It may hide what it is added to."""
+        return self.replaces or self.range[0] < HIDES
+
+    @property
+    def absorbs(self) -> bool:
+        """It is added, and may be so low that no score shows beside it."""
+        return not self.replaces and self.range[0] < ABSORBS
+
+
+def biases_of(versions: Versions, match: Match) -> tuple[Bias, ...]:
+    """The biases and masks of a match, without numbers that softmax does not show; MissedError where one is none of a call's."""
+    for factor in match.factors:
+        _check_factor(match, factor)
+    found: list[Bias] = []
+    for term in match.terms:
+        if isinstance(term.step, Filled):
+            found.append(_replaced(versions, term))
+            continue
+        if any(bias.replaces and bias.range[0] > ABSORBS for bias in found):
+            raise MissedError(
+                "something is added to scores after they were replaced by a number that is not their lowest"
+            )
+        number = number_of(term.step.term)
+        if number is not None and math.isfinite(number):
+            continue
+        fake_of(term.step.term)
+        found.append(Bias(term, _scaled(versions, term, range_of(versions, term.step.term))))
+    return tuple(found)
+
+
+def _check_factor(match: Match, factor: Factor) -> None:
+    value = factor.by.meta.get("example_value") if isinstance(factor.by, Node) else None
+    if value is None:
+        raise MissedError("the scores are multiplied by something that is no number and no tensor")
+    shape = getattr(value, "shape", ())
+    varies = {axis for axis, size in zip(factor.location.axes[::-1], shape[::-1], strict=False) if size != 1}
+    if {match.row, match.column} <= varies:
+        raise MissedError("the scores are multiplied by a tensor that differs between queries and between keys")
+
+
+def _replaced(versions: Versions, term: Hidden) -> Bias:
+    assert isinstance(term.step, Filled)
+    low, high = range_of(versions, term.step.value)
+    if low != high:
+        raise MissedError("scores are replaced by something that is no number known here")
+    if term.factors:
+        raise MissedError("scores are multiplied by a tensor after some of them were replaced")
+    low *= term.scale
+    if not low <= HIDES:
+        raise MissedError(f"scores are replaced by {low:g}, which does not hide them")
+    return Bias(term, (low, low))
+
+
+def _scaled(versions: Versions, term: Hidden, found: Range) -> Range:
+    assert not isinstance(term.step, Filled)
+    times = term.scale * term.step.times
+    found = product(found, (times, times))
+    for factor in term.factors:
+        found = (quotient if factor.divided else product)(found, range_of(versions, factor.by))
+    return found

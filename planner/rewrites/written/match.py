@@ -1,0 +1,277 @@
+"""Attention found by its data flow: a softmax between two matmuls, and all that is done in between, as one description.
+
+Scores are `scale * queries @ keys + biases`, some of them replaced where a mask hides them; softmax goes over the axis over
+which the second matmul sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from fuseplan.rewrites.written.contraction import Contraction
+from fuseplan.rewrites.written.layouts import Axis, Location, arranged, equal, is_copy, permutation
+from fuseplan.rewrites.written.missed import MissedError
+from fuseplan.rewrites.written.reading import argument, first, name_of, number_of
+from fuseplan.rewrites.written.scores import Added, Arranged, Filled, Scaled, Scores, ScoreStep, scores_of
+from fuseplan.rewrites.written.versions import Versions, fake_of
+from fuseplan.rewrites.written.weights import AttentionWeights, check_unread, weights_of
+
+_CHANGES = ("autocast", "grad_enabled", "inference_mode", "no_grad", "saved_tensors_hooks")
+
+
+@dataclass(frozen=True, eq=False)
+class Operand:
+    """Queries, keys or values: a tensor of the program, its axes, and a number that it is multiplied by."""
+
+    node: Node
+    axes: tuple[Axis, ...]
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Factor:
+    """A tensor that scores are multiplied or divided by, where they are laid out like this."""
+
+    by: Node
+    divided: bool
+    location: Location
+
+
+@dataclass(frozen=True, eq=False)
+class Hidden:
+    """A bias that is added, or a mask by which scores are replaced, where they are laid out like this, and what scales them later."""
+
+    step: Added | Filled
+    location: Location
+    scale: float = 1.0
+    factors: tuple[Factor, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Match:
+    """Attention that is written out."""
+
+    softmax: Node
+    result: Node
+    query: Operand
+    key: Operand
+    value: Operand
+    row: Axis
+    """Of the queries."""
+    column: Axis
+    """Of the keys and values: the axis of softmax."""
+    inner: Axis
+    """Of the features that queries and keys have."""
+    feature: Axis
+    """Of the values' own features."""
+    locations: tuple[Location, ...]
+    """Of the product, and after each op up to the second matmul."""
+    out: tuple[Axis, ...]
+    """The axes of the result, in order."""
+    terms: tuple[Hidden, ...]
+    factors: tuple[Factor, ...]
+    dropout: float
+    nodes: tuple[Node, ...] = field(repr=False)
+    """All that is written out, in the order of the graph."""
+
+    @property
+    def scale(self) -> float:
+        """What the product is multiplied by."""
+        return self.query.scale * self.key.scale
+
+    @property
+    def reads(self) -> list[Node]:
+        """The values of the program that it is made of."""
+        given: list[Any] = [self.query.node, self.key.node, self.value.node, *(factor.by for factor in self.factors)]
+        for term in self.terms:
+            given += [term.step.term] if isinstance(term.step, Added) else [term.step.mask, term.step.value]
+        return [each for each in given if isinstance(each, Node)]
+
+
+def softmaxes(graph: Graph) -> Iterator[Node]:
+    """The softmaxes of a graph, in order."""
+    for node in graph.nodes:
+        if node.op in ("call_function", "call_method") and name_of(node) == "softmax":
+            yield node
+
+
+def match_of(versions: Versions, softmax: Node) -> Match:
+    """The attention around one softmax; MissedError says why there is none."""
+    scores = scores_of(versions, softmax)
+    weights = weights_of(versions, softmax)
+    check_unread(versions, scores.steps, scores.product.node, softmax)
+    locations, at = _locations(scores, weights, softmax)
+    column = _softmax_axis(softmax, at[softmax])
+    key_left = column in scores.product.own(scores.product.left_axes)
+    if not key_left and column not in scores.product.own(scores.product.right_axes):
+        raise MissedError("softmax goes over an axis that queries and keys share")
+    inner, value, feature, out = _values(weights.values, weights, locations[-1], column)
+    row = _row(scores.product, key_left, out, value)
+    sides = [_operand(versions, scores.product, left) for left in (True, False)]
+    key, query = sides if key_left else sides[::-1]
+    number, factors, terms = _algebra(scores.steps, at)
+    steps = [step.node for step in (*scores.steps, *weights.steps)]
+    written = {scores.product.node, softmax, weights.values.node, *steps}
+    matched = tuple(sorted(written, key=versions.place.__getitem__))
+    match = Match(
+        softmax, weights.values.node, Operand(query.node, query.axes, query.scale * number), key, value,
+        row, column, scores.product.inner, feature, tuple(locations), out, terms, factors, weights.dropout, matched,
+    )  # fmt: skip
+    _check(versions, match, scores, weights, inner)
+    return match
+
+
+def _locations(scores: Scores, weights: AttentionWeights, softmax: Node) -> tuple[list[Location], dict[Node, Location]]:
+    """Where scores and weights are after each op, and where each op finds them."""
+    here = Location(scores.product.out)
+    locations, at = [here], {scores.product.node: here}
+    for step in (*scores.steps, ScoreStep(softmax), *weights.steps):
+        at[step.node] = here
+        if isinstance(step, Arranged):
+            here = arranged(here, step.node)
+            if here is not locations[-1]:
+                locations.append(here)
+    return locations, at
+
+
+def _softmax_axis(softmax: Node, location: Location) -> Axis:
+    dim = argument(softmax, 1, "dim")
+    if not isinstance(dim, int):
+        raise MissedError("it isn't said over which axis softmax goes")
+    return location.axes[dim % len(location.axes)]
+
+
+def _values(
+    second: Contraction, weights: AttentionWeights, location: Location, column: Axis
+) -> tuple[Axis, Operand, Axis, tuple[Axis, ...]]:
+    """The axis that the second matmul sums over, the values and their own axis, and the axes of the result."""
+    ours, theirs = second.left_axes, second.right_axes
+    if not weights.on_the_left:
+        ours, theirs = theirs, ours
+    known = dict(zip(ours, location.axes, strict=True))
+    if not all(equal(new.size, old.size) for new, old in known.items()):
+        raise MissedError("the values have more batches than the attention weights")
+    if known.get(second.inner) is not column:
+        raise MissedError("softmax goes over another axis than the one over which values are weighed")
+    own = [axis for axis in theirs if axis not in known]
+    if len(own) != 1 or any(axis not in known and axis not in own for axis in second.out):
+        raise MissedError("the values have more batches than the attention weights")
+    node = second.right if weights.on_the_left else second.left
+    named = {**known, own[0]: own[0]}
+    axes = tuple(named[axis] for axis in theirs)
+    return second.inner, Operand(node, axes), own[0], tuple(named[axis] for axis in second.out)
+
+
+def _row(product: Contraction, key_left: bool, out: tuple[Axis, ...], value: Operand) -> Axis:
+    """The axis of the queries: their own, and none that values have."""
+    own = product.own(product.right_axes if key_left else product.left_axes)
+    rows = [axis for axis in own if axis in out and axis not in value.axes]
+    if not rows:
+        raise MissedError("the queries have no axis of their own")
+    return rows[-1]
+
+
+def _operand(versions: Versions, product: Contraction, left: bool) -> Operand:
+    """One side of the product, behind its transposes, its scaling by a number and casts that only make it wider."""
+    node, axes = (product.left, product.left_axes) if left else (product.right, product.right_axes)
+    scale = 1.0
+    while node.op in ("call_function", "call_method") and node not in versions.writers:
+        source = versions.read(node, first(node))
+        name, order = name_of(node), permutation(node)
+        if order is not None:
+            axes = tuple(axes[order.index(place)] for place in range(len(order)))
+        elif name in ("mul", "div") and (scaled := _scaled(versions, node)) is not None:
+            source, number = scaled
+            scale *= number
+        elif not (is_copy(node) or _only_wider(node, source)):
+            break
+        node = source
+    return Operand(node, axes, scale)
+
+
+def _scaled(versions: Versions, node: Node) -> tuple[Node, float] | None:
+    """What is multiplied or divided by a number, and the factor."""
+    one, other = first(node), argument(node, 1, "other")
+    if name_of(node) == "div":
+        number = number_of(other)
+        rounded = argument(node, 2, "rounding_mode") is not None
+        tensor, factor = one, None if not number or rounded else 1 / number
+    else:
+        tensor, factor = (one, number_of(other)) if isinstance(one, Node) else (other, number_of(one))
+    if factor is None or not isinstance(tensor, Node):
+        return None
+    source = versions.read(node, tensor)
+    return (source, factor) if fake_of(source).dtype == fake_of(node).dtype else None
+
+
+def _only_wider(node: Node, source: Node) -> bool:
+    """Whether a cast only makes numbers wider."""
+    if name_of(node) not in ("to", "float", "double", "type") or not isinstance(source, Node):
+        return False
+    new, old = fake_of(node), fake_of(source)
+    same_place = new.device == old.device and new.is_floating_point() and old.is_floating_point()
+    return same_place and torch.promote_types(new.dtype, old.dtype) == new.dtype
+
+
+def _algebra(
+    steps: Sequence[ScoreStep], at: dict[Node, Location]
+) -> tuple[float, tuple[Factor, ...], tuple[Hidden, ...]]:
+    """The number and the tensors that the product is multiplied by, and the biases and masks, each with what scales it later."""
+    number, factors, terms = 1.0, tuple[Factor, ...](), list[Hidden]()
+    for step in steps:
+        here = at[step.node]
+        if isinstance(step, Scaled):
+            plain = number_of(step.by)
+            if plain is None:
+                factor = (Factor(step.by, step.divided, here),)
+                factors += factor
+                terms = [Hidden(term.step, term.location, term.scale, (*term.factors, *factor)) for term in terms]
+            else:
+                if step.divided and not plain:
+                    raise MissedError("the scores are divided by zero")
+                plain = 1 / plain if step.divided else plain
+                number *= plain
+                terms = [Hidden(term.step, term.location, term.scale * plain, term.factors) for term in terms]
+        elif isinstance(step, Added | Filled):
+            terms.append(Hidden(step, here))
+    return number, factors, tuple(terms)
+
+
+# checks
+
+
+def _check(versions: Versions, match: Match, scores: Scores, weights: AttentionWeights, inner: Axis) -> None:
+    """MissedError where the same as one call would see other values, other sizes or other rules than what is written."""
+    for location in (match.locations[0], match.locations[-1]):
+        if not location.has(match.row, match.column):
+            raise MissedError("the scores are viewed so that queries or keys are no axis of their own")
+    if not equal(inner.size, match.column.size):
+        raise MissedError("there are not as many values as keys")
+    tensors = [match.query.node, match.key.node, match.value.node]
+    fakes = [fake_of(each) for each in tensors]
+    if not all(fake.is_floating_point() for fake in fakes) or len({fake.device for fake in fakes}) != 1:
+        raise MissedError("queries, keys and values are not floats on one device")
+    for node in match.nodes:
+        if not fake_of(node).is_floating_point():
+            raise MissedError(f"{node.name} gives no floats")
+    _check_rules(versions, match)
+    _check_writes(versions, match)
+
+
+def _check_rules(versions: Versions, match: Match) -> None:
+    """Everything must be computed under one set of rules: of autocast, and of whether gradients are taken."""
+    low, high = versions.place[match.nodes[0]], versions.place[match.result]
+    for node, place in versions.place.items():
+        if low < place < high and any(word in name_of(node) for word in _CHANGES):
+            raise MissedError(f"{name_of(node)} changes the rules in between")
+
+
+def _check_writes(versions: Versions, match: Match) -> None:
+    """What is read later than it was must still be what it was."""
+    for node in match.reads:
+        versions.check_unwritten(node, match.result, match.nodes)

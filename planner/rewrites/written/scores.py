@@ -1,0 +1,202 @@
+"""From a softmax back to the matmul that its scores come from, and what is done to them on the way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from fuseplan.rewrites.written.contraction import Contraction, contraction, is_matmul
+from fuseplan.rewrites.written.layouts import equal, is_copy, is_reshape, permutation
+from fuseplan.rewrites.written.missed import MissedError, noted
+from fuseplan.rewrites.written.reading import argument, first, name_of, number_of
+from fuseplan.rewrites.written.versions import Versions, fake_of
+
+_CASTS = frozenset({"to", "float", "half", "bfloat16", "double", "type"})
+_LONGEST = 40
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreStep:
+    """One op on the way of the scores."""
+
+    node: Node
+
+
+@dataclass(frozen=True, eq=False)
+class Passed(ScoreStep):
+    """It changes nothing that softmax would show: a cast, or the largest score of each row subtracted."""
+
+    shift: tuple[Node, ...] = ()
+    """What computes the shift."""
+
+
+@dataclass(frozen=True, eq=False)
+class Arranged(ScoreStep):
+    """A view, a transpose or a copy."""
+
+
+@dataclass(frozen=True, eq=False)
+class Scaled(ScoreStep):
+    """A number, or a tensor, that the scores are multiplied or divided by."""
+
+    by: Any
+    divided: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Added(ScoreStep):
+    """A bias or a mask that is added to the scores, some times."""
+
+    term: Any
+    times: float = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Filled(ScoreStep):
+    """Scores replaced by a value, where a mask is true, or where it is false."""
+
+    mask: Any
+    value: Any
+    where: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """The product of queries and keys, and what is done to it before the softmax."""
+
+    product: Contraction
+    steps: tuple[ScoreStep, ...]
+
+
+def scores_of(versions: Versions, softmax: Node) -> Scores:
+    """Go back from a softmax to the nearest matmul; MissedError says what is in the way."""
+    product, steps = _back(versions, versions.read(softmax, first(softmax)), _LONGEST)
+    made = contraction(versions, product)
+    begun: list[ScoreStep] = [Scaled(product, made.scale)] if made.scale != 1.0 else []
+    if made.added is not None:
+        begun.append(Added(product, made.added, made.beta))
+    return Scores(made, (*begun, *steps))
+
+
+def _back(versions: Versions, node: Any, left: int) -> tuple[Node, list[ScoreStep]]:
+    """The matmul behind a value, and the steps from there to it; of several the one with the fewest steps."""
+    if is_matmul(node):
+        return node, []
+    if not isinstance(node, Node) or node.op not in ("call_function", "call_method"):
+        raise MissedError(f"no matmul gives the scores: they come from {getattr(node, 'name', node)}")
+    found: list[tuple[Node, list[ScoreStep]]] = []
+    missed: list[MissedError] = []
+    for source, step in _carried(versions, node) if left else []:
+        with noted(missed):
+            product, steps = _back(versions, source, left - 1)
+            found.append((product, [*steps, step]))
+    if found:
+        return min(found, key=lambda each: len(each[1]))
+    raise missed[0] if missed else MissedError(f"no matmul gives the scores: they come through {name_of(node)}")
+
+
+def _carried(versions: Versions, node: Node) -> list[tuple[Any, ScoreStep]]:
+    """The inputs that may be the scores, each with what the op then does to them; those of the result's shape only."""
+    name = name_of(node)
+    candidates: list[tuple[Any, ScoreStep]] = []
+    if name in _CASTS:
+        candidates = [(first(node), Passed(node))]
+    elif is_copy(node) or is_reshape(node) or permutation(node) is not None:
+        return [(versions.read(node, first(node)), Arranged(node))]
+    elif name in _BINARY:
+        candidates = _BINARY[name](versions, node)
+    return [(source, step) for given, step in candidates if _is_as_large(node, source := versions.read(node, given))]
+
+
+def _is_as_large(node: Node, source: Any) -> bool:
+    if not isinstance(source, Node) or not isinstance(source.meta.get("example_value"), torch.Tensor):
+        return False
+    ours, theirs = fake_of(node).shape, fake_of(source).shape
+    return len(ours) == len(theirs) and all(map(equal, ours, theirs))
+
+
+def _other(node: Node) -> Any:
+    return argument(node, 1, "other")
+
+
+def _add(versions: Versions, node: Node) -> list[tuple[Any, ScoreStep]]:
+    times = number_of(argument(node, 2, "alpha", default=1))
+    if times is None:
+        return []
+    forward: list[tuple[Any, ScoreStep]] = [(first(node), Added(node, versions.read(node, _other(node)), times))]
+    return forward + ([(_other(node), Added(node, versions.read(node, first(node))))] if times == 1 else [])
+
+
+def _sub(versions: Versions, node: Node) -> list[tuple[Any, ScoreStep]]:
+    times = number_of(argument(node, 2, "alpha", default=1))
+    if times is None:
+        return []
+    subtracted = versions.read(node, _other(node))
+    shift = _largest(versions, subtracted, versions.read(node, first(node)))
+    return [(first(node), Passed(node, shift) if shift else Added(node, subtracted, -times))]
+
+
+def _mul(versions: Versions, node: Node) -> list[tuple[Any, ScoreStep]]:
+    pairs = ((first(node), _other(node)), (_other(node), first(node)))
+    return [(scores, Scaled(node, versions.read(node, by))) for scores, by in pairs]
+
+
+def _div(versions: Versions, node: Node) -> list[tuple[Any, ScoreStep]]:
+    if argument(node, 2, "rounding_mode") is not None:
+        return []
+    return [(first(node), Scaled(node, versions.read(node, _other(node)), divided=True))]
+
+
+def _neg(versions: Versions, node: Node) -> list[tuple[Any, ScoreStep]]:
+    return [(first(node), Scaled(node, -1.0))]
+
+
+def _masked_fill(versions: Versions, node: Node) -> list[tuple[Any, ScoreStep]]:
+    mask, value = argument(node, 1, "mask"), argument(node, 2, "value")
+    return [(first(node), Filled(node, versions.read(node, mask), versions.read(node, value)))]
+
+
+def _where(versions: Versions, node: Node) -> list[tuple[Any, ScoreStep]]:
+    condition, chosen, other = (
+        argument(node, 0, "condition"),
+        argument(node, 1, "input", "self"),
+        argument(node, 2, "other"),
+    )
+    if node.op == "call_method":
+        condition, chosen, other = argument(node, 1, "condition"), first(node), argument(node, 2, "other")
+    mask = versions.read(node, condition)
+    return [
+        (chosen, Filled(node, mask, versions.read(node, other), where=False)),
+        (other, Filled(node, mask, versions.read(node, chosen))),
+    ]
+
+
+_BINARY = {
+    "add": _add,
+    "sub": _sub,
+    "mul": _mul,
+    "div": _div,
+    "neg": _neg,
+    "masked_fill": _masked_fill,
+    "where": _where,
+}
+
+
+def _largest(versions: Versions, value: Any, scores: Node) -> tuple[Node, ...]:
+    """The ops by which a value is the largest of each row of the scores; none if it is something else."""
+    through: list[Node] = []
+    while isinstance(value, Node) and name_of(value) in ("getitem", "values", "detach"):
+        if name_of(value) == "getitem" and value.args[1] != 0:
+            return ()
+        through.append(value)
+        value = versions.read(value, first(value))
+    if not isinstance(value, Node) or name_of(value) != "max" or versions.read(value, first(value)) is not scores:
+        return ()
+    keeps = argument(value, 2, "keepdim", default=False)
+    dim = argument(value, 1, "dim")
+    dim = dim[0] if isinstance(dim, list | tuple) and len(dim) == 1 else dim
+    rank = len(fake_of(scores).shape)
+    return (*through, value) if keeps is True and isinstance(dim, int) and dim % rank == rank - 1 else ()

@@ -1,0 +1,118 @@
+"""A site of attention that is written out, and the finder of all in a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.fx.node import map_arg
+
+from fuseplan.rewrites.attention.mask_source import MaskSource, may_write
+from fuseplan.rewrites.attention.site import AttentionSite
+from fuseplan.rewrites.base import Draft, digest_of
+from fuseplan.rewrites.written.biases import biases_of
+from fuseplan.rewrites.written.match import match_of, softmaxes
+from fuseplan.rewrites.written.missed import Miss, MissedError, noted
+from fuseplan.rewrites.written.versions import Versions, fake_of
+from fuseplan.rewrites.written.writer import Writer
+from fuseplan.rewrites.written.writing import Written, arguments, dtype_of, hiding, home_of, put_back, writer_of
+from fuseplan.segment.masks import MaskProof, UnprovenError
+
+
+@dataclass(frozen=True, eq=False)
+class WrittenAttention(AttentionSite):
+    """Attention that is written out: all between the matmul of queries and keys and the one with the values."""
+
+    written: Written = field(repr=False)
+    known: Mapping[str, Any] = field(repr=False)
+    as_they_stand: Mapping[str, Node] = field(repr=False)
+
+    @property
+    def fakes(self) -> Mapping[str, Any]:
+        """What a call of attention would be given here."""
+        return self.known
+
+    @property
+    def given(self) -> Mapping[str, Node]:
+        """Those of them that are nodes of the original as they stand."""
+        return self.as_they_stand
+
+    @property
+    def matched(self) -> Collection[Node]:
+        """All that is written out."""
+        return self.written.match.nodes
+
+    def write(self, draft: Draft) -> dict[str, Any]:
+        """The arguments of a call, put in before the result; what its readers need of it is put in behind."""
+        writer = writer_of(self.written, draft)
+        given = arguments(self.written, writer)
+        put_back(self.written, writer, given)
+        for node in reversed(self.written.match.nodes):
+            copied = draft.copies[node]
+            if may_write(node) and not copied.users:  # written for its effect alone, which was on the scores
+                draft.graph.erase_node(copied)
+        return given
+
+    def refusal(self, way: str) -> str | None:
+        """Why a way is not legal here; None if it is."""
+        if self.written.loses_rows and not way.startswith("math"):
+            return "a row that its bias may hide as a whole would have other gradients under a fused kernel"
+        return super().refusal(way)
+
+
+def find_written(gm: GraphModule) -> tuple[list[WrittenAttention], list[Miss]]:
+    """All attention that is written out in a graph, and why each other softmax is none."""
+    found: list[WrittenAttention] = []
+    missed: list[Miss] = []
+    candidates = list(softmaxes(gm.graph))
+    if not candidates:
+        return found, missed
+    versions, scratch = Versions(gm.graph), Draft(gm)
+    for softmax in candidates:
+        reasons: list[MissedError] = []
+        with noted(reasons):
+            site = _site(versions, softmax, scratch, len(found))
+            if any(set(site.matched) & set(other.matched) for other in found):
+                raise MissedError("it shares a matmul with other attention")
+            found.append(site)
+        missed += [Miss(softmax, str(reason)) for reason in reasons]
+    return found, missed
+
+
+def _site(versions: Versions, softmax: Node, scratch: Draft, number: int) -> WrittenAttention:
+    match = match_of(versions, softmax)
+    trains = fake_of(match.result).requires_grad
+    written = Written(match, biases_of(versions, match), home_of(match), dtype_of(match), trains=trains)
+    written, proof = _proven(written, writer_of(written, scratch))
+    given = arguments(written, writer_of(written, scratch))
+    known = {name: map_arg(value, lambda node: node.meta["example_value"]) for name, value in given.items()}
+    digest = digest_of("written-attention", {versions.place[node]: node for node in match.nodes})
+    originals = {copied: node for node, copied in scratch.copies.items()}
+    as_they_stand = {name: originals[node] for name, node in given.items() if node in originals}
+    return WrittenAttention(number, digest, proof, match.result, written, known, as_they_stand)
+
+
+def _proven(written: Written, writer: Writer) -> tuple[Written, MaskProof]:
+    """What is proven of all that hides scores, and the match without what that makes needless."""
+    hidden = hiding(written, writer)
+    if hidden is None:
+        nothing = (
+            MaskProof(None, "it adds a bias to the scores") if written.small else MaskProof("all", "no mask is given")
+        )
+        return replace(written, hides=False, guarded=False), nothing
+    try:
+        proof = MaskSource(hidden).proof()
+    except UnprovenError as unproven:
+        proof = MaskProof(None, str(unproven))
+    sizes = zip(fake_of(hidden).shape[-2:], (written.match.row.size, written.match.column.size), strict=True)
+    if proof.verdict == "causal" and not all(statically_known_true(ours == theirs) for ours, theirs in sizes):
+        proof = MaskProof(None, "its rows and columns are not the queries and keys")
+    if proof.verdict is None:
+        return written, proof
+    if proof.verdict == "all":
+        written = replace(written, hides=False)
+    written = replace(written, guarded=False)
+    return written, MaskProof(None, "it adds a bias to the scores") if written.small else proof

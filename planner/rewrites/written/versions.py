@@ -1,0 +1,125 @@
+"""Which value an op of a Dynamo graph reads, where tensors are written to in place: an op that writes gives a new version of what it wrote to."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import Graph, Node
+from torch.utils._pytree import tree_leaves
+
+from fuseplan.rewrites.attention.mask_source import written_by
+from fuseplan.rewrites.written.missed import MissedError
+
+_SHAPE_METHODS = frozenset(
+    {"size", "dim", "numel", "ndimension", "stride", "get_device", "is_contiguous", "element_size"}
+)
+_SHAPE_ATTRIBUTES = frozenset({"shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_cuda"})
+_LIKE_ANOTHER = frozenset({"type_as", "view_as", "reshape_as", "expand_as"})
+
+
+def fake_of(node: Any) -> FakeTensor:
+    """The fake tensor that Dynamo has for a node; MissedError where it is no plain tensor."""
+    value = node.meta.get("example_value") if isinstance(node, Node) else None
+    if type(value) is not FakeTensor or value.layout is not torch.strided:
+        raise MissedError(f"{node} is no plain tensor")
+    return value
+
+
+def reads_elements(reader: Node, node: Node) -> bool:
+    """Whether an op reads elements of a value, and not its shape or dtype alone."""
+    name = reader.target if isinstance(reader.target, str) else getattr(reader.target, "__name__", "")
+    if name in _LIKE_ANOTHER:
+        return node in reader.args[:1]
+    if name.endswith("_like") or name.startswith("new_") or (reader.op == "call_method" and name in _SHAPE_METHODS):
+        return node not in reader.args[:1] and node in reader.all_input_nodes
+    return not (reader.target is getattr and reader.args[1] in _SHAPE_ATTRIBUTES)
+
+
+class Versions:
+    """The values that the ops of a graph read, and who reads each."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.place = {node: place for place, node in enumerate(graph.nodes)}
+        self.writers = {node: written for node in graph.nodes if (written := written_by(node))}
+        self.readers: dict[Node, list[Node]] = defaultdict(list)
+        self._read: dict[tuple[Node, Node], Node] = {}
+        self._stale: dict[tuple[Node, Node], Node] = {}
+        self._follow(graph)
+
+    def read(self, reader: Node, argument: Any) -> Any:
+        """The node whose result `reader` sees under this argument; what is no node is itself."""
+        if not isinstance(argument, Node):
+            return argument
+        writer = self._stale.get((reader, argument))
+        if writer is not None:
+            raise MissedError(f"{argument.name} is written to by {writer.name} before {reader.name} reads it")
+        return self._read.get((reader, argument), argument)
+
+    def elements_read_by(self, node: Node) -> list[Node]:
+        """The ops that read elements of this value, and not its shape alone."""
+        return [reader for reader in self.readers[node] if reads_elements(reader, node)]
+
+    def check_unwritten(self, node: Node, until: Node, among: Collection[Node]) -> None:
+        """MissedError where somebody besides `among` writes to this version of a value before `until`."""
+        for writer, written in self.writers.items():
+            if writer in among or not self.place[node] < self.place[writer] < self.place[until]:
+                continue
+            if any(self.memory(node) & self.memory(each) for each in written):
+                raise MissedError(f"{node.name} is written to by {writer.name} in between")
+
+    def memory(self, node: Node) -> set[int]:
+        """The storages that a value lies in."""
+        if node not in self._memory:
+            self._memory[node] = set(_storages(node.meta.get("example_value")))
+        return self._memory[node]
+
+    @cached_property
+    def _memory(self) -> dict[Node, set[int]]:
+        return {}
+
+    def _follow(self, graph: Graph) -> None:
+        latest: dict[Node, Node] = {}
+        stale: dict[Node, Node] = {}
+        seen: list[Node] = []
+        for node in graph.nodes:
+            for argument in node.all_input_nodes:
+                if argument in stale:
+                    self._stale[node, argument] = stale[argument]
+                self._read[node, argument] = latest.get(argument, argument)
+                self.readers[latest.get(argument, argument)].append(node)
+            if node in self.writers:
+                self._write(node, seen, latest, stale)
+            seen.append(node)
+
+    def _write(self, writer: Node, seen: list[Node], latest: dict[Node, Node], stale: dict[Node, Node]) -> None:
+        """Note that whatever shares memory with what is written to has another value from here on."""
+        written = {latest.get(node, node) for node in self.writers[writer]}
+        memory = {each for node in written for each in self.memory(node)}
+        same = len(written) == 1 and _in_place_of(writer, next(iter(written)))
+        for node in seen:
+            if not memory & self.memory(node):
+                continue
+            if same and latest.get(node, node) in written:
+                latest[node] = writer
+            else:
+                stale[node] = writer
+
+
+def _in_place_of(writer: Node, written: Node) -> bool:
+    """Whether an op gives back, whole, what it has written to."""
+    new, old = writer.meta.get("example_value"), written.meta.get("example_value")
+    if not isinstance(new, torch.Tensor) or not isinstance(old, torch.Tensor):
+        return False
+    same_memory = set(_storages(new)) == set(_storages(old))
+    return same_memory and new.dtype == old.dtype and new.shape == old.shape and new.stride() == old.stride()
+
+
+def _storages(value: Any) -> Iterator[int]:
+    for leaf in tree_leaves(value):
+        if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
+            yield leaf.untyped_storage()._cdata

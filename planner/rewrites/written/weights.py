@@ -1,0 +1,97 @@
+"""From a softmax on to the matmul in which its weights meet the values, and what is done to them on the way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch.fx import Node
+
+from fuseplan.rewrites.written.contraction import Contraction, contraction, is_matmul
+from fuseplan.rewrites.written.layouts import is_copy, is_reshape, permutation
+from fuseplan.rewrites.written.missed import MissedError
+from fuseplan.rewrites.written.reading import argument, name_of, number_of
+from fuseplan.rewrites.written.scores import Arranged, Passed, ScoreStep
+from fuseplan.rewrites.written.versions import Versions
+
+_CASTS = frozenset({"to", "float", "half", "bfloat16", "double", "type"})
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionWeights:
+    """What softmax gives, on its way to the values."""
+
+    steps: tuple[ScoreStep, ...]
+    values: Contraction
+    on_the_left: bool
+    """The weights are the left side of that matmul."""
+    dropout: float
+
+
+def weights_of(versions: Versions, softmax: Node) -> AttentionWeights:
+    """Go on from a softmax to the next matmul; MissedError says what is in the way, or who else reads the weights."""
+    node, steps, dropout = softmax, list[ScoreStep](), 0.0
+    while True:
+        reader = _only_reader(versions, node, "attention weights")
+        if is_matmul(reader):
+            break
+        if name_of(reader) == "dropout":
+            if dropout:
+                raise MissedError("the attention weights are dropped twice")
+            dropout = _dropped(reader)
+            steps.append(Passed(reader))
+        elif name_of(reader) in _CASTS:
+            steps.append(Passed(reader))
+        elif is_copy(reader) or is_reshape(reader) or permutation(reader) is not None:
+            steps.append(Arranged(reader))
+        else:
+            raise MissedError(f"the attention weights go through {_called(reader)} before they meet the values")
+        node = reader
+    values = contraction(versions, reader)
+    if values.added is not None or values.scale != 1.0:
+        raise MissedError("something is added to the weighed values")
+    sides = [side is node for side in (values.left, values.right)]
+    if sum(sides) != 1:
+        raise MissedError("the attention weights are multiplied by themselves")
+    return AttentionWeights(tuple(steps), values, sides[0], dropout)
+
+
+def _only_reader(versions: Versions, node: Node, noun: str) -> Node:
+    readers = versions.elements_read_by(node)
+    if len(readers) != 1:
+        others = ", ".join(_called(reader) for reader in readers if not is_matmul(reader)) or "several matmuls"
+        raise MissedError(f"the {noun} are read by {others}, too" if readers else f"nobody reads the {noun}")
+    return readers[0]
+
+
+def _called(node: Node) -> str:
+    return "the program's output" if node.op == "output" else name_of(node)
+
+
+def _dropped(node: Node) -> float:
+    """The share of weights that dropout leaves out; nothing where it does not train."""
+    functional = node.target is torch.nn.functional.dropout
+    p = number_of(argument(node, 1, "p", default=0.5))
+    training = argument(node, 2, "training", "train", default=True)
+    in_place = argument(node, 3, "inplace", default=False) if functional else False
+    if p is None or not isinstance(training, bool) or not isinstance(in_place, bool):
+        raise MissedError("the share that dropout leaves out is known at run time only")
+    return p if training else 0.0
+
+
+def check_unread(versions: Versions, steps: tuple[ScoreStep, ...], product: Node, softmax: Node) -> None:
+    """MissedError where the scores are read by more than the next op, on their way to the softmax."""
+    way = [product, *(step.node for step in steps), softmax]
+    for node, after in pairwise(way):
+        if node is after:
+            continue
+        (shift,) = [step.shift for step in steps if step.node is after and isinstance(step, Passed)] or [()]
+        readers = [reader for reader in versions.elements_read_by(node) if reader not in (after, *shift)]
+        if readers:
+            raise MissedError(f"the scores are read by {', '.join(map(_called, readers))}, too")
+    for step in steps:
+        shift = step.shift if isinstance(step, Passed) else ()
+        for node in shift:
+            if any(reader not in (step.node, *shift) for reader in versions.elements_read_by(node)):
+                raise MissedError("the largest scores are read elsewhere, too")

@@ -1,0 +1,473 @@
+"""Attention that is written out becomes one call: every spelling is found, and computes what it did, forward and backward."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.fx import GraphModule
+
+import fuseplan
+from agreement import assert_as_accurate, in_double
+from fuseplan.backend import programs_of
+from fuseplan.explain import compiled_by
+from fuseplan.plan import Plan, Rewrite
+from fuseplan.rewrites.apply import rewritten
+from fuseplan.rewrites.written.missed import Miss
+from fuseplan.rewrites.written.site import WrittenAttention, find_written
+from written_attention import SPELLINGS, Sizes
+
+KIND = "written-attention"
+KERNELS = ("math", "flash", "auto")
+
+
+@dataclass
+class Backend:
+    """Rewrites all that it finds in one way, where that is legal, and runs the graph as it then is."""
+
+    way: str | None = "math"
+    sites: list[WrittenAttention] = field(default_factory=list)
+    missed: list[Miss] = field(default_factory=list)
+    targets: list[str] = field(default_factory=list)
+
+    def __call__(self, gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        self.sites, self.missed = find_written(gm)
+        ways = {site: self.way or site.preferred for site in self.sites}
+        legal = [Rewrite(KIND, site.number, way) for site, way in ways.items() if site.refusal(way) is None]
+        new = rewritten(gm, tuple(legal)).gm if legal else gm
+        self.targets = [getattr(node.target, "__name__", str(node.target)) for node in new.graph.nodes]
+        return new.forward
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why softmaxes are no sites."""
+        return [miss.reason for miss in self.missed]
+
+
+def compiled(
+    function: Callable[..., Any], way: str | None = "math", **options: Any
+) -> tuple[Callable[..., Any], Backend]:
+    torch._dynamo.reset()
+    backend = Backend(way)
+    return torch.compile(function, backend=backend, fullgraph=True, **options), backend
+
+
+def step(function: Callable[..., Any], inputs: Sequence[Any]) -> tuple[Tensor, list[Tensor | None]]:
+    """What a function gives, and the gradients of its inputs."""
+    leaves = [each for each in inputs if isinstance(each, Tensor) and each.requires_grad]
+    result = function(*inputs)
+    if not leaves:
+        return result, []
+    weight = torch.linspace(-1, 1, result.numel(), dtype=torch.float64).reshape(result.shape)
+    return result.detach(), list(torch.autograd.grad((result * weight.to(result.dtype)).sum(), leaves))
+
+
+def assert_same_step(function: Callable[..., Any], run: Callable[..., Any], inputs: Sequence[Any]) -> None:
+    assert_as_accurate(step(run, inputs), step(function, inputs), step(function, in_double(tuple(inputs))))
+
+
+def found_in(function: Callable[..., Any], *inputs: Any) -> Backend:
+    run, backend = compiled(function, None)
+    run(*inputs)
+    return backend
+
+
+def missed_in(function: Callable[..., Any], *inputs: Any) -> str:
+    """The reason why the one softmax of a function is no site; its result must be what it is all the same."""
+    backend = found_in(function, *inputs)
+    assert not backend.sites
+    (reason,) = backend.reasons
+    return reason
+
+
+def qkv(*shape: int, grad: bool = True, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(0)
+    drawn = [torch.randn(shape or (2, 3, 8, 16), generator=generator).to(dtype) for _ in range(3)]
+    return tuple(each.requires_grad_(grad) for each in drawn)
+
+
+# spellings
+
+
+@pytest.mark.parametrize("way", ["math", "auto"])
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_each_spelling_is_found_and_trains_the_same(name: str, way: str) -> None:
+    spelling = SPELLINGS[name]
+    run, backend = compiled(spelling.function, way)
+    assert_same_step(spelling.function, run, spelling.inputs())
+    assert (len(backend.sites), backend.missed) == (1, [])
+    legal = backend.sites[0].refusal(way) is None
+    assert legal == (way == "math" or spelling.fused)
+    assert (f"attention_{way}" in backend.targets, "softmax" in backend.targets) == (legal, not legal)
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_in_inference_a_fused_kernel_is_legal_for_each(name: str) -> None:
+    spelling = SPELLINGS[name]
+    run, backend = compiled(spelling.function, "auto")
+    with torch.no_grad():
+        inputs = tuple(map(_detached, spelling.inputs(seed=1, dtype=torch.bfloat16)))
+        assert_same_step(spelling.function, run, inputs)
+    assert [site.refusal("auto") for site in backend.sites] == [None]
+    assert not {"softmax", "matmul", "bmm", "baddbmm", "einsum"} & set(backend.targets) or "position" in name
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else value
+
+
+SIZED = [
+    pytest.param(name, marks=[pytest.mark.exhaustive] * (place % 3 > 0))
+    for place, name in enumerate(SPELLINGS)
+    if name not in ("timm_attention", "swin_shifted_windows")
+]
+
+
+@pytest.mark.parametrize("name", SIZED)
+def test_sizes_may_be_known_at_run_time_only(name: str) -> None:
+    spelling = SPELLINGS[name]
+    run, backend = compiled(spelling.function, "math", dynamic=True)
+    for sizes in (Sizes(b=2, n=8, m=8), Sizes(b=4, n=10, m=10)):
+        assert_same_step(spelling.function, run, spelling.inputs(sizes=sizes))
+    assert (len(backend.sites), backend.missed) == (1, [])
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    name=st.sampled_from(sorted(SPELLINGS)),
+    sizes=st.builds(Sizes, st.integers(1, 3), st.just(3), st.sampled_from((4, 6, 10)), st.sampled_from((5, 7, 12))),
+    dtype=st.sampled_from((torch.float32, torch.bfloat16)),
+    seed=st.integers(0, 9),
+    way=st.sampled_from(KERNELS),
+    strided=st.booleans(),
+)
+def test_random_sizes_types_and_layouts(
+    name: str, sizes: Sizes, dtype: torch.dtype, seed: int, way: str, strided: bool
+) -> None:
+    spelling = SPELLINGS[name]
+    if spelling.square:
+        sizes = Sizes(sizes.b, sizes.h, sizes.n, sizes.n, sizes.d)
+    inputs = spelling.inputs(seed, dtype, sizes)
+    if strided:
+        inputs = tuple(_laid_out_backwards(each) for each in inputs)
+    run, backend = compiled(spelling.function, way)
+    assert_same_step(spelling.function, run, inputs)
+    assert (len(backend.sites), backend.missed) == (1, [])
+
+
+def _laid_out_backwards(value: Any) -> Any:
+    """The same numbers, the last axis outermost in memory."""
+    if not isinstance(value, Tensor) or value.dim() < 2:
+        return value
+    turned = value.detach().permute(*reversed(range(value.dim()))).contiguous()
+    return turned.permute(*reversed(range(value.dim()))).requires_grad_(value.requires_grad)
+
+
+# masks and what is proven of them
+
+
+def test_a_causal_mask_is_dropped() -> None:
+    run, backend = compiled(SPELLINGS["llama_eager"].function, "flash+causal")
+    assert_same_step(SPELLINGS["llama_eager"].function, run, SPELLINGS["llama_eager"].inputs())
+    (site,) = backend.sites
+    assert (site.proof.verdict, site.refusal("flash+causal")) == ("causal", None)
+    assert not {"triu", "full"} & set(backend.targets)
+
+
+def test_a_causal_mask_beside_a_bias_stays() -> None:
+    def biased(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        n = q.size(-2)
+        scores = q @ k.mT + bias
+        return scores.masked_fill(torch.ones(n, n, dtype=torch.bool).triu(1), -math.inf).softmax(-1) @ v
+
+    inputs = (*qkv(), torch.randn(8, 8))
+    run, backend = compiled(biased, "auto")
+    assert_same_step(biased, run, inputs)
+    assert backend.sites[0].proof.verdict is None
+    assert backend.sites[0].refusal("auto+causal") is not None
+
+
+@pytest.mark.parametrize("way", KERNELS)
+@pytest.mark.parametrize("low", [-math.inf, -1e9, torch.finfo(torch.float32).min], ids=["inf", "1e9", "min"])
+def test_rows_that_a_mask_hides_as_a_whole(low: float, way: str) -> None:
+    def masked(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor) -> Tensor:
+        return (q @ k.mT / 4).masked_fill(hidden, low).softmax(-1) @ v
+
+    hidden = torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(3)) < 0.5
+    hidden[0, 0, 2] = hidden[1, 0, 5] = True
+    inputs = (*qkv(), hidden)
+    run, backend = compiled(masked, way)
+    got, want = step(run, inputs), step(masked, inputs)
+    assert backend.sites[0].refusal(way) is None
+    if low == -math.inf:
+        assert torch.equal(got[0].isnan(), want[0].isnan())
+        assert got[0].isnan().any()
+        torch.testing.assert_close(got[0], want[0], equal_nan=True)
+    else:
+        assert_same_step(masked, run, inputs)
+
+
+@pytest.mark.parametrize("low", [-math.inf, torch.finfo(torch.float32).min], ids=["inf", "min"])
+def test_rows_that_a_bias_hides_as_a_whole(low: float) -> None:
+    def biased(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        return (q @ k.mT / 4 + bias).softmax(-1) @ v
+
+    bias = torch.zeros(2, 1, 8, 8)
+    bias[0, 0, 2] = bias[1, 0, 5] = low
+    with torch.no_grad():
+        for way in KERNELS:
+            run, backend = compiled(biased, way)
+            torch.testing.assert_close(run(*qkv(grad=False), bias), biased(*qkv(grad=False), bias), equal_nan=True)
+            assert backend.sites[0].refusal(way) is None
+    _, backend = compiled(biased, "flash")
+    run, backend = compiled(biased, "flash")
+    run(*qkv(), bias)
+    assert "other gradients" in str(backend.sites[0].refusal("flash"))
+    if low != -math.inf:
+        run, backend = compiled(biased, "math")
+        assert_same_step(biased, run, (*qkv(), bias))
+
+
+def test_a_mask_of_a_wider_type_stays_finite() -> None:
+    def masked(q: Tensor, k: Tensor, v: Tensor, kept: Tensor) -> Tensor:
+        bias = torch.where(kept, torch.tensor(0.0), torch.finfo(torch.float32).min)
+        return ((q @ k.mT).float() + bias).softmax(-1).to(v.dtype) @ v
+
+    kept = torch.ones(8, 8, dtype=torch.bool)
+    kept[3] = False
+    inputs = (*qkv(grad=False, dtype=torch.bfloat16), kept)
+    run, _ = compiled(masked, "flash")
+    assert_same_step(masked, run, inputs)
+    assert not run(*inputs).isnan().any()
+
+
+# dropout
+
+
+@pytest.mark.parametrize("way", KERNELS)
+def test_dropout_leaves_out_its_share(way: str) -> None:
+    def dropped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.dropout((q @ k.mT).softmax(-1), 0.25, True) @ v
+
+    q, k, _ = qkv(4, 4, 64, 16)
+    v = torch.ones(4, 4, 64, 64)
+    run, backend = compiled(dropped, way)
+    legal = backend.sites[0].refusal(way) is None if (run(q, k, v), backend)[1].sites else False
+    got, want = run(torch.zeros_like(q), k, v), dropped(torch.zeros_like(q), k, v)
+    assert backend.sites[0].known["dropout_p"] == 0.25
+    assert legal == ("softmax" not in backend.targets)
+    for moment in (Tensor.mean, Tensor.std):
+        assert abs(moment(got) - moment(want)) < 0.05
+    assert got.std() > 0.01
+
+
+def test_dropout_that_does_not_train_is_none() -> None:
+    def dropped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.dropout((q @ k.mT).softmax(-1), 0.25, training=False) @ v
+
+    run, backend = compiled(dropped, "flash")
+    assert_same_step(dropped, run, qkv())
+    assert backend.sites[0].known["dropout_p"] == 0.0
+
+
+# what does not match
+
+
+def test_weights_that_are_returned() -> None:
+    def returned(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        weights = (q @ k.mT).softmax(-1)
+        return weights @ v, weights
+
+    assert missed_in(returned, *qkv()) == "the attention weights are read by the program's output, too"
+
+
+def test_scores_that_are_read_twice() -> None:
+    def twice(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = q @ k.mT
+        return scores.softmax(-1) @ v + scores.mean()
+
+    assert missed_in(twice, *qkv()) == "the scores are read by mean, too"
+
+
+def test_a_bias_of_another_broadcast() -> None:
+    def wider(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        return (q @ k.mT + bias).softmax(-1) @ v
+
+    bias = torch.randn(5, 1, 1, 8, 8)
+    assert missed_in(wider, *qkv(), bias) == "no matmul gives the scores: they come through add"
+
+
+def test_softmax_over_another_axis() -> None:
+    def queries(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (q @ k.mT).softmax(-2) @ v
+
+    def over_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (q @ k.mT).softmax(1) @ v
+
+    assert missed_in(queries, *qkv()).startswith("softmax goes over another axis than the one over which values")
+    assert missed_in(over_heads, *qkv()) == "softmax goes over an axis that queries and keys share"
+
+
+def test_heads_that_talk() -> None:
+    def before(q: Tensor, k: Tensor, v: Tensor, mix: Tensor) -> Tensor:
+        scores = torch.einsum("hg,bhij->bgij", mix, q @ k.mT)
+        return scores.softmax(-1) @ v
+
+    def behind(q: Tensor, k: Tensor, v: Tensor, mix: Tensor) -> Tensor:
+        weights = torch.einsum("bhij,hg->bgij", (q @ k.mT).softmax(-1), mix)
+        return weights @ v
+
+    def between(q: Tensor, k: Tensor, v: Tensor, mix: Tensor) -> Tensor:
+        weights = F.linear((q @ k.mT).softmax(-1).permute(0, 2, 3, 1), mix).permute(0, 3, 1, 2)
+        return weights @ v
+
+    mix = torch.randn(3, 3)
+    assert missed_in(before, *qkv(), mix) == "the queries have no axis of their own"
+    assert missed_in(behind, *qkv(), mix).startswith("softmax goes over another axis")
+    assert missed_in(between, *qkv(), mix) == "the attention weights go through linear before they meet the values"
+
+
+def test_weights_that_are_changed_before_they_meet_the_values() -> None:
+    def gated(q: Tensor, k: Tensor, v: Tensor, gate: Tensor) -> Tensor:
+        return ((q @ k.mT).softmax(-1) * gate) @ v
+
+    def capped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (torch.tanh(q @ k.mT / 30) * 30).softmax(-1) @ v
+
+    assert missed_in(gated, *qkv(), torch.randn(8, 8)).startswith("the attention weights go through mul")
+    assert missed_in(capped, *qkv()) == "no matmul gives the scores: they come through tanh"
+
+
+def test_scores_that_are_written_to_in_part() -> None:
+    def part(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = q @ k.mT
+        scores[:, :, :, 0] = 0.0
+        return scores.softmax(-1) @ v
+
+    def in_a_view(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = q @ k.mT
+        scores[:, 0].mul_(2.0)
+        return scores.softmax(-1) @ v
+
+    for function in (part, in_a_view):
+        assert "written to by" in missed_in(function, *qkv())
+
+
+def test_what_is_read_is_written_to_meanwhile() -> None:
+    def value(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        keys = k + 2
+        weights = (q @ keys.mT).softmax(-1)
+        keys.add_(1.0)
+        return weights @ v + keys.sum()
+
+    def bias(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        weights = (q @ k.mT + mask).softmax(-1)
+        mask.add_(1.0)
+        return weights @ v
+
+    assert missed_in(value, *qkv()) == "keys is written to by add_ in between"
+    assert "is written to by add_ in between" in missed_in(bias, *qkv(), torch.zeros(8, 8))
+
+
+def test_values_that_are_written_to_before_are_read_as_they_are_then() -> None:
+    def later(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        weights = (q @ k.mT).softmax(-1)
+        values = v * 2
+        values += 1.0
+        q = q * 1.0
+        q += 1.0
+        return weights @ values + q
+
+    run, backend = compiled(later, "math")
+    assert_same_step(later, run, qkv())
+    assert len(backend.sites) == 1
+
+
+def test_a_tensor_of_another_kind_is_left_alone() -> None:
+    def integers(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (q @ k.mT).float().softmax(-1) @ v
+
+    whole = torch.ones(2, 3, 8, 16, dtype=torch.int64)
+    assert "floats" in missed_in(integers, whole, whole, torch.ones(2, 3, 8, 16))
+
+
+def test_a_factor_that_differs_between_scores() -> None:
+    def weighed(q: Tensor, k: Tensor, v: Tensor, each: Tensor) -> Tensor:
+        return (q @ k.mT * each).softmax(-1) @ v
+
+    assert "differs between queries and between keys" in missed_in(weighed, *qkv(), torch.randn(8, 8))
+    run, backend = compiled(weighed, "math")
+    inputs = (*qkv(), torch.randn(3, 1, 8))
+    assert_same_step(weighed, run, inputs)
+    assert len(backend.sites) == 1
+
+
+def test_a_number_that_hides_nothing() -> None:
+    def filled(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor) -> Tensor:
+        return (q @ k.mT).masked_fill(hidden, -5.0).softmax(-1) @ v
+
+    assert missed_in(filled, *qkv(), torch.rand(8, 8) < 0.5) == "scores are replaced by -5, which does not hide them"
+
+
+def test_a_plain_softmax_is_no_attention() -> None:
+    def classified(x: Tensor, weight: Tensor) -> Tensor:
+        return F.linear(x, weight).softmax(-1)
+
+    reason = missed_in(classified, torch.randn(4, 8), torch.randn(5, 8))
+    assert reason == "no matmul gives the scores: they come through linear"
+
+
+# rules under which a program runs
+
+
+def test_autocast_around_it_keeps_its_meaning() -> None:
+    def written(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return (q @ k.mT * 0.25).softmax(-1) @ v
+
+    for way in KERNELS:
+        run, backend = compiled(written, way)
+        assert_same_step(written, run, qkv())
+        assert len(backend.sites) == 1
+        assert run(*qkv()).dtype == torch.bfloat16
+
+
+def test_autocast_that_changes_in_between() -> None:
+    def written(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            scores = q @ k.mT
+        return scores.softmax(-1) @ v.to(scores.dtype)
+
+    assert "changes the rules in between" in missed_in(written, *qkv())
+
+
+def test_gradients_that_are_switched_off_in_between() -> None:
+    def written(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with torch.no_grad():
+            weights = (q @ k.mT).softmax(-1)
+        return weights @ v
+
+    assert "changes the rules in between" in missed_in(written, *qkv())
+
+
+# plans
+
+
+@pytest.mark.parametrize("host", ["eager", "aten", "inductor"])
+def test_a_plan_rewrites_it_under_each_host(host: str) -> None:
+    spelling = SPELLINGS["nano_gpt"]
+    inputs = spelling.inputs()
+    torch._dynamo.reset()
+    run = fuseplan.compile(spelling.function, plan=Plan(host, (Rewrite(KIND, 0, "flash"),)))
+    assert_same_step(spelling.function, run, inputs)
+    (program,) = programs_of(compiled_by(run))
+    assert [(one.kind, one.way) for one in program.plan.rewrites] == [(KIND, "flash")]
+    assert "written-out attention 0" in fuseplan.explain(run, graphs=False)
