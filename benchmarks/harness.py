@@ -14,22 +14,28 @@ from typing import Any
 
 from benchmarks.fleet import Task, run_all, slug
 from benchmarks.result import ROOT, alone, earlier_results, write_result
-from benchmarks.zoo import EVERY, SHOWN
+from benchmarks.zoo import EVERY, SHOWN, case_of
 
 Row = dict[str, Any]
 LAUNCHES = ("plain", "cudagraph")
 
 
-def options(benchmark: str, doc: str | None, names: Collection[str]) -> argparse.ArgumentParser:
-    """The options of all benchmarks of rows: which, and on what."""
+def options(benchmark: str, doc: str | None, names: Collection[str] | None) -> argparse.ArgumentParser:
+    """The options of all benchmarks of rows: which of these names, or of names that nobody knows yet, and on what."""
     found = argparse.ArgumentParser(prog=f"scripts/bench {benchmark}", description=doc)
-    found.add_argument("--only", action="append", choices=list(names), metavar="NAME", help="may be given again")
+    found.add_argument(
+        "--only",
+        action="append",
+        choices=None if names is None else list(names),
+        metavar="NAME",
+        help="may be given again",
+    )
     found.add_argument("--device", default="cuda", help="cpu is for trying it out")
     return found
 
 
 def tuning_options(
-    benchmark: str, doc: str | None, names: Collection[str], effort: str = "quick"
+    benchmark: str, doc: str | None, names: Collection[str] | None, effort: str = "quick"
 ) -> argparse.ArgumentParser:
     """Those of benchmarks that tune, and may add to what earlier runs have found."""
     found = options(benchmark, doc, names)
@@ -38,9 +44,11 @@ def tuning_options(
     return found
 
 
-def model_options(benchmark: str, doc: str | None) -> argparse.ArgumentParser:
+def model_options(
+    benchmark: str, doc: str | None, names: Collection[str] | None = tuple(EVERY)
+) -> argparse.ArgumentParser:
     """Those of benchmarks that run each model in a process of its own."""
-    found = tuning_options(benchmark, doc, EVERY)
+    found = tuning_options(benchmark, doc, names)
     found.add_argument("--db", type=Path, help="the tuning database, made if there is none; without: a temporary one")
     found.add_argument("--gpus", type=int, default=1, help="models at a time, each with a GPU of its own")
     found.add_argument("--limit-s", type=float, default=540.0, help="what one model may take")
@@ -120,7 +128,7 @@ def measure_models(
         return again
 
     common = {"effort": chosen.effort, "device": chosen.device, "seconds": chosen.seconds, **arguments}
-    names = sorted(chosen.only or SHOWN, key=lambda name: (-EVERY[name].weight, name))
+    names = sorted(chosen.only or SHOWN, key=lambda name: (-case_of(name).weight, name))
     tasks = [task_of(name, module, chosen, {**common, **told(name)}) for name in names]
     rows.left_out = [task.name for task in run_all(tasks, chosen.gpus, chosen.within_s, done)]
     show(rows.every())

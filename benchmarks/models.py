@@ -61,7 +61,7 @@ def settled(task: Task, report: dict[str, Any], failed: str) -> tuple[Row, Task 
 
 def results_of(rows: Mapping[str, Any]) -> dict[str, Any]:
     """The rows in the order of the zoo, below what they come to."""
-    rows = {name: rows[name] for name in EVERY if name in rows}
+    rows = {name: rows[name] for name in dict.fromkeys((*EVERY, *rows)) if name in rows}
     speedups = {name: row["speedup"] for name, row in rows.items() if row.get("speedup")}
     tuned = {
         launch: [row["over_default"][launch] for row in rows.values() if launch in row.get("over_default", {})]

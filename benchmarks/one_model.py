@@ -21,7 +21,7 @@ from benchmarks.fleet import Report, Task, slug
 from benchmarks.progress import LogProgress, heard
 from benchmarks.result import commit, write_json
 from benchmarks.timing import contest, paired
-from benchmarks.zoo import EVERY, Case, fresh, load, step_of
+from benchmarks.zoo import Case, case_of, fresh, load, step_of
 from fuseplan.backend import fuseplan_backend
 from fuseplan.capture.trace.format import Trace
 from fuseplan.capture.trace.write import write_trace
@@ -54,7 +54,7 @@ def run(task: Task) -> None:
     """Tune and measure; the report grows as things become known."""
     given = task.arguments
     report = Report(task.out, commit=commit(), gpu=_gpu(), effort=given["effort"])
-    case, began = EVERY[task.name], monotonic()
+    case, began = case_of(task.name), monotonic()
     tuning: dict[str, Any] = {}
     if any(side in TUNED for side in given["sides"]):
         report.at("loading, to be traced")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -165,6 +166,71 @@ SHOWN = (
 """The models that results are about."""
 EVERY = CASES | TINY
 """Those too on which benchmarks are tried on a CPU."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """One model at any size: a batch, and a length where it has one."""
+
+    made: Callable[[int, int], Case]
+    batch: tuple[int, int]
+    """From how many to how many samples are drawn."""
+    length: tuple[int, int] = (0, 0)
+    """From where to where lengths are drawn, in steps of eight."""
+
+
+FAMILIES = {
+    "bert": Family(lambda b, n: Case(bert, _tokens(b, n, 30522), weight=3), (1, 64), (32, 512)),
+    "gpt2": Family(lambda b, n: Case(gpt2, _tokens(b, n, 50257), weight=5), (1, 16), (128, 1024)),
+    "gpt2 train": Family(lambda b, n: Case(gpt2, _tokens(b, n, 50257, labels=True), True, 10), (1, 12), (128, 1024)),
+    "llama": Family(lambda b, n: Case(llama, _tokens(b, n, 32000), weight=4), (1, 8), (16, 2048)),
+    "llama train": Family(lambda b, n: Case(llama, _tokens(b, n, 32000, labels=True), True, 9), (1, 6), (128, 2048)),
+    "qwen2 train": Family(lambda b, n: Case(qwen2, _tokens(b, n, 151936, labels=True), True, 10), (1, 4), (256, 1536)),
+    "t5-small": Family(lambda b, n: Case(_t5_small, _two_texts(b, n, n // 2, 32128), weight=5), (2, 32), (128, 1024)),
+    "resnet50 train": Family(lambda b, _: Case(_resnet, _images(b, labels=True), True, 10), (16, 128)),
+    "vit-b": Family(lambda b, _: Case(_vit, _images(b), weight=4), (1, 128)),
+    "swin-t": Family(lambda b, _: Case(EVERY["swin-t 64"].build, _images(b, name="x"), weight=6), (8, 128)),
+    "timm vit-b": Family(lambda b, _: Case(EVERY["timm vit-b 64"].build, _images(b, name="x"), weight=4), (1, 128)),
+}
+"""Models whose size may be drawn, and from where."""
+
+
+def drawn(seed: int) -> tuple[str, ...]:
+    """Each family at a size that the seed draws, none of which a case above has.
+
+    >>> drawn(1) == drawn(1) != drawn(2)
+    True
+    >>> set(drawn(1)).isdisjoint(EVERY)
+    True
+    """
+    numbers, names = random.Random(seed), []
+    for name, family in FAMILIES.items():
+        found = None
+        while found is None or found in EVERY:
+            batch, length = (numbers.randint(*one) for one in (family.batch, family.length))
+            found = _sized(name, batch, length // 8 * 8)
+        names.append(found)
+    return tuple(names)
+
+
+def _sized(family: str, batch: int, length: int) -> str:
+    model, train = family.removesuffix(" train"), family.endswith(" train")
+    return f"{model} {batch}{f'x{length}' if length else ''}{' train' if train else ''}"
+
+
+def case_of(name: str) -> Case:
+    """A case above, or a family at a size: KeyError for another name.
+
+    >>> case_of("bert 3x40").inputs("cpu")["input_ids"].shape
+    torch.Size([3, 40])
+    """
+    if name in EVERY:
+        return EVERY[name]
+    model, _, size = name.removesuffix(" train").rpartition(" ")
+    batch, _, length = size.partition("x")
+    return FAMILIES[f"{model} train" if name.endswith(" train") else model].made(int(batch), int(length or 0))
+
+
 SECOND = {
     "bert 32x128": Case(partial(bert, num_hidden_layers=9), _tokens(32, 128, 30522)),
     "llama 4x2048": Case(partial(llama, num_hidden_layers=6), _tokens(4, 2048, 32000)),

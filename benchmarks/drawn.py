@@ -1,0 +1,39 @@
+"""The models of `models` at other sizes, which a seed draws: what tuning gains there, where nobody has looked before.
+
+The ranges stand in zoo.py. Rows of another seed go: they would be of sizes that somebody has chosen among.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from benchmarks import models
+from benchmarks.harness import Rows, measure_models, model_options
+from benchmarks.zoo import drawn
+
+SIDES = ("torch.compile", "eager", "reduce-overhead", "fuseplan")
+
+
+def measure(arguments: list[str]) -> Rows:
+    """Tune and measure each family at the size that the seed gives it."""
+    given = model_options("drawn", __doc__, None)
+    given.add_argument("--seed", type=int, required=True, help="draws the sizes")
+    given.add_argument("--first", type=int, help="only so many of those that have no row yet")
+    chosen = given.parse_args(arguments)
+    names = drawn(chosen.seed)
+    if strange := [name for name in chosen.only or () if name not in names]:
+        raise SystemExit(f"the seed {chosen.seed} does not draw {strange[0]!r}, but {', '.join(names)}")
+    rows = Rows(
+        "drawn", arguments, lambda found: {
+            "seed": chosen.seed, **models.results_of({name: found[name] for name in names if name in found})
+        }, keep=chosen.append,
+    )  # fmt: skip
+    known = rows.every() if chosen.first else {}
+    chosen.only = [name for name in chosen.only or names if name not in known][: chosen.first]
+    with tempfile.TemporaryDirectory() as folder:
+        db = str((chosen.db or Path(folder) / "tuning.db").absolute())
+        measure_models(
+            rows, chosen, "one_model", models.print_rows, settle=models.settled, sides=list(SIDES), db=db
+        )  # fmt: skip
+    return rows
