@@ -1,6 +1,7 @@
-"""What the judge calls wrong that is right, and what it lets pass that is wrong: `alarms` and `misses`, on the CPU.
+"""What the judge calls wrong that is right, and what it lets pass that is wrong: `alarms`, `candidates` and `misses`, on the CPU.
 
 more_models, alarms     small models, each under torch.compile and host `aten`: all of that is right
+candidates              other right kernels, many results of each, none of which is granted more for being a default
 blocks, programs, planting,
 *_faults, faults, misses    small programs, and faults that are planted into them: all of those are wrong
 judges, earlier         the judge that is asked, and the rule before it
@@ -17,11 +18,11 @@ from typing import Any
 
 from benchmarks.fleet import Task, run_all
 from benchmarks.harness import Row, Rows, settled, task_of
-from benchmarks.judging import alarms, misses
+from benchmarks.judging import alarms, candidates, misses
 from benchmarks.result import ROOT, commit, earlier_results
 from fuseplan.tuning.progress import bar
 
-PARTS: Mapping[str, ModuleType] = {"alarms": alarms, "misses": misses}
+PARTS: Mapping[str, ModuleType] = {"alarms": alarms, "candidates": candidates, "misses": misses}
 
 
 def measure(arguments: list[str]) -> Rows:

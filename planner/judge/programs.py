@@ -16,7 +16,7 @@ from torch import Tensor
 from fuseplan.judge.compare import flips, too_many
 from fuseplan.judge.memory import is_float, same_strides, spread_out
 from fuseplan.judge.output import JudgedOutput
-from fuseplan.judge.spread import FEW, Deviation, NaturalSpread, chunks
+from fuseplan.judge.spread import DOUBT, FEW, Deviation, NaturalSpread, chunks
 
 Layout = Literal["eager", "gaps", "any"]
 """How outputs may lie in memory."""
@@ -37,6 +37,8 @@ class JudgedRun:
     """One line on the first value that is not what it should be."""
     evidence: tuple[JudgedOutput, ...] = ()
     """Of every output of floats that could be compared, the worst first."""
+    doubtful: bool = False
+    """Whether nothing is wrong but what more runs of eager may show to be right, or the other way round."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,10 +96,21 @@ def judge(
     if same_numbers:
         leaves = {name: replace(leaf, sizes=None) for name, leaf in leaves.items()}
     found = [_judge_one(name, actual[name], leaf, layout, wider) for name, leaf in leaves.items()]
-    evidence = [one for _, one in found if one is not None]
+    evidence = [one.evidence for one in found if one.evidence is not None]
     evidence.sort(key=lambda one: -one.share)
-    problem = next((problem for problem, _ in found if problem is not None), None) or _alias_problem(actual, leaves)
-    return JudgedRun(problem, tuple(evidence))
+    aliases = _alias_problem(actual, leaves)
+    certain = aliases is not None or any(one.problem is not None and not one.doubtful for one in found)
+    problem = next((one.problem for one in found if one.problem is not None), aliases)
+    return JudgedRun(problem, tuple(evidence), not certain and any(one.doubtful for one in found))
+
+
+@dataclass(frozen=True)
+class _JudgedLeaf:
+    """What became of one value."""
+
+    problem: str | None = None
+    evidence: JudgedOutput | None = None
+    doubtful: bool = False
 
 
 def _alias_problem(actual: Mapping[str, Any], leaves: Mapping[str, Leaf]) -> str | None:
@@ -126,21 +139,25 @@ def _shared(results: Mapping[str, Any]) -> dict[str, str | None]:
     }
 
 
-def _judge_one(name: str, got: Any, leaf: Leaf, layout: Layout, wider: float) -> tuple[str | None, JudgedOutput | None]:
+def _judge_one(name: str, got: Any, leaf: Leaf, layout: Layout, wider: float) -> _JudgedLeaf:
     want = leaf.eager
     if not (isinstance(got, Tensor) and isinstance(want, Tensor)):
         same = type(got) is type(want) and (got == want or got != got)
-        return None if same else f"{name} is {got!r}, eager {want!r}", None
+        return _JudgedLeaf(None if same else f"{name} is {got!r}, eager {want!r}")
     for what in ("dtype", "device", "shape"):
         if getattr(got, what) != getattr(want, what):
-            return f"{name} has {what} {getattr(got, what)}, eager {getattr(want, what)}", None
+            return _JudgedLeaf(f"{name} has {what} {getattr(got, what)}, eager {getattr(want, what)}")
     if name.startswith("output") and not _lies_well(got, want.stride(), layout):
-        return f"{name} has strides {got.stride()}, eager {want.stride()}", None
+        return _JudgedLeaf(f"{name} has strides {got.stride()}, eager {want.stride()}")
     if not want.numel():
-        return None, None
+        return _JudgedLeaf()
     if leaf.sizes is not None:
-        return _random_problem(name, got, leaf.eager, leaf.sizes), None
-    return _judge_floats(name, got, leaf, wider) if leaf.spread is not None else (_exact_problem(name, got, leaf), None)
+        return _JudgedLeaf(_random_problem(name, got, leaf.eager, leaf.sizes))
+    return (
+        _judge_floats(name, got, leaf, wider)
+        if leaf.spread is not None
+        else _JudgedLeaf(_exact_problem(name, got, leaf))
+    )
 
 
 def _lies_well(got: Tensor, strides: tuple[int, ...], layout: Layout) -> bool:
@@ -156,16 +173,19 @@ def _exact_problem(name: str, got: Tensor, leaf: Leaf) -> str | None:
     return f"{name} differs from eager in {int((got != leaf.eager).sum())} of {got.numel()} elements"
 
 
-def _judge_floats(name: str, got: Tensor, leaf: Leaf, wider: float) -> tuple[str | None, JudgedOutput]:
+def _judge_floats(name: str, got: Tensor, leaf: Leaf, wider: float) -> _JudgedLeaf:
     assert leaf.spread is not None
     exact = leaf.eager if leaf.exact is None else leaf.exact
-    worst: Deviation = max(leaf.spread.measure(got, exact, wider), key=lambda one: one.share)
+    found = leaf.spread.measure(got, exact, wider)
+    worst: Deviation = max(found, key=lambda one: one.share)
     evidence = JudgedOutput(name, worst.measure, worst.error, worst.allowed, worst.natural)
     if any(_other_kind(*parts) for parts in chunks(got, leaf.eager, exact)):
-        return f"{name} is NaN or infinite where eager is not, or the other way round", evidence
+        return _JudgedLeaf(f"{name} is NaN or infinite where eager is not, or the other way round", evidence)
+    doubtful = worst.share <= DOUBT and any(one.clear < one.error for one in found)
     if worst.share <= 1:
-        return None, evidence
-    return f"{name} is off by {worst.error:.3g} ({worst.measure}), where {worst.allowed:.3g} is allowed", evidence
+        return _JudgedLeaf(None, evidence, doubtful)
+    problem = f"{name} is off by {worst.error:.3g} ({worst.measure}), where {worst.allowed:.3g} is allowed"
+    return _JudgedLeaf(problem, evidence, doubtful)
 
 
 def _other_kind(mine: Tensor, theirs: Tensor, right: Tensor) -> bool:

@@ -4,6 +4,9 @@ Learnt from *draws*: runs of eager, of eager on values that were moved by their 
 summation, each held against the exact values. A result is measured as the draws are, in three ways: how far its elements
 are off, each beside what elements of its size are off by; how far all are off in the mean; and how far the whole is scaled,
 which says the most of a fault that is the same everywhere, since what rounding does there averages out.
+
+Whoever has few draws knows little of numbers of which a draw has but one: of five, the largest is less than half of the next
+one in one of forty. So what is found is in *doubt* as long as more draws may change it.
 """
 
 from __future__ import annotations
@@ -19,8 +22,11 @@ CHUNK = 1 << 24
 """Elements compared at a time: a language model's logits in fp64, several times over, would fill a GPU."""
 FACTOR = 2.0
 """A right result is at most so many times as far off as the draws are."""
-NOISE_FACTOR = 8.0
-"""The same where the draws have not one digit right: of what cancels out nothing is left but rounding, be it anyone's."""
+NOISE_FACTOR = 4.0
+"""The same where the draws have not one digit right: of what cancels out nothing is left but rounding, and no kernel rounds as
+another does. The largest seen of right ones is 2.3, which no number of draws makes any less."""
+DOUBT = 8.0
+"""What is beyond so many times of what is allowed is wrong, whatever more draws would say."""
 FEW = 64
 """Elements up to which a tensor is a small sample: the largest error of its draws may be small by luck."""
 _INNER = torch.finfo(torch.float32).eps
@@ -71,6 +77,8 @@ class Deviation:
     error: float
     allowed: float
     natural: float
+    clear: float = 0.0
+    """Up to which it is right, however few draws are known: `allowed` is more where those may be small by luck."""
 
     @property
     def share(self) -> float:
@@ -156,24 +164,25 @@ class NaturalSpread:
 
     def _largest(self, error: Tensor, size: Tensor, wider: float) -> Deviation:
         natural = self.worst(size)
-        drawn = torch.clamp(self.factor * natural, min=self._by_luck())
-        allowed = wider * drawn + self._granted() * size + torch.finfo(self.dtype).tiny
+        least, inner = self._rounding()
+        clear = torch.maximum(wider * self.factor * natural, least * size) + inner * size + torch.finfo(self.dtype).tiny
+        allowed = torch.clamp(clear, min=wider * self._by_luck())
         where = int((error / allowed).argmax())
-        return Deviation("largest", float(error[where]), float(allowed[where]), float(natural[where]))
+        return Deviation("largest", *(float(each[where]) for each in (error, allowed, natural, clear)))
 
     def _mean(self, sums: _Sums, wider: float) -> Deviation:
         natural = max(self.rms, default=0.0)
-        drawn = max(self.factor * natural, self._by_luck())
-        return Deviation(
-            "mean", sums.rms, wider * drawn + self._granted() * sums.size + torch.finfo(self.dtype).tiny, natural
-        )
+        least, inner = self._rounding()
+        clear = max(wider * self.factor * natural, least * sums.size) + inner * sums.size + torch.finfo(self.dtype).tiny
+        return Deviation("mean", sums.rms, max(clear, wider * self._by_luck()), natural, clear)
 
     def _scaled(self, sums: _Sums, wider: float) -> Deviation:
         """One number a draw, which may be small by luck; errors that have nothing to do with each other make it so small."""
         spread = max(self.rms, default=0.0) / self.size if self.size else 0.0
         natural = max([*map(abs, self.scales), 2 * spread / math.sqrt(max(1, self.count))])
-        floor = 2 * _ULPS * _INNER + 4 * torch.finfo(self.dtype).eps / math.sqrt(max(1, sums.count))
-        return Deviation("scale", abs(sums.scale), wider * self.factor * natural + floor, natural)
+        least = 1.2 * torch.finfo(self.dtype).eps / math.sqrt(max(1, sums.count))  # four deviations of rounding once
+        clear = max(wider * self.factor * natural, least) + 2 * _ULPS * _INNER
+        return Deviation("scale", abs(sums.scale), clear, natural, clear)
 
     def _by_luck(self) -> float:
         """What an element may be off by, by how far all are off: the largest of few may be small by luck."""
@@ -181,10 +190,10 @@ class NaturalSpread:
             return 0.0
         return luck(self.count * len(self.rms)) * _root_mean_square(self.rms)
 
-    def _granted(self) -> float:
-        """What any result may be off by, as a share of itself: to round it once, and to compute in float32."""
+    def _rounding(self) -> tuple[float, float]:
+        """What any result may be off by, as a share of itself: at least by being rounded once, and on top by computing in float32."""
         eps = torch.finfo(self.dtype).eps
-        return _ULPS * eps if eps <= _INNER else eps + _ULPS * _INNER
+        return (0.0, _ULPS * eps) if eps <= _INNER else (eps, _ULPS * _INNER)
 
 
 def luck(draws: int) -> float:

@@ -35,6 +35,8 @@ def _parts() -> Iterator[str]:
     if "alarms" in results:
         yield from _alarms(results["alarms"])
     yield from _large()
+    if "candidates" in results:
+        yield from _candidates(results["candidates"])
     if "misses" in results:
         yield from _misses(results["misses"])
 
@@ -71,6 +73,27 @@ def _alarms(found: Rows) -> Iterator[str]:
         f"- {name}, {side}, {JUDGES[judge]}: {one[judge]['problem']}"
         for name, row in rows.items() for side, one in row["sides"].items() for judge in judges
         if one.get(judge, {}).get("problem")
+    ]  # fmt: skip
+    if alarms:
+        yield "\n".join(alarms)
+
+
+def _candidates(found: Rows) -> Iterator[str]:
+    rows: Rows = {name: row for name, row in found["rows"].items() if "failed" not in row}
+    yield "### Right kernels that are no default"
+    yield (
+        f"{len(rows)} configurations in training, and results that are granted nothing for being torch's default"
+        " (`scripts/bench judging candidates`): what torch.compile makes of them, with and without attention kept whole, and eager"
+        " with attention taken apart, or on weights that were moved by their rounding, for several weights and inputs. Called"
+        " wrong at first are those that are by the runs alone that every program gets."
+    )
+    lines = list(head(["", "results", "called wrong at first", "called wrong"]))
+    for side, one in found["summary"]["sides"].items():
+        lines.append(line([side, *(str(one[key]) for key in ("results", "wrong at first", "wrong"))]))
+    yield "\n".join(lines)
+    alarms = [
+        f"- {name}, {side}: {one['problem']}"
+        for name, row in rows.items() for side, one in row["sides"].items() if "problem" in one
     ]  # fmt: skip
     if alarms:
         yield "\n".join(alarms)

@@ -123,8 +123,11 @@ class _Trial:
 
     def __init__(self, job: VetPlan, case: LoadedProgram, expectation: Expectation, place: Workplace) -> None:
         self.entry, self.wider, self.case, self.expectation, self.place = job.entry, job.wider, case, expectation, place
-        wider = f", allowed {job.wider:.3g} times as much" if job.wider != 1 else ""
-        self.row, self.stage = OutcomeRow(job.entry.name, how=expectation.how + wider), COMPILE
+        self.row, self.stage = OutcomeRow(job.entry.name, how=self._how()), COMPILE
+
+    def _how(self) -> str:
+        """How it is judged."""
+        return self.expectation.how + (f", allowed {self.wider:.3g} times as much" if self.wider != 1 else "")
 
     def fail(self, status: str, detail: str) -> None:
         self.row = replace(self.row, status=status, detail=detail)
@@ -162,7 +165,7 @@ class _Trial:
         for one in judged.evidence:
             if one.name not in found or one.share > found[one.name].share:
                 found[one.name] = one
-        self.row = replace(self.row, outputs=tuple(found.values()))
+        self.row = replace(self.row, how=self._how(), outputs=tuple(found.values()))
 
 
 def _draws_as_eager(entry: RaceEntry) -> bool:
