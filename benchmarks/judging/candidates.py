@@ -121,9 +121,8 @@ def _without_compiling(loaded: Loaded) -> Iterator[tuple[str, Callable[..., Any]
 def _compiled(loaded: Loaded) -> dict[str, Callable[[], Callable[..., Any]]]:
     found = {"torch.compile": lambda: compile_entry(RaceEntry("torch.compile", mode="default"), loaded)}
     if _attends(loaded):
-        found["attention kept whole"] = lambda: torch.compile(
-            loaded.module, backend=fuseplan_backend, options={"plan": Plan.named("inductor"), "attention": "proven"}
-        )
+        options: dict[str, Any] = {"plan": Plan.named("inductor"), "attention": "proven"}
+        found["attention kept whole"] = lambda: torch.compile(loaded.module, backend=fuseplan_backend, options=options)
     return found
 
 
