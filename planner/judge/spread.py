@@ -155,12 +155,16 @@ class NaturalSpread:
             sums.add(error, right)
             largest = max(largest, self._largest(error.abs(), right.abs(), wider), key=lambda one: one.share)
         found = [largest, self._mean(sums, wider)]
-        return found if self.count <= FEW else [*found, self._scaled(sums, wider)]
+        return found if self.count <= FEW or self._is_noise() else [*found, self._scaled(sums, wider)]
+
+    def _is_noise(self) -> bool:
+        """Whether the draws have not one digit right. By how much that is scaled says nothing: exact values are rounding, too."""
+        return max(self.rms, default=0.0) > self.size
 
     @property
     def factor(self) -> float:
         """How many times as far off as the draws a result may be."""
-        return NOISE_FACTOR if max(self.rms, default=0.0) > self.size else FACTOR
+        return NOISE_FACTOR if self._is_noise() else FACTOR
 
     def _largest(self, error: Tensor, size: Tensor, wider: float) -> Deviation:
         natural = self.worst(size)
