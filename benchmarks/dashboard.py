@@ -27,8 +27,10 @@ from fuseplan.plan import CarveOuts, Plan
 from fuseplan.segment import Region, Segmentation
 from fuseplan.segment.moves import Move
 from fuseplan.tuning_db import DefaultTiming, Repeats, StoredPlan
+from fuseplan.tuning_db.columns import Row
 from fuseplan.tuning_db.records import trace_key
-from fuseplan.tuning_db.tables import DEFAULT_TIMING, PLAN, PROGRAM, TRACE, Row, Table
+from fuseplan.tuning_db.schema import DEFAULT_TIMING, PLAN, PROGRAM, TRACE
+from fuseplan.tuning_db.tables import Table
 
 SERVE = (sys.executable, "-c", "from fuseplan.cli import main; main()", "dashboard", "--port", "0", "--db")
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-dev-shm-usage")

@@ -25,11 +25,12 @@ from fuseplan.plan import CarveOuts, Plan
 from fuseplan.segment import Region, Segmentation
 from fuseplan.segment.moves import Move
 from fuseplan.tuning_db import Environment, Hit, Measurement, Miss, Places, Query, Repeats, Store, StoredPlan
+from fuseplan.tuning_db.columns import Row
 from fuseplan.tuning_db.files import Database
 from fuseplan.tuning_db.programs import region_row
 from fuseplan.tuning_db.records import trace_key
-from fuseplan.tuning_db.schema import OBJECTS
-from fuseplan.tuning_db.tables import ENVIRONMENT, MEASUREMENT, PLAN, PROGRAM, REGION, TRACE, Row, Table, Writer
+from fuseplan.tuning_db.schema import ENVIRONMENT, MEASUREMENT, OBJECTS, PLAN, PROGRAM, REGION, TRACE
+from fuseplan.tuning_db.tables import Table, Writer
 
 HERE = Environment(
     "cuda", "2.11.0+cu130", gpu="NVIDIA H200", gpu_sms=132, gpu_l2_mib=60, gpu_memory_gib=140, cuda="13.0",

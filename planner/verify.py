@@ -107,7 +107,7 @@ class Racer:
             raise FuseplanError(f"the trace of its program cannot be read: {error}") from None
         services = Services(self.store, contest.here, self.pool, self.progress, title_of(trace))
         _check(services, trace)
-        run = Run(contest.here, first.program, "verify", **vars(run_facts(self.device)))
+        run = Run(first.program, contest.here, "verify", **vars(run_facts(self.device)))
         self.store.add_run(run)
         state = "interrupted"
         try:

@@ -11,8 +11,10 @@ from pathlib import Path
 from fuseplan.plan import Plan
 from fuseplan.segment.moves import Move
 from fuseplan.tuning_db import Box, DefaultTiming, Environment, Run, StoredPlan
+from fuseplan.tuning_db.columns import Row
 from fuseplan.tuning_db.records import trace_key
-from fuseplan.tuning_db.tables import DEFAULT_TIMING, ENVIRONMENT, PLAN, PROGRAM, RUN, TRACE, Row, Table
+from fuseplan.tuning_db.schema import DEFAULT_TIMING, ENVIRONMENT, PLAN, PROGRAM, RUN, TRACE
+from fuseplan.tuning_db.tables import Table
 from stored import CPU, HERE, INDUCTOR, NVFUSER, having
 from stored_rows import database_of
 
@@ -165,9 +167,10 @@ def mixed(path: Path, programs: int = 300) -> Path:
     draw = random.Random(11)
     rows: Rows = []
     runs = [
-        Run(HERE, key=f"{number:032x}", started_at=at(0), changed_at=at(0), state="finished") for number in range(3)
+        Run(None, HERE, key=f"{number:032x}", started_at=at(0), changed_at=at(0), state="finished")
+        for number in range(3)
     ]
-    going = Run(HERE, key="f" * 32, started_at=at(0), changed_at=at(0), state="running")
+    going = Run(None, HERE, key="f" * 32, started_at=at(0), changed_at=at(0), state="running")
     rows += [(RUN, run.row()) for run in (*runs, going)]
     box = Box.of({"s0": (1, 64)})
     for number in range(programs):

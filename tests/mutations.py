@@ -23,7 +23,7 @@ from fuseplan.segment.moves import Move
 from fuseplan.tuning_db import DefaultTiming, Evidence, Miss, Repeats, Run, StoredPlan
 from fuseplan.tuning_db.exchange import import_file
 from fuseplan.tuning_db.files import Database
-from fuseplan.tuning_db.tables import ALL
+from fuseplan.tuning_db.schema import ALL
 from fuseplan.tuning_db.upkeep import check
 from stored import (
     CPU,
@@ -147,7 +147,7 @@ def originals(path: Path) -> dict[str, StoredPlan]:
     for number in range(20):
         store.add_measurement(RELU, measurement(variant=f"v{number}", repeats=Repeats(tuple(map(float, range(50))))))
         store.add_plan(plan(launch="cudagraph", plan=NVFUSER, moves=(Move("peel-head", region=7),) * 50 * number))
-    store.add_run(Run(CPU, OTHER_PROGRAM))
+    store.add_run(Run(OTHER_PROGRAM, CPU))
     store.add_default_timing(DefaultTiming(OTHER_PROGRAM, CPU, "eager", wall_us=1.0))
     plans = {stored.key: stored for stored in store.plans()}
     store.close()

@@ -141,8 +141,8 @@ def measurement(region: Graph = RELU, **fields: object) -> Measurement:
 def fill(store: Store) -> None:
     """At least one row of every table that files exchange."""
     run = Run(
-        HERE,
         PROGRAM,
+        HERE,
         seed=3,
         host="box",
         driver="580",

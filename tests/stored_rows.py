@@ -23,11 +23,12 @@ from fuseplan.tuning_db import (
     Run,
     StoredPlan,
 )
+from fuseplan.tuning_db.columns import Row
 from fuseplan.tuning_db.exchange.export import lines
 from fuseplan.tuning_db.files import Database
 from fuseplan.tuning_db.programs import region_row
 from fuseplan.tuning_db.records import trace_key
-from fuseplan.tuning_db.tables import (
+from fuseplan.tuning_db.schema import (
     DEFAULT_TIMING,
     ENVIRONMENT,
     GRAPH,
@@ -39,10 +40,8 @@ from fuseplan.tuning_db.tables import (
     REGION,
     RUN,
     TRACE,
-    Row,
-    Table,
-    Writer,
 )
+from fuseplan.tuning_db.tables import Table, Writer
 from stored import BOTH, CPU, GELU, HERE, INDUCTOR, NVFUSER, RELU, graph_of
 
 Rows = list[tuple[Table, Row]]
@@ -60,7 +59,7 @@ statuses = st.sampled_from(("refused", "error", "wrong", "timeout"))
 environments = st.sampled_from(ENVIRONMENTS)
 boxes = st.sampled_from((Box(), Box.of({"s0": (1, 64)}), Box.of({"s0": (65, 512), "s1": (1, 8)})))
 runs = st.builds(
-    Run, environments, st.none() | st.sampled_from(PROGRAMS), state=st.sampled_from(("running", "finished")),
+    Run, st.none() | st.sampled_from(PROGRAMS), environments, state=st.sampled_from(("running", "finished")),
     host=st.none() | names, key=st.sampled_from(("5" * 32, "6" * 32)), started_at=moments, changed_at=moments,
 )  # fmt: skip
 run_keys = st.none() | st.sampled_from(("5" * 32, "6" * 32))
@@ -95,8 +94,8 @@ evidence = st.builds(
 plans = st.builds(
     StoredPlan, st.sampled_from(PROGRAMS), environments,
     st.sampled_from((INDUCTOR, NVFUSER, BOTH, Plan.named("eager"))),
-    st.sampled_from(("tuned", "default", "unverified", "quarantined")),
-    st.sampled_from((None, None, "pinned", "disabled")), sizes=boxes, wall_us=times, predicted_us=times,
+    status=st.sampled_from(("tuned", "default", "unverified", "quarantined")),
+    word=st.sampled_from((None, None, "pinned", "disabled")), sizes=boxes, wall_us=times, predicted_us=times,
     moves=st.lists(st.builds(Move, names, change_us=st.none() | st.floats(-1e6, 1e6), words=names), max_size=2).map(tuple), evidence=evidence, detail=names, run=run_keys, changed_at=moments,
 )  # fmt: skip
 

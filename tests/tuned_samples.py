@@ -81,7 +81,7 @@ def add_program(
     """One tuned program with all that tuning keeps of it; `gain` is how many times as fast as Inductor it is."""
     dice = random.Random(seed * 1009 + number)
     graph, key = layered(layers), key_of(number)
-    run = Run(environment, key, "full", seed, state, "box", "580", None, 0.06, 0.19, key=f"{seed:08x}{number:024x}", started_at=at, changed_at=at, audited=10 + seed, audit_error=0.1, audit_within=0.8 + 0.02 * seed)  # fmt: skip
+    run = Run(key, environment, "full", seed, state, "box", "580", None, 0.06, 0.19, key=f"{seed:08x}{number:024x}", started_at=at, changed_at=at, audited=10 + seed, audit_error=0.1, audit_within=0.8 + 0.02 * seed)  # fmt: skip
     store.add_run(run)
     store.add_program(key, name, {"inference": graph}, trace=_trace(key), calls=calls)
     own = [Region(tuple(range(_PER_LAYER * i + 1, _PER_LAYER * (i + 1))), "nvfuser" if i % 3 else "inductor") for i in range(layers)]  # fmt: skip
@@ -104,7 +104,7 @@ def add_program(
     best = raced["cut 7f31" if won else "inductor"]
     stored = StoredPlan(
         key, environment, cut if won else replace(Plan.named("inductor"), launch=launch),
-        "tuned" if won else "default", predicted_us=best.predicted_us, wall_us=best.wall_us, device_us=best.device_us,
+        status="tuned" if won else "default", predicted_us=best.predicted_us, wall_us=best.wall_us, device_us=best.device_us,
         host_us=best.host_us, noise_us=round(0.006 * (best.wall_us or 0), 3), peak_bytes=best.peak_bytes,
         best_default="inductor", best_default_us=raced["inductor"].wall_us, moves=_moves(layers) if won else (),
         evidence=evidence if won else replace(evidence, regions=(), start=()), run=run.key, changed_at=at,
@@ -217,7 +217,7 @@ def sample_database(path: Path) -> list[Sample]:
         add_program(store, 2, "GPT-2, graph 1", layers=2, gain=1.2, environment=newer, seed=2, at="2026-11-21T12:00:00.000Z"),
         add_program(store, 3, "BERT, graph 0", layers=3, gain=1.02, environment=newer, seed=2, at="2026-11-21T12:00:00.000Z"),
     ]  # fmt: skip
-    store.add_run(Run(HERE, key_of(1), "quick", 9, key="9" * 32, started_at="2026-11-21T13:00:00.000Z", changed_at="2026-11-21T13:00:00.000Z"))  # fmt: skip
+    store.add_run(Run(key_of(1), HERE, "quick", 9, key="9" * 32, started_at="2026-11-21T13:00:00.000Z", changed_at="2026-11-21T13:00:00.000Z"))  # fmt: skip
     store.persist_counts({
         "plan hits": 120, "plan stale hits": 4, "plan misses: no such program": 30, "plan misses: other environment": 7,
         "regions fallen back": 2, "programs under a plan": 110,

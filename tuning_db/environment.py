@@ -7,17 +7,32 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import KW_ONLY, dataclass, field, fields
 from functools import cached_property
 
 from fuseplan.errors import StoreError
 from fuseplan.executors.known import traits_of
 from fuseplan.plan import Plan
-from fuseplan.tuning_db.tables import Row, Value, content_key, to_object
+from fuseplan.tuning_db import columns
+from fuseplan.tuning_db.columns import Column, Inner, Record, Value, content_key, stored, to_object
+
+
+def _versions(stored_text: str) -> tuple[tuple[str, str], ...]:
+    try:
+        return tuple(dict(json.loads(stored_text)).items())
+    except (TypeError, ValueError) as error:
+        raise StoreError(f"versions of executors are no JSON object: {error}") from None
+
+
+VERSIONS = Column(
+    inner=Inner("environment_executor", "executor", "version"),
+    write=lambda versions: to_object(dict(versions)),
+    read=_versions,
+)
 
 
 @dataclass(frozen=True)
-class Environment:
+class Environment(Record):
     """One kind of machine with one set of versions.
 
     >>> here = Environment(device="cuda", gpu="NVIDIA H200", torch="2.11.0+cu130", versions=(("nvfuser", "0.2"),))
@@ -26,32 +41,33 @@ class Environment:
     ['torch 2.11.0+cu130 -> 2.13.0+cu130', 'nvFuser 0.2 -> 0.3']
     """
 
-    device: str
+    device: str = field(metadata=stored(columns.text(40), key=columns.key(32)))
     """The type of device: cpu, cuda …"""
-    torch: str
-    gpu: str | None = None
+    gpu: str | None = field(default=None, kw_only=True, metadata=stored(columns.text(200)))
     """The product's name; None for a CPU."""
-    gpu_sms: int | None = None
-    gpu_l2_mib: int | None = None
-    gpu_memory_gib: int | None = None
-    cpu: str | None = None
+    gpu_sms: int | None = field(default=None, kw_only=True, metadata=stored(columns.INTEGER))
+    gpu_l2_mib: int | None = field(default=None, kw_only=True, metadata=stored(columns.INTEGER))
+    gpu_memory_gib: int | None = field(default=None, kw_only=True, metadata=stored(columns.INTEGER))
+    cpu: str | None = field(default=None, kw_only=True, metadata=stored(columns.text(200)))
     """The model; None for a GPU, whose plans are good on any host."""
-    cpu_isa: str | None = None
+    cpu_isa: str | None = field(default=None, kw_only=True, metadata=stored(columns.text(200)))
     """The instruction set that Inductor compiles for, such as avx512."""
-    cpu_threads: int | None = None
-    cpu_compiler: str | None = None
-    cuda: str | None = None
-    matmul_precision: str = "highest"
+    cpu_threads: int | None = field(default=None, kw_only=True, metadata=stored(columns.INTEGER))
+    cpu_compiler: str | None = field(default=None, kw_only=True, metadata=stored(columns.text(200)))
+    torch: str = field(metadata=stored(columns.text(100)))
+    _: KW_ONLY
+    cuda: str | None = field(default=None, metadata=stored(columns.text(100)))
+    matmul_precision: str = field(default="highest", metadata=stored(columns.text(40)))
     """torch.get_float32_matmul_precision()"""
-    cudnn_tf32: int = 1
-    fp16_reduction: int = 1
+    cudnn_tf32: int = field(default=1, metadata=stored(columns.FLAG))
+    fp16_reduction: int = field(default=1, metadata=stored(columns.FLAG))
     """Whether matrix products in fp16 may sum in fp16."""
-    bf16_reduction: int = 1
-    versions: tuple[tuple[str, str], ...] = ()
+    bf16_reduction: int = field(default=1, metadata=stored(columns.FLAG))
+    versions: tuple[tuple[str, str], ...] = field(default=(), metadata=stored(VERSIONS))
     """What executors say of themselves, by name; those of torch itself, and those that are not there, say nothing."""
-    candidates: str = "1"
+    candidates: str = field(default="1", metadata=stored(columns.text(40)))
     """The version of fuseplan's candidate space: a later one may hold better plans."""
-    protocol: str = "1"
+    protocol: str = field(default="1", metadata=stored(columns.text(40)))
     """The version of how fuseplan measures: times under two protocols are not comparable."""
 
     def __post_init__(self) -> None:
@@ -95,21 +111,6 @@ class Environment:
             if getattr(self, name) != getattr(other, name)
         )
 
-    def row(self) -> Row:
-        """The environment as a logical row."""
-        own = {name: getattr(self, name) for name in _ORDER if name != "versions"}
-        return {"key": self.key, **own, "versions": to_object(dict(self.versions))}
-
-    @staticmethod
-    def of(row: Row) -> Environment:
-        """The environment that a logical row describes."""
-        values: dict[str, object] = {name: row[name] for name in _ORDER}
-        try:
-            values["versions"] = tuple(dict(json.loads(str(row["versions"]))).items())
-        except (TypeError, ValueError) as error:
-            raise StoreError(f"versions of executors are no JSON object: {error}") from None
-        return Environment(**values)  # type: ignore[arg-type]  # STRICT columns hold what the fields say
-
 
 @dataclass(frozen=True)
 class Difference:
@@ -148,7 +149,8 @@ _ALWAYS = (
     "device", "gpu", "gpu_sms", "gpu_l2_mib", "gpu_memory_gib", "cpu", "cpu_isa", "cpu_threads", "cpu_compiler",
     "torch", "cuda", "matmul_precision", "cudnn_tf32", "fp16_reduction", "bf16_reduction",
 )  # fmt: skip
-_ORDER = tuple(field.name for field in fields(Environment))
+_ORDER = ("device", "torch", *(one.name for one in fields(Environment) if one.name not in ("device", "torch")))
+"""The order in which keys were made from the first."""
 _TITLES = {"gpu": "GPU", "cpu": "CPU", "cuda": "CUDA", "gpu_sms": "SM count", "gpu_l2_mib": "L2 cache (MiB)",
            "gpu_memory_gib": "GPU memory (GiB)", "cpu_isa": "instruction set", "cpu_threads": "threads",
            "cpu_compiler": "compiler", "candidates": "candidate space"}  # fmt: skip

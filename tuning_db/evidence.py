@@ -9,14 +9,16 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
 from fuseplan.errors import StoreError
 from fuseplan.judge.output import JudgedOutput
-from fuseplan.tuning_db.schema import MAX_EVIDENCE, ROLES, STATUSES
+from fuseplan.tuning_db.columns import MAX_EVIDENCE, ROLES, STATUSES
+from fuseplan.wire import codec
+from fuseplan.wire.codec import UNLESS_DEFAULT, CodecError, Only
 
 MOST_WALLS = 64
 """Blocks of one plan that are kept: enough to draw its race."""
@@ -30,25 +32,66 @@ _LONGEST = 400
 _FORMAT = 1
 
 
+def _at_most(most: int) -> Only:
+    return Only(lambda values: None if len(values) <= most else f"a list of at most {most}")
+
+
+def _one_of(words: tuple[str, ...]) -> Only:
+    return Only(lambda word: None if word in words else f"one of {', '.join(words)}")
+
+
+def _too_many_ops(regions: tuple[tuple[int, ...], ...]) -> str | None:
+    return None if sum(map(len, regions)) <= MOST_OPS else f"regions of at most {MOST_OPS} ops"
+
+
+def _is_text(value: str) -> bool:
+    return len(value) <= _LONGEST and value.isprintable()
+
+
+def _is_error(value: float) -> bool:
+    return type(value) is float and 0 <= value < math.inf
+
+
+def _no_output(output: JudgedOutput) -> str | None:
+    errors = {"error": output.error, "allowed": output.allowed, "natural": output.natural}
+    for name, value in errors.items():
+        if not _is_error(value):
+            return f"an output: {name} is {value}, by which nothing can be off"
+    return None if _is_text(output.name) and _is_text(output.measure) else "an output with short names"
+
+
+Text = Annotated[str, Only(lambda value: None if _is_text(value) else "a short line of text")]
+Time = Annotated[
+    float,
+    Only(
+        lambda value: None if type(value) is float and 0 <= value < 1e14 else "a time",
+        lambda value: round(float(value), 3) + 0.0,
+    ),
+]
+Count = Annotated[int, Only(lambda value: None if 0 <= value < 2**63 else "a count")]
+Role = Annotated[str, _one_of(ROLES)]
+Output = Annotated[JudgedOutput, Only(_no_output)]
+
+
 @dataclass(frozen=True)
 class Raced:
     """One plan that was looked at. One that failed has a status and no time."""
 
-    name: str
+    name: Text
     default: bool = False
-    status: str = "ok"
-    detail: str = ""
-    wall_us: float | None = None
-    device_us: float | None = None
-    host_us: float | None = None
-    peak_bytes: int | None = None
-    predicted_us: float | None = None
-    walls: tuple[float, ...] = ()
+    status: Annotated[str, _one_of(STATUSES)] = "ok"
+    detail: Text = ""
+    wall_us: Time | None = None
+    device_us: Time | None = None
+    host_us: Time | None = None
+    peak_bytes: Count | None = None
+    predicted_us: Time | None = None
+    walls: Annotated[tuple[Time, ...], _at_most(MOST_WALLS)] = ()
     """The wall time of a call in each block of the race, in the order they were taken. Blocks of one number ran side by
     side; whoever was dropped has fewer."""
-    how: str = ""
+    how: Text = field(default="", metadata=UNLESS_DEFAULT)
     """How it was judged; nothing where it was not, or before this was kept."""
-    outputs: tuple[JudgedOutput, ...] = ()
+    outputs: Annotated[tuple[Output, ...], _at_most(MOST_OUTPUTS)] = field(default=(), metadata=UNLESS_DEFAULT)
     """How far its outputs were off and what they were allowed, the worst first."""
 
     @property
@@ -76,24 +119,24 @@ class Raced:
 class RegionEvidence:
     """One region of a plan. Predictions are from before this region was measured, so that they can be held against it."""
 
-    role: str
-    region: int
+    role: Role
+    region: Annotated[int, Only(lambda place: None if -1 <= place < 2**63 else "the place of a region")]
     """Its place among the regions of its graph; -1 for an op that no region holds, and that ATen runs alone."""
-    key: str
-    executor: str
-    variant: str = "default"
-    ops: int = 0
-    times: int = 1
+    key: Text
+    executor: Text
+    variant: Text = "default"
+    ops: Count = 0
+    times: Count = 1
     """How often it stands in the graph: more than once only for ops alone, of which equal ones are told of together."""
-    predicted_device_us: float | None = None
-    predicted_host_us: float | None = None
-    spread: float | None = None
+    predicted_device_us: Time | None = None
+    predicted_host_us: Time | None = None
+    spread: Time | None = None
     """One standard deviation of the logarithm of the predicted device time."""
-    device_us: float | None = None
-    host_us: float | None = None
-    roofline_us: float | None = None
+    device_us: Time | None = None
+    host_us: Time | None = None
+    roofline_us: Time | None = None
     """What moving its bytes and doing its arithmetic takes at least, at the rates of the machine."""
-    model: str = ""
+    model: Text = ""
 
     @property
     def known_us(self) -> float | None:
@@ -115,9 +158,9 @@ class RegionEvidence:
 class Start:
     """The cut of one graph that the plan's moves lead away from: what those would run who always fuse."""
 
-    role: str
-    executor: str
-    regions: tuple[tuple[int, ...], ...] = ()
+    role: Role
+    executor: Text
+    regions: Annotated[tuple[tuple[Count, ...], ...], Only(_too_many_ops)] = ()
     """The ops of each, by their places in the graph."""
 
 
@@ -130,25 +173,22 @@ class Evidence:
     (True, '')
     """
 
-    raced: tuple[Raced, ...] = ()
-    regions: tuple[RegionEvidence, ...] = ()
-    start: tuple[Start, ...] = ()
-    searched: bool = False
+    raced: Annotated[tuple[Raced, ...], _at_most(MOST_RACED)] = ()
+    regions: Annotated[tuple[RegionEvidence, ...], _at_most(MOST_REGIONS)] = ()
+    start: Annotated[tuple[Start, ...], _at_most(len(ROLES))] = ()
+    searched: bool = field(default=False, metadata=UNLESS_DEFAULT)
     """Whether the search that led to it came to its end: nothing was left that seemed worth measuring."""
 
     def to_json(self) -> str:
         """One line of canonical JSON; nothing where there is no evidence."""
+        _read(codec.plain_fields(self))
+        return self._text()
+
+    def _text(self) -> str:
         if self == NO_EVIDENCE:
             return ""
-        document: dict[str, Any] = {
-            "format": _FORMAT,
-            "raced": list(map(_plain, self.raced)),
-            "regions": list(map(_plain, self.regions)),
-            "start": list(map(_plain, self.start)),
-        }
-        if self.searched:  # evidence from before this was told has no word of it
-            document["searched"] = True
-        return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        document = {"format": _FORMAT, **codec.plain_fields(self)}
+        return json.dumps(document, sort_keys=True, separators=(",", ":"))
 
     @staticmethod
     def from_json(text: str) -> Evidence:
@@ -159,17 +199,9 @@ class Evidence:
             found = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise StoreError(f"evidence is no JSON: {error}") from None
-        if (
-            not isinstance(found, dict)
-            or found.keys() - {"searched"} != {"format", "raced", "regions", "start"}
-            or found["format"] != _FORMAT
-            or type(found.get("searched", False)) is not bool
-        ):
-            raise StoreError("evidence has a format that this fuseplan reads, raced plans and regions")
-        raced = _records("a raced plan", Raced, _RACED, found["raced"], MOST_RACED, _JUDGED)
-        regions = _records("a region", RegionEvidence, _REGION, found["regions"], MOST_REGIONS)
-        start = _records("a start", Start, _START, found["start"], len(ROLES))
-        return Evidence(raced, regions, start, found.get("searched", False))
+        if not isinstance(found, dict) or found.pop("format", None) != _FORMAT:
+            raise StoreError("evidence has a format that this fuseplan reads")
+        return _read(found)
 
     def bounded(self) -> Evidence:
         """Cut the evidence down to what the database takes: of too many regions those stay that take longest, of outputs the
@@ -177,19 +209,26 @@ class Evidence:
         """
         raced = tuple(sorted(self.raced, key=lambda one: not one.default)[:MOST_RACED])
         raced = tuple(_with_outputs(one, MOST_OUTPUTS) for one in raced)
-        if len(Evidence(raced).to_json()) > MAX_EVIDENCE // 2:  # regions say more than outputs that are right
+        if len(Evidence(raced)._text()) > MAX_EVIDENCE // 2:  # regions say more than outputs that are right
             raced = tuple(_with_outputs(one, 1) for one in raced)
         kept = sorted(self.regions, key=_weight, reverse=True)[:MOST_REGIONS]
         start = self.start if sum(len(ops) for one in self.start for ops in one.regions) <= MOST_OPS else ()
-        while kept and len(Evidence(raced, tuple(kept), start).to_json()) > MAX_EVIDENCE:
+        while kept and len(Evidence(raced, tuple(kept), start)._text()) > MAX_EVIDENCE:
             kept = kept[: len(kept) // 2]
-        while raced and len(Evidence(raced).to_json()) > MAX_EVIDENCE:
+        while raced and len(Evidence(raced)._text()) > MAX_EVIDENCE:
             raced = raced[: len(raced) // 2]
         order = {id(one): place for place, one in enumerate(self.regions)}
         return Evidence(raced, tuple(sorted(kept, key=lambda one: order[id(one)])), start, self.searched)
 
 
 NO_EVIDENCE = Evidence()
+
+
+def _read(data: Any) -> Evidence:
+    try:
+        return codec.read_fields(Evidence, data)
+    except CodecError as error:
+        raise StoreError(f"what is kept as evidence is none: {error}") from None
 
 
 def told(text: str) -> str:
@@ -228,127 +267,3 @@ def _with_outputs(one: Raced, most: int) -> Raced:
 def _weight(region: RegionEvidence) -> float:
     known = region.device_us if region.device_us is not None else region.predicted_device_us
     return (known or 0.0) * region.times
-
-
-def _plain(record: Raced | RegionEvidence | Start | JudgedOutput) -> dict[str, Any]:
-    found = {field.name: _value(field.name, getattr(record, field.name)) for field in fields(record)}
-    return {name: value for name, value in found.items() if value or name not in _JUDGED}
-
-
-def _value(name: str, value: Any) -> Any:
-    if name == "walls":
-        return [_time(name, time) for time in value]
-    if name == "regions":
-        return list(map(list, value))
-    if name == "outputs":
-        return list(map(_plain, value))
-    if value is not None and (name.endswith("_us") or name == "spread"):
-        return _time(name, value)
-    if name in _ERRORS and not _is_error(value):
-        raise StoreError(f"{name} is {value}, by which nothing can be off")
-    return value
-
-
-def _time(name: str, value: float) -> float:
-    if not 0 <= value < 1e14:
-        raise StoreError(f"{name} is {value}, which is no time")
-    return round(float(value), 3) + 0.0
-
-
-_Check = Callable[[Any], bool]
-
-
-def _text(value: Any) -> bool:
-    return type(value) is str and len(value) <= _LONGEST and value.isprintable()
-
-
-def _is_time(value: Any) -> bool:
-    return value is None or _sure(value)
-
-
-def _sure(value: Any) -> bool:
-    return type(value) is float and 0 <= value < 1e14
-
-
-def _count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**63
-
-
-def _ops(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_count, value))
-
-
-def _is_error(value: Any) -> bool:
-    return type(value) is float and 0 <= value < math.inf
-
-
-_ERRORS = ("error", "allowed", "natural")
-_OUTPUT: Mapping[str, _Check] = {**dict.fromkeys(("name", "measure"), _text), **dict.fromkeys(_ERRORS, _is_error)}
-
-
-def _are_outputs(value: Any) -> bool:
-    return isinstance(value, list) and 0 < len(value) <= MOST_OUTPUTS and all(map(_is_output, value))
-
-
-def _is_output(value: Any) -> bool:
-    if not isinstance(value, dict) or value.keys() != _OUTPUT.keys():
-        return False
-    return all(check(value[name]) for name, check in _OUTPUT.items())
-
-
-_JUDGED: Mapping[str, _Check] = {"how": lambda value: bool(value) and _text(value), "outputs": _are_outputs}
-"""Of a raced plan, what is written only where there is something to write: older evidence has no word of it."""
-_RACED: Mapping[str, _Check] = {
-    "name": _text,
-    "default": lambda value: type(value) is bool,
-    "status": lambda value: value in STATUSES,
-    "detail": _text,
-    **dict.fromkeys(("wall_us", "device_us", "host_us", "predicted_us"), _is_time),
-    "peak_bytes": lambda value: value is None or _count(value),
-    "walls": lambda value: isinstance(value, list) and len(value) <= MOST_WALLS and all(map(_sure, value)),
-}
-_REGION: Mapping[str, _Check] = {
-    "role": lambda value: value in ROLES,
-    "region": lambda value: value == -1 or _count(value),
-    **dict.fromkeys(("key", "executor", "variant", "model"), _text),
-    **dict.fromkeys(("ops", "times"), _count),
-    **dict.fromkeys(
-        ("predicted_device_us", "predicted_host_us", "spread", "device_us", "host_us", "roofline_us"), _is_time
-    ),
-}
-
-_START: Mapping[str, _Check] = {
-    "role": lambda value: value in ROLES,
-    "executor": _text,
-    "regions": lambda value: isinstance(value, list) and all(map(_ops, value)) and sum(map(len, value)) <= MOST_OPS,
-}
-
-
-_NOTHING: Mapping[str, _Check] = {}
-
-
-def _records(
-    what: str, kind: type[Any], checks: Mapping[str, _Check], found: Any, most: int, optional: Mapping[str, _Check] = _NOTHING
-) -> tuple[Any, ...]:  # fmt: skip
-    if not isinstance(found, list) or len(found) > most:
-        raise StoreError(f"evidence lists {what} at most {most} times")
-    return tuple(_record(what, kind, checks, optional, one) for one in found)
-
-
-def _record(
-    what: str, kind: type[Any], checks: Mapping[str, _Check], optional: Mapping[str, _Check], found: Any
-) -> Any:
-    if not isinstance(found, dict) or found.keys() - optional.keys() != checks.keys():
-        more = f", and at most {', '.join(optional)} beside them" if optional else ""
-        raise StoreError(f"{what} in evidence has exactly the fields {', '.join(checks)}{more}")
-    for name, value in found.items():
-        if not (checks.get(name) or optional[name])(value):
-            raise StoreError(f"{what} in evidence has {name} = {str(value)[:40]!r}")
-    return kind(**{name: _frozen(value) for name, value in found.items()})
-
-
-def _frozen(value: Any) -> Any:
-    """A checked value as its record holds it; the only records within records are outputs."""
-    if type(value) is dict:
-        return JudgedOutput(**value)
-    return tuple(map(_frozen, value)) if type(value) is list else value

@@ -14,10 +14,12 @@ from types import TracebackType
 
 from fuseplan.errors import StoreError
 from fuseplan.tuning_db import schema
+from fuseplan.tuning_db.columns import Row, Value
 from fuseplan.tuning_db.files import SQL_ERRORS
 from fuseplan.tuning_db.migrations import version
 from fuseplan.tuning_db.older import present, table_of
-from fuseplan.tuning_db.tables import ALL, BY_NAME, Row, Table, Value
+from fuseplan.tuning_db.schema import ALL, BY_NAME
+from fuseplan.tuning_db.tables import Table
 
 _STEPS = 10_000  # of SQLite's machine between looks at the clock
 _MAX_FIELD = 65 * 2**20

@@ -17,7 +17,8 @@ from fuseplan.tuning_db.files import Absent, Database, Identity, NotOurs, Unusab
 from fuseplan.tuning_db.layers import Places, network_file_system
 from fuseplan.tuning_db.notify import notify
 from fuseplan.tuning_db.records import Miss
-from fuseplan.tuning_db.tables import Writer, everything, put_all
+from fuseplan.tuning_db.schema import everything
+from fuseplan.tuning_db.tables import Writer, put_all
 
 _T = TypeVar("_T")
 _Own = TypeVar("_Own", bound="Layered")

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fuseplan.errors import FuseplanError
+from fuseplan.tuning_db.columns import Row
 from fuseplan.tuning_db.environment import Environment, needs_of
 from fuseplan.tuning_db.launches import faster_launch
 from fuseplan.tuning_db.records import NO_MOVES, REASONS, Hit, Miss, Query, Stale, StoredPlan
+from fuseplan.tuning_db.schema import ENVIRONMENT, PLAN
 from fuseplan.tuning_db.sizes import STATIC, Box
-from fuseplan.tuning_db.tables import ENVIRONMENT, PLAN, Row
 
 _MOST = 256
 """Plans looked at of one program and layer: those for this environment first, then the latest."""

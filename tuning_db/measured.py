@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from fuseplan.errors import StoreError
+from fuseplan.tuning_db.columns import Row
 from fuseplan.tuning_db.environment import Environment, needs_of_executor
 from fuseplan.tuning_db.lookup import environments
 from fuseplan.tuning_db.records import DefaultTiming, Measurement
-from fuseplan.tuning_db.tables import DEFAULT_TIMING, MEASUREMENT, Row, Table
+from fuseplan.tuning_db.schema import DEFAULT_TIMING, MEASUREMENT
+from fuseplan.tuning_db.tables import Table
 
 _T = TypeVar("_T")
 

@@ -13,19 +13,19 @@ from dataclasses import replace
 
 from fuseplan.errors import PlanError
 from fuseplan.plan import Plan
+from fuseplan.tuning_db.columns import Row, to_object
 from fuseplan.tuning_db.records import NO_MOVES, plan_key
-from fuseplan.tuning_db.schema import TABLES
-from fuseplan.tuning_db.tables import ENVIRONMENT, PLAN, Row, Table, to_object
+from fuseplan.tuning_db.schema import ENVIRONMENT, PLAN, TABLES
+from fuseplan.tuning_db.tables import Table
 
 _COLUMNS_OF_VERSIONS = ("inductor", "nvfuser")
 _ENVIRONMENT_2 = replace(
     ENVIRONMENT,
     columns={
-        name: kind
-        for column, kind in ENVIRONMENT.columns.items()
-        for name in (_COLUMNS_OF_VERSIONS if column == "versions" else (column,))
+        name: replace(column, inner=None)
+        for now, column in ENVIRONMENT.columns.items()
+        for name in (_COLUMNS_OF_VERSIONS if now == "versions" else (now,))
     },
-    inner={},
 )
 """Until schema 2."""
 

@@ -6,18 +6,18 @@ import sqlite3
 
 from fuseplan.errors import FuseplanError
 from fuseplan.graph import Graph
-from fuseplan.tuning_db import clock, tables
+from fuseplan.tuning_db import clock, schema
+from fuseplan.tuning_db.columns import Row
 from fuseplan.tuning_db.lookup import environment_of
 from fuseplan.tuning_db.records import StoredPlan, trace_key
-from fuseplan.tuning_db.tables import Row
 
 
 def plans_like(connection: sqlite3.Connection, prefix: str) -> list[StoredPlan]:
     """The plans whose keys begin with `prefix`; damaged ones are left out."""
-    rows = connection.execute(f"{tables.PLAN.select} WHERE substr(plan.key, 1, ?) = ?", (len(prefix), prefix))
+    rows = connection.execute(f"{schema.PLAN.select} WHERE substr(plan.key, 1, ?) = ?", (len(prefix), prefix))
     found = []
     for values in rows.fetchall():
-        row = tables.PLAN.logical(values)
+        row = schema.PLAN.logical(values)
         environment = environment_of(connection, row["environment"]) if row is not None else None
         if row is None or environment is None:
             continue
@@ -30,27 +30,27 @@ def plans_like(connection: sqlite3.Connection, prefix: str) -> list[StoredPlan]:
 
 def programs_like(connection: sqlite3.Connection, prefix: str) -> list[str]:
     """The keys of programs that begin with `prefix`."""
-    rows = connection.execute(f"{tables.PROGRAM.select} WHERE substr(program.key, 1, ?) = ?", (len(prefix), prefix))
-    good = (tables.PROGRAM.logical(values) for values in rows)
+    rows = connection.execute(f"{schema.PROGRAM.select} WHERE substr(program.key, 1, ?) = ?", (len(prefix), prefix))
+    good = (schema.PROGRAM.logical(values) for values in rows)
     return [str(row["key"]) for row in good if row is not None]
 
 
 def names_of(connection: sqlite3.Connection) -> list[tuple[str, str]]:
     """Key and name of each program that has one."""
-    rows = (tables.PROGRAM.logical(values) for values in connection.execute(tables.PROGRAM.select))
+    rows = (schema.PROGRAM.logical(values) for values in connection.execute(schema.PROGRAM.select))
     return [(str(row["key"]), str(row["name"])) for row in rows if row is not None and row["name"] is not None]
 
 
 def graphs_of(connection: sqlite3.Connection, program: str) -> list[tuple[str, str, str]]:
     """Role, key and text of each graph of a program."""
     found = []
-    roles = f"{tables.PROGRAM_GRAPH.select} WHERE program_.key = ? ORDER BY program_graph.id"
+    roles = f"{schema.PROGRAM_GRAPH.select} WHERE program_.key = ? ORDER BY program_graph.id"
     for values in connection.execute(roles, (program,)).fetchall():
-        link = tables.PROGRAM_GRAPH.logical(values)
+        link = schema.PROGRAM_GRAPH.logical(values)
         if link is None:
             continue
-        for graph in connection.execute(f"{tables.GRAPH.select} WHERE graph.key = ?", (link["graph"],)).fetchall():
-            row = tables.GRAPH.logical(graph)
+        for graph in connection.execute(f"{schema.GRAPH.select} WHERE graph.key = ?", (link["graph"],)).fetchall():
+            row = schema.GRAPH.logical(graph)
             if row is not None:
                 found.append((str(link["role"]), str(row["key"]), str(row["json"])))
     return found
@@ -66,8 +66,8 @@ def readable(text: str) -> Graph | None:
 
 def traces_where(connection: sqlite3.Connection, where: str, argument: str) -> list[tuple[str, str]]:
     """Keys and texts of traces."""
-    found = connection.execute(f"{tables.TRACE.select} WHERE {where}", (argument,)).fetchall()
-    rows = (tables.TRACE.logical(values) for values in found)
+    found = connection.execute(f"{schema.TRACE.select} WHERE {where}", (argument,)).fetchall()
+    rows = (schema.TRACE.logical(values) for values in found)
     return [(str(row["key"]), str(row["json"])) for row in rows if row is not None]
 
 

@@ -1,23 +1,25 @@
-"""What goes into the database and what comes out of it, as frozen dataclasses. The store alone turns them into rows."""
+"""What goes into the database and what comes out of it, as frozen dataclasses whose fields say how they are stored.
+
+The order of the fields is that of the columns: in a call, what is only for keywords may stand between the others.
+"""
 
 from __future__ import annotations
 
 import json
-import math
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from fuseplan import __version__
 from fuseplan.errors import StoreError
 from fuseplan.noise import RaceTime, relative
 from fuseplan.plan import Plan
-from fuseplan.tuning_db import clock
+from fuseplan.tuning_db import clock, columns
+from fuseplan.tuning_db.columns import Record, Value, content_key, stored
 from fuseplan.tuning_db.environment import Difference, Environment
 from fuseplan.tuning_db.evidence import NO_EVIDENCE, Evidence
 from fuseplan.tuning_db.sizes import STATIC, Box
-from fuseplan.tuning_db.tables import Row, Value, content_key
 
 if TYPE_CHECKING:
     from fuseplan.segment.moves.move import Move
@@ -64,132 +66,128 @@ NO_REPEATS = Repeats()
 
 
 @dataclass(frozen=True)
-class Run:
+class Run(Record):
     """One run of tuning: where, how hard, and what of the machine is recorded without being compared."""
 
-    environment: Environment
-    program: str | None = None
-    effort: str = "full"
-    seed: int = 0
-    state: str = "running"
-    host: str | None = None
-    driver: str | None = None
-    clocks: str | None = None
-    error_median: float | None = None
+    key: str = field(default_factory=lambda: uuid.uuid4().hex, kw_only=True, metadata=stored(columns.key(32)))
+    program: str | None = field(metadata=stored(columns.reference("program")))
+    environment: Environment = field(metadata=stored(columns.ENVIRONMENT_OF))
+    effort: str = field(default="full", metadata=stored(columns.text(40)))
+    seed: int = field(default=0, metadata=stored(columns.INTEGER))
+    state: str = field(default="running", metadata=stored(columns.one_of(columns.RUN_STATES)))
+    fuseplan: str = field(default=__version__, kw_only=True, metadata=stored(columns.text(100)))
+    host: str | None = field(default=None, metadata=stored(columns.text(200)))
+    driver: str | None = field(default=None, metadata=stored(columns.text(100)))
+    clocks: str | None = field(default=None, metadata=stored(columns.text(200)))
+    error_median: float | None = field(default=None, metadata=stored(columns.ERROR))
     """By how much the predicted times of whole plans were off in their race, relative: half of them by less …"""
-    error_p90: float | None = None
+    error_p90: float | None = field(default=None, metadata=stored(columns.ERROR))
     """… and nine of ten."""
-    audited: int = 0
+    audited: int = field(default=0, metadata=stored(columns.COUNT_FROM_0))
     """Measurements of regions that were drawn at random among those that seemed not worth it, …"""
-    audit_error: float | None = None
+    audit_error: float | None = field(default=None, metadata=stored(columns.ERROR))
     """… by how much the cost model was off there, relative: half of them by less, …"""
-    audit_within: float | None = None
+    audit_within: float | None = field(default=None, metadata=stored(columns.SHARE))
     """… and the share that it had within its bounds for nine of ten."""
-    fuseplan: str = __version__
-    key: str = field(default_factory=lambda: uuid.uuid4().hex)
-    started_at: str = field(default_factory=clock.now)
-    changed_at: str = field(default_factory=clock.now)
-
-    def row(self) -> Row:
-        """The run as a logical row."""
-        return {**vars(self), "environment": self.environment.key}
+    started_at: str = field(default_factory=clock.now, metadata=stored(columns.MOMENT))
+    changed_at: str = field(default_factory=clock.now, metadata=stored(columns.MOMENT))
 
 
 @dataclass(frozen=True)
-class Measurement:
+class Measurement(Record):
     """What came of one way to run one region. A failure is one too: it has a status and no time."""
 
-    region: str
+    region: str = field(metadata=stored(columns.reference("region")))
     """The key of the region's Graph."""
-    environment: Environment
-    executor: str
-    variant: str = "default"
-    status: str = "ok"
-    device_us: float | None = None
-    host_us: float | None = None
-    compile_s: float | None = None
-    peak_bytes: int | None = None
-    repeats: Repeats = NO_REPEATS
-    detail: str = ""
+    environment: Environment = field(metadata=stored(columns.ENVIRONMENT_OF))
+    run: str | None = field(default=None, kw_only=True, metadata=stored(columns.reference("run")))
+    executor: str = field(metadata=stored(columns.text(100)))
+    variant: str = field(default="default", metadata=stored(columns.text(200)))
+    status: str = field(default="ok", metadata=stored(columns.one_of(columns.STATUSES)))
+    device_us: float | None = field(default=None, metadata=stored(columns.TIME))
+    host_us: float | None = field(default=None, metadata=stored(columns.TIME))
+    compile_s: float | None = field(default=None, metadata=stored(columns.TIME))
+    peak_bytes: int | None = field(default=None, metadata=stored(columns.COUNT))
+    repeats: Repeats = field(default=NO_REPEATS, metadata=stored(columns.json_of(Repeats, 2**20)))
+    detail: str = field(default="", metadata=stored(columns.DETAIL))
     """One line on what went wrong."""
-    run: str | None = None
-    measured_at: str = field(default_factory=clock.now)
-    predicted_us: float | None = None
+    measured_at: str = field(default_factory=clock.now, metadata=stored(columns.MOMENT))
+    predicted_us: float | None = field(default=None, metadata=stored(columns.TIME))
     """The device time that a cost model thought of before it heard this one."""
-    spread: float | None = None
+    spread: float | None = field(default=None, metadata=stored(columns.TIME))
     """How sure it was: one standard deviation of the logarithm."""
 
-    def row(self) -> Row:
-        """The measurement as a logical row."""
-        return _row(self)
-
-    @staticmethod
-    def of(row: Row, environment: Environment) -> Measurement:
-        """The measurement that a logical row describes."""
-        values: dict[str, object] = {**row, "environment": environment}
-        values["repeats"] = Repeats.from_json(str(row["repeats"]))
-        return Measurement(**values)  # type: ignore[arg-type]  # STRICT columns hold what the fields say
-
 
 @dataclass(frozen=True)
-class DefaultTiming:
+class DefaultTiming(Record):
     """How fast a program runs under a plan that nobody tuned, timed in the race of a run."""
 
-    program: str
-    environment: Environment
-    name: str
-    launch: str = "plain"
-    sizes: Box = STATIC
-    status: str = "ok"
-    wall_us: float | None = None
-    device_us: float | None = None
-    host_us: float | None = None
-    peak_bytes: int | None = None
-    repeats: Repeats = NO_REPEATS
-    detail: str = ""
-    run: str | None = None
-    measured_at: str = field(default_factory=clock.now)
+    program: str = field(metadata=stored(columns.reference("program")))
+    environment: Environment = field(metadata=stored(columns.ENVIRONMENT_OF))
+    run: str | None = field(default=None, kw_only=True, metadata=stored(columns.reference("run")))
+    name: str = field(metadata=stored(columns.text(100)))
+    launch: str = field(default="plain", metadata=stored(columns.text(40)))
+    sizes: Box = field(default=STATIC, metadata=stored(columns.SIZES))
+    status: str = field(default="ok", metadata=stored(columns.one_of(columns.STATUSES)))
+    wall_us: float | None = field(default=None, metadata=stored(columns.TIME))
+    device_us: float | None = field(default=None, metadata=stored(columns.TIME))
+    host_us: float | None = field(default=None, metadata=stored(columns.TIME))
+    peak_bytes: int | None = field(default=None, metadata=stored(columns.COUNT))
+    repeats: Repeats = field(default=NO_REPEATS, metadata=stored(columns.json_of(Repeats, 2**20)))
+    detail: str = field(default="", metadata=stored(columns.DETAIL))
+    measured_at: str = field(default_factory=clock.now, metadata=stored(columns.MOMENT))
 
-    def row(self) -> Row:
-        """The timing as a logical row."""
-        return _row(self)
 
-    @staticmethod
-    def of(row: Row, environment: Environment) -> DefaultTiming:
-        """The timing that a logical row describes."""
-        values: dict[str, object] = {**row, "environment": environment, "sizes": Box.parse(str(row["sizes"]))}
-        values["repeats"] = Repeats.from_json(str(row["repeats"]))
-        return DefaultTiming(**values)  # type: ignore[arg-type]
+def _moves_json(moves: tuple[Move, ...]) -> str:
+    if not moves:
+        return NO_MOVES
+    from fuseplan.segment.moves.move import to_json
+
+    return to_json(moves)
+
+
+def _moves_from(text: str) -> tuple[Move, ...]:
+    if text == NO_MOVES:
+        return ()
+    from fuseplan.segment.moves.move import from_json
+
+    return from_json(text)
+
+
+MOVES = replace(columns.text(2**20), write=_moves_json, read=_moves_from)
 
 
 @dataclass(frozen=True)
-class StoredPlan:
+class StoredPlan(Record):
     """A plan with where it holds and the evidence for it."""
 
-    program: str
+    program: str = field(metadata=stored(columns.reference("program"), key=columns.key(32)))
     """The key of the program's Dynamo graph."""
-    environment: Environment
-    plan: Plan
-    status: str = "tuned"
+    environment: Environment = field(metadata=stored(columns.ENVIRONMENT_OF))
+    run: str | None = field(default=None, kw_only=True, metadata=stored(columns.reference("run")))
+    sizes: Box = field(default=STATIC, kw_only=True, metadata=stored(columns.SIZES, launch=columns.text(40)))
+    status: str = field(default="tuned", kw_only=True, metadata=stored(columns.one_of(columns.PLAN_STATUSES)))
     """tuned, default, unverified or quarantined."""
-    word: str | None = None
+    word: str | None = field(default=None, kw_only=True, metadata=stored(columns.one_of(columns.WORDS)))
     """What a person said: pinned or disabled."""
-    sizes: Box = STATIC
-    predicted_us: float | None = None
-    wall_us: float | None = None
-    device_us: float | None = None
-    host_us: float | None = None
-    noise_us: float | None = None
-    peak_bytes: int | None = None
-    best_default: str | None = None
-    best_default_us: float | None = None
-    moves: tuple[Move, ...] = ()
+    plan: Plan = field(metadata=stored(columns.json_of(Plan, 16 * 2**20, name="json")))
+    _: KW_ONLY
+    predicted_us: float | None = field(default=None, metadata=stored(columns.TIME))
+    wall_us: float | None = field(default=None, metadata=stored(columns.TIME))
+    device_us: float | None = field(default=None, metadata=stored(columns.TIME))
+    host_us: float | None = field(default=None, metadata=stored(columns.TIME))
+    noise_us: float | None = field(default=None, metadata=stored(columns.TIME))
+    peak_bytes: int | None = field(default=None, metadata=stored(columns.COUNT))
+    best_default: str | None = field(default=None, metadata=stored(columns.text(100)))
+    best_default_us: float | None = field(default=None, metadata=stored(columns.TIME))
+    moves: tuple[Move, ...] = field(default=(), metadata=stored(MOVES))
     """The moves that led here, with what each was worth."""
-    evidence: Evidence = NO_EVIDENCE
-    detail: str = ""
+    evidence: Evidence = field(
+        default=NO_EVIDENCE, metadata=stored(columns.json_of(Evidence, columns.MAX_EVIDENCE, default="''"))
+    )
+    detail: str = field(default="", metadata=stored(columns.DETAIL))
     """Why it is quarantined."""
-    run: str | None = None
-    changed_at: str = field(default_factory=clock.now)
+    changed_at: str = field(default_factory=clock.now, metadata=stored(columns.MOMENT))
 
     @property
     def key(self) -> str:
@@ -222,23 +220,6 @@ class StoredPlan:
         race = self.run and (self.run, self.sizes.text)
         return RaceTime(self.wall_us if self.standing in RACED else None, self.noise, race)
 
-    def row(self) -> Row:
-        """The plan as a logical row."""
-        row = _row(self)
-        return {"key": self.key, "json": row.pop("plan"), "launch": self.launch, **row}
-
-    @staticmethod
-    def of(row: Row, environment: Environment) -> StoredPlan:
-        """The plan that a logical row describes; PlanError or StoreError if its JSON is none."""
-        values: dict[str, object] = {
-            name: value for name, value in row.items() if name not in ("key", "json", "launch")
-        }
-        values |= {"environment": environment, "sizes": Box.parse(str(row["sizes"]))}
-        values["plan"] = Plan.from_json(str(row["json"]))
-        values["evidence"] = Evidence.from_json(str(row["evidence"]))
-        values["moves"] = _moves_from(str(row["moves"]))
-        return StoredPlan(**values)  # type: ignore[arg-type]
-
 
 def plan_key(program: Value, environment: Value, launch: Value, sizes: Value, identity: str) -> str:
     """The key that a plan of this identity has in the database."""
@@ -248,42 +229,6 @@ def plan_key(program: Value, environment: Value, launch: Value, sizes: Value, id
 def trace_key(program: Value, sizes: Value) -> str:
     """The key that the trace of a program has in the database: there is one for each box of sizes that is tuned."""
     return content_key("trace", (program, sizes))
-
-
-def _row(record: Measurement | DefaultTiming | StoredPlan) -> dict[str, Value]:
-    row: dict[str, Value] = {}
-    for name, value in vars(record).items():
-        if (name.endswith(("_us", "_s")) or name == "spread") and value is not None:
-            if not math.isfinite(value):
-                raise StoreError(f"{name} is {value}, which is no time")
-            row[name] = float(value) + 0.0  # minus zero would come back as zero, and its digest would not fit
-        elif isinstance(value, Environment):
-            row[name] = value.key
-        elif isinstance(value, Box):
-            row[name] = value.text
-        elif isinstance(value, (Plan, Repeats, Evidence)):
-            row[name] = value.to_json()
-        elif name == "moves":
-            row[name] = _moves_json(value)
-        else:
-            row[name] = value
-    return row
-
-
-def _moves_json(moves: tuple[Move, ...]) -> str:
-    if not moves:
-        return NO_MOVES
-    from fuseplan.segment.moves.move import to_json
-
-    return to_json(moves)
-
-
-def _moves_from(text: str) -> tuple[Move, ...]:
-    if text == NO_MOVES:
-        return ()
-    from fuseplan.segment.moves.move import from_json
-
-    return from_json(text)
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,10 @@ from typing import NoReturn
 from fuseplan.errors import StoreError
 from fuseplan.graph.words import counted
 from fuseplan.tuning_db import schema
+from fuseplan.tuning_db.columns import Row
 from fuseplan.tuning_db.files import SQL_ERRORS, Busy, Damaged, Database, Identity, NotOurs, Unusable
 from fuseplan.tuning_db.foreign import Source
-from fuseplan.tuning_db.tables import Row, Table, Writer, put_all
+from fuseplan.tuning_db.tables import Table, Writer, put_all
 
 try:
     import fcntl

@@ -1,4 +1,4 @@
-"""What a tuning database looks like: the tables, indexes and views of the present schema, as SQL.
+"""What a tuning database looks like: the tables, indexes and views of the present schema.
 
 Rows refer to each other by small integers, since a file holds a million measurements; what a row *is* (its key, its
 digest) never depends on them, so that two files can be merged.
@@ -6,222 +6,120 @@ digest) never depends on them, so that two files can be merged.
 
 from __future__ import annotations
 
+import sqlite3
+
+from fuseplan.tuning_db import columns
+from fuseplan.tuning_db.columns import Column, Row, columns_of
+from fuseplan.tuning_db.environment import Environment
+from fuseplan.tuning_db.records import DefaultTiming, Measurement, Run, StoredPlan
+from fuseplan.tuning_db.tables import Table
+
 APPLICATION_ID = 0x66757365  # "fuse"
 VERSION = 4
 """2: plans are of format 2. 3: versions of executors are rows. 4: moves of plans are data."""
 
-STATUSES = ("ok", "refused", "compile-error", "error", "wrong", "timeout", "crashed", "out-of-memory")
-"""Of a timing: what came of it. Only `ok` has a time that counts."""
-PLAN_STATUSES = ("tuned", "default", "unverified", "quarantined")
-WORDS = ("pinned", "disabled")
-"""What a person said about a plan; stands beside its status, so that taking it back leaves what was there."""
-ROLES = ("inference", "forward", "backward")
-RUN_STATES = ("running", "finished", "interrupted", "failed")
+ENVIRONMENT = Table(
+    "environment",
+    "Kinds of machines with one set of versions: what a timing is true for.",
+    columns_of(Environment),
+    Environment,
+    ("(device = 'cpu') = (gpu IS NULL)", "(device = 'cpu') = (cpu IS NOT NULL)"),
+)
+PROGRAM = Table(
+    "program",
+    "What one Dynamo graph became. The name is for people.",
+    {"key": columns.key(), "name": columns.text(400, null=True), "changed_at": columns.MOMENT},
+)
+TRACE = Table(
+    "trace",
+    "Programs as they can be run again elsewhere: the Dynamo graph as JSON, with neither weights nor data; and how"
+    " often each was called while it was recorded.",
+    {
+        "key": columns.key(32),
+        "program": columns.reference("program"),
+        "sizes": columns.SIZES,
+        "json": columns.text(columns.MAX_TRACE),
+        "calls": columns.COUNT_FROM_0,
+        "changed_at": columns.MOMENT,
+    },
+    largest="calls",
+)
+GRAPH = Table(
+    "graph",
+    "ATen graphs of programs, as canonical JSON.",
+    {"key": columns.key(), "ops": columns.COUNT, "json": columns.text(columns.MAX_GRAPH)},
+)
+PROGRAM_GRAPH = Table(
+    "program_graph",
+    "Which graphs a program became, and in what role.",
+    {
+        "program": columns.reference("program"),
+        "graph": columns.reference("graph"),
+        "role": columns.one_of(columns.ROLES),
+    },
+)
+REGION = Table(
+    "region",
+    "Pieces of graphs that one executor runs as a unit; equal pieces of all programs are one row.",
+    {"key": columns.key(), "title": columns.text(400), "ops": columns.COUNT, "json": columns.text(columns.MAX_GRAPH)},
+)
+GRAPH_REGION = Table(
+    "graph_region",
+    "Which regions a graph was cut into, and how often each stands in it.",
+    {"graph": columns.reference("graph"), "region": columns.reference("region"), "times": Column("integer", "{} > 0")},
+)
+RUN = Table(
+    "run",
+    "Runs of tuning: how hard, how far predicted times of whole plans were off, and what of the machine is recorded.",
+    columns_of(Run),
+    Run,
+)
+MEASUREMENT = Table(
+    "measurement",
+    "What came of running a region under one executor and variant, failures included.",
+    columns_of(Measurement),
+    Measurement,
+    ("status <> 'ok' OR device_us IS NOT NULL",),
+)
+DEFAULT_TIMING = Table(
+    "default_timing",
+    "How fast a program ran under the plans that nobody tuned.",
+    columns_of(DefaultTiming),
+    DefaultTiming,
+    ("status <> 'ok' OR wall_us IS NOT NULL",),
+)
+PLAN = Table(
+    "plan",
+    "Plans with their evidence: the race, and each region as it was predicted and measured. `word` is a person's, and"
+    " counts more than `status`.",
+    columns_of(StoredPlan),
+    StoredPlan,
+)
 
-
-def _one_of(column: str, words: tuple[str, ...]) -> str:
-    return f"CHECK ({column} IN ({', '.join(map(repr, words))}))"
-
-
-def _key(column: str = "key", length: int = 64) -> str:
-    return f"CHECK (length({column}) = {length} AND {column} NOT GLOB '*[^0-9a-f]*')"
-
-
-def _at_most(column: str, length: int) -> str:
-    return f"CHECK (length({column}) <= {length})"
-
-
-def _time(column: str) -> str:
-    two, three = "[0-9]" * 2, "[0-9]" * 3
-    return f"CHECK ({column} GLOB '20{two}-[01][0-9]-[0-3][0-9]T[0-2][0-9]:[0-5][0-9]:[0-5][0-9].{three}Z')"
-
-
-def _measured(column: str) -> str:
-    # A year of microseconds is 3.2e13: whatever is longer, or negative, is no time.
-    return f"CHECK ({column} >= 0 AND {column} < 1e14)"
-
-
-_DIGEST = "digest BLOB NOT NULL CHECK (length(digest) = 16)"
-_UNIQUE_DIGEST = "digest BLOB NOT NULL UNIQUE CHECK (length(digest) = 16)"
-_MAX_PLAN = 16 * 2**20
-_MAX_GRAPH = 64 * 2**20
-MAX_TRACE = 8 * 2**20
-"""Characters of a trace; one of 10,000 calls takes about 3 million. A longer one is not kept."""
-MAX_EVIDENCE = 4 * 2**20
-"""Characters of the evidence for a plan: some ten thousand regions."""
+ALL = (
+    ENVIRONMENT, PROGRAM, TRACE, GRAPH, PROGRAM_GRAPH, REGION, GRAPH_REGION, RUN, MEASUREMENT, DEFAULT_TIMING, PLAN,
+)  # fmt: skip
+"""The tables of rows that move between files, each after those that it refers to."""
+BY_NAME = {table.name: table for table in ALL}
 
 TABLES = {
     "schema": f"""CREATE TABLE schema (
     id INTEGER PRIMARY KEY CHECK (id = 1),
     version INTEGER NOT NULL,
     made_by TEXT NOT NULL,
-    made_at TEXT NOT NULL {_time("made_at")}
+    {columns.MOMENT.sql("made_at")}
 ) STRICT""",
-    "environment": f"""CREATE TABLE environment (
-    id INTEGER PRIMARY KEY,
-    key TEXT NOT NULL UNIQUE {_key(length=32)},
-    device TEXT NOT NULL {_at_most("device", 40)},
-    gpu TEXT {_at_most("gpu", 200)},
-    gpu_sms INTEGER,
-    gpu_l2_mib INTEGER,
-    gpu_memory_gib INTEGER,
-    cpu TEXT {_at_most("cpu", 200)},
-    cpu_isa TEXT {_at_most("cpu_isa", 200)},
-    cpu_threads INTEGER,
-    cpu_compiler TEXT {_at_most("cpu_compiler", 200)},
-    torch TEXT NOT NULL {_at_most("torch", 100)},
-    cuda TEXT {_at_most("cuda", 100)},
-    matmul_precision TEXT NOT NULL {_at_most("matmul_precision", 40)},
-    cudnn_tf32 INTEGER NOT NULL CHECK (cudnn_tf32 IN (0, 1)),
-    fp16_reduction INTEGER NOT NULL CHECK (fp16_reduction IN (0, 1)),
-    bf16_reduction INTEGER NOT NULL CHECK (bf16_reduction IN (0, 1)),
-    candidates TEXT NOT NULL {_at_most("candidates", 40)},
-    protocol TEXT NOT NULL {_at_most("protocol", 40)},
-    {_DIGEST},
-    CHECK ((device = 'cpu') = (gpu IS NULL)),
-    CHECK ((device = 'cpu') = (cpu IS NOT NULL))
-) STRICT""",
+    **{table.name: table.create for table in ALL},
     "environment_executor": f"""CREATE TABLE environment_executor (
     environment_id INTEGER NOT NULL REFERENCES environment(id) ON DELETE CASCADE,
-    executor TEXT NOT NULL {_at_most("executor", 100)},
-    version TEXT NOT NULL {_at_most("version", 200)},
+    {columns.text(100).sql("executor")},
+    {columns.text(200).sql("version")},
     PRIMARY KEY (environment_id, executor)
 ) STRICT, WITHOUT ROWID""",
-    "program": f"""CREATE TABLE program (
-    id INTEGER PRIMARY KEY,
-    key TEXT NOT NULL UNIQUE {_key()},
-    name TEXT {_at_most("name", 400)},
-    changed_at TEXT NOT NULL {_time("changed_at")},
-    {_DIGEST}
-) STRICT""",
-    "trace": f"""CREATE TABLE trace (
-    id INTEGER PRIMARY KEY,
-    key TEXT NOT NULL UNIQUE {_key(length=32)},
-    program_id INTEGER NOT NULL REFERENCES program(id) ON DELETE CASCADE,
-    sizes TEXT NOT NULL {_at_most("sizes", 2000)},
-    json TEXT NOT NULL {_at_most("json", MAX_TRACE)},
-    calls INTEGER NOT NULL DEFAULT 0 CHECK (calls >= 0),
-    changed_at TEXT NOT NULL {_time("changed_at")},
-    {_DIGEST}
-) STRICT""",
-    "graph": f"""CREATE TABLE graph (
-    id INTEGER PRIMARY KEY,
-    key TEXT NOT NULL UNIQUE {_key()},
-    ops INTEGER NOT NULL CHECK (ops >= 0),
-    json TEXT NOT NULL {_at_most("json", _MAX_GRAPH)},
-    {_DIGEST}
-) STRICT""",
-    "program_graph": f"""CREATE TABLE program_graph (
-    id INTEGER PRIMARY KEY,
-    program_id INTEGER NOT NULL REFERENCES program(id) ON DELETE CASCADE,
-    graph_id INTEGER NOT NULL REFERENCES graph(id) ON DELETE CASCADE,
-    role TEXT NOT NULL {_one_of("role", ROLES)},
-    {_UNIQUE_DIGEST}
-) STRICT""",
-    "region": f"""CREATE TABLE region (
-    id INTEGER PRIMARY KEY,
-    key TEXT NOT NULL UNIQUE {_key()},
-    title TEXT NOT NULL {_at_most("title", 400)},
-    ops INTEGER NOT NULL CHECK (ops >= 0),
-    json TEXT NOT NULL {_at_most("json", _MAX_GRAPH)},
-    {_DIGEST}
-) STRICT""",
-    "graph_region": f"""CREATE TABLE graph_region (
-    id INTEGER PRIMARY KEY,
-    graph_id INTEGER NOT NULL REFERENCES graph(id) ON DELETE CASCADE,
-    region_id INTEGER NOT NULL REFERENCES region(id) ON DELETE CASCADE,
-    times INTEGER NOT NULL CHECK (times > 0),
-    {_UNIQUE_DIGEST}
-) STRICT""",
-    "run": f"""CREATE TABLE run (
-    id INTEGER PRIMARY KEY,
-    key TEXT NOT NULL UNIQUE {_key(length=32)},
-    program_id INTEGER REFERENCES program(id) ON DELETE CASCADE,
-    environment_id INTEGER NOT NULL REFERENCES environment(id) ON DELETE CASCADE,
-    effort TEXT NOT NULL {_at_most("effort", 40)},
-    seed INTEGER NOT NULL,
-    state TEXT NOT NULL {_one_of("state", RUN_STATES)},
-    fuseplan TEXT NOT NULL {_at_most("fuseplan", 100)},
-    host TEXT {_at_most("host", 200)},
-    driver TEXT {_at_most("driver", 100)},
-    clocks TEXT {_at_most("clocks", 200)},
-    error_median REAL CHECK (error_median >= 0),
-    error_p90 REAL CHECK (error_p90 >= 0),
-    audited INTEGER NOT NULL DEFAULT 0 CHECK (audited >= 0),
-    audit_error REAL CHECK (audit_error >= 0),
-    audit_within REAL CHECK (audit_within BETWEEN 0 AND 1),
-    started_at TEXT NOT NULL {_time("started_at")},
-    changed_at TEXT NOT NULL {_time("changed_at")},
-    {_DIGEST}
-) STRICT""",
-    "measurement": f"""CREATE TABLE measurement (
-    id INTEGER PRIMARY KEY,
-    region_id INTEGER NOT NULL REFERENCES region(id) ON DELETE CASCADE,
-    environment_id INTEGER NOT NULL REFERENCES environment(id) ON DELETE CASCADE,
-    run_id INTEGER REFERENCES run(id),
-    executor TEXT NOT NULL {_at_most("executor", 100)},
-    variant TEXT NOT NULL {_at_most("variant", 200)},
-    status TEXT NOT NULL {_one_of("status", STATUSES)},
-    device_us REAL {_measured("device_us")},
-    host_us REAL {_measured("host_us")},
-    compile_s REAL {_measured("compile_s")},
-    peak_bytes INTEGER CHECK (peak_bytes >= 0),
-    repeats TEXT NOT NULL {_at_most("repeats", 2**20)},
-    detail TEXT NOT NULL {_at_most("detail", 4000)},
-    measured_at TEXT NOT NULL {_time("measured_at")},
-    predicted_us REAL {_measured("predicted_us")},
-    spread REAL {_measured("spread")},
-    {_UNIQUE_DIGEST},
-    CHECK (status <> 'ok' OR device_us IS NOT NULL)
-) STRICT""",
-    "default_timing": f"""CREATE TABLE default_timing (
-    id INTEGER PRIMARY KEY,
-    program_id INTEGER NOT NULL REFERENCES program(id) ON DELETE CASCADE,
-    environment_id INTEGER NOT NULL REFERENCES environment(id) ON DELETE CASCADE,
-    run_id INTEGER REFERENCES run(id),
-    name TEXT NOT NULL {_at_most("name", 100)},
-    launch TEXT NOT NULL {_at_most("launch", 40)},
-    sizes TEXT NOT NULL {_at_most("sizes", 2000)},
-    status TEXT NOT NULL {_one_of("status", STATUSES)},
-    wall_us REAL {_measured("wall_us")},
-    device_us REAL {_measured("device_us")},
-    host_us REAL {_measured("host_us")},
-    peak_bytes INTEGER CHECK (peak_bytes >= 0),
-    repeats TEXT NOT NULL {_at_most("repeats", 2**20)},
-    detail TEXT NOT NULL {_at_most("detail", 4000)},
-    measured_at TEXT NOT NULL {_time("measured_at")},
-    {_UNIQUE_DIGEST},
-    CHECK (status <> 'ok' OR wall_us IS NOT NULL)
-) STRICT""",
-    "plan": f"""CREATE TABLE plan (
-    id INTEGER PRIMARY KEY,
-    key TEXT NOT NULL UNIQUE {_key(length=32)},
-    program_id INTEGER NOT NULL REFERENCES program(id) ON DELETE CASCADE,
-    environment_id INTEGER NOT NULL REFERENCES environment(id) ON DELETE CASCADE,
-    run_id INTEGER REFERENCES run(id),
-    launch TEXT NOT NULL {_at_most("launch", 40)},
-    sizes TEXT NOT NULL {_at_most("sizes", 2000)},
-    status TEXT NOT NULL {_one_of("status", PLAN_STATUSES)},
-    word TEXT {_one_of("word", WORDS)},
-    json TEXT NOT NULL {_at_most("json", _MAX_PLAN)},
-    predicted_us REAL {_measured("predicted_us")},
-    wall_us REAL {_measured("wall_us")},
-    device_us REAL {_measured("device_us")},
-    host_us REAL {_measured("host_us")},
-    noise_us REAL {_measured("noise_us")},
-    peak_bytes INTEGER CHECK (peak_bytes >= 0),
-    best_default TEXT {_at_most("best_default", 100)},
-    best_default_us REAL {_measured("best_default_us")},
-    moves TEXT NOT NULL {_at_most("moves", 2**20)},
-    evidence TEXT NOT NULL DEFAULT '' {_at_most("evidence", MAX_EVIDENCE)},
-    detail TEXT NOT NULL {_at_most("detail", 4000)},
-    changed_at TEXT NOT NULL {_time("changed_at")},
-    {_DIGEST}
-) STRICT""",
     "counter": f"""CREATE TABLE counter (
     day TEXT NOT NULL CHECK (day GLOB '20[0-9][0-9]-[01][0-9]-[0-3][0-9]'),
-    event TEXT NOT NULL {_at_most("event", 400)},
-    count INTEGER NOT NULL CHECK (count >= 0),
+    {columns.text(400).sql("event")},
+    {columns.COUNT.sql("count")},
     PRIMARY KEY (day, event)
 ) STRICT, WITHOUT ROWID""",
 }
@@ -280,21 +178,9 @@ SELECT 'plan', plan.changed_at, plan.status, plan.detail, plan.key,
 }
 
 NOTES = {
+    **{table.name: table.note for table in ALL},
     "schema": "One row: the version of what follows, and which fuseplan made the file.",
-    "environment": "Kinds of machines with one set of versions: what a timing is true for.",
     "environment_executor": "Which version of which executor such a machine has: beside torch, whose own operators are ATen's.",
-    "program": "What one Dynamo graph became. The name is for people.",
-    "trace": "Programs as they can be run again elsewhere: the Dynamo graph as JSON, with neither weights nor data; and how"
-    " often each was called while it was recorded.",
-    "graph": "ATen graphs of programs, as canonical JSON.",
-    "program_graph": "Which graphs a program became, and in what role.",
-    "region": "Pieces of graphs that one executor runs as a unit; equal pieces of all programs are one row.",
-    "graph_region": "Which regions a graph was cut into, and how often each stands in it.",
-    "run": "Runs of tuning: how hard, how far predicted times of whole plans were off, and what of the machine is recorded.",
-    "measurement": "What came of running a region under one executor and variant, failures included.",
-    "default_timing": "How fast a program ran under the plans that nobody tuned.",
-    "plan": "Plans with their evidence: the race, and each region as it was predicted and measured. `word` is a person's, and"
-    " counts more than `status`.",
     "counter": "Hits, misses and fallbacks by day, of processes that asked for it with the option `counters`.",
     "tuned_vs_default": "Each plan beside the best default, the largest gain first.",
     "slowest_regions": "The fastest timing of each region and device, the slowest region first.",
@@ -304,3 +190,9 @@ NOTES = {
 
 OBJECTS = {**TABLES, **INDEXES, **VIEWS}
 """Every object of the schema by name, as SQLite itself keeps its text."""
+
+
+def everything(connection: sqlite3.Connection) -> list[tuple[Table, Row]]:
+    """All good rows of a small database, each after those that it refers to."""
+    found = ((table, table.logical(values)) for table in ALL for values in connection.execute(table.select))
+    return [(table, row) for table, row in found if row is not None]

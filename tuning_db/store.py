@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 from fuseplan.errors import StoreError
 from fuseplan.graph import Graph
 from fuseplan.plan import Plan
-from fuseplan.tuning_db import clock, tables
+from fuseplan.tuning_db import clock, schema
+from fuseplan.tuning_db.columns import MAX_TRACE, Row
 from fuseplan.tuning_db.environment import Environment
 from fuseplan.tuning_db.layered import LOOKUP_S, Layered
 from fuseplan.tuning_db.layers import Places, places
@@ -32,9 +33,8 @@ from fuseplan.tuning_db.programs import (
     traces_where,
 )
 from fuseplan.tuning_db.records import DefaultTiming, Hit, Measurement, Miss, Query, Run, Stale, StoredPlan, trace_key
-from fuseplan.tuning_db.schema import MAX_TRACE
 from fuseplan.tuning_db.sizes import STATIC, Box
-from fuseplan.tuning_db.tables import Row, Table, Writer
+from fuseplan.tuning_db.tables import Table, Writer
 
 _T = TypeVar("_T")
 _Rows = list[tuple[Table, Row]]
@@ -147,15 +147,15 @@ class Store(Layered):
 
     def add_plan(self, stored: StoredPlan) -> bool:
         """Store a plan with its evidence; it replaces what was known of the same plan in the same place."""
-        return self._put([*self._around(stored.environment, stored.program, stored.run), (tables.PLAN, stored.row())])
+        return self._put([*self._around(stored.environment, stored.program, stored.run), (schema.PLAN, stored.row())])
 
     def add_measurements(self, region: Graph, found: Iterable[Measurement]) -> bool:
         """Store what came of running one region."""
-        rows: _Rows = [(tables.REGION, region_row(region))]
+        rows: _Rows = [(schema.REGION, region_row(region))]
         for one in found:
             if one.region != region.key:
                 raise StoreError(f"a measurement of region {one.region[:12]} came with region {region.key[:12]}")
-            rows += [*self._around(one.environment, None, one.run), (tables.MEASUREMENT, one.row())]
+            rows += [*self._around(one.environment, None, one.run), (schema.MEASUREMENT, one.row())]
         return self._put(rows)
 
     def add_measurement(self, region: Graph, measurement: Measurement) -> bool:
@@ -165,7 +165,7 @@ class Store(Layered):
     def add_default_timing(self, timing: DefaultTiming) -> bool:
         """Store how fast a default was."""
         around = self._around(timing.environment, timing.program, timing.run)
-        return self._put([*around, (tables.DEFAULT_TIMING, timing.row())])
+        return self._put([*around, (schema.DEFAULT_TIMING, timing.row())])
 
     def add_verdict(self, stored: StoredPlan, timings: Iterable[DefaultTiming]) -> bool:
         """Store a plan and the defaults that it raced against: a crash leaves all of it, or nothing to measure twice."""
@@ -173,9 +173,9 @@ class Store(Layered):
         for timing in timings:
             rows += [
                 *self._around(timing.environment, timing.program, timing.run),
-                (tables.DEFAULT_TIMING, timing.row()),
+                (schema.DEFAULT_TIMING, timing.row()),
             ]
-        return self._put([*rows, (tables.PLAN, stored.row())])
+        return self._put([*rows, (schema.PLAN, stored.row())])
 
     def add_program(
         self,
@@ -193,26 +193,26 @@ class Store(Layered):
         One that is too long for the database is left out. `calls` says how often the program was called while it was
         recorded; of what was told of one trace the largest number stays.
         """
-        rows: _Rows = [(tables.PROGRAM, program_row(key, name))]
+        rows: _Rows = [(schema.PROGRAM, program_row(key, name))]
         if trace is not None and len(trace) <= MAX_TRACE:
-            rows.append((tables.TRACE, trace_row(key, sizes.text, trace, calls)))
+            rows.append((schema.TRACE, trace_row(key, sizes.text, trace, calls)))
         for role, graph in (graphs or {}).items():
-            rows.append((tables.GRAPH, graph_row(graph)))
-            rows.append((tables.PROGRAM_GRAPH, {"program": key, "graph": graph.key, "role": role}))
+            rows.append((schema.GRAPH, graph_row(graph)))
+            rows.append((schema.PROGRAM_GRAPH, {"program": key, "graph": graph.key, "role": role}))
         return self._put(rows)
 
     def add_regions(self, graph: Graph, regions: Sequence[tuple[Graph, int]]) -> bool:
         """Store which regions a graph was cut into, and how often each stands in it."""
-        rows: _Rows = [(tables.GRAPH, graph_row(graph))]
+        rows: _Rows = [(schema.GRAPH, graph_row(graph))]
         for region, times in regions:
-            rows.append((tables.REGION, region_row(region)))
-            rows.append((tables.GRAPH_REGION, {"graph": graph.key, "region": region.key, "times": times}))
+            rows.append((schema.REGION, region_row(region)))
+            rows.append((schema.GRAPH_REGION, {"graph": graph.key, "region": region.key, "times": times}))
         return self._put(rows)
 
     def add_run(self, run: Run) -> bool:
         """Store a run of tuning, or its later state: ``replace(run, state="finished", changed_at=now())``."""
         self._runs[run.key] = run
-        return self._put([*self._around(run.environment, run.program, None), (tables.RUN, run.row())])
+        return self._put([*self._around(run.environment, run.program, None), (schema.RUN, run.row())])
 
     def quarantine(self, key: str, why: str) -> bool:
         """Mark a plan, by key, as one that failed here: it is not used again until it is tuned anew."""
@@ -348,12 +348,12 @@ class Store(Layered):
 
     def _around(self, environment: Environment, program: str | None, run: str | None) -> _Rows:
         """The rows that a row refers to: any layer may be the first to hear of them."""
-        rows: _Rows = [(tables.ENVIRONMENT, environment.row())]
+        rows: _Rows = [(schema.ENVIRONMENT, environment.row())]
         if program is not None:
-            rows.append((tables.PROGRAM, program_row(program, None)))
+            rows.append((schema.PROGRAM, program_row(program, None)))
         if run in self._runs:
             known = self._runs[run]
-            rows += [*self._around(known.environment, known.program, None), (tables.RUN, known.row())]
+            rows += [*self._around(known.environment, known.program, None), (schema.RUN, known.row())]
         return rows
 
 

@@ -1,8 +1,7 @@
-"""Rows that can move between files: their columns, what identifies them, their digest, and how one replaces another.
+"""Rows that can move between files: what identifies them, their digest, and how one replaces another.
 
-A *logical* row maps column names to values, with references spelled as the key of the row they mean. Files merge as
-sets of logical rows: of two with one key the later wins, then the greater digest, so the order of merging is nothing. Of
-two traces the one that was called more often wins: the later may have been written by somebody who did not count.
+Files merge as sets of logical rows: of two with one key the later wins, then the greater digest, so the order of merging is
+nothing. Of two traces the one that was called more often wins: the later may have been written by somebody who did not count.
 """
 
 from __future__ import annotations
@@ -10,51 +9,63 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from hashlib import blake2b
 
 from fuseplan.errors import StoreError
-
-Value = str | int | float | None
-Row = Mapping[str, Value]
+from fuseplan.tuning_db.columns import Column, Inner, Record, Row, Value, digest_of, to_object
 
 
 class RowError(StoreError):
     """A row that cannot be taken into a database."""
 
 
-@dataclass(frozen=True)
-class Inner:
-    """Rows of a table of their own that are part of one logical row: in it they are a JSON object from name to value."""
-
-    table: str
-    name: str
-    value: str
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Table:
     """One table of logical rows."""
 
     name: str
-    columns: Mapping[str, str]
-    """Name and kind (text, integer, real), in the order that the digest reads them."""
-    references: Mapping[str, str] = field(default_factory=dict)
-    """Columns that mean a row of another table, and which."""
-    inner: Mapping[str, Inner] = field(default_factory=dict)
-    """Columns that are rows of another table; only of a table that is keyed."""
-    keyed: bool = False
-    """Has a column `key`. Rows without are what their digest says, and never replace each other."""
-    dated: bool = False
-    """Of two rows with one key, the one with the later `changed_at` wins."""
+    note: str
+    """What it holds, for whoever looks at a file with a tool of theirs."""
+    columns: Mapping[str, Column]
+    """By name, in the order that the digest reads them."""
+    record: type[Record] | None = None
+    """What its rows are, where they are more than rows."""
+    checks: tuple[str, ...] = ()
+    """What SQL demands of a row as a whole."""
     largest: str | None = None
     """A column that counts more than the date: of two rows with one key, the one that has more of it wins."""
 
+    @cached_property
+    def keyed(self) -> bool:
+        """Whether it has a column `key`. Rows without are what their digest says, and never replace each other."""
+        return "key" in self.columns
+
+    @cached_property
+    def references(self) -> Mapping[str, str]:
+        """Columns that mean a row of another table, and which."""
+        return {name: column.refers for name, column in self.columns.items() if column.refers is not None}
+
+    @cached_property
+    def inner(self) -> Mapping[str, Inner]:
+        """Columns that are rows of another table."""
+        return {name: column.inner for name, column in self.columns.items() if column.inner is not None}
+
+    @cached_property
+    def create(self) -> str:
+        """SQL that makes the table."""
+        lines = (
+            "id INTEGER PRIMARY KEY",
+            *(self.columns[name].sql(self.stored(name)) for name in self.own),
+            f"digest BLOB NOT NULL{'' if self.keyed else ' UNIQUE'} CHECK (length(digest) = 16)",
+            *(f"CHECK ({check})" for check in self.checks),
+        )
+        body = ",\n    ".join(lines)
+        return f"CREATE TABLE {self.name} (\n    {body}\n) STRICT"
+
     def digest(self, row: Row) -> bytes:
         """16 bytes that stand for all of a logical row, so that a flipped bit anywhere in it shows."""
-        text = _encode([self.name, *(row[name] for name in self.columns)])
-        return blake2b(text.encode("ascii"), digest_size=16).digest()
+        return digest_of(self.name, tuple(row[name] for name in self.columns))
 
     @cached_property
     def own(self) -> tuple[str, ...]:
@@ -80,7 +91,7 @@ class Table:
         """SQL that adds a row, or lets it replace an older one of its key."""
         if not self.keyed:
             return f"{self._insert} ON CONFLICT (digest) DO NOTHING"
-        order = [name for name in (self.largest, "changed_at" if self.dated else None, "digest") if name is not None]
+        order = [name for name in (self.largest, "changed_at", "digest") if name in (*self.columns, "digest")]
         new, old = (", ".join(f"{prefix}.{name}" for name in order) for prefix in ("excluded", self.name))
         return f"{self.replace} WHERE ({new}) > ({old})"
 
@@ -115,104 +126,6 @@ class Table:
         except (TypeError, ValueError):
             return None
         return row if good else None  # type: ignore[return-value]
-
-
-ENVIRONMENT = Table(
-    "environment",
-    {
-        "key": "text", "device": "text", "gpu": "text", "gpu_sms": "integer", "gpu_l2_mib": "integer",
-        "gpu_memory_gib": "integer", "cpu": "text", "cpu_isa": "text", "cpu_threads": "integer",
-        "cpu_compiler": "text", "torch": "text", "cuda": "text", "matmul_precision": "text", "cudnn_tf32": "integer",
-        "fp16_reduction": "integer", "bf16_reduction": "integer", "versions": "text", "candidates": "text",
-        "protocol": "text",
-    },
-    inner={"versions": Inner("environment_executor", "executor", "version")},
-    keyed=True,
-)  # fmt: skip
-PROGRAM = Table("program", {"key": "text", "name": "text", "changed_at": "text"}, keyed=True, dated=True)
-TRACE = Table(
-    "trace",
-    {"key": "text", "program": "text", "sizes": "text", "json": "text", "calls": "integer", "changed_at": "text"},
-    {"program": "program"},
-    keyed=True,
-    dated=True,
-    largest="calls",
-)
-GRAPH = Table("graph", {"key": "text", "ops": "integer", "json": "text"}, keyed=True)
-PROGRAM_GRAPH = Table(
-    "program_graph",
-    {"program": "text", "graph": "text", "role": "text"},
-    {"program": "program", "graph": "graph"},
-)
-REGION = Table("region", {"key": "text", "title": "text", "ops": "integer", "json": "text"}, keyed=True)
-GRAPH_REGION = Table(
-    "graph_region",
-    {"graph": "text", "region": "text", "times": "integer"},
-    {"graph": "graph", "region": "region"},
-)
-RUN = Table(
-    "run",
-    {
-        "key": "text", "program": "text", "environment": "text", "effort": "text", "seed": "integer", "state": "text",
-        "fuseplan": "text", "host": "text", "driver": "text", "clocks": "text", "error_median": "real",
-        "error_p90": "real", "audited": "integer", "audit_error": "real", "audit_within": "real", "started_at": "text", "changed_at": "text",
-    },
-    {"program": "program", "environment": "environment"},
-    keyed=True,
-    dated=True,
-)  # fmt: skip
-MEASUREMENT = Table(
-    "measurement",
-    {
-        "region": "text", "environment": "text", "run": "text", "executor": "text", "variant": "text",
-        "status": "text", "device_us": "real", "host_us": "real", "compile_s": "real", "peak_bytes": "integer",
-        "repeats": "text", "detail": "text", "measured_at": "text", "predicted_us": "real", "spread": "real",
-    },
-    {"region": "region", "environment": "environment", "run": "run"},
-)  # fmt: skip
-DEFAULT_TIMING = Table(
-    "default_timing",
-    {
-        "program": "text", "environment": "text", "run": "text", "name": "text", "launch": "text", "sizes": "text",
-        "status": "text", "wall_us": "real", "device_us": "real", "host_us": "real", "peak_bytes": "integer",
-        "repeats": "text", "detail": "text", "measured_at": "text",
-    },
-    {"program": "program", "environment": "environment", "run": "run"},
-)  # fmt: skip
-PLAN = Table(
-    "plan",
-    {
-        "key": "text", "program": "text", "environment": "text", "run": "text", "launch": "text", "sizes": "text",
-        "status": "text", "word": "text", "json": "text", "predicted_us": "real", "wall_us": "real",
-        "device_us": "real", "host_us": "real", "noise_us": "real", "peak_bytes": "integer", "best_default": "text",
-        "best_default_us": "real", "moves": "text", "evidence": "text", "detail": "text", "changed_at": "text",
-    },
-    {"program": "program", "environment": "environment", "run": "run"},
-    keyed=True,
-    dated=True,
-)  # fmt: skip
-
-ALL = (
-    ENVIRONMENT, PROGRAM, TRACE, GRAPH, PROGRAM_GRAPH, REGION, GRAPH_REGION, RUN, MEASUREMENT, DEFAULT_TIMING, PLAN,
-)  # fmt: skip
-"""Each table after those that it refers to."""
-BY_NAME = {table.name: table for table in ALL}
-
-_encode = json.JSONEncoder(check_circular=False, separators=(",", ":")).encode
-
-
-def to_object(values: Mapping[str, str]) -> str:
-    """The value of an inner column: its names in order.
-
-    >>> to_object({"nvfuser": "0.2.36", "inductor": "2.11.0"})
-    '{"inductor":"2.11.0","nvfuser":"0.2.36"}'
-    """
-    return _encode(dict(sorted(values.items())))
-
-
-def content_key(table: str, values: tuple[Value, ...]) -> str:
-    """The key of a row that is what it holds: 32 hex digits."""
-    return blake2b(_encode([table, *values]).encode("ascii"), digest_size=16).hexdigest()
 
 
 class Writer:
@@ -276,9 +189,3 @@ def _taken(writer: Writer, table: Table, row: Row) -> bool:
         return writer.put(table, row)
     except RowError:
         return False
-
-
-def everything(connection: sqlite3.Connection) -> list[tuple[Table, Row]]:
-    """All good rows of a small database, each after those that it refers to."""
-    found = ((table, table.logical(values)) for table in ALL for values in connection.execute(table.select))
-    return [(table, row) for table, row in found if row is not None]

@@ -18,7 +18,8 @@ from fuseplan.errors import StoreError
 from fuseplan.tuning_db.exchange.export import snapshot
 from fuseplan.tuning_db.files import SQL_ERRORS, Damaged, Database, Interrupted, Unwritable, identity_of
 from fuseplan.tuning_db.repair import Renewed, check_ours, renew
-from fuseplan.tuning_db.tables import ALL, BY_NAME, ENVIRONMENT, RowError, Table
+from fuseplan.tuning_db.schema import ALL, BY_NAME, ENVIRONMENT
+from fuseplan.tuning_db.tables import RowError, Table
 from fuseplan.tuning_db.validate import checked
 
 _MOST_PROBLEMS = 1000

@@ -8,19 +8,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from fuseplan.errors import FuseplanError
 from fuseplan.graph import Graph
 from fuseplan.graph.read_json import load_json
-from fuseplan.plan import Plan
-from fuseplan.segment.moves.move import from_json as moves_from_json
-from fuseplan.segment.moves.move import to_json as moves_to_json
-from fuseplan.tuning_db.environment import Environment
-from fuseplan.tuning_db.evidence import Evidence
+from fuseplan.tuning_db.columns import Row, Value
 from fuseplan.tuning_db.older import present, table_with
-from fuseplan.tuning_db.records import Repeats, plan_key, trace_key
+from fuseplan.tuning_db.records import trace_key
 from fuseplan.tuning_db.sizes import Box
-from fuseplan.tuning_db.tables import ENVIRONMENT, PLAN, Row, RowError, Table, Value
+from fuseplan.tuning_db.tables import RowError, Table
 
 _KINDS: dict[str, tuple[type, ...]] = {"text": (str,), "integer": (int,), "real": (float,)}
 
@@ -34,14 +31,12 @@ def checked(table: Table, given: Mapping[str, object], digest: object = None) ->
     if set(given) != set(then.columns):
         odd = sorted(set(given) ^ set(table.columns))
         raise RowError(f"{table.name}: columns that are missing or unknown: {', '.join(odd)[:200]}")
-    row: Row = {name: _value(table, name, kind, given[name]) for name, kind in then.columns.items()}
+    row: Row = {name: _value(table, name, column.kind, given[name]) for name, column in then.columns.items()}
     if digest is not None and then.digest(row).hex() != digest:
         raise RowError(f"{table.name}: its digest does not fit: it was changed on its way")
     row = present(table, row)
-    meaning = _MEANINGS.get(table.name)
     try:
-        if meaning is not None:
-            meaning(row)
+        _check_meaning(table, row)
     except RowError:
         raise
     except FuseplanError as error:
@@ -70,12 +65,25 @@ def _plain(table: Table, name: str, text: str) -> None:
         raise RowError(f"{table.name}: {name} holds characters that do not print")
 
 
-def _environment(row: Row) -> None:
-    found = Environment.of(row)
-    if found.key != row["key"]:
-        raise RowError(f"{ENVIRONMENT.name}: its key is not that of what it holds")
-    if found.row() != row:
-        raise RowError(f"{ENVIRONMENT.name}: its versions are not written as fuseplan writes them")
+def _check_meaning(table: Table, row: Row) -> None:
+    """RowError, or what reading it raises, unless the row is just what is written of the record that it describes."""
+    if table.name in _MEANINGS:
+        _MEANINGS[table.name](row)
+    if table.record is None:
+        return
+    environment = _Known(row["environment"]) if "environment" in table.columns else None
+    again = table.record.of(row, environment).row()
+    for name, column in table.columns.items():
+        if again[name] != row[name]:
+            how = "not written as fuseplan writes it" if column.field else "not that of what it holds"
+            raise RowError(f"{table.name}: its {name} is {how}")
+
+
+@dataclass(frozen=True)
+class _Known:
+    """All that a row knows of its environment."""
+
+    key: Value
 
 
 def _graph(row: Row) -> None:
@@ -105,29 +113,5 @@ def _trace(row: Row) -> None:
         raise RowError("trace: its key is not that of what it holds")
 
 
-def _timing(row: Row) -> None:
-    Repeats.from_json(str(row["repeats"]))
-    Box.parse(str(row.get("sizes", "")))
-
-
-def _plan(row: Row) -> None:
-    text = str(row["json"])
-    plan = Plan.from_json(text)
-    if plan.to_json() != text:
-        raise RowError("plan: its JSON is not written as fuseplan writes it")
-    if plan.launch != row["launch"]:
-        raise RowError("plan: its launch is not that of the plan it holds")
-    evidence = str(row["evidence"])
-    if Evidence.from_json(evidence).to_json() != evidence:
-        raise RowError("plan: its evidence is not written as fuseplan writes it")
-    if moves_to_json(moves_from_json(str(row["moves"]))) != row["moves"]:
-        raise RowError("plan: its moves are not written as fuseplan writes them")
-    Box.parse(str(row["sizes"]))
-    if plan_key(row["program"], row["environment"], row["launch"], row["sizes"], plan.identity) != row["key"]:
-        raise RowError(f"{PLAN.name}: its key is not that of what it holds")
-
-
-_MEANINGS: Mapping[str, Callable[[Row], None]] = {
-    "environment": _environment, "trace": _trace, "graph": _graph, "region": _graph, "measurement": _timing,
-    "default_timing": _timing, "plan": _plan,
-}  # fmt: skip
+_MEANINGS: Mapping[str, Callable[[Row], None]] = {"trace": _trace, "graph": _graph, "region": _graph}
+"""Of tables whose rows are no records."""

@@ -235,7 +235,7 @@ def standing(stored: StoredPlan) -> str:
     """Name what a plan is stored as.
 
     >>> from fuseplan.tuning_db import Environment
-    >>> standing(StoredPlan("ab", Environment("cpu", "2.13.0"), Plan.named("eager"), "quarantined", detail="it crashed"))
+    >>> standing(StoredPlan("ab", Environment("cpu", "2.13.0"), Plan.named("eager"), status="quarantined", detail="it crashed"))
     'quarantined: it crashed'
     """
     words = {

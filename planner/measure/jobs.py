@@ -18,8 +18,8 @@ from fuseplan.measure.race import RaceResult, Rule
 from fuseplan.plan import SAVING, Rewrite
 from fuseplan.rewrites.found import SiteFound
 from fuseplan.segment import Choice
+from fuseplan.tuning_db.columns import STATUSES
 from fuseplan.tuning_db.records import NO_REPEATS, Repeats
-from fuseplan.tuning_db.schema import STATUSES
 
 REGION_RULE = Rule(by=("device_us", "host_us"), most=11)
 """Of a region both times are asked for: the solver weighs them, so that neither alone decides."""

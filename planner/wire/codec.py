@@ -2,6 +2,7 @@
 
 Known are str, int, float, bool, None, Any, Literal, tuples, lists, mappings from text, dataclasses, unions of dataclasses, which
 travel with the name of their class, and classes with a `to_json` and a `from_json` of their own, which travel as that text.
+Which values of a type are good can stand beside it: ``Annotated[float, Only(...)]``.
 A field that two equal objects may differ in (`compare=False`) is a note of whoever made the object, and stays there.
 """
 
@@ -12,7 +13,7 @@ import types
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
-from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints, overload
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints, overload
 
 from fuseplan.errors import FuseplanError
 
@@ -21,6 +22,8 @@ _KIND = "kind"
 """The key under which a member of a union says of which class it is."""
 _SHOWN = 40
 """So many letters of what does not fit are shown."""
+UNLESS_DEFAULT = {"unless default": True}
+"""Metadata of a field that is written only where it differs from its default: what came before the field has no word of it."""
 
 
 class CodecError(FuseplanError):
@@ -32,6 +35,14 @@ class _Form(NamedTuple):
 
     write: Callable[[Any], Any]
     read: Callable[[Any, str], Any]
+
+
+class Only(NamedTuple):
+    """Which values of a type are good, and how they are written, where that is not as they are."""
+
+    wanted: Callable[[Any], str | None]
+    """What a value should be and is not; None for one that is good."""
+    write: Callable[[Any], Any] | None = None
 
 
 def to_json(value: Any, kind: Any = None) -> str:
@@ -78,6 +89,18 @@ def read(kind: Any, data: Any) -> Any:
     return _form(kind).read(data, _name(kind))
 
 
+def plain_fields(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass as what JSON has, though it has a `to_json` of its own."""
+    found: dict[str, Any] = _object(_class(value)).write(value)
+    return found
+
+
+def read_fields(kind: type[_T], data: Any) -> _T:
+    """The dataclass whose fields `plain_fields` wrote."""
+    found: _T = _object(_same(kind)).read(data, _name(kind))
+    return found
+
+
 @cache
 def _form(kind: Any) -> _Form:
     """The form of one type; `_form` of a type that holds itself is asked for when it is met, not before."""
@@ -86,6 +109,8 @@ def _form(kind: Any) -> _Form:
         return _Form(_same, lambda data, at: data)
     if kind in (str, int, float, bool, type(None)):
         return _simple(kind)
+    if origin is Annotated:
+        return _only(*inner)
     if origin is Literal:
         return _Form(_same, lambda data, at: data if _is_one_of(data, inner) else _misfit(data, _name(kind), at))
     if origin in (Union, types.UnionType):
@@ -99,13 +124,25 @@ def _form(kind: Any) -> _Form:
     if hasattr(kind, "to_json") and hasattr(kind, "from_json"):
         return _Form(lambda value: value.to_json(), lambda data, at: kind.from_json(_form(str).read(data, at)))
     if is_dataclass(kind):
-        return _object(kind)
+        return _object(_same(kind))
     raise TypeError(f"there is no JSON for {kind!r}")
 
 
 def _simple(kind: Any) -> _Form:
     fits = (float, int) if kind is float else (kind,)
     return _Form(_same, lambda data, at: data if type(data) in fits else _misfit(data, _name(kind), at))
+
+
+def _only(kind: Any, only: Only) -> _Form:
+    """A type of which not all values are good."""
+    form = _form(kind)
+
+    def read_good(data: Any, at: str) -> Any:
+        value = form.read(data, at)
+        wanted = only.wanted(value)
+        return value if wanted is None else _misfit(data, wanted, at)
+
+    return _Form(only.write or form.write, read_good)
 
 
 def _union(members: tuple[Any, ...]) -> _Form:
@@ -168,20 +205,33 @@ def _mapping(kind: Any) -> _Form:
     return _Form(lambda value: {key: form.write(one) for key, one in value.items()}, read_all)
 
 
+@cache
 def _object(kind: Any) -> _Form:
     """A dataclass: exactly its fields, but for notes."""
-    hints = get_type_hints(kind)
+    hints = get_type_hints(kind, include_extras=True)
     forms = {one.name: _form(hints[one.name]) for one in fields(kind) if one.compare}
+    defaults = {one.name: one.default for one in fields(kind) if one.metadata == UNLESS_DEFAULT}
 
     def read_object(data: Any, at: str) -> Any:
         if not isinstance(data, dict):
             return _misfit(data, "an object", at)
-        if data.keys() != forms.keys():
-            missing, unknown = sorted(forms.keys() - data.keys()), sorted(data.keys() - forms.keys())
+        if data.keys() | defaults.keys() != forms.keys():
+            missing, unknown = sorted(forms.keys() - data.keys() - defaults.keys()), sorted(data.keys() - forms.keys())
             raise CodecError(f"{at} misses {', '.join(missing)}" if missing else f"{at} has no {', '.join(unknown)}")
-        return kind(**{name: form.read(data[name], f"{at}.{name}") for name, form in forms.items()})
+        values = {name: form.read(data[name], f"{at}.{name}") for name, form in forms.items() if name in data}
+        for name in defaults.keys() & values.keys():
+            if values[name] == defaults[name]:
+                _misfit(data[name], "written where it is that", f"{at}.{name}")
+        return kind(**values)
 
-    return _Form(lambda value: {name: form.write(getattr(value, name)) for name, form in forms.items()}, read_object)
+    def write(value: Any) -> dict[str, Any]:
+        found = {name: form.write(getattr(value, name)) for name, form in forms.items()}
+        for name, default in defaults.items():
+            if getattr(value, name) == default:
+                del found[name]
+        return found
+
+    return _Form(write, read_object)
 
 
 def _class(value: Any) -> Any:

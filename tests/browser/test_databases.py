@@ -233,7 +233,7 @@ import dashboards as d
 from fuseplan.tuning_db import Run, StoredPlan, DefaultTiming
 from stored import HERE, INDUCTOR, store_at
 store = store_at(Path(sys.argv[1]))
-run = Run(HERE)
+run = Run(None, HERE)
 assert store.add_run(run)
 for number in range(int(sys.argv[2])):
     key = d.key(("written", number))

@@ -171,7 +171,7 @@ def test_a_run_that_writes_now_is_followed(tmp_path: Path, served: Callable[...,
     path = tmp_path / "tuning.db"
     store = store_at(path)
     now = clock.now()
-    run = Run(HERE, key_of(1), "quick", started_at=now, changed_at=now, key="7" * 32)
+    run = Run(key_of(1), HERE, "quick", started_at=now, changed_at=now, key="7" * 32)
     store.add_run(run)
     opened = open_page(f"{served(path).url}/run?key={run.key}")
     page = opened.page

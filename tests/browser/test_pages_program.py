@@ -42,13 +42,13 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     regions = (RegionEvidence("inference", 0, HOSTILE[:64], "a<b>c", HOSTILE[:64], device_us=1e13, model="m"),)
     odd = StoredPlan(
-        key_of(8), HERE, INDUCTOR, "tuned", wall_us=10.0, best_default=HOSTILE[:90], best_default_us=20.0,
+        key_of(8), HERE, INDUCTOR, status="tuned", wall_us=10.0, best_default=HOSTILE[:90], best_default_us=20.0,
         moves=(Move("note", role="forward", change_us=-1.0, words=HOSTILE), Move("run", region=1, executor=HOSTILE)) * 2, evidence=Evidence(raced, regions),
     )  # fmt: skip
     store.add_program(key_of(8), HOSTILE)
     store.add_plan(odd)
     store.add_program(key_of(9), None)
-    store.add_plan(StoredPlan(key_of(9), HERE, INDUCTOR, "unverified"))
+    store.add_plan(StoredPlan(key_of(9), HERE, INDUCTOR, status="unverified"))
     store.add_program(key_of(10), "only captured")
     store.close()
     return path

@@ -260,7 +260,7 @@ def test_plans_of_other_sizes_race_at_theirs(tmp_path: Path) -> None:
     (trace,) = fuseplan.traces_of(lambda x: x.relu() * 2, x, name="rows")
     store = store_at(tmp_path / "t.db")
     box = Box.of({"s0": (17, 32)})
-    plan = StoredPlan(trace.key, environment("cpu"), Plan.named("eager"), "default", sizes=box, wall_us=1.0)
+    plan = StoredPlan(trace.key, environment("cpu"), Plan.named("eager"), status="default", sizes=box, wall_us=1.0)
     store.add_program(trace.key, "rows", trace=trace.to_json(), sizes=box)
     store.add_plan(plan)
     store.close()

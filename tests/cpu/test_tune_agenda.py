@@ -197,7 +197,7 @@ def test_what_is_known_is_said_and_takes_no_time(small: Trace, large: Trace) -> 
     (tuned,) = tune([small], workers=replayed, progress=Silent())
     store = Store(Places(database()))
     for program, rows in ((small, 2), (large, 1)):
-        run = Run(environment("cpu"), program.key)
+        run = Run(program.key, environment("cpu"))
         store.add_run(run)
         for executor in ("aten", "inductor")[:rows]:
             one = measurement(environment=environment("cpu"), executor=executor, run=run.key)

@@ -198,7 +198,7 @@ def test_what_somebody_disabled_is_not_tuned_anew(own_database: Path) -> None:
     compiled(torch.randn(4))
     (found,) = programs_of(compiled_by(compiled))
     assert found.key is not None
-    plan = StoredPlan(found.key, environment("cpu"), Plan.named("aten"), "tuned", wall_us=1.0, word="disabled")
+    plan = StoredPlan(found.key, environment("cpu"), Plan.named("aten"), status="tuned", wall_us=1.0, word="disabled")
     Store(Places(user=own_database)).add_plan(plan)
     torch._dynamo.reset()
     assert "disabled by hand" in run(chain, torch.randn(4)).why
@@ -219,7 +219,7 @@ def test_the_box_of_a_plan_stays_out_of_the_compilers_caches(
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     (trace,) = fuseplan.traces_of(chain, marked())
     box = Box.of({"s0": (33, 64)})
-    plan = StoredPlan(trace.key, environment("cpu"), Plan.named("inductor"), "default", wall_us=1.0, sizes=box)
+    plan = StoredPlan(trace.key, environment("cpu"), Plan.named("inductor"), status="default", wall_us=1.0, sizes=box)
     Store(Places(user=own_database)).add_plan(plan)
     torch._dynamo.reset()
     compiled = fuseplan.compile(chain)

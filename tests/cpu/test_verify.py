@@ -59,7 +59,7 @@ def store(trace: Trace, tmp_path: Path) -> Iterator[Store]:
 
 
 def unverified(trace: Trace, plan: Plan = ATEN, **fields: object) -> StoredPlan:
-    return replace(StoredPlan(trace.key, environment("cpu"), plan, "unverified"), **fields)  # type: ignore[arg-type]
+    return replace(StoredPlan(trace.key, environment("cpu"), plan, status="unverified"), **fields)  # type: ignore[arg-type]
 
 
 def raced(store: Store, pool: ReplayingPool) -> Verification:

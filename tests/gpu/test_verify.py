@@ -28,7 +28,7 @@ def test_plans_of_both_launches_are_raced_on_the_gpu_they_are_for(tmp_path: Path
     theirs = Store(Places(user=tmp_path / "theirs.db"))
     theirs.add_program(trace.key, "wave", trace=trace.to_json())
     for launch in ("plain", "cudagraph"):
-        theirs.add_plan(StoredPlan(trace.key, here, Plan("aten", launch=launch), "tuned", wall_us=1.0))
+        theirs.add_plan(StoredPlan(trace.key, here, Plan("aten", launch=launch), status="tuned", wall_us=1.0))
     export(theirs.file, tmp_path / "rows.jsonl")
     path = tmp_path / "mine.db"
     assert import_file(Store(Places(user=path)).file, tmp_path / "rows.jsonl").complete

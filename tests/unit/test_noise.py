@@ -99,7 +99,7 @@ def test_diff_and_the_compare_page_agree(tmp_path: Path) -> None:
 
 def _fill(store: Store, dice: random.Random, runs: random.Random) -> None:
     for number in range(80):
-        run = Run(HERE, key=f"{runs.randrange(2**128):032x}") if runs.random() < 0.5 else None
+        run = Run(None, HERE, key=f"{runs.randrange(2**128):032x}") if runs.random() < 0.5 else None
         if run is not None:
             store.add_run(run)
         us = round(100 * dice.choice((1.0, 1.01, 1.04, 1.2)) * dice.uniform(0.99, 1.01), 3)

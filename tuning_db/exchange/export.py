@@ -15,7 +15,7 @@ from fuseplan.errors import StoreError
 from fuseplan.tuning_db.exchange.lines import header, to_line
 from fuseplan.tuning_db.files import SQL_ERRORS, Database
 from fuseplan.tuning_db.repair import leave
-from fuseplan.tuning_db.tables import ALL
+from fuseplan.tuning_db.schema import ALL
 from fuseplan.tuning_db.whole_files import refuse_database, written_whole
 
 

@@ -23,10 +23,12 @@ from pathlib import Path
 from typing import IO
 
 from fuseplan.errors import StoreError
+from fuseplan.tuning_db.columns import Row
 from fuseplan.tuning_db.exchange.lines import MAX_LINE, check_header, from_line
 from fuseplan.tuning_db.files import SQL_ERRORS, Database
 from fuseplan.tuning_db.foreign import Source
-from fuseplan.tuning_db.tables import PLAN, TRACE, Row, RowError, Table, Writer
+from fuseplan.tuning_db.schema import PLAN, TRACE
+from fuseplan.tuning_db.tables import RowError, Table, Writer
 from fuseplan.tuning_db.validate import checked
 
 _BATCH = 1000

@@ -6,8 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from fuseplan.tuning_db.schema import VERSION
-from fuseplan.tuning_db.tables import BY_NAME, Row, RowError, Table
+from fuseplan.tuning_db.columns import Row
+from fuseplan.tuning_db.schema import BY_NAME, VERSION
+from fuseplan.tuning_db.tables import RowError, Table
 from fuseplan.tuning_db.validate import checked
 
 FORMAT = "fuseplan tuning rows"

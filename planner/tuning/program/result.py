@@ -147,7 +147,7 @@ def plan_to_store(
     noise_us = None if row.wall_us is None else round(row.wall_us * verdict.result.noise, 3)
     raced = (*raced_of(entries, rows), *beside)
     return StoredPlan(
-        of.key, services.environment, planned(winner), "tuned" if verdict.tuned else "default", sizes=of.sizes,
+        of.key, services.environment, planned(winner), status="tuned" if verdict.tuned else "default", sizes=of.sizes,
         predicted_us=winner.predicted_us, wall_us=row.wall_us, device_us=row.device_us, host_us=row.host_us,
         noise_us=noise_us, peak_bytes=row.peak_bytes, best_default=best.name, best_default_us=rows[best.name].wall_us,
         moves=tuple(moves), evidence=replace(evidence, raced=raced).bounded(), run=services.run,
@@ -177,7 +177,7 @@ def keep_prediction(
 ) -> Tuned:
     """Write down a plan that nobody has raced: it is unverified, and only used by those who ask for such."""
     stored = StoredPlan(
-        of.key, services.environment, plan, "unverified", sizes=of.sizes, predicted_us=predicted_us,
+        of.key, services.environment, plan, status="unverified", sizes=of.sizes, predicted_us=predicted_us,
         moves=tuple(moves), evidence=evidence.bounded(), run=services.run,
     )  # fmt: skip
     known = _known(services, stored)
@@ -241,5 +241,5 @@ def _timed(entry: RaceEntry, row: OutcomeRow) -> Timed:
 def _default_timing(services: Services, of: ProgramLaunch, name: str, row: OutcomeRow) -> DefaultTiming:
     return DefaultTiming(
         of.key, services.environment, name, of.launch, of.sizes, row.status, row.wall_us, row.device_us, row.host_us,
-        row.peak_bytes, row.repeats, row.detail, services.run,
+        row.peak_bytes, row.repeats, row.detail, run=services.run,
     )  # fmt: skip

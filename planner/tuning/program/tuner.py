@@ -124,7 +124,7 @@ class Tuner:
         key = trace.key if isinstance(found, str) else found.key or trace.key
         if key != trace.key and not again and (known := self._known(trace, launch, key)) is not None:
             return known  # of an edited trace, only capturing tells which program it is
-        run = Run(self.environment, key, self.effort.name, **vars(run_facts(self.device)))
+        run = Run(key, self.environment, self.effort.name, **vars(run_facts(self.device)))
         services = replace(services, run=run.key, interrupted=unfinished(self.store, key, self.environment))
         launches, varies = launches_of(launch, trace)
         programs = [ProgramLaunch(key, trace.name, one, box_of(trace)) for one in launches]

@@ -193,7 +193,7 @@ def test_what_cannot_be_compared(file: Path) -> None:
 
 def test_of_two_launches_that_raced_together_the_one_that_runs_is_explained(tmp_path: Path) -> None:
     store = store_at(tmp_path / "tuning.db")
-    run = Run(HERE, key_of(9), key="1" * 32)
+    run = Run(key_of(9), HERE, key="1" * 32)
     store.add_run(run)
     raced = Evidence((Raced("inductor", True, wall_us=100.0), Raced("inductor, cudagraph", True, wall_us=99.9)))
     slower = plan(program=key_of(9), run=run.key, noise_us=0.5, evidence=raced)

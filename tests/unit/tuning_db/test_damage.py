@@ -20,10 +20,12 @@ from click.testing import CliRunner, Result
 from fuseplan.cli import main
 from fuseplan.errors import StoreError
 from fuseplan.tuning_db import Hit, Miss, Places, Store, repair
+from fuseplan.tuning_db.columns import Row
 from fuseplan.tuning_db.exchange import merge
 from fuseplan.tuning_db.files import Busy, Database
 from fuseplan.tuning_db.repair import set_aside
-from fuseplan.tuning_db.tables import ALL, Row, Table
+from fuseplan.tuning_db.schema import ALL
+from fuseplan.tuning_db.tables import Table
 from fuseplan.tuning_db.upkeep import check
 from stored import HERE, NVFUSER, OTHER_PROGRAM, RELU, fill, measurement, plan, question, store_at
 

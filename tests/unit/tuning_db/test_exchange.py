@@ -17,12 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fuseplan.errors import StoreError
-from fuseplan.tuning_db import Box, Hit, Miss, tables
+from fuseplan.tuning_db import Box, Hit, Miss, schema
+from fuseplan.tuning_db.columns import MAX_TRACE
 from fuseplan.tuning_db.exchange import Selection, export, import_file, import_lines, merge
 from fuseplan.tuning_db.files import Database
 from fuseplan.tuning_db.records import trace_key
-from fuseplan.tuning_db.schema import MAX_TRACE
-from fuseplan.tuning_db.tables import PLAN
+from fuseplan.tuning_db.schema import PLAN
 from fuseplan.tuning_db.upkeep import check
 from stored import AT, CPU, HERE, INDUCTOR, NVFUSER, OTHER_PROGRAM, PROGRAM, TRACE, fill, plan, question, store_at
 from stored_rows import Rows, contents, database_of, exported
@@ -116,7 +116,7 @@ def trace_line(**fields: object) -> str:
         "changed_at": AT,
         **fields,
     }
-    return json.dumps({"table": "trace", "row": row, "digest": tables.TRACE.digest(row).hex()})  # type: ignore[arg-type]
+    return json.dumps({"table": "trace", "row": row, "digest": schema.TRACE.digest(row).hex()})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

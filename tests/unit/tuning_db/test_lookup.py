@@ -169,7 +169,7 @@ def test_of_two_launches_the_faster_and_plain_within_the_noise_of_one_race(
 ) -> None:
     store = store_at(tmp_path / "tuning.db")
     for run in (RUN, LATER_RUN):
-        store.add_run(Run(HERE, PROGRAM, key=run))
+        store.add_run(Run(PROGRAM, HERE, key=run))
     store.add_plan(plan(run=first, noise_us=noise_us))
     store.add_plan(plan("cudagraph", run=second, noise_us=noise_us, wall_us=GRAPH_US, changed_at=LATER))
     assert found_launch(store, None) == chosen
@@ -179,7 +179,7 @@ def test_of_two_launches_the_faster_and_plain_within_the_noise_of_one_race(
 
 def test_a_person_s_word_counts_more_than_that_plain_holds_no_memory(tmp_path: Path) -> None:
     store = store_at(tmp_path / "tuning.db")
-    store.add_run(Run(HERE, PROGRAM, key=RUN))
+    store.add_run(Run(PROGRAM, HERE, key=RUN))
     store.add_plan(plan(run=RUN, noise_us=9.0))
     store.add_plan(plan("cudagraph", run=RUN, noise_us=9.0, wall_us=GRAPH_US, word="pinned"))
     assert found_launch(store, None) == "cudagraph"

@@ -26,7 +26,7 @@ def ran(
     store: Store, state: str, launch: str = "plain", sizes: Box = SMALL, effort: str = "quick", **whys: str
 ) -> None:
     """One run, and what became of the defaults: `eager="error"`."""
-    run = Run(HERE, PROGRAM, effort=effort)
+    run = Run(PROGRAM, HERE, effort=effort)
     store.add_run(run)
     for name, status in whys.items():
         store.add_default_timing(

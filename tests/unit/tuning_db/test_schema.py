@@ -13,7 +13,7 @@ import pytest
 from fuseplan.tuning_db import Hit, Miss, schema
 from fuseplan.tuning_db.files import Database, NotOurs
 from fuseplan.tuning_db.migrations import MIGRATIONS, differences, migrate
-from fuseplan.tuning_db.tables import ALL
+from fuseplan.tuning_db.schema import ALL
 from fuseplan.tuning_db.upkeep import check
 from golden_database import GOLDEN
 from stored import HERE, PROGRAM, RELU, fill, plan, question, store_at
@@ -57,8 +57,8 @@ def test_tables_as_python_knows_them_are_those_of_the_schema() -> None:
         there = [(name, kind) for _, name, kind, *_ in connection.execute(f"PRAGMA table_info({table.name})")]
         kinds = {"text": "TEXT", "integer": "INTEGER", "real": "REAL"}
         expected = [
-            (table.stored(name), "INTEGER" if name in table.references else kinds[kind])
-            for name, kind in table.columns.items()
+            (table.stored(name), "INTEGER" if name in table.references else kinds[column.kind])
+            for name, column in table.columns.items()
             if name in table.own
         ]
         assert there == [("id", "INTEGER"), *expected, ("digest", "BLOB")]

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from fuseplan.tuning_db import Miss, StoredPlan
 from fuseplan.tuning_db.exchange import export, import_file, merge
 from fuseplan.tuning_db.files import Database
-from fuseplan.tuning_db.tables import PLAN
+from fuseplan.tuning_db.schema import PLAN
 from fuseplan.tuning_db.upkeep import check
 from stored import RELU, store_at
 from stored_rows import ENVIRONMENTS, failures, plans

@@ -18,10 +18,10 @@ import pytest
 
 from fuseplan.errors import StoreError
 from fuseplan.tuning_db import Box, DefaultTiming, Hit, Miss, Places, Repeats, Run, Store, layers
+from fuseplan.tuning_db.columns import MAX_TRACE
 from fuseplan.tuning_db.files import Database
 from fuseplan.tuning_db.layers import SHIPPED, network_file_system, places
 from fuseplan.tuning_db.patience import Patience
-from fuseplan.tuning_db.schema import MAX_TRACE
 from fuseplan.tuning_db.upkeep import check
 from fuseplan.tuning_db.words import traces_of
 from stored import AT, CPU, GELU, HERE, NVFUSER, PROGRAM, RELU, TRACE, fill, measurement, plan, question, store_at
@@ -323,7 +323,7 @@ def test_a_network_file_system_is_told_of(tmp_path: Path) -> None:
 
 def test_a_run_is_stored_with_what_refers_to_it(tmp_path: Path) -> None:
     store = Store(Places(None))
-    run = Run(HERE, PROGRAM)
+    run = Run(PROGRAM, HERE)
     with pytest.warns(UserWarning, match="no home folder"):
         store.add_run(run)
     assert store.add_plan(plan(run=run.key)) is False

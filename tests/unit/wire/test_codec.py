@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 
 from fuseplan.tuning_db.records import NO_REPEATS, Repeats
 from fuseplan.wire import codec
-from fuseplan.wire.codec import CodecError
+from fuseplan.wire.codec import UNLESS_DEFAULT, CodecError, Only
 
 
 @dataclass(frozen=True)
@@ -126,3 +126,31 @@ def test_what_is_no_number_is_not_written() -> None:
 def test_a_type_that_has_no_json_is_a_mistake_of_the_program() -> None:
     with pytest.raises(TypeError, match="there is no JSON for"):
         codec.to_json({1})
+
+
+@dataclass(frozen=True)
+class Street:
+    """Values of which not all are good, and one that is written only where there is something to write."""
+
+    length: Annotated[float, Only(lambda value: None if value >= 0 else "a length", lambda value: round(value, 1))] = (
+        0.0
+    )
+    note: str = field(default="", metadata=UNLESS_DEFAULT)
+
+    def to_json(self) -> str:
+        """Its fields and more, as a class that has JSON of its own writes them."""
+        return f"street {codec.plain_fields(self)}"
+
+
+def test_which_values_of_a_type_are_good_stands_beside_it() -> None:
+    assert codec.plain_fields(Street(1.26)) == {"length": 1.3}
+    assert codec.read_fields(Street, {"length": 1.3}) == Street(1.3)
+    with pytest.raises(CodecError, match="Street.length is -1.0, which is not a length"):
+        codec.read_fields(Street, {"length": -1.0})
+
+
+def test_a_field_may_be_left_out_where_it_has_its_default() -> None:
+    assert codec.read_fields(Street, codec.plain_fields(Street(2.0, "new"))) == Street(2.0, "new")
+    for data, message in (({"length": 1.0, "note": ""}, "Street.note is ''"), ({"note": "new"}, "misses length")):
+        with pytest.raises(CodecError, match=message):
+            codec.read_fields(Street, data)
