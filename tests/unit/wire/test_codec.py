@@ -145,7 +145,7 @@ class Street:
 def test_which_values_of_a_type_are_good_stands_beside_it() -> None:
     assert codec.plain_fields(Street(1.26)) == {"length": 1.3}
     assert codec.read_fields(Street, {"length": 1.3}) == Street(1.3)
-    with pytest.raises(CodecError, match="Street.length is -1.0, which is not a length"):
+    with pytest.raises(CodecError, match=r"Street\.length is -1\.0, which is not a length"):
         codec.read_fields(Street, {"length": -1.0})
 
 
