@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from fuseplan.tuning_db.dashboard.queries.filters import DEVICE, NVFUSER
-from fuseplan.tuning_db.dashboard.queries.values import count, number, text
+from fuseplan.tuning_db.dashboard.queries.rows import rows, select, sql
+from fuseplan.tuning_db.dashboard.queries.values import number, text
 
 _MOST_RUNS = 300
 
@@ -17,11 +18,11 @@ class Place:
     """One environment to choose from."""
 
     key: str
-    device: str
+    device: str = field(metadata=sql(DEVICE))
     torch: str
-    nvfuser: str
-    plans: int
-    changed_at: str
+    nvfuser: str = field(metadata=sql(NVFUSER))
+    plans: int = field(metadata=sql("count(*)"))
+    changed_at: str = field(metadata=sql("max(plan.changed_at)"))
 
     @property
     def title(self) -> str:
@@ -35,9 +36,9 @@ class RunLine:
     """One run to choose from."""
 
     key: str
-    program: str
-    name: str | None
-    device: str
+    program: str = field(metadata=sql("program.key"))
+    name: str | None = field(metadata=sql("program.name"))
+    device: str = field(metadata=sql(DEVICE))
     effort: str
     state: str
     started_at: str
@@ -64,28 +65,20 @@ class Result:
 
 def places(connection: sqlite3.Connection) -> list[Place]:
     """All environments that have plans, the latest used first."""
-    return [
-        Place(text(row[0]), text(row[1]), text(row[2]), text(row[3]), count(row[4]), text(row[5]))
-        for row in connection.execute(_PLACES)
-    ]
+    return rows(connection, Place, _PLACES)
 
 
-_PLACES = f"""SELECT environment.key, {DEVICE}, environment.torch, {NVFUSER}, count(*), max(plan.changed_at)
+_PLACES = f"""{select(Place, "environment")}
   FROM environment JOIN plan ON plan.environment_id = environment.id GROUP BY environment.id
  ORDER BY max(plan.changed_at) DESC, environment.key"""
 
 
 def runs(connection: sqlite3.Connection, key: str = "") -> list[RunLine]:
     """The latest runs, or the one of this key."""
-    return [
-        RunLine(
-            text(row[0]), text(row[1]), text(row[2]) or None, text(row[3]), text(row[4]), text(row[5]), text(row[6])
-        )
-        for row in connection.execute(_RUNS, {"key": key, "most": _MOST_RUNS})
-    ]
+    return rows(connection, RunLine, _RUNS, {"key": key, "most": _MOST_RUNS})
 
 
-_RUNS = f"""SELECT run.key, program.key, program.name, {DEVICE}, run.effort, run.state, run.started_at
+_RUNS = f"""{select(RunLine, "run")}
   FROM run JOIN environment ON environment.id = run.environment_id LEFT JOIN program ON program.id = run.program_id
  WHERE :key = '' OR run.key = :key ORDER BY run.started_at DESC, run.id DESC LIMIT :most"""
 

@@ -6,7 +6,7 @@ import sqlite3
 from dataclasses import dataclass
 
 from fuseplan.tuning_db.dashboard.ask import Filters
-from fuseplan.tuning_db.dashboard.queries.values import count, text
+from fuseplan.tuning_db.dashboard.queries.rows import rows, select
 
 MOST = 100_000
 
@@ -23,8 +23,8 @@ class Counted:
 def counted(connection: sqlite3.Connection, filters: Filters) -> list[Counted]:
     """All counters within the days of the filters."""
     values = {"since": filters.since, "until": filters.until, "most": MOST}
-    return [Counted(text(row[0]), text(row[1]), count(row[2])) for row in connection.execute(_COUNTED, values)]
+    return rows(connection, Counted, _COUNTED, values)
 
 
-_COUNTED = """SELECT day, event, count FROM counter
+_COUNTED = f"""{select(Counted, "counter")} FROM counter
  WHERE (:since = '' OR day >= :since) AND (:until = '' OR day <= :until) ORDER BY day DESC, event LIMIT :most"""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 
 from fuseplan.tuning_db.dashboard.ask import Filters
 from fuseplan.tuning_db.dashboard.queries.filters import OF_ENVIRONMENT, OF_PROGRAM, bound, of_time
-from fuseplan.tuning_db.dashboard.queries.values import count, number, text
+from fuseplan.tuning_db.dashboard.queries.rows import rows, select, sql
+from fuseplan.tuning_db.dashboard.queries.values import count, number
 
 MOST = 20_000
 """Measurements that are looked at, the latest: a page must not read a million."""
@@ -21,12 +22,12 @@ class Foretold:
 
     executor: str
     variant: str
-    region: int
-    run: int
+    region: int = field(metadata=sql("latest.region_id"))
+    run: int = field(metadata=sql("coalesce(latest.run_id, 0)"))
     device_us: float
     predicted_us: float
     spread: float | None
-    title: str = ""
+    title: str = field(default="", metadata=sql("substr(region.title, 1, 60)"))
 
 
 @dataclass(frozen=True)
@@ -34,19 +35,26 @@ class Tally:
     """How an executor fared in what was tried."""
 
     executor: str
-    regions: int
-    tried: int
-    failed: int
+    regions: int = field(metadata=sql("count(DISTINCT latest.region_id)"))
+    tried: int = field(metadata=sql("count(*)"))
+    failed: int = field(metadata=sql("sum(latest.status <> 'ok')"))
+
+
+def _of_raced(name: str) -> str:
+    """A field of a raced plan in evidence. Of a row that is damaged, whatever stands there: text that is no JSON would end the
+    query.
+    """
+    return f"CASE WHEN raced.type = 'object' THEN json_extract(raced.value, '$.{name}') END"
 
 
 @dataclass(frozen=True)
 class PlanForetold:
     """One raced plan whose time was predicted."""
 
-    program: str
-    name: str
-    predicted_us: float
-    wall_us: float
+    program: str = field(metadata=sql("coalesce(program.name, substr(program.key, 1, 12))"))
+    name: str = field(metadata=sql(_of_raced("name")))
+    predicted_us: float = field(metadata=sql(_of_raced("predicted_us")))
+    wall_us: float = field(metadata=sql(_of_raced("wall_us")))
 
 
 @dataclass(frozen=True)
@@ -65,10 +73,10 @@ class RunError:
     """Errors of a run's predictions of whole plans, relative."""
 
     key: str
-    program: str | None
+    program: str | None = field(metadata=sql("program.name"))
     started_at: str
-    median: float
-    p90: float
+    median: float = field(metadata=sql("run.error_median"))
+    p90: float = field(metadata=sql("run.error_p90"))
 
 
 _LATEST = "(SELECT * FROM measurement ORDER BY id DESC LIMIT :most) AS latest"
@@ -76,16 +84,11 @@ _LATEST = "(SELECT * FROM measurement ORDER BY id DESC LIMIT :most) AS latest"
 
 def foretold(connection: sqlite3.Connection, filters: Filters) -> list[Foretold]:
     """Predicted measurements that did not fail, of the latest, the earliest first."""
-    found = []
-    for row in connection.execute(_FORETOLD, {**bound(filters), "most": MOST}):
-        device, predicted = number(row[4]), number(row[5])
-        if device and predicted:
-            found.append(Foretold(text(row[0]), text(row[1]), count(row[2]), count(row[3]), device, predicted, number(row[6]), text(row[7])))  # fmt: skip
-    return found
+    found = rows(connection, Foretold, _FORETOLD, {**bound(filters), "most": MOST})
+    return [one for one in found if one.device_us and one.predicted_us]
 
 
-_FORETOLD = f"""SELECT latest.executor, latest.variant, latest.region_id, coalesce(latest.run_id, 0), latest.device_us,
-       latest.predicted_us, latest.spread, substr(region.title, 1, 60)
+_FORETOLD = f"""{select(Foretold, "latest")}
   FROM {_LATEST} JOIN environment ON environment.id = latest.environment_id JOIN region ON region.id = latest.region_id
  WHERE latest.status = 'ok' AND latest.predicted_us IS NOT NULL AND {OF_ENVIRONMENT} AND {of_time("latest.measured_at")}
  ORDER BY latest.measured_at, latest.id"""
@@ -93,35 +96,25 @@ _FORETOLD = f"""SELECT latest.executor, latest.variant, latest.region_id, coales
 
 def tallies(connection: sqlite3.Connection, filters: Filters) -> list[Tally]:
     """Attempts and failures of each executor among the latest measurements."""
-    return [
-        Tally(text(row[0]), count(row[1]), count(row[2]), count(row[3]))
-        for row in connection.execute(_TALLIES, {**bound(filters), "most": MOST})
-    ]
+    return rows(connection, Tally, _TALLIES, {**bound(filters), "most": MOST})
 
 
-_TALLIES = f"""SELECT latest.executor, count(DISTINCT latest.region_id), count(*), sum(latest.status <> 'ok')
+_TALLIES = f"""{select(Tally, "latest")}
   FROM {_LATEST} JOIN environment ON environment.id = latest.environment_id
  WHERE {OF_ENVIRONMENT} AND {of_time("latest.measured_at")} GROUP BY 1 ORDER BY 3 DESC"""
 
 
 def plans_foretold(connection: sqlite3.Connection, filters: Filters) -> list[PlanForetold]:
     """Raced plans of the latest evidence."""
-    found = []
-    for name, plan, predicted, wall in connection.execute(_PLANS, {**bound(filters), "most": MOST_PLANS}):
-        predicted_us, wall_us = number(predicted), number(wall)
-        if predicted_us and wall_us:
-            found.append(PlanForetold(text(name), text(plan), predicted_us, wall_us))
-    return found
+    found = rows(connection, PlanForetold, _PLANS, {**bound(filters), "most": MOST_PLANS})
+    return [one for one in found if one.predicted_us and one.wall_us]
 
 
-_FIELD = "CASE WHEN raced.type = 'object' THEN json_extract(raced.value, '$.{}') END"
-"""Of a row that is damaged, whatever stands there: text that is no JSON would end the query."""
-_PLANS = f"""SELECT coalesce(program.name, substr(program.key, 1, 12)), {_FIELD.format("name")}, {_FIELD.format("predicted_us")},
-       {_FIELD.format("wall_us")}
+_PLANS = f"""{select(PlanForetold, "plan")}
   FROM (SELECT *, CASE WHEN json_valid(evidence) THEN evidence END AS whole FROM plan ORDER BY id DESC LIMIT :most) AS latest
   JOIN program ON program.id = latest.program_id JOIN environment ON environment.id = latest.environment_id
   JOIN json_each(latest.whole, '$.raced') AS raced
- WHERE {_FIELD.format("status")} = 'ok' AND {OF_ENVIRONMENT} AND {OF_PROGRAM}
+ WHERE {_of_raced("status")} = 'ok' AND {OF_ENVIRONMENT} AND {OF_PROGRAM}
    AND (:launch = '' OR latest.launch = :launch) AND {of_time("latest.changed_at")}"""
 
 
@@ -146,15 +139,11 @@ _AUDITS = f"""SELECT run.audited, run.audit_error, run.audit_within
 
 def run_errors(connection: sqlite3.Connection, filters: Filters) -> list[RunError]:
     """The runs that raced plans they had predicted, the earliest first."""
-    found = []
-    for key, program, started, middle, worst in connection.execute(_ERRORS, {**bound(filters), "most": MOST_PLANS}):
-        half, nine = number(middle), number(worst)
-        if half is not None and nine is not None:
-            found.append(RunError(text(key), text(program) or None, text(started), half, nine))
-    return found[::-1]
+    found = rows(connection, RunError, _ERRORS, {**bound(filters), "most": MOST_PLANS})
+    return [one for one in reversed(found) if None not in (one.median, one.p90)]
 
 
-_ERRORS = f"""SELECT run.key, program.name, run.started_at, run.error_median, run.error_p90
+_ERRORS = f"""{select(RunError, "run")}
   FROM run JOIN environment ON environment.id = run.environment_id LEFT JOIN program ON program.id = run.program_id
  WHERE run.error_median IS NOT NULL AND {OF_ENVIRONMENT} AND {OF_PROGRAM} AND {of_time("run.started_at")}
  ORDER BY run.started_at DESC, run.id DESC LIMIT :most"""

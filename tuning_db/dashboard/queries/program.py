@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fuseplan.errors import PlanError, StoreError
 from fuseplan.segment.moves import Move
 from fuseplan.segment.moves.move import from_json
 from fuseplan.tuning_db.dashboard.queries.filters import DEVICE, NVFUSER
+from fuseplan.tuning_db.dashboard.queries.rows import rows, select, sql
 from fuseplan.tuning_db.dashboard.queries.values import count, number, text
 from fuseplan.tuning_db.evidence import NO_EVIDENCE, Evidence, Raced
 from fuseplan.tuning_db.records import Repeats
@@ -18,6 +19,21 @@ MOST_GRAPH = 24 * 2**20
 """Characters of a graph that is still drawn: one of 10,000 ops takes about 6 million."""
 _AT_ONCE = 400
 _MOST_PLANS = 200
+_STANDING = "coalesce(plan.word, CASE plan.status WHEN 'quarantined' THEN 'failed' ELSE plan.status END)"
+
+
+def _moves(value: object) -> tuple[Move, ...]:
+    try:
+        return from_json(text(value))
+    except PlanError:
+        return ()
+
+
+def _evidence(value: object) -> Evidence | None:
+    try:
+        return Evidence.from_json(text(value))
+    except StoreError:
+        return None
 
 
 @dataclass(frozen=True)
@@ -25,21 +41,20 @@ class PlanRow:
     """One stored plan, as far as a page shows it."""
 
     key: str
-    program: str
-    name: str | None
-    environment: str
-    device: str
-    torch: str
-    nvfuser: str
+    program: str = field(metadata=sql("program.key"))
+    name: str | None = field(metadata=sql("program.name"))
+    environment: str = field(metadata=sql("environment.key"))
+    device: str = field(metadata=sql(DEVICE))
+    torch: str = field(metadata=sql("environment.torch"))
+    nvfuser: str = field(metadata=sql(NVFUSER))
     launch: str
     sizes: str
-    standing: str
+    standing: str = field(metadata=sql(_STANDING))
     detail: str
     json: str
-    moves: tuple[Move, ...]
-    evidence: Evidence
-    readable: bool
-    """Whether its evidence could be read."""
+    moves: tuple[Move, ...] = field(metadata=sql("plan.moves", _moves))
+    read_evidence: Evidence | None = field(metadata=sql("plan.evidence", _evidence))
+    """None where it could not be read."""
     predicted_us: float | None
     wall_us: float | None
     device_us: float | None
@@ -49,21 +64,31 @@ class PlanRow:
     best_default: str | None
     best_default_us: float | None
     changed_at: str
-    run: str | None
-    effort: str | None
+    run: str | None = field(metadata=sql("run.key"))
+    effort: str | None = field(metadata=sql("run.effort"))
+
+    @property
+    def readable(self) -> bool:
+        """Whether its evidence could be read."""
+        return self.read_evidence is not None
+
+    @property
+    def evidence(self) -> Evidence:
+        """Its evidence; none where that cannot be read."""
+        return NO_EVIDENCE if self.read_evidence is None else self.read_evidence
 
 
 @dataclass(frozen=True)
 class PlanLine:
     """One plan in a list of them."""
 
-    program: str
+    program: str = field(metadata=sql(":program"))
     key: str
-    device: str
-    torch: str
+    device: str = field(metadata=sql(DEVICE))
+    torch: str = field(metadata=sql("environment.torch"))
     launch: str
     sizes: str
-    standing: str
+    standing: str = field(metadata=sql(_STANDING))
     wall_us: float | None
     best_default_us: float | None
     changed_at: str
@@ -81,6 +106,7 @@ class Timed:
 class Tried:
     """One way to run a region that was measured, or that failed."""
 
+    region: str = field(metadata=sql("region.key"))
     executor: str
     variant: str
     status: str
@@ -97,56 +123,24 @@ def name_of(connection: sqlite3.Connection, program: str) -> tuple[bool, str | N
 
 def plan_row(connection: sqlite3.Connection, key: str) -> PlanRow | None:
     """The plan of this key."""
-    row = connection.execute(_PLAN, (key,)).fetchone()
-    if row is None:
-        return None
-    evidence, readable = _evidence(row[12])
-    return PlanRow(
-        text(row[0]), text(row[1]), text(row[2]) or None, text(row[3]), text(row[4]), text(row[5]), text(row[6]),
-        text(row[7]), text(row[8]), text(row[9]), text(row[10]), text(row[11]), _moves(row[13]), evidence, readable,
-        number(row[14]), number(row[15]), number(row[16]), number(row[17]), number(row[18]), count(row[19]) or None,
-        text(row[20]) or None, number(row[21]), text(row[22]), text(row[23]) or None, text(row[24]) or None,
-    )  # fmt: skip
+    found = rows(connection, PlanRow, _PLAN, (key,))
+    return found[0] if found else None
 
 
-_STANDING = "coalesce(plan.word, CASE plan.status WHEN 'quarantined' THEN 'failed' ELSE plan.status END)"
-_PLAN = f"""SELECT plan.key, program.key, program.name, environment.key, {DEVICE}, environment.torch, {NVFUSER},
-       plan.launch, plan.sizes, {_STANDING}, plan.detail, plan.json, plan.evidence, plan.moves, plan.predicted_us,
-       plan.wall_us, plan.device_us, plan.host_us, plan.noise_us, plan.peak_bytes, plan.best_default,
-       plan.best_default_us, plan.changed_at, run.key, run.effort
+_PLAN = f"""{select(PlanRow, "plan")}
   FROM plan JOIN program ON program.id = plan.program_id JOIN environment ON environment.id = plan.environment_id
   LEFT JOIN run ON run.id = plan.run_id WHERE plan.key = ?"""
 
 
-def _moves(value: object) -> tuple[Move, ...]:
-    try:
-        return from_json(text(value))
-    except PlanError:
-        return ()
-
-
-def _evidence(value: object) -> tuple[Evidence, bool]:
-    try:
-        return Evidence.from_json(text(value)), True
-    except StoreError:
-        return NO_EVIDENCE, False
-
-
 def plans_of(connection: sqlite3.Connection, program: str) -> list[PlanLine]:
     """All plans of a program, the latest first."""
-    found = []
-    for *words, wall_us, best_default_us, changed_at in connection.execute(_PLANS, (program, _MOST_PLANS)):
-        key, device, torch, launch, sizes, standing = map(text, words)
-        times = number(wall_us), number(best_default_us)
-        found.append(PlanLine(program, key, device, torch, launch, sizes, standing, *times, text(changed_at)))
-    return found
+    return rows(connection, PlanLine, _PLANS, {"program": program, "most": _MOST_PLANS})
 
 
-_PLANS = f"""SELECT plan.key, {DEVICE}, environment.torch, plan.launch, plan.sizes, {_STANDING}, plan.wall_us,
-       plan.best_default_us, plan.changed_at
+_PLANS = f"""{select(PlanLine, "plan")}
   FROM plan JOIN environment ON environment.id = plan.environment_id
- WHERE plan.program_id = (SELECT id FROM program WHERE key = ?)
- ORDER BY plan.changed_at DESC, plan.key LIMIT ?"""
+ WHERE plan.program_id = (SELECT id FROM program WHERE key = :program)
+ ORDER BY plan.changed_at DESC, plan.key LIMIT :most"""
 
 
 def graphs_of(connection: sqlite3.Connection, program: str) -> list[tuple[str, str, int, str]]:
@@ -218,16 +212,14 @@ def tried_on(connection: sqlite3.Connection, regions: Iterable[str], environment
     """All ways in which each region was run there, by its key: of one way the latest, the fastest first."""
     found: dict[str, dict[tuple[str, str], Tried]] = {}
     for keys in _parts(regions):
-        for key, *row in connection.execute(_TRIED.format(marks=_marks(keys)), (environment, *keys)):
-            one = Tried(text(row[0]), text(row[1]), text(row[2]), number(row[3]), number(row[4]), text(row[5]))
-            found.setdefault(text(key), {})[one.executor, one.variant] = one
+        for one in rows(connection, Tried, _TRIED.format(marks=_marks(keys)), (environment, *keys)):
+            found.setdefault(one.region, {})[one.executor, one.variant] = one
     return {key: sorted(ways.values(), key=_fastest) for key, ways in found.items()}
 
 
-_TRIED = """SELECT region.key, measurement.executor, measurement.variant, measurement.status, measurement.device_us,
-       measurement.host_us, measurement.detail
+_TRIED = f"""{select(Tried, "measurement")}
   FROM region JOIN measurement ON measurement.region_id = region.id
- WHERE measurement.environment_id = (SELECT id FROM environment WHERE key = ?) AND region.key IN ({marks})
+ WHERE measurement.environment_id = (SELECT id FROM environment WHERE key = ?) AND region.key IN ({{marks}})
  ORDER BY measurement.measured_at, measurement.id"""
 
 
