@@ -23,8 +23,8 @@ LAUNCHES = ("plain", "cudagraph")
 NAMED = ("aten", "eager", "inductor", "inductor-greedy", "nvfuser-greedy")
 """Plans that are known by their name alone: a host by itself, or an executor that fuses all that it takes."""
 KERNELS = ("auto", "flash", "cudnn", "efficient", "math")
-MASK_ENDINGS = ("causal", "unmasked", "rows", "aligned", "heads")
-"""What becomes of the mask: dropped, or laid out anew."""
+MASK_ENDINGS = ("causal", "unmasked", "window", "rows", "aligned", "heads")
+"""What becomes of the mask: dropped, said to flash attention as a window, or laid out anew."""
 INPUT_ENDINGS = ("grouped", "views")
 """What becomes of query, key and value: keys and values that are not repeated, and no copies that only lay them out."""
 ATTENTION_WAYS = tuple(
@@ -33,6 +33,7 @@ ATTENTION_WAYS = tuple(
     for mask in ("", *MASK_ENDINGS)
     for grouped in ("", "grouped")
     for views in ("", "views")
+    if mask != "window" or kernel == "flash"
 )
 """How one site of attention may run: under which kernel; with which mask; with keys and values that are not repeated for
 each head of a group; and without copies of query, key and value that only lay them out.

@@ -91,7 +91,7 @@ def draws(op: Op) -> bool:
     name = op.target.rsplit(".", 1)[0]
     if name == "aten.native_dropout":
         return not (op.args[1] == 0 or op.args[2:3] == (False,))
-    if "scaled_dot_product" in name:
+    if "scaled_dot_product" in name or name in _DROPOUT_POSITION:
         return any(type(value) is float and value > 0 for value in _dropout_probabilities(op))
     return True
 
@@ -104,6 +104,7 @@ _DROPOUT_POSITION = {
     "aten._scaled_dot_product_attention_math": 4,
     "aten._scaled_dot_product_fused_attention_overrideable": 4,
     "aten.scaled_dot_product_attention": 4,
+    "aten._flash_attention_forward": 7,
 }
 
 

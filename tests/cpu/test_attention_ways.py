@@ -20,7 +20,7 @@ from agreement import assert_as_accurate, in_double
 from fuseplan.errors import PlanError
 from fuseplan.plan import ATTENTION_WAYS, Plan, Rewrite
 from fuseplan.rewrites.apply import rewritten
-from fuseplan.rewrites.attention import device
+from fuseplan.rewrites.attention import device, kernels, site
 from fuseplan.rewrites.attention.calls import AttentionCall, attention_calls
 from fuseplan.rewrites.attention.ways import AttentionWay
 
@@ -230,6 +230,88 @@ def test_a_kernel_that_the_program_or_its_caller_has_switched_off_is_refused() -
         assert calls[0].preferred == "auto"
     finally:
         torch.backends.cuda.enable_flash_sdp(True)
+
+
+# windows
+
+
+def in_window(q: Tensor, k: Tensor, v: Tensor, *, infinite: bool = False) -> Tensor:
+    ahead = torch.arange(k.shape[-2])[None, :] - torch.arange(q.shape[-2])[:, None]
+    mask = (ahead <= 0) & (ahead > -3)
+    given = torch.zeros(mask.shape).masked_fill(~mask, float("-inf")) if infinite else mask
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=given)
+
+
+@pytest.fixture
+def windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that knows windows: what the operator of CUDA computes, computed otherwise."""
+
+    def skipping(
+        q: Tensor, k: Tensor, v: Tensor, _: None, __: None, queries: int, keys: int, dropout: float, causal: bool,
+        debug: bool, *, scale: float | None, window_size_left: int, window_size_right: int,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        assert (queries, keys, dropout, causal, debug) == (q.shape[1], k.shape[1], 0.0, False, False)
+        ahead = torch.arange(keys)[None, :] - torch.arange(queries)[:, None]
+        shown = (ahead <= (window_size_right if window_size_right >= 0 else keys)) & (
+            ahead >= -(window_size_left if window_size_left >= 0 else keys)
+        )
+        q, k, v = (each.transpose(1, 2) for each in (q, k, v))
+        scores = q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT * (scale or q.shape[-1] ** -0.5)
+        weights = scores.masked_fill(~shown, float("-inf")).softmax(-1)
+        return ((weights @ v.repeat_interleave(q.shape[1] // v.shape[1], 1)).transpose(1, 2),)
+
+    monkeypatch.setattr(kernels, "flash_attention_forward", skipping)
+    monkeypatch.setattr(site, "no_window", lambda arguments: None)
+
+
+def square(groups: int = 4, *, grad: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    torch.manual_seed(4)
+    shapes = ((2, 4, 9, 8), (2, groups, 9, 8), (2, groups, 9, 8))
+    q, k, v = (torch.randn(shape).requires_grad_(grad) for shape in shapes)
+    return q, k, v
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("infinite", [False, True])
+def test_a_window_is_skipped_instead_of_hidden(windows: None, infinite: bool, dynamic: bool) -> None:
+    def program(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return in_window(q, by_expand(k), by_expand(v), infinite=infinite)
+
+    arguments = square(groups=2, grad=True)
+    (call,), gm = found_in(program, *arguments, dynamic=dynamic)
+    assert call.preferred == "auto"
+    for way in ("flash+window", "flash+window+grouped"):
+        assert way in call.variants
+        edited = rewritten(gm, (Rewrite("attention", 0, way),)).gm
+        assert "arange" not in edited.code
+        found = results(in_ways(program, way, dynamic=dynamic), arguments)
+        assert_as_accurate(found, results(program, arguments), results(program, in_double(arguments)))
+    assert not {"flash+causal", "flash+unmasked"} & set(call.variants)
+
+
+def test_why_windows_are_refused(windows: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    (call,), _ = found_in(in_window, *heads())
+    assert call.refusal("flash+window") == "it has not as many keys as queries"
+    (call,), _ = found_in(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), *square())
+    assert call.refusal("flash+window") == "its mask is not proven a window: causal"
+    (call,), _ = found_in(two_layers_of_one, *square(), torch.randn(9, 9))
+    assert "is not proven a window: it depends on l_mask_" in str(call.refusal("flash+window"))
+    assert call.refusal("cudnn+window") == "there is no attention variant 'cudnn+window'"
+    monkeypatch.undo()
+    (call,), _ = found_in(in_window, *square())
+    assert call.refusal("flash+window") == "flash attention knows no windows on cpu"
+    assert "but a window of 2 before and 0 behind" in call.proof.reason
+
+
+def two_layers_of_one(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+def test_the_operator_for_windows_has_a_gradient_and_shapes_of_its_own() -> None:
+    q, k = (torch.empty(2, heads, 64, 8, device="meta", dtype=torch.bfloat16, requires_grad=True) for heads in (4, 2))
+    out = kernels.attention_in_window(q, k, k, None, 8, 0)
+    assert (out.shape, out.dtype) == (q.shape, q.dtype)
+    assert [each.shape for each in torch.autograd.grad(out.sum(), (q, k))] == [q.shape, k.shape]
 
 
 # grouped heads

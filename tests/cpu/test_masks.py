@@ -22,7 +22,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fuseplan.capture.fx.from_fx import from_fx
 from fuseplan.graph import Ref
 from fuseplan.rewrites.attention.calls import attention_calls
-from fuseplan.segment.masks import MaskProof, classify_mask
+from fuseplan.segment.masks import MaskProof, Window, classify_mask
 from zoo import TRANSFORMERS
 
 Mask = Callable[[Any, Any], Tensor]
@@ -213,6 +213,64 @@ UNFOLLOWED = ("packed sequences", "blocks")
 """What is causal by chance at some size, by arithmetic that the prover does not follow."""
 
 
+# windows
+
+
+def distance(n: Any, m: Any) -> Tensor:
+    i, j = positions(n, m)
+    return j - i
+
+
+WINDOWS: dict[str, tuple[Mask, Window | None]] = {
+    "causal": (window, Window(3, 0)),
+    "causal, infinity": (lambda n, m: torch.where(window(n, m), 0.0, -math.inf), Window(3, 0)),
+    "causal, lowest": (
+        lambda n, m: torch.zeros(n, m).masked_fill(~window(n, m), torch.finfo(torch.float32).min),
+        Window(3, 0),
+    ),
+    "causal, a band": (lambda n, m: ones(n, m).tril() & ones(n, m).triu(-2), Window(2, 0)),
+    "to both sides": (lambda n, m: distance(n, m).abs() <= 2, Window(2, 2)),
+    "to both sides, unequally": (lambda n, m: (distance(n, m) <= 2) & ~(distance(n, m) < -1), Window(1, 2)),
+    "all before": (lambda n, m: ones(n, m).tril(2), Window(None, 2)),
+    "all behind": (lambda n, m: (distance(n, m) > -3)[None, None], Window(2, None)),
+    "itself alone": (lambda n, m: distance(n, m) == 0, Window(0, 0)),
+    "of several": (lambda n, m: window(n, m) & (distance(n, m) >= -1) & (distance(n, m) < 5), Window(1, 0)),
+    "not itself": (lambda n, m: ones(n, m).tril(-1).triu(-3), None),
+    "with a hole": (lambda n, m: window(n, m) & (distance(n, m) != -2), None),
+    "with a sink": (lambda n, m: window(n, m) | (positions(n, m)[1] == 0), None),
+    "without the first key": (lambda n, m: window(n, m) & (positions(n, m)[1] > 0), None),
+    "in steps": (lambda n, m: positions(n, m)[1] // 2 == positions(n, m)[0] // 2, None),
+    "twice as steep": (lambda n, m: positions(n, m)[1] * 2 - positions(n, m)[0] <= 1, None),
+}
+
+
+def is_window(mask: Tensor, window: Window) -> bool:
+    """Whether a mask shows what a window shows, by looking at it."""
+    shown = mask if mask.dtype is torch.bool else mask == 0
+    hidden = ~mask if mask.dtype is torch.bool else (mask == -math.inf) | (mask == torch.finfo(torch.float32).min)
+    assert bool((shown | hidden).all())
+    rows, columns = mask.shape[-2:]
+    wanted = torch.tensor([[window.shows(row, column) for column in range(columns)] for row in range(rows)])
+    return bool((shown == wanted).all())
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", WINDOWS)
+def test_what_is_proven_a_window_is_one_at_every_size(name: str, dynamic: bool) -> None:
+    mask, wanted = WINDOWS[name]
+    proof = proof_of(mask, 9, 9, dynamic)
+    assert (proof.verdict, proof.window) == (None, wanted)
+    assert wanted is None or all(is_window(mask(n, m), wanted) for n, m in SIZES)
+
+
+def test_what_changes_with_the_size_is_a_window_at_its_size_alone() -> None:
+    def half(n: Any, m: Any) -> Tensor:
+        return (distance(n, m) <= 0) & (distance(n, m) > -(n // 2))
+
+    assert proof_of(half, 8, 8, dynamic=False).window == Window(3, 0)
+    assert proof_of(half, 8, 8, dynamic=True).window is None
+
+
 # masks that `transformers` builds
 
 
@@ -234,6 +292,7 @@ def model_proofs(name: str, dynamic: bool | None, **changes: Any) -> list[MaskPr
 def test_masks_of_models(name: str, dynamic: bool | None) -> None:
     found = model_proofs(name, dynamic)
     assert [proof.verdict for proof in found] == [MODELS[name]] * 2, found
+    assert [proof.window for proof in found] == [Window(7, 0) if name == "mistral" else None] * 2
 
 
 def test_a_text_shorter_than_the_window_is_causal_at_its_size_alone() -> None:
@@ -332,7 +391,9 @@ def combined(what: str, masks: list[Tensor], i: Tensor, j: Tensor) -> Tensor:
 def test_random_masks_of_one_size(recipe: Recipe, size: tuple[int, int]) -> None:
     graph = from_fx(make_fx(lambda: (cooked(recipe, *size),), tracing_mode="fake")())
     assert isinstance(graph.outputs[0], Ref)
-    assert classify_mask(graph, graph.outputs[0].name).verdict in (None, verdict_of(cooked(recipe, *size)))
+    proof, mask = classify_mask(graph, graph.outputs[0].name), cooked(recipe, *size)
+    assert proof.verdict in (None, verdict_of(mask))
+    assert proof.window is None or is_window(mask, proof.window)
 
 
 @given(recipes, st.booleans())
@@ -349,3 +410,4 @@ def test_random_masks_of_every_size(recipe: Recipe, square: bool) -> None:
     sizes = [hint] if guarded else [size for size in SIZES if _fits(*size, square)]
     for size in sizes:
         assert proof.verdict in (None, verdict_of(cooked(recipe, *size))), f"wrong at {size}"
+        assert proof.window is None or is_window(cooked(recipe, *size), proof.window), f"no window at {size}"

@@ -9,6 +9,7 @@ import torch
 from torch._C import DispatchKey
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn.attention import sdpa_kernel
 
 from fuseplan.rewrites.attention.kernels import BACKENDS
@@ -56,6 +57,20 @@ def _no_such_mask(kernel: str, query: FakeTensor, mask: Any) -> str | None:
         return _NO_GRADIENT.format(kernel)
     if kernel == "efficient" and mask.dtype not in (torch.bool, _cast(query).dtype) and _cast(mask) is mask:
         return f"efficient adds no mask of {mask.dtype} to queries of {query.dtype}"
+    return None
+
+
+def no_window(arguments: Mapping[str, Any]) -> str | None:
+    """Why flash attention cannot skip what lies outside of a window, though it takes all else; None if it can."""
+    query = plain(arguments["query"])
+    if query.device.type != "cuda":
+        return f"flash attention knows no windows on {query.device.type}"
+    if arguments["dropout_p"] != 0:
+        return "it has dropout, of which flash attention by itself draws other numbers"
+    if torch.is_autocast_enabled(query.device.type):
+        return "autocast does not reach flash attention by itself"
+    if not statically_known_true(query.shape[-1] % 8 == 0):
+        return "flash attention by itself takes no heads whose size is no multiple of 8"
     return None
 
 

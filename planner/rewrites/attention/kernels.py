@@ -22,6 +22,10 @@ BACKENDS: Mapping[str, SDPBackend] = {
 }
 
 
+flash_attention_forward = torch.ops.aten._flash_attention_forward
+"""Flash attention as CUDA has it, below what chooses between kernels: heads come behind positions."""
+
+
 def attention_auto(*args: Any, **kwargs: Any) -> torch.Tensor:
     """The kernel that PyTorch chooses; one whole operator also where that is the math path."""
     with attention_kept():
@@ -44,6 +48,21 @@ def attention_efficient(*args: Any, **kwargs: Any) -> torch.Tensor:
     """Memory-efficient attention, or an error."""
     with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
         return F.scaled_dot_product_attention(*args, **kwargs)
+
+
+def attention_in_window(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None, left: int, right: int
+) -> torch.Tensor:
+    """Flash attention of which each query sees so many keys before and behind its own, all of them where that is -1; or an
+    error. What nobody sees is skipped, not hidden.
+    """
+    q, k, v = (each.transpose(1, 2) for each in (query, key, value))
+    found = flash_attention_forward(
+        q, k, v, None, None, q.shape[1], k.shape[1], 0.0, False, False,
+        scale=scale, window_size_left=left, window_size_right=right,
+    )  # fmt: skip
+    result: torch.Tensor = found[0]
+    return result.transpose(1, 2)
 
 
 def attention_math(*args: Any, **kwargs: Any) -> torch.Tensor:

@@ -9,7 +9,7 @@ from typing import TypeVar
 from torch.fx import GraphModule, Node
 
 from fuseplan.rewrites.attention.calls import AttentionCall, attention_calls
-from fuseplan.rewrites.attention.kernels import FUNCTIONS
+from fuseplan.rewrites.attention.kernels import FUNCTIONS, attention_in_window
 from fuseplan.rewrites.attention.layouts import LAYOUTS, without_repeats
 from fuseplan.rewrites.attention.rewrite import rewrite_sites
 from fuseplan.rewrites.attention.site import AttentionSite
@@ -17,7 +17,7 @@ from fuseplan.rewrites.base import Draft, Kind, likeness
 
 _MEANING = "1"
 """Another one, should these functions ever do something else: torch counts it in."""
-_OURS = (*FUNCTIONS.values(), *LAYOUTS.values(), without_repeats)
+_OURS = (*FUNCTIONS.values(), attention_in_window, *LAYOUTS.values(), without_repeats)
 S = TypeVar("S", bound=AttentionSite)
 
 
@@ -52,7 +52,7 @@ class AttentionKind(Kind[S]):
 
     def group(self, site: S) -> str:
         """What it is given, and what is proven of its mask."""
-        return f"{likeness(self.nodes(site))} {site.proof.verdict}"
+        return f"{likeness(self.nodes(site))} {site.proof.verdict} {site.proof.window}"
 
     def changes(self, site: S, way: str) -> Collection[Node]:
         """What computes it, and what has built that which goes."""

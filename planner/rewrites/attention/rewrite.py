@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from torch._ops import OpOverload
 from torch.fx import Node
 
-from fuseplan.rewrites.attention.kernels import FUNCTIONS
+from fuseplan.rewrites.attention.kernels import FUNCTIONS, attention_in_window
 from fuseplan.rewrites.attention.laid_out import LaidOutMasks
 from fuseplan.rewrites.attention.mask_source import MaskSource, may_write
 from fuseplan.rewrites.attention.site import AttentionSite, with_mask
@@ -40,8 +40,18 @@ def rewrite_sites(draft: Draft, chosen: Mapping[S, str]) -> None:
         arguments |= {name: source.write(draft, result) for name, source in site.sources(way).items()}
         unread |= dict.fromkeys((*result.all_input_nodes, *_nodes(given.values())))
         result.op, result.target, result.args, result.kwargs = "call_function", FUNCTIONS[way.kernel], (), arguments
+        if way.mask == "window":
+            result.target, result.kwargs = attention_in_window, _in_window(site, arguments)
     _erase_unread(unread, matched)
     _erase_sources([MaskSource(mask) for mask in dropped], draft.copies)
+
+
+def _in_window(site: AttentionSite, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    window = site.proof.window
+    assert window is not None  # or the way would not be legal
+    ends = {"left": window.left, "right": window.right}
+    given = {name: arguments[name] for name in ("query", "key", "value", "scale")}
+    return given | {name: -1 if end is None else end for name, end in ends.items()}
 
 
 def _nodes(values: Iterable[Any]) -> list[Node]:

@@ -19,7 +19,7 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fuseplan.plan import ATTENTION_WAYS, INPUT_ENDINGS, MASK_ENDINGS
-from fuseplan.rewrites.attention.device import chosen_kernel, no_kernel, plain, switched_on, takes
+from fuseplan.rewrites.attention.device import chosen_kernel, no_kernel, no_window, plain, switched_on, takes
 from fuseplan.rewrites.attention.inputs import Source, before_copy, before_repeats
 from fuseplan.rewrites.attention.layouts import ALIGNMENT, LAYOUTS, layout_arguments
 from fuseplan.rewrites.attention.mask_source import MaskSource
@@ -79,7 +79,8 @@ class AttentionSite(Site, ABC):
         return tuple(
             way
             for way in ATTENTION_WAYS
-            if way in {f"auto+{one}" for one in ruled_out} or not set(way.split("+")) & set(ruled_out)
+            if way in {"flash+window" if one == "window" else f"auto+{one}" for one in ruled_out}
+            or not set(way.split("+")) & set(ruled_out)
         )
 
     @cached_property
@@ -109,6 +110,7 @@ class AttentionSite(Site, ABC):
             endings = dict.fromkeys((ending, *(("rows", "aligned") if not self.proof.verdict else ())))
             ways = ["+".join(filter(None, (other, each))) for each in endings]
             found[other] = next((way for way in ways if self.refusal(way) is None), ways[0])
+        found["window"] = "flash+window"
         for added in ("grouped", "views", "grouped+views"):
             found[added.replace("+", " and ")] = f"{self.preferred}+{added}"
         return found
@@ -135,6 +137,8 @@ class AttentionSite(Site, ABC):
             arguments = self.arguments_in(way)
             if way.kernel != "auto" and (reason := no_kernel(way.kernel, arguments)):
                 return reason
+            if way.mask == "window" and (reason := no_window(arguments)):
+                return reason
             return self._useless(way, arguments) if way.lays_out or way.grouped or way.views else None
         except UnprovenError as unproven:
             return str(unproven)
@@ -142,6 +146,8 @@ class AttentionSite(Site, ABC):
     def _ruled_out(self, ending: str) -> str | None:
         """Why no way with this ending is legal here, whatever the kernel; None if some may be."""
         wanted = {"causal": "causal", "unmasked": "all"}.get(ending)
+        if ending == "window":
+            return self._no_window()
         if wanted is not None:
             found = f"its mask is proven {self.proof.verdict}" if self.proof.verdict else self.proof.reason
             return None if self.proof.verdict == wanted else f"its mask is not proven {wanted}: {found}"
@@ -149,6 +155,16 @@ class AttentionSite(Site, ABC):
             self.arguments_in(AttentionWay.parse(f"auto+{ending}"))
         except UnprovenError as unproven:
             return str(unproven)
+        return None
+
+    def _no_window(self) -> str | None:
+        """Why its mask is not known to be a window, in which each query sees the key in its own place."""
+        if self.proof.window is None:
+            return f"its mask is not proven a window: {self.proof.verdict or self.proof.reason}"
+        rows, columns = self.fakes["attn_mask"].shape[-2:]
+        queries, keys = (self.fakes[name].shape[-2] for name in ("query", "key"))
+        if not all(statically_known_true(each == queries) for each in (keys, rows, columns)):
+            return "it has not as many keys as queries"
         return None
 
     def _useless(self, way: AttentionWay, arguments: Mapping[str, Any]) -> str | None:
@@ -206,7 +222,7 @@ class AttentionSite(Site, ABC):
         """The nodes of the original that a way may leave unread: what built the mask or the copies that it drops."""
         way = AttentionWay.parse(text)
         found = {node for source in self.sources(way).values() for node in source.instead_of}
-        if way.mask in ("causal", "unmasked"):
+        if way.drops_mask:
             found |= self._once("masked by", lambda: {n for mask in self.masked_by for n in MaskSource(mask).nodes})
         return found
 
@@ -251,8 +267,9 @@ class AttentionSite(Site, ABC):
 
 def with_mask(arguments: Mapping[str, Any], way: AttentionWay) -> dict[str, Any]:
     """The arguments of attention, without the mask that a way drops."""
-    dropped = way.mask in ("causal", "unmasked")
-    return {**arguments, "attn_mask": None, "is_causal": way.mask == "causal"} if dropped else dict(arguments)
+    if not way.drops_mask:
+        return dict(arguments)
+    return {**arguments, "attn_mask": None, "is_causal": way.mask == "causal"}
 
 
 def _aligned(mask: torch.Tensor) -> bool:

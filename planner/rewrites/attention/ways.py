@@ -17,7 +17,7 @@ class AttentionWay:
 
     kernel: str
     mask: str = ""
-    """`causal` and `unmasked` drop it, `rows`, `aligned` and `heads` lay it out; otherwise it stays as it is."""
+    """`causal`, `unmasked` and `window` drop it, `rows`, `aligned` and `heads` lay it out; otherwise it stays as it is."""
     grouped: bool = False
     """Keys and values are those that the program repeats for each head of a group."""
     views: bool = False
@@ -29,6 +29,11 @@ class AttentionWay:
         kernel, *endings = text.split("+")
         masks = [one for one in endings if one in MASK_ENDINGS]
         return AttentionWay(kernel, masks[0] if masks else "", "grouped" in endings, "views" in endings)
+
+    @property
+    def drops_mask(self) -> bool:
+        """Whether attention is given no mask."""
+        return self.mask in ("causal", "unmasked", "window")
 
     @property
     def lays_out(self) -> bool:

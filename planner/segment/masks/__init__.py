@@ -2,5 +2,6 @@
 
 from fuseplan.segment.masks.classify import MaskProof, classify_mask
 from fuseplan.segment.masks.linear import UnprovenError
+from fuseplan.segment.masks.windows import Window
 
-__all__ = ["MaskProof", "UnprovenError", "classify_mask"]
+__all__ = ["MaskProof", "UnprovenError", "Window", "classify_mask"]

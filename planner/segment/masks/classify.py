@@ -19,6 +19,7 @@ from fuseplan.segment.masks.formulas import Formula, at_most, both, either, impl
 from fuseplan.segment.masks.functions import LOWEST, Function, Index, constant, unknown
 from fuseplan.segment.masks.linear import MAX_NUMBER, UnprovenError, variable
 from fuseplan.segment.masks.ops import RULES
+from fuseplan.segment.masks.windows import Window, window_of
 
 MAX_OPS = 150
 """Functions nest as deep as the ops they come from, and so does Python's stack."""
@@ -33,6 +34,8 @@ class MaskProof:
     verdict: Verdict | None
     reason: str
     """For whom it holds, or why nothing is proven."""
+    window: Window | None = None
+    """What it is where it is neither, in a program with as many keys as queries."""
 
 
 def classify_mask(graph: Graph, name: str) -> MaskProof:
@@ -51,6 +54,8 @@ def classify_mask(graph: Graph, name: str) -> MaskProof:
         verdict = _Prover(graph).verdict(name)
     except UnprovenError as unproven:
         return MaskProof(None, str(unproven))
+    if isinstance(verdict, Window):
+        return MaskProof(None, f"it is neither causal nor all true at every size, but {verdict}", verdict)
     if verdict is None:
         return MaskProof(None, "it is neither causal nor all true at every size")
     return MaskProof(verdict, "for every size" if graph.symbols else "for this size")
@@ -66,7 +71,7 @@ class _Prover:
             if isinstance(value.type, TensorType):
                 self.known[value.name] = unknown(value.type, f"it depends on the input {value.name}")
 
-    def verdict(self, name: str) -> Verdict | None:
+    def verdict(self, name: str) -> Verdict | Window | None:
         mask = self._evaluate(name)
         index = tuple(variable(f"%{next(self.fresh)}") for _ in mask.shape)
         if len(index) < 2:
@@ -78,7 +83,13 @@ class _Prover:
         # Each row of a causal mask shows column 0, so that what a very low number hides there is hidden for good.
         causal = at_most(index[-1], index[-2])
         same = implies(both(inside, causal), shown) and implies(both(inside, shown), causal)
-        return "causal" if same else None
+        if same:
+            return "causal"
+        # With as many columns as rows, each row of a window shows its own column, so that the same holds of it.
+        try:
+            return window_of(shown, inside, index[-2], index[-1])
+        except UnprovenError:
+            return None
 
     def _evaluate(self, name: str) -> Function:
         needed = _ancestors(self.graph, name)
