@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,8 +97,19 @@ def qkv(*shape: int, grad: bool = True, dtype: torch.dtype = torch.float32) -> t
 # spellings
 
 
-@pytest.mark.parametrize("way", ["math", "auto"])
-@pytest.mark.parametrize("name", SPELLINGS)
+def _one_in_three(names: Iterable[str]) -> list[Any]:
+    """All of them under `pytest -m exhaustive`."""
+    return [pytest.param(one, marks=[pytest.mark.exhaustive] * (place % 3 > 0)) for place, one in enumerate(names)]
+
+
+TRAINED = [
+    pytest.param(name, way, marks=[pytest.mark.exhaustive] * (way == "math" and each.fused and place % 3 > 0))
+    for place, (name, each) in enumerate(SPELLINGS.items())
+    for way in ("math", "auto")
+]
+
+
+@pytest.mark.parametrize(("name", "way"), TRAINED)
 def test_each_spelling_is_found_and_trains_the_same(name: str, way: str) -> None:
     spelling = SPELLINGS[name]
     run, backend = compiled(spelling.function, way)
@@ -124,14 +135,9 @@ def _detached(value: Any) -> Any:
     return value.detach() if isinstance(value, Tensor) else value
 
 
-SIZED = [
-    pytest.param(name, marks=[pytest.mark.exhaustive] * (place % 3 > 0))
-    for place, name in enumerate(SPELLINGS)
-    if name not in ("timm_attention", "swin_shifted_windows")
-]
-
-
-@pytest.mark.parametrize("name", SIZED)
+@pytest.mark.parametrize(
+    "name", _one_in_three(name for name in SPELLINGS if name not in ("timm_attention", "swin_shifted_windows"))
+)
 def test_sizes_may_be_known_at_run_time_only(name: str) -> None:
     spelling = SPELLINGS[name]
     run, backend = compiled(spelling.function, "math", dynamic=True)

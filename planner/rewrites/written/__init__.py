@@ -2,6 +2,6 @@
 
 In the order of the flow: `missed` (why something does not match), `versions` (which value an op reads), `reading` (an op as what
 it does to scores), `layouts` and `contraction` (axes by their names), `scores` (from the first matmul to the softmax), `weights`
-(from there to the second), `lowest` (what a bias may hold), `match` (all of it together), `writing` (the same as one call), `site`,
-`kind`.
+(from there to the second), `lowest` (what a bias may hold), `match` (all of it together), `biases` (what each may hide), `writer`
+(new nodes in a draft), `written`, `hidden` and `writing` (the same as one call), `site`, `kind`.
 """

@@ -14,11 +14,13 @@ from fuseplan.rewrites.attention.mask_source import MaskSource, may_write
 from fuseplan.rewrites.attention.site import AttentionSite
 from fuseplan.rewrites.base import Draft, digest_of
 from fuseplan.rewrites.written.biases import biases_of
+from fuseplan.rewrites.written.hidden import hiding
 from fuseplan.rewrites.written.match import match_of, softmaxes
 from fuseplan.rewrites.written.missed import Miss, MissedError, noted
 from fuseplan.rewrites.written.versions import Versions, fake_of
 from fuseplan.rewrites.written.writer import Writer
-from fuseplan.rewrites.written.writing import Written, arguments, dtype_of, hiding, home_of, put_back, writer_of
+from fuseplan.rewrites.written.writing import arguments, put_back
+from fuseplan.rewrites.written.written import Written, dtype_of, home_of, writer_of
 from fuseplan.segment.masks import MaskProof, UnprovenError
 
 
