@@ -16,6 +16,7 @@ from fuseplan.capture.dynamo.settled import settled
 from fuseplan.errors import FuseplanError
 from fuseplan.lookup import Chosen, Lookup
 from fuseplan.options import Options
+from fuseplan.rewrites.kinds import known_kinds
 from fuseplan.rewrites.sites import Sites
 from fuseplan.runtime import Program, replay
 from fuseplan.stats import count
@@ -35,6 +36,7 @@ def fuseplan_backend(
 ) -> Callable[..., Any]:
     """Compile one Dynamo graph. This is the entry point that torch.compile finds under the name "fuseplan"."""
     checked = Options.parse(options, mode)
+    known_kinds(checked.rewrites)
     found = settled(gm, example_inputs)
     identity = program_key(found.gm, found.example_inputs)
     lookup = Lookup(checked, identity, found.gm, found.example_inputs, os.environ)  # where the user's own database is
@@ -57,6 +59,8 @@ def fuseplan_backend(
 
 
 def _carry_out(choice: Chosen, lookup: Lookup) -> tuple[Program, Callable[..., Any]]:
+    if choice.stored is not None and choice.plan.rewrites:
+        choice = _allowed(choice, lookup)
     options, identity, plan, stored = lookup.options, lookup.identity, choice.plan, choice.stored
     if options.attention == "proven" and stored is None:
         plan = Sites.of(lookup.gm, ("attention",)).preferring(plan)
@@ -65,9 +69,23 @@ def _carry_out(choice: Chosen, lookup: Lookup) -> tuple[Program, Callable[..., A
         program.refuse = partial(lookup.quarantine, stored)
         program.fell_back = lookup.write_down
     compiled = replay(plan, lookup.gm, lookup.example_inputs, program)
-    if choice.layer == "user" and program.plan != plan:
+    if choice.layer == "user" and program.plan != plan and program.plan.identity == choice.plan.identity:
         lookup.fill_in(choice, program.plan)
     return program, compiled
+
+
+def _allowed(choice: Chosen, lookup: Lookup) -> Chosen:
+    """The stored plan without what is not wanted in this process as it is set now: its graphs are others then, so that one that
+    cuts them gives way to the default. The plan in the database stays, since others may want it.
+    """
+    names = {one.kind for one in choice.plan.rewrites}
+    plan, reasons = Sites.of(lookup.gm, names).allowed(choice.plan)
+    if not reasons:
+        return choice
+    told = "; ".join(reasons)
+    if plan.carve_outs:
+        return lookup.held_back(f"its regions are those of other graphs: {told}", choice)
+    return lookup.held_back(told, choice, plan)
 
 
 def compile(model: Any = None, **options: Any) -> Any:

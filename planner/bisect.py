@@ -1,4 +1,4 @@
-"""`bisect`: which fusion of a plan makes a result wrong. It applies the first half of them, then a quarter, and so on."""
+"""`bisect`: which rewrite or fusion of a plan makes a result wrong. It applies the first half of them, then a quarter, and so on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Check = Callable[[Any, Any], None]
 
 @dataclass(frozen=True)
 class Culprit:
-    """The fusion that makes the difference. None where the result is wrong without any: then none is to blame."""
+    """The rewrite or fusion that makes the difference. None where the result is wrong without any: then none is to blame."""
 
     number: int
     """Which one it is, in the order of compiling, beginning with 1."""
@@ -36,8 +36,9 @@ class Culprit:
     def __str__(self) -> str:
         if self.fusion is None:
             return f"the result is wrong without any fusion, so none is to blame: {self.difference}"
+        what = "fusion" if self.fusion.rewrite is None else "rewrite"
         return (
-            f"fusion {self.number} of {self.total} makes the result wrong: {_spelled(self.fusion)}: {self.difference}"
+            f"{what} {self.number} of {self.total} makes the result wrong: {_spelled(self.fusion)}: {self.difference}"
         )
 
 
@@ -50,7 +51,7 @@ def bisect(
     atol: float | None = None,
     **options: Any,
 ) -> Culprit | None:
-    """Return the fusion that makes ``fuseplan.compile(model, **options)(*inputs)`` wrong, or None if all is well.
+    """Return the rewrite or fusion that makes ``fuseplan.compile(model, **options)(*inputs)`` wrong, or None if all is well.
 
     Wrong is what differs from eager: an output, a gradient of the sum of the outputs, or what is written to an input or
     a buffer. `rtol` and `atol` are those of `torch.testing.assert_close`; `check` judges in its place. Each attempt
@@ -165,6 +166,8 @@ def _same_or_close(where: str, mine: Any, theirs: Any, rtol: float | None, atol:
 
 
 def _spelled(fusion: Fusion) -> str:
+    if fusion.rewrite is not None:
+        return f"the rewrite of {fusion.rewrite.kind} {fusion.rewrite.site} as {fusion.rewrite.way}"
     variant = f" ({fusion.variant})" if fusion.variant != "default" else ""
     if fusion.graph is None:
         return f"the whole program under {fusion.executor}{variant}"

@@ -6,7 +6,7 @@ Nothing here traces or measures. A program that no layer knows costs one small q
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any
 
@@ -113,6 +113,16 @@ class Lookup:
         """A stored plan does not fit its program: the default, whose `why` says so."""
         return self.default(self.quarantine(stored, error))
 
+    def held_back(self, why: str, choice: Chosen, plan: Plan | None = None) -> Chosen:
+        """A stored plan has what is not wanted in this process: what of it is allowed, else the default. Loud, once."""
+        assert choice.stored is not None
+        name = f"plan {choice.stored.key[:12]}"
+        count("plans held back")
+        _say_once(f"{name} is not run as it was tuned: {why}")
+        if plan is None:
+            return self.default(f"{name} is not allowed here: {why}")
+        return replace(choice, plan=plan, why=f"{choice.why}; not as it was tuned: {why}")
+
     def quarantine(self, stored: StoredPlan, error: FuseplanError) -> str:
         """Note in the database that a plan does not fit, so that it is not used again, and warn of it. Returns why."""
         why = f"plan {stored.key[:12]} does not fit: {error}"
@@ -165,7 +175,7 @@ class Lookup:
         return answer
 
     def _query(self, key: str) -> Query:
-        return Query(key, self.here, self.options.launch, self._sizes(), self.options.unverified)
+        return Query(key, self.here, self.options.launch, self._sizes(), self.options.unverified, self.options.rewrites)
 
     def _sizes(self) -> dict[str, int]:
         """The dynamic sizes that it is compiled with."""
@@ -219,6 +229,11 @@ class Lookup:
     def _untuned(self, why: str) -> Chosen:
         notify(f"a program could not be tuned, and runs under the default: {why}")
         return self.default(f"it could not be tuned: {why}")
+
+
+@cache
+def _say_once(text: str) -> None:
+    notify(text)
 
 
 @cache

@@ -3,33 +3,37 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from fuseplan.errors import OptionError, PlanError
 from fuseplan.graph import Graph
-from fuseplan.plan import LAUNCHES, SETTINGS, Plan
+from fuseplan.plan import LAUNCHES, SETTINGS, Plan, Rewrite
 
 ATTENTION = ("as-is", "proven")
 TUNE = ("off", "quick", "full")
+_KIND = re.compile(r"[a-z0-9][a-z0-9._-]*")
 
 
 @dataclass(frozen=True)
 class Fusion:
-    """One fusion as it was applied: a region of a graph, or a whole program (then there is no graph)."""
+    """One fusion as it was applied: a region of a graph, or a whole program (then there is no graph); or a rewrite."""
 
     role: str
     executor: str
     variant: str
     ops: tuple[int, ...] = ()
     graph: Graph | None = None
+    rewrite: Rewrite | None = None
+    """What was written in another way, before anything was traced."""
 
 
 @dataclass
 class Fuel:
-    """How many more fusions may be applied; whoever shares it draws on it in the order of compiling.
+    """How many more rewrites and fusions may be applied; whoever shares it draws on it in the order of compiling.
 
     >>> fuel = Fuel(1)
     >>> first, second = Fusion("inference", "inductor", "default", (0,)), Fusion("inference", "inductor", "default", (1,))
@@ -69,6 +73,9 @@ class Options:
     """`proven`: calls of attention lose a mask that is proven to change nothing, and stay whole. Works with any plan
     but a stored one, whose attention was part of what was tuned."""
 
+    rewrites: tuple[str, ...] | None = None
+    """The kinds of rewrite that plans may have: `all`, which is None here, `none`, or some by name. One that is stored and has
+    others doesn't fit, and tuning proposes no others."""
     tune: str = "off"
     """`quick` or `full`: a program without a plan is tuned when it is compiled, which takes minutes."""
     db: Path | None = None
@@ -76,7 +83,7 @@ class Options:
     unverified: bool = False
     """Whether plans are used that were predicted or imported, and have not raced on this machine."""
     fuel: int | Fuel | None = None
-    """Only so many fusions of each plan are applied; a `Fuel` is shared by all programs that get it."""
+    """Only so many rewrites and fusions of each plan are applied; a `Fuel` is shared by all programs that get it."""
     counters: bool = False
     """Whether hits, misses and fallbacks are added up in the database too, for the dashboard."""
 
@@ -95,11 +102,14 @@ class Options:
         if launch is not None and launch not in LAUNCHES:
             raise OptionError(f"fuseplan has no launch {launch!r}; known are {', '.join(LAUNCHES)}")
         plan = _plan(given.get("plan", "auto"))
+        kinds = allowed_kinds(given.get("rewrites", "all"))
+        _check_allowed(kinds, plan, given.get("attention"))
         return Options(
             None if plan is None else _adapted(plan, chosen, launch),
             chosen,
             launch,
             _word("attention", given.get("attention", "as-is"), ATTENTION),
+            kinds,
             _word("tune", given.get("tune", "off"), TUNE),
             _path(given.get("db")),
             _flag("unverified", given.get("unverified", False)),
@@ -114,6 +124,31 @@ class Options:
     def fuel_for_one(self) -> Fuel | None:
         """What one program may spend: its own where a number was given."""
         return Fuel(self.fuel) if isinstance(self.fuel, int) else self.fuel
+
+
+def allowed_kinds(value: object) -> tuple[str, ...] | None:
+    """The kinds of rewrite that a value of option `rewrites` allows, sorted; None for all of them.
+
+    >>> allowed_kinds("all"), allowed_kinds("none"), allowed_kinds("attention"), allowed_kinds(["product", "attention"])
+    (None, (), ('attention',), ('attention', 'product'))
+    """
+    if value is None or value == "all":
+        return None
+    if value == "none":
+        return ()
+    names = value.split(",") if isinstance(value, str) else list(value) if isinstance(value, Iterable) else [value]
+    if not names or not all(isinstance(name, str) and _KIND.fullmatch(name) for name in names):
+        raise OptionError(f"option rewrites is all, none, or names of kinds of rewrite, not {value!r}")
+    return tuple(sorted(set(names)))
+
+
+def _check_allowed(kinds: tuple[str, ...] | None, plan: Plan | None, attention: object) -> None:
+    """What is asked for beside it must not need what option `rewrites` forbids."""
+    asked = {one.kind for one in plan.rewrites} if plan is not None else set()
+    asked |= {"attention"} if attention == "proven" else set()
+    forbidden = sorted(asked - set(asked if kinds is None else kinds))
+    if forbidden:
+        raise OptionError(f"option rewrites forbids {', '.join(forbidden)}, which is asked for beside it")
 
 
 def _adapted(plan: Plan, mode: str, launch: str | None) -> Plan:

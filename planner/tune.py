@@ -22,8 +22,9 @@ from fuseplan.capture.trace.write import write_trace
 from fuseplan.errors import FuseplanError, OptionError
 from fuseplan.log import logger
 from fuseplan.measure.environment import environment
-from fuseplan.options import Options
+from fuseplan.options import Options, allowed_kinds
 from fuseplan.plan import LAUNCHES
+from fuseplan.rewrites.kinds import known_kinds
 from fuseplan.runtime.compiler import devices_of
 from fuseplan.study.ledger import check_sampler, check_storage
 from fuseplan.tuning.effort import Effort
@@ -57,6 +58,7 @@ def tune(
     budget: float | str | None = None,
     top: int | None = None,
     again: bool = False,
+    rewrites: str | Iterable[str] = "all",
     model: str = LEARNED,
     sampler: str = "ours",
     storage: str | None = None,
@@ -72,7 +74,7 @@ def tune(
     is kept. `device` is where to tune, one or several as in `cuda:0,cuda:1`, else where the trace was recorded; `db` is
     the tuning database, else the user's own. `budget` is the time for all of it, in seconds or as `1h30m`; what it has no
     time for has the status `left`. `top` keeps so many programs. `again` tunes what has a plan already, and tries once
-    more what failed. Each result is in the database as soon as it is known: a run that is interrupted goes on where it
+    more what failed. `rewrites` are the kinds of rewrite that plans may have: `all`, `none`, or some. Each result is in the database as soon as it is known: a run that is interrupted goes on where it
     was. `progress` hears how far it is; else there is a bar on a terminal and in a notebook. `model` says what is worth
     measuring: `learned`, from the rows that ship and from what is measured here, or `roofline`, which leaves nothing out.
     `sampler` and `storage` are for those who study the search: `tpe` or `random` of Optuna's, and where the studies are
@@ -85,16 +87,17 @@ def tune(
     'unverified'
     """
     seconds = _seconds(budget)
+    kinds = known_kinds(allowed_kinds(rewrites))
     check_name(model)
     check_sampler(sampler)
     with _opened(db) as store, shown(progress) as heard:
-        todo = _agenda(store, programs, effort, launch, device, top, again)
+        todo = _agenda(store, programs, effort, launch, device, top, again, kinds)
         waiting = [item for item in todo.items if item.known is None]
         if waiting:
             check_storage(storage)
             store.file.write(lambda connection: None)  # where nothing can be kept, better fail now than in an hour
         time = Time(seconds, [item.worth_us for item in waiting], max(1, len(todo.devices)))
-        settings = Settings(sampler, storage, model=model)
+        settings = Settings(sampler, storage, model=model, kinds=kinds)
         since = clock.now() if again else None
         opening = _Opening(store, heard, workers, Effort.named(effort), settings, time, since, len(todo.devices) > 1)
         verdicts: dict[Item, Tuned] = {}
@@ -142,6 +145,7 @@ def agenda(
     db: str | Path | None = None,
     top: int | None = None,
     again: bool = False,
+    rewrites: str | Iterable[str] = "all",
 ) -> Agenda:
     """What `tune` would do with the same arguments, in which order and why. Nothing is started, and nothing written.
 
@@ -152,7 +156,8 @@ def agenda(
     ['ramp']
     """
     with _opened(db, reading=True) as store:
-        return _agenda(store, programs, effort, launch, device, top, again)
+        kinds = known_kinds(allowed_kinds(rewrites))
+        return _agenda(store, programs, effort, launch, device, top, again, kinds)
 
 
 def tune_online(gm: Any, example_inputs: Sequence[Any], effort: str, store: Store, options: Options) -> None:
@@ -175,7 +180,9 @@ def tune_online(gm: Any, example_inputs: Sequence[Any], effort: str, store: Stor
         raise FuseplanError(str(failed))
     brief = Brief(effort, usual_s(store, effort, here))
     with shown(None, brief) as heard, own_workers(where, spends) as pool:
-        (tuned,) = Tuner(store, pool, where, spends, Settings(), heard, here=here).tune(trace, launches)
+        (tuned,) = Tuner(store, pool, where, spends, Settings(kinds=options.rewrites), heard, here=here).tune(
+            trace, launches
+        )
     logger.info("program %s: %s, %s, after %.0f s", trace.key[:12], tuned.status, tuned.winner, tuned.seconds)
     if tuned.plan is None:
         raise FuseplanError(tuned.detail or "no plan could be raced")
@@ -183,7 +190,7 @@ def tune_online(gm: Any, example_inputs: Sequence[Any], effort: str, store: Stor
 
 def _agenda(
     store: Store, programs: Source | Iterable[Source], effort: str, launch: str | None, device: str | None,
-    top: int | None, again: bool,
+    top: int | None, again: bool, kinds: tuple[str, ...] | None,
 ) -> Agenda:  # fmt: skip
     launches = (EITHER,) if launch is None else LAUNCHES if launch == "both" else (launch,)
     if launch is not None and not set(launches) <= set(LAUNCHES):
@@ -193,7 +200,7 @@ def _agenda(
     Effort.named(effort)
     devices = () if device is None else named(device)
     found = read_programs(programs, store)
-    return agenda_of(found, store, effort=effort, launches=launches, devices=devices, again=again, top=top)
+    return agenda_of(found, store, effort=effort, launches=launches, devices=devices, again=again, top=top, kinds=kinds)
 
 
 def _seconds(budget: float | str | None) -> float | None:

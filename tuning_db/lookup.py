@@ -162,6 +162,11 @@ def _withheld(query: Query, stored: StoredPlan, name: str) -> Miss | None:
     outside = stored.sizes.why_not(query.sizes)
     if outside is not None:
         return Miss("outside the tuned sizes", f"outside the tuned sizes: {outside}")
+    forbidden = [] if query.kinds is None else sorted({one.kind for one in stored.plan.rewrites} - set(query.kinds))
+    if forbidden:
+        return Miss(
+            "rewrites forbidden", f"{name} has rewrites of {', '.join(forbidden)}, which option rewrites forbids"
+        )
     if stored.word == "disabled":
         return Miss("disabled", f"{name} was disabled by hand")
     if stored.status == "quarantined":

@@ -240,12 +240,14 @@ class Query:
     launch: str | None = "plain"
     sizes: Mapping[str, int] = field(default_factory=dict)
     unverified: bool = False
+    kinds: tuple[str, ...] | None = None
+    """The kinds of rewrite that its plan may have; None for all."""
 
     @property
     def memo_key(self) -> tuple[object, ...]:
         """What two equal questions have in common."""
         sizes = tuple(sorted(self.sizes.items())) if self.sizes else ()
-        return (self.program, self.environment.key, self.launch, sizes, self.unverified)
+        return (self.program, self.environment.key, self.launch, sizes, self.unverified, self.kinds)
 
 
 @dataclass(frozen=True)
@@ -289,6 +291,7 @@ REASONS = (
     "unverified",
     "quarantined",
     "disabled",
+    "rewrites forbidden",
     "outside the tuned sizes",
     "other launch",
     "other environment",

@@ -1,4 +1,4 @@
-"""`fuseplan bisect`: the fusion behind a wrong result."""
+"""`fuseplan bisect`: the rewrite or fusion behind a wrong result."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def bisect(
     case: str, plan: str, file: Path | None, unverified: bool, rtol: float | None, atol: float | None, as_json: bool
 ) -> None:
-    """Find the fusion of a plan that makes a result wrong. Exit code 1 if the result is wrong.
+    """Find the rewrite or fusion of a plan that makes a result wrong. Exit code 1 if the result is wrong.
 
     CASE is FILE.py:FUNCTION. The function takes nothing and returns a model and its inputs: `return model, (x,)`.
     """
@@ -53,6 +53,7 @@ def bisect(
         fusion = None if found is None else found.fusion
         fields = None if fusion is None else {
             "role": fusion.role, "executor": fusion.executor, "variant": fusion.variant, "ops": list(fusion.ops),
+            "rewrite": None if fusion.rewrite is None else vars(fusion.rewrite),
             "region": fusion.graph.key if fusion.graph is not None else None,
         }  # fmt: skip
         told = None if found is None else vars(found) | {"fusion": fields}

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 @click.option("--plan", help="One plan for every program: inductor, eager, aten, nvfuser-greedy …")
 @click.option("--launch", type=click.Choice(LAUNCHES), help="How calls reach the GPU; else as each plan says.")
 @click.option("--attention", type=click.Choice(ATTENTION), help="Whether masks that are proven to change nothing go.")
+@click.option("--rewrites", metavar="KIND[,…]", help="Kinds of rewrite that plans may have: all, none, or some.")
 @click.option("-m", "module", is_flag=True, help="SCRIPT is the name of a module, as with python -m.")
 @click.option("--json", "as_json", is_flag=True, help="End with one line of JSON on stderr.")
 @click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]…")

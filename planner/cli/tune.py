@@ -53,6 +53,10 @@ Examples:
 )  # fmt: skip
 @click.option("--budget", metavar="TIME", help="Time for all of it, such as 90s, 10m or 1h30m.")
 @click.option("--top", type=click.IntRange(min=1), metavar="N", help="Only the N programs that could gain the most.")
+@click.option(
+    "--rewrites", default="all", show_default=True, metavar="KIND[,…]",
+    help="Kinds of rewrite that plans may have: all, none, or some.",
+)  # fmt: skip
 @click.option("--again", is_flag=True, help="Also tune what has a plan, and try once more what failed.")
 @click.option(
     "--model", type=click.Choice(["learned", "roofline", "best-single-executor", "random"]), default="learned",
@@ -71,8 +75,8 @@ Examples:
 @json_option
 def tune(
     traces: tuple[str, ...], effort: str, launch: str | None, device: str | None, budget: str | None,
-    top: int | None, again: bool, model: str, sampler: str, storage: str | None, dry_run: bool, file: Path | None,
-    as_json: bool,
+    top: int | None, rewrites: str, again: bool, model: str, sampler: str, storage: str | None, dry_run: bool,
+    file: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Find, prove and store the fastest plan of each program.
 
@@ -84,6 +88,7 @@ def tune(
     2 a wrong call or bad input, and nothing was written; 130 interrupted.
     """
     asked: dict[str, Any] = {"effort": effort, "launch": launch, "device": device, "top": top, "again": again}
+    asked["rewrites"] = rewrites
     try:
         if dry_run:
             _check(budget)

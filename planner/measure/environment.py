@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,12 +20,26 @@ PROTOCOL = "1"
 """The version of how clocks measure: who changes what a time means, changes this."""
 
 
+_ATTENTION: Mapping[str, tuple[Callable[[], bool], Callable[[bool], None]]] = {
+    "flash": (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp),
+    "cudnn": (torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp),
+    "efficient": (torch.backends.cuda.mem_efficient_sdp_enabled, torch.backends.cuda.enable_mem_efficient_sdp),
+    "math": (torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.enable_math_sdp),
+}
+"""Of each kernel, what says whether it is switched on, and what switches it."""
+
+
 @dataclass(frozen=True)
 class Flags(Numerics):
     """All switches of this process that change what is computed, or how fast: a worker has to measure under the same."""
 
     threads: int
     deterministic: bool = False
+    deterministic_warns: bool = False
+    """Whether what is not deterministic only warns."""
+    cudnn_deterministic: bool = False
+    attention_off: Sequence[str] = ()
+    """The kernels of attention that are switched off."""
 
     @staticmethod
     def here() -> Flags:
@@ -35,13 +49,23 @@ class Flags(Numerics):
         True
         """
         threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-        return Flags(**vars(Numerics.here()), threads=threads, deterministic=deterministic)
+        return Flags(
+            **vars(Numerics.here()),
+            threads=threads,
+            deterministic=deterministic,
+            deterministic_warns=torch.is_deterministic_algorithms_warn_only_enabled(),
+            cudnn_deterministic=bool(torch.backends.cudnn.deterministic),
+            attention_off=[name for name, (enabled, _) in _ATTENTION.items() if not enabled()],
+        )
 
     def set(self) -> None:
         """Make them those of this process."""
         super().set()
         torch.set_num_threads(self.threads)
-        torch.use_deterministic_algorithms(self.deterministic)
+        torch.use_deterministic_algorithms(self.deterministic, warn_only=self.deterministic_warns)
+        torch.backends.cudnn.deterministic = self.cudnn_deterministic
+        for name, (_, enable) in _ATTENTION.items():
+            enable(name not in self.attention_off)
 
 
 def environment(device: str | torch.device) -> Environment:

@@ -73,7 +73,7 @@ def _site(placed: Sequence[PlacedSite], one: Rewrite) -> PlacedSite:
     site = placed[one.site]
     if one.digest not in (None, site.digest):
         raise PlanError(f"{site.noun} is another than the one that the plan was made for")
-    refusal = site.refusal(one.way)
+    refusal = site.reason(one.way)
     if refusal is not None:
         raise PlanError(f"{site.noun} cannot be {one.way}: {refusal}")
     return site
@@ -98,7 +98,7 @@ class _Drafts:
 
     def finished(self, chosen: Mapping[PlacedSite, str]) -> GraphModule:
         """The copy of the outermost graph."""
-        graphs = dict(graphs_in(self.gm))
+        graphs = {path: graph for path, graph, _ in graphs_in(self.gm)}
         for path in dict.fromkeys(site.path for site in chosen):
             for length in range(len(path) + 1):
                 self.of.setdefault(path[:length], Draft(graphs[path[:length]]))

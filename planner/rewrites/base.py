@@ -78,6 +78,12 @@ class Kind(ABC, Generic[S]):
         """
         return {way: way for way in self.ways(site)}
 
+    def forbidden(self, site: S, way: str) -> str | None:
+        """Why a way that may be legal is not wanted in this process as it is set now, or here in the program: it would take away
+        what the caller has chosen, such as to be deterministic. A stored plan that has it falls back to what is allowed.
+        """
+        return None
+
     def group(self, site: S) -> str:
         """What equal sites share, such as those of twelve layers: they are one decision."""
         return likeness(self.nodes(site))

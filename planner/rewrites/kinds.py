@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pkgutil import resolve_name
 from typing import Any
 
+from fuseplan.errors import OptionError
 from fuseplan.rewrites.attention.kind import Attention
 from fuseplan.rewrites.base import Kind
 from fuseplan.rewrites.written.kind import WrittenOut
@@ -13,6 +14,14 @@ from fuseplan.rewrites.written.kind import WrittenOut
 KINDS: dict[str, Kind[Any]] = {"attention": Attention(), "written-attention": WrittenOut()}
 """By the names that plans have for them. Of two that cannot both have a site, the first is preferred."""
 _OWN = frozenset(KINDS)
+
+
+def known_kinds(names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    """The names that were given; OptionError where one is that of no kind."""
+    for name in names or ():
+        if name not in KINDS:
+            raise OptionError(f"there is no kind of rewrite {name!r}; known are {', '.join(KINDS)}")
+    return names
 
 
 def from_outside() -> Mapping[str, str]:

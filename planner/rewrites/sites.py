@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
+import torch
 from torch._higher_order_ops.wrap import tag_activation_checkpoint
 from torch.fx import GraphModule, Node
 
@@ -15,6 +17,7 @@ from fuseplan.plan import Plan, Rewrite
 from fuseplan.rewrites.base import Kind, Site
 from fuseplan.rewrites.found import SiteFound
 from fuseplan.rewrites.kinds import KINDS
+from fuseplan.rewrites.special import example, special
 
 Path = tuple[str, ...]
 """Where a nested graph stands: the name of its module in the graph that holds it, and so on; empty for the outermost."""
@@ -32,6 +35,8 @@ class PlacedSite:
     number: int
     digest: str
     path: Path
+    around: str | None = None
+    """What the program sets around the graph that it stands in, where its kind cannot see that."""
 
     @property
     def named(self) -> tuple[str, int]:
@@ -45,13 +50,30 @@ class PlacedSite:
 
     def refusal(self, way: str) -> str | None:
         """Why a way is not legal here; None if it is."""
-        return self.kind.refusal(self.found, way)
+        return self._special or self.kind.refusal(self.found, way)
+
+    def forbidden(self, way: str) -> str | None:
+        """Why a way is not wanted in this process as it is set now, or under what the program sets around it."""
+        return self.kind.forbidden(self.found, way)
+
+    def reason(self, way: str) -> str | None:
+        """Why not to write it so, be it that it is not legal or not wanted."""
+        return self.forbidden(way) or self.refusal(way)
+
+    @cached_property
+    def _special(self) -> str | None:
+        """Why it is left alone whatever its kind says: nobody has shown what ways do to tensors that are not plain."""
+        if self.around is not None:
+            return self.around
+        nodes = dict.fromkeys(self.kind.nodes(self.found))
+        read = dict.fromkeys(one for node in nodes for one in (*node.all_input_nodes, node))
+        return next((f"{node.name} is {what}" for node in read if (what := special(example(node)))), None)
 
     @property
     def preferred(self) -> str | None:
         """The way to try first; None to leave it as it is."""
         way = self.kind.preferred(self.found)
-        return way if way is not None and self.refusal(way) is None else None
+        return way if way is not None and self.reason(way) is None else None
 
     def rewrite(self, way: str) -> Rewrite:
         """What a plan says that writes it so."""
@@ -67,24 +89,30 @@ def sites_of(name: str, gm: GraphModule) -> list[PlacedSite]:
     if name not in KINDS:
         raise PlanError(f"there is no kind of rewrite {name!r}; known are {', '.join(KINDS)}")
     kind, placed = KINDS[name], list[PlacedSite]()
-    for path, graph in graphs_in(gm):
+    for path, graph, around in graphs_in(gm):
         for site in kind.find(graph):
-            placed.append(PlacedSite(name, kind, site, len(placed), _digest(site, path), path))
+            placed.append(PlacedSite(name, kind, site, len(placed), _digest(site, path), path, around))
     return placed
 
 
-def graphs_in(gm: GraphModule, path: Path = ()) -> Iterator[tuple[Path, GraphModule]]:
-    """The graph itself, and then each block in it that is computed anew in the backward, each once, outer ones first."""
-    yield path, gm
-    nested = dict.fromkeys(
-        node.args[0].target
-        for node in gm.graph.find_nodes(op="call_function", target=tag_activation_checkpoint)
-        if isinstance(node.args[0], Node) and node.args[0].op == "get_attr"
-    )
-    for name in nested:
-        block = getattr(gm, str(name), None)
+def graphs_in(
+    gm: GraphModule, path: Path = (), around: str | None = None
+) -> Iterator[tuple[Path, GraphModule, str | None]]:
+    """The graph itself, and then each block in it that is computed anew in the backward, each once, outer ones first; with each,
+    what is set around it.
+    """
+    yield path, gm, around
+    nested: dict[str, str | None] = {}
+    for node in gm.graph.nodes:
+        if node.target is torch.nn.attention._sdpa_kernel:
+            around = "the program chooses kernels of attention around its block"
+        if node.target is tag_activation_checkpoint and getattr(node.args[0], "op", "") == "get_attr":
+            name = str(node.args[0].target)
+            nested[name] = nested.get(name) or around
+    for name, its in nested.items():
+        block = getattr(gm, name, None)
         if isinstance(block, GraphModule):
-            yield from graphs_in(block, (*path, str(name)))
+            yield from graphs_in(block, (*path, name), its)
 
 
 @dataclass(frozen=True)
@@ -113,7 +141,7 @@ class Sites:
     def told(self) -> tuple[SiteFound, ...]:
         """What is to be told of each."""
         chosen = {(one.kind, one.site) for one in self.preferring(Plan("aten")).rewrites}
-        refused = [{way: one.refusal(way) for way in one.kind.ways(one.found)} for one in self.placed]
+        refused = [{way: one.reason(way) for way in one.kind.ways(one.found)} for one in self.placed]
         legal = [tuple(way for way, reason in each.items() if reason is None) for each in refused]
         ways = list(zip(self.placed, legal, strict=True))
         return tuple(
@@ -121,6 +149,21 @@ class Sites:
             for (one, able), each in zip(ways, refused, strict=True)
             for excludes in [_excluded(one, able, ways)]
         )
+
+    def allowed(self, plan: Plan) -> tuple[Plan, tuple[str, ...]]:
+        """The plan with each rewrite that is not wanted here replaced by the way that is preferred, if one is; and why."""
+        placed = {one.named: one for one in self.placed}
+        kept, reasons = list[Rewrite](), list[str]()
+        for one in plan.rewrites:
+            site = placed.get((one.kind, one.site))
+            reason = None if site is None else site.forbidden(one.way)
+            if site is None or reason is None:
+                kept.append(one)
+                continue
+            instead = site.preferred
+            reasons.append(f"{site.noun} is {instead or 'left as it is'}, not {one.way}: {reason}")
+            kept += [replace(one, way=instead)] if instead is not None else []
+        return replace(plan, rewrites=tuple(kept)), tuple(reasons)
 
 
 def shared(one: PlacedSite, way: str, other: PlacedSite, its: str) -> Node | None:

@@ -69,9 +69,9 @@ def launches_on(device: str, launches: Sequence[str]) -> tuple[str, ...]:
     return tuple("plain" for launch in launches if launch in ("plain", EITHER))
 
 
-def query_of(trace: Trace, program: str, here: Environment, launch: str) -> Query:
-    """What a program of this key looks up: under a launch, or under either."""
-    return Query(program, here, None if launch == EITHER else launch, sizes_of(trace))
+def query_of(trace: Trace, program: str, here: Environment, launch: str, kinds: tuple[str, ...] | None = None) -> Query:
+    """What a program of this key looks up: under a launch, or under either, with these kinds of rewrite, else with any."""
+    return Query(program, here, None if launch == EITHER else launch, sizes_of(trace), kinds=kinds)
 
 
 def launches_of(launch: str, trace: Trace) -> tuple[tuple[str, ...], str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from fuseplan.segment.masks import UnprovenError
 
 _ASKED = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 _CHOOSE = torch.ops.aten._fused_sdp_choice.default
-_ENABLED = {
+ENABLED: Mapping[str, Callable[[], bool]] = {
     "flash": torch.backends.cuda.flash_sdp_enabled,
     "cudnn": torch.backends.cuda.cudnn_sdp_enabled,
     "efficient": torch.backends.cuda.mem_efficient_sdp_enabled,
@@ -120,7 +120,7 @@ def _cast(value: Any) -> Any:
 
 def switched_on(result: Node) -> tuple[str, ...]:
     """The kernels that may run at a node: the program, or who calls it, may have switched some off."""
-    on = tuple(name for name, enabled in _ENABLED.items() if enabled())  # type: ignore[no-untyped-call]
+    on = tuple(name for name, enabled in ENABLED.items() if enabled())
     for node in result.graph.nodes:
         if node is result:
             break

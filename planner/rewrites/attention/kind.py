@@ -13,6 +13,8 @@ from fuseplan.rewrites.attention.kernels import FUNCTIONS, attention_in_window
 from fuseplan.rewrites.attention.layouts import LAYOUTS, without_repeats
 from fuseplan.rewrites.attention.rewrite import rewrite_sites
 from fuseplan.rewrites.attention.site import AttentionSite
+from fuseplan.rewrites.attention.switches import forbidden
+from fuseplan.rewrites.attention.ways import AttentionWay
 from fuseplan.rewrites.base import Draft, Kind, likeness
 
 _MEANING = "1"
@@ -49,6 +51,10 @@ class AttentionKind(Kind[S]):
     def rivals(self, site: S) -> Mapping[str, str]:
         """The same under each kernel, and what else may stand beside the kernel that PyTorch chooses."""
         return site.rivals
+
+    def forbidden(self, site: S, way: str) -> str | None:
+        """Where the caller, or the program, has switched its kernel off, or asks for what it cannot do."""
+        return forbidden(AttentionWay.parse(way).kernel, site.result)
 
     def group(self, site: S) -> str:
         """What it is given, and what is proven of its mask."""

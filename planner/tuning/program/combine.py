@@ -40,6 +40,8 @@ class Settings:
     seed: int = 0
     model: str = LEARNED
     """Which cost model says what is worth measuring."""
+    kinds: tuple[str, ...] | None = None
+    """The kinds of rewrite that plans may have; None for all."""
 
 
 class PlanStudy:

@@ -75,9 +75,9 @@ class Problem:
         )
 
 
-def captured(services: Services, trace: Trace) -> CapturedProgram | str:
-    """The graphs of a program, each site in its preferred way; or why it cannot be captured."""
-    (outcome,) = services.carry_out("capturing", [Capture(trace.to_json(), preferring=True)])
+def captured(services: Services, trace: Trace, kinds: tuple[str, ...] | None = None) -> CapturedProgram | str:
+    """The graphs of a program, each site of these kinds, else of all, in its preferred way; or why it cannot be captured."""
+    (outcome,) = services.carry_out("capturing", [Capture(trace.to_json(), preferring=True, kinds=kinds)])
     if outcome.found is None:
         return f"it cannot be captured in a worker: {outcome.detail}"
     if outcome.found.key != trace.key and trace.key != identity(trace.fields):  # an edited one has a new key

@@ -107,7 +107,7 @@ class Tuner:
 
     def _known(self, trace: Trace, launch: str, key: str) -> Tuned | None:
         """What an earlier run has found, if it holds here."""
-        answer = self.store.find_plan(query_of(trace, key, self.environment, launch))
+        answer = self.store.find_plan(query_of(trace, key, self.environment, launch, self.settings.kinds))
         return recalled(trace, answer.plan) if isinstance(answer, Hit) else None
 
     def _tune(
@@ -120,7 +120,7 @@ class Tuner:
         model: CostModel,
         timings: Timings,
     ) -> Tuned:
-        found = captured(services, trace)
+        found = captured(services, trace, self.settings.kinds)
         key = trace.key if isinstance(found, str) else found.key or trace.key
         if key != trace.key and not again and (known := self._known(trace, launch, key)) is not None:
             return known  # of an edited trace, only capturing tells which program it is

@@ -118,7 +118,7 @@ def seconds_of(items: Iterable[Item]) -> float:
 
 def agenda_of(
     found: Sources, store: Store, *, effort: str, launches: Sequence[str], devices: Sequence[str] = (),
-    again: bool = False, top: int | None = None,
+    again: bool = False, top: int | None = None, kinds: tuple[str, ...] | None = None,
 ) -> Agenda:  # fmt: skip
     """What is to be done with the programs that were found, on `devices` or else where each was recorded; `top` keeps so many programs."""
     places = _places(found.traces, devices)
@@ -146,7 +146,7 @@ def agenda_of(
                 gains = expected_gains(trace, model, runs, walls)
             there_already = measured(store, known_as, kind.environment)
             for launch, gain in zip(here, gains, strict=True):
-                known = None if again else _known(store, kind, known_as, trace, launch)
+                known = None if again else _known(store, kind, known_as, trace, launch, kinds)
                 took = 0.0 if known is not None else usual[kind]
                 items.append(Item(trace, launch, kind, gain, took, known, there_already))
     order = sorted(items, key=lambda item: (-item.worth_us, item.trace.key, item.sizes.text, item.launch))
@@ -220,8 +220,10 @@ def usual_s(store: Store, effort: str, here: Environment) -> float:
     return USUAL_SHARE * spends.wall_s if took is None else took
 
 
-def _known(store: Store, kind: DeviceKind, key: str, trace: Trace, launch: str) -> StoredPlan | None:
-    answer = store.find_plan(query_of(trace, key, kind.environment, launch))
+def _known(
+    store: Store, kind: DeviceKind, key: str, trace: Trace, launch: str, kinds: tuple[str, ...] | None
+) -> StoredPlan | None:
+    answer = store.find_plan(query_of(trace, key, kind.environment, launch, kinds))
     return answer.plan if isinstance(answer, Hit) else None
 
 

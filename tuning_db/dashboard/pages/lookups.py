@@ -18,6 +18,7 @@ WHAT_TO_DO: Mapping[str, str] = {
     "no such program": "Nobody has tuned these programs: fuseplan record, then fuseplan tune.",
     "other environment": "They are tuned for another machine or other versions: tune here, or db export there and db import here.",
     "other launch": "They are tuned for another launch: fuseplan tune … --launch both.",
+    "rewrites forbidden": "Option rewrites forbids what their plans rewrite: tune them with it.",
     "outside the tuned sizes": "They were called with sizes that no plan is for: record and tune them with those.",
     "unverified": "Their plans were never raced here: fuseplan db verify.",
     "quarantined": "Their plans failed here: the program's page says how; fuseplan tune … --again.",

@@ -1,0 +1,33 @@
+"""Tensors that are more than their elements, shape and strides: no rewrite knows what they do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import Node
+from torch.utils._pytree import tree_leaves
+
+
+def example(node: Node) -> Any:
+    """What is known of the value of a node."""
+    return node.meta.get("example_value", node.meta.get("val"))
+
+
+def special(value: Any) -> str | None:
+    """What a value is, or one in it, that is no plain tensor; None where all are."""
+    for tensor in tree_leaves(value):
+        if not isinstance(tensor, torch.Tensor):
+            continue
+        if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            return "a tensor of a transformation such as vmap"
+        if not isinstance(tensor, FakeTensor):
+            return f"a {type(tensor).__name__}"
+        if tensor.is_nested:
+            return "nested"
+        if tensor.layout is not torch.strided:
+            return f"laid out as {str(tensor.layout).removeprefix('torch.')}"
+        if tensor.is_quantized:
+            return "quantized"
+    return None
