@@ -208,9 +208,7 @@ def keep(store: Store, plan: Plan, function: Callable[..., Any] = attend) -> Sto
 def test_a_stored_plan_falls_back_to_what_is_allowed_loudly_once(store: Store, tmp_path: Path, as_it_was: None) -> None:
     keep(store, Plan("inductor", FLASH))
     torch.backends.cuda.enable_flash_sdp(False)
-    with pytest.warns(
-        UserWarning, match=r"attention call 0 is auto\+causal, not flash\+causal: flash is switched off"
-    ):
+    with pytest.warns(UserWarning, match=r"attention call 0 is auto\+causal, not flash\+causal: flash is switched off"):
         result, program = run(attend, heads(), db=tmp_path / "tuning.db")
     assert [one.way for one in program.plan.rewrites] == ["auto+causal"]
     assert "not as it was tuned" in program.why
