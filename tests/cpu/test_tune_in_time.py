@@ -10,9 +10,10 @@ import pytest
 
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import PLAN_RULE, Job, Outcome, OutcomeRow, VetPlan
-from fuseplan.plan import Plan
+from fuseplan.plan import LAUNCHES, Plan
 from fuseplan.tuning.effort import FULL, STARTING_S
 from fuseplan.tuning.program import budget
+from fuseplan.tuning.program.baseline import defaults
 from fuseplan.tuning.program.budget import Budget
 from fuseplan.tuning.program.check_plans import Rows, TimedChecks
 from fuseplan.tuning.program.services import Services
@@ -113,19 +114,15 @@ def test_what_an_executor_cannot_run_is_not_tried_under_another_launch(
         def done(job: Job, outcome: Outcome) -> None:
             assert isinstance(job, VetPlan)
             assert on_done is not None
-            failed = job.entry.name.startswith("greedy")
+            failed = job.entry.name.startswith("nvfuser-greedy")
             on_done(job, replace(outcome, rows=(OutcomeRow(job.entry.name, status if failed else "ok"),)))
 
         return run(jobs, done, limit_s)
 
     monkeypatch.setattr(host, "map", mapped)
-    entries = [
-        RaceEntry(f"{name}{launch}", Plan(host, launch=launch.strip() or "plain", name=own), default=True)
-        for launch in ("", " cudagraph")
-        for name, host, own in (("inductor", "inductor", None), ("greedy", "aten", "nvfuser-greedy"))
-    ]
+    entries = [replace(entry, name=f"{entry.name}, {launch}") for launch in LAUNCHES for entry in defaults(GPU, launch)]
     looking = checks(monkeypatch, host)
     right = [entry.name for entry in looking.checked(entries)]
-    assert looking.rows["greedy cudagraph"] == OutcomeRow("greedy cudagraph", status)
-    assert host.at_once == ([3, 1] if status == "ok" else [3])
-    assert len(right) == (4 if status == "ok" else 2)
+    assert looking.rows["nvfuser-greedy, cudagraph"] == OutcomeRow("nvfuser-greedy, cudagraph", status)
+    assert host.at_once == ([4, 1] if status == "ok" else [4])
+    assert len(right) == (5 if status == "ok" else 3)

@@ -185,10 +185,9 @@ def _patience(default: RaceEntry, budget: Budget) -> float | None:
 
 def _of_another_launch(entry: RaceEntry, entries: Sequence[RaceEntry]) -> RaceEntry | None:
     """An earlier one with the same plan of an executor's under another launch: whether that runs takes long to find out."""
-    for other in entries[: entries.index(entry)]:
-        if not _is_torchs(entry) and replace(planned(other), launch=planned(entry).launch) == entry.plan:
-            return other
-    return None
+    earlier = [other for other in entries[: entries.index(entry)] if not _is_torchs(other)]
+    plan = planned(entry)
+    return next((one for one in earlier if replace(planned(one), launch=plan.launch) == plan), None)
 
 
 def _is_torchs(entry: RaceEntry) -> bool:
