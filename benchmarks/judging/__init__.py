@@ -1,9 +1,10 @@
-"""What the judge calls wrong that is right, and what it lets pass that is wrong: `alarms`, `candidates` and `misses`, on the CPU.
+"""What the judge calls wrong that is right, and what it lets pass that is wrong: `alarms`, `candidates`, `misses` and `random`, on the CPU.
 
 more_models, alarms     small models, each under torch.compile and host `aten`: all of that is right
 candidates              other right kernels, many results of each, none of which is granted more for being a default
 blocks, programs, planting,
 *_faults, faults, misses    small programs, and faults that are planted into them: all of those are wrong
+random_values           small programs with dropout, and faults of that under other random numbers than eager's
 judges, earlier         the judge that is asked, and the rule before it
 """
 
@@ -18,11 +19,16 @@ from typing import Any
 
 from benchmarks.fleet import Task, run_all
 from benchmarks.harness import Row, Rows, settled, task_of
-from benchmarks.judging import alarms, candidates, misses
+from benchmarks.judging import alarms, candidates, misses, random_values
 from benchmarks.result import ROOT, commit, earlier_results
 from fuseplan.tuning.progress import bar
 
-PARTS: Mapping[str, ModuleType] = {"alarms": alarms, "candidates": candidates, "misses": misses}
+PARTS: Mapping[str, ModuleType] = {
+    "alarms": alarms,
+    "candidates": candidates,
+    "misses": misses,
+    "random": random_values,
+}
 
 
 def measure(arguments: list[str]) -> Rows:
@@ -43,7 +49,7 @@ def measure(arguments: list[str]) -> Rows:
     folder = chosen.logs.absolute() / chosen.part
     chosen.logs = folder
     told = {"cache": str(folder.parent / "inductor"), "again": chosen.again}
-    tasks = [task_of(name, f"judging.{chosen.part}", chosen, told) for name in names]
+    tasks = [task_of(name, part.__name__.removeprefix("benchmarks."), chosen, told) for name in names]
     with bar() as bars:
         bars.stage("judging", chosen.part, len(tasks))
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from fuseplan.capture.dynamo.numerics import Numerics
 from fuseplan.capture.trace.format import Trace
 from fuseplan.capture.trace.load import Loaded, load_trace
+from fuseplan.judge.chances import Chances
 from fuseplan.judge.fused import RoundedAttention
 from fuseplan.judge.memory import is_float
 from fuseplan.judge.moved import MovedRun
@@ -32,6 +33,8 @@ MORE = (4, 12, 16)
 """Runs of eager on moved values that are made besides, step by step, while a verdict is in doubt. Of one number a run, such as
 a loss or by how much a gradient is scaled, the largest of five is less than half of one more in one of 40 cases, of nine in one
 of 160, of 21 in one of 1,700, of 37 in one of 10,000."""
+CHANCES_SHARE = 0.25
+"""Of the time that judging may take, for eager's runs under other random numbers; half of that for those of each plan."""
 _OTHER_NUMBERS = 7919
 Results = Mapping[str, Any]
 """What a run gave and wrote, by name."""
@@ -68,11 +71,15 @@ class Expectation:
     """By the seed of the inputs."""
     _how: str
     _more: _MoreDraws
+    chances: Chances | None = None
+    """Of a program that draws random numbers."""
 
     @property
     def how(self) -> str:
         """How what is right came to be known."""
-        return self._how + (f", and {self._more.made} more moved runs, in doubt" if self._more.made else "")
+        more = f", and {self._more.made} more moved runs, in doubt" if self._more.made else ""
+        untold = self.chances is not None and self.chances.untold
+        return self._how + more + (", random values by their size alone for want of time" if untold else "")
 
     def judge(
         self, found: Results, seed: int, layout: Layout = "eager", wider: float = 1.0, *, same_numbers: bool = False
@@ -120,7 +127,18 @@ def expect(
         for seed, known in spreads.leaves().items()
     }
     more = _MoreDraws(loaded, spreads, _further_turns(seeds), where, seconds - (perf_counter() - begin))
-    return Expectation(leaves, how + (f", without {skipped} moved runs for want of time" if skipped else ""), more)
+    how += f", without {skipped} moved runs for want of time" if skipped else ""
+    return Expectation(leaves, how, more, _chances(loaded, seeds[0], leaves[seeds[0]], CHANCES_SHARE * seconds))
+
+
+def _chances(loaded: Loaded, seed: int, leaves: Mapping[str, Leaf], seconds: float) -> Chances | None:
+    """What is to be compared of random floats; None where there are none."""
+    rounding = {
+        name: max(leaf.spread.rms, default=0.0)
+        for name, leaf in leaves.items()
+        if leaf.sizes is not None and leaf.spread is not None
+    }
+    return Chances(loaded, seed, rounding, seconds) if rounding else None
 
 
 @dataclass(frozen=True)

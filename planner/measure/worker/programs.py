@@ -18,7 +18,7 @@ from fuseplan.capture.trace.load import Loaded
 from fuseplan.executors import GAPS
 from fuseplan.explain import compiled_by
 from fuseplan.judge.culprit import find_fault
-from fuseplan.judge.expect import SEEDS, Expectation, Surroundings, expect
+from fuseplan.judge.expect import CHANCES_SHARE, SEEDS, Expectation, Surroundings, expect
 from fuseplan.judge.programs import JudgedRun, Layout
 from fuseplan.measure.clocks import clock_for
 from fuseplan.measure.entry import RaceEntry
@@ -123,6 +123,7 @@ class _Trial:
 
     def __init__(self, job: VetPlan, case: LoadedProgram, expectation: Expectation, place: Workplace) -> None:
         self.entry, self.wider, self.case, self.expectation, self.place = job.entry, job.wider, case, expectation, place
+        self.judging_s = job.judging_s
         self.row, self.stage = OutcomeRow(job.entry.name, how=self._how()), COMPILE
 
     def _how(self) -> str:
@@ -157,6 +158,12 @@ class _Trial:
             if stats().get(_FAILED, 0) > failed_before:
                 return self.fail(RUN, f"a region failed at call {number + 1}, and ATen stood in for it")
         self.row = replace(self.row, peak_bytes=peak.bytes())
+        chances = self.expectation.chances
+        if chances is not None and not _draws_as_eager(self.entry):
+            problem = chances.problem(compiled, CHANCES_SHARE / 2 * self.judging_s)
+            if problem is not None:
+                return self.fail("wrong", line(problem))
+        self.row = replace(self.row, how=self._how())
         return None
 
     def _keep(self, judged: JudgedRun) -> None:
