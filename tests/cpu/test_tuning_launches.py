@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fuseplan.capture.trace.format import Trace
@@ -14,7 +15,7 @@ from fuseplan.measure.environment import environment
 from fuseplan.measure.jobs import Outcome, OutcomeRow, RacePlans, VetPlan
 from fuseplan.plan import Plan
 from fuseplan.tune import Tuner
-from fuseplan.tuning.effort import QUICK, Effort
+from fuseplan.tuning.effort import FULL, QUICK, Effort
 from fuseplan.tuning.program.combine import Settings
 from fuseplan.tuning.program.result import Tuned, verdict_line
 from fuseplan.tuning.progress import Silent
@@ -22,6 +23,7 @@ from fuseplan.tuning.traces import EITHER, query_of, traces_of
 from fuseplan.tuning_db import Hit, Miss, Places, Stale, Store, StoredPlan
 from fuseplan.tuning_db.resume import failures
 from replaying import ReplayingPool
+from stored import HERE as GPU
 
 PLAIN, CUDAGRAPH = Plan("inductor"), Plan("inductor", launch="cudagraph")
 
@@ -264,3 +266,37 @@ def test_forward_and_backward_race_under_both(store: Store) -> None:
     assert (found.launch, found.status) == ("cudagraph", "tuned")
     assert found.plan is not None
     assert {part.role for part in found.plan.carve_outs} == {"forward", "backward"}
+
+
+class Attending(nn.Module):
+    """Attention that is called, with a bias whose last stride is the number of heads, and attention that is written out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Embedding(32, 4)
+        self.q, self.k, self.v = (nn.Linear(64, 64) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = torch.arange(x.shape[1])
+        bias = self.bias((places[None] - places[:, None]).abs()).permute(2, 0, 1)[None]
+        q, k, v = (one(x).unflatten(-1, (4, 16)).transpose(1, 2) for one in (self.q, self.k, self.v))
+        called = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        written = ((q @ k.mT) / 4 + bias).softmax(-1) @ v
+        return (called + written).transpose(1, 2).flatten(2)
+
+
+def test_every_way_and_every_default_of_a_gpu_races_under_both_launches(store: Store) -> None:
+    with torch.no_grad():
+        (trace,) = traces_of(Attending().eval(), torch.randn(2, 32, 64), name="attending")
+    pool = Racing(times={"inductor": 1000.0, "eager": 1900.0, "inductor, cudagraph": 500.0})
+    tuner = Tuner(store, pool, "cpu", FULL, Settings(), Silent(), here=GPU)
+    (found,) = tuner.tune(trace, (EITHER,))
+    assert found.status in ("proven", "default"), found.detail
+    names = {job.entry.name for job in pool.jobs if isinstance(job, VetPlan)}
+    for name in ("inductor", "nvfuser-greedy"):
+        assert {name, f"{name}, cudagraph"} <= names
+    for kind in ("attention", "written-attention"):
+        assert any(kind in name and name.endswith(", cudagraph") for name in names), names
+        assert any(kind in name and not name.endswith(", cudagraph") for name in names), names
+    plans = [job.entry.plan for job in pool.jobs if isinstance(job, VetPlan)]
+    assert len(plans) == len({plan.to_json() for plan in plans if plan is not None})
