@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -34,7 +35,9 @@ from fuseplan.measure.jobs import (
 from fuseplan.measure.race import AGAIN, ReplayClock, Rule, Sample, fastest, race
 from fuseplan.models import CostModel, work_of
 from fuseplan.plan import Plan
+from fuseplan.rewrites.base import Kind
 from fuseplan.rewrites.found import SiteFound
+from fuseplan.rewrites.kinds import KINDS
 from fuseplan.rewrites.sites import Sites
 
 OnDone = Callable[[Job, Outcome], None]
@@ -121,7 +124,13 @@ class ReplayingPool:
 
 
 def captured(text: str, preferring: bool = False) -> CapturedProgram:
-    """The graphs of a trace and its sites, by running it here once."""
+    """The graphs of a trace and its sites, by running it here once for all tests that ask."""
+    return _captured(text, preferring, tuple(KINDS.items()))
+
+
+@cache
+def _captured(text: str, preferring: bool, kinds: tuple[tuple[str, Kind[Any]], ...]) -> CapturedProgram:
+    """`kinds` are those of the sites that can be found: tests add some."""
     loaded = load_trace(Trace.from_json(text))
     told: list[SiteFound] = []
 

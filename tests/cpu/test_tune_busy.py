@@ -54,7 +54,7 @@ class Notes(Silent):
         self.heard.append(text)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def trace() -> Trace:
     with torch.no_grad():
         (found,) = traces_of(nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 64), nn.GELU()), torch.randn(16, 32))

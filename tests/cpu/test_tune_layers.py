@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,9 @@ class Layer(nn.Module):
 Between = Callable[[Tensor], Tensor]
 
 
+@cache
 def of_layers(*widths: int, between: Between | Sequence[Between] = nn.functional.gelu) -> Trace:
+    torch._dynamo.reset()  # what it remembers of a program before could show in the trace
     each = (between,) * len(widths) if callable(between) else between
     layers = nn.Sequential(*map(Layer, widths, each))
     with torch.no_grad():

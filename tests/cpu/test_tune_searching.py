@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 import pytest
 import torch
@@ -39,7 +40,9 @@ class Noting(Silent):
         self.notes.append(text)
 
 
+@cache
 def of_layers(*widths: int) -> Trace:
+    torch._dynamo.reset()  # what it remembers of a program before could show in the trace
     layers = nn.Sequential(*(part for wide in widths for part in (nn.Linear(32, wide), nn.GELU(), nn.Linear(wide, 32))))
     with torch.no_grad():
         (found,) = traces_of(layers, torch.randn(16, 32), name="layers")
