@@ -16,13 +16,14 @@ from torch.fx import GraphModule
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fuseplan
-from agreement import assert_as_accurate, in_double
+from agreement import assert_as_accurate, assert_same, in_double
 from fuseplan.errors import PlanError
 from fuseplan.plan import ATTENTION_WAYS, Plan, Rewrite
 from fuseplan.rewrites.apply import rewritten
 from fuseplan.rewrites.attention import device, kernels, site
 from fuseplan.rewrites.attention.calls import AttentionCall, attention_calls
 from fuseplan.rewrites.attention.ways import AttentionWay
+from fuseplan.rewrites.kinds import KINDS
 
 Program = Callable[..., Any]
 MATH, FLASH, EFFICIENT = (
@@ -230,6 +231,34 @@ def test_a_kernel_that_the_program_or_its_caller_has_switched_off_is_refused() -
         assert calls[0].preferred == "auto"
     finally:
         torch.backends.cuda.enable_flash_sdp(True)
+
+
+# what comes of it
+
+
+VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "viewed": lambda out: out.view(8, 6, 8),
+    "scaled and viewed": lambda out: (out * 2.0).view(-1, 8),
+    "given out": lambda out: out,
+    "laid out first": lambda out: out.transpose(1, 2).contiguous().view(2, 6, 32),
+    "reshaped": lambda out: out.transpose(1, 2).reshape(2, 6, 32),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_what_minds_the_layout_of_the_result_finds_the_one_that_was_written(name: str) -> None:
+    def program(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        return VIEWS[name](F.scaled_dot_product_attention(q, k, v, attn_mask=mask))
+
+    arguments = (*heads(), torch.randn(4, 6, 7))
+    (call,), gm = found_in(program, *arguments)
+    assert call.preferred == "auto+rows"
+    made = in_ways(program, "auto+rows")
+    assert_same(made(*arguments), program(*arguments), bitwise=False)
+    edited = rewritten(gm, (Rewrite("attention", 0, "auto+rows"),)).gm
+    assert ("result_in_order" in edited.code) is (name in ("viewed", "scaled and viewed", "given out"))
+    torch._dynamo.reset()
+    assert_same(fuseplan.compile(program, plan="aten")(*arguments), program(*arguments), bitwise=False)
 
 
 # windows
@@ -531,6 +560,13 @@ def test_whatever_is_legal_computes_what_is_written(rows_alone: None, case: Case
         seen.append(call)
         ways = {call.preferred, *(way for way in call.variants if way.startswith("flash") and "+" in way)}
         made.update({way: rewritten(gm, (Rewrite("attention", 0, way),)).gm for way in ways})
+        for edited in made.values():  # or torch's cache would not keep the program
+            ours = {
+                f"{node.target.__module__}.{node.target.__name__}"
+                for node in edited.graph.nodes
+                if callable(node.target)
+            }
+            assert {name for name in ours if name.startswith("fuseplan")} <= KINDS["attention"].functions.keys()
         return lambda *given: made[chosen or call.preferred](*given)
 
     torch._dynamo.reset()
@@ -540,6 +576,37 @@ def test_whatever_is_legal_computes_what_is_written(rows_alone: None, case: Case
         assert_as_accurate(results(program, arguments), eager, exact)
     assert seen[0].refusal(seen[0].preferred) is None
     assert len(seen) == 1
+
+
+# what is told of a site
+
+
+def test_of_what_a_site_rules_out_one_way_each_is_told() -> None:
+    def program(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    (call,), _ = found_in(program, *heads())
+    told = {way: call.refusal(way) for way in call.offered}
+    assert len(told) == 17
+    assert [way for way, reason in told.items() if reason is None] == list(call.variants)
+    assert told["auto+rows"] == told["auto+heads"] == "it has no mask to lay out"
+    assert "its mask is not proven all" in str(told["auto+unmasked"])
+    assert "flash+window" in told
+    assert "are not repeated" in str(told["auto+grouped"])
+
+
+def test_rivals_are_the_preferred_way_under_other_kernels_and_with_other_arguments() -> None:
+    def program(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        q = (q * 2.0).mT.contiguous().mT.contiguous()
+        return F.scaled_dot_product_attention(q, by_expand(k), by_expand(v), attn_mask=mask)
+
+    (call,), gm = found_in(program, *heads(groups=2), torch.randn(4, 6, 7))
+    legal = {word: way for word, way in call.rivals.items() if call.refusal(way) is None}
+    assert legal == {"flash": "flash+rows", "grouped": "auto+rows+grouped"}
+    kind = KINDS["attention"]
+    gone = {node.name for node in kind.changes(call, "auto+rows+grouped")} - {call.result.name}
+    edited = rewritten(gm, (Rewrite("attention", 0, "auto+rows+grouped"),)).gm
+    assert {node.name for node in gm.graph.nodes} - {node.name for node in edited.graph.nodes} == gone
 
 
 # whole programs

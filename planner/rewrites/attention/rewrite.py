@@ -11,6 +11,7 @@ from torch.fx import Node
 from fuseplan.rewrites.attention.kernels import FUNCTIONS, attention_in_window
 from fuseplan.rewrites.attention.laid_out import LaidOutMasks
 from fuseplan.rewrites.attention.mask_source import MaskSource, may_write
+from fuseplan.rewrites.attention.result import order_that_matters, result_in_order
 from fuseplan.rewrites.attention.site import AttentionSite, with_mask
 from fuseplan.rewrites.attention.ways import AttentionWay
 from fuseplan.rewrites.base import Draft
@@ -42,8 +43,20 @@ def rewrite_sites(draft: Draft, chosen: Mapping[S, str]) -> None:
         result.op, result.target, result.args, result.kwargs = "call_function", FUNCTIONS[way.kernel], (), arguments
         if way.mask == "window":
             result.target, result.kwargs = attention_in_window, _in_window(site, arguments)
+        _keep_order(draft, site, way)
     _erase_unread(unread, matched)
     _erase_sources([MaskSource(mask) for mask in dropped], draft.copies)
+
+
+def _keep_order(draft: Draft, site: AttentionSite, way: AttentionWay) -> None:
+    """Lay out the result as the program has it, where something minds and another kernel may lay it out differently."""
+    order = order_that_matters(site.result) if site.runs_otherwise(way) else None
+    if order is not None:
+        result = draft.copies[site.result]
+        with draft.graph.inserting_after(result):
+            kept = draft.graph.call_function(result_in_order, (result, order))
+        kept.meta["example_value"] = result.meta["example_value"]
+        result.replace_all_uses_with(kept, delete_user_cb=lambda user: user is not kept)
 
 
 def _in_window(site: AttentionSite, arguments: Mapping[str, Any]) -> dict[str, Any]:

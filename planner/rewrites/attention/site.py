@@ -187,6 +187,15 @@ class AttentionSite(Site, ABC):
         copied = kernel == "efficient" and mask.dtype != torch.bool and not _aligned(mask)
         return None if copied and way.mask == "aligned" else f"{kernel} takes its mask as it is written"
 
+    def runs_otherwise(self, way: AttentionWay) -> bool:
+        """Whether another kernel runs in a way than would as the program is written, or from other layouts."""
+        try:
+            written = chosen_kernel(self.fakes, self._switched_on)
+            kernel = chosen_kernel(self.arguments_in(way), self._switched_on) if way.kernel == "auto" else way.kernel
+        except UnprovenError:
+            return False
+        return kernel != written or way.views or way.mask == "window"
+
     @cached_property
     def _switched_on(self) -> tuple[str, ...]:
         return switched_on(self.result)

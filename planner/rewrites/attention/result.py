@@ -1,0 +1,61 @@
+"""The result of attention as the program reads it: kernels lay it out differently, and not everything can read it so."""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from fuseplan.rewrites.attention.inputs import fake
+
+_MIND_LAYOUT = frozenset(
+    {"view", "view_as", "as_strided", "is_contiguous", "stride", "data_ptr", torch.as_strided, torch.Tensor.view}
+)
+_LAY_OUT_ANEW = frozenset(
+    {"reshape", "contiguous", "flatten", "matmul", "bmm", "mm", torch.reshape, torch.flatten, torch.matmul, torch.bmm,
+     torch.mm, torch.einsum, torch.nn.functional.linear, torch._C._nn.linear}
+)  # fmt: skip
+"""What takes any layout, and gives one of its own."""
+ORDERS = ((0, 1, 2, 3), (0, 2, 1, 3))
+"""Of the dimensions in memory, the outermost first: as matmuls give it, and as fused kernels do."""
+
+
+def result_in_order(result: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
+    """The result of attention with its dimensions in this order in memory; itself where they are."""
+    back = sorted(range(len(order)), key=order.__getitem__)
+    return result.permute(order).contiguous().permute(back)
+
+
+def order_that_matters(result: Node) -> tuple[int, ...] | None:
+    """The order in memory in which a result lies as the program is written, where something may hang on it; None where nothing
+    does, or where it is in no order that attention gives.
+    """
+    if not _matters(result):
+        return None
+    value = fake(result)
+    if value.dim() != 4:
+        return None
+    return next((order for order in ORDERS if _is_dense(value.permute(order))), None)
+
+
+def _is_dense(value: torch.Tensor) -> bool:
+    expected = 1
+    for size, stride in zip(value.shape[::-1], value.stride()[::-1], strict=True):
+        if not (statically_known_true(size == 1) or statically_known_true(stride == expected)):
+            return False
+        expected = expected * size
+    return True
+
+
+def _matters(result: Node) -> bool:
+    """Whether what reads the result, or what has been made of it and may lie as it does, minds how it lies."""
+    waiting, seen = [result], {result}
+    while waiting:
+        node = waiting.pop()
+        for user in node.users:
+            if user.target in _MIND_LAYOUT or (user.op == "output" and node is result):
+                return True
+            if user.target not in _LAY_OUT_ANEW and user not in seen and user.op in ("call_function", "call_method"):
+                seen.add(user)
+                waiting.append(user)
+    return False
