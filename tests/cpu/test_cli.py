@@ -1,4 +1,4 @@
-"""The command line as a person meets it: in a process of its own."""
+"""The command line as a person meets it: in a process of its own, but for what is about the answer alone."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import subprocess
 import sys
 
 import torch
+from click.testing import CliRunner
 
 import fuseplan
+from fuseplan.cli import main
 
 
 def fuseplan_cli(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -26,7 +28,7 @@ def test_doctor_says_which_executors_run_here_and_why_others_do_not() -> None:
 
 
 def test_doctor_as_json() -> None:
-    found = json.loads(fuseplan_cli("doctor", "--json").stdout)
+    found = json.loads(CliRunner().invoke(main, ["doctor", "--json"]).stdout)
     states = {state["name"]: state["unavailable"] for state in found["executors"]}
     assert states["aten"] is None
     assert found["torch"] == torch.__version__
