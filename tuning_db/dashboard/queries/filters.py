@@ -11,6 +11,7 @@ from fuseplan.tuning_db.dashboard.queries.values import text
 NVFUSER = """(SELECT version FROM environment_executor
   WHERE environment_id = environment.id AND executor = 'nvfuser')"""
 DEVICE = "coalesce(environment.gpu, environment.cpu)"
+STANDING = "coalesce(plan.word, CASE plan.status WHEN 'quarantined' THEN 'failed' ELSE plan.status END)"
 MODEL = """CASE WHEN instr(program.name, ', graph ') > 0
      THEN substr(program.name, 1, instr(program.name, ', graph ') - 1) ELSE program.name END"""
 """What a program's name begins with: the graphs of one model differ in their number."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from fuseplan.errors import PlanError, StoreError
 from fuseplan.segment.moves import Move
 from fuseplan.segment.moves.move import from_json
-from fuseplan.tuning_db.dashboard.queries.filters import DEVICE, NVFUSER
+from fuseplan.tuning_db.dashboard.queries.filters import DEVICE, NVFUSER, STANDING
 from fuseplan.tuning_db.dashboard.queries.rows import rows, select, sql
 from fuseplan.tuning_db.dashboard.queries.values import count, number, text
 from fuseplan.tuning_db.evidence import NO_EVIDENCE, Evidence, Raced
@@ -19,7 +19,6 @@ MOST_GRAPH = 24 * 2**20
 """Characters of a graph that is still drawn: one of 10,000 ops takes about 6 million."""
 _AT_ONCE = 400
 _MOST_PLANS = 200
-_STANDING = "coalesce(plan.word, CASE plan.status WHEN 'quarantined' THEN 'failed' ELSE plan.status END)"
 
 
 def _moves(value: object) -> tuple[Move, ...]:
@@ -49,7 +48,7 @@ class PlanRow:
     nvfuser: str = field(metadata=sql(NVFUSER))
     launch: str
     sizes: str
-    standing: str = field(metadata=sql(_STANDING))
+    standing: str = field(metadata=sql(STANDING))
     detail: str
     json: str
     moves: tuple[Move, ...] = field(metadata=sql("plan.moves", _moves))
@@ -88,7 +87,7 @@ class PlanLine:
     torch: str = field(metadata=sql("environment.torch"))
     launch: str
     sizes: str
-    standing: str = field(metadata=sql(_STANDING))
+    standing: str = field(metadata=sql(STANDING))
     wall_us: float | None
     best_default_us: float | None
     changed_at: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from functools import cache
 from typing import Any, TypeVar
@@ -12,6 +12,8 @@ from fuseplan.tuning_db.dashboard.queries.values import count, number, text
 
 _T = TypeVar("_T")
 _Read = Callable[[Any], Any]
+NOT_READ: Mapping[str, Any] = {"not read": True}
+"""Metadata of a field that no query reads."""
 
 
 def sql(expression: str, read: _Read | None = None) -> Mapping[str, Any]:
@@ -23,22 +25,30 @@ def sql(expression: str, read: _Read | None = None) -> Mapping[str, Any]:
 
 def select(kind: type[Any], table: str) -> str:
     """SELECT and what the fields of a dataclass are; those that do not say so are columns of this table."""
-    return f"SELECT {', '.join(one.metadata.get('sql') or f'{table}.{one.name}' for one in fields(kind))}"
+    read = (one for one in fields(kind) if one.metadata != NOT_READ)
+    return f"SELECT {', '.join(one.metadata.get('sql') or f'{table}.{one.name}' for one in read)}"
 
 
 def rows(
     connection: sqlite3.Connection, kind: type[_T], query: str, values: Mapping[str, object] | tuple[object, ...] = ()
 ) -> list[_T]:
     """All rows of a query that begins with `select` of this dataclass."""
-    anything: Any = kind
-    reads = _reads(anything)
-    found = connection.execute(query, values)
-    return [kind(*(read(value) for read, value in zip(reads, row, strict=True))) for row in found]
+    return [kind(**fields_) for fields_ in read_fields(connection, kind, query, values)]
+
+
+def read_fields(
+    connection: sqlite3.Connection, kind: Any, query: str, values: Mapping[str, object] | tuple[object, ...]
+) -> Iterator[dict[str, Any]]:
+    """The fields of each row by name, for whoever has more to add."""
+    reads = _reads(kind)
+    for row in connection.execute(query, values):
+        yield {name: read(value) for (name, read), value in zip(reads, row, strict=True)}
 
 
 @cache
-def _reads(kind: Any) -> tuple[_Read, ...]:
-    return tuple(one.metadata.get("read") or _READS[str(one.type)] for one in fields(kind))
+def _reads(kind: Any) -> tuple[tuple[str, _Read], ...]:
+    read = (one for one in fields(kind) if one.metadata != NOT_READ)
+    return tuple((one.name, one.metadata.get("read") or _READS[str(one.type)]) for one in read)
 
 
 _READS: Mapping[str, _Read] = {

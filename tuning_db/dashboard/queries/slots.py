@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from fuseplan.noise import Comparison, RaceTime, compared, relative
 from fuseplan.tuning_db.dashboard.ask import Filters
 from fuseplan.tuning_db.dashboard.formats import tone
-from fuseplan.tuning_db.dashboard.queries.filters import DEVICE, NVFUSER, bound, of_place, of_time
+from fuseplan.tuning_db.dashboard.queries.filters import DEVICE, NVFUSER, STANDING, bound, of_place, of_time
+from fuseplan.tuning_db.dashboard.queries.rows import NOT_READ, read_fields, select, sql
 from fuseplan.tuning_db.dashboard.queries.stale import stale_plans
-from fuseplan.tuning_db.dashboard.queries.values import count, number, text
+from fuseplan.tuning_db.dashboard.queries.values import count, number
 from fuseplan.tuning_db.records import RACED
 
 DEFAULTS = ("eager", "inductor", "nvfuser-greedy")
@@ -27,30 +28,31 @@ Place = tuple[int, int, str, str]
 class Slot:
     """What is known of one program in one place."""
 
-    program: str
-    name: str | None
-    environment: str
-    device: str
-    torch: str
-    nvfuser: str
+    program: str = field(metadata=sql("program.key"))
+    name: str | None = field(metadata=sql("program.name"))
+    environment: str = field(metadata=sql("environment.key"))
+    device: str = field(metadata=sql(DEVICE))
+    torch: str = field(metadata=sql("environment.torch"))
+    nvfuser: str = field(metadata=sql(NVFUSER))
     launch: str
     sizes: str
     standing: str
-    plan: str | None = None
-    plan_us: float | None = None
-    noise_us: float | None = None
-    predicted_us: float | None = None
-    peak_bytes: int | None = None
-    defaults: Mapping[str, float] = field(default_factory=dict)
+    plan: str | None = field(metadata=sql("plan.key"))
+    plan_us: float | None = field(metadata=sql("plan.wall_us"))
+    noise_us: float | None = field(metadata=sql("plan.noise_us"))
+    predicted_us: float | None = field(metadata=sql("plan.predicted_us"))
+    peak_bytes: int | None = field(metadata=sql("plan.peak_bytes"))
+    best: str | None = field(metadata=sql("plan.best_default"))
+    best_us: float | None = field(metadata=sql("plan.best_default_us"))
+    changed_at: str
+    run: str | None = field(metadata=sql("run.key"))
+    program_id: int
+    environment_id: int
+    run_id: int | None = field(metadata=sql("plan.run_id"))
+    defaults: Mapping[str, float] = field(metadata=NOT_READ)
     """Those that ran, with their wall time in microseconds."""
-    best: str | None = None
-    best_us: float | None = None
-    calls: int = 0
-    changed_at: str = ""
-    stale: bool = False
-    run: str | None = None
-    program_id: int = 0
-    environment_id: int = 0
+    calls: int = field(default=0, metadata=NOT_READ)
+    stale: bool = field(default=False, metadata=NOT_READ)
 
     @property
     def title(self) -> str:
@@ -102,25 +104,41 @@ def slots(connection: sqlite3.Connection, filters: Filters) -> list[Slot]:
     timed = _timings(connection, values)
     stale = stale_plans(connection)
     calls = {(row[0], row[1]): count(row[2]) for row in connection.execute(_CALLS)}
-    found = [_planned(row, timed, stale, calls) for row in connection.execute(_PLANS, values)]
-    found += [_without_plan(row, timed) for row in connection.execute(_WITHOUT_PLAN, values)]
+    found = []
+    for known in read_fields(connection, Slot, _SLOTS, values):
+        place: Place = known["program_id"], known["environment_id"], known["launch"], known["sizes"]
+        defaults = _chosen(timed.get(place, {}), known["run_id"])
+        fastest = min(defaults, key=defaults.__getitem__, default=None)
+        if fastest is not None:
+            known |= {"best": fastest, "best_us": defaults[fastest]}
+        if known["plan"] is not None:
+            known |= {"calls": calls.get((place[0], place[3]), 0), "stale": known["plan"] in stale}
+        found.append(Slot(**known, defaults=defaults))
     return sorted(found, key=lambda slot: (slot.title, slot.program, slot.environment, slot.launch, slot.sizes))
 
 
-_COLUMNS = f"""program.key, program.name, environment.key, {DEVICE}, environment.torch, {NVFUSER}"""
-
 # What stands for a slot is what a look-up would take: pinned, else raced here, the latest of those. Only narrow columns go
 # through the window: a plan's JSON may be long.
-_PLANS = f"""SELECT plan.program_id, plan.environment_id, plan.launch, plan.sizes, {_COLUMNS}, plan.key, plan.status, plan.word,
-       plan.wall_us, plan.noise_us, plan.predicted_us, plan.peak_bytes, plan.best_default, plan.best_default_us,
-       plan.run_id, plan.changed_at, run.key
-  FROM plan JOIN program ON program.id = plan.program_id JOIN environment ON environment.id = plan.environment_id
-  LEFT JOIN run ON run.id = plan.run_id
- WHERE plan.id IN (SELECT id FROM (SELECT id, row_number() OVER (
+_PLANNED = f"""SELECT program_id, environment_id, launch, sizes, {STANDING} AS standing, changed_at, id AS plan_id FROM plan
+ WHERE id IN (SELECT id FROM (SELECT id, row_number() OVER (
            PARTITION BY program_id, environment_id, launch, sizes
            ORDER BY word IS 'pinned' DESC, (status <> 'quarantined' AND word IS NOT 'disabled') DESC,
                     status <> 'unverified' DESC, changed_at DESC, key DESC) AS place FROM plan) WHERE place = 1)
-   AND {of_place("plan")} AND {of_time("plan.changed_at")}"""
+   AND {of_time("changed_at")}"""
+
+# Defaults were timed, and no plan came of it: the run goes on, or has failed.
+_WITHOUT_PLAN = f"""SELECT default_timing.program_id, default_timing.environment_id, launch, sizes,
+       CASE WHEN max(coalesce(run.state = 'running', 0)) THEN 'running' ELSE 'failed' END, max(measured_at), NULL
+  FROM default_timing LEFT JOIN run ON run.id = default_timing.run_id
+ WHERE (default_timing.program_id, default_timing.environment_id, launch, sizes) NOT IN
+       (SELECT program_id, environment_id, launch, sizes FROM plan)
+   AND {of_time("measured_at")}
+ GROUP BY 1, 2, 3, 4"""
+
+_SLOTS = f"""{select(Slot, "place")}
+  FROM ({_PLANNED} UNION ALL {_WITHOUT_PLAN}) AS place
+  JOIN program ON program.id = place.program_id JOIN environment ON environment.id = place.environment_id
+  LEFT JOIN plan ON plan.id = place.plan_id LEFT JOIN run ON run.id = plan.run_id WHERE {of_place("place")}"""
 
 _TIMINGS = f"""SELECT default_timing.program_id, default_timing.environment_id, default_timing.launch, default_timing.sizes,
        default_timing.name, default_timing.wall_us, default_timing.run_id
@@ -130,8 +148,9 @@ _TIMINGS = f"""SELECT default_timing.program_id, default_timing.environment_id, 
  ORDER BY default_timing.measured_at, default_timing.id"""
 
 # Defaults were timed, and no plan came of it: the run goes on, or has failed.
-_WITHOUT_PLAN = f"""SELECT default_timing.program_id, default_timing.environment_id, default_timing.launch,
-       default_timing.sizes, {_COLUMNS}, max(default_timing.measured_at), max(coalesce(run.state = 'running', 0))
+_WITHOUT_PLAN = f"""{select(Slot, "plan")} FROM (
+SELECT default_timing.program_id, default_timing.environment_id, default_timing.launch,
+       default_timing.sizes, max(default_timing.measured_at), max(coalesce(run.state = 'running', 0))
   FROM default_timing JOIN program ON program.id = default_timing.program_id
   JOIN environment ON environment.id = default_timing.environment_id LEFT JOIN run ON run.id = default_timing.run_id
  WHERE (default_timing.program_id, default_timing.environment_id, default_timing.launch, default_timing.sizes) NOT IN
@@ -165,37 +184,3 @@ def _chosen(timed: _Timed, run: object) -> dict[str, float]:
             same = [wall for wall, other in timings if other == run] if run is not None else ()
             chosen[name] = same[-1] if same else timings[-1][0]
     return chosen
-
-
-def _planned(
-    row: tuple[object, ...], timed: Mapping[Place, _Timed], stale: frozenset[str], calls: Mapping[tuple[object, object], int]
-) -> Slot:  # fmt: skip
-    place: Place = row[:4]  # type: ignore[assignment]
-    key, status, word, wall, noise, predicted, peak, best, best_us, run, changed_at, run_key = row[10:]
-    defaults = _chosen(timed.get(place, {}), run)
-    fastest = min(defaults, key=defaults.__getitem__, default=None)
-    standing = text(word) or ("failed" if status == "quarantined" else text(status))
-    return Slot(
-        *_where(row), standing, text(key), number(wall), number(noise), number(predicted), count(peak) or None, defaults,
-        fastest or text(best) or None, defaults[fastest] if fastest else number(best_us),
-        calls.get((place[0], place[3]), 0), text(changed_at), key in stale, text(run_key) or None,
-        count(place[0]), count(place[1]),
-    )  # fmt: skip
-
-
-def _without_plan(row: tuple[object, ...], timed: Mapping[Place, _Timed]) -> Slot:
-    defaults = _chosen(timed.get(row[:4], {}), None)  # type: ignore[arg-type]
-    fastest = min(defaults, key=defaults.__getitem__, default=None)
-    return Slot(
-        *_where(row), "running" if row[11] else "failed", defaults=defaults, best=fastest,
-        best_us=defaults[fastest] if fastest else None, changed_at=text(row[10]), program_id=count(row[0]),
-        environment_id=count(row[1]),
-    )  # fmt: skip
-
-
-def _where(row: tuple[object, ...]) -> tuple[str, str | None, str, str, str, str, str, str]:
-    """What identifies a slot, as it stands at the head of both queries."""
-    _, _, launch, sizes, program, name, environment, device, torch, nvfuser = row[:10]
-    return (
-        text(program), text(name) or None, text(environment), text(device), text(torch), text(nvfuser), text(launch), text(sizes),
-    )  # fmt: skip
