@@ -19,6 +19,7 @@ from typing import TypeVar
 from fuseplan.errors import StoreError
 from fuseplan.tuning_db import schema
 from fuseplan.tuning_db.migrations import differences, migrate, version
+from fuseplan.tuning_db.opening import address, be_careful
 from fuseplan.tuning_db.patience import Patience
 
 _T = TypeVar("_T")
@@ -254,14 +255,11 @@ class Database:
     def _connect(self, create: bool) -> sqlite3.Connection:
         name = ":memory:"
         if self.path is not None:
-            quoted = str(self.path).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
             mode = "ro" if self.readonly else "rwc" if create else "rw"
-            name = f"file:{quoted}?mode={mode}{'&immutable=1' if self._immutable else ''}"
+            name = f"{address(self.path)}?mode={mode}{'&immutable=1' if self._immutable else ''}"
         connection = sqlite3.connect(name, uri=True, timeout=0, isolation_level=None, check_same_thread=False)
-        connection.text_factory = _text
         connection.set_progress_handler(lambda: time.monotonic() > self._deadline, _STEPS)
-        connection.execute("PRAGMA trusted_schema = OFF")
-        connection.execute("PRAGMA cell_size_check = ON")
+        be_careful(connection)
         if not self.readonly:
             connection.execute("PRAGMA foreign_keys = ON")
         return connection
@@ -345,11 +343,6 @@ def _after_fork_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_here, after_in_child=_after_fork_in_child)
-
-
-def _text(data: bytes) -> str:
-    """Text that is no UTF-8 must not fail the query that meets it: its row's digest says that it is damaged."""
-    return data.decode("utf-8", "surrogateescape")
 
 
 def identity_of(path: Path | None) -> Identity | None:

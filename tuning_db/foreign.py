@@ -18,6 +18,7 @@ from fuseplan.tuning_db.columns import Row, Value
 from fuseplan.tuning_db.files import SQL_ERRORS
 from fuseplan.tuning_db.migrations import version
 from fuseplan.tuning_db.older import present, table_of
+from fuseplan.tuning_db.opening import address, be_careful
 from fuseplan.tuning_db.schema import ALL, BY_NAME
 from fuseplan.tuning_db.tables import Table
 
@@ -83,14 +84,10 @@ class Source:
     def _connect(self) -> sqlite3.Connection:
         if not self.path.is_file():
             raise StoreError(f"there is no file {self.path}")
-        quoted = str(self.path).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
-        connection = sqlite3.connect(
-            f"file:{quoted}?mode={'rw' if self._ours else 'ro'}", uri=True, timeout=10.0, isolation_level=None
-        )
-        connection.text_factory = lambda data: data.decode("utf-8", "surrogateescape")
+        name = f"{address(self.path)}?mode={'rw' if self._ours else 'ro'}"
+        connection = sqlite3.connect(name, uri=True, timeout=10.0, isolation_level=None)
         try:
-            connection.execute("PRAGMA trusted_schema = OFF")
-            connection.execute("PRAGMA cell_size_check = ON")
+            be_careful(connection)
             if hasattr(connection, "setlimit"):  # since Python 3.11
                 connection.setlimit(_LENGTH_LIMIT, _MAX_FIELD)
             if not self._ours:

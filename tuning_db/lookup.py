@@ -56,15 +56,12 @@ def knows(connection: sqlite3.Connection, program: str) -> list[bool]:
 
 def environment_of(connection: sqlite3.Connection, key: object) -> Environment | None:
     """The environment of this key; None if its row is damaged."""
-    found = connection.execute(f"{ENVIRONMENT.select} WHERE key = ?", (key,)).fetchone()
-    row = ENVIRONMENT.logical(found) if found is not None else None
-    return Environment.of(row) if row is not None else None
+    return next(map(Environment.of, ENVIRONMENT.good(connection, "WHERE key = ?", key)), None)
 
 
 def environments(connection: sqlite3.Connection) -> dict[str, Environment]:
     """All environments of a layer by key, but those whose row is damaged."""
-    rows: list[Row | None] = [ENVIRONMENT.logical(values) for values in connection.execute(ENVIRONMENT.select)]
-    return {str(row["key"]): Environment.of(row) for row in rows if row is not None}
+    return {str(row["key"]): Environment.of(row) for row in ENVIRONMENT.good(connection)}
 
 
 def choose(query: Query, found: Sequence[Candidate]) -> Hit | Stale | Miss:

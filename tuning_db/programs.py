@@ -14,12 +14,10 @@ from fuseplan.tuning_db.records import StoredPlan, trace_key
 
 def plans_like(connection: sqlite3.Connection, prefix: str) -> list[StoredPlan]:
     """The plans whose keys begin with `prefix`; damaged ones are left out."""
-    rows = connection.execute(f"{schema.PLAN.select} WHERE substr(plan.key, 1, ?) = ?", (len(prefix), prefix))
     found = []
-    for values in rows.fetchall():
-        row = schema.PLAN.logical(values)
-        environment = environment_of(connection, row["environment"]) if row is not None else None
-        if row is None or environment is None:
+    for row in schema.PLAN.good(connection, "WHERE substr(plan.key, 1, ?) = ?", len(prefix), prefix):
+        environment = environment_of(connection, row["environment"])
+        if environment is None:
             continue
         try:
             found.append(StoredPlan.of(row, environment))
@@ -30,30 +28,23 @@ def plans_like(connection: sqlite3.Connection, prefix: str) -> list[StoredPlan]:
 
 def programs_like(connection: sqlite3.Connection, prefix: str) -> list[str]:
     """The keys of programs that begin with `prefix`."""
-    rows = connection.execute(f"{schema.PROGRAM.select} WHERE substr(program.key, 1, ?) = ?", (len(prefix), prefix))
-    good = (schema.PROGRAM.logical(values) for values in rows)
-    return [str(row["key"]) for row in good if row is not None]
+    found = schema.PROGRAM.good(connection, "WHERE substr(program.key, 1, ?) = ?", len(prefix), prefix)
+    return [str(row["key"]) for row in found]
 
 
 def names_of(connection: sqlite3.Connection) -> list[tuple[str, str]]:
     """Key and name of each program that has one."""
-    rows = (schema.PROGRAM.logical(values) for values in connection.execute(schema.PROGRAM.select))
-    return [(str(row["key"]), str(row["name"])) for row in rows if row is not None and row["name"] is not None]
+    return [(str(row["key"]), str(row["name"])) for row in schema.PROGRAM.good(connection) if row["name"] is not None]
 
 
 def graphs_of(connection: sqlite3.Connection, program: str) -> list[tuple[str, str, str]]:
     """Role, key and text of each graph of a program."""
-    found = []
-    roles = f"{schema.PROGRAM_GRAPH.select} WHERE program_.key = ? ORDER BY program_graph.id"
-    for values in connection.execute(roles, (program,)).fetchall():
-        link = schema.PROGRAM_GRAPH.logical(values)
-        if link is None:
-            continue
-        for graph in connection.execute(f"{schema.GRAPH.select} WHERE graph.key = ?", (link["graph"],)).fetchall():
-            row = schema.GRAPH.logical(graph)
-            if row is not None:
-                found.append((str(link["role"]), str(row["key"]), str(row["json"])))
-    return found
+    links = schema.PROGRAM_GRAPH.good(connection, "WHERE program_.key = ? ORDER BY program_graph.id", program)
+    return [
+        (str(link["role"]), str(row["key"]), str(row["json"]))
+        for link in links
+        for row in schema.GRAPH.good(connection, "WHERE graph.key = ?", link["graph"])
+    ]
 
 
 def readable(text: str) -> Graph | None:
@@ -66,9 +57,7 @@ def readable(text: str) -> Graph | None:
 
 def traces_where(connection: sqlite3.Connection, where: str, argument: str) -> list[tuple[str, str]]:
     """Keys and texts of traces."""
-    found = connection.execute(f"{schema.TRACE.select} WHERE {where}", (argument,)).fetchall()
-    rows = (schema.TRACE.logical(values) for values in found)
-    return [(str(row["key"]), str(row["json"])) for row in rows if row is not None]
+    return [(str(row["key"]), str(row["json"])) for row in schema.TRACE.good(connection, f"WHERE {where}", argument)]
 
 
 def trace_row(program: str, sizes: str, text: str, calls: int) -> Row:

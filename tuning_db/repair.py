@@ -23,7 +23,7 @@ from fuseplan.tuning_db import schema
 from fuseplan.tuning_db.columns import Row
 from fuseplan.tuning_db.files import SQL_ERRORS, Busy, Damaged, Database, Identity, NotOurs, Unusable
 from fuseplan.tuning_db.foreign import Source
-from fuseplan.tuning_db.tables import Table, Writer, put_all
+from fuseplan.tuning_db.tables import Table, Writer, batches, put_all
 
 try:
     import fcntl
@@ -140,16 +140,11 @@ def salvage(aside: Path, into: Database, within_s: float) -> Renewed:
 
 def _copied(aside: Path, file: Path, into: Database, deadline: float) -> Renewed:
     saved = 0
-    batch: list[tuple[Table, Row]] = []
     with Source(file, deadline, ours=True) as source:
         held = source.held()
         try:
-            for table, row in source.rows():
-                batch.append((table, row))
-                if len(batch) >= _BATCH:
-                    saved += _put(batch, into)
-                    batch = []
-            saved += _put(batch, into)
+            for batch in batches(source.rows(), _BATCH):
+                saved += _put(batch, into)
         except (StoreError, *SQL_ERRORS, OSError) as error:
             return Renewed(aside, saved, held, why=f" ({error})")
         return Renewed(aside, saved, held, source.finished)
@@ -172,7 +167,7 @@ def _headed(aside: Path) -> Iterator[Path]:
 
 
 def _put(batch: list[tuple[Table, Row]], into: Database) -> int:
-    return into.write(lambda connection: put_all(Writer(connection), batch)) if batch else 0
+    return into.write(lambda connection: put_all(Writer(connection), batch))
 
 
 def _free_name(path: Path) -> Path:

@@ -194,5 +194,4 @@ OBJECTS = {**TABLES, **INDEXES, **VIEWS}
 
 def everything(connection: sqlite3.Connection) -> list[tuple[Table, Row]]:
     """All good rows of a small database, each after those that it refers to."""
-    found = ((table, table.logical(values)) for table in ALL for values in connection.execute(table.select))
-    return [(table, row) for table, row in found if row is not None]
+    return [(table, row) for table in ALL for row in table.good(connection)]

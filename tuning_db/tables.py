@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
+from typing import TypeVar
 
 from fuseplan.errors import StoreError
 from fuseplan.tuning_db.columns import Column, Inner, Record, Row, Value, digest_of, to_object
+
+_T = TypeVar("_T")
 
 
 class RowError(StoreError):
@@ -127,6 +131,11 @@ class Table:
             return None
         return row if good else None  # type: ignore[return-value]
 
+    def good(self, connection: sqlite3.Connection, rest: str = "", *values: object) -> list[dict[str, Value]]:
+        """The rows that SQL finds with `rest` behind the FROM of `select`; damaged ones are left out."""
+        found = map(self.logical, connection.execute(f"{self.select} {rest}", values).fetchall())
+        return [row for row in found if row is not None]
+
 
 class Writer:
     """Puts logical rows into one connection, within one transaction of its caller's."""
@@ -177,6 +186,13 @@ class Writer:
                 raise RowError(f"{table.name} refers to {column} {str(key)[:12]}, which is not there")
             self._ids[where] = found[0]
         return self._ids[where]
+
+
+def batches(rows: Iterable[_T], most: int) -> Iterator[list[_T]]:
+    """Lists of so many rows, in their order: each is put in one transaction."""
+    left = iter(rows)
+    while batch := list(islice(left, most)):
+        yield batch
 
 
 def put_all(writer: Writer, rows: list[tuple[Table, Row]]) -> int:

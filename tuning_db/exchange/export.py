@@ -14,6 +14,7 @@ from typing import IO
 from fuseplan.errors import StoreError
 from fuseplan.tuning_db.exchange.lines import header, to_line
 from fuseplan.tuning_db.files import SQL_ERRORS, Database
+from fuseplan.tuning_db.opening import decoded
 from fuseplan.tuning_db.repair import leave
 from fuseplan.tuning_db.schema import ALL
 from fuseplan.tuning_db.whole_files import refuse_database, written_whole
@@ -75,7 +76,7 @@ def _write(text: Iterator[str], file: IO[bytes], packed: bool) -> int:
 def snapshot(database: Database, folder: Path) -> sqlite3.Connection:
     """A copy of the whole file, so that nobody waits for whoever reads it row by row."""
     copied = sqlite3.connect(folder / "copy.db", isolation_level=None)
-    copied.text_factory = lambda data: data.decode("utf-8", "surrogateescape")
+    copied.text_factory = decoded
     copied.execute("PRAGMA synchronous = OFF")
     database.read(lambda connection: connection.backup(copied))
     return copied

@@ -28,7 +28,7 @@ from fuseplan.tuning_db.exchange.lines import MAX_LINE, check_header, from_line
 from fuseplan.tuning_db.files import SQL_ERRORS, Database
 from fuseplan.tuning_db.foreign import Source
 from fuseplan.tuning_db.schema import PLAN, TRACE
-from fuseplan.tuning_db.tables import RowError, Table, Writer
+from fuseplan.tuning_db.tables import RowError, Table, Writer, batches
 from fuseplan.tuning_db.validate import checked
 
 _BATCH = 1000
@@ -187,13 +187,7 @@ def _lines(stream: IO[bytes], report: Report) -> Iterator[str]:
 def _take(database: Database, rows: Iterable[Taken], report: Report, trust: str) -> None:
     if trust not in _TRUSTS:
         raise StoreError(f"there is no trust {trust!r}; known are {', '.join(_TRUSTS)}")
-    batch: list[Taken] = []
-    for taken in rows:
-        batch.append(taken)
-        if len(batch) >= _BATCH:
-            _write(database, batch, report, trust)
-            batch = []
-    if batch:
+    for batch in batches(rows, _BATCH):
         _write(database, batch, report, trust)
 
 
