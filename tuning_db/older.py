@@ -22,7 +22,7 @@ _COLUMNS_OF_VERSIONS = ("inductor", "nvfuser")
 _ENVIRONMENT_2 = replace(
     ENVIRONMENT,
     columns={
-        name: replace(column, inner=None)
+        name: replace(column, inner=None, null=column.null or now == "versions")
         for now, column in ENVIRONMENT.columns.items()
         for name in (_COLUMNS_OF_VERSIONS if now == "versions" else (now,))
     },

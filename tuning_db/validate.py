@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fuseplan.errors import FuseplanError
 from fuseplan.graph import Graph
 from fuseplan.graph.read_json import load_json
-from fuseplan.tuning_db.columns import Row, Value
+from fuseplan.tuning_db.columns import Column, Row, Value
 from fuseplan.tuning_db.older import present, table_with
 from fuseplan.tuning_db.records import trace_key
 from fuseplan.tuning_db.sizes import Box
@@ -31,7 +31,7 @@ def checked(table: Table, given: Mapping[str, object], digest: object = None) ->
     if set(given) != set(then.columns):
         odd = sorted(set(given) ^ set(table.columns))
         raise RowError(f"{table.name}: columns that are missing or unknown: {', '.join(odd)[:200]}")
-    row: Row = {name: _value(table, name, column.kind, given[name]) for name, column in then.columns.items()}
+    row: Row = {name: _value(table, name, column, given[name]) for name, column in then.columns.items()}
     if digest is not None and then.digest(row).hex() != digest:
         raise RowError(f"{table.name}: its digest does not fit: it was changed on its way")
     row = present(table, row)
@@ -44,11 +44,11 @@ def checked(table: Table, given: Mapping[str, object], digest: object = None) ->
     return row
 
 
-def _value(table: Table, name: str, kind: str, value: object) -> Value:
-    if value is None:
+def _value(table: Table, name: str, column: Column, value: object) -> Value:
+    if value is None and column.null:
         return None
-    if type(value) not in _KINDS[kind]:
-        raise RowError(f"{table.name}: {name} is no {kind}")
+    if type(value) not in _KINDS[column.kind]:
+        raise RowError(f"{table.name}: {name} is no {column.kind}")
     if isinstance(value, float):
         if not math.isfinite(value):
             raise RowError(f"{table.name}: {name} is not finite")
@@ -75,8 +75,9 @@ def _check_meaning(table: Table, row: Row) -> None:
     again = table.record.of(row, environment).row()
     for name, column in table.columns.items():
         if again[name] != row[name]:
-            how = "not written as fuseplan writes it" if column.field else "not that of what it holds"
-            raise RowError(f"{table.name}: its {name} is {how}")
+            if column.field:
+                raise RowError(f"{table.name}: {name} is not written as fuseplan writes it")
+            raise RowError(f"{table.name}: its {name} is not that of what it holds")
 
 
 @dataclass(frozen=True)
