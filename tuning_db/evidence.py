@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Annotated, Any
 
 from fuseplan.errors import StoreError
+from fuseplan.graph.words import runs_of
 from fuseplan.judge.output import JudgedOutput
 from fuseplan.tuning_db.columns import MAX_EVIDENCE, ROLES, STATUSES
 from fuseplan.wire import codec
@@ -26,6 +27,9 @@ MOST_RACED = 1000
 MOST_OUTPUTS = 8
 """Outputs of one plan that are kept, the worst: a step of training may have hundreds."""
 MOST_REGIONS = 20_000
+MOST_SITES = 200
+"""Groups of equal sites that are told of."""
+MOST_WAYS = 100
 MOST_OPS = 50_000
 """Ops of the cuts that moves start from."""
 _LONGEST = 400
@@ -165,6 +169,54 @@ class Start:
 
 
 @dataclass(frozen=True)
+class WayEvidence:
+    """One way to write equal sites: what the program took at best that has them so, or why it may not."""
+
+    way: Text
+    """`as-is` for as they are written."""
+    wall_us: Time | None = None
+    """Of the fastest program under Inductor in the race that differs from it in nothing or in other sites; None where none ran."""
+    refused: Text = ""
+
+
+@dataclass(frozen=True)
+class SiteEvidence:
+    """Sites that are written in the same words, and the ways that there were to write them."""
+
+    kind: Text
+    sites: tuple[Count, ...]
+    """Their numbers among the sites of the kind."""
+    about: Text = ""
+    chosen: Text = "as-is"
+    """The way that the plan has."""
+    ways: Annotated[tuple[WayEvidence, ...], _at_most(MOST_WAYS)] = ()
+
+    @property
+    def name(self) -> str:
+        """What people call them."""
+        return f"{self.kind} {runs_of(self.sites)}"
+
+    @property
+    def raced(self) -> tuple[WayEvidence, ...]:
+        """The ways that were in the race, the fastest first."""
+        return tuple(sorted((one for one in self.ways if one.wall_us is not None), key=lambda one: one.wall_us or 0.0))
+
+    @property
+    def untried(self) -> tuple[WayEvidence, ...]:
+        """The ways that were allowed, and of which nobody knows what they take."""
+        return tuple(one for one in self.ways if one.wall_us is None and not one.refused)
+
+    @property
+    def refused(self) -> Mapping[str, tuple[str, ...]]:
+        """The ways that were refused, by the reason."""
+        found: dict[str, tuple[str, ...]] = {}
+        for one in self.ways:
+            if one.refused:
+                found[one.refused] = (*found.get(one.refused, ()), one.way)
+        return found
+
+
+@dataclass(frozen=True)
 class Evidence:
     """Evidence for a plan: its race, its regions, and the cut that its moves start from.
 
@@ -178,6 +230,8 @@ class Evidence:
     start: Annotated[tuple[Start, ...], _at_most(len(ROLES))] = ()
     searched: bool = field(default=False, metadata=UNLESS_DEFAULT)
     """Whether the search that led to it came to its end: nothing was left that seemed worth measuring."""
+    sites: Annotated[tuple[SiteEvidence, ...], _at_most(MOST_SITES)] = field(default=(), metadata=UNLESS_DEFAULT)
+    """What could be written in another way, equal sites together."""
 
     def to_json(self) -> str:
         """One line of canonical JSON; nothing where there is no evidence."""
@@ -218,7 +272,9 @@ class Evidence:
         while raced and len(Evidence(raced)._text()) > MAX_EVIDENCE:
             raced = raced[: len(raced) // 2]
         order = {id(one): place for place, one in enumerate(self.regions)}
-        return Evidence(raced, tuple(sorted(kept, key=lambda one: order[id(one)])), start, self.searched)
+        regions = tuple(sorted(kept, key=lambda one: order[id(one)]))
+        found = Evidence(raced, regions, start, self.searched, self.sites[:MOST_SITES])
+        return found if len(found._text()) <= MAX_EVIDENCE else replace(found, sites=())
 
 
 NO_EVIDENCE = Evidence()

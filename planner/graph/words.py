@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+_RUNS = 3
+"""So many runs of numbers are spelled out."""
+
 
 def counted(many: int, what: str) -> str:
     """So many of something; `what` is the word for one of it.
@@ -10,3 +15,20 @@ def counted(many: int, what: str) -> str:
     ('1 program', '2,000 good rows')
     """
     return f"{many:,} {what}{'s' * (many != 1)}"
+
+
+def runs_of(numbers: Sequence[int]) -> str:
+    """Numbers in few words.
+
+    >>> runs_of([0, 1, 2, 3, 7]), runs_of([0, 2, 4, 6, 8])
+    ('0-3+7', '0 and 4 more')
+    """
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    if len(runs) > _RUNS:
+        return f"{numbers[0]} and {len(numbers) - 1} more"
+    return "+".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

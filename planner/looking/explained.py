@@ -16,6 +16,7 @@ from fuseplan.looking.words import describe, device_of, fields_of, share, table,
 from fuseplan.plan import Plan
 from fuseplan.segment import Segmentation
 from fuseplan.tuning_db import Raced, RegionEvidence, StoredPlan
+from fuseplan.tuning_db.evidence import SiteEvidence
 from fuseplan.tuning_db.launches import other_launch
 from fuseplan.tuning_db.words import Listed
 
@@ -51,6 +52,7 @@ class Explained:
             "remarks": list(self.remarks),
             "stored": None if stored is None else fields_of(Listed(stored, self.name)),
             "moves": [] if stored is None else [move.line for move in stored.moves],
+            "sites": [] if stored is None else [_site_fields(one) for one in stored.evidence.sites],
             "raced": [] if stored is None else [_raced_fields(stored, one) for one in stored.evidence.raced],
             "graphs": [self._graph_fields(role, graph) for role, graph in self.graphs],
             "others": [fields_of(one) for one in self.others],
@@ -137,7 +139,28 @@ def _evidence(stored: StoredPlan) -> Iterator[str]:
     if stored.moves:
         yield "  moves, from fusing all that can be fused:"
         yield from (f"    {move.line}" for move in stored.moves)
+    yield from (f"  {line}" for line in sites_lines(stored.evidence.sites))
     yield from (f"  {line}" for line in raced_lines(stored))
+
+
+def sites_lines(sites: Sequence[SiteEvidence]) -> Iterator[str]:
+    """What of a program could be written in another way: how it is written now, what each way took in the race, and why others
+    were refused.
+    """
+    if not sites:
+        return
+    yield "what could be written in another way:"
+    for one in sites[:MOST_LINES]:
+        yield f"  {one.name}: {one.chosen}" + (f"; {one.about}" if one.about else "")
+        if one.raced:
+            yield f"    at best, raced: {', '.join(f'{way.way} {us(way.wall_us)}' for way in one.raced)}"
+        untried = [way.way for way in one.untried]
+        if untried:
+            yield f"    not tried: {', '.join(untried)}"
+        for why, ways in one.refused.items():
+            yield f"    refused: {', '.join(ways)}, since {why}"
+    if len(sites) > MOST_LINES:
+        yield f"  and {len(sites) - MOST_LINES} more"
 
 
 def raced_lines(stored: StoredPlan) -> Iterator[str]:
@@ -171,6 +194,10 @@ def ratio_to(stored: StoredPlan, one: Raced) -> float | None:
         return None
     own = next((each for each in stored.evidence.raced if each.wall_us == stored.wall_us), None)
     return one.ratio_to(own or Raced("the plan", wall_us=stored.wall_us))
+
+
+def _site_fields(one: SiteEvidence) -> dict[str, Any]:
+    return {**vars(one), "sites": list(one.sites), "ways": [dict(vars(way)) for way in one.ways]}
 
 
 def _raced_fields(stored: StoredPlan, one: Raced) -> dict[str, Any]:

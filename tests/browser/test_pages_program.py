@@ -17,6 +17,7 @@ from browsing import Server, serving, shown, sql
 from fuseplan.judge.output import JudgedOutput
 from fuseplan.segment.moves import Move
 from fuseplan.tuning_db import Evidence, Raced, RegionEvidence, StoredPlan
+from fuseplan.tuning_db.evidence import SiteEvidence, WayEvidence
 from stored import HERE, INDUCTOR, store_at
 from tuned_samples import add_program, key_of, sample_database
 
@@ -41,9 +42,17 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
     )
     regions = (RegionEvidence("inference", 0, HOSTILE[:64], "a<b>c", HOSTILE[:64], device_us=1e13, model="m"),)
+    ways = (
+        WayEvidence("as-is", 20.0), WayEvidence("auto+causal", 10.0), WayEvidence("math"),
+        WayEvidence("flash", refused=HOSTILE[:390]), WayEvidence("cudnn", refused=HOSTILE[:390]),
+    )  # fmt: skip
+    sites = (
+        SiteEvidence("attention", (0, 1, 2), HOSTILE[:390], "auto+causal", ways),
+        SiteEvidence("{{ 7 * 7 }}", (4,)),
+    )
     odd = StoredPlan(
         key_of(8), HERE, INDUCTOR, status="tuned", wall_us=10.0, best_default=HOSTILE[:90], best_default_us=20.0,
-        moves=(Move("note", role="forward", change_us=-1.0, words=HOSTILE), Move("run", region=1, executor=HOSTILE)) * 2, evidence=Evidence(raced, regions),
+        moves=(Move("note", role="forward", change_us=-1.0, words=HOSTILE), Move("run", region=1, executor=HOSTILE)) * 2, evidence=Evidence(raced, regions, sites=sites),
     )  # fmt: skip
     store.add_program(key_of(8), HOSTILE)
     store.add_plan(odd)
@@ -62,6 +71,19 @@ def server(file: Path) -> Iterator[Server]:
 
 
 PLAN = "SELECT {} FROM plan JOIN program ON program.id = program_id WHERE program.key = ? AND plan.changed_at LIKE ? || '%'"
+
+
+def test_sites_are_shown_with_their_ways_and_what_was_refused(server: Server, open_page: Callable[..., Any]) -> None:
+    opened = open_page(f"{server.url}/program?key={key_of(8)}")
+    first, second = opened.page.locator("table.sites tbody tr").all()
+    expect(first.locator("th")).to_contain_text("attention 0-2")
+    expect(second.locator("th")).to_contain_text("{{ 7 * 7 }} 4")
+    assert first.locator("td").all_inner_texts()[:2] == ["auto+causal", "auto+causal: 10.0 µs\nas-is: 20.0 µs"]
+    expect(first.locator("summary")).to_have_text("1 not tried, 2 refused")
+    first.locator("summary").click()
+    expect(first.locator("details li").first).to_have_text("not tried: math")
+    expect(first.locator("details li").nth(1)).to_contain_text("refused: flash, cudnn, since <script>")
+    assert opened.page.evaluate("window.hacked") is None
 
 
 def test_its_numbers_are_those_of_sql(server: Server, file: Path, open_page: Callable[..., Any]) -> None:

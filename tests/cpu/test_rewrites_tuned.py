@@ -14,8 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+import fuseplan
 from fuseplan.capture.trace.format import Trace
 from fuseplan.errors import PlanError
+from fuseplan.explain import explained
 from fuseplan.measure.jobs import Capture, RacePlans
 from fuseplan.measure.pool import Workers
 from fuseplan.plan import Rewrite
@@ -31,6 +33,7 @@ from fuseplan.tuning.program.rewriting import Alternative, alternatives, joined,
 from fuseplan.tuning.progress import Silent
 from fuseplan.tuning.traces import traces_of
 from fuseplan.tuning_db import Places, Store
+from fuseplan.tuning_db.evidence import Evidence
 from replaying import ReplayingPool
 from toy_rewrite import Products
 
@@ -102,6 +105,33 @@ def test_a_kind_from_outside_is_proposed_and_wins_or_loses_its_race(
         assert all(one.digest for one in stored.plan.rewrites)
     else:
         assert stored.plan.rewrites == ()
+
+
+def test_each_site_is_told_of_with_its_ways_their_times_and_refusals(
+    products: None, store: Store, tmp_path: Path
+) -> None:
+    times = {"eager": 2000.0, "inductor": 1000.0, PREFERRED: 900.0, "inductor, product as is": 500.0}
+    tuned(store, ReplayingPool({**times, "inductor, attention as is": 1200.0}))
+    (stored,) = store.plans()
+    sites = {one.name: one for one in stored.evidence.sites}
+    assert list(sites) == ["attention 0", "product 0", "product 1", "product 2"]
+    assert (sites["attention 0"].chosen, sites["product 0"].chosen) == ("auto+unmasked", "as-is")
+    assert [(one.way, one.wall_us) for one in sites["attention 0"].raced] == [
+        ("auto+unmasked", 500.0),
+        ("as-is", 1000.0),
+    ]
+    assert [(one.way, one.wall_us) for one in sites["product 2"].raced] == [("as-is", 500.0), ("quotient", 900.0)]
+    assert sites["product 1"].refused == {"it is by no number": ("quotient",)}
+    assert "flash+unmasked" in {one.way for one in sites["attention 0"].untried}
+    text = fuseplan.explain(stored.program, db=tmp_path / "tuning.db")
+    for line in (
+        "what could be written in another way:", "  product 0: as-is; by 2.0", "    at best, raced: as-is 500.0 µs, quotient 900.0 µs",
+        "    refused: quotient, since it is by no number",
+    ):  # fmt: skip
+        assert f"  {line}\n" in text
+    (told,) = explained(stored.program, db=tmp_path / "tuning.db")
+    assert [one["kind"] for one in told.as_dict()["sites"]] == ["attention", "product", "product", "product"]
+    assert Evidence.from_json(stored.evidence.to_json()) == stored.evidence
 
 
 def test_a_kind_that_loses_is_left_out_of_the_plan_that_wins(products: None, store: Store) -> None:

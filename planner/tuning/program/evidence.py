@@ -11,14 +11,28 @@ from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import OutcomeRow
 from fuseplan.models import Cost, Machine, Work
 from fuseplan.plan import Plan
+from fuseplan.rewrites.found import SiteFound
 from fuseplan.segment import Region, Segmentation
 from fuseplan.solver.costs import Case, RegionCosts, units_of
 from fuseplan.tuning.program.knowledge import Knowledge
 from fuseplan.tuning.program.measure import measurable
 from fuseplan.tuning.program.moves import all_fused
+from fuseplan.tuning.program.rewriting import groups_of
 from fuseplan.tuning.program.services import Services
-from fuseplan.tuning_db.evidence import MOST_WALLS, Evidence, Raced, RegionEvidence, Start, told, told_outputs
+from fuseplan.tuning_db.evidence import (
+    MOST_WALLS,
+    MOST_WAYS,
+    Evidence,
+    Raced,
+    RegionEvidence,
+    SiteEvidence,
+    Start,
+    WayEvidence,
+    told,
+    told_outputs,
+)
 
+AS_IS = "as-is"
 ALONE = -1
 """The place of an op that no region holds."""
 
@@ -66,7 +80,49 @@ def start_of(knowledge: Knowledge) -> tuple[Start, ...]:
 def evidence_of(knowledge: Knowledge, plan: Plan) -> Evidence:
     """What is known of a plan but for its race."""
     regions = regions_of(knowledge, plan)
-    return Evidence(regions=regions, start=start_of(knowledge) if regions else (), searched=knowledge.searched)
+    start = start_of(knowledge) if regions else ()
+    return Evidence(
+        regions=regions, start=start, searched=knowledge.searched, sites=sites_of(knowledge.problem.found.sites, plan)
+    )
+
+
+def sites_of(sites: Sequence[SiteFound], plan: Plan) -> tuple[SiteEvidence, ...]:
+    """What could be written in another way, equal sites together where the plan has them in the same way."""
+    chosen = {(one.kind, one.site): one.way for one in plan.rewrites}
+    found: list[SiteEvidence] = []
+    for (kind, _), alike in groups_of(sites).items():
+        for way in dict.fromkeys(chosen.get(site.named, AS_IS) for site in alike):
+            its = [site for site in alike if chosen.get(site.named, AS_IS) == way]
+            ways = [WayEvidence(AS_IS), *map(WayEvidence, its[0].ways)]
+            ways += [WayEvidence(other, refused=told(why)) for other, why in its[0].refused.items()]
+            numbers = tuple(site.number for site in its)
+            found.append(SiteEvidence(kind, numbers, told(its[0].about), way, tuple(ways[:MOST_WAYS])))
+    return tuple(found)
+
+
+def with_times(
+    sites: Sequence[SiteEvidence], entries: Sequence[RaceEntry], rows: Mapping[str, OutcomeRow]
+) -> tuple[SiteEvidence, ...]:
+    """The same with what each way took in the race: the fastest program under Inductor by default that has all of them so."""
+    times: dict[tuple[str, int, str], float] = {}
+    for entry in entries:
+        row, plan = rows.get(entry.name), entry.plan
+        if row is None or row.status != "ok" or row.wall_us is None or plan is None:
+            continue
+        if (plan.host, plan.settings) != ("inductor", "default"):
+            continue
+        its = {(one.kind, one.site): one.way for one in plan.rewrites}
+        for place, group in enumerate(sites):
+            ways = {its.get((group.kind, number), AS_IS) for number in group.sites}
+            for way in ways if len(ways) == 1 else ():
+                known = times.get((group.kind, place, way), math.inf)
+                times[group.kind, place, way] = min(known, row.wall_us)
+    return tuple(
+        replace(
+            one, ways=tuple(replace(way, wall_us=_finite(times.get((one.kind, place, way.way)))) for way in one.ways)
+        )
+        for place, one in enumerate(sites)
+    )
 
 
 def keep_regions(services: Services, knowledge: Knowledge, plans: Sequence[Plan]) -> None:

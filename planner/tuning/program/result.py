@@ -13,7 +13,7 @@ from fuseplan.noise import NOISY
 from fuseplan.plan import Plan
 from fuseplan.segment.moves import Move
 from fuseplan.tuning.program.baseline import planned
-from fuseplan.tuning.program.evidence import raced_of
+from fuseplan.tuning.program.evidence import raced_of, with_times
 from fuseplan.tuning.program.problem import ProgramLaunch
 from fuseplan.tuning.program.race import Verdict
 from fuseplan.tuning.program.services import Services
@@ -146,11 +146,12 @@ def plan_to_store(
     row = rows[winner.name]
     noise_us = None if row.wall_us is None else round(row.wall_us * verdict.result.noise, 3)
     raced = (*raced_of(entries, rows), *beside)
+    known = replace(evidence, raced=raced, sites=with_times(evidence.sites, entries, rows))
     return StoredPlan(
         of.key, services.environment, planned(winner), status="tuned" if verdict.tuned else "default", sizes=of.sizes,
         predicted_us=winner.predicted_us, wall_us=row.wall_us, device_us=row.device_us, host_us=row.host_us,
         noise_us=noise_us, peak_bytes=row.peak_bytes, best_default=best.name, best_default_us=rows[best.name].wall_us,
-        moves=tuple(moves), evidence=replace(evidence, raced=raced).bounded(), run=services.run,
+        moves=tuple(moves), evidence=known.bounded(), run=services.run,
     )  # fmt: skip
 
 

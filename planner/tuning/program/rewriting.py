@@ -7,14 +7,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from fuseplan.graph.words import runs_of
 from fuseplan.plan import Rewrite
 from fuseplan.rewrites.found import SiteFound
 from fuseplan.tuning.effort import Effort
 
 PROVEN = "proven"
 """What sites of a kind are called that are all written in their preferred ways, each proven to be the same."""
-RUNS = 3
-"""So many runs of numbers are spelled out where sites are named."""
 
 Named = tuple[str, int]
 Ways = Mapping[Named, str | None]
@@ -92,6 +91,14 @@ def joined(sites: Sequence[SiteFound], winners: Sequence[Alternative]) -> Altern
     return Alternative(" + ".join(one.name for one in taken), {k: v for one in taken for k, v in one.ways.items()})
 
 
+def groups_of(sites: Sequence[SiteFound]) -> dict[tuple[str, str], list[SiteFound]]:
+    """Equal sites together, by kind and group."""
+    groups: dict[tuple[str, str], list[SiteFound]] = {}
+    for site in sites:
+        groups.setdefault((site.kind, site.group), []).append(site)
+    return groups
+
+
 def _key(ways: Ways) -> frozenset[tuple[Named, str | None]]:
     return frozenset((named, way) for named, way in ways.items() if way is not None)
 
@@ -122,30 +129,10 @@ def _rivals(sites: Sequence[SiteFound]) -> Iterator[Alternative]:
 
 def _of_groups(sites: Sequence[SiteFound]) -> Iterator[Alternative]:
     """Each group of equal sites by itself, where there are several of its kind; the largest first."""
-    groups: dict[tuple[str, str], list[SiteFound]] = {}
-    for site in sites:
-        if site.preferred is not None or not site.excludes:
-            groups.setdefault((site.kind, site.group), []).append(site)
+    groups = groups_of([site for site in sites if site.preferred is not None or not site.excludes])
     for (kind, _), alike in sorted(groups.items(), key=lambda item: -len(item[1])):
-        first, name = alike[0], f"{kind} {_numbers([site.number for site in alike])}"
+        first, name = alike[0], f"{kind} {runs_of([site.number for site in alike])}"
         if first.preferred is not None:
             yield Alternative(f"{name} as is", {site.named: None for site in alike})
         for word, way in first.rivals:
             yield Alternative(f"{name} {word}", {site.named: way for site in alike})
-
-
-def _numbers(numbers: Sequence[int]) -> str:
-    """Numbers in few words.
-
-    >>> _numbers([0, 1, 2, 3, 7]), _numbers([0, 2, 4, 6, 8])
-    ('0-3+7', '0 and 4 more')
-    """
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    if len(runs) > RUNS:
-        return f"{numbers[0]} and {len(numbers) - 1} more"
-    return "+".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

@@ -62,7 +62,8 @@ class Search:
     @cached_property
     def alternatives(self) -> dict[str, Alternative]:
         """What differs from what is preferred in how one decision is written, by the name of its entry."""
-        found = alternatives(self.problem.found.sites, self.budget.effort, self.knowledge.default_us)
+        short = self.knowledge.default_us if self.services.on_gpu else None  # a CPU has no kernels to choose from
+        found = alternatives(self.problem.found.sites, self.budget.effort, short)
         return {rewritten_entry(self.problem, one.name, ()).name: one for one in found}
 
     @cached_property

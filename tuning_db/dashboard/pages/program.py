@@ -250,8 +250,9 @@ def _told(plan: Plan | None) -> str:
         return ""
     if plan.host != "aten":
         mode = "" if plan.settings == "default" else f" in mode {plan.settings}"
-        calls = sum(one.kind == "attention" for one in plan.rewrites)
-        chosen = f", with {counted(calls, 'attention call')} chosen" if calls else ""
+        sites = Counter(one.kind for one in plan.rewrites)
+        told = " and ".join(counted(many, f"{kind} site") for kind, many in sites.items())
+        chosen = f", with {told} written in another way" if sites else ""
         return f"The whole program under {'torch.compile' if plan.host == 'inductor' else plan.host}{mode}{chosen}."
     if plan.greedy:
         return f"Everything that {plan.greedy} takes is fused as far as may be."
