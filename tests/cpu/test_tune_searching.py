@@ -130,7 +130,7 @@ def test_it_may_not_take_longer_than_leaves_time_for_its_race(store: Store) -> N
 def test_max_autotune_is_a_plan_of_that_kind() -> None:
     found = captured(of_layers(64, 48).to_json())
     problem = problem_of(found, ProgramLaunch("", "layers", "plain"), FULL, "cuda")
-    (entry,) = [one for one in whole_candidates(problem, GPU, FULL) if one.name.startswith(NAME)]
+    (entry,) = [one for one in whole_candidates(problem, GPU, FULL, ()) if one.name.startswith(NAME)]
     assert searches(entry)
     assert entry.searching_s == searching_s(graph for _, graph in found.graphs) > 0
 
