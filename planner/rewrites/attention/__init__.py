@@ -1,1 +1,1 @@
-"""Attention, the first kind of rewrite. Read ways, kernels, device, layouts, mask_source, inputs, site, calls, laid_out, result, rewrite, kind."""
+"""Attention, the first kind of rewrite. Read ways, kernels, device, layouts, mask_source, inputs, site, result, calls, laid_out, rewrite, kind."""

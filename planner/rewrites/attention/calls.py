@@ -15,7 +15,9 @@ from torch.fx.node import map_arg
 
 from fuseplan.rewrites.attention.inputs import fake
 from fuseplan.rewrites.attention.mask_source import MaskSource, may_write
+from fuseplan.rewrites.attention.result import order_that_matters
 from fuseplan.rewrites.attention.site import PARAMETERS, AttentionSite
+from fuseplan.rewrites.attention.ways import AttentionWay
 from fuseplan.rewrites.base import Draft, digest_of
 from fuseplan.segment.masks import MaskProof, UnprovenError
 
@@ -51,6 +53,10 @@ class AttentionCall(AttentionSite):
     def write(self, draft: Draft) -> dict[str, Any]:
         """Its own arguments."""
         return {name: map_arg(value, draft.copies.__getitem__) for name, value in self.arguments.items()}
+
+    def order_of_result(self, way: AttentionWay) -> tuple[int, ...] | None:
+        """As the program has it, where something minds and another kernel may lay it out differently."""
+        return order_that_matters(self.result) if self.runs_otherwise(way) else None
 
     @property
     def masked_by(self) -> Collection[Node]:

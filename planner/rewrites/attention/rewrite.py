@@ -11,7 +11,7 @@ from torch.fx import Node
 from fuseplan.rewrites.attention.kernels import FUNCTIONS, attention_in_window
 from fuseplan.rewrites.attention.laid_out import LaidOutMasks
 from fuseplan.rewrites.attention.mask_source import MaskSource, may_write
-from fuseplan.rewrites.attention.result import order_that_matters, result_in_order
+from fuseplan.rewrites.attention.result import result_in_order
 from fuseplan.rewrites.attention.site import AttentionSite, with_mask
 from fuseplan.rewrites.attention.ways import AttentionWay
 from fuseplan.rewrites.base import Draft
@@ -50,7 +50,7 @@ def rewrite_sites(draft: Draft, chosen: Mapping[S, str]) -> None:
 
 def _keep_order(draft: Draft, site: AttentionSite, way: AttentionWay) -> None:
     """Lay out the result as the program has it, where something minds and another kernel may lay it out differently."""
-    order = order_that_matters(site.result) if site.runs_otherwise(way) else None
+    order = site.order_of_result(way)
     if order is not None:
         result = draft.copies[site.result]
         with draft.graph.inserting_after(result):

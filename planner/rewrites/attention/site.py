@@ -83,6 +83,10 @@ class AttentionSite(Site, ABC):
             or not set(way.split("+")) & set(ruled_out)
         )
 
+    def order_of_result(self, way: AttentionWay) -> tuple[int, ...] | None:
+        """The order of dimensions in memory that the result must have in a way; None where any will do, or `write` sees to it."""
+        return None
+
     @cached_property
     def variants(self) -> tuple[str, ...]:
         """The ways that are legal here, on this machine."""
