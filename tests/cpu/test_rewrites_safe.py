@@ -31,7 +31,7 @@ from fuseplan.rewrites.base import Draft
 from fuseplan.rewrites.kinds import KINDS
 from fuseplan.rewrites.sites import Sites
 from fuseplan.runtime import Program
-from fuseplan.segment import Segmentation
+from fuseplan.segment import Region, Segmentation
 from fuseplan.tuning_db import Places, Store, StoredPlan
 from toy_rewrite import Product, Products
 
@@ -410,6 +410,20 @@ def test_fuel_counts_rewrites_too(products: None, host: str) -> None:
         assert applied == list(range(min(units, 3)))
         fused = [one for one in fuel.applied if one.rewrite is None]
         assert len(fused) == (1 if host == "inductor" and units == 4 else 0)
+
+
+def test_without_all_its_rewrites_nothing_of_a_plan_is_carved_out(products: None) -> None:
+    _, program = run(thrice, torch.ones(4), plan=Plan("aten", THREE))
+    (record,) = program.graphs
+    cut = Segmentation((Region(tuple(range(len(record.graph.ops))), "inductor"),))
+    plan = Plan("aten", THREE, (CarveOuts("inference", str(record.graph.key), cut),))
+    for units in range(5):
+        fuel = Fuel(units)
+        result, program = run(thrice, torch.ones(4), plan=plan, fuel=fuel)
+        assert_close(result, thrice(torch.ones(4)))
+        assert len(fuel.applied) == min(units, 4)
+        inside = [region for record in program.graphs for region in record.regions if region.fallback is None]
+        assert len(inside) == (units == 4)
 
 
 @pytest.mark.parametrize("host", ["eager", "inductor"])
