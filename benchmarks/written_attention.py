@@ -41,7 +41,7 @@ _TIMM: dict[str, dict[str, Any]] = {
     "coatnet_pico_rw_224": {"img_size": 64},
     "levit_128s": {"img_size": 64},
     "mvitv2_tiny": {"img_size": 64},
-    "pvt_v2_b0": {"img_size": 64},
+    "pvt_v2_b0": {},
     "twins_pcpvt_small": {"img_size": 64},
     "twins_svt_small": {"img_size": 64},
     "coat_lite_tiny": {"img_size": 64},
@@ -54,9 +54,9 @@ _TIMM: dict[str, dict[str, Any]] = {
     "mobilevitv2_050": {},
     "convit_tiny": {"img_size": 64},
     "gcvit_xxtiny": {"img_size": 224},
-    "davit_tiny": {"img_size": 64},
+    "davit_tiny": {},
     "hiera_tiny_224": {},
-    "tiny_vit_5m_224": {"img_size": 64},
+    "tiny_vit_5m_224": {},
     "volo_d1_224": {"img_size": 64},
     "nextvit_small": {},
     "fastvit_t8": {},
@@ -107,7 +107,8 @@ def _of_timm(name: str, sizes: dict[str, Any]) -> tuple[nn.Module, dict[str, Any
     importlib.import_module("timm.layers").set_fused_attn(False)
     torch.manual_seed(0)
     model: nn.Module = timm.create_model(name, num_classes=10, **sizes)
-    size = sizes.get("img_size") or model.pretrained_cfg["input_size"][-1]  # type: ignore[index]
+    given: Any = model.pretrained_cfg
+    size: int = sizes.get("img_size") or given["input_size"][-1]
     return model, {"x": torch.randn(2, 3, size, size)}
 
 
