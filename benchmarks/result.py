@@ -19,7 +19,7 @@ from fuseplan.measure.pool import cores
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PACKAGES = ("torch", "triton", "numpy", "transformers", "nvfuser-cu130-torch210", "nvfuser-cu128-torch210")
+PACKAGES = ("torch", "triton", "numpy", "transformers", "timm", "nvfuser-cu130-torch210", "nvfuser-cu128-torch210")
 
 
 def write_result(name: str, arguments: Sequence[str], results: Any) -> Path:
