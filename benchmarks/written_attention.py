@@ -24,7 +24,8 @@ from benchmarks.judging.more_models import MORE
 from benchmarks.small_zoo import TRANSFORMERS, Entry, Hf
 from fuseplan.rewrites.written.site import find_written
 
-_PRODUCTS = ("aten.bmm", "aten.mm", "aten.baddbmm", "aten.addmm", "aten.matmul", "aten.einsum")
+_PRODUCTS = ("aten.bmm", "aten.baddbmm")
+"""Of two tensors of data, batch by batch; linear layers are another op."""
 _SOFTMAXES = ("aten._softmax", "aten._safe_softmax")
 _TIMM: dict[str, dict[str, Any]] = {
     "vit_tiny_patch16_224": {"depth": 2, "img_size": 64},
