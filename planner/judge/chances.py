@@ -3,8 +3,7 @@
 Both run under many random numbers, on the same inputs. Of each run some numbers are taken: how much of a tensor is zero, how far it
 lies from eager's mean, along the way in which the other half of the runs differs from eager, and how much the loss falls where one
 follows the gradient, which has to be as much as the gradient says: backward uses forward's own masks. Such numbers are compared as two
-samples are. What seems to differ is looked at in further samples, until it is beyond chance or no longer seems to; and only what
-rounding does not explain counts.
+samples are, over several of them, and only what rounding does not explain counts.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from fuseplan.judge.memory import is_float
 RUNS = 32
 """In a sample."""
 LEAST_RUNS = 8
-SAMPLES = 4
-"""At most; the first is enough where nothing seems to differ."""
-SEEMS = 3.0
-"""How many deviations of a difference from none make it worth another sample."""
+SAMPLES = 8
+"""As long as there is time for them, and something seems to differ."""
+SEEMS, SURE = 3.0, 2
+"""By so many deviations, after more samples than this."""
 APART = 5.5
-"""How many are no chance, over two samples or more."""
+"""How many deviations of a difference from none are no chance, over two samples or more."""
 ELEMENTS = 2048
 """Of a tensor, so many are looked at, evenly spread."""
 NOT_ROUNDING = 0.02
@@ -41,7 +40,7 @@ NO_STEP, NO_LOW_STEP = 0.001, 0.01
 GROUPS = 3
 """Weights that are moved by themselves: the first third of them, in the order of the program, and so on."""
 _FIRST = 104_729
-_SURE = 1e6
+_BEYOND = 1e6
 Draw = Callable[[int], Mapping[str, Any]]
 """Runs a program under the random numbers of a seed; all that it gave and wrote, by name."""
 
@@ -103,13 +102,8 @@ class Chances:
             beyond = [key for key, total in sums.items() if number and abs(total) / root > APART and found[key].counts]
             if beyond:
                 return found[beyond[0]].reason
-            sums = {
-                key: total
-                for key, total in sums.items()
-                if abs(total) / root > SEEMS + number / 2 and found[key].counts
-            }
             seconds -= perf_counter() - begin
-            if not sums:
+            if number >= SURE and not any(abs(total) / root > SEEMS for total in sums.values()):
                 return None
         return None
 
@@ -137,6 +131,12 @@ class Chances:
             if drawn.shape[1:] == eager.shape[1:] and bool(torch.isfinite(drawn).all() & torch.isfinite(eager).all()):
                 for what, one in _compared(drawn, eager, self.rounding[name]):
                     yield f"{name} {what}", replace(one, reason=f"{name} is random, and {one.reason}")
+        mine_all, eagers_all, rounding = _all_together(mine, theirs, self.rounding)
+        for what, one in _compared(mine_all, eagers_all, rounding):
+            yield (
+                f"all {what}",
+                replace(one, reason=f"its random values together, each in units of its own: {one.reason}"),
+            )
         floor = NO_LOW_STEP if _is_low(self.loaded) else NO_STEP
         for group in mine.slopes.keys() & theirs.slopes.keys():
             ours, eagers = (torch.tensor(one.slopes[group]).double() for one in (mine, theirs))
@@ -148,7 +148,7 @@ class Chances:
                 " has other random numbers than the forward"
             )
             yield f"slope {group}", _Difference(_signed(ours, eagers), off > floor, reason)
-            logs = [(one - eagers.median()).abs().add(floor / 10).log() for one in (ours, eagers)]
+            logs = [(one - one.median()).abs().add(floor / 10).log() for one in (ours, eagers)]
             yield f"scatter of slope {group}", _Difference(_signed(*logs), off > floor, reason)
 
 
@@ -194,6 +194,26 @@ def _elements(value: Tensor) -> Tensor:
 # what is compared of one tensor
 
 
+def _all_together(mine: DrawnRuns, theirs: DrawnRuns, rounding: Mapping[str, float]) -> tuple[Tensor, Tensor, float]:
+    """All tensors as one, in which each scatters alike and weighs the same: what changes all a little shows there the most."""
+    parts, rounded = list[tuple[Tensor, Tensor]](), 0.0
+    for name, drawn in mine.values.items():
+        eager = theirs.values[name]
+        size = float(eager.var(0).mean().sqrt())
+        if (
+            size
+            and drawn.shape[1:] == eager.shape[1:]
+            and bool(torch.isfinite(drawn).all() & torch.isfinite(eager).all())
+        ):
+            unit = size * math.sqrt(drawn.shape[1])
+            parts.append((drawn / unit, eager / unit))
+            rounded += (rounding[name] / size) ** 2
+    if not parts:
+        return torch.zeros(mine.runs, 1), torch.zeros(theirs.runs, 1), 0.0
+    ours, eagers = (torch.cat(found, 1) for found in zip(*parts, strict=True))
+    return ours, eagers, math.sqrt(rounded / ours.shape[1])
+
+
 def _compared(mine: Tensor, eager: Tensor, rounding: float) -> Iterator[tuple[str, _Difference]]:
     """What differs between two samples of a tensor, by name."""
     zero, zeros = (mine == 0).double().mean(1), (eager == 0).double().mean(1)
@@ -233,7 +253,7 @@ def _crosswise(mine: Tensor, eager: Tensor) -> _Along:
         if not length:
             return _Along(0.0, 0.0)
         ours, theirs = mine[there::2] @ way / length, eager[there::2] @ way / length
-        apart += _signed(ours, theirs) / math.sqrt(2)
+        apart += _signed(ours, theirs) / 2  # the two halves' words are one and the same: both are no surer than one
         size += float(ours.mean() - theirs.mean()) / math.sqrt(way.numel()) / 2
     return _Along(apart, size)
 
@@ -242,7 +262,7 @@ def _signed(mine: Tensor, theirs: Tensor) -> float:
     """By how many deviations of their difference two means differ."""
     difference = float(mine.mean() - theirs.mean())
     error = math.sqrt(float(mine.var()) / len(mine) + float(theirs.var()) / len(theirs))
-    return difference / error if error else math.copysign(_SURE, difference) if difference else 0.0
+    return difference / error if error else math.copysign(_BEYOND, difference) if difference else 0.0
 
 
 # a step along the gradients
