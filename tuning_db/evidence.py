@@ -33,6 +33,7 @@ MOST_WAYS = 100
 MOST_OPS = 50_000
 """Ops of the cuts that moves start from."""
 _LONGEST = 400
+_LONGEST_SCRIPT = 20_000
 _FORMAT = 1
 
 
@@ -52,6 +53,10 @@ def _is_text(value: str) -> bool:
     return len(value) <= _LONGEST and value.isprintable()
 
 
+def _is_script(value: str) -> bool:
+    return len(value) <= _LONGEST_SCRIPT and all(line.isprintable() for line in value.split("\n"))
+
+
 def _is_error(value: float) -> bool:
     return type(value) is float and 0 <= value < math.inf
 
@@ -65,6 +70,7 @@ def _no_output(output: JudgedOutput) -> str | None:
 
 
 Text = Annotated[str, Only(lambda value: None if _is_text(value) else "a short line of text")]
+Script = Annotated[str, Only(lambda value: None if _is_script(value) else "lines of a short script")]
 Time = Annotated[
     float,
     Only(
@@ -97,6 +103,8 @@ class Raced:
     """How it was judged; nothing where it was not, or before this was kept."""
     outputs: Annotated[tuple[Output, ...], _at_most(MOST_OUTPUTS)] = field(default=(), metadata=UNLESS_DEFAULT)
     """How far its outputs were off and what they were allowed, the worst first."""
+    script: Script = field(default="", metadata=UNLESS_DEFAULT)
+    """Of torch.compile's default where it is wrong, and the ops were found: Python that shows it without fuseplan."""
 
     @property
     def judged(self) -> bool:
@@ -295,6 +303,15 @@ def told(text: str) -> str:
     """
     line = "".join(letter for letter in " ".join(text.split()) if letter.isprintable())
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
+
+
+def told_script(text: str) -> str:
+    """A script as evidence keeps it: whole, or not at all.
+
+    >>> told_script("import torch"), told_script("#" * 100_000)
+    ('import torch', '')
+    """
+    return text if _is_script(text) else ""
 
 
 def told_outputs(outputs: Sequence[JudgedOutput]) -> tuple[JudgedOutput, ...]:

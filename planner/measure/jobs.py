@@ -198,6 +198,8 @@ class OutcomeRow:
     """Of a plan: how far each output was off, and what was allowed."""
     how: str = ""
     """How a plan was judged."""
+    script: str = ""
+    """Of torch.compile's default where it is wrong: Python that shows the fault by itself."""
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:

@@ -39,6 +39,8 @@ def _parts() -> Iterator[str]:
         yield from _candidates(results["candidates"])
     if "misses" in results:
         yield from _misses(results["misses"])
+    if "random" in results:
+        yield from _random(results["random"]["summary"])
 
 
 def _alarms(found: Rows) -> Iterator[str]:
@@ -180,6 +182,19 @@ def _misses(found: Rows) -> Iterator[str]:
     yield "\n".join(lines)
     yield f"By fault, over all programs: pairs, and how many of them {JUDGES[judges[0]]} caught in each precision."
     yield "\n".join(_by_fault(rows, dtypes, judges[0]))
+
+
+def _random(found: Rows) -> Iterator[str]:
+    yield "### Faults of random values"
+    yield (
+        "Five kinds of faults of dropout, written into programs, of which one is compiled by torch.compile besides, each under"
+        " other random numbers than eager's (`scripts/bench judging random`)."
+    )
+    lines = list(head(["", "pairs", "caught", "right called wrong", "passed"]))
+    for dtype, one in found.items():
+        numbers = [str(one["pairs"]), str(one["caught"]), str(len(one["right called wrong"]))]
+        lines.append(line([dtype, *numbers, "; ".join(one["missed"]) or "-"]))
+    yield "\n".join(lines)
 
 
 def _by_fault(rows: Rows, dtypes: list[str], judge: str) -> Iterator[str]:

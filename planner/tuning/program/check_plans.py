@@ -89,7 +89,7 @@ class TimedChecks:
         if outcome.fault is None:
             return
         told = f"{FAULT} {outcome.fault.ops} ops that end in {outcome.fault.op}"
-        self.rows[TORCHS] = replace(row, detail=f"{row.detail}; {told}")
+        self.rows[TORCHS] = replace(row, detail=f"{row.detail}; {told}", script=outcome.fault.script)
         self.services.note(
             f"torch.compile gets this program wrong: {told}; fuseplan judge --script writes a script that shows it"
         )

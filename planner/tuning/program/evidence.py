@@ -30,6 +30,7 @@ from fuseplan.tuning_db.evidence import (
     WayEvidence,
     told,
     told_outputs,
+    told_script,
 )
 
 AS_IS = "as-is"
@@ -46,7 +47,7 @@ def _raced(entry: RaceEntry, row: OutcomeRow) -> Raced:
     return Raced(
         told(entry.name), entry.default, row.status, told(row.detail), row.wall_us, row.device_us, row.host_us,
         row.peak_bytes, _finite(entry.predicted_us), row.repeats.wall[:MOST_WALLS], told(row.how),
-        told_outputs(row.outputs),
+        told_outputs(row.outputs), told_script(row.script),
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from fuseplan.errors import StoreError
 from fuseplan.judge.output import JudgedOutput
 from fuseplan.tuning_db import Box, Evidence, Hit, Raced, RegionEvidence
 from fuseplan.tuning_db.columns import MAX_EVIDENCE
-from fuseplan.tuning_db.evidence import MOST_OPS, MOST_OUTPUTS, MOST_RACED, told, told_outputs
+from fuseplan.tuning_db.evidence import MOST_OPS, MOST_OUTPUTS, MOST_RACED, told, told_outputs, told_script
 from fuseplan.tuning_db.exchange.intake import merge
 from stored import EVIDENCE, PROGRAM, TRACE, plan, question, store_at
 
@@ -59,6 +59,16 @@ def test_how_a_plan_was_judged_is_kept_and_older_evidence_has_no_word_of_it() ->
     assert Evidence.from_json(after.to_json()) == after == after.bounded()
     assert json.loads(after.to_json())["raced"][-1]["outputs"] == [vars(LOSS)]
     assert [one.judged for one in after.raced] == [False, False, False, True]
+
+
+def test_a_script_that_shows_a_fault_is_kept_whole_or_not_at_all() -> None:
+    script = "import torch\n\n\nprint(1)\n"
+    shown = replace(JUDGED, script=told_script(script))
+    assert Evidence.from_json(Evidence((shown,)).to_json()).raced == (shown,)
+    assert "script" not in Evidence((JUDGED,)).to_json()
+    assert (told_script("\x1b[2J"), told_script("x" * 20_001), told_script("")) == ("", "", "")
+    with pytest.raises(StoreError, match="script"):
+        Evidence((replace(JUDGED, script="\x1b[2J"),)).to_json()
 
 
 def test_of_many_outputs_the_worst_stay_with_the_digits_that_say_something() -> None:
