@@ -160,6 +160,14 @@ def columns_of(record: type[Any]) -> Mapping[str, Column]:
     return found
 
 
+@cache
+def _read_columns(record: Any) -> tuple[tuple[str, Column], ...]:
+    """The columns of a record of which the row does not hold just the field."""
+    return tuple(
+        (name, column) for name, column in columns_of(record).items() if column.field != name or column.read is not None
+    )
+
+
 class Record:
     """A dataclass that is a row of a table: each of its fields has a column."""
 
@@ -173,9 +181,9 @@ class Record:
     def of(cls: type[_R], row: Row, environment: object = None) -> _R:
         """The record that a logical row describes; FuseplanError where what is stored for a field is none."""
         kind: Any = cls
-        values: dict[str, Any] = {}
-        for name, column in columns_of(kind).items():
-            value = row[name]
+        values: dict[str, Any] = dict(row)
+        for name, column in _read_columns(kind):
+            value = values.pop(name)
             if column.field:
                 values[column.field] = value if column.read is None or value is None else column.read(value)
         if environment is not None:
@@ -198,9 +206,9 @@ def to_object(values: Mapping[str, str]) -> str:
 
 def content_key(table: str, values: tuple[Value, ...]) -> str:
     """The key of a row that is what it holds: 32 hex digits."""
-    return digest_of(table, values).hex()
+    return digest_of([table, *values]).hex()
 
 
-def digest_of(table: str, values: tuple[Value, ...]) -> bytes:
-    """16 bytes that stand for all of these values in a table."""
-    return blake2b(_encode([table, *values]).encode("ascii"), digest_size=16).digest()
+def digest_of(values: list[Value]) -> bytes:
+    """16 bytes that stand for all of these values."""
+    return blake2b(_encode(values).encode("ascii"), digest_size=16).digest()

@@ -69,7 +69,7 @@ class Table:
 
     def digest(self, row: Row) -> bytes:
         """16 bytes that stand for all of a logical row, so that a flipped bit anywhere in it shows."""
-        return digest_of(self.name, tuple(row[name] for name in self.columns))
+        return digest_of([self.name, *[row[name] for name in self.columns]])
 
     @cached_property
     def own(self) -> tuple[str, ...]:
