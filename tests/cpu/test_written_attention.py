@@ -143,7 +143,10 @@ def test_sizes_may_be_known_at_run_time_only(name: str) -> None:
     run, backend = compiled(spelling.function, "math", dynamic=True)
     for sizes in (Sizes(b=2, n=8, m=8), Sizes(b=4, n=10, m=10)):
         assert_same_step(spelling.function, run, spelling.inputs(sizes=sizes))
-    assert (len(backend.sites), backend.missed) == (1, [])
+    reasons = [miss.reason for miss in backend.missed]
+    nameless = name == "fairseq_esm"  # its heads are what is left of a batch that has them
+    assert reasons == (["a size that is known at run time only has no name"] if nameless else [])
+    assert len(backend.sites) == (0 if nameless else 1)
 
 
 @settings(max_examples=15, deadline=None)

@@ -77,7 +77,9 @@ def is_one(size: Any) -> bool:
 
 def is_reshape(node: Node) -> bool:
     """Whether an op only gives its input another shape."""
-    return name_of(node) in _RESHAPES
+    return (
+        name_of(node) in _RESHAPES and fake_of(node).dtype == fake_of(first(node)).dtype
+    )  # a view may have another one
 
 
 def is_copy(node: Node) -> bool:

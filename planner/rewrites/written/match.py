@@ -21,8 +21,6 @@ from fuseplan.rewrites.written.scores import Added, Arranged, Filled, Scaled, Sc
 from fuseplan.rewrites.written.versions import Versions, fake_of
 from fuseplan.rewrites.written.weights import AttentionWeights, check_unread, weights_of
 
-_CHANGES = ("autocast", "grad_enabled", "inference_mode", "no_grad", "saved_tensors_hooks")
-
 
 @dataclass(frozen=True, eq=False)
 class Operand:
@@ -181,6 +179,8 @@ def _operand(versions: Versions, product: Contraction, left: bool) -> Operand:
     node, axes = (product.left, product.left_axes) if left else (product.right, product.right_axes)
     scale = 1.0
     while node.op in ("call_function", "call_method") and node not in versions.writers:
+        if _changed(versions, node, product.node):
+            break  # under other rules it may take no gradient, whatever is known of it
         source = versions.read(node, first(node))
         name, order = name_of(node), permutation(node)
         if order is not None:
@@ -265,13 +265,20 @@ def _check(versions: Versions, match: Match, scores: Scores, weights: AttentionW
 
 def _check_rules(versions: Versions, match: Match) -> None:
     """Everything must be computed under one set of rules: of autocast, and of whether gradients are taken."""
-    low, high = versions.place[match.nodes[0]], versions.place[match.result]
-    for node, place in versions.place.items():
-        if low < place < high and any(word in name_of(node) for word in _CHANGES):
-            raise MissedError(f"{name_of(node)} changes the rules in between")
+    change = _changed(versions, match.nodes[0], match.result)
+    if change is not None:
+        raise MissedError(f"{name_of(change)} changes the rules in between")
+
+
+def _changed(versions: Versions, start: Node, end: Node) -> Node | None:
+    """What changes the rules of computing between two ops."""
+    low, high = versions.place[start], versions.place[end]
+    return next((node for node in versions.changes if low < versions.place[node] < high), None)
 
 
 def _check_writes(versions: Versions, match: Match) -> None:
     """What is read later than it was must still be what it was."""
     for node in match.reads:
         versions.check_unwritten(node, match.result, match.nodes)
+    if fake_of(match.result).requires_grad:  # kernels keep it for their backward, which a matmul does not
+        versions.check_unwritten(match.result)

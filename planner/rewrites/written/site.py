@@ -20,7 +20,7 @@ from fuseplan.rewrites.written.missed import Miss, MissedError, noted
 from fuseplan.rewrites.written.versions import Versions, fake_of
 from fuseplan.rewrites.written.writer import Writer
 from fuseplan.rewrites.written.writing import arguments, put_back
-from fuseplan.rewrites.written.written import Written, dtype_of, home_of, writer_of
+from fuseplan.rewrites.written.written import Written, check_gradients, dtype_of, home_of, writer_of
 from fuseplan.segment.masks import MaskProof, UnprovenError
 
 
@@ -88,6 +88,7 @@ def _site(versions: Versions, softmax: Node, scratch: Draft, number: int) -> Wri
     match = match_of(versions, softmax)
     trains = fake_of(match.result).requires_grad
     written = Written(match, biases_of(versions, match), home_of(match), dtype_of(match), trains=trains)
+    check_gradients(written)
     written, proof = _proven(written, writer_of(written, scratch))
     given = arguments(written, writer_of(written, scratch))
     known = {name: map_arg(value, lambda node: node.meta["example_value"]) for name, value in given.items()}

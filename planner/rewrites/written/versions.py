@@ -14,11 +14,13 @@ from torch.utils._pytree import tree_leaves
 
 from fuseplan.rewrites.attention.mask_source import written_by
 from fuseplan.rewrites.written.missed import MissedError
+from fuseplan.rewrites.written.reading import name_of
 
 _SHAPE_METHODS = frozenset(
     {"size", "dim", "numel", "ndimension", "stride", "get_device", "is_contiguous", "element_size"}
 )
 _SHAPE_ATTRIBUTES = frozenset({"shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_cuda"})
+_CHANGES = ("autocast", "grad_enabled", "inference_mode", "no_grad", "saved_tensors_hooks")
 _LIKE_ANOTHER = frozenset({"type_as", "view_as", "reshape_as", "expand_as"})
 
 
@@ -64,13 +66,21 @@ class Versions:
         """The ops that read elements of this value, and not its shape alone."""
         return [reader for reader in self.readers[node] if reads_elements(reader, node)]
 
-    def check_unwritten(self, node: Node, until: Node, among: Collection[Node]) -> None:
-        """MissedError where somebody besides `among` writes to this version of a value before `until`."""
+    def check_unwritten(self, node: Node, until: Node | None = None, among: Collection[Node] = ()) -> None:
+        """MissedError where somebody besides `among` writes to this version of a value before `until`, or ever."""
+        end = len(self.place) if until is None else self.place[until]
         for writer, written in self.writers.items():
-            if writer in among or not self.place[node] < self.place[writer] < self.place[until]:
+            if writer in among or not self.place[node] < self.place[writer] < end:
                 continue
             if any(self.memory(node) & self.memory(each) for each in written):
-                raise MissedError(f"{node.name} is written to by {writer.name} in between")
+                raise MissedError(
+                    f"{node.name} is written to by {writer.name} {'later' if until is None else 'in between'}"
+                )
+
+    @cached_property
+    def changes(self) -> list[Node]:
+        """What changes the rules of computing, in order."""
+        return [node for node in self.place if any(word in name_of(node) for word in _CHANGES)]
 
     def memory(self, node: Node) -> set[int]:
         """The storages that a value lies in."""

@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Node
 from torch.fx.node import map_arg
 
+from fuseplan.rewrites.written.biases import ABSORBS
 from fuseplan.rewrites.written.hidden import at_home, guarded, hiding
 from fuseplan.rewrites.written.layouts import is_one, is_reshape, permutation
 from fuseplan.rewrites.written.match import Factor, Operand
@@ -35,7 +36,7 @@ def arguments(written: Written, writer: Writer) -> dict[str, Any]:
         hidden, rows = guarded(written, writer, hidden)
         if rows is not None:
             sides["query"] = writer.call("masked_fill", sides["query"], rows, 0.0)
-        hidden = _narrowed(written, writer, at_home(written, writer, hidden))
+        hidden = _narrowed(written, writer, _centred(written, writer, at_home(written, writer, hidden)))
     bias = _with_small(written, writer, hidden)
     scale = match.scale
     if scale <= 0:  # kernels take the largest product for the largest score
@@ -94,7 +95,19 @@ def _with_small(written: Written, writer: Writer, hidden: Node | None) -> Node |
     for bias in written.small:
         term = term_at(written, writer, bias.term, written.home)
         total = term if total is None else writer.call(torch.add, total, term)
-    return None if total is None else _narrowed(written, writer, total)
+    return None if total is None else _narrowed(written, writer, _centred(written, writer, total))
+
+
+def _centred(written: Written, writer: Writer, total: Node) -> Node:
+    """A bias that is to become narrower, less the largest of its row, which changes no weight: what the largest are off by would
+    show, and beside large numbers it would be much.
+    """
+    ours, theirs = (torch.finfo(dtype).eps for dtype in (written.dtype, fake_of(total).dtype))
+    if ours <= theirs:
+        return total
+    highest = writer.call("amax", writer.call("detach", total), -1, True)
+    hidden = writer.call(torch.le, highest, ABSORBS)  # a row as a whole: nothing of it is to become zero
+    return writer.call(torch.sub, total, writer.call("masked_fill", highest, hidden, 0.0))
 
 
 def _repeated(written: Written, writer: Writer, bias: Node) -> Node:

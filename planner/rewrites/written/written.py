@@ -13,6 +13,7 @@ from fuseplan.rewrites.base import Draft
 from fuseplan.rewrites.written.biases import Bias
 from fuseplan.rewrites.written.layouts import Axis, Location
 from fuseplan.rewrites.written.match import Hidden, Match
+from fuseplan.rewrites.written.missed import MissedError
 from fuseplan.rewrites.written.scores import Added
 from fuseplan.rewrites.written.versions import fake_of
 from fuseplan.rewrites.written.writer import Writer
@@ -95,6 +96,20 @@ def dtype_of(match: Match) -> torch.dtype:
             return given
     query, key, value = (fake_of(operand.node).dtype for operand in (match.query, match.key, match.value))
     return torch.promote_types(torch.promote_types(query, key), value)
+
+
+def check_gradients(written: Written) -> None:
+    """MissedError where a kernel would give a bias its gradient in fewer digits than the program does."""
+    for bias in written.biases:
+        term = bias.term.step.term if isinstance(bias.term.step, Added) else None
+        if isinstance(term, Node) and (value := fake_of(term)).requires_grad:
+            given = torch.promote_types(value.dtype, written.dtype)
+            if torch.finfo(given).eps < torch.finfo(written.dtype).eps:
+                raise MissedError(
+                    f"a bias takes a gradient in {given}, where a kernel computes in {written.dtype}".replace(
+                        "torch.", ""
+                    )
+                )
 
 
 def writer_of(written: Written, draft: Draft) -> Writer:
