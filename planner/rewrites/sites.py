@@ -13,6 +13,7 @@ from torch._higher_order_ops.wrap import tag_activation_checkpoint
 from torch.fx import GraphModule, Node
 
 from fuseplan.errors import PlanError
+from fuseplan.log import logger
 from fuseplan.plan import Plan, Rewrite
 from fuseplan.rewrites.base import Kind, Site
 from fuseplan.rewrites.found import SiteFound
@@ -90,9 +91,17 @@ def sites_of(name: str, gm: GraphModule) -> list[PlacedSite]:
         raise PlanError(f"there is no kind of rewrite {name!r}; known are {', '.join(KINDS)}")
     kind, placed = KINDS[name], list[PlacedSite]()
     for path, graph, around in graphs_in(gm):
-        for site in kind.find(graph):
+        for site in _found(name, kind, graph):
             placed.append(PlacedSite(name, kind, site, len(placed), _digest(site, path), path, around))
     return placed
+
+
+def _found(name: str, kind: Kind[Any], graph: GraphModule) -> Sequence[Site]:
+    try:
+        return kind.find(graph)
+    except Exception as error:  # noqa: BLE001 -- a kind may be anybody's: what it cannot read runs as it is written
+        logger.warning("no %s is rewritten: its kind cannot read this program: %s", kind.noun, type(error).__name__)
+        return []
 
 
 def graphs_in(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,12 @@ from fuseplan.measure.environment import environment
 from fuseplan.plan import Plan, Rewrite
 from fuseplan.rewrites.apply import rewritten
 from fuseplan.rewrites.kinds import KINDS
+from fuseplan.rewrites.sites import Sites
 from fuseplan.runtime import Program
 from fuseplan.tuning_db import Places, Store, StoredPlan
 from fuseplan.tuning_db.exchange import export, import_file
 from fuseplan.tuning_db.files import Database
-from toy_rewrite import Products
+from toy_rewrite import Product, Products
 
 PROVEN = Plan("aten", (Rewrite("attention", 0, "auto+causal"),))
 
@@ -135,3 +137,22 @@ def test_kinds_are_found_on_the_original_graph_and_refused_with_a_reason(product
         rewritten(found[0], (Rewrite("product", 1, "quotient"),))
     with pytest.raises(PlanError, match="speaks of product 2; the program has 2 of them"):
         rewritten(found[0], (Rewrite("product", 2, "quotient"),))
+
+
+class Unable(Products):
+    """A kind that knows no way with some program."""
+
+    def find(self, gm: GraphModule) -> Sequence[Product]:
+        raise AssertionError("no axis may be lost")
+
+
+def test_a_kind_that_cannot_read_a_program_leaves_it_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(KINDS, "product", Unable())
+    gm = torch.fx.symbolic_trace(lambda x: x * 2.0)
+    assert not Sites.of(gm, ["product"]).placed
+    (said,) = caplog.messages
+    assert said == "no product is rewritten: its kind cannot read this program: AssertionError"
+    with pytest.raises(PlanError, match="the program has 0 of them"):
+        rewritten(gm, (Rewrite("product", 0, "quotient"),))
