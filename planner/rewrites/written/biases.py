@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
 from torch.fx import Node
 
+from fuseplan.rewrites.written.layouts import axes_of
 from fuseplan.rewrites.written.lowest import Range, product, quotient, range_of
 from fuseplan.rewrites.written.match import Factor, Hidden, Match
 from fuseplan.rewrites.written.missed import MissedError
@@ -39,6 +41,11 @@ class Bias:
         return self.replaces or self.range[0] < HIDES
 
     @property
+    def low_number(self) -> float | None:
+        """The finite number that stands in the place of scores."""
+        return self.range[0] if self.replaces and self.range[0] != -math.inf else None
+
+    @property
     def absorbs(self) -> bool:
         """It is added, and may be so low that no score shows beside it."""
         return not self.replaces and self.range[0] < ABSORBS
@@ -52,6 +59,7 @@ def biases_of(versions: Versions, match: Match) -> tuple[Bias, ...]:
     for term in match.terms:
         if isinstance(term.step, Filled):
             found.append(_replaced(versions, term))
+            _check_depth(found)
             continue
         if any(bias.replaces and bias.range[0] > ABSORBS for bias in found):
             raise MissedError(
@@ -62,6 +70,8 @@ def biases_of(versions: Versions, match: Match) -> tuple[Bias, ...]:
             continue
         fake_of(term.step.term)
         found.append(Bias(term, _scaled(versions, term, range_of(versions, term.step.term))))
+    for bias in found:
+        _check_overflow(versions, match, bias)
     return tuple(found)
 
 
@@ -69,10 +79,40 @@ def _check_factor(match: Match, factor: Factor) -> None:
     value = factor.by.meta.get("example_value") if isinstance(factor.by, Node) else None
     if value is None:
         raise MissedError("the scores are multiplied by something that is no number and no tensor")
-    shape = getattr(value, "shape", ())
-    varies = {axis for axis, size in zip(factor.location.axes[::-1], shape[::-1], strict=False) if size != 1}
-    if {match.row, match.column} <= varies:
+    if {match.row, match.column} <= set(axes_of(getattr(value, "shape", ()), factor.location.axes)):
         raise MissedError("the scores are multiplied by a tensor that differs between queries and between keys")
+
+
+def _check_depth(found: list[Bias]) -> None:
+    """MissedError where the last number that replaces scores is of another depth than what hides others.
+
+    All finite numbers become the lowest of the dtype: so they must be one number, and lower than what is hidden by addition.
+    """
+    number = found[-1].low_number
+    if number is None:
+        return
+    if any(other.low_number not in (None, number) for other in found):
+        raise MissedError("scores are replaced by two numbers, of which one hides more than the other")
+    if number > torch.finfo(torch.bfloat16).min and any(other.hides and not other.replaces for other in found):
+        raise MissedError("scores are replaced by a number that may be no lower than what hides others")
+
+
+def _check_overflow(versions: Versions, match: Match, bias: Bias) -> None:
+    """MissedError where a cast to a narrower dtype may make an infinity of the finite number that hides scores."""
+    step = bias.term.step
+    given = step.value if isinstance(step, Filled) else step.term
+    low, high = range_of(versions, given)
+    if low == high == -math.inf:
+        return
+    fake = given.meta.get("example_value") if isinstance(given, Node) else None
+    floats = isinstance(fake, torch.Tensor) and fake.is_floating_point()
+    start, end = versions.place[step.node], versions.place[match.softmax]
+    way = [fake_of(node).dtype for node in match.nodes if start <= versions.place[node] <= end]
+    least = min(torch.finfo(dtype).max for dtype in way)
+    low = min(low, bias.range[0])
+    most = torch.finfo(fake.dtype if floats and fake is not None else way[0]).max
+    if low < -least and (low != -math.inf or least < most):
+        raise MissedError("a cast to a narrower dtype may make an infinity of what hides scores")
 
 
 def _replaced(versions: Versions, term: Hidden) -> Bias:

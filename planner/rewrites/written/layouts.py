@@ -75,6 +75,12 @@ def is_one(size: Any) -> bool:
     return isinstance(size, int) and size == 1
 
 
+def axes_of(shape: Sequence[Any], axes: Sequence[Axis]) -> tuple[Axis, ...]:
+    """The axes that a tensor of this shape has where scores have `axes`: those along which it is not only repeated."""
+    pairs = list(zip(reversed(shape), reversed(axes), strict=False))[::-1]
+    return tuple(axis for size, axis in pairs if not is_one(size) or is_one(axis.size))
+
+
 def is_reshape(node: Node) -> bool:
     """Whether an op only gives its input another shape."""
     return (

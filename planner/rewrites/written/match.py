@@ -14,10 +14,10 @@ import torch
 from torch.fx import Graph, Node
 
 from fuseplan.rewrites.written.contraction import Contraction
-from fuseplan.rewrites.written.layouts import Axis, Location, arranged, equal, is_copy, permutation
+from fuseplan.rewrites.written.layouts import Axis, Location, arranged, axes_of, equal, is_copy, permutation
 from fuseplan.rewrites.written.missed import MissedError
 from fuseplan.rewrites.written.reading import argument, first, name_of, number_of
-from fuseplan.rewrites.written.scores import Added, Arranged, Filled, Scaled, Scores, ScoreStep, scores_of
+from fuseplan.rewrites.written.scores import Added, Arranged, Filled, Passed, Scaled, Scores, ScoreStep, scores_of
 from fuseplan.rewrites.written.versions import Versions, fake_of
 from fuseplan.rewrites.written.weights import AttentionWeights, check_unread, weights_of
 
@@ -112,6 +112,7 @@ def match_of(versions: Versions, softmax: Node) -> Match:
     row = _row(scores.product, key_left, out, value)
     sides = [_operand(versions, scores.product, left) for left in (True, False)]
     key, query = sides if key_left else sides[::-1]
+    _check_shifts(scores.steps, at, column)
     number, factors, terms = _algebra(scores.steps, at)
     steps = [step.node for step in (*scores.steps, *weights.steps)]
     written = {scores.product.node, softmax, weights.values.node, *steps}
@@ -243,6 +244,23 @@ def _algebra(
 
 
 # checks
+
+
+def _check_shifts(steps: Sequence[ScoreStep], at: dict[Node, Location], column: Axis) -> None:
+    """MissedError where what is subtracted from scores is not the same for all that one softmax is taken over."""
+    shifted = False
+    for step in steps:
+        axes = at[step.node].axes
+        if isinstance(step, Passed) and step.shift:
+            shifted = True
+            if axes[step.along] is not column:
+                raise MissedError("the largest score is subtracted along another axis than softmax goes over")
+        if shifted and isinstance(step, Scaled) and isinstance(step.by, Node):
+            shape = getattr(step.by.meta.get("example_value"), "shape", ())
+            if column not in axes or column in axes_of(shape, axes):
+                raise MissedError(
+                    "after the largest score is subtracted, scores are multiplied by a tensor of the keys"
+                )
 
 
 def _check(versions: Versions, match: Match, scores: Scores, weights: AttentionWeights, inner: Axis) -> None:

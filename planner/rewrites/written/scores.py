@@ -31,6 +31,8 @@ class Passed(ScoreStep):
 
     shift: tuple[Node, ...] = ()
     """What computes the shift."""
+    along: int = -1
+    """The axis along which the largest score is taken, where one is subtracted."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,8 +137,9 @@ def _sub(versions: Versions, node: Node) -> list[tuple[Any, ScoreStep]]:
     if times is None:
         return []
     subtracted = versions.read(node, _other(node))
-    shift = _largest(versions, subtracted, versions.read(node, first(node)))
-    return [(first(node), Passed(node, shift) if shift else Added(node, subtracted, -times))]
+    shift, along = _largest(versions, subtracted, versions.read(node, first(node)))
+    shifts = bool(shift) and times == 1
+    return [(first(node), Passed(node, shift, along) if shifts else Added(node, subtracted, -times))]
 
 
 def _mul(versions: Versions, node: Node) -> list[tuple[Any, ScoreStep]]:
@@ -185,18 +188,17 @@ _BINARY = {
 }
 
 
-def _largest(versions: Versions, value: Any, scores: Node) -> tuple[Node, ...]:
-    """The ops by which a value is the largest of each row of the scores; none if it is something else."""
+def _largest(versions: Versions, value: Any, scores: Node) -> tuple[tuple[Node, ...], int]:
+    """The ops by which a value is the largest of the scores along one axis, and that axis; no ops if it is something else."""
     through: list[Node] = []
     while isinstance(value, Node) and name_of(value) in ("getitem", "values", "detach"):
         if name_of(value) == "getitem" and value.args[1] != 0:
-            return ()
+            return (), -1
         through.append(value)
         value = versions.read(value, first(value))
     if not isinstance(value, Node) or name_of(value) != "max" or versions.read(value, first(value)) is not scores:
-        return ()
+        return (), -1
     keeps = argument(value, 2, "keepdim", default=False)
     dim = argument(value, 1, "dim")
     dim = dim[0] if isinstance(dim, list | tuple) and len(dim) == 1 else dim
-    rank = len(fake_of(scores).shape)
-    return (*through, value) if keeps is True and isinstance(dim, int) and dim % rank == rank - 1 else ()
+    return ((*through, value), dim) if keeps is True and isinstance(dim, int) else ((), -1)

@@ -143,7 +143,8 @@ class Writer:
     def arranged(self, tensor: Named, axes: Sequence[Axis]) -> Node:
         """A tensor with these axes in this order, of length one where it has no such axis."""
         order = [tensor.axes.index(axis) for axis in axes if axis in tensor.axes]
-        assert len(order) == len(tensor.axes), "no axis may be lost"
+        if len(order) != len(tensor.axes):
+            raise MissedError("a tensor that scores meet has an axis that the call has not")
         node = tensor.node if order == sorted(order) else self.call("permute", tensor.node, *order)
         for place, axis in enumerate(axes):
             if axis not in tensor.axes:

@@ -16,6 +16,7 @@ from fuseplan.rewrites.written.biases import ABSORBS
 from fuseplan.rewrites.written.hidden import at_home, guarded, hiding
 from fuseplan.rewrites.written.layouts import is_one, is_reshape, permutation
 from fuseplan.rewrites.written.match import Factor, Operand
+from fuseplan.rewrites.written.missed import MissedError
 from fuseplan.rewrites.written.reading import name_of
 from fuseplan.rewrites.written.versions import fake_of
 from fuseplan.rewrites.written.writer import STANDS_FOR_IT, Named, Writer
@@ -31,13 +32,13 @@ def arguments(written: Written, writer: Writer) -> dict[str, Any]:
     sides = {name: _operand(written, writer, name) for name in ("query", "key", "value")}
     for factor in match.factors:
         _multiply(written, writer, sides, factor)
-    hidden = hiding(written, writer) if written.hides else None
+    hidden, rows = hiding(written, writer) if written.hides else None, None
     if hidden is not None:
         hidden, rows = guarded(written, writer, hidden)
         if rows is not None:
             sides["query"] = writer.call("masked_fill", sides["query"], rows, 0.0)
         hidden = _narrowed(written, writer, _centred(written, writer, at_home(written, writer, hidden)))
-    bias = _with_small(written, writer, hidden)
+    bias = _with_small(written, writer, hidden, rows)
     scale = match.scale
     if scale <= 0:  # kernels take the largest product for the largest score
         sides["query"], scale = writer.call(torch.mul, sides["query"], scale), 1.0
@@ -87,13 +88,17 @@ def _narrowed(written: Written, writer: Writer, bias: Node) -> Node:
     return writer.call("to", bounded, written.dtype)
 
 
-def _with_small(written: Written, writer: Writer, hidden: Node | None) -> Node | None:
-    """All biases together, in the dtype of the call."""
+def _with_small(written: Written, writer: Writer, hidden: Node | None, rows: Node | None) -> Node | None:
+    """All biases together, in the dtype of the call; in `rows`, where no score shows, the small ones do not, either."""
     total = hidden
     if hidden is not None and written.small and written.dtype == torch.float16:
         total = writer.call("to", hidden, torch.float32)  # of float16 the lowest number and another make an infinity
     for bias in written.small:
         term = term_at(written, writer, bias.term, written.home)
+        if rows is not None:
+            if fake_of(term).requires_grad and written.comes_after_a_number(bias):
+                raise MissedError("something that is trained is added to scores after they were replaced by a number")
+            term = writer.call(torch.where, rows, 0.0, term)
         total = term if total is None else writer.call(torch.add, total, term)
     return None if total is None else _narrowed(written, writer, _centred(written, writer, total))
 

@@ -61,6 +61,10 @@ class Written:
         soft = any(bias.absorbs or (bias.replaces and bias.range[0] != -math.inf) for bias in self.hiding)
         return soft and not self.loses_rows
 
+    def comes_after_a_number(self, bias: Bias) -> bool:
+        """Whether scores were replaced by a finite number before this was added, so that its gradient is not lost there."""
+        return any(each.low_number is not None for each in self.biases[: self.biases.index(bias)])
+
     @property
     def frame(self) -> Location:
         """Where the biases that hide something are put together: where they all are, or else where the call is."""
