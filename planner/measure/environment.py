@@ -63,7 +63,9 @@ class Flags(Numerics):
         super().set()
         torch.set_num_threads(self.threads)
         torch.use_deterministic_algorithms(self.deterministic, warn_only=self.deterministic_warns)
-        torch.backends.cudnn.deterministic = self.cudnn_deterministic
+        torch.backends.cudnn.set_flags(
+            _deterministic=self.cudnn_deterministic
+        )  # also where torch.testing has frozen them
         for name, (_, enable) in _ATTENTION.items():
             enable(name not in self.attention_off)
 

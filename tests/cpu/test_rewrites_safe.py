@@ -173,7 +173,7 @@ def test_who_asks_for_what_is_deterministic_gets_no_other_kernel(as_it_was: None
     if how == "algorithms":
         torch.use_deterministic_algorithms(True)
     else:
-        torch.backends.cudnn.deterministic = True
+        torch.backends.cudnn.set_flags(_deterministic=True)
     (site,) = told(attend, heads())
     assert site.refused["cudnn+causal"] == "cudnn is not deterministic, which the caller asks for"
     assert "flash+causal" in site.ways
@@ -181,12 +181,12 @@ def test_who_asks_for_what_is_deterministic_gets_no_other_kernel(as_it_was: None
 
 def test_workers_are_set_as_the_process_that_asks(as_it_was: None) -> None:
     torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.set_flags(_deterministic=True)
     torch.backends.cuda.enable_flash_sdp(False)
     here = Flags.here()
     told_by_json = Flags(**vars(here))
     torch.use_deterministic_algorithms(False)
-    torch.backends.cudnn.deterministic = False
+    torch.backends.cudnn.set_flags(_deterministic=False)
     torch.backends.cuda.enable_flash_sdp(True)
     told_by_json.set()
     assert torch.is_deterministic_algorithms_warn_only_enabled()

@@ -34,7 +34,7 @@ def check_header(line: str) -> None:
 def to_line(table: Table, row: Row) -> str:
     """A row as a line.
 
-    >>> from fuseplan.tuning_db.tables import PROGRAM
+    >>> from fuseplan.tuning_db.schema import PROGRAM
     >>> row = {"key": "ab" * 32, "name": None, "changed_at": "2026-11-20T12:00:00.000Z"}
     >>> from_line(to_line(PROGRAM, row)) == (PROGRAM, row)
     True

@@ -48,7 +48,7 @@ def classify_mask(graph: Graph, name: str) -> MaskProof:
     >>> ones = Op("aten.ones.default", (), (), (Value("ones", kind),))
     >>> tril = Op("aten.tril.default", (Ref("ones"),), (), (Value("mask", kind),))
     >>> classify_mask(Graph((), (ones, tril), (Ref("mask"),), (), (Symbol("s0", 1),)), "mask")
-    MaskProof(verdict='causal', reason='for every size')
+    MaskProof(verdict='causal', reason='for every size', window=None)
     """
     try:
         verdict = _Prover(graph).verdict(name)
