@@ -133,3 +133,30 @@ def test_a_bias_that_takes_its_gradient_in_more_digits_is_left_alone() -> None:
     (bias,) = drawn((3, 6, 6), dtype=torch.float32)
     backend = assert_same(biased, "math", [*inputs, bias], 0.02)
     assert backend.missed == ["a bias takes a gradient in float32, where a kernel computes in bfloat16"]
+
+
+LOWEST = torch.finfo(torch.float32).min
+
+
+def filled_and_padded(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    later = torch.ones(6, 6, dtype=torch.bool).triu(1)
+    padding = (torch.arange(6) < 2).float()
+    return ((q @ k.mT).masked_fill(later, LOWEST) + padding * LOWEST).softmax(-1) @ v
+
+
+def padded_twice(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    padding = torch.ones(6)
+    return (q @ k.mT + padding * LOWEST + padding * LOWEST).softmax(-1) @ v
+
+
+@pytest.mark.parametrize("way", ["math", "auto"])
+@pytest.mark.parametrize("trains", [True, False])
+@pytest.mark.parametrize("program", [filled_and_padded, padded_twice])
+def test_rows_that_two_masks_hide_together(program: Callable[..., Tensor], trains: bool, way: str) -> None:
+    inputs = [one.detach().requires_grad_(trains) for one in drawn(SHAPE, SHAPE, SHAPE, dtype=torch.float32)]
+    torch._dynamo.reset()
+    backend = Rewriting(way)
+    mine = step(torch.compile(program, backend=backend, fullgraph=True), inputs)
+    for ours, theirs in zip(mine, step(program, inputs), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5, equal_nan=True)
+    assert bool(backend.missed) == (trains or program is padded_twice)

@@ -18,6 +18,7 @@ from fuseplan.rewrites.written.versions import Versions, fake_of
 
 HIDES = -1e4
 """A bias that is nowhere lower is one that hides nothing, and a number that replaces a score must be as low to hide it."""
+_LOWEST = torch.finfo(torch.float32).min
 ABSORBS = -1e30
 """A bias so low that no score shows beside it."""
 
@@ -72,6 +73,8 @@ def biases_of(versions: Versions, match: Match) -> tuple[Bias, ...]:
         found.append(Bias(term, _scaled(versions, term, range_of(versions, term.step.term))))
     for bias in found:
         _check_overflow(versions, match, bias)
+    if sum(bias.range[0] for bias in found if bias.absorbs and math.isfinite(bias.range[0])) < _LOWEST:
+        raise MissedError("what hides scores is added to another that does, and both may be an infinity")
     return tuple(found)
 
 

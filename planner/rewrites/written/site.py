@@ -90,6 +90,10 @@ def _site(versions: Versions, softmax: Node, scratch: Draft, number: int) -> Wri
     written = Written(match, biases_of(versions, match), home_of(match), dtype_of(match), trains=trains)
     check_gradients(written)
     written, proof = _proven(written, writer_of(written, scratch))
+    if written.loses_rows and any(bias.low_number is not None for bias in written.biases):
+        raise MissedError(
+            "a row may be hidden by what is filled in and what is added, which take gradients of their own"
+        )
     given = arguments(written, writer_of(written, scratch))
     known = {name: map_arg(value, lambda node: node.meta["example_value"]) for name, value in given.items()}
     digest = digest_of("written-attention", {versions.place[node]: node for node in match.nodes})
