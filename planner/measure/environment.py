@@ -63,9 +63,8 @@ class Flags(Numerics):
         super().set()
         torch.set_num_threads(self.threads)
         torch.use_deterministic_algorithms(self.deterministic, warn_only=self.deterministic_warns)
-        torch.backends.cudnn.set_flags(
-            _deterministic=self.cudnn_deterministic
-        )  # also where torch.testing has frozen them
+        # not by assignment, which is refused where torch.testing has frozen them
+        torch.backends.cudnn.set_flags(_deterministic=self.cudnn_deterministic)
         for name, (_, enable) in _ATTENTION.items():
             enable(name not in self.attention_off)
 

@@ -69,7 +69,10 @@ class CapturePlace:
         """What a caller gets: what it may hold in memory of its own, which no later call writes to."""
         node = None if self.manager is None or not self.large else self.manager.current_node
         if node is not None and self.manager is not None:
-            _PLACES.setdefault(self.manager, WeakValueDictionary())[node.wrapped_function.id] = self
+            places = _PLACES.get(self.manager)
+            if places is None:  # at the first call alone: this is done at each
+                places = _PLACES[self.manager] = WeakValueDictionary()
+            places[node.wrapped_function.id] = self
         for i in (*small, *(self.large if self.learning else self.copied)):
             outputs[i] = copied(outputs[i])
         if self.learning:
@@ -94,9 +97,9 @@ class CapturePlace:
     def keep(self, manager: CUDAGraphTreeManager) -> None:
         """Count a call that runs plain for an output that is held. Who holds large outputs gets copies of them from now on."""
         count("calls run plain to keep an earlier output")
-        places = _PLACES.get(manager, WeakValueDictionary())
+        places = _PLACES.get(manager)
         for function, output in held_outputs(manager.current_node):
-            place = places.get(function)
+            place = None if places is None else places.get(function)
             if place is not None and output in place.large:
                 place._hold(output)
         self.kept += 1
