@@ -95,17 +95,15 @@ def run(task):
         replace(task, name=name, out=tmp_path / f"{name}.json", limit_s=2.0 if name == "hangs" else 60.0)
         for name in names
     ]
-    seen: dict[str, tuple[str, str]] = {}
+    seen: dict[str, str] = {}
 
     def done(one: Task, report: dict[str, Any], failed: str) -> None:
-        seen[one.name] = report["at_side"], failed
+        if one.name != "hangs":  # on a busy machine its time may be over before it has said anything
+            assert report["at_side"] == one.name
+        seen[one.name] = failed
 
-    assert run_all(tasks, 2, 60.0, done) == []
-    assert seen == {
-        "ends": ("ends", ""),
-        "hangs": ("hangs", "it did not end within 2 s"),
-        "dies": ("dies", "the process ended with 3"),
-    }
+    assert run_all(tasks, 2, 120.0, done) == []
+    assert seen == {"ends": "", "hangs": "it did not end within 2 s", "dies": "the process ended with 3"}
     assert run_all(tasks, 2, -1.0, done) == tasks, "no time is left for any"
 
 
