@@ -16,9 +16,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fuseplan
 from agreement import assert_as_accurate, in_double
+from fuseplan.measure.environment import Flags
 from fuseplan.plan import Plan, Rewrite
 from fuseplan.rewrites.apply import rewritten
 from fuseplan.rewrites.attention.calls import AttentionCall, attention_calls
+from fuseplan.rewrites.sites import Sites
 
 Program = Callable[..., Any]
 OPERATORS = {
@@ -151,6 +153,48 @@ def test_each_layout_under_each_kernel_that_takes_it(kernel: str, layout: str, l
         pytest.skip(reason)
     made = in_ways(biased, arguments, lambda call: way)
     assert set(assert_right(biased, made, arguments).names) == {OPERATORS[kernel]}
+
+
+def as_preferred(program: Program, arguments: tuple[Tensor, ...]) -> Ran:
+    """What a program runs with all its sites, called and written out, as they are preferred; its results are checked."""
+    ran: list[Ran] = []
+
+    def backend(gm: GraphModule, _: Any) -> Callable[..., Any]:
+        edited = rewritten(gm, Sites.of(gm).preferring(Plan("eager")).rewrites).gm
+
+        def run(*given: Any) -> Any:
+            ran.append(Ran())
+            with ran[-1]:
+                return edited(*given)
+
+        return run
+
+    torch._dynamo.reset()
+    found = results(torch.compile(program, backend=backend), arguments)
+    with sdpa_kernel(SDPBackend.MATH):
+        eager, exact = results(program, arguments), results(program, in_double(arguments))
+    assert_as_accurate(found, eager, exact)
+    return ran[-1]
+
+
+def written_out(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:
+    return (q @ k.mT / 8 + table.permute(2, 0, 1)).softmax(-1) @ v
+
+
+@pytest.mark.parametrize("asked", ["nothing", "cudnn", "warn only"])
+@pytest.mark.parametrize("program", [biased, written_out])
+def test_what_is_not_deterministic_is_not_chosen_either(program: Program, asked: str) -> None:
+    arguments, flags = (*heads(), table_of(256)), Flags.here()
+    try:
+        if asked == "cudnn":
+            torch.backends.cudnn.set_flags(_deterministic=True)
+        elif asked == "warn only":
+            torch.use_deterministic_algorithms(True, warn_only=True)
+        with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH], set_priority=True):
+            ran = as_preferred(program, arguments)
+    finally:
+        flags.set()
+    assert set(ran.names) == ({OPERATORS["cudnn"]} if asked == "nothing" else set())
 
 
 def repeated(states: Tensor, times: int = 4) -> Tensor:

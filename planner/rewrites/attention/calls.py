@@ -68,7 +68,7 @@ class AttentionCall(AttentionSite):
 def attention_calls(gm: GraphModule) -> tuple[AttentionCall, ...]:
     """Return the calls of attention in a Dynamo graph, in order, with what is proven of their masks.
 
-    Those inside nested graphs, as checkpointing makes them, are left alone.
+    Those in graphs that are nested in it are found when these are looked at by themselves.
     """
     sources: dict[Node, _Proven] = {}
     places = [(i, one) for i, one in enumerate(gm.graph.nodes) if one.op == "call_function" and one.target in _TARGETS]

@@ -14,7 +14,7 @@ from fuseplan.rewrites.attention.layouts import LAYOUTS, without_repeats
 from fuseplan.rewrites.attention.result import result_in_order
 from fuseplan.rewrites.attention.rewrite import rewrite_sites
 from fuseplan.rewrites.attention.site import AttentionSite
-from fuseplan.rewrites.attention.switches import forbidden
+from fuseplan.rewrites.attention.switches import forbidden, not_deterministic
 from fuseplan.rewrites.attention.ways import AttentionWay
 from fuseplan.rewrites.base import Draft, Kind, likeness
 
@@ -46,8 +46,13 @@ class AttentionKind(Kind[S]):
         return site.refusal(way)
 
     def preferred(self, site: S) -> str | None:
-        """Without its mask where that is proven to change nothing, else with one that a fused kernel takes."""
-        return site.preferred
+        """Without its mask where that is proven to change nothing, else with one that a fused kernel takes; by the name of a
+        kernel where PyTorch would choose one that is not deterministic, and the caller asks for that.
+        """
+        first = site.preferred
+        if not_deterministic(site, AttentionWay.parse(first)) is None:
+            return first
+        return next((way for way in site.by_name if self.forbidden(site, way) is None), None)
 
     def rivals(self, site: S) -> Mapping[str, str]:
         """The same under each kernel, and what else may stand beside the kernel that PyTorch chooses."""
@@ -55,7 +60,7 @@ class AttentionKind(Kind[S]):
 
     def forbidden(self, site: S, way: str) -> str | None:
         """Where the caller, or the program, has switched its kernel off, or asks for what it cannot do."""
-        return forbidden(AttentionWay.parse(way).kernel, site.result)
+        return forbidden(site, AttentionWay.parse(way))
 
     def group(self, site: S) -> str:
         """What it is given, and what is proven of its mask."""

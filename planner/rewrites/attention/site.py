@@ -106,6 +106,16 @@ class AttentionSite(Site, ABC):
         return "auto"
 
     @property
+    def by_name(self) -> list[str]:
+        """The preferred way under each fused kernel that takes it so, instead of under the one that PyTorch chooses."""
+        way = AttentionWay.parse(self.preferred)
+        found = list[str]()
+        for kernel in ("flash", "efficient"):
+            layout = self._in_aligned_rows(kernel, way.mask) if way.lays_out else way.mask
+            found.append("+".join(filter(None, (kernel, layout))))
+        return [one for one in found if self.refusal(one) is None]
+
+    @property
     def rivals(self) -> dict[str, str]:
         """The ways that are worth a race against the preferred one, by a word for what they have in common."""
         _, _, ending = self.preferred.partition("+")
@@ -194,11 +204,18 @@ class AttentionSite(Site, ABC):
     def runs_otherwise(self, way: AttentionWay) -> bool:
         """Whether another kernel runs in a way than would as the program is written, or from other layouts."""
         try:
-            written = chosen_kernel(self.fakes, self._switched_on)
-            kernel = chosen_kernel(self.arguments_in(way), self._switched_on) if way.kernel == "auto" else way.kernel
+            return self.kernel_in(way) != self.kernel_as_written or way.views or way.mask == "window"
         except UnprovenError:
             return False
-        return kernel != written or way.views or way.mask == "window"
+
+    def kernel_in(self, way: AttentionWay) -> str | None:
+        """The kernel that runs in a way, here as the process is set now; UnprovenError where that cannot be told."""
+        return chosen_kernel(self.arguments_in(way), self._switched_on) if way.kernel == "auto" else way.kernel
+
+    @property
+    def kernel_as_written(self) -> str | None:
+        """The one that runs if nobody rewrites it; UnprovenError where that cannot be told."""
+        return chosen_kernel(self.fakes, self._switched_on)
 
     @cached_property
     def _switched_on(self) -> tuple[str, ...]:

@@ -3,19 +3,39 @@
 from __future__ import annotations
 
 import torch
-from torch.fx import Node
 
 from fuseplan.rewrites.attention.device import ENABLED, switched_on
+from fuseplan.rewrites.attention.site import AttentionSite
+from fuseplan.rewrites.attention.ways import AttentionWay
+from fuseplan.segment.masks import UnprovenError
 
 
-def forbidden(kernel: str, result: Node) -> str | None:
-    """Why a kernel is not to run at a node; None if it may."""
-    on = switched_on(result)
-    if kernel == "auto":
-        chosen = set(on) != {name for name, enabled in ENABLED.items() if enabled()}
-        return "the program chooses among kernels there by itself" if chosen else None
-    if kernel not in on:
-        return f"{kernel} is switched off"
+def forbidden(site: AttentionSite, way: AttentionWay) -> str | None:
+    """Why a way is not to be taken at a site; None if it may."""
+    on = switched_on(site.result)
+    if way.kernel != "auto":
+        return _not_deterministic(way.kernel) if way.kernel in on else f"{way.kernel} is switched off"
+    if set(on) != {name for name, enabled in ENABLED.items() if enabled()}:
+        return "the program chooses among kernels there by itself"
+    return not_deterministic(site, way)
+
+
+def not_deterministic(site: AttentionSite, way: AttentionWay) -> str | None:
+    """Why a way gives a site a kernel that is not deterministic, where the caller asks for that; None if it does not, or if the
+    program as it is written has that kernel too.
+
+    PyTorch keeps to what is deterministic only under `use_deterministic_algorithms` that does not just warn.
+    """
+    if not (torch.are_deterministic_algorithms_enabled() or torch.backends.cudnn.deterministic):
+        return None
+    try:
+        kernel = site.kernel_in(way)
+        return None if kernel == site.kernel_as_written else _not_deterministic(kernel)
+    except UnprovenError:  # there are no kernels to choose from, or it is not legal for that reason
+        return None
+
+
+def _not_deterministic(kernel: str | None) -> str | None:
     deterministic = torch.are_deterministic_algorithms_enabled()
     if kernel == "cudnn" and (deterministic or torch.backends.cudnn.deterministic):
         return "cudnn is not deterministic, which the caller asks for"

@@ -47,6 +47,11 @@ class WrittenAttention(AttentionSite):
         """All that is written out."""
         return self.written.match.nodes
 
+    @property
+    def kernel_as_written(self) -> str | None:
+        """Two matmuls and a softmax."""
+        return "math"
+
     def write(self, draft: Draft) -> dict[str, Any]:
         """The arguments of a call, put in before the result; what its readers need of it is put in behind."""
         writer = writer_of(self.written, draft)
