@@ -7,7 +7,6 @@ A tuning database (--db) is copied, never changed: what it has of regions is not
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -25,12 +24,8 @@ def measure(arguments: list[str]) -> Rows:
     given.add_argument("--launch", action="append", choices=LAUNCHES, help="both, unless one is given")
     chosen = given.parse_args(arguments)
     launches = chosen.launch or (["plain"] if chosen.device == "cpu" else list(LAUNCHES))
-    db = str(chosen.db.absolute()) if chosen.db else None
     rows = Rows("ablation", arguments, results_of, keep=chosen.append, joined=partial(_joined, launches))
-    with tempfile.TemporaryDirectory() as folder:
-        return measure_models(
-            rows, chosen, "one_ablation", print_rows, settle=_settled, db=db, launches=launches, folder=folder
-        )
+    return measure_models(rows, chosen, "one_ablation", print_rows, settle=_settled, launches=launches)
 
 
 def _settled(task: Task, report: Mapping[str, Any], failed: str) -> tuple[Row, None]:
@@ -85,12 +80,12 @@ def _lines(rows: Mapping[str, Any]) -> Iterator[Sequence[str]]:
             yield name, row["failed"]
 
 
-def own_copy(db: str | None, folder: str, name: str) -> Path:
+def own_copy(db: str, folder: str, name: str) -> Path:
     """The database that a model is ablated with: a copy of the one given, or an empty one."""
     import sqlite3
 
-    path = Path(folder) / f"{name}.db"
-    if db is not None and Path(db).exists() and not path.exists():
+    path = Path(folder) / f"{name}.copy.db"
+    if Path(db).exists():
         source, target = sqlite3.connect(f"file:{db}?mode=ro", uri=True), sqlite3.connect(path)
         with target:
             source.backup(target)

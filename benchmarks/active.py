@@ -10,19 +10,18 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import geometric_mean
 from time import monotonic
 from typing import Any
 
-from benchmarks.fleet import Report, Task, slug
+from benchmarks.fleet import CACHES, Report, Task, slug
 from benchmarks.harness import LAUNCHES, Rows, measure_models, model_options, print_lines
-from benchmarks.one_model import Accounts, account, clear, traced
 from benchmarks.progress import LogProgress, heard
 from benchmarks.result import commit, earlier_results
 from benchmarks.timing import compared
+from benchmarks.tuned_model import Accounts, account, clear, traced
 from benchmarks.zoo import EVERY, SHOWN
 from fuseplan.capture.trace.format import Trace
 from fuseplan.errors import FuseplanError
@@ -67,13 +66,10 @@ def measure(arguments: list[str]) -> dict[str, Any] | Rows:
         "active", arguments, lambda found: {**earlier_results("active"), **results_of(found)}, keep=chosen.append
     )
     keep, caches = (folder and str(folder.absolute()) for folder in (chosen.keep, chosen.caches))
-    with tempfile.TemporaryDirectory() as folder:
-        fits = Path(folder) / "models"  # the model that ships is fitted once, for all
-        fits.mkdir()
-        return measure_models(
-            rows, chosen, "active", print_rows, told=lambda name: {"first": WITHOUT if name in SHOWN[1::2] else WITH},
-            folder=folder, launch=chosen.launch, times=chosen.times, fits=str(fits), keep=keep, caches=caches,
-        )  # fmt: skip
+    return measure_models(
+        rows, chosen, "active", print_rows, told=lambda name: {"first": WITHOUT if name in SHOWN[1::2] else WITH},
+        launch=chosen.launch, times=chosen.times, keep=keep, caches=caches,
+    )  # fmt: skip
 
 
 def run(task: Task) -> None:
@@ -82,7 +78,7 @@ def run(task: Task) -> None:
     order = (WITH, WITHOUT) if given["first"] == WITH else (WITHOUT, WITH)
     told = {name: given[name] for name in ("effort", "times", "launch", "first")}
     folder = Path(given["folder"]) / slug(task.name)
-    caches = Path(given["caches"] or folder / "inductor")
+    caches = Path(given["caches"] or task.variables.get(CACHES[0]) or folder / "inductor")
     report = Report(task.out, commit=commit(), **told, warm=caches.is_dir() and any(caches.iterdir()))
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(caches)  # workers inherit it
     report.at("loading, to be traced")
@@ -105,8 +101,9 @@ def run(task: Task) -> None:
 def _tuned(trace: Trace, model: str, given: Any, folder: Path, report: Report) -> tuple[dict[str, Any], Plan | None]:
     folder.mkdir(parents=True)
     store, device = Store(Places(user=folder / "tuning.db")), device_of(trace)
-    if given.get("fits"):
-        (folder / "models").symlink_to(given["fits"])
+    fits = Path(given["folder"]) / "models"  # the model that ships is fitted once, for all
+    fits.mkdir(exist_ok=True)
+    (folder / "models").symlink_to(fits)
     begin = monotonic()
     try:
         effort = Effort.named(given["effort"]).times(given["times"])

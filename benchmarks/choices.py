@@ -1,18 +1,19 @@
-"""Does tuning pick the fastest? The four cases of `fusions`: every choice of views inside or outside under every executor
+"""Does tuning pick the fastest? Four cases that people have argued about: every choice of views inside or outside under every executor
 as a whole plan, all side by side, and among them the plan that tuning with full effort has found for the same program.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
-from benchmarks.fusions import CASES, letters, pieces
 from benchmarks.harness import Rows, tuning_options
 from benchmarks.progress import LogProgress, say
 from benchmarks.result import commit
@@ -34,10 +35,41 @@ ROUNDS = 25
 DEFAULTS: dict[str, Plan] = {"inductor": Plan("inductor"), "eager": Plan("eager")}
 
 
+FLAT, STACKED = (8192, 3072), (64, 128, 3072)
+
+
+def gelu_between_views(x: Tensor) -> Tensor:
+    """A gelu on a tensor that is viewed in three dimensions before and in two after."""
+    return F.gelu(x.view(STACKED)).view(FLAT)
+
+
+def attention_transpose(x: Tensor) -> Tensor:
+    """Heads to the inside, as after attention."""
+    return x.view(64, 12, 128, 64).permute(0, 2, 1, 3).contiguous().view(64, 128, 768).view(8192, 768)
+
+
+def lone_view(x: Tensor) -> Tensor:
+    """A region that is one view."""
+    return x.view(STACKED)
+
+
+def view_chain(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    """View A, add, view B, mul, view C, each between the two shapes."""
+    return ((x.view(STACKED) + y).view(FLAT) * z).view(STACKED)
+
+
+CASES: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...]]] = {
+    "gelu between views": (gelu_between_views, (FLAT,)),
+    "attention transpose": (attention_transpose, ((768, 128, 64),)),
+    "lone view": (lone_view, (FLAT,)),
+    "view add view mul view": (view_chain, (FLAT, STACKED, FLAT)),
+}
+
+
 def measure(arguments: list[str]) -> Rows:
     """All cases, or those that are named."""
     chosen = tuning_options("choices", __doc__, CASES, effort="full").parse_args(arguments)
-    rows = Rows("choices", arguments, _results, keep=chosen.append, within="cases")
+    rows = Rows("choices", arguments, _results, keep=chosen.append, within=("cases",))
     for name in chosen.only or CASES:
         found = _measure_case(name, chosen.device, chosen.effort)
         rows.put(name, {"commit": commit(), **found})
@@ -95,6 +127,25 @@ def _every(graph: Graph) -> Iterator[tuple[str, Plan]]:
                 if plan not in seen:
                     seen.add(plan)
                     yield _name(views, outside, choice) if regions else "all under aten", plan
+
+
+def pieces(graph: Graph, inside: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """The connected pieces of `inside` that compute something: a view taken out of a chain cuts it in two."""
+    found: list[list[int]] = []
+    for op in inside:
+        reads = {graph.producer.get(name) for name in graph.ops[op].reads}
+        home = next((piece for piece in found if reads & set(piece)), None)
+        if home is None:
+            found.append([op])
+        else:
+            home.append(op)
+    views = [op.is_view for op in graph.ops]
+    return [tuple(piece) for piece in found if len(piece) == 1 or not all(views[i] for i in piece)]
+
+
+def letters(views: list[int], outside: tuple[int, ...]) -> str:
+    """The views outside, as people call them: A is the first."""
+    return "".join("ABCDEFGH"[views.index(view)] for view in outside)
 
 
 def _runs(graph: Graph, ops: Sequence[int], variants: bool) -> Iterator[tuple[str, str]]:

@@ -5,20 +5,19 @@ The ranges stand in zoo.py. Rows of another seed go: they would be of sizes that
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
-
 from benchmarks import models
-from benchmarks.harness import Rows, measure_models, model_options
+from benchmarks.harness import Rows
 from benchmarks.zoo import drawn
 
 SIDES = ("torch.compile", "eager", "reduce-overhead", "fuseplan")
+SEED = 20261124
+"""Draws the sizes unless another is given: it is changed after the last change to what tuning decides, before anything is run."""
 
 
 def measure(arguments: list[str]) -> Rows:
     """Tune and measure each family at the size that the seed gives it."""
-    given = model_options("drawn", __doc__, None)
-    given.add_argument("--seed", type=int, required=True, help="draws the sizes")
+    given = models.options("drawn", __doc__, None)
+    given.add_argument("--seed", type=int, default=SEED, help=f"draws the sizes; {SEED}, if it is not given")
     given.add_argument("--first", type=int, help="only so many of those that have no row yet")
     chosen = given.parse_args(arguments)
     names = drawn(chosen.seed)
@@ -31,9 +30,4 @@ def measure(arguments: list[str]) -> Rows:
     )  # fmt: skip
     known = rows.every() if chosen.first else {}
     chosen.only = [name for name in chosen.only or names if name not in known][: chosen.first]
-    with tempfile.TemporaryDirectory() as folder:
-        db = str((chosen.db or Path(folder) / "tuning.db").absolute())
-        measure_models(
-            rows, chosen, "one_model", models.print_rows, settle=models.settled, sides=list(SIDES), db=db
-        )  # fmt: skip
-    return rows
+    return models.measured(rows, chosen, SIDES, usual=())

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import queue
@@ -60,8 +61,14 @@ class Task:
 class Report:
     """The result of a task as far as it is known, on disk at each step: a process that dies leaves where it was."""
 
-    def __init__(self, path: Path, **fields: Any) -> None:
-        self.path, self.fields = path, dict(fields)
+    def __init__(self, path: Path, *, resumed: bool = False, **fields: Any) -> None:
+        """Begin anew, or with what an earlier process has left there, `resumed`."""
+        self.path, self.fields = path, {**(read(path) if resumed else {}), **fields}
+        self._earlier_s: float = self.fields.get("seconds", 0.0)
+
+    def seconds(self) -> float:
+        """What this process has taken, and those before it whose report it goes on with."""
+        return round(self._earlier_s + monotonic() - STARTED, 1)
 
     def put(self, **fields: Any) -> None:
         """Add to it."""
@@ -99,9 +106,13 @@ def slots(count: int) -> list[Slot]:
 
 
 def run_all(
-    tasks: Sequence[Task], count: int, within_s: float, on_done: Callable[[Task, dict[str, Any], str], Task | None]
+    tasks: Sequence[Task],
+    count: int,
+    within_s: float,
+    on_done: Callable[[Task, dict[str, Any], str], Task | None],
+    least_s: float = 0.0,
 ) -> list[Task]:
-    """Run the tasks, so many at a time, in their order; returns those that no time was left for.
+    """Run the tasks, so many at a time, in their order; returns those that no time was left for, or less than `least_s`.
 
     `on_done` hears, one at a time and in this thread, of each: what it has reported, and why it failed if it did. It may
     return a task to run in its stead.
@@ -114,7 +125,7 @@ def run_all(
     free, running = slots(count), 0
     with _children() as children:
         while running or not waiting.empty():
-            while free and not waiting.empty() and monotonic() < deadline:
+            while free and not waiting.empty() and monotonic() + least_s < deadline:
                 slot, task = free.pop(0), waiting.get()
                 limit = min(task.limit_s, deadline - monotonic())
                 process = _start(replace(task, cores=slot.cores, limit_s=limit), slot)
@@ -126,24 +137,29 @@ def run_all(
             slot, task, failed = done.get()
             running -= 1
             free.insert(0, slot)
-            again = on_done(task, read(task), failed)
+            again = on_done(task, read(task.out), failed)
             if again is not None:
                 waiting.put(again)
     return list(waiting.queue)
 
 
-def run_one(command: Sequence[str], grace_s: float) -> int:
+def run_one(
+    command: Sequence[str], grace_s: float, cwd: Path = ROOT, variables: Mapping[str, str] | None = None
+) -> int:
     """Wait for one command, and return what it exits with; it does not outlive the wait."""
     with _children() as children:
-        process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, start_new_session=True)
+        environment = {**os.environ, **(variables or {})}
+        process = subprocess.Popen(
+            command, cwd=cwd, env=environment, stdin=subprocess.DEVNULL, start_new_session=True
+        )  # fmt: skip
         children.append((process, grace_s))
         return process.wait()
 
 
-def read(task: Task) -> dict[str, Any]:
-    """What a task has reported so far."""
+def read(path: Path) -> dict[str, Any]:
+    """What a report has so far; nothing where there is none, or none that can be read."""
     try:
-        found: dict[str, Any] = json.loads(task.out.read_text(encoding="utf-8"))
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return found
@@ -165,7 +181,7 @@ def _start(task: Task, slot: Slot) -> subprocess.Popen[bytes]:
     with task.log.open("ab") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "benchmarks.fleet", task.to_json()],
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=ROOT, env={**os.environ, **gpu, **task.variables}, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=ROOT, env={**os.environ, **gpu, **task.variables, _PARENT: str(os.getpid())}, start_new_session=True,
         )  # fmt: skip
 
 
@@ -203,8 +219,21 @@ def _end(process: subprocess.Popen[bytes], grace_s: float) -> None:
     process.wait()
 
 
+def end_with_parent() -> None:
+    """Have this process killed when the one that started it ends, however that ends: nothing goes on measuring unseen."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != int(os.environ.get(_PARENT, os.getppid())):  # it has ended already
+            sys.exit("nobody waits for this")
+
+
+_PR_SET_PDEATHSIG = 1
+_PARENT = "FUSEPLAN_BENCHMARKS_PARENT"
+"""The process that has started this one, as a variable of the environment."""
+
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has its background jobs ignore it
+    end_with_parent()
     mine = Task.from_json(sys.argv[1])
     if mine.cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, mine.cores)

@@ -6,19 +6,17 @@ Each is judged as tuning does it, under torch.compile, host `aten`, and torch.co
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
-from pathlib import Path
 from time import monotonic
 from typing import Any
 
 import torch
 
-from benchmarks.fleet import Report, Task, run_all
-from benchmarks.harness import Row, Rows, print_lines, settled, task_of
-from benchmarks.one_model import clear
-from benchmarks.result import ROOT, commit
+from benchmarks.fleet import Report, Task
+from benchmarks.harness import Row, Rows, print_lines, run_rows, task_of
+from benchmarks.judging import judged_options, with_commit
+from benchmarks.tuned_model import clear
 from benchmarks.zoo import CASES, EVERY, fresh
 from fuseplan.capture.trace.format import Trace
 from fuseplan.judge.output import WIDER
@@ -46,19 +44,15 @@ def shown() -> tuple[str, ...]:
 
 def measure(arguments: list[str]) -> Rows:
     """Judge the chosen configurations, each in a process of its own."""
-    chosen = _parser().parse_args(arguments)
+    parser = argparse.ArgumentParser(prog=f"scripts/bench {BENCHMARK}", description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda", help="cpu is for trying it out")
+    chosen = judged_options(parser, BENCHMARK).parse_args(arguments)
     if strange := [name for name in chosen.only or () if name not in every()]:
         raise SystemExit(f"there is no {strange[0]!r}: known are {', '.join(every())}")
-    rows = Rows(BENCHMARK, arguments, results_of, keep=chosen.append, within="rows")
+    rows = Rows(BENCHMARK, arguments, results_of, keep=chosen.append, within=("rows",))
     names = [name for name in chosen.only or shown() if not (chosen.resume and name in rows.every())]
     tasks = [task_of(name, BENCHMARK, chosen, {"device": chosen.device}) for name in names]
-
-    def done(task: Task, report: dict[str, Any], failed: str) -> None:
-        row, _ = settled(task, report, failed)
-        rows.put(task.name, {**row, "commit": commit()})
-        _print({task.name: row})
-
-    rows.left_out = [task.name for task in run_all(tasks, chosen.at_a_time, chosen.within_s, done)]
+    run_rows(rows, tasks, chosen.at_a_time, chosen.within_s, _print, settle=with_commit)
     _print(rows.every())
     return rows
 
@@ -137,18 +131,3 @@ def _lines(rows: Mapping[str, Row]) -> Iterator[tuple[str, ...]]:
             yield name, "-", "-", "-", row["failed"]
         for side, one in row.get("sides", {}).items():
             yield name, side, one["status"], str(one.get("share", "-")), one["detail"] or one["how"]
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=f"scripts/bench {BENCHMARK}", description=__doc__.splitlines()[0])
-    parser.add_argument("--only", action="append", metavar="NAME", help="a configuration; may be given again")
-    parser.add_argument("--device", default="cuda", help="cpu is for trying it out")
-    parser.add_argument("--append", action="store_true", help="keep the rows of what is not judged now")
-    parser.add_argument("--resume", action="store_true", help="judge what has no row yet; goes with --append")
-    parser.add_argument("--at-a-time", type=int, default=1, help="processes")
-    parser.add_argument("--limit-s", type=float, default=300.0, help="what one row may take")
-    parser.add_argument("--within-s", type=float, default=math.inf, help="what all may take; the rest is not begun")
-    parser.add_argument(
-        "--logs", type=Path, default=ROOT / "build" / f"bench_{BENCHMARK}", help="a folder for the output"
-    )
-    return parser

@@ -1,21 +1,23 @@
 """Whole models: torch's own ways to run them against what tuning has found, interleaved, one process per model.
 
 A model is tuned first, into the database of --db (kept, and taken again), and the tuned sides must then find their plans
-there. Results may be filled in model by model with --append, and several models measured at a time with --gpus.
+there. Results may be filled in model by model with --append, and several models measured at a time with --gpus. With --folder
+a model may take several calls of this command, each `--within-s` some time: it goes on where the last one ended, whatever
+ended that, and does again what is done only with --again. With --against, another checkout of fuseplan is tuned and
+measured after each model, by its own benchmark.
 """
 
 from __future__ import annotations
 
+import argparse
 import math
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.bars import bars
-from benchmarks.fleet import Task
-from benchmarks.harness import LAUNCHES, Row, Rows, measure_models, model_options, print_lines
+from benchmarks.fleet import Report, Task, slug
+from benchmarks.harness import LAUNCHES, Row, Rows, logs_of, measure_models, model_options, print_lines
 from benchmarks.result import RESULTS
 from benchmarks.zoo import EVERY
 
@@ -23,39 +25,69 @@ SIDES = ("torch.compile", "eager", "reduce-overhead", "max-autotune-no-cudagraph
 """Measured unless others are named: what a user can ask torch for, and fuseplan with no launch given."""
 EACH_LAUNCH = ("fuseplan tuned", "fuseplan tuned cudagraph")
 EVERY_SIDE = (*SIDES, *EACH_LAUNCH)
-ATTEMPTS = 3
-"""A process that a side ends is started again without it, so often at most."""
+OF_THE_WAY = ("at", "at_side", "left", "moved", "done")
+"""What a report says of how far it is, and a row does not."""
 
 
 def measure(arguments: list[str]) -> Rows:
     """Tune and measure the chosen models."""
-    given = model_options("models", __doc__)
-    given.add_argument("--side", action="append", choices=EVERY_SIDE, metavar="SIDE", help="may be given again")
-    chosen = given.parse_args(arguments)
-    sides = [side for side in EVERY_SIDE if side in (chosen.side or SIDES)]
-    if chosen.device == "cpu":
-        sides = [side for side in sides if side not in ("fuseplan tuned cudagraph", "max-autotune")]
-    rows = Rows("models", arguments, results_of, keep=chosen.append)
-    with tempfile.TemporaryDirectory() as folder:
-        db = str((chosen.db or Path(folder) / "tuning.db").absolute())
-        measure_models(rows, chosen, "one_model", print_rows, settle=settled, sides=sides, db=db)
-    chart = (RESULTS if chosen.device != "cpu" else chosen.logs) / "models.svg"
+    chosen = options("models", __doc__, tuple(EVERY)).parse_args(arguments)
+    rows = measured(Rows("models", arguments, results_of, keep=chosen.append), chosen, SIDES)
+    chart = (RESULTS if chosen.device != "cpu" else logs_of(chosen)) / "models.svg"
     chart.write_text(_chart(rows()["models"]), encoding="utf-8")
     return rows
 
 
+def options(benchmark: str, doc: str | None, names: Sequence[str] | None) -> argparse.ArgumentParser:
+    """What benchmarks of all sides of a model can be told."""
+    given = model_options(benchmark, doc, names)
+    given.add_argument("--side", action="append", choices=EVERY_SIDE, metavar="SIDE", help="may be given again")
+    given.add_argument(
+        "--more", type=float, default=60.0, help="seconds of more rounds for a race with noise above 2 %%"
+    )
+    given.add_argument(
+        "--again", action="store_true", help="race anew what --folder has, and try again what failed there"
+    )
+    given.add_argument("--against", type=Path, metavar="CHECKOUT", help="another checkout of fuseplan, measured too")
+    return given
+
+
+def measured(rows: Rows, chosen: argparse.Namespace, usual_sides: Sequence[str], **more: Any) -> Rows:
+    """The rows of the chosen models, all sides of each."""
+    sides = [side for side in EVERY_SIDE if side in (chosen.side or usual_sides)]
+    if chosen.device == "cpu":
+        sides = [side for side in sides if side not in ("fuseplan tuned cudagraph", "max-autotune")]
+    if chosen.again:
+        for name in chosen.only or more.get("usual", EVERY):
+            (logs_of(chosen) / f"{slug(name)}.json").unlink(missing_ok=True)
+    against = str(chosen.against.absolute()) if chosen.against else None
+    return measure_models(
+        rows, chosen, "one_model", print_rows, settle=settled, finished=finished, sides=sides, more=chosen.more, against=against,
+        **more,
+    )  # fmt: skip
+
+
+def finished(task: Task, report: Mapping[str, Any]) -> bool:
+    """Whether a report has all sides that are asked for, raced, and the other checkout's."""
+    sides = set(task.arguments["sides"]) <= report.get("sides", {}).keys()
+    return bool(report.get("done")) and sides and (not task.arguments.get("against") or "against" in report)
+
+
 def settled(task: Task, report: dict[str, Any], failed: str) -> tuple[Row, Task | None]:
-    """The row of a model, and what to run again: the others, where one side has ended the process."""
-    lost = task.arguments.get("lost", {})
-    row = {**report, "sides": {**report.get("sides", {}), **lost}}
-    at, side = report.get("at", ""), report.get("at_side", "")
-    if not failed:
-        return {key: value for key, value in row.items() if key not in ("at", "at_side")}, None
-    why = f"{failed}, at: {at or 'the start'} {side}".strip()
-    left = [other for other in task.arguments["sides"] if other != side]
-    if side in task.arguments["sides"] and left and len(lost) < ATTEMPTS and "within" not in failed:
-        lost = {**lost, side: {"failed": why}}
-        return row, replace(task, arguments={**task.arguments, "sides": left, "lost": lost})
+    """The row of a model, and what to run again: what is left of it, where one side was given up or has ended the process."""
+    row = {key: value for key, value in report.items() if key not in OF_THE_WAY}
+    at, side, left = (report.get(key, "") for key in ("at", "at_side", "left"))
+    if finished(task, report):
+        return row, None
+    if not failed and (not left or report.get("moved")):
+        return (
+            row,
+            task,
+        )  # a process of its own for what one had no time for, or that cannot run beside what was given up
+    why = left or f"{failed}, at: {at or 'the start'} {side}".strip()
+    if side in task.arguments["sides"] and failed and "within" not in failed:
+        Report(task.out, resumed=True).put(sides={**row.get("sides", {}), side: {"failed": why}})
+        return row, task
     return {**row, "failed": why}, None
 
 

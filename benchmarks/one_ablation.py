@@ -15,10 +15,10 @@ from unittest import mock
 from benchmarks.ablation import STAGES, own_copy
 from benchmarks.fleet import Report, Task, slug
 from benchmarks.kernels import differences, kernels_of
-from benchmarks.one_model import clear, traced
 from benchmarks.progress import LogProgress, heard
 from benchmarks.result import commit
 from benchmarks.timing import compared
+from benchmarks.tuned_model import clear, traced
 from benchmarks.zoo import EVERY
 from fuseplan.capture.trace.format import Trace
 from fuseplan.errors import FuseplanError

@@ -1,96 +1,161 @@
-"""One model in a process of its own: tuned, and then all its sides against each other. `models` starts it."""
+"""One model in a process of its own: tuned, and then all its sides against each other. `models` starts it.
+
+What is known stands in its report at once, and a process that finds one goes on where it ends: a model may take several, of
+which none begins what it has no time for. What Inductor has compiled is found again in its caches.
+"""
 
 from __future__ import annotations
 
-import gc
-import json
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from time import monotonic
 from typing import Any
 
 import torch
 
 import fuseplan
-from benchmarks.fleet import Report, Task, slug
-from benchmarks.progress import LogProgress, heard
-from benchmarks.result import commit, write_json
+from benchmarks import other_checkout
+from benchmarks.fleet import STARTED, Report, Task
+from benchmarks.result import commit
 from benchmarks.timing import contest, paired
+from benchmarks.tuned_model import TUNED, asked, tuned
 from benchmarks.zoo import Case, case_of, fresh, load, step_of
-from fuseplan.backend import fuseplan_backend
-from fuseplan.capture.trace.format import Trace
-from fuseplan.capture.trace.write import write_trace
 from fuseplan.measure.failures import RUN, check_device, failure
-from fuseplan.tune import tune
+from fuseplan.measure.race import RaceResult
 from fuseplan.tuning.effort import Effort
-from fuseplan.tuning.program.result import Tuned
-from fuseplan.tuning.queue.devices import own_workers
-from fuseplan.tuning.traces import EITHER, traces_of
 
 LAUNCHES = ("plain", "cudagraph")
-MODES = ("reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune")
+AUTOTUNED = "max-autotune-no-cudagraphs"
+SEARCHING = (AUTOTUNED, "max-autotune")
+"""Modes that compile for minutes; the second does all that the first does, and more."""
+MODES = ("reduce-overhead", *SEARCHING)
 TORCH: dict[str, dict[str, Any] | None] = {
     "torch.compile": {"backend": "inductor"},
     "eager": None,
     **{mode: {"backend": "inductor", "mode": mode} for mode in MODES},
 }
-TUNED = {"fuseplan": EITHER, "fuseplan tuned": "plain", "fuseplan tuned cudagraph": "cudagraph"}
-"""By the launch that is asked for."""
 SIDES = (*TORCH, *TUNED)
 OF_LAUNCH = {"plain": ("torch.compile", "eager"), "cudagraph": ("reduce-overhead",)}
 """What torch itself does at each launch, without being asked to search."""
 PATIENCE_S = 240.0
 """How long a side may compile."""
-PASSES = 3
+MARGIN_S = 30.0
+"""What tracing, the other sides and the first calls before a race take, roughly."""
 BAD = ("plan misses", "plan stale hits", "plans refused", "regions fallen back", "regions failed at run time")
 
 
+class NoTimeError(Exception):
+    """The process ends before what it has no time for; the next goes on from there."""
+
+
+class TooLongError(BaseException):
+    """A side was not compiled in time; nothing that compiles takes this for a failure of one of its attempts."""
+
+
 def run(task: Task) -> None:
-    """Tune and measure; the report grows as things become known."""
+    """Do what the report does not have yet: tune, compile and race; and then, if it was asked for, run another checkout."""
+    report, time, given = Report(task.out, resumed=True), Time(task), task.arguments
+    raced_already = "rounds" in report.fields and set(given["sides"]) <= report.fields["sides"].keys()
+    report.put(at="the start", at_side="", left="", done=False)
+    try:
+        if not raced_already and not _measured(task, report, time):
+            return
+        if given.get("against") and "against" not in report.fields:
+            time.need(other_checkout.LEAST_S, "the other checkout")
+            report.at("running the other checkout")
+            report.put(against=other_checkout.measured(task, time.left()))
+    except NoTimeError as left:
+        report.put(left=str(left), moved=not time.fresh)
+        return
+    report.put(at="", at_side="", done=True, seconds=report.seconds())
+
+
+class Time:
+    """What is left to a process. The first thing that it does may begin with less than it needs if no other process has more."""
+
+    def __init__(self, task: Task) -> None:
+        self.limit_s = task.limit_s
+        self.whole = task.limit_s >= task.arguments.get("limit_s", 0.0)
+        self.fresh = True
+
+    def left(self) -> float:
+        """Seconds until this process is ended."""
+        return self.limit_s - (monotonic() - STARTED)
+
+    def need(self, seconds: float, what: str) -> None:
+        """NoTimeError where so much is not left."""
+        if self.left() < seconds and not (self.fresh and self.whole):
+            raise NoTimeError(f"no time was left for {what}: {self.left():.0f} s of {seconds:.0f}")
+        self.fresh = False
+
+
+def _measured(task: Task, report: Report, time: Time) -> bool:
+    """Tune, compile and race; False where what is left is for another process."""
     given = task.arguments
-    report = Report(task.out, commit=commit(), gpu=_gpu(), effort=given["effort"])
-    case, began = case_of(task.name), monotonic()
-    tuning: dict[str, Any] = {}
-    if any(side in TUNED for side in given["sides"]):
+    report.put(commit=commit(), gpu=_gpu(), effort=given["effort"])
+    case = case_of(task.name)
+    launches = {TUNED[side] for side in given["sides"] if side in TUNED}
+    known_tuning = report.fields.get("tuning", {})
+    if "failed" not in known_tuning and not launches <= known_tuning.get("launches", {}).keys():
+        time.need(Effort.named(given["effort"]).wall_s * len(launches) + MARGIN_S, "tuning")
         report.at("loading, to be traced")
         try:
             tuning = tuned(task, case, report)
         except Exception as error:  # noqa: BLE001 - a model that cannot be tuned is still measured
             check_device(error)
             tuning = {"failed": ": ".join(failure(error, RUN))}
-        report.put(tuning=tuning)
+        report.put(tuning=tuning, seconds=report.seconds())
     report.at("loading")
     model, inputs = load(case, given["device"])
-    rows, steps = {}, {}
-    for side in given["sides"]:
+    report.put(library=type(model).__module__.partition(".")[0])
+    steps: dict[str, Callable[[], Any]] = {}
+    rows: dict[str, dict[str, Any]] = dict(report.fields.get("sides", {}))
+    for side in sorted(given["sides"], key=SEARCHING.__contains__):
+        known = rows.get(side, {})
+        if "failed" in known:
+            continue
+        if (why := _hopeless(side, rows)) is not None:
+            rows[side] = {"failed": why}
+            continue
+        patience = given.get("patience", PATIENCE_S)
+        if side in SEARCHING and "first_s" not in known:
+            time.need(patience + MARGIN_S, f"{side} to compile")
         report.at("compiling", side)
         try:
-            with within(given.get("patience", PATIENCE_S)):
-                steps[side], rows[side] = side_of(side, case, model, inputs, given["db"])
+            with within(patience):
+                steps[side], found = side_of(side, case, model, inputs, given["db"])
+            rows[side] = found | (
+                {"first_s": known["first_s"]} if "first_s" in known else {}
+            )  # then it was found compiled
         except TooLongError as error:
-            rows[side] = {"failed": str(error)}
+            # what was given up may still compile in workers, beside which nothing can be timed
+            report.put(sides={**rows, side: {"failed": str(error)}}, seconds=report.seconds())
+            return False
         except Exception as error:  # noqa: BLE001 - one side that fails is a row, and the others are measured
             check_device(error)
             rows[side] = {"failed": ": ".join(failure(error, RUN))}
         if "failed" in rows[side]:
             steps.pop(side, None)
-        report.put(sides=rows)
-    times, result = contest(steps, given["device"], given["seconds"], report.at)
-    rows = {side: {**rows[side], **times.get(side, {})} for side in given["sides"]}
-    report.put(sides=rows, seconds=round(monotonic() - began, 1), at="", at_side="")
-    if result is not None:
-        good = [side for side in given["sides"] if "wall_us" in rows[side]]
-        ratio = partial(paired, result)
-        report.put(noise=result.noise, rounds=result.rounds, **speedups(good, rows, ratio))
+        report.put(sides=rows, seconds=report.seconds())
+    time.need(given["seconds"] + MARGIN_S, "the race")
+    more_s = max(0.0, min(given.get("more", 0.0), time.left() - given["seconds"] - MARGIN_S))
+    contested = contest(steps, given["device"], given["seconds"], report.at, more_s=more_s, twice=tuple(TORCH))
+    rows = {side: {**rows[side], **contested.rows.get(side, {})} for side in given["sides"]}
+    report.put(sides=rows, rounds=0, seconds=report.seconds())
+    if contested.race is not None:
+        report.put(**raced(contested.race, contested.noisy, rows))
+    return not given.get("against")
 
 
-class TooLongError(BaseException):
-    """A side was not compiled in time; nothing that compiles takes this for a failure of one of its attempts."""
+def _hopeless(side: str, rows: Mapping[str, Any]) -> str | None:
+    """Why a side need not be tried: it does all that another does, which was not compiled in time."""
+    why = rows.get(AUTOTUNED, {}).get("failed", "")
+    if side == "max-autotune" and "not compiled" in why:
+        return f"not tried: {AUTOTUNED}, all of which it does, was {why}"
+    return None
 
 
 @contextmanager
@@ -109,8 +174,18 @@ def within(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
+def raced(race: RaceResult, noisy: str, rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """What a race says beside the times of its sides: its noise, and what tuning has gained."""
+    good = [side for side in SIDES if "wall_us" in rows.get(side, {})]
+    found = speedups(good, rows, partial(paired, race))
+    if found["best_tuned"] and found["best_torch"]:
+        found["verdict"] = race.compared(found["best_tuned"], found["best_torch"])
+    told = {"noise": race.noise, "noise_of": race.incumbent, "rounds": race.rounds}
+    return told | ({"noisy": noisy} if noisy else {}) | found
+
+
 def speedups(
-    good: Sequence[str], rows: dict[str, dict[str, Any]], ratio: Callable[[str, str], float]
+    good: Sequence[str], rows: Mapping[str, Mapping[str, Any]], ratio: Callable[[str, str], float]
 ) -> dict[str, Any]:
     """The tuned sides against the best of torch's, by the blocks that ran beside each other."""
 
@@ -152,128 +227,6 @@ def side_of(
     if wrong or not counted.get("plan hits") or counted["plan hits"] != counted["programs"]:
         row["failed"] = f"not the stored plans of its programs: {wrong or counted}"
     return step, {**row, "counted": counted}
-
-
-def asked(launch: str) -> dict[str, str]:
-    """The options that ask for a launch; none where either will do."""
-    return {} if launch == EITHER else {"launch": launch}
-
-
-def traced(name: str, case: Case, device: str, under: dict[str, Any] | None = None) -> list[Trace]:
-    """The programs of a model; nothing of it stays in memory.
-
-    With `under`, options of fuseplan's, each program runs as it will then: what comes after a graph break sees the
-    strides of what came before, and Inductor may pad those.
-    """
-    model, inputs = load(case, device)
-    found: list[Trace] = []
-
-    def backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
-        found.append(write_trace(gm, example_inputs, name))
-        return fuseplan_backend(gm, example_inputs, options=under)
-
-    with nullcontext() if case.train else torch.no_grad():
-        if under is None:
-            found = traces_of(fresh(model), name=name, **inputs)
-        else:
-            torch.compile(fresh(model), backend=backend)(**inputs)
-    del model, inputs
-    clear(device)
-    return found
-
-
-def clear(device: str) -> None:
-    """Let go of what was compiled, and of the memory that it held."""
-    torch._dynamo.reset()
-    gc.collect()
-    if device.startswith("cuda"):
-        torch.cuda.empty_cache()
-
-
-def tuned(task: Task, case: Case, report: Report) -> dict[str, Any]:
-    """Tune the programs of a model, or take the plans that the database has; what it cost and what came of it."""
-    given = task.arguments
-    name, device, db = task.name, given["device"], given["db"]
-    launches = [TUNED[side] for side in given["sides"] if side in TUNED]
-    kept, began = Accounts(db, name), monotonic()
-
-    def tune_these(traces: Sequence[Trace], launch: str) -> None:
-        log, workers = LogProgress(report.at), partial(own_workers, on_stage=heard)
-        # what the effort grants a program is enough for a model of several
-        seconds = Effort.named(given["effort"]).wall_s
-        found = tune(
-            traces, effort=given["effort"], launch=asked(launch).get("launch"), db=db, budget=seconds, progress=log, workers=workers
-        )  # fmt: skip
-        kept.add(found, launch)
-
-    traces = traced(name, case, device)
-    for launch in launches if len(traces) == 1 else ():
-        tune_these(traces, launch)
-    for launch in launches if len(traces) > 1 else ():
-        keys: set[str] = set()
-        for _ in range(PASSES):  # once the first have plans, what comes after them may be another program
-            traces = traced(name, case, device, {"db": db, **asked(launch)})
-            new = [trace for trace in traces if trace.key not in keys]
-            if not new:
-                break
-            keys |= {trace.key for trace in new}
-            tune_these(new, launch)
-    clear(device)
-    seconds = round(monotonic() - began, 2)
-    return {"programs": len(traces), "seconds": seconds, "launches": {one: kept.of(one) for one in launches}}
-
-
-@dataclass
-class Accounts:
-    """What tuning a model has cost, in a file beside the database: a plan that is found there was tuned earlier."""
-
-    db: str
-    name: str
-
-    @property
-    def path(self) -> Path:
-        """One file for each model."""
-        return Path(f"{self.db}.tuned") / f"{slug(self.name)}.json"
-
-    def add(self, results: Sequence[Tuned], launch: str) -> None:
-        """Keep what is new of a launch that was asked for; what was found in the database only where nothing is known of it."""
-        known = json.loads(self.path.read_text(encoding="utf-8")) if self.path.exists() else {}
-        for one in results:
-            programs = known.setdefault(launch, {})
-            if one.timed or one.program not in programs:
-                programs[one.program] = account(one)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(self.path, known)
-
-    def of(self, launch: str) -> list[dict[str, Any]]:
-        """The accounts of all programs of a launch."""
-        found: dict[str, Any] = json.loads(self.path.read_text(encoding="utf-8"))
-        return list(found.get(launch, {}).values())
-
-
-def account(one: Tuned) -> dict[str, Any]:
-    """The verdict on one program, as plain data."""
-    timed = [{k: v for k, v in vars(t).items() if v not in (None, "")} for t in one.timed]
-    fields = ("status", "winner", "wall_us", "best_default", "best_default_us", "speedup", "noise", "peak_bytes")
-    costs = {"measured": one.measured, "reused": one.reused}
-    errors = {"median": one.error_at(0.5), "p90": one.error_at(0.9), "plans": len(one.prediction_errors)}
-    return {
-        "program": one.program[:12],
-        "launch": one.launch,
-        "commit": commit(),
-        **{field: _rounded(getattr(one, field)) for field in fields},
-        "seconds": round(one.seconds, 2),
-        "device_seconds": round(one.device_seconds, 2),
-        **costs,
-        "prediction_error": {name: _rounded(value) for name, value in errors.items()},
-        "moves": [move.line for move in one.moves],
-        "timed": timed,
-        "detail": one.detail,
-    }
-
-
-def _rounded(value: Any) -> Any:
-    return round(value, 4) if isinstance(value, float) else value
 
 
 def _gpu() -> str | None:

@@ -21,9 +21,9 @@ def run(task: Task) -> None:
     given = task.arguments
     report = Report(task.out)
     report.at("loading", given["side"])
-    case = EVERY[given["model"]]
+    case = EVERY[task.name]
     if given["side"] == "tune":
-        from benchmarks.one_model import tuned
+        from benchmarks.tuned_model import tuned
 
         report.put(tuning=tuned(task, case, report))
         return

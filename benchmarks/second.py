@@ -7,11 +7,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.harness import Rows
-from benchmarks.progress import say
-from benchmarks.result import commit
-from benchmarks.tuning import emptied, row_name, told, tuned_from
-from benchmarks.zoo import EVERY, SECOND
+from benchmarks.harness import Row, Rows
+from benchmarks.tuning import measured, options
+from benchmarks.zoo import SECOND
 
 SHARE = 0.1
 """Of the measurements of the first, what the second may take."""
@@ -19,21 +17,23 @@ SHARE = 0.1
 
 def measure(arguments: list[str]) -> Rows:
     """The chosen pairs, one after the other."""
-    given = told(arguments, "second", __doc__, SECOND)
-    rows = Rows("second", arguments, results_of, keep=given.append, within="pairs")
-    for name in given.only or [name for name in SECOND if not name.startswith("tiny")]:
-        with emptied() as db:
-            first, second = (tuned_from(name, case, given, db) for case in (EVERY[name], SECOND[name]))
-        took = shares(first, second)
-        rows.put(row_name(name, given), {"commit": commit(), "first": first, "second": second, "shares": took})
-        say(f"{row_name(name, given)}: {took}")
-    return rows
+    chosen = options("second", __doc__, tuple(SECOND)).parse_args(arguments)
+    rows = Rows("second", arguments, results_of, keep=chosen.append, within=("pairs",))
+    usual = [name for name in SECOND if not name.startswith("tiny")]
+    return measured(rows, chosen, ("first", "second"), pair_of, usual=usual)
+
+
+def pair_of(report: Mapping[str, Any]) -> Row:
+    """The row of a pair."""
+    pair = {key: report[key] for key in ("commit", "first", "second")}
+    return {**pair, "shares": shares(report["first"], report["second"])}
 
 
 def results_of(rows: Mapping[str, Any]) -> dict[str, Any]:
     """The rows, and whether all is as it should be: both models have a verdict, and the second took little measuring."""
     fine = [
-        all(row[one]["status"] in ("tuned", "default") for one in ("first", "second"))
+        "failed" not in row
+        and all(row[one]["status"] in ("tuned", "default") for one in ("first", "second"))
         and row["shares"].get("measured", 1.0) <= SHARE
         for row in rows.values()
     ]

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.fleet import CACHES, Task, run_all, slug
-from benchmarks.harness import LAUNCHES, Rows, model_options, print_lines, task_of
+from benchmarks.fleet import CACHES, Task, slug
+from benchmarks.harness import LAUNCHES, Row, Rows, db_of, model_options, print_lines, run_rows, task_of
 from benchmarks.result import commit
 from benchmarks.zoo import EVERY, TINY
 
@@ -39,21 +39,26 @@ def measure(arguments: list[str]) -> Rows:
     with tempfile.TemporaryDirectory() as folder:
         tuned = "fuseplan tuned" if chosen.launch == "plain" else "fuseplan tuned cudagraph"
         common = {"device": device, "effort": chosen.effort, "sides": [tuned], "launch": chosen.launch}
-        common["db"] = str((chosen.db or Path(folder) / "tuning.db").absolute())
         names = chosen.only or (SHOWN if device != "cpu" else tuple(TINY))
-        chains = {name: _tasks(name, chosen, common, Path(folder)) for name in names}
+        chains = {
+            name: _tasks(name, chosen, {**common, "db": db_of(chosen, name, folder)}, Path(folder)) for name in names
+        }
         taken: dict[str, dict[str, Any]] = {name: {} for name in names}
 
-        def done(task: Task, report: dict[str, Any], failed: str) -> Task | None:
-            model, side, caches = (task.arguments[key] for key in ("model", "side", "caches"))
-            taken[model].setdefault(side, {}).setdefault(caches, []).append({"failed": failed} if failed else report)
-            row = ", ".join([model, *({chosen.launch} - {"plain"})])
-            rows.put(row, {"commit": commit(), **row_of(taken[model])})
-            return next(chains[model], None)
+        def label(name: str) -> str:
+            return ", ".join([name, *({chosen.launch} - {"plain"})])
 
-        run_all([next(chain) for chain in chains.values()], chosen.gpus, chosen.within_s, done)
-    _print(rows.new)
-    return rows
+        def settle(task: Task, report: dict[str, Any], failed: str) -> tuple[Row, Task | None]:
+            side, caches = (task.arguments[key] for key in ("side", "caches"))
+            taken[task.name].setdefault(side, {}).setdefault(caches, []).append(
+                {"failed": failed} if failed else report
+            )
+            row = {"commit": commit(), **row_of(taken[task.name])}
+            rows.put(label(task.name), row)
+            return row, next(chains[task.name], None)
+
+        firsts = [next(chain) for chain in chains.values()]
+        return run_rows(rows, firsts, chosen.gpus, chosen.within_s, _print, settle=settle, label=label)
 
 
 def _tasks(name: str, chosen: Any, common: Mapping[str, Any], folder: Path) -> Iterator[Task]:
@@ -62,7 +67,7 @@ def _tasks(name: str, chosen: Any, common: Mapping[str, Any], folder: Path) -> I
     def task(side: str, caches: str, number: int) -> Task:
         kept = folder / f"{slug(name)}.{slug(side)}.{number if caches == 'cold' else 0}"
         variables = {} if side == "tune" else {place: str(kept / place.lower()) for place in CACHES}
-        told = {**common, "model": name, "side": side, "caches": caches}
+        told = {**common, "side": side, "caches": caches}
         found = task_of(name, "one_startup", chosen, told, f".{slug(side)}.{caches}{number}")
         return replace(found, variables=variables)
 

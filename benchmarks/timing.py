@@ -4,46 +4,121 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 from benchmarks.harness import print_lines
-from fuseplan.measure.clocks import GpuClock, clock_for
-from fuseplan.measure.race import LaneError, RaceResult, Rule, Sample, race
+from fuseplan.measure.clocks import clock_for
+from fuseplan.measure.race import Clock, LaneError, RaceResult, Rule, Sample, race
 from fuseplan.noise import bounds
 
 ROUNDS = (9, 31)
+MORE = 16
+"""Rounds that a contest gets at a time while it is too noisy."""
+QUIET = 0.02
+"""The noise at which a contest is good enough."""
+
+
+class Remembered:
+    """A clock whose blocks are kept, so that a race may be run again, with more rounds, from those it had."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.taken: list[Sample | LaneError] = []
+        self.next = 0
+
+    def block(self, name: str) -> Sample:
+        """The next block: of the race before, while it has any; a race asks for the same ones in the same order."""
+        if self.next == len(self.taken):
+            try:
+                self.taken.append(self.clock.block(name))
+            except LaneError as failed:
+                self.taken.append(failed)
+        self.next += 1
+        taken = self.taken[self.next - 1]
+        if isinstance(taken, LaneError):
+            raise taken
+        return taken
+
+    def spent(self) -> float:
+        """Seconds that all blocks have taken."""
+        return sum(taken.seconds for taken in self.taken if isinstance(taken, Sample))
+
+
+@dataclass(frozen=True)
+class Contest:
+    """What each step takes, or why it has failed; the race that said so, unless none ran; and why that was noisy, if it was."""
+
+    rows: dict[str, dict[str, Any]]
+    race: RaceResult | None
+    noisy: str = ""
 
 
 def contest(
-    steps: Mapping[str, Callable[[], object]], device: str, seconds: float, at: Callable[[str, str], None]
-) -> tuple[dict[str, dict[str, Any]], RaceResult | None]:
+    steps: Mapping[str, Callable[[], object]],
+    device: str,
+    seconds: float,
+    at: Callable[[str, str], None],
+    *,
+    more_s: float = 0.0,
+    twice: Collection[str] = (),
+) -> Contest:
     """All steps against each other, nobody dropped, in as many rounds as the seconds allow; a step that fails is a row.
 
-    The first step that runs is also run a second time in each round: its distance from itself is the noise.
+    The fastest of those named in `twice`, or else the first step that runs, is also run a second time in each round: its
+    distance from itself is the noise. While that is too large there are more rounds, for `more_s` seconds at most.
     """
     clock = clock_for(device, steps=True)
     rows: dict[str, dict[str, Any]] = {}
-    cost = 0.0
+    costs: dict[str, Sample] = {}
     for name, step in steps.items():
         at("warming up", name)
         try:
             clock.add(name, [step])
-            cost += clock.block(name).seconds
+            costs[name] = clock.block(name)
         except LaneError as failed:
             rows[name] = {"failed": f"{failed.status}: {failed.detail}"}
-    able = [name for name in steps if name not in rows]
+    able = [name for name in steps if name in costs]
     if not able:
-        return rows, None
-    least, most = ROUNDS
-    rounds = max(least, min(most, int(seconds / max(cost, 1e-3))))
+        return Contest(rows, None)
     at("measuring", "")
-    result = race(able, clock, incumbent=able[0], rule=Rule(most=rounds, least=rounds, hopeless=math.inf))
+    same = min((name for name in able if name in twice), key=lambda name: costs[name].wall_us, default=able[0])
+    cost = sum(one.seconds for one in costs.values())
+    result, noisy = rounds_of(able, clock, same, max(ROUNDS[0], min(ROUNDS[1], int(seconds / max(cost, 1e-3)))), more_s)
     for name in able:
         lane = result.lane(name)
         rows[name] = {"failed": f"{lane.status}: {lane.detail}"} if lane.status != "ok" else _summary(lane.samples)
-    return {name: rows[name] for name in steps}, result
+    return Contest({name: rows[name] for name in steps}, result, noisy)
+
+
+def rounds_of(names: Sequence[str], clock: Clock, same: str, rounds: int, more_s: float) -> tuple[RaceResult, str]:
+    """A race of so many rounds, and of more while its noise is too large and time is left; why it still is, if it is."""
+    kept = Remembered(clock)
+    begun: float | None = None
+    while True:
+        kept.next = 0
+        result = race(names, kept, incumbent=same, rule=Rule(most=rounds, least=rounds, hopeless=math.inf))
+        if result.noise <= QUIET:
+            return result, ""
+        begun = kept.spent() if begun is None else begun
+        more = kept.spent() - begun
+        if more + MORE * kept.spent() / rounds > more_s:
+            return result, _why_noisy(result, more)
+        rounds += MORE
+
+
+def _why_noisy(result: RaceResult, more_s: float) -> str:
+    """The noise of a race, and what is known of where it comes from."""
+    same = result.lane(result.incumbent).medians
+    assert same is not None
+    why = f"{result.incumbent} is {result.noise:.1%} from itself after {result.rounds} rounds"
+    why += f", {more_s:.0f} s of them more than usual" if more_s >= 1 else ", and no time was left for more"
+    ratio = same.device_us / same.wall_us
+    return (
+        f"{why}; the device works {ratio:.0%} of its time, and the rest it waits for the host" if ratio < 0.9 else why
+    )
 
 
 def paired(result: RaceResult, name: str, to: str) -> float:
@@ -70,29 +145,6 @@ def alternating(names: Iterable[str], blocks: int, block: Callable[[str], float]
         for name in order:
             times[name].append(block(name))
     return times
-
-
-def side_by_side(
-    candidates: Mapping[str, Callable[[], object]], blocks: int = 15, calls: int = 20
-) -> dict[str, dict[str, float]]:
-    """Return the medians over `blocks` of the time per call, in µs: host (to enqueue), device (queued), wall (free).
-
-    The clock is the one that tuning measures with; nobody is dropped. `spread` is half the distance between the
-    quartiles of the device time, over the median. What a candidate raises, it raises here.
-    """
-    clock, shuffler = GpuClock(calls), random.Random(0)
-    samples: dict[str, list[Sample]] = {name: [] for name in candidates}
-    order = list(candidates)
-    try:
-        for name, call in candidates.items():
-            clock.add(name, [call])
-        for _ in range(blocks):
-            shuffler.shuffle(order)
-            for name in order:
-                samples[name].append(clock.block(name))
-    except LaneError as failed:
-        raise failed.__cause__ or failed from None
-    return {name: _summary(taken) for name, taken in samples.items()}
 
 
 def _summary(samples: Sequence[Sample]) -> dict[str, float]:

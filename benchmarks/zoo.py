@@ -161,7 +161,7 @@ TINY = {
 }
 SHOWN = (
     "gpt2 8x1024", "gpt2 8x1024 train", "bert 32x128", "bert 1x128", "llama 4x2048", "llama 4x2048 train", "llama 1x16",
-    "resnet50 64 train", "vit-b 64",
+    "resnet50 64 train", "vit-b 64", "t5-small 16x512", "swin-t 64", "timm vit-b 64", "qwen2 2x1024 train",
 )  # fmt: skip
 """The models that results are about."""
 EVERY = CASES | TINY

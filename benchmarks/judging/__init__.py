@@ -11,16 +11,14 @@ judges, earlier         the judge that is asked, and the rule before it
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Mapping
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from benchmarks.fleet import Task, run_all
-from benchmarks.harness import Row, Rows, settled, task_of
+from benchmarks.fleet import Task
+from benchmarks.harness import Row, Rows, logs_of, process_options, run_rows, settled, task_of
 from benchmarks.judging import alarms, candidates, misses, random_values
-from benchmarks.result import ROOT, commit, earlier_results
+from benchmarks.result import commit, earlier_results
 from fuseplan.tuning.progress import bar
 
 PARTS: Mapping[str, ModuleType] = {
@@ -43,46 +41,43 @@ def measure(arguments: list[str]) -> Rows:
     def results_of(rows: Mapping[str, Any]) -> dict[str, Any]:
         return {**earlier_results("judging"), chosen.part: part.results_of(rows)}
 
-    rows = _Part("judging", arguments, results_of, keep=chosen.append, within=chosen.part)
+    rows = Rows("judging", arguments, results_of, keep=chosen.append, within=(chosen.part, "rows"))
     if chosen.resume:
         names = [name for name in names if name not in rows.every()]
-    folder = chosen.logs.absolute() / chosen.part
-    chosen.logs = folder
-    told = {"cache": str(folder.parent / "inductor"), "again": chosen.again}
+    logs = logs_of(chosen)
+    chosen.logs = logs / chosen.part
+    told = {"cache": str(logs / "inductor"), "again": chosen.again}
     tasks = [task_of(name, part.__name__.removeprefix("benchmarks."), chosen, told) for name in names]
     with bar() as bars:
         bars.stage("judging", chosen.part, len(tasks))
 
-        def done(task: Task, report: dict[str, Any], failed: str) -> None:
-            row, _ = settled(task, report, failed)
-            rows.put(task.name, {**row, "commit": commit()})
-            bars.note(f"{task.name}: {part.line(row)}")
-            bars.advance(task.name)
+        def show(found: Mapping[str, Row]) -> None:
+            for name, row in found.items():
+                bars.note(f"{name}: {part.line(row)}")
+                bars.advance(name)
 
-        rows.left_out = [task.name for task in run_all(tasks, chosen.at_a_time, chosen.within_s, done)]
-    return rows
-
-
-class _Part(Rows):
-    """Rows that stand one level deeper, beside a summary of them."""
-
-    def every(self) -> dict[str, Row]:
-        earlier = earlier_results(self.benchmark).get(self.within, {}).get("rows", {}) if self.keep else {}
-        late = {name: {"failed": "no time was left for it"} for name in self.left_out}
-        return {**late, **earlier, **self.new}
+        return run_rows(rows, tasks, chosen.at_a_time, chosen.within_s, show, settle=with_commit)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="scripts/bench judging", description=__doc__.splitlines()[0])
     parser.add_argument("part", choices=list(PARTS))
-    parser.add_argument("--only", action="append", metavar="NAME", help="a row; may be given again")
-    parser.add_argument("--append", action="store_true", help="keep the rows of what is not judged now")
-    parser.add_argument("--resume", action="store_true", help="judge what has no row yet; goes with --append")
     parser.add_argument(
         "--again", action="store_true", help="alarms: judge what an earlier run has computed, if it has"
     )
+    return judged_options(parser, "judging")
+
+
+def judged_options(parser: argparse.ArgumentParser, benchmark: str) -> argparse.ArgumentParser:
+    """Those of both benchmarks of the judge."""
+    parser.add_argument("--only", action="append", metavar="NAME", help="a row; may be given again")
+    parser.add_argument("--append", action="store_true", help="keep the rows of what is not judged now")
+    parser.add_argument("--resume", action="store_true", help="judge what has no row yet; goes with --append")
     parser.add_argument("--at-a-time", type=int, default=1, help="processes")
-    parser.add_argument("--limit-s", type=float, default=300.0, help="what one row may take")
-    parser.add_argument("--within-s", type=float, default=math.inf, help="what all may take; the rest is not begun")
-    parser.add_argument("--logs", type=Path, default=ROOT / "build" / "bench_judging", help="a folder for the output")
-    return parser
+    return process_options(parser, benchmark, 300.0)
+
+
+def with_commit(task: Task, report: Mapping[str, Any], failed: str) -> tuple[Row, None]:
+    """The row of a task, with the commit that was judged."""
+    row, _ = settled(task, report, failed)
+    return {**row, "commit": commit()}, None

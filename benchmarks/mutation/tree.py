@@ -18,6 +18,16 @@ sys.meta_path[:] = [finder for finder in sys.meta_path if getattr(finder, "__nam
 """Whoever runs in the copy, workers included, finds the copy's package and not the one that is installed."""
 
 
+def paths_of(checkout: Path, site: Path) -> list[str]:
+    """What leads Python to the package of a checkout, whichever is installed; a small file of it is written to `site`."""
+    site.mkdir(parents=True, exist_ok=True)
+    (site / "sitecustomize.py").write_text(_SITE)
+    run = [sys.executable, "-m", "checks.linked_tree"]
+    env = {**os.environ, "PYTHONPATH": "scripts"}
+    linked = subprocess.run(run, cwd=checkout, env=env, check=True, capture_output=True, text=True).stdout.strip()
+    return [str(site), linked]
+
+
 class Tree:
     """A copy of the files that git knows of a checkout."""
 
@@ -32,13 +42,8 @@ class Tree:
         if fits.is_dir():  # under the hash of what went into them
             shutil.copytree(fits, place / "build" / "fits")
         site = place / "build" / "site"
-        site.mkdir(parents=True)
-        (site / "sitecustomize.py").write_text(_SITE)
+        path = os.pathsep.join([*paths_of(place, site), str(place / "scripts")])
         shutil.copy2(Path(__file__).with_name("plugin.py"), site / "reached_plugin.py")
-        run = [sys.executable, "-m", "checks.linked_tree"]
-        env = {**os.environ, "PYTHONPATH": "scripts"}
-        linked = subprocess.run(run, cwd=place, env=env, check=True, capture_output=True, text=True).stdout.strip()
-        path = os.pathsep.join(map(str, (site, linked, place / "scripts")))
         self.env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
     def pytest(

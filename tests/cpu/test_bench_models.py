@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from time import sleep
 from typing import Any
 
@@ -13,8 +14,10 @@ import torch
 
 from benchmarks import models, one_model
 from benchmarks.bars import bars
-from benchmarks.fleet import Report, Task, run_all
-from benchmarks.timing import contest, paired
+from benchmarks.fleet import Report, Task, read, run_all
+from benchmarks.result import write_json
+from benchmarks.timing import contest, paired, rounds_of
+from fuseplan.measure.race import LaneError, ReplayClock, Sample
 
 
 def failing(at: int) -> Callable[[], object]:
@@ -33,17 +36,75 @@ def failing(at: int) -> Callable[[], object]:
 def test_a_side_that_fails_is_a_row(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fuseplan.measure.clocks._CPU_CALLS", 100)
     steps = {"good": failing(0), "bad": failing(at), "other": failing(0)}
-    rows, result = contest(steps, "cpu", 0.0, lambda stage, side: None)
-    assert rows["bad"] == {"failed": f"error: RuntimeError: call {at}"}
-    assert rows["good"]["wall_us"] > 0
-    assert rows["other"]["wall_us"] > 0
-    assert result is not None
-    assert paired(result, "good", "good") == 1.0
+    found = contest(steps, "cpu", 0.0, lambda stage, side: None)
+    assert found.rows["bad"] == {"failed": f"error: RuntimeError: call {at}"}
+    assert found.rows["good"]["wall_us"] > 0
+    assert found.rows["other"]["wall_us"] > 0
+    assert found.race is not None
+    assert found.race.incumbent == "good"
+    assert paired(found.race, "good", "good") == 1.0
 
 
 def test_when_nothing_runs_there_are_rows_still() -> None:
-    rows, result = contest({"bad": failing(1)}, "cpu", 0.0, lambda stage, side: None)
-    assert (rows, result) == ({"bad": {"failed": "error: RuntimeError: call 1"}}, None)
+    found = contest({"bad": failing(1)}, "cpu", 0.0, lambda stage, side: None)
+    assert (found.rows, found.race) == ({"bad": {"failed": "error: RuntimeError: call 1"}}, None)
+
+
+def test_the_fastest_of_those_named_runs_twice() -> None:
+    def slow() -> object:
+        sleep(0.001)
+        return None
+
+    steps = {"tuned": failing(0), "slow": slow, "fast": failing(0)}
+    found = contest(steps, "cpu", 0.0, lambda stage, side: None, twice=("slow", "fast"))
+    assert found.race is not None
+    assert found.race.incumbent == "fast"
+
+
+class Recorded(ReplayClock):
+    """A clock whose side `a` scatters by so many percent, a hundredth of a second a block; it counts what it was asked."""
+
+    def __init__(self, percent: float, device: float = 1.0) -> None:
+        chance = Random(1)
+        times = [100 * (1 + percent / 100 * chance.gauss(0, 1)) for _ in range(5000)]
+        super().__init__(
+            {"a": [Sample(device * us, 1.0, us, 0.01) for us in times], "b": [Sample(50.0, 1.0, 50.0, 0.01)]}
+        )
+
+
+def test_a_noisy_race_gets_more_rounds_and_keeps_those_it_had() -> None:
+    clock = Recorded(4.0)
+    result, noisy = rounds_of(["b", "a"], clock, "a", 9, more_s=1000.0)
+    assert (result.noise <= 0.02, noisy) == (True, "")
+    assert result.rounds > 9
+    assert clock.spent == 3 * result.rounds, "no block is taken again"
+    samples = [len(result.lane(name).samples) for name in ("a", "b", "incumbent again")]
+    assert samples == [result.rounds] * 3
+    quiet, noisy = rounds_of(["b", "a"], Recorded(0.1), "a", 9, more_s=1000.0)
+    assert (quiet.rounds, noisy) == (9, "")
+
+
+def test_a_race_that_stays_noisy_says_why() -> None:
+    result, noisy = rounds_of(["a", "b"], Recorded(40.0), "a", 9, more_s=2.0)
+    assert result.noise > 0.02
+    assert result.rounds == 9 + 4 * 16, "half a second for sixteen rounds of three blocks"
+    assert noisy == f"a is {result.noise:.1%} from itself after 73 rounds, 2 s of them more than usual"
+    result, noisy = rounds_of(["a", "b"], Recorded(40.0, device=0.3), "a", 9, more_s=0.0)
+    assert noisy.startswith(
+        f"a is {result.noise:.1%} from itself after 9 rounds, and no time was left for more; the device"
+    )
+
+
+def test_a_side_that_fails_in_a_race_fails_in_the_race_with_more_rounds() -> None:
+    class Failing(Recorded):
+        def block(self, name: str) -> Sample:
+            if name == "b" and self.next["b"] == 5:
+                raise LaneError("error", "the sixth")
+            return super().block(name)
+
+    result, _ = rounds_of(["a", "b"], Failing(4.0), "a", 9, more_s=1000.0)
+    assert result.rounds > 9
+    assert (result.lane("b").status, len(result.lane("b").samples)) == ("error", 5)
 
 
 def test_a_tuned_side_without_a_stored_plan_has_failed(tmp_path: Path) -> None:
@@ -61,19 +122,33 @@ def task(tmp_path: Path) -> Task:
 
 def test_a_side_that_ends_its_process_is_left_out_of_the_next(task: Task) -> None:
     report = {"sides": {"eager": {"first_s": 1.0}}, "at": "compiling", "at_side": "reduce-overhead"}
-    row, again = models.settled(task, report, "the process ended with -6")
-    assert again is not None
-    assert again.arguments["sides"] == ["eager"]
-    row, again = models.settled(again, {"sides": {"eager": {"wall_us": 2.0}}, "at": ""}, "")
+    write_json(task.out, report)
+    _, again = models.settled(task, report, "the process ended with -6")
+    assert again is task
+    kept = read(task.out)["sides"]
+    assert kept["eager"] == {"first_s": 1.0}
+    assert kept["reduce-overhead"]["failed"] == "the process ended with -6, at: compiling reduce-overhead"
+    row, again = models.settled(task, {"sides": {**kept, "eager": {"wall_us": 2.0}}, "at": "", "done": True}, "")
     assert again is None
-    assert row["sides"]["eager"] == {"wall_us": 2.0}
-    assert row["sides"]["reduce-overhead"]["failed"].startswith("the process ended with -6, at: compiling")
+    assert row == {"sides": {**kept, "eager": {"wall_us": 2.0}}}
 
 
 def test_a_model_out_of_time_says_where_it_was(task: Task) -> None:
     row, again = models.settled(task, {"at": "tuning: racing whole plans (1)"}, "it did not end within 9 s")
     assert again is None
     assert row["failed"] == "it did not end within 9 s, at: tuning: racing whole plans (1)"
+    row, again = models.settled(task, {"at": "loading", "left": "no time was left for the race: 3 s of 50"}, "")
+    assert (row["failed"], again) == ("no time was left for the race: 3 s of 50", None)
+
+
+def test_a_report_is_whole_when_all_that_is_asked_for_was_raced(task: Task) -> None:
+    report = {"sides": {"eager": {}, "reduce-overhead": {"failed": "so"}}, "done": True}
+    assert models.finished(task, report)
+    assert not models.finished(task, {**report, "done": False})
+    assert not models.finished(replace(task, arguments={"sides": ["eager", "fuseplan"]}), report)
+    against = replace(task, arguments={**task.arguments, "against": "there"})
+    assert not models.finished(against, report)
+    assert models.finished(against, {**report, "against": {"failed": "so"}})
 
 
 def test_tasks_run_apart_and_one_that_hangs_is_ended(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import ablation, active, choices, fusions, one_ablation, startup
+from benchmarks import ablation, active, choices, one_ablation, startup
 from fuseplan.measure.race import RaceResult, ReplayClock, Rule, Sample, race
 from fuseplan.plan import CarveOuts, Plan, Rewrite
 from fuseplan.segment import Region, Segmentation, check_segmentation
@@ -77,9 +77,9 @@ def test_each_stage_takes_the_best_of_those_before_it_too(subject: Any) -> None:
 def test_every_choice_of_views_and_executors_is_a_legal_plan_once() -> None:
     shapes = ((512, 48), (4, 128, 48), (512, 48))
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
-        patch.setattr(fusions, "FLAT", shapes[0])
-        patch.setattr(fusions, "STACKED", shapes[1])
-        (trace,) = traces_of(fusions.view_chain, *(torch.randn(shape) for shape in shapes))
+        patch.setattr(choices, "FLAT", shapes[0])
+        patch.setattr(choices, "STACKED", shapes[1])
+        (trace,) = traces_of(choices.view_chain, *(torch.randn(shape) for shape in shapes))
     ((_, graph),) = captured(trace.to_json()).graphs
     plans = dict(choices._every(graph))
     cuts = [plan.carve_outs[0].segmentation for plan in plans.values() if plan.carve_outs]

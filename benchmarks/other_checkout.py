@@ -1,0 +1,79 @@
+"""Another checkout of fuseplan, measured beside this one: two versions of one package do not fit in one process.
+
+It is tuned into a database of its own and raced against torch by its own benchmark of whole models. What both races have of
+torch's says how far the two may be compared.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks.fleet import GRACE_S, Task, read, run_one, slug
+from benchmarks.mutation.tree import paths_of
+
+LEAST_S = 180.0
+"""With less time left it is not begun: it tunes each launch by itself."""
+SIDES = ("eager", "torch.compile", "reduce-overhead", "fuseplan tuned", "fuseplan tuned cudagraph")
+"""What every version knows: torch's own, beside which times are compared, and each launch tuned."""
+
+
+class NotItsOwnError(Exception):
+    """The checkout's processes would run other code than its own."""
+
+
+def measured(task: Task, seconds: float) -> dict[str, Any]:
+    """The row of a model under the checkout, and its commit; or why there is none."""
+    checkout, place = Path(task.arguments["against"]), task.out.parent / "against"
+    commit = commit_of(checkout)
+    try:
+        variables = {**variables_of(checkout, place), "FUSEPLAN_COMMIT": commit}
+    except (NotItsOwnError, subprocess.CalledProcessError, OSError) as error:
+        return {"commit": commit, "failed": str(error)}
+    given = task.arguments
+    command = [sys.executable, "-m", "benchmarks", "models", "--only", task.name, "--device", given["device"]]
+    command += [
+        "--effort",
+        given["effort"],
+        "--seconds",
+        str(given["seconds"]),
+        "--limit-s",
+        f"{seconds - 4 * GRACE_S:.0f}",
+    ]
+    command += ["--db", str(place / f"{slug(task.name)}.db"), "--logs", str(place / "logs")]
+    command += [
+        word for side in SIDES if given["device"] != "cpu" or "cudagraph" not in side for word in ("--side", side)
+    ]
+    ended = run_one(command, 2 * GRACE_S, checkout, variables)
+    report = read(place / "logs" / f"{slug(task.name)}.json")
+    row: dict[str, Any] = {
+        key: report[key] for key in ("sides", "noise", "rounds", "best_tuned", "best_torch", "gpu") if key in report
+    }
+    if not row.get("best_tuned"):
+        why = report.get("at") or "it does not know this model, perhaps"
+        return {"commit": commit, "failed": f"its benchmark ended with {ended}, at: {why}", **row}
+    return {"commit": commit, **row}
+
+
+def commit_of(checkout: Path) -> str:
+    """What git says, or, of a copy without a history, the name of its folder."""
+    if not (checkout / ".git").exists():
+        return checkout.name
+    command = ("git", "-C", str(checkout), "rev-parse", "--short=12", "HEAD")
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def variables_of(checkout: Path, place: Path) -> dict[str, str]:
+    """The environment in which `import fuseplan` means the checkout; NotItsOwnError where it does not."""
+    before = os.environ.get("PYTHONPATH", "")
+    found = {"PYTHONPATH": os.pathsep.join(filter(None, [*paths_of(checkout, place / "first"), before]))}
+    command = [sys.executable, "-c", "import fuseplan.plan; print(fuseplan.plan.__file__)"]
+    environment = {**os.environ, **found}
+    ran = subprocess.run(command, cwd=checkout, env=environment, check=True, capture_output=True, text=True)
+    file = Path(ran.stdout.strip()).resolve()
+    if not file.is_relative_to(checkout.resolve()):
+        raise NotItsOwnError(f"{checkout} would run {file}")
+    return found
