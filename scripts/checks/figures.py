@@ -7,17 +7,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from checks import whole_models
 from checks.project import ROOT
-from checks.tables import BEGIN, between, file_of, head, line, results_of
+from checks.tables import BEGIN, between, file_of, head, line, ms, percent, ratio, results_of
+from checks.whole_models import LAUNCHES
 
 README = ROOT / "README.md"
-TORCH = {
-    "eager": "eager", "torch.compile": "torch.compile", "reduce-overhead": "reduce-overhead",
-    "max-autotune-no-cudagraphs": "max-autotune", "max-autotune": "max-autotune, CUDA graphs",
-}  # fmt: skip
-TUNED = {"fuseplan": "fuseplan", "fuseplan tuned": "tuned plain", "fuseplan tuned cudagraph": "tuned, CUDA graphs"}
-LAUNCHES = {"plain": "plain", "cudagraph": "CUDA graphs"}
-ASKED = {"either": "the faster", **LAUNCHES}
 STAGES = {
     "defaults": "defaults", "anchors": "+ anchor variants", "segmented": "+ segmentation", "nvfuser": "+ nvFuser"
 }  # fmt: skip
@@ -28,7 +23,7 @@ Rows = Mapping[str, Any]
 
 def pages() -> dict[Path, str]:
     """Each file, and what belongs in it."""
-    table = "\n".join(_models(results_of("models"), brief=True))
+    table = "\n".join(whole_models.table(results_of("models")["models"], brief=True))
     return {
         README: between(README, table),
         ROOT / "docs" / "results.md": "\n\n".join(_page()) + "\n",
@@ -47,23 +42,7 @@ def _page() -> Iterator[str]:
         " [benchmarks/results](../benchmarks/results), which holds the environment, the commit of each row, and more than is"
         " shown here. Milliseconds are medians; ratios come from blocks of calls that ran beside each other."
     )
-    yield "## Whole models"
-    yield (
-        "bf16, unmodified models of transformers with random weights, all sides of a model interleaved in one process:"
-        " `scripts/bench models`. Tuning had effort `quick`, and the tuned sides found their plans in the database. `faster` is"
-        " the better tuned side over the best of torch's; then each tuned side over what torch does at the same launch;"
-        " and how far torch.compile was from itself."
-    )
-    found = models["results"]
-    yield "\n".join(_models(found))
-    summary = found["summary"]
-    yield (
-        f"Geomean over the best of torch's: {summary['geomean over the best of torch']:.2f} ×. Milliseconds a step; a dash where"
-        " a side did not end, or was not asked for."
-    )
-    yield "![Steps a second of each side, torch.compile = 1](../benchmarks/results/models.svg)"
-    yield "What tuning took, which plan won, and how far the two clocks were off for the whole plans that raced:"
-    yield "\n".join(_tuning(found["models"]))
+    yield from whole_models.parts(models, file_of("drawn"))
     yield "## What each stage of tuning adds"
     ablation = results_of("ablation")
     yield (
@@ -91,39 +70,14 @@ def _page() -> Iterator[str]:
     yield from _planning()
 
 
-def _models(found: Rows, brief: bool = False) -> Iterator[str]:
-    """A line for each model."""
-    sides = {**TORCH, **TUNED}
-    more = [] if brief else [*(f"× {name}" for name in LAUNCHES.values()), "noise"]
-    yield from head(["model, batch × length", *sides.values(), "faster", *more])
-    for name, row in found["models"].items():
-        timed = row.get("sides", {})
-        walls = [_ms(timed.get(side, {}).get("wall_us")) for side in sides]
-        over = [] if brief else [_ratio(row.get("over_default", {}).get(launch)) for launch in LAUNCHES]
-        noise = [] if brief else [_percent(row.get("noise"))]
-        yield line([name, *walls, f"{_ratio(row.get('speedup'))} ×", *over, *noise])
-
-
-def _tuning(models: Rows) -> Iterator[str]:
-    yield from head(["model", "launch", "seconds", "measured", "won", "clocks off by, median", "P90", "commit"])
-    for name, row in models.items():
-        for launch, verdicts in row.get("tuning", {}).get("launches", {}).items():
-            for one in verdicts:
-                off = one["prediction_error"]
-                yield line([
-                    name, ASKED[launch], f"{one['seconds']:.0f}", str(one["measured"]), one["winner"],
-                    _percent(off["median"]), _percent(off["p90"]), one.get("commit", "-")[:7],
-                ])  # fmt: skip
-
-
 def _stages(models: Rows) -> Iterator[str]:
     yield from head(["model", "launch", *STAGES.values(), "noise", "whole / cut", "interval", "beyond noise"])
     for name, row in models.items():
         for launch, one in row.get("launches", {}).items():
             stages, pair = one.get("stages", {}), one.get("segmented over whole", {})
             yield line([
-                name, LAUNCHES[launch], *(_ms(stages.get(stage, {}).get("wall_us")) for stage in STAGES),
-                _percent(one.get("noise")), _ratio(pair.get("ratio"), 3),
+                name, LAUNCHES[launch], *(ms(stages.get(stage, {}).get("wall_us")) for stage in STAGES),
+                percent(one.get("noise")), ratio(pair.get("ratio"), 3),
                 f"{pair['low']:.3f} to {pair['high']:.3f}" if pair else "-",
                 {None: "-", True: "yes", False: "no"}[pair.get("beyond noise")],
             ])  # fmt: skip
@@ -181,7 +135,7 @@ def _spent() -> Iterator[str]:
     for name, row in found["models"].items():
         lines.append(line([
             name, f"{row['wall_s']:.0f}", f"{row['limit_s']:g}", f"{row['device_seconds']:.0f}", str(row["measured"]),
-            row["winner"], _ratio(row["speedup"]), _percent(row["noise"]), row["commit"][:7],
+            row["winner"], ratio(row["speedup"]), percent(row["noise"]), row["commit"][:7],
         ]))  # fmt: skip
     yield "\n".join(lines)
 
@@ -198,9 +152,9 @@ def _second() -> Iterator[str]:
     for name, row in found["pairs"].items():
         first, second, shares = row["first"], row["second"], row["shares"]
         lines.append(line([
-            name, str(first["measured"]), str(second["measured"]), _percent(shares.get("measured")),
-            f"{first['device_seconds']:.0f}", _percent(shares.get("device_seconds")), f"{first['wall_s']:.0f}",
-            _percent(shares.get("wall_s")), row["commit"][:7],
+            name, str(first["measured"]), str(second["measured"]), percent(shares.get("measured")),
+            f"{first['device_seconds']:.0f}", percent(shares.get("device_seconds")), f"{first['wall_s']:.0f}",
+            percent(shares.get("wall_s")), row["commit"][:7],
         ]))  # fmt: skip
     yield "\n".join(lines)
 
@@ -216,7 +170,7 @@ def _startup() -> Iterator[str]:
         for name, row in (found or {"models": {}})["models"].items():
             for caches, one in row["ratios"].items():
                 seconds = [f"{median(row[side][f'{caches}_s']):.1f}" for side in ("torch.compile", "fuseplan tuned")]
-                lines.append(line([name + where, caches, *seconds, _ratio(one["ratio"]), f"{one['limit']:g}"]))
+                lines.append(line([name + where, caches, *seconds, ratio(one["ratio"]), f"{one['limit']:g}"]))
     yield "\n".join(lines)
 
 
@@ -234,15 +188,3 @@ def _planning() -> Iterator[str]:
         ]
         lines.append(line([*cells, f"n^{found['growth']:.2f}"]))
     yield "\n".join(lines)
-
-
-def _ms(us: float | None) -> str:
-    return "-" if us is None else f"{us / 1e3:.2f}"
-
-
-def _ratio(value: float | None, digits: int = 2) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"

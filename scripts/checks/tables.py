@@ -42,3 +42,18 @@ def head(cells: Sequence[str]) -> Iterable[str]:
 def line(cells: Sequence[str]) -> str:
     """One line of a table."""
     return f"| {' | '.join(cells)} |"
+
+
+def ms(us: float | None) -> str:
+    """Milliseconds, from µs."""
+    return "-" if us is None else f"{us / 1e3:.2f}"
+
+
+def ratio(value: float | None, digits: int = 2) -> str:
+    """A plain number."""
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def percent(value: float | None) -> str:
+    """A share."""
+    return "-" if value is None else f"{value:.1%}"

@@ -1,0 +1,121 @@
+"""docs/results.md on made-up rows of whole models: why a side has no time, which of torch's was best, whose commit it was, what
+an earlier version took, and sizes that a seed drew."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from checks import whole_models
+
+
+def side(ms: float) -> dict[str, Any]:
+    return {"wall_us": ms * 1e3, "first_s": 1.0}
+
+
+def row(**fields: Any) -> dict[str, Any]:
+    sides = {
+        "torch.compile": side(3.0),
+        "eager": side(4.0),
+        "reduce-overhead": side(2.0),
+        "max-autotune-no-cudagraphs": {"failed": "not compiled within 240 s"},
+        "max-autotune": {
+            "failed": "not tried: max-autotune-no-cudagraphs, all of which it does, was not compiled within 240 s"
+        },
+        "fuseplan": side(1.25),
+    }
+    usual = {
+        "commit": "abcdef0123456", "gpu": "NVIDIA H200, number 0", "library": "transformers", "sides": sides, "noise": 0.004,
+        "noise_of": "reduce-overhead", "rounds": 31, "best_torch": "reduce-overhead", "best_tuned": "fuseplan", "speedup": 1.6,
+        "verdict": "faster",
+    }  # fmt: skip
+    return {**usual, **fields}
+
+
+def page(models: dict[str, Any], drawn: dict[str, Any] | None = None) -> str:
+    file = {"results": {"models": models, "summary": {"geomean over the best of torch": 1.6}}}
+    return "\n\n".join(whole_models.parts(file, {"results": drawn} if drawn else {}))
+
+
+def cells(text: str, name: str, section: str = "## Whole models") -> dict[str, str]:
+    """The line of a model in the first table of a section, by the names of its columns."""
+    lines = text.partition(section)[2].splitlines()
+    table = [[cell.strip() for cell in one.strip("|").split("|")] for one in lines if one.startswith("|")]
+    found = next(one for one in table if one[0] == name)
+    return dict(zip(table[0], found, strict=True))
+
+
+def test_a_side_without_a_time_says_why() -> None:
+    text = page(
+        {"bert 32x128": row(sides={**row()["sides"], "eager": {"failed": "error: RuntimeError: no | such op"}})}
+    )
+    found = cells(text, "bert 32x128")
+    assert found["max-autotune-no-cudagraphs"] == "not compiled within 240 s"
+    assert found["max-autotune"] == "not tried"
+    assert found["eager"] == "error"
+    assert "- bert 32x128, max-autotune-no-cudagraphs: not compiled within 240 s\n" in text
+    assert "- bert 32x128, eager: error: RuntimeError: no | such op\n" in text
+    assert "tuned plain" not in found, "no row has it"
+
+
+def test_the_best_of_torch_the_verdict_and_the_commit_stand_in_each_row() -> None:
+    text = page(
+        {"bert 32x128": row(), "swin-t 64": row(library="timm", commit="1234567", best_torch="eager", verdict="same")}
+    )
+    assert [cells(text, "bert 32x128")[name] for name in ("best", "verdict", "commit", "fuseplan", "faster")] == [
+        "reduce-overhead", "faster", "abcdef0", "1.25", "1.60 ×"
+    ]  # fmt: skip
+    assert [cells(text, "swin-t 64")[name] for name in ("best", "verdict", "commit")] == ["eager", "same", "1234567"]
+    assert "unmodified models of timm and transformers" in text
+
+
+def test_what_was_not_measured_is_said_and_nothing_is_made_up() -> None:
+    text = page({"bert 32x128": row(), "vit-b 64": {"failed": "no time was left for it"}})
+    assert set(cells(text, "vit-b 64").values()) == {"vit-b 64", "-", "- ×"}
+    assert "- vit-b 64: no time was left for it" in text
+    assert "Not measured yet: gpt2 8x1024, " in text
+    assert "bert 32x128," not in text.partition("Not measured yet:")[2].splitlines()[0]
+    assert "None was measured: `scripts/bench models --against CHECKOUT`." in text
+    assert text.endswith("## Sizes that a seed drew\n\nNone were measured: `scripts/bench drawn`.")
+    assert "Noise is above" not in text
+    assert page({}).startswith("## Whole models")
+
+
+def test_noise_above_two_percent_has_its_reason() -> None:
+    older = {key: value for key, value in row(noise=0.072).items() if key != "noise_of"}
+    why = "reduce-overhead is 3.1% from itself after 95 rounds, 60 s of them more than usual"
+    text = page({"bert 1x128": row(noise=0.031, noisy=why), "vit-b 64": older, "swin-t 64": row(noise=0.02)})
+    listed = text.partition("Noise is above 2% in:\n\n")[2].partition("\n\n")[0].splitlines()
+    assert listed == [
+        f"- bert 1x128: {why}",
+        "- vit-b 64: torch.compile is 7.2% from itself after 31 rounds, of a time when no row got more",
+    ]
+    assert "(in 1 older rows, how far torch.compile was)" in text
+
+
+def test_an_earlier_version_is_compared_by_the_side_of_torch_that_both_have() -> None:
+    then = {"sides": {"torch.compile": side(3.2), "reduce-overhead": side(2.2), "fuseplan tuned": side(1.65)}}
+    then |= {"commit": "4a9fd47aaaa", "best_tuned": "fuseplan tuned", "noise": 0.01}
+    failed = {"commit": "4a9fd47aaaa", "failed": "its benchmark ended with 2, at: it does not know this model, perhaps"}
+    text = page({"bert 32x128": row(against=then), "swin-t 64": row(against=failed), "vit-b 64": row()})
+    found = cells(text, "bert 32x128", "### Beside an earlier version")
+    # here 1.25 of 2.0, there 1.65 of 2.2
+    assert [found[name] for name in ("of torch's", "then", "tuned then", "tuned now", "now / then", "commit then")] == [
+        "reduce-overhead", "2.20", "1.65", "1.25", f"{1.25 / 2.0 / (1.65 / 2.2):.3f}", "4a9fd47"
+    ]  # fmt: skip
+    assert "- swin-t 64, 4a9fd47: its benchmark ended with 2" in text
+    assert "| vit-b 64 |" not in text.partition("### Beside an earlier version")[2].partition("## Sizes")[0]
+
+
+def test_drawn_sizes_stand_beside_the_row_of_their_kind_with_what_is_left_of_its_gain() -> None:
+    models = {
+        "gpt2 8x1024": row(speedup=1.2),
+        "t5-small 16x512": row(speedup=1.5),
+        "gpt2 8x1024 train": row(speedup=1.1),
+    }
+    rows = {"t5-small 7x360": row(speedup=1.5**0.5), "gpt2 3x200 train": row(speedup=1.0), "swin-t 20": row()}
+    text = page(models, {"seed": 77, "models": rows})
+    assert "a size that the seed 77 drew" in text
+    t5, gpt2, swin = (cells(text, name, "## Sizes that a seed drew") for name in rows)
+    assert (t5["of its kind"], t5["share of the gain"]) == ("t5-small 16x512", "50%")
+    assert (gpt2["of its kind"], gpt2["share of the gain"]) == ("gpt2 8x1024 train", "0%")
+    assert (swin["of its kind"], swin["share of the gain"]) == ("-", "-")
