@@ -19,7 +19,7 @@ from benchmarks.judging import judged_options, with_commit
 from benchmarks.tuned_model import clear
 from benchmarks.zoo import CASES, EVERY, fresh
 from fuseplan.capture.trace.format import Trace
-from fuseplan.judge.output import WIDER
+from fuseplan.judge.output import OTHERS, WIDER, Wider, widened_by
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import Capture, OutcomeRow, VetPlan
 from fuseplan.measure.pool import Workers
@@ -74,7 +74,7 @@ def run(task: Task) -> None:
             **({"attention proven": RaceEntry("attention proven", Plan("inductor", rewrites))} if rewrites else {}),
         }
         found: dict[str, Any] = {}
-        wider = WIDER  # of torch.compile's default; what it needs of that, others may take, too
+        wider: Wider = {OTHERS: WIDER}  # of torch.compile's default; what it needs of that, others may take, too
         for name, entry in sides.items():
             (outcome,) = workers.map([VetPlan(trace.to_json(), entry, judging_s=QUICK.wall_s, wider=wider)])
             row = next(iter(outcome.rows), OutcomeRow(name, outcome.status, outcome.detail))
@@ -88,8 +88,7 @@ def run(task: Task) -> None:
             if worst is not None:
                 found[name] |= {"share": float(f"{worst.share:.3g}"), "of": worst.name, "measure": worst.measure}
             if entry.default:
-                share = worst.share if row.status == "ok" and worst is not None else 0.0
-                wider = min(WIDER, max(1.0, WIDER * share))
+                wider = widened_by(row.outputs) if row.status == "ok" else {}
         report.put(sides=found, seconds=round(monotonic() - began, 1), at="", at_side="")
 
 

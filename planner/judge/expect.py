@@ -24,6 +24,7 @@ from fuseplan.judge.chances import Chances
 from fuseplan.judge.fused import RoundedAttention
 from fuseplan.judge.memory import is_float
 from fuseplan.judge.moved import MovedRun
+from fuseplan.judge.output import Wider
 from fuseplan.judge.programs import DRAWS, JudgedRun, Layout, Leaf, is_random, judge, sizes_of
 from fuseplan.judge.spread import NaturalSpread
 
@@ -82,7 +83,13 @@ class Expectation:
         return self._how + more + (", random values by their size alone for want of time" if untold else "")
 
     def judge(
-        self, found: Results, seed: int, layout: Layout = "eager", wider: float = 1.0, *, same_numbers: bool = False
+        self,
+        found: Results,
+        seed: int,
+        layout: Layout = "eager",
+        wider: Wider | float = 1.0,
+        *,
+        same_numbers: bool = False,
     ) -> JudgedRun:
         """What is to be said of a run on the inputs of a seed; `same_numbers` if it drew the random numbers that eager draws.
 

@@ -74,7 +74,7 @@ class MovedRun(TorchDispatchMode):
             return arg
         eps = torch.finfo(arg.dtype).eps
         moved = self.noise(arg, max(eps, _TENSOR_CORES) if coarsely else eps)
-        return torch.where(_whole(arg), arg, moved)
+        return torch.where(_whole(arg) | ~_finite(arg), arg, moved)
 
     def _moves(self, arg: Any) -> bool:
         return is_float(arg) and arg.dtype.itemsize > 1 and self._is_given(arg)
@@ -104,10 +104,27 @@ _PRODUCTS = {
 
 
 def _whole(tensor: Tensor) -> Tensor:
-    """Which elements are whole numbers, or infinite: nothing was rounded there. Of masks and counts all are."""
+    """Whether a tensor holds whole numbers throughout, as masks and counts do: nothing was rounded there. Infinities, and the largest
+    numbers that stand for them, are left out.
+
+    Beyond the numbers that a dtype has in full (for bfloat16 from 128 on) every float is whole, which says nothing of it. So some
+    have to be below that.
+    """
     if tensor.is_complex():
         return _whole(tensor.real) & _whole(tensor.imag)
-    return tensor == tensor.round()
+    info, size = torch.finfo(tensor.dtype), tensor.abs()
+    told = size < 1 / info.eps
+    between = (tensor != tensor.round()) & told
+    return ~between.any() & (_TELLING * told.sum() >= _finite(tensor).sum())
+
+
+_TELLING = 64
+"""One in so many elements has to be small enough to say whether it is whole."""
+
+
+def _finite(tensor: Tensor) -> Tensor:
+    """What is no infinity, and does not stand for one: were that moved, it could become one."""
+    return tensor.abs() < torch.finfo(tensor.dtype).max / 2
 
 
 def _flat(args: Sequence[Any]) -> Iterable[Any]:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
 
 WIDER = 2.0
 """How much further off than what moved runs of eager show torch.compile's default may be."""
+Wider = Mapping[str, float]
+"""How many times further off than what such runs allow an output may be, by its name; one that is not named as what stands under
+`OTHERS`, or not at all."""
+OTHERS = ""
 
 
 @dataclass(frozen=True)
@@ -24,6 +29,39 @@ class JudgedOutput:
     def share(self) -> float:
         """The error as a share of what is allowed: beyond 1 it is wrong."""
         return self.error / self.allowed if self.allowed else inf if self.error else 0.0
+
+
+def wider_for(wider: Wider | float, name: str) -> float:
+    """How many times further off one output may be.
+
+    >>> wider_for({"output 0": 1.5}, "output 0"), wider_for({"output 0": 1.5}, "output 1"), wider_for({OTHERS: 2.0}, "output 1")
+    (1.5, 1.0, 2.0)
+    """
+    return wider.get(name, wider.get(OTHERS, 1.0)) if isinstance(wider, Mapping) else wider
+
+
+def widened_by(outputs: Iterable[JudgedOutput]) -> dict[str, float]:
+    """How much further off each output may be since torch.compile's own result is, which was allowed `WIDER` times as much.
+
+    >>> widened_by([JudgedOutput("a", "mean", 3.0, 4.0, 1.0), JudgedOutput("b", "mean", 1.0, 4.0, 1.0)])
+    {'a': 1.5}
+    """
+    found = {one.name: min(WIDER, WIDER * one.share) for one in outputs}
+    return {name: factor for name, factor in found.items() if factor > 1.0}
+
+
+def told_wider(wider: Wider) -> str:
+    """What a verdict says of it.
+
+    >>> told_wider({}), told_wider({OTHERS: 2.0}), told_wider({"a": 1.25, "b": 1.5})
+    ('', ', allowed 2 times as much', ', 2 outputs allowed up to 1.5 times as much')
+    """
+    if not wider:
+        return ""
+    most = f"{max(wider.values()):.3g} times as much"
+    if OTHERS in wider:
+        return f", allowed {most}"
+    return f", {len(wider)} output{'s' if len(wider) > 1 else ''} allowed up to {most}"
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fuseplan.judge.compare import flips, too_many
 from fuseplan.judge.memory import is_float, same_strides, spread_out
-from fuseplan.judge.output import JudgedOutput
+from fuseplan.judge.output import JudgedOutput, Wider, wider_for
 from fuseplan.judge.spread import DOUBT, FEW, Deviation, NaturalSpread, chunks
 
 Layout = Literal["eager", "gaps", "any"]
@@ -38,7 +38,7 @@ class JudgedRun:
     evidence: tuple[JudgedOutput, ...] = ()
     """Of every output of floats that could be compared, the worst first."""
     doubtful: bool = False
-    """Whether nothing is wrong but what more runs of eager may show to be right, or the other way round."""
+    """Whether all that is wrong may be shown to be right by more runs of eager."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +79,7 @@ def judge(
     actual: Mapping[str, Any],
     leaves: Mapping[str, Leaf],
     layout: Layout = "eager",
-    wider: float = 1.0,
+    wider: Wider | float = 1.0,
     *,
     same_numbers: bool = False,
 ) -> JudgedRun:
@@ -87,15 +87,15 @@ def judge(
 
     Outputs lie in memory as eager's do, or with gaps between rows besides, or anyhow. The last is left to torch.compile: it
     pads the result of a matrix product, and gives what was joined to nothing, as the first keys of a cache are, without the
-    copy that eager makes. `wider` is how many times further than what the natural spread allows a float may be off. Of what is
-    random little can be told, unless the `same_numbers` were drawn as eager draws.
+    copy that eager makes. `wider` is how many times further than what the natural spread allows floats may be off, each
+    output or all. Of what is random little can be told, unless the `same_numbers` were drawn as eager draws.
     """
     if actual.keys() != leaves.keys():
         names = sorted(actual.keys() ^ leaves.keys())
         return JudgedRun(f"{names[0]} is given by one of the two alone")
     if same_numbers:
         leaves = {name: replace(leaf, sizes=None) for name, leaf in leaves.items()}
-    found = [_judge_one(name, actual[name], leaf, layout, wider) for name, leaf in leaves.items()]
+    found = [_judge_one(name, actual[name], leaf, layout, wider_for(wider, name)) for name, leaf in leaves.items()]
     evidence = [one.evidence for one in found if one.evidence is not None]
     evidence.sort(key=lambda one: -one.share)
     aliases = _alias_problem(actual, leaves)
@@ -181,11 +181,10 @@ def _judge_floats(name: str, got: Tensor, leaf: Leaf, wider: float) -> _JudgedLe
     evidence = JudgedOutput(name, worst.measure, worst.error, worst.allowed, worst.natural)
     if any(_other_kind(*parts) for parts in chunks(got, leaf.eager, exact)):
         return _JudgedLeaf(f"{name} is NaN or infinite where eager is not, or the other way round", evidence)
-    doubtful = worst.share <= DOUBT and any(one.clear < one.error for one in found)
     if worst.share <= 1:
-        return _JudgedLeaf(None, evidence, doubtful)
+        return _JudgedLeaf(None, evidence)
     problem = f"{name} is off by {worst.error:.3g} ({worst.measure}), where {worst.allowed:.3g} is allowed"
-    return _JudgedLeaf(problem, evidence, doubtful)
+    return _JudgedLeaf(problem, evidence, doubtful=worst.share <= DOUBT)
 
 
 def _other_kind(mine: Tensor, theirs: Tensor, right: Tensor) -> bool:

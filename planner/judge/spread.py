@@ -6,7 +6,8 @@ are off, each beside what elements of its size are off by; how far all are off i
 which says the most of a fault that is the same everywhere, since what rounding does there averages out.
 
 Whoever has few draws knows little of numbers of which a draw has but one: of five, the largest is less than half of the next
-one in one of forty. So what is found is in *doubt* as long as more draws may change it.
+one in one of forty. So what is beyond that is in *doubt* as long as more draws may change it. It is not right for that: where
+nobody has the time to draw more, it is wrong.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ another does. The largest seen of right ones is 2.3, which no number of draws ma
 DOUBT = 8.0
 """What is beyond so many times of what is allowed is wrong, whatever more draws would say."""
 FEW = 64
-"""Elements up to which a tensor is a small sample: the largest error of its draws may be small by luck."""
+"""Elements up to which a tensor is a small sample, of which neither a share nor a scale says anything."""
 _INNER = torch.finfo(torch.float32).eps
 _ULPS = 8.0
-"""What is granted on top to floats in which things are computed, too: reordering a sum, or another exp(), costs that."""
+"""What floats in which things are computed may be off by, however little the draws are: reordering a sum, or another exp(), costs that."""
 
 
 class WorstByOrder:
@@ -77,8 +78,6 @@ class Deviation:
     error: float
     allowed: float
     natural: float
-    clear: float = 0.0
-    """Up to which it is right, however few draws are known: `allowed` is more where those may be small by luck."""
 
     @property
     def share(self) -> float:
@@ -168,47 +167,30 @@ class NaturalSpread:
 
     def _largest(self, error: Tensor, size: Tensor, wider: float) -> Deviation:
         natural = self.worst(size)
-        least, inner = self._rounding()
-        clear = torch.maximum(wider * self.factor * natural, least * size) + inner * size + torch.finfo(self.dtype).tiny
-        allowed = torch.clamp(clear, min=wider * self._by_luck())
+        least = self._rounding() * size + torch.finfo(self.dtype).tiny
+        allowed = torch.maximum(wider * self.factor * natural, least)
         where = int((error / allowed).argmax())
-        return Deviation("largest", *(float(each[where]) for each in (error, allowed, natural, clear)))
+        return Deviation("largest", *(float(each[where]) for each in (error, allowed, natural)))
 
     def _mean(self, sums: _Sums, wider: float) -> Deviation:
         natural = max(self.rms, default=0.0)
-        least, inner = self._rounding()
-        clear = max(wider * self.factor * natural, least * sums.size) + inner * sums.size + torch.finfo(self.dtype).tiny
-        return Deviation("mean", sums.rms, max(clear, wider * self._by_luck()), natural, clear)
+        least = self._rounding() * sums.size + torch.finfo(self.dtype).tiny
+        return Deviation("mean", sums.rms, max(wider * self.factor * natural, least), natural)
 
     def _scaled(self, sums: _Sums, wider: float) -> Deviation:
         """One number a draw, which may be small by luck; errors that have nothing to do with each other make it so small."""
         spread = max(self.rms, default=0.0) / self.size if self.size else 0.0
         natural = max([*map(abs, self.scales), 2 * spread / math.sqrt(max(1, self.count))])
         least = 1.2 * torch.finfo(self.dtype).eps / math.sqrt(max(1, sums.count))  # four deviations of rounding once
-        clear = max(wider * self.factor * natural, least) + 2 * _ULPS * _INNER
-        return Deviation("scale", abs(sums.scale), clear, natural, clear)
+        allowed = max(wider * self.factor * natural, least, 2 * _ULPS * _INNER)
+        return Deviation("scale", abs(sums.scale), allowed, natural)
 
-    def _by_luck(self) -> float:
-        """What an element may be off by, by how far all are off: the largest of few may be small by luck."""
-        if self.count > FEW:
-            return 0.0
-        return luck(self.count * len(self.rms)) * _root_mean_square(self.rms)
-
-    def _rounding(self) -> tuple[float, float]:
-        """What any result may be off by, as a share of itself: at least by being rounded once, and on top by computing in float32."""
+    def _rounding(self) -> float:
+        """What any result may be off by, as a share of itself: by being rounded once, and by computing in float32. It is no more
+        than that where the draws say more: they have been rounded, too.
+        """
         eps = torch.finfo(self.dtype).eps
-        return (0.0, _ULPS * eps) if eps <= _INNER else (eps, _ULPS * _INNER)
-
-
-def luck(draws: int) -> float:
-    """How many times the deviation that was drawn one more draw may be: of few, the deviation itself is a matter of luck.
-
-    About Student's distribution at one in a thousand.
-
-    >>> luck(6), luck(600)
-    (6.05, 3.3275)
-    """
-    return round(3.3 * (1 + 5 / max(1, draws)), 6)
+        return _ULPS * eps if eps <= _INNER else eps + _ULPS * _INNER
 
 
 def chunks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
@@ -223,7 +205,3 @@ def _finite_error(mine: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     """Error and exact value of each element, 0 where either is not finite."""
     finite = torch.isfinite(mine) & torch.isfinite(right)
     return torch.where(finite, mine - right, 0.0), torch.where(finite, right, 0.0)
-
-
-def _root_mean_square(values: list[float]) -> float:
-    return math.sqrt(sum(value * value for value in values) / len(values)) if values else 0.0

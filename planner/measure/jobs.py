@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from fuseplan.errors import OptionError
 from fuseplan.graph import Graph
-from fuseplan.judge.output import Fault, JudgedOutput
+from fuseplan.judge.output import Fault, JudgedOutput, Wider
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.race import RaceResult, Rule
 from fuseplan.plan import SAVING, Rewrite
@@ -98,8 +98,8 @@ class VetPlan(Job):
     """How long its worker may be silent, where that is less than for others."""
     judging_s: float = 3600.0
     """After how long no more runs are begun that say how far results move by rounding alone."""
-    wider: float = 1.0
-    """How many times further off it may be than what such runs allow."""
+    wider: Wider = field(default_factory=dict)
+    """How many times further off its outputs may be than what such runs allow."""
 
 
 @dataclass(frozen=True)

@@ -92,6 +92,8 @@ def test_what_is_allowed_widens_by_a_factor_and_no_further(spread: tuple[Tensor,
     off = (exact + 3e-5 * torch.randn(1000, dtype=torch.float64)).float()
     assert wrong(off, leaves) != "None"
     assert wrong(off, leaves, wider=2.0) == "None"
+    assert wrong(off, leaves, wider={"y": 2.0}) == "None"
+    assert wrong(off, leaves, wider={"another": 2.0}) != "None"
 
 
 def test_evidence_says_how_far_off_and_what_the_right_runs_were(spread: tuple[Tensor, dict[str, Leaf]]) -> None:
@@ -118,12 +120,26 @@ def test_small_values_are_not_judged_by_the_error_of_large_ones() -> None:
     assert "(largest)" in wrong(wrong_mask.float(), leaves)
 
 
-def test_a_scalar_of_which_few_draws_are_known_may_be_off_by_several_of_them() -> None:
+def test_a_scalar_of_which_few_draws_are_known_is_allowed_no_more_for_that() -> None:
+    """It is in doubt: more draws may say that it is right, and no want of them does."""
     exact = torch.tensor(12.0, dtype=torch.float64)
     draws = [{"y": (exact + error).float()} for error in (1e-4, -2e-4, 5e-5, -1e-4, 3e-5, 1e-4)]
     leaves = leaves_of(draws[0], {"y": exact}, draws[1:])
-    assert wrong((exact + 4e-4).float(), leaves) == "None"
-    assert "off by" in wrong((exact + 4e-3).float(), leaves)
+    assert wrong((exact + 3.9e-4).float(), leaves) == "None"
+    found = judge({"y": (exact + 6e-4).float()}, leaves)
+    assert found.problem is not None
+    assert found.doubtful
+    assert not judge({"y": (exact + 6e-3).float()}, leaves).doubtful
+    more = leaves_of(draws[0], {"y": exact}, [*draws[1:], {"y": (exact - 3.1e-4).float()}])
+    assert wrong((exact + 6e-4).float(), more) == "None"
+
+
+def test_rounding_in_float32_is_no_more_than_the_draws_have_of_it() -> None:
+    exact = torch.linspace(1, 2, 1000, dtype=torch.float64)
+    eager, *draws = [{"y": (exact + 1e-6 * torch.randn(1000, dtype=torch.float64)).float()} for _ in range(6)]
+    leaves = leaves_of(eager, {"y": exact}, draws)
+    (found,) = judge(eager, leaves).evidence
+    assert found.allowed == pytest.approx(2 * found.natural)
 
 
 def test_strides_of_outputs_count_and_those_of_gradients_do_not() -> None:
@@ -280,12 +296,15 @@ def test_what_is_plainly_wrong_costs_no_more_runs() -> None:
 
 
 def test_without_time_nothing_more_is_run_in_doubt() -> None:
+    """And what is in doubt is not right for want of time."""
     program = loaded(Small(), torch.randn(16, 32))
     hasty, found = expect(program, seconds=0.0), program.run()
     allowed = {one.name: one.allowed for one in hasty.judge(found, 0).evidence}
     name = "output 0"
     off = {**found, name: found[name] + 4 * allowed[name]}
-    assert hasty.judge(off, 0).doubtful
+    judged = hasty.judge(off, 0)
+    assert judged.doubtful
+    assert judged.problem is not None
     assert "more" not in hasty.how
     patient = expect(program)
     assert patient.judge(off, 0).problem is not None

@@ -16,6 +16,7 @@ from torch.fx import GraphModule
 
 from cpu.test_measure import FLAGS
 from fuseplan.capture.trace.write import write_trace
+from fuseplan.judge.output import OTHERS
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import Capture, Outcome, RacePlans, VetPlan
 from fuseplan.measure.pool import Limits, Workers
@@ -128,7 +129,7 @@ def test_plans_are_right_or_a_row_says_why_not(workers: Workers, training: tuple
     }
     assert 0 < shares["right"] <= 1 < shares["lies"]
     assert outcomes[0].row("eager").how == "beside a run in float64"
-    (wider,) = workers.map([VetPlan(trace, sides["lies"][0], wider=1.5)])
+    (wider,) = workers.map([VetPlan(trace, sides["lies"][0], wider={OTHERS: 1.5})])
     assert wider.row("lies").how == "beside a run in float64, allowed 1.5 times as much"
     assert wider.row("lies").outputs[0].allowed < 1.6 * outcomes[2].row("lies").outputs[0].allowed
 

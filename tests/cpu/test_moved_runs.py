@@ -38,6 +38,21 @@ def test_whole_numbers_infinities_and_what_was_computed_are_not_moved() -> None:
         assert torch.equal(third * 1, third)
 
 
+def test_large_numbers_in_low_precision_are_moved_though_all_of_them_are_whole() -> None:
+    """Of bfloat16 every number from 128 on is whole, and rounded all the same; a mask of whole numbers is not, however large."""
+    for size in (1.0, 100.0, 1000.0):
+        values = (size * (1 + torch.rand(1000))).bfloat16()
+        with MovedRun([values], 0):
+            moved = values * 1
+        assert (moved != values).float().mean() > 0.9
+    mask = torch.tensor([0.0, 1.0, 1000.0, torch.finfo(torch.bfloat16).min]).bfloat16()
+    least = torch.full((4,), torch.finfo(torch.bfloat16).min, dtype=torch.bfloat16)
+    with MovedRun([mask, least], 0):
+        same, also = mask * 1, least * 1
+    assert torch.equal(same, mask)
+    assert torch.equal(also, least)
+
+
 def test_what_is_written_is_not_moved_and_what_is_copied_is_where_it_is_read() -> None:
     buffer, table = torch.zeros(4), torch.rand(4)
     with MovedRun([buffer, table], 0):

@@ -19,6 +19,7 @@ from fuseplan.executors import GAPS
 from fuseplan.explain import compiled_by
 from fuseplan.judge.culprit import find_fault
 from fuseplan.judge.expect import CHANCES_SHARE, SEEDS, Expectation, Surroundings, expect
+from fuseplan.judge.output import told_wider
 from fuseplan.judge.programs import JudgedRun, Layout
 from fuseplan.measure.clocks import clock_for
 from fuseplan.measure.entry import RaceEntry
@@ -128,7 +129,7 @@ class _Trial:
 
     def _how(self) -> str:
         """How it is judged."""
-        return self.expectation.how + (f", allowed {self.wider:.3g} times as much" if self.wider != 1 else "")
+        return self.expectation.how + told_wider(self.wider)
 
     def fail(self, status: str, detail: str) -> None:
         self.row = replace(self.row, status=status, detail=detail)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from fuseplan.judge.output import WIDER
+from fuseplan.judge.output import OTHERS, WIDER, Wider, widened_by
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import FindFault, Job, Outcome, OutcomeRow, VetPlan
 from fuseplan.tuning.effort import GREEDY_SHARE, JUDGING_SHARE, LATE, LEAST_LIMIT_S, PATIENCE_S
@@ -146,23 +146,23 @@ def _check(
     again = [
         replace(job, wider=wider)
         for job in jobs
-        if rows[job.entry.name].status == "wrong" and (wider := _wider(job.entry, rows)) > job.wider
+        if rows[job.entry.name].status == "wrong" and (wider := _wider(job.entry, rows)) != job.wider
     ]
     return found + (services.carry_out("checking plans again", again, heard) if again else [])
 
 
-def _wider(entry: RaceEntry, rows: Rows) -> float:
-    """How many times further off than what rounding explains a plan may be: as far as torch.compile's own result is, up to a
-    factor, and that one up to the factor.
+def _wider(entry: RaceEntry, rows: Rows) -> Wider:
+    """How many times further off than what rounding explains the outputs of a plan may be: each as far as torch.compile has it, up
+    to a factor, and that one up to the factor.
 
-    >>> _wider(RaceEntry("a cut"), {}), _wider(RaceEntry("inductor", default=True), {}) == WIDER
-    (1.0, True)
+    >>> from fuseplan.plan import Plan
+    >>> _wider(RaceEntry("cut", Plan("aten")), {}), _wider(RaceEntry("inductor", Plan("inductor"), default=True), {}) == {OTHERS: WIDER}
+    ({}, True)
     """
-    if entry.name == TORCHS:
-        return WIDER
+    if entry.default and planned(entry).host == "inductor":
+        return {OTHERS: WIDER}
     row = rows.get(TORCHS)
-    worst = max((one.share for one in row.outputs), default=0.0) if row is not None and row.status == "ok" else 0.0
-    return min(WIDER, max(1.0, WIDER * worst))
+    return widened_by(row.outputs) if row is not None and row.status == "ok" else {}
 
 
 def _right(entries: Sequence[RaceEntry], rows: Rows) -> list[RaceEntry]:
