@@ -174,7 +174,7 @@ class NaturalSpread:
 
     def _mean(self, sums: _Sums, wider: float) -> Deviation:
         natural = max(self.rms, default=0.0)
-        least = self._rounding() * sums.size + torch.finfo(self.dtype).tiny
+        least = self._rounding(0.5) * sums.size + torch.finfo(self.dtype).tiny
         return Deviation("mean", sums.rms, max(wider * self.factor * natural, least), natural)
 
     def _scaled(self, sums: _Sums, wider: float) -> Deviation:
@@ -185,12 +185,12 @@ class NaturalSpread:
         allowed = max(wider * self.factor * natural, least, 2 * _ULPS * _INNER)
         return Deviation("scale", abs(sums.scale), allowed, natural)
 
-    def _rounding(self) -> float:
-        """What any result may be off by, as a share of itself: by being rounded once, and by computing in float32. It is no more
-        than that where the draws say more: they have been rounded, too.
+    def _rounding(self, ulps: float = 1.0) -> float:
+        """What any result may be off by, as a share of itself: by so many units in its last place, half of which being rounded
+        once takes, and by computing in float32. It is no more than that where the draws say more: they have been rounded, too.
         """
         eps = torch.finfo(self.dtype).eps
-        return _ULPS * eps if eps <= _INNER else eps + _ULPS * _INNER
+        return _ULPS * eps if eps <= _INNER else ulps * eps + _ULPS * _INNER
 
 
 def chunks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
