@@ -238,3 +238,7 @@ if __name__ == "__main__":
     if mine.cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, mine.cores)
     import_module(mine.module).run(mine)
+    # all is reported: what still compiles, or holds on to a device, may not keep the next one waiting
+    last = threading.Timer(mine.grace_s, os._exit, (0,))
+    last.daemon = True
+    last.start()

@@ -155,19 +155,21 @@ def test_tasks_run_apart_and_one_that_hangs_is_ended(
     task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = """
-import os, time
+import os, threading, time
 from benchmarks.fleet import Report
 def run(task):
     Report(task.out, cores=len(os.sched_getaffinity(0))).at("sleeping", task.name)
     if task.name == "dies":
         os._exit(3)
+    if task.name == "lingers":
+        threading.Thread(target=time.sleep, args=(600,)).start()
     time.sleep(60 if task.name == "hangs" else 0)
 """
     (tmp_path / "tests_of_fleet.py").write_text(module)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    names = ("ends", "hangs", "dies")
+    names = ("ends", "hangs", "dies", "lingers")
     tasks = [
-        replace(task, name=name, out=tmp_path / f"{name}.json", limit_s=2.0 if name == "hangs" else 60.0)
+        replace(task, name=name, out=tmp_path / f"{name}.json", limit_s=2.0 if name == "hangs" else 120.0, grace_s=0.5)
         for name in names
     ]
     seen: dict[str, str] = {}
@@ -177,8 +179,9 @@ def run(task):
             assert report["at_side"] == one.name
         seen[one.name] = failed
 
-    assert run_all(tasks, 2, 120.0, done) == []
-    assert seen == {"ends": "", "hangs": "it did not end within 2 s", "dies": "the process ended with 3"}
+    assert run_all(tasks, 2, 240.0, done) == []
+    dies = {"hangs": "it did not end within 2 s", "dies": "the process ended with 3"}
+    assert seen == {"ends": "", "lingers": "", **dies}, "what lingers after its report is ended"
     assert run_all(tasks, 2, -1.0, done) == tasks, "no time is left for any"
 
 
