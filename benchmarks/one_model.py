@@ -66,7 +66,11 @@ def run(task: Task) -> None:
         if given.get("against") and "against" not in report.fields:
             time.need(other_checkout.LEAST_S, "the other checkout")
             report.at("running the other checkout")
-            report.put(against=other_checkout.measured(task, time.left()))
+            found = other_checkout.measured(task, time.left())
+            if found is None:
+                report.put(left="there was too little time for the other checkout", moved=False)
+                return
+            report.put(against=found)
     except NoTimeError as left:
         report.put(left=str(left), moved=not time.fresh)
         return

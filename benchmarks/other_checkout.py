@@ -10,52 +10,53 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from benchmarks.fleet import GRACE_S, Task, read, run_one, slug
 from benchmarks.mutation.tree import paths_of
 
-LEAST_S = 180.0
+LEAST_S = 240.0
 """With less time left it is not begun: it tunes each launch by itself."""
 SIDES = ("eager", "torch.compile", "reduce-overhead", "fuseplan tuned", "fuseplan tuned cudagraph")
 """What every version knows: torch's own, beside which times are compared, and each launch tuned."""
+
+
+KEPT = ("sides", "noise", "rounds", "best_tuned", "best_torch", "gpu")
+"""Of its report, what becomes of its row."""
 
 
 class NotItsOwnError(Exception):
     """The checkout's processes would run other code than its own."""
 
 
-def measured(task: Task, seconds: float) -> dict[str, Any]:
-    """The row of a model under the checkout, and its commit; or why there is none."""
-    checkout, place = Path(task.arguments["against"]), task.out.parent / "against"
-    commit = commit_of(checkout)
+def measured(task: Task, seconds: float) -> dict[str, Any] | None:
+    """The row of a model under the checkout, and its commit; or why there is none; nothing where so many seconds were too few.
+
+    What it has tuned by then it finds again.
+    """
+    given, checkout, place = task.arguments, Path(task.arguments["against"]), task.out.parent / "against"
+    commit, log, limit_s = commit_of(checkout), place / "logs" / f"{slug(task.name)}.json", seconds - 4 * GRACE_S
     try:
         variables = {**variables_of(checkout, place), "FUSEPLAN_COMMIT": commit}
     except (NotItsOwnError, subprocess.CalledProcessError, OSError) as error:
         return {"commit": commit, "failed": str(error)}
-    given = task.arguments
-    command = [sys.executable, "-m", "benchmarks", "models", "--only", task.name, "--device", given["device"]]
-    command += [
-        "--effort",
-        given["effort"],
-        "--seconds",
-        str(given["seconds"]),
-        "--limit-s",
-        f"{seconds - 4 * GRACE_S:.0f}",
-    ]
-    command += ["--db", str(place / f"{slug(task.name)}.db"), "--logs", str(place / "logs")]
-    command += [
-        word for side in SIDES if given["device"] != "cpu" or "cudagraph" not in side for word in ("--side", side)
-    ]
-    ended = run_one(command, 2 * GRACE_S, checkout, variables)
-    report = read(place / "logs" / f"{slug(task.name)}.json")
-    row: dict[str, Any] = {
-        key: report[key] for key in ("sides", "noise", "rounds", "best_tuned", "best_torch", "gpu") if key in report
-    }
-    if not row.get("best_tuned"):
-        why = report.get("at") or "it does not know this model, perhaps"
-        return {"commit": commit, "failed": f"its benchmark ended with {ended}, at: {why}", **row}
-    return {"commit": commit, **row}
+    told = {
+        "only": task.name, "device": given["device"], "effort": given["effort"], "seconds": given["seconds"],
+        "limit-s": round(limit_s), "db": place / f"{slug(task.name)}.db", "logs": log.parent,
+    }  # fmt: skip
+    sides = [side for side in SIDES if given["device"] != "cpu" or "cudagraph" not in side]
+    words = [word for name, value in told.items() for word in (f"--{name}", str(value))]
+    words += [word for side in sides for word in ("--side", side)]
+    log.unlink(missing_ok=True)
+    begun = monotonic()
+    ended = run_one([sys.executable, "-m", "benchmarks", "models", *words], 2 * GRACE_S, checkout, variables)
+    report = read(log)
+    if report.get("best_tuned"):
+        return {"commit": commit, **{key: report[key] for key in KEPT if key in report}}
+    if monotonic() - begun >= limit_s:
+        return None
+    return {"commit": commit, "failed": f"its benchmark ended with {ended}, at: {report.get('at', 'the start')}"}
 
 
 def commit_of(checkout: Path) -> str:

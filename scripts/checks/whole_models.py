@@ -31,7 +31,8 @@ def parts(file: Rows, drawn: Rows) -> Iterator[str]:
     yield "## Whole models"
     yield (
         f"bf16, unmodified models of {libraries} with random weights, all sides of a model interleaved in one process:"
-        " `scripts/bench models`. Tuning had effort `quick`, and the tuned sides found their plans in the database. `best` is the"
+        " `scripts/bench models`. Tuning had effort `quick`, and the tuned sides found their plans in the database; `fuseplan` is asked"
+        " for without a launch, and the tuned ones with theirs. `best` is the"
         " best of torch's, and `faster` the better tuned side over that; then each tuned side over what torch does at the same"
         f" launch. `noise` is how far the best of torch's was from itself{_of_compile(models)}."
     )

@@ -219,14 +219,15 @@ def checkout(place: Path, tree: str) -> Path:
 
 
 def test_another_checkout_runs_its_own_code_beside_this_one(task: Task, tmp_path: Path) -> None:
-    def found(name: str, tree: str = "tree") -> dict[str, Any]:
+    def found(name: str, tree: str = "tree", seconds: float = 600.0) -> Any:
         against = str(checkout(tmp_path / name, tree))
-        return other_checkout.measured(replace(task, arguments={**task.arguments, "against": against}), 60.0)
+        return other_checkout.measured(replace(task, arguments={**task.arguments, "against": against}), seconds)
 
     row = found("4a9fd47")
     assert (row["commit"], row["gpu"], row["best_tuned"]) == ("4a9fd47", "its own code", "fuseplan tuned")
     assert row["sides"]["fuseplan tuned"] == {"wall_us": 2.0}
     assert found("other")["failed"] == "its benchmark ended with 3, at: tuning"
+    assert found("another", seconds=32.0) is None, "it had no time"
     astray = found("astray", tree=str(tmp_path / "4a9fd47" / "tree"))["failed"]
     assert astray == f"{tmp_path / 'astray'} would run {tmp_path / '4a9fd47' / 'tree' / 'fuseplan' / 'plan.py'}"
 
@@ -234,12 +235,16 @@ def test_another_checkout_runs_its_own_code_beside_this_one(task: Task, tmp_path
 def test_the_other_checkout_follows_the_race_in_a_process_of_its_own(
     stage: Stage, task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(other_checkout, "measured", lambda task, seconds: {"commit": "4a9fd47", "sides": {}})
+    answers: list[Any] = [None, {"commit": "4a9fd47", "sides": {}}]
+    monkeypatch.setattr(other_checkout, "measured", lambda task, seconds: answers.pop(0))
     given = replace(task, arguments={**task.arguments, "against": "there"})
     one_model.run(given)
     _, again = models.settled(given, read(task.out), "")
     assert again is given
     assert "against" not in read(task.out)
+    one_model.run(given)
+    row, again = models.settled(given, read(task.out), "")
+    assert (again, row["failed"]) == (None, "there was too little time for the other checkout")
     one_model.run(given)
     row, again = models.settled(given, read(task.out), "")
     assert again is None
