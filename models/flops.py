@@ -18,10 +18,12 @@ _CAUSAL_AT = {"sdpa": 4, "sdpa_backward": 5, "_scaled_dot_product_flash_attentio
 """Where an attention says that it is causal."""
 _MASK_AT = {"sdpa": 3, "sdpa_backward": 4, "_scaled_dot_product_efficient_attention": 3,
             "_scaled_dot_product_cudnn_attention": 3}  # fmt: skip
+_SIGHT_AT = {"sdpa_in_sight": 3, "sdpa_in_sight_backward": 4}
+"""Where an attention says how far each query sees: before its own place, behind it, and the lengths of documents."""
 _BACKWARD = 2.5
 """Five products of matrices instead of two."""
 _RECOMPUTING = 3.5
-"""Ours computes the forward once more."""
+"""Ours compute the forward once more."""
 
 
 def anchor_work(op: Op, name: str, types: Mapping[str, Type], sizes: SizeValues, moved: int) -> AnchorWork:
@@ -99,14 +101,26 @@ def _attention(
     if len(operands) < 3 or any(kind is None or len(kind.shape) < 2 for kind in operands):
         return AnchorWork("attention", result.dtype, 0, moved)
     query, key, value = (kind for kind in operands if kind is not None)
-    rows = sizes.numel(query.shape[:-1]) * sizes(key.shape[-2])
+    rows = sizes.numel(query.shape[:-1]) * _keys_seen(op, name, sizes(key.shape[-2]))
     flops = 2.0 * rows * (sizes(query.shape[-1]) + sizes(value.shape[-1]))
     if _argument(op, _CAUSAL_AT.get(name)) is True:
         flops /= 2
     if backward:
-        flops *= _RECOMPUTING if name == "sdpa_backward" else _BACKWARD
+        flops *= _RECOMPUTING if name.startswith("sdpa") else _BACKWARD
     masked = isinstance(_argument(op, _MASK_AT.get(name)), Ref)
     return AnchorWork("masked" if masked else "attention", query.dtype, int(flops), moved)
+
+
+def _keys_seen(op: Op, name: str, keys: int) -> float:
+    """How many keys a query sees, where the rest is skipped: on average of its document, and no more than its window shows."""
+    place = _SIGHT_AT.get(name)
+    if place is None:
+        return keys
+    left, right, documents = (_argument(op, place + i) for i in range(3))
+    lengths = [each for each in documents if isinstance(each, int)] if isinstance(documents, tuple) else []
+    own = sum(each * each for each in lengths) / keys if lengths and keys else keys
+    ends = (min(end, own) if isinstance(end, int) else own / 2 for end in (left, right))
+    return min(own, sum(ends) + 1)
 
 
 def _argument(op: Op, position: int | None) -> Arg:

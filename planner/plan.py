@@ -22,9 +22,11 @@ SAVING = ("min-cut", "all")
 LAUNCHES = ("plain", "cudagraph")
 NAMED = ("aten", "eager", "inductor", "inductor-greedy", "nvfuser-greedy")
 """Plans that are known by their name alone: a host by itself, or an executor that fuses all that it takes."""
-KERNELS = ("auto", "flash", "cudnn", "efficient", "math")
+KERNELS = ("auto", "flash", "cudnn", "efficient", "math", "flex")
+_SKIPPING = ("flash", "flex")
+"""Those that can skip what a window hides."""
 MASK_ENDINGS = ("causal", "unmasked", "window", "rows", "aligned", "heads")
-"""What becomes of the mask: dropped, said to flash attention as a window, or laid out anew."""
+"""What becomes of the mask: dropped, said to a kernel as a window, or laid out anew."""
 INPUT_ENDINGS = ("grouped", "views")
 """What becomes of query, key and value: keys and values that are not repeated, and no copies that only lay them out."""
 ATTENTION_WAYS = tuple(
@@ -33,7 +35,7 @@ ATTENTION_WAYS = tuple(
     for mask in ("", *MASK_ENDINGS)
     for grouped in ("", "grouped")
     for views in ("", "views")
-    if mask != "window" or kernel == "flash"
+    if (kernel in _SKIPPING if mask == "window" else kernel != "flex")
 )
 """How one site of attention may run: under which kernel; with which mask; with keys and values that are not repeated for
 each head of a group; and without copies of query, key and value that only lay them out.

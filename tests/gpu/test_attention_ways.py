@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fuseplan
 from agreement import assert_as_accurate, in_double
+from fuseplan.capture.fx import flex
 from fuseplan.measure.environment import Flags
 from fuseplan.plan import Plan, Rewrite
 from fuseplan.rewrites.apply import rewritten
@@ -244,6 +245,26 @@ def test_windows_are_skipped_by_flash_attention(way: str, grad: bool) -> None:
     assert ran.keys[0][2] == (2 if "grouped" in way else 8)
 
 
+@pytest.mark.parametrize("way", ["flex+window", "flex+window+grouped"])
+@pytest.mark.parametrize("grad", [False, True])
+def test_windows_are_skipped_by_flex_attention(way: str, grad: bool) -> None:
+    arguments = heads(groups=2, length=512, grad=grad)
+    ran, failed = set(flex._RAN), set(flex._FAILED)
+    made = in_ways(windowed, arguments, lambda call: way)
+    assert_right(windowed, made, arguments)
+    assert failed == flex._FAILED
+    assert {shapes.trains for shapes in flex._RAN - ran} == ({False, True} if grad else {False})
+
+
+def test_flex_attention_is_not_compiled_while_a_graph_is_captured() -> None:
+    q, k, v = heads(length=640)
+    with (
+        pytest.raises(RuntimeError, match="call the program once before"),
+        torch.cuda.graph(torch.cuda.CUDAGraph()),
+    ):
+        torch.ops.fuseplan.sdpa_in_sight(q, k, v, 9, 0, [], None)
+
+
 def copied(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     q, k, v = (each.transpose(1, 2).contiguous() for each in (q, k, v))
     return F.scaled_dot_product_attention(q, k, v)
@@ -262,8 +283,13 @@ def test_kernels_read_views_as_well(kernel: str) -> None:
 @pytest.mark.parametrize("host", ["inductor", "aten"])
 @pytest.mark.parametrize(
     ("program", "ways"),
-    [(biased, ("auto+rows",) * 2), (windowed, ("flash+window+grouped",)), (grouped, ("flash+causal+grouped",))],
-    ids=["biased", "windowed", "grouped"],
+    [
+        (biased, ("auto+rows",) * 2),
+        (windowed, ("flash+window+grouped",)),
+        (windowed, ("flex+window+grouped",)),
+        (grouped, ("flash+causal+grouped",)),
+    ],
+    ids=["biased", "windowed", "windowed under flex", "grouped"],
 )
 @pytest.mark.parametrize("grad", [False, True])
 def test_whole_plans_run_under_each_host_and_launch(

@@ -21,22 +21,22 @@ from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 # Inductor's cache knows these operators by name alone: one that lies otherwise in memory than before needs a new name.
-_LIBRARY = torch.library.Library("fuseplan", "DEF")
+LIBRARY = torch.library.Library("fuseplan", "DEF")
 _COMPOSITE = DispatchKey.CompositeImplicitAutograd
 _SDPA = torch.ops.aten.scaled_dot_product_attention.default
 _RMS_NORM = torch.ops.aten.rms_norm.default
 _lock = threading.RLock()
 
-_LIBRARY.define(
+LIBRARY.define(
     "sdpa(Tensor query, Tensor key, Tensor value, Tensor? attn_mask, bool is_causal, float? scale, bool enable_gqa)"
     " -> Tensor"
 )
-_LIBRARY.define(
+LIBRARY.define(
     "sdpa_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor? attn_mask, bool is_causal,"
     " float? scale, bool enable_gqa, bool mask_grad) -> (Tensor, Tensor, Tensor, Tensor)"
 )
-_LIBRARY.define("rms_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight, float? eps) -> Tensor")
-_LIBRARY.define(
+LIBRARY.define("rms_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight, float? eps) -> Tensor")
+LIBRARY.define(
     "rms_norm_backward(Tensor grad, Tensor input, SymInt[] normalized_shape, Tensor? weight, float? eps)"
     " -> (Tensor, Tensor)"
 )
@@ -83,7 +83,7 @@ def _autograd() -> Iterator[None]:
         yield
 
 
-def _gradients(function: Callable[..., Tensor], tensors: Sequence[Tensor | None], wanted: int, grad: Tensor) -> Any:
+def gradients(function: Callable[..., Tensor], tensors: Sequence[Tensor | None], wanted: int, grad: Tensor) -> Any:
     """Gradients of `function` for the first `wanted` tensors, recomputing its forward; empty ones where there is none."""
     with _autograd():
         leaves = [None if t is None else t.detach().requires_grad_(i < wanted) for i, t in enumerate(tensors)]
@@ -99,7 +99,7 @@ def _attention_backward(
     def forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         return _attention(q, k, v, mask, causal, scale, gqa)
 
-    dq, dk, dv, dmask = _gradients(forward, (q, k, v, mask), 4 if mask_grad else 3, grad)
+    dq, dk, dv, dmask = gradients(forward, (q, k, v, mask), 4 if mask_grad else 3, grad)
     return dq.contiguous(), _as_key(dk, q, gqa), dv.contiguous(), dmask.contiguous()
 
 
@@ -113,7 +113,7 @@ def _as_key(gradient: Tensor, query: Tensor, gqa: bool) -> Tensor:
 
 
 def _rms_backward(grad: Tensor, input: Tensor, shape: Sequence[int], weight: Tensor | None, eps: float | None) -> Any:
-    found = _gradients(lambda x, w: _rms(x, shape, w, eps), (input, weight), 2, grad)
+    found = gradients(lambda x, w: _rms(x, shape, w, eps), (input, weight), 2, grad)
     return tuple(gradient.contiguous() for gradient in found)
 
 
@@ -147,8 +147,8 @@ _BODIES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "rms_norm_backward": (_rms_backward, _rms_backward_fake),
 }
 for _name, (_body, _fake) in _BODIES.items():
-    _LIBRARY.impl(_name, _body, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"fuseplan::{_name}", _fake, lib=_LIBRARY)
+    LIBRARY.impl(_name, _body, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"fuseplan::{_name}", _fake, lib=LIBRARY)
 
 
 def _save_attention(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -175,8 +175,8 @@ def _rms_norm_gradients(ctx: Any, grad: Tensor) -> Any:
 
 
 _register_autograd = torch.library.register_autograd
-_register_autograd("fuseplan::sdpa", _attention_gradients, setup_context=_save_attention, lib=_LIBRARY)
-_register_autograd("fuseplan::rms_norm", _rms_norm_gradients, setup_context=_save_rms_norm, lib=_LIBRARY)
+_register_autograd("fuseplan::sdpa", _attention_gradients, setup_context=_save_attention, lib=LIBRARY)
+_register_autograd("fuseplan::rms_norm", _rms_norm_gradients, setup_context=_save_rms_norm, lib=LIBRARY)
 
 
 def _sdpa_choice(query: Tensor, *rest: Any, **options: Any) -> int:

@@ -52,6 +52,15 @@ def missing(device_type: str) -> str | None:
     return None
 
 
+def missing_for_flex() -> str | None:
+    """What flex_attention lacks on this machine's CPU, though Inductor compiles for it, or None."""
+    try:
+        from torch._inductor.kernel.flex.flex_cpu import check_cpu_supported
+    except ImportError as error:
+        return f"this torch has no flex attention for the CPU: {error}"
+    return None if check_cpu_supported() else "flex attention needs a processor with AVX2, on Linux"
+
+
 def cpp_compiler() -> str:
     """The C++ compiler that Inductor calls; only where `missing("cpu")` is None."""
     return str(get_cpp_compiler())

@@ -55,7 +55,7 @@ def _no_such_mask(kernel: str, query: FakeTensor, mask: Any) -> str | None:
         return None
     if kernel == "cudnn" and mask.requires_grad:
         return _NO_GRADIENT.format(kernel)
-    if kernel == "efficient" and mask.dtype not in (torch.bool, _cast(query).dtype) and _cast(mask) is mask:
+    if kernel == "efficient" and mask.dtype not in (torch.bool, cast(query).dtype) and cast(mask) is mask:
         return f"efficient adds no mask of {mask.dtype} to queries of {query.dtype}"
     return None
 
@@ -95,7 +95,7 @@ def chosen_kernel(arguments: Mapping[str, Any], among: Collection[str]) -> str |
         raise UnprovenError("its dropout, or whether it is causal, is known at run time only")
     try:
         with query.fake_mode, sdpa_kernel([BACKENDS[one] for one in among]):
-            number = choice_of_device(key, *(_cast(arguments[name]) for name in (*_ASKED, "enable_gqa")))
+            number = choice_of_device(key, *(cast(arguments[name]) for name in (*_ASKED, "enable_gqa")))
     except RuntimeError:
         return None
     return next((name for name, backend in BACKENDS.items() if backend.value == number), None)
@@ -106,7 +106,7 @@ def choice_of_device(key: DispatchKey, *given: Any) -> int:
     return _CHOOSE._op_dk(key, *given[:-1], enable_gqa=given[-1])  # type: ignore[no-any-return]
 
 
-def _cast(value: Any) -> Any:
+def cast(value: Any) -> Any:
     """An argument as autocast hands it on."""
     if (
         not isinstance(value, FakeTensor)

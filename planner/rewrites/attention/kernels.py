@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+import fuseplan.capture.fx.flex  # noqa: F401 -- defines the operator that is called below
 from fuseplan.capture.fx.composites import attention_kept
 
 BACKENDS: Mapping[str, SDPBackend] = {
@@ -63,6 +64,24 @@ def attention_in_window(
     )  # fmt: skip
     result: torch.Tensor = found[0]
     return result.transpose(1, 2)
+
+
+def attention_flex(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scale: float | None,
+    left: int | None,
+    right: int | None,
+) -> torch.Tensor:
+    """Flex attention of which each query sees so many keys before and behind its own, all of them where there is no number.
+    Autocast does not reach an operator of ours, and so what it would do is done here.
+    """
+    if torch.is_autocast_enabled(query.device.type):
+        dtype = torch.get_autocast_dtype(query.device.type)
+        query, key, value = (each.to(dtype) for each in (query, key, value))
+    result: torch.Tensor = torch.ops.fuseplan.sdpa_in_sight(query, key, value, left, right, [], scale)
+    return result
 
 
 def attention_math(*args: Any, **kwargs: Any) -> torch.Tensor:

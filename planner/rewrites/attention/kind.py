@@ -9,7 +9,7 @@ from typing import TypeVar
 from torch.fx import GraphModule, Node
 
 from fuseplan.rewrites.attention.calls import AttentionCall, attention_calls
-from fuseplan.rewrites.attention.kernels import FUNCTIONS, attention_in_window
+from fuseplan.rewrites.attention.kernels import FUNCTIONS, attention_flex, attention_in_window
 from fuseplan.rewrites.attention.layouts import LAYOUTS, without_repeats
 from fuseplan.rewrites.attention.result import result_in_order
 from fuseplan.rewrites.attention.rewrite import rewrite_sites
@@ -20,7 +20,7 @@ from fuseplan.rewrites.base import Draft, Kind, likeness
 
 _MEANING = "1"
 """Another one, should these functions ever do something else: torch counts it in."""
-_OURS = (*FUNCTIONS.values(), attention_in_window, *LAYOUTS.values(), without_repeats, result_in_order)
+_OURS = (*FUNCTIONS.values(), attention_in_window, attention_flex, *LAYOUTS.values(), without_repeats, result_in_order)
 S = TypeVar("S", bound=AttentionSite)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from torch._ops import OpOverload
 from torch.fx import Node
 
-from fuseplan.rewrites.attention.kernels import FUNCTIONS, attention_in_window
+from fuseplan.rewrites.attention.kernels import FUNCTIONS, attention_flex, attention_in_window
 from fuseplan.rewrites.attention.laid_out import LaidOutMasks
 from fuseplan.rewrites.attention.mask_source import MaskSource, may_write
 from fuseplan.rewrites.attention.result import result_in_order
@@ -40,9 +40,8 @@ def rewrite_sites(draft: Draft, chosen: Mapping[S, str]) -> None:
             arguments["enable_gqa"] = True
         arguments |= {name: source.write(draft, result) for name, source in site.sources(way).items()}
         unread |= dict.fromkeys((*result.all_input_nodes, *_nodes(given.values())))
-        result.op, result.target, result.args, result.kwargs = "call_function", FUNCTIONS[way.kernel], (), arguments
-        if way.mask == "window":
-            result.target, result.kwargs = attention_in_window, _in_window(site, arguments)
+        target, arguments = _call(site, way, arguments)
+        result.op, result.target, result.args, result.kwargs = "call_function", target, (), arguments
         _keep_order(draft, site, way)
     _erase_unread(unread, matched)
     _erase_sources([MaskSource(mask) for mask in dropped], draft.copies)
@@ -59,12 +58,19 @@ def _keep_order(draft: Draft, site: AttentionSite, way: AttentionWay) -> None:
         result.replace_all_uses_with(kept, delete_user_cb=lambda user: user is not kept)
 
 
-def _in_window(site: AttentionSite, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _call(
+    site: AttentionSite, way: AttentionWay, arguments: dict[str, Any]
+) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """The function that a way calls, and with what."""
+    if way.mask != "window":
+        return FUNCTIONS[way.kernel], arguments
     window = site.proof.window
     assert window is not None  # or the way would not be legal
-    ends = {"left": window.left, "right": window.right}
     given = {name: arguments[name] for name in ("query", "key", "value", "scale")}
-    return given | {name: -1 if end is None else end for name, end in ends.items()}
+    ends = {"left": window.left, "right": window.right}
+    if way.kernel == "flex":
+        return attention_flex, given | ends
+    return attention_in_window, given | {name: -1 if end is None else end for name, end in ends.items()}
 
 
 def _nodes(values: Iterable[Any]) -> list[Node]:

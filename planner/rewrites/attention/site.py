@@ -1,6 +1,6 @@
 """A site of attention, however it is spelled: what it is given, what is proven of its mask, and the ways that are legal.
 
-A way is a kernel (`auto`, `flash`, `cudnn`, `efficient`, `math`), and what becomes of the arguments (ways.py). Dropping a mask
+A way is a kernel (`auto`, `flash`, `cudnn`, `efficient`, `math`, `flex`), and what becomes of the arguments (ways.py). Dropping a mask
 is legal only where a proof says that it changes nothing, for all sizes in range; whatever else is changed computes the same by
 construction, and is legal only where the kernel, by the device's own rules, gains by it.
 """
@@ -20,6 +20,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fuseplan.plan import ATTENTION_WAYS, INPUT_ENDINGS, MASK_ENDINGS
 from fuseplan.rewrites.attention.device import chosen_kernel, no_kernel, no_window, plain, switched_on, takes
+from fuseplan.rewrites.attention.flex import no_flex
 from fuseplan.rewrites.attention.inputs import Source, before_copy, before_repeats
 from fuseplan.rewrites.attention.layouts import ALIGNMENT, LAYOUTS, layout_arguments
 from fuseplan.rewrites.attention.mask_source import MaskSource
@@ -124,7 +125,7 @@ class AttentionSite(Site, ABC):
             endings = dict.fromkeys((ending, *(("rows", "aligned") if not self.proof.verdict else ())))
             ways = ["+".join(filter(None, (other, each))) for each in endings]
             found[other] = next((way for way in ways if self.refusal(way) is None), ways[0])
-        found["window"] = "flash+window"
+        found |= {"window": "flash+window", "flex": "flex+window"}
         for added in ("grouped", "views", "grouped+views"):
             found[added.replace("+", " and ")] = f"{self.preferred}+{added}"
         return found
@@ -145,10 +146,12 @@ class AttentionSite(Site, ABC):
         for ending in text.split("+")[1:]:
             if reason := self._ruled_out(ending):
                 return reason
-        if way.kernel != "auto" and way.kernel not in self._switched_on:
+        if way.kernel not in ("auto", "flex", *self._switched_on):
             return f"{way.kernel} is switched off"
         try:
             arguments = self.arguments_in(way)
+            if way.kernel == "flex":
+                return no_flex(arguments, self.proof)
             if way.kernel != "auto" and (reason := no_kernel(way.kernel, arguments)):
                 return reason
             if way.mask == "window" and (reason := no_window(arguments)):
@@ -203,6 +206,8 @@ class AttentionSite(Site, ABC):
 
     def runs_otherwise(self, way: AttentionWay) -> bool:
         """Whether another kernel runs in a way than would as the program is written, or from other layouts."""
+        if way.kernel == "flex":
+            return True
         try:
             return self.kernel_in(way) != self.kernel_as_written or way.views or way.mask == "window"
         except UnprovenError:

@@ -23,6 +23,8 @@ from fuseplan.rewrites.written.writing import arguments, put_back
 from fuseplan.rewrites.written.written import Written, check_gradients, dtype_of, home_of, writer_of
 from fuseplan.segment.masks import MaskProof, UnprovenError
 
+_BIASED = MaskProof(None, "it adds a bias to the scores")
+
 
 @dataclass(frozen=True, eq=False)
 class WrittenAttention(AttentionSite):
@@ -111,9 +113,7 @@ def _proven(written: Written, writer: Writer) -> tuple[Written, MaskProof]:
     """What is proven of all that hides scores, and the match without what that makes needless."""
     hidden = hiding(written, writer)
     if hidden is None:
-        nothing = (
-            MaskProof(None, "it adds a bias to the scores") if written.small else MaskProof("all", "no mask is given")
-        )
+        nothing = _BIASED if written.small else MaskProof("all", "no mask is given")
         return replace(written, hides=False, guarded=False), nothing
     try:
         proof = MaskSource(hidden).proof()
@@ -122,9 +122,9 @@ def _proven(written: Written, writer: Writer) -> tuple[Written, MaskProof]:
     sizes = zip(fake_of(hidden).shape[-2:], (written.match.row.size, written.match.column.size), strict=True)
     if proof.verdict == "causal" and not all(statically_known_true(ours == theirs) for ours, theirs in sizes):
         proof = MaskProof(None, "its rows and columns are not the queries and keys")
-    if proof.verdict is None:
-        return written, proof
+    if proof.verdict is None:  # a window that is no more than that: what else is added would go with it
+        return written, _BIASED if written.small and proof.window else proof
     if proof.verdict == "all":
         written = replace(written, hides=False)
     written = replace(written, guarded=False)
-    return written, MaskProof(None, "it adds a bias to the scores") if written.small else proof
+    return written, _BIASED if written.small else proof

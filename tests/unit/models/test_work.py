@@ -228,6 +228,29 @@ def test_attention_counts_two_products_and_half_of_them_if_it_is_causal(
     assert (anchor.kind, anchor.flops) == (kind, 4 * 8 * 12 * 1024 * 1024 * 64 // share)
 
 
+@pytest.mark.parametrize(
+    ("left", "right", "documents", "keys"),
+    [
+        (127, 0, (), 128),
+        (None, 0, (), 513),
+        (15, 16, (), 32),
+        (None, None, (256,) * 4, 256),
+        (None, 0, (512, 512), 257),
+    ],
+)
+def test_attention_that_skips_counts_what_a_query_sees(
+    left: int | None, right: int | None, documents: tuple[int, ...], keys: int
+) -> None:
+    head, rest = tensor(8, 12, 1024, 64, dtype="bfloat16"), (left, right, documents, None)
+    qkv = (Ref("q"), Ref("k"), Ref("v"))
+    (y,) = op("neg.default", ("%q",), ("y", head)).outputs
+    forward = Op("fuseplan.sdpa_in_sight.default", (*qkv, *rest), (), (y,))
+    backward = Op("fuseplan.sdpa_in_sight_backward.default", (Ref("g"), *qkv, *rest), (), (y,))
+    once = 4 * 8 * 12 * 1024 * keys * 64
+    works = [work_of(graph(dict.fromkeys("gqkv", head), each, out="y")) for each in (forward, backward)]
+    assert [(work.anchors[0].kind, work.flops) for work in works] == [("attention", once), ("attention", 3.5 * once)]
+
+
 def test_a_convolution_and_its_backward() -> None:
     image, weight, result = tensor(2, 3, 32, 32), tensor(16, 3, 3, 3), tensor(2, 16, 32, 32)
     rest = ((1, 1), (1, 1), (1, 1), False, (0, 0), 1)
