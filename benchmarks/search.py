@@ -12,8 +12,9 @@ from statistics import median
 from typing import Any
 
 from benchmarks.given import numbers
+from benchmarks.replay.corpus import NOISE
 from benchmarks.result import RESULTS
-from benchmarks.search_replay import NOISE, Replay
+from benchmarks.search_replay import SearchedProgram
 from benchmarks.search_tables import Table, tables
 from fuseplan.charts import Panel, chart
 from fuseplan.models import Cost, Machine, Roofline, Row
@@ -58,7 +59,7 @@ def measure(arguments: list[str]) -> dict[str, Any]:
 
 
 def _compare(table: Table, trials: int, seeds: int) -> tuple[dict[str, Any], Panel]:
-    replay = Replay(table)
+    replay = SearchedProgram(table)
     truth = [replay.truth(number) for number in range(len(replay.graphs))]
     best = solve(replay.graphs, replay.fusible, truth, k=FULL.k, prices=FULL.prices)[0].total_us
     traces = {
@@ -91,7 +92,7 @@ def _corners(line: list[tuple[int, float]]) -> list[tuple[int, float]]:
     return kept if kept[-1] == line[-1] else [*kept, line[-1]]
 
 
-def _search(replay: Replay, name: str, trials: int, seed: int) -> Trace:
+def _search(replay: SearchedProgram, name: str, trials: int, seed: int) -> Trace:
     """Let one sampler propose whole plans, and measure of each what was not measured yet."""
     search = _Knowledge(replay)
     ledger = Ledger(replay.space, "program", "replay", sampler=name, source=search.proposals, seed=seed)
@@ -112,7 +113,7 @@ def _search(replay: Replay, name: str, trials: int, seed: int) -> Trace:
 class _Knowledge:
     """What one search has measured, and the model that learns from it."""
 
-    def __init__(self, replay: Replay) -> None:
+    def __init__(self, replay: SearchedProgram) -> None:
         self._replay = replay
         self._timings = Timings()
         self._model = Roofline(Machine.guess(ELSEWHERE))
@@ -141,7 +142,7 @@ class _Knowledge:
         return len(rows), self._replay.total(costs)
 
 
-def _take(replay: Replay, point: Point) -> tuple[int, float | None]:
+def _take(replay: SearchedProgram, point: Point) -> tuple[int, float | None]:
     return _Knowledge(replay).measure(point)
 
 

@@ -76,26 +76,26 @@ def tables(folder: Path = FOLDER) -> list[Table]:
 
 
 def from_database(path: Path) -> Iterator[Table]:
-    """A table of each program with a name that a tuned database holds, with all times of regions on its GPU."""
+    """A table of each program with a name that a tuned database holds, with all times of regions on the device it has most of."""
     connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
-    (gpu,) = connection.execute(_GPU).fetchone()
-    times = tuple((Graph.from_json(text), *rest) for text, *rest in connection.execute(_TIMES, {"gpu": gpu}))
+    (device,) = connection.execute(_DEVICE).fetchone()
+    times = tuple((Graph.from_json(text), *rest) for text, *rest in connection.execute(_TIMES, {"device": device}))
     programs: dict[str, dict[str, Graph]] = {}
     for name, role, text in connection.execute(_GRAPHS):
         programs.setdefault(name, {})[role] = Graph.from_json(text)
     for name, graphs in programs.items():
-        yield Table(name, f"measured on {gpu}", gpu, graphs, _takes(graphs), times)
+        yield Table(name, f"measured on {device}", device, graphs, _takes(graphs), times)
     connection.close()
 
 
-_GPU = """
-SELECT gpu FROM measurement JOIN environment e ON e.id = environment_id WHERE gpu IS NOT NULL
-GROUP BY gpu ORDER BY count(*) DESC LIMIT 1
+_DEVICE = """
+SELECT coalesce(e.gpu, e.cpu) AS device FROM measurement JOIN environment e ON e.id = environment_id
+GROUP BY device ORDER BY count(*) DESC LIMIT 1
 """
 _TIMES = """
 SELECT r.json, m.executor, m.variant, avg(m.device_us), avg(m.host_us)
 FROM measurement m JOIN region r ON r.id = m.region_id JOIN environment e ON e.id = m.environment_id
-WHERE m.status = 'ok' AND e.gpu = :gpu GROUP BY r.id, m.executor, m.variant ORDER BY r.key, m.executor, m.variant
+WHERE m.status = 'ok' AND coalesce(e.gpu, e.cpu) = :device GROUP BY r.id, m.executor, m.variant ORDER BY r.key, m.executor, m.variant
 """
 _GRAPHS = """
 SELECT p.name, pg.role, g.json FROM program p JOIN program_graph pg ON pg.program_id = p.id JOIN graph g ON g.id = pg.graph_id

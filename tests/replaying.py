@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
 import torch
 from torch.fx import GraphModule
 
+from benchmarks.replay.answers import AnsweringPool, raced
 from fuseplan.backend import fuseplan_backend, programs_of
 from fuseplan.capture.dynamo.settled import settled
 from fuseplan.capture.trace.format import Trace
@@ -19,7 +20,6 @@ from fuseplan.explain import compiled_by
 from fuseplan.graph import Graph
 from fuseplan.judge.output import Fault, JudgedOutput
 from fuseplan.measure.jobs import (
-    Calibrate,
     Capture,
     CapturedProgram,
     FindFault,
@@ -32,7 +32,7 @@ from fuseplan.measure.jobs import (
     VetRegion,
     choice_name,
 )  # fmt: skip
-from fuseplan.measure.race import AGAIN, ReplayClock, Rule, Sample, fastest, race
+from fuseplan.measure.race import Sample
 from fuseplan.models import CostModel, work_of
 from fuseplan.plan import Plan
 from fuseplan.rewrites.base import Kind
@@ -40,11 +40,9 @@ from fuseplan.rewrites.found import SiteFound
 from fuseplan.rewrites.kinds import KINDS
 from fuseplan.rewrites.sites import Sites
 
-OnDone = Callable[[Job, Outcome], None]
-
 
 @dataclass
-class ReplayingPool:
+class ReplayingPool(AnsweringPool):
     """`times` gives the µs of a region under a choice, or of a whole program under a plan; others are made of a digest."""
 
     times: Mapping[str, float] = field(default_factory=dict)
@@ -56,19 +54,12 @@ class ReplayingPool:
     """After so many jobs the run is interrupted, as by Ctrl-C."""
     jobs: list[Job] = field(default_factory=list)
 
-    def start(self) -> None:
-        """There is nothing that could take long to start."""
-
-    def map(self, jobs: Sequence[Job], on_done: OnDone | None = None, limit_s: float | None = None) -> list[Outcome]:
-        outcomes = []
-        for job in jobs:
-            if self.fail_after is not None and len(self.jobs) >= self.fail_after:
-                raise KeyboardInterrupt
-            self.jobs.append(job)
-            outcomes.append(self._answer(job))
-            if on_done is not None:
-                on_done(job, outcomes[-1])
-        return outcomes
+    def carry_out(self, job: Job) -> Outcome:
+        """One job, unless the run is interrupted before it."""
+        if self.fail_after is not None and len(self.jobs) >= self.fail_after:
+            raise KeyboardInterrupt
+        self.jobs.append(job)
+        return super().carry_out(job)
 
     @property
     def measured(self) -> list[tuple[str, str]]:
@@ -76,21 +67,23 @@ class ReplayingPool:
         raced = [job for job in self.jobs if isinstance(job, RaceRegion)]
         return [(job.graph.key, choice_name(choice)) for job in raced for choice in job.choices]
 
-    def _answer(self, job: Job) -> Outcome:
-        if isinstance(job, Calibrate):
-            return Outcome()
-        if isinstance(job, Capture):
-            return Outcome(found=captured(job.trace, job.preferring))
-        if isinstance(job, VetRegion):
-            return self._vetted(choice_name((job.executor, job.variant)))
-        if isinstance(job, FindFault):
-            return Outcome(fault=Fault("softmax", 3, "output 0 is off", "import torch", job.trace))
-        if isinstance(job, VetPlan):
-            return self._vetted(job.entry.name)
-        if isinstance(job, RaceRegion):
-            times = {choice_name(choice): self._region_us(job.graph, choice) for choice in job.choices}
-            return self._raced(times, next(iter(times)))
-        assert isinstance(job, RacePlans)
+    def captured(self, job: Capture) -> Outcome:
+        return Outcome(found=captured(job.trace, job.preferring))
+
+    def vetted_region(self, job: VetRegion) -> Outcome:
+        return self._vetted(choice_name((job.executor, job.variant)))
+
+    def vetted_plan(self, job: VetPlan) -> Outcome:
+        return self._vetted(job.entry.name)
+
+    def found_fault(self, job: FindFault) -> Outcome:
+        return Outcome(fault=Fault("softmax", 3, "output 0 is off", "import torch", job.trace))
+
+    def raced_region(self, job: RaceRegion) -> Outcome:
+        times = {choice_name(choice): self._region_us(job.graph, choice) for choice in job.choices}
+        return self._raced(times, next(iter(times)))
+
+    def raced_plans(self, job: RacePlans) -> Outcome:
         times = {side.name: self._us(side.name, side.name, 1000.0) for side in job.entries}
         return self._raced(times, job.incumbent, job.rivals)
 
@@ -101,15 +94,8 @@ class ReplayingPool:
         return Outcome(rows=(OutcomeRow(name, status, why, peak_bytes=1000, outputs=(off,), how="as was made up"),))
 
     def _raced(self, times: Mapping[str, float], incumbent: str, rivals: Sequence[str] = ()) -> Outcome:
-        clock = ReplayClock({name: [Sample(us, 0.0, us)] for name, us in times.items()})
-        first = fastest([incumbent, *(name for name in rivals if name in times)], clock, Rule())
-        result = race(list(times), clock, incumbent=first)
-        rows = tuple(
-            OutcomeRow(lane.name, device_us=m.device_us, host_us=m.host_us, wall_us=m.wall_us, repeats=lane.repeats)
-            for lane in result.lanes
-            if lane.name != AGAIN and (m := lane.medians) is not None
-        )
-        return Outcome(rows=rows, race=result, seconds=0.01)
+        outcome, _ = raced({name: [Sample(us, 0.0, us)] for name, us in times.items()}, incumbent, rivals)
+        return replace(outcome, seconds=0.01)
 
     def _region_us(self, region: Graph, choice: tuple[str, str]) -> float:
         us = self._us(choice_name(choice), region.key)

@@ -5,40 +5,34 @@ from __future__ import annotations
 import hashlib
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.replay.inside import (
-    Choice,
-    Graph,
-    Machine,
-    ModelRow,
-    Roofline,
-    is_attention,
-    work_of,
-)
+from benchmarks.replay.exact import ExactRoofline, on_grid
 from benchmarks.search_tables import FOLDER, Table, tables
+from fuseplan.graph import Graph
+from fuseplan.models import Cost, CostModel, Machine, Row, work_of
+from fuseplan.segment import Choice, is_attention
+from fuseplan.solver.costs import RegionCosts, Runner, Timings
 
 PROGRAMS = Path(__file__).resolve().parents[1] / "collect" / "programs"
 ROLES = ("inference", "forward", "backward")
 NOISE = 0.25
-"""How far, in log time, a region that was never measured lies from its roofline."""
+"""How far, in log time, a region that was never measured is taken to lie from its roofline: what a search must find out."""
+HOST_NOISE = 0.05
 
 
-def drawn(*words: object) -> random.Random:
-    """Numbers that are always the same for the same words."""
-    return random.Random(hashlib.sha256(repr(words).encode()).digest())
-
-
-def programs() -> Iterator[Program]:
+def programs() -> Iterator[RecordedProgram]:
     """All of them, the small ones first: what is known of their layers is met again in the larger ones."""
     found = [*tables(PROGRAMS), *tables(FOLDER)]
     for table in sorted(found, key=lambda table: (bool(table.times), sum(len(g.ops) for g in table.graphs.values()))):
-        yield Program(table)
+        yield RecordedProgram(table)
 
 
-class Program:
-    """One recorded program, and the times that its regions have in every replay."""
+class RecordedProgram:
+    """One recorded program. A region that was never measured takes what its roofline says, with an error that is always the
+    same: all times are on a grid, so that they are the same on every kind of machine.
+    """
 
     def __init__(self, table: Table) -> None:
         self.name = f"{table.name}, measured" if table.times else table.name
@@ -48,12 +42,12 @@ class Program:
         self.takes = [table.takes[role] for role in self.roles]
         self.key = hashlib.sha256(" ".join([self.name, *(graph.key for graph in self.graphs)]).encode()).hexdigest()
         self.measured: dict[tuple[str, str, str], tuple[float, float]] = {}
+        self.rows: list[Row] = []
         self.times = table.times
-        self.rows: list[ModelRow] = []
         for region, executor, variant, device_us, host_us in table.times:
             self.measured[region.key, executor, variant] = device_us, host_us
-            self.rows.append(ModelRow(work_of(region), executor, variant, device_us, host_us))
-        self.roofline = Roofline(Machine.guess(table.gpu))
+            self.rows.append(Row(work_of(region), executor, variant, device_us, host_us))
+        self.roofline = ExactRoofline(Machine.guess(table.gpu))
         self.roofline.update(self.rows)
 
     @property
@@ -72,8 +66,28 @@ class Program:
         if known is not None:
             return known
         (predicted,) = self.roofline.predict([(work_of(region), *choice)])
-        draw = drawn(region.key, choice)
+        draw = random.Random("|".join((region.key, *choice)))
         return (
-            predicted.device_us * math.exp(draw.gauss(0.0, NOISE)),
-            predicted.host_us * math.exp(draw.gauss(0.0, 0.05)),
+            on_grid(predicted.device_us * math.exp(draw.gauss(0.0, NOISE))),
+            on_grid(predicted.host_us * math.exp(draw.gauss(0.0, HOST_NOISE))),
         )
+
+    def timings(self) -> Timings:
+        """What was measured, as a search knows it."""
+        found = Timings()
+        for region, executor, variant, device_us, host_us in self.times:
+            found.add(region, (executor, variant), Cost(device_us, host_us))
+        return found
+
+    def costs_of(self, model: CostModel, timings: Timings, optimism: float = 0.0) -> list[RegionCosts]:
+        """What the regions of each graph cost by what a search knows, under the executors that take its ops."""
+        found = []
+        for graph, takes in zip(self.graphs, self.takes, strict=True):
+            runners = [_runner("aten", (True,) * len(graph.ops))]
+            runners += [_runner(name, ops) for name, ops in takes.items()]
+            found.append(RegionCosts(graph, runners, model, timings, optimism=optimism))
+        return found
+
+
+def _runner(name: str, takes: Sequence[bool]) -> Runner:
+    return Runner(name, tuple(takes), lambda _: None, lambda _: ("default",))

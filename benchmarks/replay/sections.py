@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-import lzma
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.replay.corpus import Program, drawn, programs
-from benchmarks.replay.inside import (
-    Machine,
-    ReplayClock,
-    Roofline,
-    Rule,
-    Sample,
-    best_cuts,
-    costs_of,
-    digest,
-    looked_up,
-    opened,
-    race,
-    rounded,
-    some_trace,
-    tuned,
-)
-from benchmarks.replay.pool import Replaying
+from benchmarks.replay.calls import best_cuts, looked_up, opened, some_trace, tuned
+from benchmarks.replay.corpus import RecordedProgram, programs
+from benchmarks.replay.exact import ExactRoofline
+from benchmarks.replay.meaning import digest, rounded
+from benchmarks.replay.pool import ReplayedPool, drawn
+from benchmarks.replay.stored import TUNED, copied
+from benchmarks.search_tables import from_database
+from fuseplan.measure.race import ReplayClock, Rule, Sample, race
+from fuseplan.models import Machine
 
 Cases = Iterator[tuple[str, Any]]
-STORED = Path(__file__).parent / "stored"
-"""Databases that commit 4a9fd47 has written."""
 GOLDEN = Path(__file__).resolve().parents[2] / "tests" / "unit" / "tuning_db" / "golden"
+DATABASES = (GOLDEN / "schema_1.sqlite3", GOLDEN / "of_4a9fd47" / "plans.sqlite3", TUNED)
+"""Two that commit 4a9fd47 has written, and one that was really tuned."""
 SMALLEST, SMALL, LARGE = 150, 180, 1000
 """Ops of the programs that are predicted, tuned and solved in the short run."""
 RACES = 300
@@ -37,15 +27,15 @@ RACES = 300
 
 def solved(folder: Path) -> Cases:
     """The k best cuts of each program, for each launch, with what each effort asks for: by predictions, and by what was measured."""
-    yield from _solved([program for program in programs() if program.ops <= LARGE])
+    stored = [RecordedProgram(table) for table in from_database(copied(TUNED, folder))]
+    yield from _solved([*stored, *(program for program in programs() if program.ops <= LARGE)])
 
 
-def _solved(chosen: list[Program]) -> Cases:
+def _solved(chosen: list[RecordedProgram]) -> Cases:
     for program in chosen:
-        model = Roofline(Machine.guess(program.gpu))
+        model = ExactRoofline(Machine.guess(program.gpu))
         model.update(program.rows)
-        graphs = list(zip(program.graphs, program.takes, strict=True))
-        costs = [costs_of(graph, takes, model, program.times, 1.0) for graph, takes in graphs]
+        costs = program.costs_of(model, program.timings(), 1.0)
         for effort in ("quick", "full") if program.ops <= SMALL else ("quick",):
             for launch in ("plain", "cudagraph"):
                 found = best_cuts(program.graphs, costs, launch, effort)
@@ -74,12 +64,12 @@ def predicted(folder: Path) -> Cases:
     yield from _tuned(folder, [program for program in programs() if program.ops <= SMALLEST], "none", "learned", 0.01)
 
 
-def _tuned(folder: Path, chosen: list[Program], effort: str, model: str, noise: float) -> Cases:
+def _tuned(folder: Path, chosen: list[RecordedProgram], effort: str, model: str, noise: float) -> Cases:
     trace = some_trace()
     store = opened(folder / f"{effort}-{model}.db")
     for program in chosen:
         for launch in ("plain", "cudagraph"):
-            pool = Replaying(program, noise, seed=("plain", "cudagraph").index(launch))
+            pool = ReplayedPool(program, noise, seed=("plain", "cudagraph").index(launch))
             found = tuned(store, pool, trace, program.key, program.name, launch, effort, model)
             yield f"{program.name}, {launch}", {**found, "asked": pool.asked}
     store.close()
@@ -112,13 +102,11 @@ def _samples(draw: Any, us: float, noise: float) -> list[Sample]:
 
 
 def found_again(folder: Path) -> Cases:
-    """What look-ups answer in databases that commit 4a9fd47 has tuned, and what stands there of each plan."""
-    for file in (*sorted(GOLDEN.glob("schema_1.sqlite3")), *sorted(STORED.glob("*.xz"))):
-        copy = folder / file.stem
-        copy.write_bytes(lzma.decompress(file.read_bytes()) if file.suffix == ".xz" else file.read_bytes())
-        store = opened(copy)
+    """What look-ups answer in stored databases, and what stands there of each plan."""
+    for file in DATABASES:
+        store = opened(copied(file, folder))
         for name, answer in looked_up(store).items():
-            yield f"{file.stem}: {name}", answer
+            yield f"{file.name.partition('.')[0]}: {name}", answer
         store.close()
 
 

@@ -24,6 +24,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from benchmarks.replay.answers import OnDone
 from fuseplan.capture.trace.format import Trace
 from fuseplan.measure.environment import environment
 from fuseplan.measure.jobs import Capture, CapturedProgram, Job, Outcome, RacePlans, RaceRegion, choice_name
@@ -31,7 +32,7 @@ from fuseplan.tune import tune
 from fuseplan.tuning.effort import Effort
 from fuseplan.tuning.progress import Silent
 from fuseplan.tuning.traces import traces_of
-from replaying import OnDone, ReplayingPool, captured
+from replaying import ReplayingPool, captured
 
 JOB_S = 0.004
 """What a job takes, so that there is time to be killed in."""

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from benchmarks.replay.answers import OnDone
 from fuseplan.capture.trace.calls import Calls
 from fuseplan.capture.trace.format import Trace
 from fuseplan.errors import ExecutorError, GraphError
@@ -23,7 +24,7 @@ from fuseplan.tuning.progress import Progress, Silent
 from fuseplan.tuning.queue import agenda, devices
 from fuseplan.tuning.traces import traces_of
 from fuseplan.tuning_db import Environment, Places, Store
-from replaying import OnDone, ReplayingPool, captured
+from replaying import ReplayingPool, captured
 
 GPU = Environment(
     "cuda",

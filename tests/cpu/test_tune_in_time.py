@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.replay.answers import OnDone
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import PLAN_RULE, Job, Outcome, OutcomeRow, VetPlan
 from fuseplan.plan import LAUNCHES, Plan
@@ -18,7 +19,6 @@ from fuseplan.tuning.program.budget import Budget
 from fuseplan.tuning.program.check_plans import Rows, TimedChecks
 from fuseplan.tuning.program.services import Services
 from fuseplan.tuning.progress import Silent
-from replaying import OnDone
 from stored import HERE as GPU
 
 WHOLE_S, TRACE_S = 32.0, 8.0

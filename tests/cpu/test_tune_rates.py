@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.replay.answers import OnDone
 from fuseplan.capture.trace.format import Trace
 from fuseplan.measure.environment import environment
 from fuseplan.measure.jobs import Calibrate, Job, Outcome
@@ -23,7 +24,7 @@ from fuseplan.tuning.program.tuner import Tuner
 from fuseplan.tuning.progress import Silent
 from fuseplan.tuning.traces import traces_of
 from fuseplan.tuning_db import Environment, Places, Store, clock
-from replaying import OnDone, ReplayingPool
+from replaying import ReplayingPool
 from stored import HERE as GPU
 
 MEASURED = {"bandwidth_gbs": 12.5, "matmul_tflops.float32": 0.25}

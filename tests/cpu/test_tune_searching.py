@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.replay.answers import OnDone
 from fuseplan.capture.trace.format import Trace
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import Job, Outcome, RacePlans, RaceRegion, VetPlan
@@ -26,7 +27,7 @@ from fuseplan.tuning.program.tuner import Tuner
 from fuseplan.tuning.progress import Silent
 from fuseplan.tuning.traces import traces_of
 from fuseplan.tuning_db import Store
-from replaying import OnDone, ReplayingPool, captured, cut_plans
+from replaying import ReplayingPool, captured, cut_plans
 from stored import HERE as GPU
 
 NAME = "inductor max-autotune"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.search import Trace, _Knowledge, _search
-from benchmarks.search_replay import Replay
+from benchmarks.search_replay import SearchedProgram
 from benchmarks.search_tables import Table, read_table, tables
 from fuseplan.charts import Panel, chart
 from fuseplan.graph import Graph, Op, Ref, TensorType, Value
@@ -40,15 +40,15 @@ def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 def test_what_was_measured_is_taken_as_it_is_and_the_rest_is_always_the_same() -> None:
     whole = table().graphs["inference"]
-    measured = Replay(table((whole, "inductor", "default", 3.5, 11.0)))
+    measured = SearchedProgram(table((whole, "inductor", "default", 3.5, 11.0)))
     assert _Knowledge(measured).measure(cut(Region((0, 1, 2), "inductor"))) == (1, 11.0 + 3.5)
-    first, second = (_Knowledge(Replay(table())).measure(cut(Region((0, 1), "nvfuser"))) for _ in range(2))
+    first, second = (_Knowledge(SearchedProgram(table())).measure(cut(Region((0, 1), "nvfuser"))) for _ in range(2))
     assert first == second
     assert first[0] == 2
 
 
 def test_a_region_is_spent_once_and_one_that_nobody_takes_gives_no_time() -> None:
-    search = _Knowledge(Replay(table()))
+    search = _Knowledge(SearchedProgram(table()))
     new, total = search.measure(cut())
     assert new == 1  # three equal regions
     assert search.measure(cut()) == (0, total)
@@ -57,11 +57,11 @@ def test_a_region_is_spent_once_and_one_that_nobody_takes_gives_no_time() -> Non
 
 @pytest.mark.parametrize("sampler", ["ours", "tpe", "random"])
 def test_a_search_starts_from_the_defaults_and_only_gets_better(sampler: str) -> None:
-    trace = _search(Replay(table()), sampler, trials=12, seed=0)
+    trace = _search(SearchedProgram(table()), sampler, trials=12, seed=0)
     assert isinstance(trace, Trace)
     assert trace.best_us == sorted(trace.best_us, reverse=True)
     assert trace.spent == sorted(trace.spent)
-    replay = Replay(table())
+    replay = SearchedProgram(table())
     defaults = [_Knowledge(replay).measure(point)[1] for point in replay.defaults().values()]
     assert set(replay.defaults()) == {"aten", "inductor-greedy", "nvfuser-greedy"}
     assert trace.best_us[-1] <= min(time for time in defaults if time is not None)

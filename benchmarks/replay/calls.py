@@ -1,45 +1,22 @@
-"""All that the replay knows of fuseplan's inside, and what a plan means in words of no format.
-
-Who changes a class or a signature that stands here adapts this file. What is kept was written by commit 4a9fd47.
-"""
+"""The calls of fuseplan that are replayed: solving, tuning, looking up; each gives its result in words of no format."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.replay.exact import exact_model
+from benchmarks.replay.meaning import cut, digest, entry_name, meaning, move_line, rounded
 from fuseplan.executors import executors
 from fuseplan.graph import Graph
-from fuseplan.measure.entry import RaceEntry
-from fuseplan.measure.jobs import (
-    Calibrate,
-    Capture,
-    CapturedProgram,
-    Job,
-    Outcome,
-    OutcomeRow,
-    RacePlans,
-    RaceRegion,
-    VetPlan,
-    VetRegion,
-    choice_name,
-)
-from fuseplan.measure.race import AGAIN, ReplayClock, Rule, Sample, fastest, race
-from fuseplan.models import Cost, CostModel, Machine, Roofline, work_of
-from fuseplan.models import Row as ModelRow
-from fuseplan.plan import Plan
-from fuseplan.rewrites.found import SiteFound
-from fuseplan.segment import Region, Segmentation, is_attention
-from fuseplan.segment.moves import Move
-from fuseplan.segment.moves.kind import ops_text
-from fuseplan.solver.costs import RegionCosts, Runner, Timings
+from fuseplan.models import CostModel, Machine
+from fuseplan.models.shipped import own_fit
+from fuseplan.solver.costs import RegionCosts
 from fuseplan.solver.solve import Solver
 from fuseplan.tuning.effort import Effort
 from fuseplan.tuning.program.combine import Settings
@@ -48,68 +25,13 @@ from fuseplan.tuning.progress import Silent
 from fuseplan.tuning.traces import traces_of
 from fuseplan.tuning_db import Environment, Hit, Miss, Places, Query, Stale, Store, StoredPlan
 
-__all__ = ["AGAIN", "Calibrate", "Capture", "CapturedProgram", "Choice", "Graph", "Job", "Machine", "ModelRow", "Outcome", "OutcomeRow", "RaceEntry", "RacePlans", "RaceRegion", "ReplayClock", "Roofline", "Rule", "Sample", "SiteFound", "VetPlan", "VetRegion", "choice_name", "fastest", "is_attention", "race", "work_of"]  # fmt: skip
-
-Choice = tuple[str, str]
+FIT = Path(__file__).parent / "fit.npz"
+"""What the learned model of every replay has learnt: `fit.py` writes it."""
 GPU = Environment(
     device="cuda", torch="2.13.0+cu130", gpu="NVIDIA H200", gpu_sms=132, gpu_l2_mib=60, gpu_memory_gib=140, cuda="13.0",
     versions=(("inductor", "2.13.0+cu130, triton 3.7.0"), ("nvfuser", "0.2.40")),
 )  # fmt: skip
 """Where the corpus is tuned."""
-
-
-def meaning(plan: Plan) -> dict[str, Any]:
-    """What a plan says, whatever it is written in: who runs what is no region, how it is launched, and each region."""
-    attention = [f"{one.site} {one.way}" for one in plan.rewrites if one.kind == "attention"]
-    found: dict[str, Any] = {"host": plan.host, "launch": plan.launch, "attention": attention}
-    others = [f"{one.kind} {one.site} {one.way}" for one in plan.rewrites if one.kind != "attention"]
-    if others:
-        found["rewrites"] = others
-    if plan.host != "aten":
-        return {**found, "settings": plan.settings}
-    parts = {f"{one.role} {one.graph[:12]}": cut(one.segmentation) for one in plan.carve_outs}
-    return {**found, "saving": plan.saving, "greedy": plan.greedy, "parts": parts}
-
-
-def cut(segmentation: Segmentation) -> list[str]:
-    """The regions of one graph, a line each."""
-    return [region_line(region) for region in segmentation.regions]
-
-
-def region_line(region: Region) -> str:
-    """One region as text.
-
-    >>> region_line(Region((0, 1), "inductor", "default", (5,)))
-    'inductor default: 0 1; again 5'
-    """
-    again = f"; again {' '.join(map(str, region.recompute))}" if region.recompute else ""
-    return f"{region.executor} {region.variant}: {' '.join(map(str, region.ops))}{again}"
-
-
-def digest(value: object) -> str:
-    """A short name for what something means."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:10]
-
-
-def entry_name(name: str, plan: Plan | None) -> str:
-    """What an entry of a race is called whatever the format of its plan: those that are cut go by what they mean."""
-    return f"cut {digest(meaning(plan))}" if name.startswith("cut ") and plan is not None else name
-
-
-# Solving
-
-
-def costs_of(
-    graph: Graph, takes: Mapping[str, Sequence[bool]], model: CostModel, measured: Sequence[tuple[Graph, str, str, float, float]],
-    optimism: float,
-) -> RegionCosts:  # fmt: skip
-    """What the regions of a graph cost under the executors that take its ops."""
-    timings = Timings()
-    for region, executor, variant, device_us, host_us in measured:
-        timings.add(region, (executor, variant), Cost(device_us, host_us))
-    runners = [Runner("aten", (True,) * len(graph.ops), lambda _: None, lambda _: ("default",))]
-    runners += [Runner(name, tuple(ops), lambda _: None, lambda _: ("default",)) for name, ops in takes.items()]
-    return RegionCosts(graph, runners, model, timings, optimism=optimism)
 
 
 def best_cuts(
@@ -136,12 +58,20 @@ def some_trace() -> Any:
     return trace
 
 
+class _ExactTuner(Tuner):
+    """A tuner whose model gives the same on every machine."""
+
+    def _model(self, program: str) -> CostModel:
+        return exact_model(super()._model(program))
+
+
 def tuned(
     store: Store, pool: Any, trace: Any, key: str, name: str, launch: str, effort: str, model: str
 ) -> dict[str, Any]:
     """The verdict on a program of this key as on the GPU of the corpus, and what is stored of it, in words of no format."""
     type(executors()["nvfuser"]).available = lambda self: None  # type: ignore[method-assign]  # nothing is compiled
-    one = Tuner(store, pool, "cuda:0", Effort.named(effort), Settings(model=model), Silent(), here=GPU)
+    _keep_fit(store)
+    one = _ExactTuner(store, pool, "cuda:0", Effort.named(effort), Settings(model=model), Silent(), here=GPU)
     (found,) = one.tune(replace(trace, key=key, name=name), (launch,))
     stored = max(_plans(store, key, launch), key=lambda plan: plan.changed_at, default=None)
     return {
@@ -158,10 +88,14 @@ def tuned(
     }
 
 
-def move_line(move: Move) -> str:
-    """A move as 4a9fd47 told of it: of more than two ops it named the first."""
-    more = f"op {move.ops[0]} ({move.target}) and {len(move.ops) - 1} more" if len(move.ops) > 2 else ""
-    return move.line.replace(ops_text(move.ops, move.target), more) if more else move.line
+def _keep_fit(store: Store) -> None:
+    """Put the kept fit where the tuner looks for one first."""
+    assert store.file.path is not None
+    folder = store.file.path.parent / "models"
+    file = own_fit(folder, Machine.guess(GPU.gpu or ""))
+    if not file.exists():
+        folder.mkdir(exist_ok=True)
+        file.write_bytes(FIT.read_bytes())
 
 
 def _plans(store: Store, program: str, launch: str) -> list[StoredPlan]:
@@ -224,8 +158,3 @@ def _answer(answer: Hit | Stale | Miss) -> list[Any]:
         return ["miss", answer.reason, re.sub(r"plan [0-9a-f]{12}", "plan", answer.detail).lower()]
     differences = list(map(str, answer.differences)) if isinstance(answer, Stale) else []
     return [type(answer).__name__.lower(), answer.plan.standing, digest(meaning(answer.plan.plan)), differences]
-
-
-def rounded(number: float | None) -> float | None:
-    """To six digits: an order of summation is no difference."""
-    return None if number is None else float(f"{number:.6g}")

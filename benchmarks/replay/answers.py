@@ -1,0 +1,103 @@
+"""A pool of workers that measures nothing: each kind of job is a method, and what a race is between is samples that are known."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+
+from fuseplan.measure.jobs import (
+    Calibrate,
+    Capture,
+    FindFault,
+    Job,
+    Outcome,
+    OutcomeRow,
+    RacePlans,
+    RaceRegion,
+    VetPlan,
+    VetRegion,
+)
+from fuseplan.measure.race import AGAIN, ReplayClock, Rule, Sample, fastest, race
+
+OnDone = Callable[[Job, Outcome], None]
+
+
+class AnsweringPool(ABC):
+    """Answers jobs one after the other, here. A subclass says what comes of each kind."""
+
+    def start(self) -> None:
+        """There is nothing that could take long to start."""
+        return
+
+    def map(self, jobs: Sequence[Job], on_done: OnDone | None = None, limit_s: float | None = None) -> list[Outcome]:
+        """The outcomes, in order."""
+        outcomes = []
+        for job in jobs:
+            outcomes.append(self.carry_out(job))
+            if on_done is not None:
+                on_done(job, outcomes[-1])
+        return outcomes
+
+    def carry_out(self, job: Job) -> Outcome:
+        """One job, and what else comes with it."""
+        return self._answer(job)
+
+    def _answer(self, job: Job) -> Outcome:
+        match job:
+            case Calibrate():
+                return Outcome(seconds=self.CALIBRATING_S)
+            case Capture():
+                return self.captured(job)
+            case VetRegion():
+                return self.vetted_region(job)
+            case RaceRegion():
+                return self.raced_region(job)
+            case VetPlan():
+                return self.vetted_plan(job)
+            case RacePlans():
+                return self.raced_plans(job)
+            case FindFault():
+                return self.found_fault(job)
+        raise TypeError(f"nobody answers {job}")
+
+    CALIBRATING_S = 0.0
+
+    @abstractmethod
+    def captured(self, job: Capture) -> Outcome:
+        """The graphs and sites of a program."""
+
+    @abstractmethod
+    def vetted_region(self, job: VetRegion) -> Outcome:
+        """Whether a region is right."""
+
+    @abstractmethod
+    def raced_region(self, job: RaceRegion) -> Outcome:
+        """What a region takes under each choice."""
+
+    @abstractmethod
+    def vetted_plan(self, job: VetPlan) -> Outcome:
+        """Whether a plan is right."""
+
+    @abstractmethod
+    def raced_plans(self, job: RacePlans) -> Outcome:
+        """What each plan takes."""
+
+    def found_fault(self, job: FindFault) -> Outcome:
+        """Which part of a program torch.compile gets wrong."""
+        raise TypeError(f"nobody answers {job}")
+
+
+def raced(
+    samples: Mapping[str, Sequence[Sample]], incumbent: str, rivals: Sequence[str] = (), rule: Rule | None = None
+) -> tuple[Outcome, float]:
+    """The outcome of a race over samples as a worker holds it, and the blocks that it took."""
+    rule = rule or Rule()
+    clock = ReplayClock(samples)
+    first = fastest([incumbent, *(name for name in rivals if name in samples)], clock, rule)
+    result = race(list(samples), clock, incumbent=first, rule=rule)
+    rows = tuple(
+        OutcomeRow(lane.name, lane.status, lane.detail, m.device_us, m.host_us, m.wall_us, repeats=lane.repeats)
+        for lane in result.lanes
+        if lane.name != AGAIN and (m := lane.medians) is not None
+    )
+    return Outcome(rows=rows, race=result), clock.spent
