@@ -7,13 +7,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fuseplan.errors import PlanError
 from fuseplan.host.settings import BUNDLES
-from fuseplan.plan_format import FORMAT, exactly, present_fields
+from fuseplan.plan_format import FORMAT, present_fields
 from fuseplan.segment import Region, Segmentation
+from fuseplan.wire import codec
+from fuseplan.wire.codec import AMONG_OTHERS, CodecError
 
 HOSTS = ("inductor", "aten", "eager")
 """Who compiles a program: Inductor as one, ATen op by op, or nobody: then the Dynamo graph runs as it is."""
@@ -76,7 +78,7 @@ class CarveOuts:
 
     role: str  # "inference", "forward" or "backward"
     graph: str
-    segmentation: Segmentation
+    segmentation: Segmentation = field(metadata=AMONG_OTHERS)
 
 
 @dataclass(frozen=True)
@@ -186,34 +188,13 @@ class Plan:
             data = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise PlanError(f"a plan must be JSON: {error}") from None
-        return _parse(present_fields(data))
+        try:
+            return codec.read_fields(Plan, present_fields(data))
+        except CodecError as error:
+            raise PlanError(str(error)) from None
 
     def _fields(self) -> dict[str, Any]:
-        return {
-            "format": FORMAT,
-            "host": self.host,
-            "rewrites": [vars(one) for one in self.rewrites],
-            "carve_outs": [
-                {
-                    "role": one.role,
-                    "graph": one.graph,
-                    "regions": [
-                        {
-                            "ops": list(region.ops),
-                            "executor": region.executor,
-                            "variant": region.variant,
-                            "recompute": list(region.recompute),
-                        }
-                        for region in one.segmentation.regions
-                    ],
-                }
-                for one in self.carve_outs
-            ],
-            "saving": self.saving,
-            "settings": self.settings,
-            "launch": self.launch,
-            "name": self.name,
-        }
+        return {"format": FORMAT, **codec.plain_fields(self)}
 
 
 def _line(fields: Mapping[str, Any]) -> str:
@@ -223,29 +204,3 @@ def _line(fields: Mapping[str, Any]) -> str:
 def _member(what: str, value: object, known: tuple[str, ...]) -> None:
     if value not in known:
         raise PlanError(f"{what} {value!r} is not one of {', '.join(known)}")
-
-
-def _parse(data: Mapping[str, Any]) -> Plan:
-    return Plan(
-        data["host"],
-        tuple(map(_parse_rewrite, data["rewrites"])),
-        tuple(map(_parse_carve_outs, data["carve_outs"])),
-        *(data[name] for name in ("saving", "settings", "launch", "name")),
-    )
-
-
-def _parse_rewrite(data: Any) -> Rewrite:
-    exactly(data, "a rewrite of a plan", {"kind": str, "site": int, "way": str, "digest": (str, type(None))})
-    return Rewrite(**data)
-
-
-def _parse_carve_outs(data: Any) -> CarveOuts:
-    exactly(data, "the carve-outs of a graph", {"role": str, "graph": str, "regions": list})
-    return CarveOuts(data["role"], data["graph"], Segmentation(tuple(map(_parse_region, data["regions"]))))
-
-
-def _parse_region(data: Any) -> Region:
-    exactly(data, "a region of a plan", {"ops": list, "executor": str, "variant": str, "recompute": list})
-    if not all(type(op) is int and op >= 0 for op in (*data["ops"], *data["recompute"])):
-        raise PlanError("the ops of a region must be positions in the graph")
-    return Region(tuple(data["ops"]), data["executor"], data["variant"], tuple(data["recompute"]))

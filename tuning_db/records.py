@@ -18,8 +18,10 @@ from fuseplan.plan import Plan
 from fuseplan.tuning_db import clock, columns
 from fuseplan.tuning_db.columns import Record, Value, content_key, stored
 from fuseplan.tuning_db.environment import Difference, Environment
-from fuseplan.tuning_db.evidence import NO_EVIDENCE, Evidence
+from fuseplan.tuning_db.evidence import NO_EVIDENCE, Evidence, Time
 from fuseplan.tuning_db.sizes import STATIC, Box
+from fuseplan.wire import codec
+from fuseplan.wire.codec import UNLESS_DEFAULT, CodecError
 
 if TYPE_CHECKING:
     from fuseplan.segment.moves.move import Move
@@ -34,32 +36,23 @@ RACED = ("tuned", "default", "pinned")
 class Repeats:
     """All repeats of a timing in microseconds, in the order they were taken, kept to the nanosecond."""
 
-    device: tuple[float, ...] = ()
-    host: tuple[float, ...] = ()
-    wall: tuple[float, ...] = ()
+    device: tuple[Time, ...] = field(default=(), metadata=UNLESS_DEFAULT)
+    host: tuple[Time, ...] = field(default=(), metadata=UNLESS_DEFAULT)
+    wall: tuple[Time, ...] = field(default=(), metadata=UNLESS_DEFAULT)
 
     def to_json(self) -> str:
         """One short line; kinds that were not measured are left out."""
-        kinds = {"device": self.device, "host": self.host, "wall": self.wall}
-        short = {kind: [round(time, 3) + 0.0 for time in times] for kind, times in kinds.items() if times}
-        return json.dumps(short, separators=(",", ":"), allow_nan=False)
+        return json.dumps(codec.plain_fields(self), separators=(",", ":"), allow_nan=False)
 
     @staticmethod
     def from_json(text: str) -> Repeats:
         """What `to_json` wrote, or StoreError."""
         try:
-            kinds = json.loads(text)
+            return codec.read_fields(Repeats, json.loads(text))
         except (ValueError, RecursionError) as error:
             raise StoreError(f"repeats are no JSON: {error}") from None
-        if not isinstance(kinds, dict) or not set(kinds) <= {"device", "host", "wall"}:
-            raise StoreError("repeats are an object with device, host and wall")
-        return Repeats(**{kind: _times(times) for kind, times in kinds.items()})
-
-
-def _times(times: object) -> tuple[float, ...]:
-    if not isinstance(times, list) or not all(type(time) is float and 0 <= time < 1e14 for time in times):
-        raise StoreError("repeats must be lists of times")
-    return tuple(times)
+        except CodecError as error:
+            raise StoreError(str(error)) from None
 
 
 NO_REPEATS = Repeats()

@@ -5,12 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 from fuseplan.graph import Graph, Op, Ref, ScalarType, TensorType, Value
 from fuseplan.graph.ir import Arg
+from fuseplan.wire.codec import Only
 
 Choice = tuple[str, str]
 """An executor and one of its variants."""
+Position = Annotated[int, Only(lambda op: None if op >= 0 else "a position in the graph")]
+"""Of an op in its graph."""
 _NAME = re.compile(r"[A-Za-z_]\w*")
 
 
@@ -22,10 +26,10 @@ class Region:
     them from elsewhere, and where nobody else does, they run nowhere else.
     """
 
-    ops: tuple[int, ...]
+    ops: tuple[Position, ...]
     executor: str
     variant: str = "default"
-    recompute: tuple[int, ...] = ()
+    recompute: tuple[Position, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,8 @@ _SHOWN = 40
 """So many letters of what does not fit are shown."""
 UNLESS_DEFAULT = {"unless default": True}
 """Metadata of a field that is written only where it differs from its default: what came before the field has no word of it."""
+AMONG_OTHERS = {"among others": True}
+"""Metadata of a field that holds a dataclass, whose own fields stand among those of the object that has it."""
 
 
 class CodecError(FuseplanError):
@@ -31,7 +33,9 @@ class CodecError(FuseplanError):
 
 
 class _Form(NamedTuple):
-    """How one type is written as plain data, and read from it; reading hears the place, for what it complains of."""
+    """How one type is written as plain data, and read from it; reading hears the place, for what it complains of. Places inside
+    of it are made up when there is something to complain of: what fits is read without them.
+    """
 
     write: Callable[[Any], Any]
     read: Callable[[Any, str], Any]
@@ -189,9 +193,14 @@ def _sequence(origin: Any, kind: Any) -> _Form:
     def read_all(data: Any, at: str) -> Any:
         if not isinstance(data, list):
             return _misfit(data, "a list", at)
-        return origin(form.read(one, f"{at}[{i}]") for i, one in enumerate(data))
+        try:
+            return origin([form.read(one, at) for one in data])
+        except CodecError:
+            for i, one in enumerate(data):
+                form.read(one, f"{at}[{i}]")  # which says where
+            raise
 
-    return _Form(lambda value: [form.write(one) for one in value], read_all)
+    return _Form(list if form.write is _same else lambda value: [form.write(one) for one in value], read_all)
 
 
 def _mapping(kind: Any) -> _Form:
@@ -211,27 +220,51 @@ def _object(kind: Any) -> _Form:
     hints = get_type_hints(kind, include_extras=True)
     forms = {one.name: _form(hints[one.name]) for one in fields(kind) if one.compare}
     defaults = {one.name: one.default for one in fields(kind) if one.metadata == UNLESS_DEFAULT}
+    among = {one.name: _names_in(hints[one.name]) for one in fields(kind) if one.metadata == AMONG_OTHERS}
+    forms |= {name: _object(hints[name]) for name in among}
+    writes = [(name, form.write) for name, form in forms.items()]
 
     def read_object(data: Any, at: str) -> Any:
         if not isinstance(data, dict):
             return _misfit(data, "an object", at)
+        data = _gathered(data, among, at) if among else data
         if data.keys() | defaults.keys() != forms.keys():
             missing, unknown = sorted(forms.keys() - data.keys() - defaults.keys()), sorted(data.keys() - forms.keys())
             raise CodecError(f"{at} misses {', '.join(missing)}" if missing else f"{at} has no {', '.join(unknown)}")
-        values = {name: form.read(data[name], f"{at}.{name}") for name, form in forms.items() if name in data}
-        for name in defaults.keys() & values.keys():
-            if values[name] == defaults[name]:
-                _misfit(data[name], "written where it is that", f"{at}.{name}")
-        return kind(**values)
+        try:
+            values = {name: form.read(data[name], at) for name, form in forms.items() if name in data}
+        except CodecError:
+            for name, form in forms.items():
+                if name in data:
+                    form.read(data[name], at if name in among else f"{at}.{name}")  # which says where
+            raise
+        again = next((name for name in defaults.keys() & values.keys() if values[name] == defaults[name]), None)
+        return kind(**values) if again is None else _misfit(data[again], "written where it is that", f"{at}.{again}")
 
     def write(value: Any) -> dict[str, Any]:
-        found = {name: form.write(getattr(value, name)) for name, form in forms.items()}
+        found = {name: write_one(getattr(value, name)) for name, write_one in writes}
         for name, default in defaults.items():
             if getattr(value, name) == default:
                 del found[name]
+        for name in among:
+            found |= found.pop(name)
         return found
 
     return _Form(write, read_object)
+
+
+def _names_in(kind: Any) -> frozenset[str]:
+    return frozenset(one.name for one in fields(kind) if one.compare)
+
+
+def _gathered(data: Mapping[str, Any], among: Mapping[str, frozenset[str]], at: str) -> Mapping[str, Any]:
+    """An object as it was written, with the fields of each part that stand among the others gathered under its name."""
+    for name, inside in among.items():
+        if name in data and name not in inside:
+            raise CodecError(f"{at} has no {name}")
+        own = {key: value for key, value in data.items() if key in inside}
+        data = {**{key: value for key, value in data.items() if key not in inside}, name: own}
+    return data
 
 
 def _class(value: Any) -> Any:

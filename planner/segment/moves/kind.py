@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Annotated
 
 from fuseplan.errors import PlanError
 from fuseplan.graph import Graph
 from fuseplan.segment.region import Segmentation
+from fuseplan.wire.codec import UNLESS_DEFAULT, Only
 
 Runners = Sequence[tuple[str, str]]
 """Executors that may run a region, each with a variant."""
+Count = Annotated[int, Only(lambda number: None if 0 <= number < 2**31 else "a count")]
 
 
 @dataclass(frozen=True)
@@ -21,12 +24,12 @@ class Step:
 
     name: str
     """Of the kind of move."""
-    ops: tuple[int, ...] = ()
+    ops: tuple[Count, ...] = field(default=(), metadata=UNLESS_DEFAULT)
     """Those that leave, join, or are recomputed."""
-    region: int | None = None
+    region: Count | None = field(default=None, metadata=UNLESS_DEFAULT)
     """An op of the region that they leave or join, or that is peeled or run."""
-    executor: str = ""
-    variant: str = "default"
+    executor: str = field(default="", metadata=UNLESS_DEFAULT)
+    variant: str = field(default="default", metadata=UNLESS_DEFAULT)
 
     @property
     def op(self) -> int:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
 from fuseplan.errors import PlanError
 from fuseplan.graph import Graph
-from fuseplan.segment.moves.kind import Step, ops_text, runner_text
+from fuseplan.segment.moves.kind import Count, Step, ops_text, runner_text
 from fuseplan.segment.moves.kinds import MOVES, kind_named
 from fuseplan.segment.moves.shape import tidy
 from fuseplan.segment.region import Segmentation
+from fuseplan.wire import codec
+from fuseplan.wire.codec import UNLESS_DEFAULT, CodecError, Only
 
 NOTE = "note"
 """The name of what is no move but words: a line of an older database that says less than a move does."""
@@ -25,6 +27,7 @@ _LINE = re.compile(
     re.DOTALL,
 )
 _ALIKE = ", and the like"
+_Change = Annotated[float, Only(lambda us: None if type(us) is float and abs(us) < 1e14 else "a change of a time")]
 
 
 @dataclass(frozen=True)
@@ -40,15 +43,15 @@ class Move(Step):
     'run the region at op 3 under nvfuser'
     """
 
-    target: str = ""
+    target: str = field(default="", metadata=UNLESS_DEFAULT)
     """What the first of the ops calls, for people."""
-    role: str = ""
+    role: str = field(default="", metadata=UNLESS_DEFAULT)
     """Of the graph that it was made in, where a program has several."""
-    times: int = 1
+    times: Count = field(default=1, metadata=UNLESS_DEFAULT)
     """How often it was made: in so many equal layers, of which it stands in the first."""
-    change_us: float | None = None
+    change_us: _Change | None = field(default=None, metadata=UNLESS_DEFAULT)
     """By how much it changes the predicted time of the program, each time; less than nothing is a gain."""
-    words: str = ""
+    words: str = field(default="", metadata=UNLESS_DEFAULT)
     """Of a note, all that is known."""
 
     @property
@@ -135,8 +138,6 @@ def apply(graph: Graph, segmentation: Segmentation, move: Move) -> Segmentation:
 
 # Moves as they are stored: a JSON list, one object a move, without what says nothing
 
-_DEFAULTS = {field.name: field.default for field in fields(Move) if field.name != "name"}
-
 
 def to_json(moves: Iterable[Move]) -> str:
     """Moves as `from_json` reads them; of too many for a database, the first, and a note of how many are left out.
@@ -145,10 +146,7 @@ def to_json(moves: Iterable[Move]) -> str:
     '[{"name":"evict","ops":[7],"role":"forward"}]'
     """
     kept = list(moves)
-    texts = [
-        json.dumps({k: v for k, v in asdict(move).items() if k == "name" or v != _DEFAULTS[k]}, separators=(",", ":"))
-        for move in kept
-    ]
+    texts = [json.dumps(codec.plain(move), separators=(",", ":")) for move in kept]
     if sum(len(text) + 1 for text in texts) >= MOST_TEXT:
         size = fitting = 0
         while size + len(texts[fitting]) < MOST_TEXT - 200:
@@ -170,32 +168,7 @@ def from_json(text: str) -> tuple[Move, ...]:
         raise PlanError(f"moves are no JSON: {text[:80]!r}") from None
     if not isinstance(found, list):
         raise PlanError("moves are no list")
-    return tuple(map(_read, found))
-
-
-def _read(item: object) -> Move:
-    if not isinstance(item, dict) or "name" not in item:
-        raise PlanError(f"a move is an object with a name, not {str(item)[:80]!r}")
-    given: dict[str, Any] = {}
-    for key, value in item.items():
-        check = _CHECKS.get(key)
-        if check is None or not check(value):
-            raise PlanError(f"a move has no {str(key)[:40]} like {str(value)[:40]!r}")
-        given[key] = tuple(value) if isinstance(value, list) else value
-    return Move(**given)
-
-
-def _is_text(value: object) -> bool:
-    return type(value) is str
-
-
-def _is_count(value: object) -> bool:
-    return type(value) is int and 0 <= value < 2**31
-
-
-_CHECKS: Mapping[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(("name", "executor", "variant", "target", "role", "words"), _is_text),
-    **dict.fromkeys(("region", "times"), _is_count),
-    "ops": lambda value: isinstance(value, list) and all(map(_is_count, value)),
-    "change_us": lambda value: type(value) is float and abs(value) < 1e14,
-}
+    try:
+        return tuple(codec.read(Move, one) for one in found)
+    except CodecError as error:
+        raise PlanError(str(error)) from None

@@ -216,7 +216,7 @@ def changed(**fields: object) -> str:
         (changed(wall_us=-1.0), "CHECK"),
         (changed(peak_bytes=True), "no integer"),
         (changed(peak_bytes=2**70), "too large"),
-        (changed(json='{"format":2}'), "exactly the fields"),
+        (changed(json='{"format":2}'), "Plan misses"),
         (changed(json="[" * 100_000), "must be JSON"),
         (changed(json=" " + INDUCTOR.to_json()), "not written as"),
         (changed(json=NVFUSER.to_json()), "its key is not"),

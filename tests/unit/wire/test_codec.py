@@ -10,7 +10,7 @@ import pytest
 
 from fuseplan.tuning_db.records import NO_REPEATS, Repeats
 from fuseplan.wire import codec
-from fuseplan.wire.codec import UNLESS_DEFAULT, CodecError, Only
+from fuseplan.wire.codec import AMONG_OTHERS, UNLESS_DEFAULT, CodecError, Only
 
 
 @dataclass(frozen=True)
@@ -154,3 +154,26 @@ def test_a_field_may_be_left_out_where_it_has_its_default() -> None:
     for data, message in (({"length": 1.0, "note": ""}, "Street.note is ''"), ({"note": "new"}, "misses length")):
         with pytest.raises(CodecError, match=message):
             codec.read_fields(Street, data)
+
+
+@dataclass(frozen=True)
+class House:
+    """One whose street stands among its own fields."""
+
+    number: int
+    street: Street = field(metadata=AMONG_OTHERS)
+
+
+def test_the_fields_of_a_part_may_stand_among_those_of_the_whole() -> None:
+    for street in (Street(2.0, "new"), Street(2.0)):
+        house = House(3, street)
+        assert codec.read(House, codec.plain_fields(house)) == house
+    assert codec.plain_fields(House(3, Street(2.0, "new"))) == {"number": 3, "length": 2.0, "note": "new"}
+    for data, message in (
+        ({"number": 3}, "House misses length"),
+        ({"number": 3, "length": -1.0}, r"House\.length is -1\.0"),
+        ({"number": 3, "length": 1.0, "street": {}}, "House has no street"),
+        ({"number": 3, "length": 1.0, "way": 1}, "House has no way"),
+    ):
+        with pytest.raises(CodecError, match=message):
+            codec.read(House, data)
