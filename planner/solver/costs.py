@@ -6,7 +6,7 @@ The solver asks here for every case region, so that answers are kept by the ops 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -52,6 +52,18 @@ class Timings:
     _ran: dict[str, set[OpKind]] = field(default_factory=dict)
     _hopeless: dict[str, list[frozenset[OpKind]]] = field(default_factory=dict)
     """What regions have in common on which an executor fails: one of these kinds, or that they meet, is the reason."""
+
+    def foresee(self, key: str, choice: Choice, cost: Cost) -> None:
+        """Remember what a model says of a region that was not measured; the first word counts."""
+        self.foreseen.setdefault((key, choice), cost)
+
+    def ask(self, keys: Iterable[str]) -> None:
+        """Remember that regions are measured next."""
+        self.asked.update(keys)
+
+    def lack(self) -> None:
+        """Remember that for some regions no time could be had that is kept."""
+        self.lacking = True
 
     def of(self, key: str) -> Mapping[Choice, Cost]:
         """What is known of one region."""

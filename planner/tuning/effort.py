@@ -147,12 +147,17 @@ PREPARED = 0.3
 """The same where they are compiled for their race while others are checked."""
 COARSE_SHARE = 0.1
 """The share of the time that is kept for regions across anchors, after the rounds over islands."""
+LEAST_MEASUREMENT_S = 1.5
+"""What every measurement counts for at least where its worth is weighed: the cheaper of the compilers."""
 LEAST_REGION_S = 20.0
 """How long a worker may be silent over one region at least …"""
 REGION_SHARE = 0.25
 """… and of the wall time of an effort, what one step with one region may take."""
 
 # Checking whole plans
+KERNEL_SEARCH_S = 160.0
+"""Seconds that Inductor's own search among kernels takes for each product that is like no other, on one core. On an H200's host
+eight threads took 16 to 23 s for each, of transformers and a ResNet, in inference and training."""
 JUDGING_SHARE = 0.2
 """The most of the time that is granted which may go by before no more runs are begun that say how far results move by rounding."""
 GREEDY_SHARE = 1 / 3

@@ -16,7 +16,7 @@ from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import Job, Outcome, RacePlans, RaceRegion, VetPlan
 from fuseplan.models import Machine, Roofline
 from fuseplan.plan import Plan
-from fuseplan.tuning.effort import FAIR_RACE_S, FULL, LATE
+from fuseplan.tuning.effort import FAIR_RACE_S, FULL, KERNEL_SEARCH_S, LATE
 from fuseplan.tuning.program import budget, kernel_search, search, tuner
 from fuseplan.tuning.program.baseline import SEARCHING, searches, whole_candidates
 from fuseplan.tuning.program.combine import Settings
@@ -141,9 +141,9 @@ def test_equal_products_are_searched_once_and_the_more_cores_the_faster(monkeypa
         monkeypatch.setattr(kernel_search, "cores", lambda: cores)
         return searching_s(graph for _, graph in captured(trace.to_json()).graphs)
 
-    assert took(of_layers(64), 16) == took(of_layers(64, 64, 64), 16) == 2 * kernel_search.CORE_S / 8
-    assert took(of_layers(64, 48), 16) == 4 * kernel_search.CORE_S / 8
-    assert took(of_layers(64), 1) == 2 * kernel_search.CORE_S
+    assert took(of_layers(64), 16) == took(of_layers(64, 64, 64), 16) == 2 * KERNEL_SEARCH_S / 8
+    assert took(of_layers(64, 48), 16) == 4 * KERNEL_SEARCH_S / 8
+    assert took(of_layers(64), 1) == 2 * KERNEL_SEARCH_S
 
 
 def test_training_searches_for_its_gradients_too(store: Store) -> None:

@@ -35,7 +35,7 @@ class Budget:
     effort: Effort
     on_gpu: bool
     started: float = field(default_factory=monotonic)
-    launches: int = 1
+    launches: int = field(default=1, init=False)
     """How many launches race, each with defaults of its own."""
     traced_s: float = field(default=0.0, init=False)
     """What tracing the program once takes: about so long does compiling a plan whose code is in caches."""
@@ -49,6 +49,10 @@ class Budget:
     def traced(self, seconds: float) -> None:
         """Note what tracing the program takes."""
         self.traced_s = seconds
+
+    def races_launches(self, launches: int) -> None:
+        """Note how many launches race."""
+        self.launches = launches
 
     def measured(self, outcomes: Iterable[Outcome]) -> None:
         """Count what had the device to itself."""

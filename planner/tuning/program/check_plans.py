@@ -41,6 +41,10 @@ class TimedChecks:
     rows: Rows = field(default_factory=dict)
     """What came of each."""
 
+    def hear(self, rows: Rows) -> None:
+        """Take in what came of plans in a race."""
+        self.rows |= rows
+
     def checked(self, entries: Sequence[RaceEntry]) -> list[RaceEntry]:
         """Those of `entries` that are right.
 

@@ -117,9 +117,9 @@ class Stages:
         rows = dict(checks.rows)
         again = race(self.services, checks.trace, [*racing.values(), *fit], rows, most, self.budget)
         if again is None or again.winner not in fit:
-            checks.rows |= {entry.name: rows[entry.name] for entry in fit}
+            checks.hear({entry.name: rows[entry.name] for entry in fit})
             return verdict
-        checks.rows |= rows
+        checks.hear(rows)
         return replace(again, rows=checks.rows)
 
     def _kept(self, search: Search, verdict: Verdict) -> Tuned:

@@ -7,10 +7,8 @@ from collections.abc import Iterable
 from fuseplan.graph import Graph, Op
 from fuseplan.measure.pool import COMPILING, cores
 from fuseplan.segment import extract
+from fuseplan.tuning.effort import KERNEL_SEARCH_S
 
-CORE_S = 160.0
-"""Seconds for each product that is like no other, on one core. On an H200's host eight threads took 16 to 23 s for each, of
-transformers and a ResNet, in inference and training."""
 _PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "convolution"})
 """What it has templates for, by the names of ATen."""
 
@@ -23,7 +21,7 @@ def searching_s(graphs: Iterable[Graph]) -> float:
         for number, op in enumerate(graph.ops)
         if op.opaque is None and _is_product(op)
     }
-    return len(products) * CORE_S / max(1, cores() // COMPILING)
+    return len(products) * KERNEL_SEARCH_S / max(1, cores() // COMPILING)
 
 
 def _is_product(op: Op) -> bool:

@@ -71,7 +71,7 @@ class Knowledge:
         asked = [(case, choice) for case in cases for choice in case.choices]
         predicted = self.model.predict([(case.work, *choice) for case, choice in asked])
         for (case, choice), cost in zip(asked, predicted, strict=True):
-            self.timings.foreseen.setdefault((case.region.key, choice), cost)
+            self.timings.foresee(case.region.key, choice, cost)
 
     def take(self, case: Case, choice: Choice, cost: Cost, *, reused: bool) -> None:
         """Take in what came of measuring a region, now or in an earlier run."""
@@ -87,11 +87,11 @@ class Knowledge:
 
     def wants(self, cases: Iterable[Case]) -> None:
         """Note which regions are measured next."""
-        self.timings.asked.update(case.region.key for case in cases)
+        self.timings.ask(case.region.key for case in cases)
 
     def lacks(self) -> None:
         """Note that for some regions no time could be had that is kept."""
-        self.timings.lacking = True
+        self.timings.lack()
 
     def note_asked(self, anything: bool) -> None:
         """Note whether there is anything to measure."""

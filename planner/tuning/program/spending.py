@@ -11,11 +11,10 @@ from collections.abc import Callable
 
 from fuseplan.executors.known import traits_of
 from fuseplan.segment import Choice
+from fuseplan.tuning.effort import LEAST_MEASUREMENT_S
 
 Rule = Callable[[float], float]
 """From the seconds that a measurement takes to what its worth is divided by."""
-LEAST_S = 1.5
-"""What every measurement counts for at least: the cheaper of the compilers."""
 
 
 def seconds_for(choice: Choice) -> float:
@@ -34,4 +33,4 @@ def floored(seconds: float) -> float:
     >>> floored(0.3), floored(2.5)
     (1.5, 2.5)
     """
-    return max(seconds, LEAST_S)
+    return max(seconds, LEAST_MEASUREMENT_S)

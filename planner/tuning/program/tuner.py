@@ -138,7 +138,7 @@ class Tuner:
                 tuned = keep_failure(services, programs[0], found, [UNCAPTURED], rows)
             else:
                 budget.traced(self._traced_s(trace, found))
-                budget.launches = len(programs)
+                budget.races_launches(len(programs))
                 searches = self._searches(services, budget, found, programs, model, timings)
                 problem = searches[0].problem
                 self._keep_trace(programs[0], trace, dict(zip(problem.roles, problem.graphs, strict=True)))
