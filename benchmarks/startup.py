@@ -102,8 +102,8 @@ def row_of(taken: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _results(rows: Mapping[str, Any]) -> dict[str, Any]:
-    ratios = [one for row in rows.values() for one in row["ratios"].values()]
-    fine = all(one["within"] for one in ratios) and not any(row["failed"] for row in rows.values())
+    ratios = [one for row in rows.values() for one in row.get("ratios", {}).values()]
+    fine = all(one["within"] for one in ratios) and not any(row.get("failed") for row in rows.values())
     return {"all within limits": bool(ratios) and fine, "models": dict(rows)}
 
 
@@ -114,8 +114,8 @@ def _print(rows: Mapping[str, Any]) -> None:
 
 def _lines(rows: Mapping[str, Any]) -> Iterator[Sequence[str]]:
     for name, row in rows.items():
-        for caches, one in row["ratios"].items():
+        for caches, one in row.get("ratios", {}).items():
             seconds = (f"{median(row[side][f'{caches}_s']):.2f}" for side in SIDES)
             yield name, caches, *seconds, f"{one['ratio']:.2f}", f"{one['limit']}"
-        for failed in row["failed"]:
+        for failed in [row["failed"]] if isinstance(row["failed"], str) else row["failed"]:
             yield name, failed

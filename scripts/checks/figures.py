@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -133,6 +133,9 @@ def _spent() -> Iterator[str]:
     columns = ["model", "seconds", "granted", "GPU-seconds", "measured", "won", "×", "noise", "commit"]
     lines = list(head(columns))
     for name, row in found["models"].items():
+        if "failed" in row:
+            lines.append(_failed(name, row, columns))
+            continue
         lines.append(line([
             name, f"{row['wall_s']:.0f}", f"{row['limit_s']:g}", f"{row['device_seconds']:.0f}", str(row["measured"]),
             row["winner"], ratio(row["speedup"]), percent(row["noise"]), row["commit"][:7],
@@ -146,10 +149,12 @@ def _second() -> Iterator[str]:
         return
     yield "## A second model with the same layers"
     yield "What the second took beside the first, which had other numbers of the same layers: `scripts/bench second`."
-    lines = list(
-        head(["first", "measured, first", "second", "share", "GPU-seconds", "share", "seconds", "share", "commit"])
-    )
+    columns = ["first", "measured, first", "second", "share", "GPU-seconds", "share", "seconds", "share", "commit"]
+    lines = list(head(columns))
     for name, row in found["pairs"].items():
+        if "failed" in row:
+            lines.append(_failed(name, row, columns))
+            continue
         first, second, shares = row["first"], row["second"], row["shares"]
         lines.append(line([
             name, str(first["measured"]), str(second["measured"]), percent(shares.get("measured")),
@@ -157,6 +162,11 @@ def _second() -> Iterator[str]:
             percent(shares.get("wall_s")), row["commit"][:7],
         ]))  # fmt: skip
     yield "\n".join(lines)
+
+
+def _failed(name: str, row: Rows, columns: Sequence[str]) -> str:
+    """The line of a row that has nothing but a reason."""
+    return line([name, row["failed"], *["-"] * (len(columns) - 2)])
 
 
 def _startup() -> Iterator[str]:
@@ -168,7 +178,7 @@ def _startup() -> Iterator[str]:
     lines = list(head(["model", "caches", "torch.compile", "tuned", "ratio", "limit"]))
     for where, found in (("", results_of("startup")), (" (CPU)", results_of("startup", "json"))):
         for name, row in (found or {"models": {}})["models"].items():
-            for caches, one in row["ratios"].items():
+            for caches, one in row.get("ratios", {}).items():
                 seconds = [f"{median(row[side][f'{caches}_s']):.1f}" for side in ("torch.compile", "fuseplan tuned")]
                 lines.append(line([name + where, caches, *seconds, ratio(one["ratio"]), f"{one['limit']:g}"]))
     yield "\n".join(lines)

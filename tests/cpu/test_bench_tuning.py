@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import ablation, active, choices, one_ablation, startup
+from benchmarks import ablation, active, choices, one_ablation, second, startup, tuning
+from checks import figures
 from fuseplan.measure.race import RaceResult, ReplayClock, Rule, Sample, race
 from fuseplan.plan import CarveOuts, Plan, Rewrite
 from fuseplan.segment import Region, Segmentation, check_segmentation
@@ -105,3 +106,26 @@ def test_startup_compares_medians_and_a_miss_is_a_failure() -> None:
     assert row["tuned_s"] == {"plain": [60.0, 20.0]}
     assert row["failed"] == [f"warm: the stored plan was not found: {miss}"]
     assert startup._results({"tiny": row})["all within limits"] is False
+
+
+def test_a_row_that_failed_is_a_row_of_each_benchmark_of_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = {"failed": "no time was left for it"}
+    one = {"status": "tuned", "wall_s": 60.0, "device_seconds": 9.0, "measured": 20, "commit": "abc", "winner": "inductor",
+           "speedup": 1.25, "noise": 0.004}  # fmt: skip
+    report = {"commit": "abc", "effort": "quick", "limit_s": 120.0, "first": one, "second": {**one, "measured": 1}}
+    alone, pair = tuning.alone_of(report), second.pair_of(report)
+    assert alone == {**one, "effort": "quick", "limit_s": 120.0}
+    assert pair["shares"] == {"measured": 0.05, "device_seconds": 1.0, "wall_s": 1.0}
+    assert tuning.results_of({"a": alone})["verdicts within the time of their effort"] is True
+    assert tuning.results_of({"a": alone, "b": failed})["verdicts within the time of their effort"] is False
+    assert second.results_of({"a": pair})["second measures at most a tenth"] is True
+    assert second.results_of({"a": pair, "b": failed})["second measures at most a tenth"] is False
+    assert startup._results({"a": failed})["all within limits"] is False
+    assert list(startup._lines({"a": failed})) == [("a", "no time was left for it")]
+    rows = {"tuning": {"models": {"a": alone, "b": failed}}, "second": {"pairs": {"a": pair, "b": failed}}}
+    monkeypatch.setattr(figures, "results_of", lambda name, suffix="": rows.get(name, {"models": {"b": failed}}))
+    for part in (figures._spent(), figures._second()):
+        text = "\n".join(part)
+        assert "| b | no time was left for it | - |" in text
+        assert "| a | " in text
+    assert "| b |" not in "\n".join(figures._startup())
