@@ -8,7 +8,8 @@ from typing import TypeVar
 
 from torch.fx import GraphModule, Node
 
-from fuseplan.rewrites.attention.calls import AttentionCall, attention_calls
+from fuseplan.rewrites.attention.by_name import kernel_calls
+from fuseplan.rewrites.attention.calls import attention_calls
 from fuseplan.rewrites.attention.kernels import FUNCTIONS, attention_flex, attention_in_window
 from fuseplan.rewrites.attention.layouts import LAYOUTS, without_repeats
 from fuseplan.rewrites.attention.result import result_in_order
@@ -82,11 +83,12 @@ class AttentionKind(Kind[S]):
         return f"{verdict} {site.proof.reason}" if verdict else f"nothing proven of its mask, since {site.proof.reason}"
 
 
-class Attention(AttentionKind[AttentionCall]):
-    """Calls of scaled_dot_product_attention."""
+class Attention(AttentionKind[AttentionSite]):
+    """Calls of scaled_dot_product_attention; those of a kernel by its own name are told of, and left alone."""
 
     noun = "attention call"
 
-    def find(self, gm: GraphModule) -> Sequence[AttentionCall]:
-        """Its calls in a graph, in order."""
-        return attention_calls(gm)
+    def find(self, gm: GraphModule) -> Sequence[AttentionSite]:
+        """Its calls in a graph, in order, and then those of kernels."""
+        calls = attention_calls(gm)
+        return [*calls, *kernel_calls(gm, len(calls))]
