@@ -34,9 +34,9 @@ from benchmarks.collect.messages import (
 from benchmarks.collect.tasks import bytes_of, choices_of
 from fuseplan.executors import Compiled, executors
 from fuseplan.graph import Graph
+from fuseplan.judge.expected_region import ExpectedRegion
 from fuseplan.judge.inputs import make_inputs
 from fuseplan.judge.regions import check
-from fuseplan.judge.truth import Reference
 from fuseplan.measure.failures import COMPILE, RUN, DeviceLostError, check_device, failure, line
 from fuseplan.measure.race import LaneError
 from fuseplan.segment import Choice
@@ -78,7 +78,7 @@ class Collecting:
         heavy = self.on_gpu and bytes_of(graph) > HEAVY_BYTES
         ready = Ready(number, graph, {}, checked=not heavy)
         rows = []
-        reference: Reference | None = None
+        expected: ExpectedRegion | None = None
         for choice in choices_of(graph, "cuda" if self.on_gpu else "cpu"):
             if choice in without:
                 continue
@@ -88,8 +88,8 @@ class Collecting:
                 compiled = self.executors[choice[0]].compile(graph, choice[1])
                 if choice != ("aten", "default") and not heavy:
                     self.say(AtChoice(number, choice, "checking"))
-                    reference = reference or Reference(graph)
-                    self._check(graph, compiled, reference)
+                    expected = expected or ExpectedRegion(graph)
+                    self._check(graph, compiled, expected)
             except Exception as error:  # noqa: BLE001 -- what others' code raises is a row
                 check_device(error)
                 rows.append(_failed(choice, error, COMPILE, perf_counter() - begin))
@@ -101,21 +101,21 @@ class Collecting:
         self._tidy()
         self.say(RegionCompiled(tuple(rows), bool(ready.compiled)))
 
-    def _check(self, graph: Graph, compiled: Compiled, reference: Reference) -> None:
+    def _check(self, graph: Graph, compiled: Compiled, expected: ExpectedRegion) -> None:
         if bytes_of(graph) <= CHECKED_BYTES:
             with torch.no_grad():
-                found = check(graph, compiled, seeds=(0,), reference=reference)
+                found = check(graph, compiled, seeds=(0,), expected=expected)
             if not found.ok:
                 raise WrongError(found.reason)
         else:
-            self._compare(graph, compiled, make_inputs(graph, 0), reference)
+            self._compare(graph, compiled, make_inputs(graph, 0), expected)
 
-    def _compare(self, graph: Graph, compiled: Compiled, inputs: list[Any], reference: Reference) -> None:
+    def _compare(self, graph: Graph, compiled: Compiled, inputs: list[Any], expected: ExpectedRegion) -> None:
         """A large region against eager."""
-        if reference.random or reference.written:
+        if expected.random or expected.written:
             return
         with torch.no_grad():
-            mine, theirs = list(compiled([*inputs])), reference.eager([*inputs])
+            mine, theirs = list(compiled([*inputs])), expected.eager([*inputs])
         for i, (got, want) in enumerate(zip(mine, theirs, strict=True)):
             if not isinstance(want, torch.Tensor):
                 continue
@@ -140,12 +140,12 @@ class Collecting:
     def _rows(self, ready: Ready) -> list[dict[str, Any]]:
         inputs = [make_inputs(ready.graph, seed) for seed in range(2 if bytes_of(ready.graph) < HEAVY_BYTES else 1)]
         rows, peaks = [], {}
-        reference = None if ready.checked else Reference(ready.graph)
+        expected = None if ready.checked else ExpectedRegion(ready.graph)
         for choice, compiled in list(ready.compiled.items()):
             self.say(AtChoice(ready.number, choice, "checking"))
             try:
-                if reference is not None and choice != ("aten", "default"):
-                    self._compare(ready.graph, compiled, inputs[0], reference)
+                if expected is not None and choice != ("aten", "default"):
+                    self._compare(ready.graph, compiled, inputs[0], expected)
                 peaks[choice] = self._peak(compiled, inputs[0])
             except Exception as error:  # noqa: BLE001 -- as above
                 check_device(error)

@@ -1,128 +1,81 @@
-"""Comparing two tensors with what they should be: no further from the truth than eager is, and what rounding explains.
+"""One value beside what it should be: floats by the natural spread, what lies behind a jump by how often it is elsewhere.
 
-Eager's own error at one element is a lottery: a sum may come out exact by chance. So an element may be as wrong as
-eager is at any element of no much larger size (times a factor), or else within a few *units*. The unit of an element is
-one unit in its last place, plus what it moves by when eager's roundings fall otherwise, which is found by rounding at
-random in the reference.
+Regions and whole programs ask here, so that there is one rule for both.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-CHUNK = 1 << 24
-"""Elements compared at a time: a language model's logits in fp64, several times over, would fill a GPU."""
+from fuseplan.judge.memory import is_float
+from fuseplan.judge.output import JudgedOutput
+from fuseplan.judge.spread import DOUBT, Deviation, NaturalSpread, chunks
 
-FACTOR = 4.0
-"""A right answer is at most so many times as wrong as eager's …"""
-FLOOR = 8.0
-"""… or within so many units: what reordering a sum, or another exp(), costs."""
-BLIND_FLOOR = 16.0
-"""The same where there is no higher precision to compare with, so that eager's own error counts, too."""
-OUTLIER = 16.0
-"""From so many units on, an element behind a jump counts as being on its other side."""
+ELSEWHERE = 16.0
+"""From so many units in its last place on, a float behind a jump counts as being on its other side."""
 
 
-@dataclass(frozen=True)
-class Errors:
-    """What is wrong with one or more tensors."""
+@dataclass(frozen=True, eq=False)
+class Leaf:
+    """What one value of a program should be."""
 
-    worst: float = 0.0  # the largest error, as a share of what is allowed there
-    units: float = 0.0  # the same error in units
-    where: int = 0  # its position in the flattened tensor
-    outliers: int = 0
-    eager_outliers: int = 0
-    classes: int = 0  # elements that are NaN or infinite where they should not be, or the other way round
-    count: int = 0
-
-    def plus(self, other: Errors) -> Errors:
-        """Errors over both."""
-        first = self if self.worst >= other.worst else other
-        return replace(
-            first,
-            outliers=self.outliers + other.outliers,
-            eager_outliers=self.eager_outliers + other.eager_outliers,
-            classes=self.classes + other.classes,
-            count=self.count + other.count,
-        )
+    eager: Any
+    exact: Tensor | None = None
+    """In higher precision; None where nothing more precise runs, so that eager's own value stands for it."""
+    spread: NaturalSpread | None = None
+    """Of floats, how far they move while nothing is wrong."""
+    sizes: tuple[float, ...] | None = None
+    """Of what is random: how large eager had it under other random numbers."""
 
 
 @dataclass(frozen=True)
-class Yardstick:
-    """How closely floats of one output are judged."""
+class JudgedLeaf:
+    """What became of one value."""
 
-    dtype: torch.dtype
-    floor: float = FLOOR
-    any_infinite: bool = False  # NaN and infinities count as one: whoever adds to infinity may get either
-
-
-def float_errors(got: Tensor, eager: Tensor, exact: Tensor, shake: Tensor, yardstick: Yardstick) -> Errors:
-    """Return the errors of `got` against `exact`, which rounding moves by `shake`, where `eager` is the measure."""
-    chunks = list(zip(*(t.reshape(-1).split(CHUNK) for t in (got, eager, exact, shake)), strict=True))
-    allowance = _Allowance(got.device)
-    for _, theirs, right, _ in chunks:
-        allowance.learn(theirs.double(), right.double())
-    total, start = Errors(), 0
-    for mine, theirs, right, moved in chunks:
-        found = _chunk_errors(mine.double(), theirs.double(), right.double(), moved.double(), allowance, yardstick)
-        total = total.plus(replace(found, where=found.where + start))
-        start += mine.numel()
-    return total
+    problem: str | None = None
+    evidence: JudgedOutput | None = None
+    doubtful: bool = False
+    """Whether more runs of eager may show that it is right."""
 
 
-class _Allowance:
-    """Eager's worst error for each binary order of magnitude of the result, carried on to the larger ones."""
+def judge_floats(name: str, got: Tensor, leaf: Leaf, wider: float = 1.0, *, any_infinite: bool = False) -> JudgedLeaf:
+    """Say whether floats are no further from what is exact than `wider` times the natural spread allows.
 
-    ORDERS = 2200  # of fp64, denormals included
-    WINDOW = 3  # so many orders up, errors still say something: with few elements of one size, chance rules
-
-    def __init__(self, device: torch.device) -> None:
-        self.worst = torch.zeros(self.ORDERS, dtype=torch.float64, device=device)
-        self.table: Tensor | None = None
-
-    def _order(self, exact: Tensor) -> Tensor:
-        return torch.frexp(exact).exponent.long().clamp_(-1090, 1080) + 1100
-
-    def learn(self, eager: Tensor, exact: Tensor) -> None:
-        error = torch.nan_to_num((eager - exact).abs(), nan=0.0, posinf=0.0)
-        self.worst.scatter_reduce_(0, self._order(exact), error, "amax")
-
-    def __call__(self, exact: Tensor) -> Tensor:
-        if self.table is None:
-            self.table = self.worst.cummax(0).values
-        return self.table[self._order(exact) + self.WINDOW]
+    With `any_infinite`, NaN and the infinities count as one.
+    """
+    assert leaf.spread is not None
+    assert isinstance(leaf.eager, Tensor)
+    exact = leaf.eager if leaf.exact is None else leaf.exact
+    found = leaf.spread.measure(got, exact, wider)
+    worst: Deviation = max(found, key=lambda one: one.share)
+    evidence = JudgedOutput(name, worst.measure, worst.error, worst.allowed, worst.natural)
+    dtype = got.dtype.to_real()
+    if any(_other_kind(*parts, dtype=dtype, any_infinite=any_infinite) for parts in chunks(got, leaf.eager, exact)):
+        return JudgedLeaf(f"{name} is NaN or infinite where eager is not, or the other way round", evidence)
+    if worst.share <= 1:
+        return JudgedLeaf(None, evidence)
+    problem = f"{name} is off by {worst.error:.3g} ({worst.measure}), where {worst.allowed:.3g} is allowed"
+    return JudgedLeaf(problem, evidence, doubtful=worst.share <= DOUBT)
 
 
-def _chunk_errors(
-    got: Tensor, eager: Tensor, exact: Tensor, shake: Tensor, allowance: _Allowance, yardstick: Yardstick
-) -> Errors:
-    info = torch.finfo(yardstick.dtype)
-    expected = exact.to(yardstick.dtype).double()  # what overflows in this dtype should be infinite
-    kinds = [_kind(values) for values in (got, eager, expected)]
-    if yardstick.any_infinite:
+def _other_kind(mine: Tensor, theirs: Tensor, right: Tensor, *, dtype: torch.dtype, any_infinite: bool) -> bool:
+    """Whether an element is NaN or infinite and should not be, or the other way round.
+
+    Where eager has overflowed on its way to what its dtype could hold, or the other way round, either is right.
+    """
+    expected = right.to(dtype)
+    if bool((torch.isfinite(mine) & torch.isfinite(theirs) & torch.isfinite(expected)).all()):
+        return False
+    kinds = [_kind(values) for values in (mine, theirs, expected)]
+    if any_infinite:
         kinds = [kind.clamp(max=1) for kind in kinds]
-    agreed = kinds[1] == kinds[2]
-    classes = int((agreed & (kinds[0] != kinds[1])).sum())
-    finite = agreed & torch.isfinite(got) & torch.isfinite(eager)
-    unit = info.eps * exact.abs() + torch.nan_to_num(shake, nan=0.0, posinf=0.0) + info.tiny
-    error = torch.where(finite, (got - exact).abs(), 0)
-    share = error / torch.maximum(yardstick.floor * unit, FACTOR * allowance(exact))
-    share = torch.where(finite, share, 0)
-    where = int(share.argmax())
-    return Errors(
-        worst=share[where].item(),
-        units=(error[where] / unit[where]).item(),
-        where=where,
-        outliers=int((error / unit > OUTLIER).sum()) + classes,
-        eager_outliers=int((finite & ((eager - exact).abs() / unit > OUTLIER)).sum()),
-        classes=classes,
-        count=got.numel(),
-    )
+    return not bool(((kinds[0] == kinds[1]) | (kinds[0] == kinds[2])).all())
 
 
 def _kind(values: Tensor) -> Tensor:
@@ -131,17 +84,36 @@ def _kind(values: Tensor) -> Tensor:
     return kind + 2 * torch.isneginf(values).to(torch.uint8) + 3 * torch.isnan(values).to(torch.uint8)
 
 
-def flips(got: Tensor, eager: Tensor, exact: Tensor) -> Errors:
-    """Return the errors of integers or booleans that a float may have flipped."""
-    exact = exact.to(eager.dtype)
-    wrong, theirs = got != exact, eager != exact
-    return Errors(outliers=int(wrong.sum()), eager_outliers=int(theirs.sum()), count=wrong.numel())
+def elsewhere(got: Tensor, exact: Tensor, usual: float = 0.0) -> Tensor:
+    """Say which elements are on the other side of a jump than the exact ones: integers that differ, floats that are far off.
+
+    `usual` is what a right result is off by at most elements.
+
+    >>> elsewhere(torch.tensor([True, False]), torch.tensor([True, True])).tolist()
+    [False, True]
+    >>> elsewhere(torch.tensor([1.0, 1.00001]), torch.tensor([1.0, 1.0]).double()).tolist()
+    [False, True]
+    """
+    if not is_float(got):
+        return got != exact.to(got.dtype)
+    info = torch.finfo(got.dtype)
+    far = (got.to(exact.dtype) - exact).abs() > ELSEWHERE * (info.eps * exact.abs() + usual) + info.tiny
+    return far | (torch.isfinite(got) != torch.isfinite(exact.to(got.dtype)))
 
 
-def too_many(errors: Errors) -> bool:
-    """Whether more elements are on the wrong side of a jump than eager has there, beyond chance."""
-    chance = 3 * math.sqrt(errors.eager_outliers) + max(1.0, 1e-5 * errors.count)
-    return errors.outliers > errors.eager_outliers + chance
+def usual_error(right: Tensor, exact: Tensor) -> float:
+    """What a right result is off by in the middle, where it is no plain zero.
+
+    >>> usual_error(torch.tensor([0.0, 1.25, 2.5, 9.0]), torch.tensor([0.0, 1.0, 2.0, 3.0]))
+    0.5
+    """
+    error = (right.to(exact.dtype) - exact).abs()[torch.isfinite(right) & torch.isfinite(exact) & (exact != 0)]
+    return float(error.median()) if error.numel() else 0.0
+
+
+def too_many(mine: int, natural: int, count: int) -> bool:
+    """Say whether more of `count` elements are on the other side of a jump than is natural, beyond chance."""
+    return mine > natural + 3 * math.sqrt(natural) + max(1.0, 1e-5 * count)
 
 
 def unlikely(got: Tensor, eager: Tensor) -> str | None:

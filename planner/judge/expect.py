@@ -21,11 +21,12 @@ from fuseplan.capture.dynamo.numerics import Numerics
 from fuseplan.capture.trace.format import Trace
 from fuseplan.capture.trace.load import Loaded, load_trace
 from fuseplan.judge.chances import Chances
+from fuseplan.judge.compare import Leaf
 from fuseplan.judge.fused import RoundedAttention
 from fuseplan.judge.memory import is_float
 from fuseplan.judge.moved import MovedRun
 from fuseplan.judge.output import Wider
-from fuseplan.judge.programs import DRAWS, JudgedRun, Layout, Leaf, is_random, judge, sizes_of
+from fuseplan.judge.programs import DRAWS, JudgedRun, Layout, is_random, judge, sizes_of
 from fuseplan.judge.spread import NaturalSpread
 
 SEEDS = (0, 1)
@@ -119,7 +120,7 @@ def expect(
     first, *turns = _turns(seeds)
     moved, draws = first.run(loaded)
     random = {seed: _random(loaded, seed, eager[seed]) if draws else {} for seed in seeds}
-    spreads = _Spreads(eager, exact, {name for names in random.values() for name in names})
+    spreads = Spreads(eager, exact, {name for names in random.values() for name in names})
     spreads.learn(first.seed, moved)
     del moved
     skipped = 0
@@ -188,7 +189,7 @@ class _MoreDraws:
     """The runs of eager that are made where a verdict is in doubt."""
 
     loaded: Loaded
-    spreads: _Spreads
+    spreads: Spreads
     steps: list[list[_Turn]]
     where: Surroundings
     seconds: float
@@ -223,20 +224,20 @@ def leaves_of(eager: Results, exact: Results | None = None, draws: Sequence[Resu
     >>> judge({"y": x + 3e-7}, leaves).problem, str(judge({"y": x + 1e-3}, leaves).problem)[:30]
     (None, 'y is off by 0.001 (largest), w')
     """
-    spreads = _Spreads({0: eager}, None if exact is None else {0: exact})
+    spreads = Spreads({0: eager}, None if exact is None else {0: exact})
     for draw in draws:
         spreads.learn(0, draw)
     return spreads.leaves()[0]
 
 
-class _Spreads:
-    """The spread of each output, while it is being learnt."""
+class Spreads:
+    """The spread of each output, while it is being learnt: by seed, what eager gives and what is exact, and which names are random."""
 
     def __init__(
         self, eager: Mapping[int, Results], exact: Mapping[int, Results] | None, random: Collection[str] = ()
     ) -> None:
         self.eager = eager
-        self.exact = {seed: _comparable(eager[seed], {} if exact is None else exact[seed]) for seed in eager}
+        self.exact = {seed: comparable(eager[seed], {} if exact is None else exact[seed]) for seed in eager}
         for name in random:  # in higher precision other numbers are drawn
             for results in self.exact.values():
                 results.pop(name, None)
@@ -264,7 +265,7 @@ class _Spreads:
         }
 
 
-def _comparable(eager: Results, exact: Results) -> dict[str, Tensor]:
+def comparable(eager: Results, exact: Results) -> dict[str, Tensor]:
     """The exact values of tensors that eager gives, no wider than they need to be."""
     found = {}
     for name, value in exact.items():

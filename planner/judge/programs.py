@@ -1,7 +1,6 @@
 """Does a program under a plan compute what it should? Outputs, gradients and what it wrote, each beside its natural spread.
 
-A region is judged by `regions.check`, element by element and over many draws of inputs; of a whole program there are few,
-and rounding has gone through all of it. `expect` makes what is asked for here.
+`expect` makes what is asked for here. A region is judged by the same rule, by `regions.check`.
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fuseplan.judge.compare import flips, too_many
+from fuseplan.judge.compare import JudgedLeaf, Leaf, elsewhere, judge_floats, too_many
 from fuseplan.judge.memory import is_float, same_strides, spread_out
 from fuseplan.judge.output import JudgedOutput, Wider, wider_for
-from fuseplan.judge.spread import DOUBT, FEW, Deviation, NaturalSpread, chunks
+from fuseplan.judge.spread import FEW, chunks
 
 Layout = Literal["eager", "gaps", "any"]
 """How outputs may lie in memory."""
@@ -39,19 +38,6 @@ class JudgedRun:
     """Of every output of floats that could be compared, the worst first."""
     doubtful: bool = False
     """Whether all that is wrong may be shown to be right by more runs of eager."""
-
-
-@dataclass(frozen=True, eq=False)
-class Leaf:
-    """What one value of a program should be."""
-
-    eager: Any
-    exact: Tensor | None = None
-    """In higher precision; None where nothing more precise runs, so that eager's own value stands for it."""
-    spread: NaturalSpread | None = None
-    """Of floats, how far they move while nothing is wrong."""
-    sizes: tuple[float, ...] | None = None
-    """Of what is random: how large eager had it under other random numbers."""
 
 
 def sizes_of(drawn: Any) -> tuple[float, ...]:
@@ -104,15 +90,6 @@ def judge(
     return JudgedRun(problem, tuple(evidence), not certain and any(one.doubtful for one in found))
 
 
-@dataclass(frozen=True)
-class _JudgedLeaf:
-    """What became of one value."""
-
-    problem: str | None = None
-    evidence: JudgedOutput | None = None
-    doubtful: bool = False
-
-
 def _alias_problem(actual: Mapping[str, Any], leaves: Mapping[str, Leaf]) -> str | None:
     """Outputs lie in the memory of the inputs that eager's lie in, and of no others."""
     mine, theirs = _shared(actual), _shared({name: leaf.eager for name, leaf in leaves.items()})
@@ -139,24 +116,22 @@ def _shared(results: Mapping[str, Any]) -> dict[str, str | None]:
     }
 
 
-def _judge_one(name: str, got: Any, leaf: Leaf, layout: Layout, wider: float) -> _JudgedLeaf:
+def _judge_one(name: str, got: Any, leaf: Leaf, layout: Layout, wider: float) -> JudgedLeaf:
     want = leaf.eager
     if not (isinstance(got, Tensor) and isinstance(want, Tensor)):
         same = type(got) is type(want) and (got == want or got != got)
-        return _JudgedLeaf(None if same else f"{name} is {got!r}, eager {want!r}")
+        return JudgedLeaf(None if same else f"{name} is {got!r}, eager {want!r}")
     for what in ("dtype", "device", "shape"):
         if getattr(got, what) != getattr(want, what):
-            return _JudgedLeaf(f"{name} has {what} {getattr(got, what)}, eager {getattr(want, what)}")
+            return JudgedLeaf(f"{name} has {what} {getattr(got, what)}, eager {getattr(want, what)}")
     if name.startswith("output") and not _lies_well(got, want.stride(), layout):
-        return _JudgedLeaf(f"{name} has strides {got.stride()}, eager {want.stride()}")
+        return JudgedLeaf(f"{name} has strides {got.stride()}, eager {want.stride()}")
     if not want.numel():
-        return _JudgedLeaf()
+        return JudgedLeaf()
     if leaf.sizes is not None:
-        return _JudgedLeaf(_random_problem(name, got, leaf.eager, leaf.sizes))
+        return JudgedLeaf(_random_problem(name, got, leaf.eager, leaf.sizes))
     return (
-        _judge_floats(name, got, leaf, wider)
-        if leaf.spread is not None
-        else _JudgedLeaf(_exact_problem(name, got, leaf))
+        judge_floats(name, got, leaf, wider) if leaf.spread is not None else JudgedLeaf(_exact_problem(name, got, leaf))
     )
 
 
@@ -168,29 +143,11 @@ def _exact_problem(name: str, got: Tensor, leaf: Leaf) -> str | None:
     """Integers are eager's, or no more often wrong than eager's: a float may have decided them. A few are eager's."""
     if torch.equal(got, leaf.eager):
         return None
-    if leaf.exact is not None and got.numel() > FEW and not too_many(flips(got, leaf.eager, leaf.exact)):
-        return None
+    if leaf.exact is not None and got.numel() > FEW:
+        mine, theirs = (int(elsewhere(one, leaf.exact).sum()) for one in (got, leaf.eager))
+        if not too_many(mine, theirs, got.numel()):
+            return None
     return f"{name} differs from eager in {int((got != leaf.eager).sum())} of {got.numel()} elements"
-
-
-def _judge_floats(name: str, got: Tensor, leaf: Leaf, wider: float) -> _JudgedLeaf:
-    assert leaf.spread is not None
-    exact = leaf.eager if leaf.exact is None else leaf.exact
-    found = leaf.spread.measure(got, exact, wider)
-    worst: Deviation = max(found, key=lambda one: one.share)
-    evidence = JudgedOutput(name, worst.measure, worst.error, worst.allowed, worst.natural)
-    if any(_other_kind(*parts) for parts in chunks(got, leaf.eager, exact)):
-        return _JudgedLeaf(f"{name} is NaN or infinite where eager is not, or the other way round", evidence)
-    if worst.share <= 1:
-        return _JudgedLeaf(None, evidence)
-    problem = f"{name} is off by {worst.error:.3g} ({worst.measure}), where {worst.allowed:.3g} is allowed"
-    return _JudgedLeaf(problem, evidence, doubtful=worst.share <= DOUBT)
-
-
-def _other_kind(mine: Tensor, theirs: Tensor, right: Tensor) -> bool:
-    finite = torch.isfinite(theirs) & torch.isfinite(right)
-    same = torch.where(finite, torch.isfinite(mine), (mine == theirs) | (mine.isnan() & theirs.isnan()))
-    return not bool(same.all())
 
 
 def _random_problem(name: str, got: Tensor, eager: Tensor, sizes: tuple[float, ...]) -> str | None:

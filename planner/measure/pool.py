@@ -11,7 +11,6 @@ import queue
 import sys
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from typing import Any
 
 from fuseplan.errors import FuseplanError, OptionError
 from fuseplan.executors.known import registered
+from fuseplan.graph import Graph
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import (
     Calibrate,
@@ -189,20 +189,15 @@ class Workers:
 
     def _vet(self, jobs: Sequence[Job], settle: Callable[[int, Outcome], None], limit_s: float | None) -> list[int]:
         """Run the jobs that may run beside each other; returns those that found no memory while they did."""
-        waiting = deque(i for i, job in enumerate(jobs) if not job.alone)
+        waiting = _Waiting({i: job for i, job in enumerate(jobs) if not job.alone})
         crew = self.vetters[: len(waiting)]
         told: queue.Queue[tuple[int, Outcome | BaseException]] = queue.Queue()
 
         def serve(process: WorkerProcess) -> None:
-            while True:
-                try:
-                    i = waiting.popleft()
-                except IndexError:
-                    return
-                try:
-                    told.put((i, self._answer(process, jobs[i], limit_s)))
-                except BaseException as error:  # noqa: BLE001 -- raised again where the caller waits
-                    told.put((i, error))
+            while (i := waiting.next_for(process)) is not None:
+                found = self._answer_or_error(process, jobs[i], limit_s)
+                told.put((i, found))
+                if isinstance(found, BaseException):
                     return
 
         left = len(waiting)
@@ -219,6 +214,12 @@ class Workers:
                 settle(i, outcome)
         return crowded
 
+    def _answer_or_error(self, process: WorkerProcess, job: Job, limit_s: float | None) -> Outcome | BaseException:
+        try:
+            return self._answer(process, job, limit_s)
+        except BaseException as error:  # noqa: BLE001 -- raised again where the caller waits
+            return error
+
     def _answer(self, process: WorkerProcess, job: Job, limit_s: float | None = None) -> Outcome:
         """The outcome of a job; a race goes on without the candidate that its worker died of."""
         begin = monotonic()
@@ -233,6 +234,40 @@ class Workers:
                 return Outcome(loss.status, loss.detail, spent, tuple(rows))
         again = self._answer(process, rest, limit_s)
         return replace(again, seconds=spent + again.seconds, rows=_ordered(job, [*again.rows, *rows]))
+
+
+class _Waiting:
+    """Jobs that wait for a worker. One that has judged a region gets the next job on it: what is expected of it is known there."""
+
+    def __init__(self, jobs: Mapping[int, Job]) -> None:
+        self._jobs = dict(jobs)
+        self._at: dict[WorkerProcess, Graph | None] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def next_for(self, process: WorkerProcess) -> int | None:
+        """The number of the worker's next job: on the region it is at, else on one that nobody is at, else any."""
+        with self._lock:
+            if not self._jobs:
+                return None
+            mine = self._at.get(process)
+            others = [region for region in self._at.values() if region is not None and region is not mine]
+
+            def rank(i: int) -> tuple[int, int]:
+                region = _region(self._jobs[i])
+                known = region is not None and region is mine
+                return 0 if known else 2 if any(region is other for other in others) else 1, i
+
+            chosen = min(self._jobs, key=rank)
+            self._at[process] = _region(self._jobs.pop(chosen))
+            return chosen
+
+
+def _region(job: Job) -> Graph | None:
+    """The region that a job is about."""
+    return job.graph if isinstance(job, VetRegion) else None
 
 
 class _Ahead:

@@ -18,9 +18,10 @@ from fuseplan.capture.trace.format import Trace
 from fuseplan.capture.trace.load import Loaded, load_trace
 from fuseplan.capture.trace.write import write_trace
 from fuseplan.judge import expect as expecting
+from fuseplan.judge.compare import Leaf
 from fuseplan.judge.expect import expect, leaves_of
 from fuseplan.judge.moved import MovedRun
-from fuseplan.judge.programs import Leaf, judge, sizes_of
+from fuseplan.judge.programs import judge, sizes_of
 from fuseplan.judge.spread import NaturalSpread
 
 torch.manual_seed(0)

@@ -58,6 +58,6 @@ def _answer(job: Job, place: Workplace) -> Outcome:
             place.at("machine", "calibrating")
             return Outcome(machine=machine.calibrate(place.device))
         case Rest():
-            place.programs.forget()
+            place.forget()
             return Outcome()
     raise NotImplementedError(type(job).__name__)

@@ -35,7 +35,8 @@ def vet(job: VetRegion, place: Workplace) -> Outcome:
         return Outcome(row.status, row.detail, rows=(row,))
     place.at(name, "checking")
     with torch.no_grad():
-        found = check(job.graph, compiled, gaps=job.variant == GAPS)
+        found = check(job.graph, compiled, expected=place.expected(job.graph), gaps=job.variant == GAPS)
+    row = replace(row, outputs=found.outputs, how=found.how)
     if not found.ok:
         status, detail = _verdict(found)
         return Outcome(status, detail, rows=(replace(row, status=status, detail=detail),))

@@ -15,6 +15,8 @@ import torch
 from fuseplan.capture.trace.libraries import bring
 from fuseplan.executors import Executor, executors, register
 from fuseplan.executors.known import load
+from fuseplan.graph import Graph
+from fuseplan.judge.expected_region import ExpectedRegion
 from fuseplan.measure.environment import Flags
 from fuseplan.measure.jobs import Setup
 from fuseplan.measure.worker.loaded import LoadedPrograms
@@ -49,6 +51,7 @@ class Workplace:
         self.device = torch.device("cuda", 0) if named.type == "cuda" and named.index is None else named
         self.executors: Mapping[str, Executor] = _executors(setup)
         self.programs = LoadedPrograms(self.device, self._bring)
+        self._expected: ExpectedRegion | None = None
         warnings.filterwarnings("ignore")
         logging.getLogger("torch").setLevel(logging.ERROR)
         if setup.flags:
@@ -65,6 +68,18 @@ class Workplace:
     def _bring(self, trace: str) -> None:
         if bring(trace, self.setup.operators, self.setup.path) and self.setup.flags:
             Flags(**self.setup.flags).set()  # a library may have set some of them for itself
+
+    def expected(self, region: Graph) -> ExpectedRegion:
+        """What a region should give. That of the last one is kept: the next job is often about the same."""
+        if self._expected is None or self._expected.given != region:
+            self._expected = None
+            self._expected = ExpectedRegion(region)
+        return self._expected
+
+    def forget(self) -> None:
+        """Let go of programs and regions."""
+        self.programs.forget()
+        self._expected = None
 
     def clear(self) -> None:
         """Give back what a job took: the next one should find the machine as this one did."""

@@ -10,8 +10,8 @@ import pytest
 
 from fuseplan.graph import Graph
 from fuseplan.measure.entry import RaceEntry
-from fuseplan.measure.jobs import Job, Outcome, Prepare, RaceRegion, Rest, VetPlan
-from fuseplan.measure.pool import Workers
+from fuseplan.measure.jobs import Job, Outcome, Prepare, RaceRegion, Rest, VetPlan, VetRegion
+from fuseplan.measure.pool import Workers, _Waiting
 
 SMALL, BIG, WRONG = (VetPlan("{}", RaceEntry(name), race=True) for name in ("small", "big", "wrong"))
 WAIT_S = 30.0
@@ -152,3 +152,14 @@ def test_a_plan_may_have_a_limit_of_its_own() -> None:
     own = VetPlan("{}", RaceEntry("slow"), limit_s=30.0)
     assert [limits.of(own), limits.of(own, 20.0), limits.of(own, 40.0)] == [30.0, 20.0, 30.0]
     assert limits.of(SMALL) == limits.plan_s
+
+
+def test_jobs_on_one_region_go_to_the_worker_that_knows_it() -> None:
+    first, second = Graph((), (), ()), Graph((), (), ())
+    jobs: dict[int, Job] = {
+        0: VetRegion(first, "a"), 1: VetRegion(first, "b"), 2: VetRegion(second, "a"), 3: VetRegion(second, "b"), 4: SMALL
+    }  # fmt: skip
+    waiting, (one, other) = _Waiting(jobs), Workers("cpu", vetters=2, flags={}).vetters
+    order = [waiting.next_for(who) for who in (one, other, other, one, one, other, one)]
+    assert order == [0, 2, 3, 1, 4, None, None]
+    assert len(waiting) == 0
