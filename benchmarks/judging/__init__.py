@@ -1,7 +1,9 @@
-"""What the judge calls wrong that is right, and what it lets pass that is wrong: `alarms`, `candidates`, `misses` and `random`, on the CPU.
+"""What the judge calls wrong that is right, and what it lets pass that is wrong: `alarms`, `candidates`, `misses`, `regions` and
+`random`, on the CPU.
 
 more_models, alarms     small models, each under torch.compile and host `aten`: all of that is right
 candidates              other right kernels, many results of each, none of which is granted more for being a default
+cut, region_faults, regions   the compiled regions of small programs, as they are and with faults planted into them
 blocks, programs, planting,
 *_faults, faults, misses    small programs, and faults that are planted into them: all of those are wrong
 random_values           small programs with dropout, and faults of that under other random numbers than eager's
@@ -17,31 +19,35 @@ from typing import Any
 
 from benchmarks.fleet import Task
 from benchmarks.harness import Row, Rows, logs_of, process_options, run_rows, settled, task_of
-from benchmarks.judging import alarms, candidates, misses, random_values
-from benchmarks.result import commit, earlier_results
+from benchmarks.judging import alarms, candidates, misses, random_values, regions
+from benchmarks.result import alone, commit, earlier_results, write_result
 from fuseplan.tuning.progress import bar
 
 PARTS: Mapping[str, ModuleType] = {
     "alarms": alarms,
     "candidates": candidates,
     "misses": misses,
+    "regions": regions,
     "random": random_values,
 }
+FILES = {"regions": "judging_regions"}
+"""The result files of parts that have one of their own."""
 
 
-def measure(arguments: list[str]) -> Rows:
+def measure(arguments: list[str]) -> Rows | None:
     """Judge the chosen rows, each in a process of its own."""
     chosen = _parser().parse_args(arguments)
     part = PARTS[chosen.part]
+    file = FILES.get(chosen.part, "judging")
     known = part.every()
     names = chosen.only or part.shown()
     if strange := [name for name in names if name not in known]:
         raise SystemExit(f"there is no {strange[0]!r}: known are {', '.join(known)}")
 
     def results_of(rows: Mapping[str, Any]) -> dict[str, Any]:
-        return {**earlier_results("judging"), chosen.part: part.results_of(rows)}
+        return {**earlier_results(file), chosen.part: part.results_of(rows)}
 
-    rows = Rows("judging", arguments, results_of, keep=chosen.append, within=(chosen.part, "rows"))
+    rows = Rows(file, arguments, results_of, keep=chosen.append, within=(chosen.part, "rows"))
     if chosen.resume:
         names = [name for name in names if name not in rows.every()]
     logs = logs_of(chosen)
@@ -56,7 +62,12 @@ def measure(arguments: list[str]) -> Rows:
                 bars.note(f"{name}: {part.line(row)}")
                 bars.advance(name)
 
-        return run_rows(rows, tasks, chosen.at_a_time, chosen.within_s, show, settle=with_commit)
+        run_rows(rows, tasks, chosen.at_a_time, chosen.within_s, show, settle=with_commit)
+    if file == "judging":
+        return rows
+    with alone():
+        write_result(file, arguments, rows())
+    return None
 
 
 def _parser() -> argparse.ArgumentParser:

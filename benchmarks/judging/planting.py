@@ -119,7 +119,7 @@ Fault = OpFault | RunFault
 
 
 @dataclass
-class _Planted(TorchDispatchMode):
+class Planted(TorchDispatchMode):
     """While it lasts, one op goes wrong, from when the program is called."""
 
     fault: OpFault
@@ -140,7 +140,7 @@ class _Planted(TorchDispatchMode):
         return self.fault.change(call) if self.at is None or self.at == self.count - 1 else call.right()
 
 
-def under(loaded: Loaded, mode: _Planted, seed: int) -> Results:
+def under(loaded: Loaded, mode: Planted, seed: int) -> Results:
     """Run a program while a mode sees its forward and backward, and not what makes its inputs."""
 
     def call(*args: Any) -> Any:
@@ -154,12 +154,12 @@ def under(loaded: Loaded, mode: _Planted, seed: int) -> Results:
 def faulty(loaded: Loaded, fault: Fault, seeds: Sequence[int], right: Mapping[int, Results]) -> list[Results] | None:
     """Run a program with a fault in it, for each of the seeds; None where it has no place for the fault."""
     if isinstance(fault, OpFault):
-        calls = _Planted(fault, -1)
+        calls = Planted(fault, -1)
         under(loaded, calls, seeds[0])
         if not calls.count:
             return None
         at = None if fault.everywhere else calls.count // 2
-        return [under(loaded, _Planted(fault, at), seed) for seed in seeds]
+        return [under(loaded, Planted(fault, at), seed) for seed in seeds]
     found = []
     for number, seed in enumerate(seeds):
 
