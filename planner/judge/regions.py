@@ -124,7 +124,7 @@ class _Examiner:
         if not trial.fits:
             return None
         mine_in = [twin(value) for value in trial.inputs]
-        with seeded(trial.trial.seed + APART):
+        with trial.seeded():
             try:
                 mine = self._call(mine_in)
             except RUN_ERRORS as error:
