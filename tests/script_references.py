@@ -38,6 +38,11 @@ def softmax_dropout(x: Tensor, mask: Tensor) -> Any:
     return probabilities * kept * 1.11111, kept
 
 
+def written_attention(q: Tensor, k: Tensor, v: Tensor) -> Any:
+    scores = (q @ k.mT).float() * 0.176777
+    return scores.softmax(-1).bfloat16() @ v
+
+
 def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Any:
     left, right = x.chunk(2, -1)
     return ((x.float() * cos[:, None]) + torch.cat([-right, left], -1).float() * sin).bfloat16()
@@ -209,7 +214,7 @@ def random_numbers(x: Tensor) -> Any:
 _TODAY: list[Callable[..., Any]] = [
     layer_norm, layer_norm_backward, softmax_dropout, rope, silu_mul, cross_entropy, look_ups, repeated_and_padded,
     running_mean, linear_gelu, attention, integers, choices, functions, causal_mask, order, welford, channels_last,
-    dimensions, embedding, complex_numbers, scatter, own_helpers,
+    dimensions, embedding, complex_numbers, scatter, own_helpers, written_attention,
 ]  # fmt: skip
 _OLD: list[Callable[..., Any]] = [
     bias_gelu_layer_norm, first_example, half_to_double, window_attention, squeezed, a_class, unit_test_case, numbers,

@@ -466,3 +466,44 @@ def in_place_everywhere(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     scores *= 0.5
     scores.add_(1.0).div_(2.0)
     return scores.softmax(-1) @ v
+
+
+# softmax spelled out
+
+
+@spelling(plus(heads, key_padding))
+def exponentials_by_their_sum(q: Tensor, k: Tensor, v: Tensor, kept: Tensor) -> Tensor:
+    """As pure PyTorch references of flash attention have it."""
+    scores = (q @ k.mT / math.sqrt(q.size(-1))).masked_fill(~kept[:, None, None], -math.inf)
+    exponentials = torch.exp(scores - scores.max(dim=-1, keepdim=True).values)
+    return (exponentials / exponentials.sum(dim=-1, keepdim=True)) @ v
+
+
+@spelling(plus(heads, lambda draw, s: draw(s.h, s.n, s.m)))
+def exponentials_in_float32_by_a_reciprocal(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    """As thunder's traces have it."""
+    scores = (q @ k.mT + bias).float()
+    largest = torch.amax(scores, [3]).unsqueeze(3).expand(scores.shape)
+    exponentials = torch.exp(torch.sub(scores, largest))
+    sums = torch.sum(exponentials, [3])[:, :, :, None]
+    return torch.mul(exponentials, torch.reciprocal(sums)).to(v.dtype) @ v
+
+
+@spelling(heads)
+def softmax_of_a_logarithm(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.log_softmax(q @ k.mT * 0.25, dim=-1).exp() @ v
+
+
+@spelling(rows)
+def less_the_logarithm_of_the_sum(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = torch.einsum("bnhd,bmhd->bhmn", q, k * 0.25)
+    weights = torch.exp(scores - torch.logsumexp(scores, 2, keepdim=True))
+    return torch.einsum("bhmn,bmhd->bnhd", weights, v)
+
+
+@spelling(heads)
+def softmax_in_place(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = q @ k.mT / 4
+    scores -= scores.amax(dim=-1, keepdim=True).detach()
+    scores.exp_()
+    return (scores / scores.sum(-1, keepdim=True)) @ v

@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
+from torch._guards import tracing
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
@@ -108,6 +110,22 @@ class Draft:
         for original, copied in self.copies.items():
             if hasattr(original, "_dynamo_source"):  # AOTAutograd asks inputs for it; copying a node leaves it behind
                 copied._dynamo_source = original._dynamo_source
+
+    def call(self, target: Callable[..., Any] | str, args: Any, kwargs: Any, like: FakeTensor) -> Node:
+        """A call of a function or a method where the copy inserts nodes, with what Dynamo would know of it; gradients are taken
+        where they are of `like`.
+        """
+        kind = "call_method" if isinstance(target, str) else "call_function"
+        node = self.graph.create_node(kind, target, args, kwargs)
+        values, named = map_arg((args, kwargs), lambda given: given.meta["example_value"])
+        with tracing(None), like.fake_mode, (torch.enable_grad if like.requires_grad else torch.no_grad)():
+            result = (
+                getattr(values[0], target)(*values[1:], **named)
+                if isinstance(target, str)
+                else target(*values, **named)
+            )
+        node.meta["example_value"] = result
+        return node
 
     def finished(self) -> GraphModule:
         """The copy as a module of its own."""

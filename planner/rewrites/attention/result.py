@@ -7,14 +7,10 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fuseplan.rewrites.attention.inputs import fake
+from fuseplan.rewrites.reading import name_of
 
-_MIND_LAYOUT = frozenset(
-    {"view", "view_as", "as_strided", "is_contiguous", "stride", "data_ptr", torch.as_strided, torch.Tensor.view}
-)
-_LAY_OUT_ANEW = frozenset(
-    {"reshape", "contiguous", "flatten", "matmul", "bmm", "mm", torch.reshape, torch.flatten, torch.matmul, torch.bmm,
-     torch.mm, torch.einsum, torch.nn.functional.linear, torch._C._nn.linear}
-)  # fmt: skip
+_MIND_LAYOUT = frozenset({"view", "view_as", "as_strided", "is_contiguous", "stride", "data_ptr"})
+_LAY_OUT_ANEW = frozenset({"reshape", "contiguous", "flatten", "matmul", "bmm", "mm", "einsum", "linear"})
 """What takes any layout, and gives one of its own."""
 ORDERS = ((0, 1, 2, 3), (0, 2, 1, 3))
 """Of the dimensions in memory, the outermost first: as matmuls give it, and as fused kernels do."""
@@ -53,9 +49,9 @@ def _matters(result: Node) -> bool:
     while waiting:
         node = waiting.pop()
         for user in node.users:
-            if user.target in _MIND_LAYOUT or (user.op == "output" and node is result):
+            if name_of(user) in _MIND_LAYOUT or (user.op == "output" and node is result):
                 return True
-            if user.target not in _LAY_OUT_ANEW and user not in seen and user.op in ("call_function", "call_method"):
+            if name_of(user) not in _LAY_OUT_ANEW and user not in seen and user.op in ("call_function", "call_method"):
                 seen.add(user)
                 waiting.append(user)
     return False

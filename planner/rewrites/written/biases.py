@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Node
 
+from fuseplan.rewrites.reading import number_of
 from fuseplan.rewrites.written.layouts import axes_of
 from fuseplan.rewrites.written.lowest import Range, product, quotient, range_of
 from fuseplan.rewrites.written.match import Factor, Hidden, Match
 from fuseplan.rewrites.written.missed import MissedError
-from fuseplan.rewrites.written.reading import number_of
 from fuseplan.rewrites.written.scores import Filled
 from fuseplan.rewrites.written.versions import Versions, fake_of
 

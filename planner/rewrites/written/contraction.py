@@ -8,9 +8,9 @@ from typing import Any
 
 from torch.fx import Node
 
+from fuseplan.rewrites.reading import argument, first, name_of, number_of
 from fuseplan.rewrites.written.layouts import Axis, equal, is_one
 from fuseplan.rewrites.written.missed import MissedError
-from fuseplan.rewrites.written.reading import argument, first, name_of, number_of
 from fuseplan.rewrites.written.versions import Versions, fake_of
 
 _MATMULS = frozenset({"matmul", "bmm", "mm", "baddbmm", "einsum", "__matmul__"})

@@ -10,8 +10,8 @@ from typing import Any
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from fuseplan.rewrites.reading import argument, first, name_of
 from fuseplan.rewrites.written.missed import MissedError
-from fuseplan.rewrites.written.reading import argument, first, name_of
 from fuseplan.rewrites.written.versions import fake_of
 
 _RESHAPES = frozenset({"view", "reshape", "flatten", "unflatten", "unsqueeze", "squeeze", "view_as", "reshape_as"})

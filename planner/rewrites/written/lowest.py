@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from fuseplan.rewrites.reading import argument, first, name_of, number_of
 from fuseplan.rewrites.written.missed import MissedError
-from fuseplan.rewrites.written.reading import argument, first, name_of, number_of
 from fuseplan.rewrites.written.versions import Versions
 
 Range = tuple[float, float]

@@ -6,18 +6,19 @@ which the second matmul sums.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Node
 
+from fuseplan.rewrites.reading import argument, first, name_of, number_of
 from fuseplan.rewrites.written.contraction import Contraction
 from fuseplan.rewrites.written.layouts import Axis, Location, arranged, axes_of, equal, is_copy, permutation
 from fuseplan.rewrites.written.missed import MissedError
-from fuseplan.rewrites.written.reading import argument, first, name_of, number_of
 from fuseplan.rewrites.written.scores import Added, Arranged, Filled, Passed, Scaled, Scores, ScoreStep, scores_of
+from fuseplan.rewrites.written.softmax import Softmax
 from fuseplan.rewrites.written.versions import Versions, fake_of
 from fuseplan.rewrites.written.weights import AttentionWeights, check_unread, weights_of
 
@@ -55,6 +56,7 @@ class Match:
     """Attention that is written out."""
 
     softmax: Node
+    """It gives the weights."""
     result: Node
     query: Operand
     key: Operand
@@ -91,20 +93,13 @@ class Match:
         return [each for each in given if isinstance(each, Node)]
 
 
-def softmaxes(graph: Graph) -> Iterator[Node]:
-    """The softmaxes of a graph, in order."""
-    for node in graph.nodes:
-        if node.op in ("call_function", "call_method") and name_of(node) == "softmax":
-            yield node
-
-
-def match_of(versions: Versions, softmax: Node) -> Match:
+def match_of(versions: Versions, softmax: Softmax) -> Match:
     """The attention around one softmax; MissedError says why there is none."""
-    scores = scores_of(versions, softmax)
-    weights = weights_of(versions, softmax)
-    check_unread(versions, scores.steps, scores.product.node, softmax)
-    locations, at = _locations(scores, weights, softmax)
-    column = _softmax_axis(softmax, at[softmax])
+    scores = scores_of(versions, softmax.scores)
+    weights = weights_of(versions, softmax.result)
+    check_unread(versions, scores.steps, scores.product.node, softmax.nodes)
+    locations, at = _locations(scores, weights, softmax.result)
+    column = _softmax_axis(softmax.dim, at[softmax.result])
     key_left = column in scores.product.own(scores.product.left_axes)
     if not key_left and column not in scores.product.own(scores.product.right_axes):
         raise MissedError("softmax goes over an axis that queries and keys share")
@@ -115,10 +110,10 @@ def match_of(versions: Versions, softmax: Node) -> Match:
     _check_shifts(scores.steps, at, column)
     number, factors, terms = _algebra(scores.steps, at)
     steps = [step.node for step in (*scores.steps, *weights.steps)]
-    written = {scores.product.node, softmax, weights.values.node, *steps}
+    written = {scores.product.node, *softmax.nodes, weights.values.node, *steps}
     matched = tuple(sorted(written, key=versions.place.__getitem__))
     match = Match(
-        softmax, weights.values.node, Operand(query.node, query.axes, query.scale * number), key, value,
+        softmax.result, weights.values.node, Operand(query.node, query.axes, query.scale * number), key, value,
         row, column, scores.product.inner, feature, tuple(locations), out, terms, factors, weights.dropout, matched,
     )  # fmt: skip
     _check(versions, match, scores, weights, inner)
@@ -138,8 +133,7 @@ def _locations(scores: Scores, weights: AttentionWeights, softmax: Node) -> tupl
     return locations, at
 
 
-def _softmax_axis(softmax: Node, location: Location) -> Axis:
-    dim = argument(softmax, 1, "dim")
+def _softmax_axis(dim: Any, location: Location) -> Axis:
     if not isinstance(dim, int):
         raise MissedError("it isn't said over which axis softmax goes")
     return location.axes[dim % len(location.axes)]

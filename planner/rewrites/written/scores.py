@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from fuseplan.rewrites.reading import argument, first, name_of, number_of
 from fuseplan.rewrites.written.contraction import Contraction, contraction, is_matmul
 from fuseplan.rewrites.written.layouts import equal, is_copy, is_reshape, permutation
 from fuseplan.rewrites.written.missed import MissedError, noted
-from fuseplan.rewrites.written.reading import argument, first, name_of, number_of
+from fuseplan.rewrites.written.reduced import reduced_from
 from fuseplan.rewrites.written.versions import Versions, fake_of
 
 _CASTS = frozenset({"to", "float", "half", "bfloat16", "double", "type"})
@@ -73,9 +74,9 @@ class Scores:
     steps: tuple[ScoreStep, ...]
 
 
-def scores_of(versions: Versions, softmax: Node) -> Scores:
-    """Go back from a softmax to the nearest matmul; MissedError says what is in the way."""
-    product, steps = _back(versions, versions.read(softmax, first(softmax)), _LONGEST)
+def scores_of(versions: Versions, value: Any) -> Scores:
+    """Go back from what a softmax is taken of to the nearest matmul; MissedError says what is in the way."""
+    product, steps = _back(versions, value, _LONGEST)
     made = contraction(versions, product)
     begun: list[ScoreStep] = [Scaled(product, made.scale)] if made.scale != 1.0 else []
     if made.added is not None:
@@ -190,15 +191,15 @@ _BINARY = {
 
 def _largest(versions: Versions, value: Any, scores: Node) -> tuple[tuple[Node, ...], int]:
     """The ops by which a value is the largest of the scores along one axis, and that axis; no ops if it is something else."""
-    through: list[Node] = []
-    while isinstance(value, Node) and name_of(value) in ("getitem", "values", "detach"):
-        if name_of(value) == "getitem" and value.args[1] != 0:
-            return (), -1
-        through.append(value)
-        value = versions.read(value, first(value))
-    if not isinstance(value, Node) or name_of(value) != "max" or versions.read(value, first(value)) is not scores:
-        return (), -1
-    keeps = argument(value, 2, "keepdim", default=False)
-    dim = argument(value, 1, "dim")
-    dim = dim[0] if isinstance(dim, list | tuple) and len(dim) == 1 else dim
-    return ((*through, value), dim) if keeps is True and isinstance(dim, int) else ((), -1)
+    found = reduced_from(versions, value, "max", scores)
+    return ((), -1) if found is None or found.inverted else (found.nodes, found.dim)
+
+
+def less_the_largest(versions: Versions, scores: Any) -> int | None:
+    """The axis along which the largest of some scores has been subtracted last, casts aside; None where none has."""
+    while isinstance(scores, Node) and name_of(scores) in _CASTS:
+        scores = versions.read(scores, first(scores))
+    if not isinstance(scores, Node) or name_of(scores) != "sub":
+        return None
+    steps = [step for _, step in _sub(versions, scores)]
+    return next((step.along for step in steps if isinstance(step, Passed) and step.shift), None)

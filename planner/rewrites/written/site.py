@@ -15,8 +15,9 @@ from fuseplan.rewrites.attention.site import AttentionSite
 from fuseplan.rewrites.base import Draft, digest_of
 from fuseplan.rewrites.written.biases import biases_of
 from fuseplan.rewrites.written.hidden import hiding
-from fuseplan.rewrites.written.match import match_of, softmaxes
+from fuseplan.rewrites.written.match import match_of
 from fuseplan.rewrites.written.missed import Miss, MissedError, noted
+from fuseplan.rewrites.written.softmax import has_softmaxes, softmax_at, softmaxes
 from fuseplan.rewrites.written.versions import Versions, fake_of
 from fuseplan.rewrites.written.writer import Writer
 from fuseplan.rewrites.written.writing import arguments, put_back
@@ -76,11 +77,10 @@ def find_written(gm: GraphModule) -> tuple[list[WrittenAttention], list[Miss]]:
     """All attention that is written out in a graph, and why each other softmax is none."""
     found: list[WrittenAttention] = []
     missed: list[Miss] = []
-    candidates = list(softmaxes(gm.graph))
-    if not candidates:
+    if not has_softmaxes(gm.graph):
         return found, missed
     versions, scratch = Versions(gm.graph), Draft(gm)
-    for softmax in candidates:
+    for softmax in softmaxes(versions):
         reasons: list[MissedError] = []
         with noted(reasons):
             site = _site(versions, softmax, scratch, len(found))
@@ -92,7 +92,7 @@ def find_written(gm: GraphModule) -> tuple[list[WrittenAttention], list[Miss]]:
 
 
 def _site(versions: Versions, softmax: Node, scratch: Draft, number: int) -> WrittenAttention:
-    match = match_of(versions, softmax)
+    match = match_of(versions, softmax_at(versions, softmax))
     trains = fake_of(match.result).requires_grad
     written = Written(match, biases_of(versions, match), home_of(match), dtype_of(match), trains=trains)
     check_gradients(written)

@@ -13,8 +13,8 @@ from torch.fx import Graph, Node
 from torch.utils._pytree import tree_leaves
 
 from fuseplan.rewrites.attention.mask_source import written_by
+from fuseplan.rewrites.reading import name_of
 from fuseplan.rewrites.written.missed import MissedError
-from fuseplan.rewrites.written.reading import name_of
 
 _SHAPE_METHODS = frozenset(
     {"size", "dim", "numel", "ndimension", "stride", "get_device", "is_contiguous", "element_size"}

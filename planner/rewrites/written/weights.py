@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 from torch.fx import Node
 
+from fuseplan.rewrites.reading import argument, name_of, number_of
 from fuseplan.rewrites.written.contraction import Contraction, contraction, is_matmul
 from fuseplan.rewrites.written.layouts import is_copy, is_reshape, permutation
 from fuseplan.rewrites.written.missed import MissedError
-from fuseplan.rewrites.written.reading import argument, name_of, number_of
 from fuseplan.rewrites.written.scores import Arranged, Passed, ScoreStep
 from fuseplan.rewrites.written.versions import Versions
 
@@ -80,18 +79,17 @@ def _dropped(node: Node) -> float:
     return p if training else 0.0
 
 
-def check_unread(versions: Versions, steps: tuple[ScoreStep, ...], product: Node, softmax: Node) -> None:
+def check_unread(versions: Versions, steps: tuple[ScoreStep, ...], product: Node, softmax: tuple[Node, ...]) -> None:
     """MissedError where the scores are read by more than the next op, on their way to the softmax."""
-    way = [product, *(step.node for step in steps), softmax]
-    for node, after in pairwise(way):
+    way = [product, *(step.node for step in steps)]
+    shifts = {step.node: step.shift for step in steps if isinstance(step, Passed)}
+    for node, after in zip(way, [*way[1:], softmax[0]], strict=True):
         if node is after:
             continue
-        (shift,) = [step.shift for step in steps if step.node is after and isinstance(step, Passed)] or [()]
-        readers = [reader for reader in versions.elements_read_by(node) if reader not in (after, *shift)]
-        if readers:
-            raise MissedError(f"the scores are read by {', '.join(map(_called, readers))}, too")
-    for step in steps:
-        shift = step.shift if isinstance(step, Passed) else ()
-        for node in shift:
-            if any(reader not in (step.node, *shift) for reader in versions.elements_read_by(node)):
-                raise MissedError("the largest scores are read elsewhere, too")
+        readers = set(softmax) if after is softmax[0] else {after, *shifts.get(after, ())}
+        others = [reader for reader in versions.elements_read_by(node) if reader not in readers]
+        if others:
+            raise MissedError(f"the scores are read by {', '.join(map(_called, others))}, too")
+    for node, shift in shifts.items():
+        if any(reader not in (node, *shift) for each in shift for reader in versions.elements_read_by(each)):
+            raise MissedError("the largest scores are read elsewhere, too")

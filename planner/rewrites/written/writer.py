@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._guards import tracing
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Node
-from torch.fx.node import map_arg
 
 from fuseplan.rewrites.base import Draft
 from fuseplan.rewrites.written.layouts import Axis, Location, equal, is_one
@@ -39,11 +36,7 @@ class Writer:
         self.result = draft.copies[result]
         self._original = result
         self._behind: Node | None = None
-        fake = fake_of(result)
-        self._mode = fake.fake_mode
-        self._grad: Callable[[], AbstractContextManager[object]] = (
-            torch.enable_grad if fake.requires_grad else torch.no_grad
-        )
+        self._like = fake_of(result)
         self._sized = sized
 
     def copy(self, node: Node) -> Node:
@@ -60,23 +53,10 @@ class Writer:
         """A call of a function or a method, in the graph."""
         if self._behind is None:
             with self.graph.inserting_before(self.result):
-                return self._made(target, args, kwargs)
+                return self.draft.call(target, args, kwargs, self._like)
         with self.graph.inserting_after(self._behind):
-            self._behind = self._made(target, args, kwargs)
+            self._behind = self.draft.call(target, args, kwargs, self._like)
         return self._behind
-
-    def _made(self, target: Callable[..., Any] | str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
-        kind = "call_method" if isinstance(target, str) else "call_function"
-        node = self.graph.create_node(kind, target, args, kwargs)
-        values, named = map_arg((args, kwargs), _example)
-        with tracing(None), self._mode, self._grad():
-            result = (
-                getattr(values[0], target)(*values[1:], **named)
-                if isinstance(target, str)
-                else target(*values, **named)
-            )
-        node.meta["example_value"] = result
-        return node
 
     def size(self, axis: Axis) -> Any:
         """The length of an axis: a number, or a node that has it at run time."""
@@ -157,10 +137,6 @@ class Writer:
         sizes = [-1 if axis in tensor.axes or is_one(axis.size) else self.size(axis) for axis in axes]
         repeated = any(isinstance(size, Node) or size != -1 for size in sizes)
         return self.call("expand", node, *sizes) if repeated else node
-
-
-def _example(node: Node) -> Any:
-    return node.meta["example_value"]
 
 
 def _shape(node: Node) -> torch.Size:

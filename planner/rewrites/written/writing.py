@@ -12,12 +12,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Node
 from torch.fx.node import map_arg
 
+from fuseplan.rewrites.reading import name_of
 from fuseplan.rewrites.written.biases import ABSORBS
 from fuseplan.rewrites.written.hidden import at_home, guarded, hiding
 from fuseplan.rewrites.written.layouts import is_one, is_reshape, permutation
 from fuseplan.rewrites.written.match import Factor, Operand
 from fuseplan.rewrites.written.missed import MissedError
-from fuseplan.rewrites.written.reading import name_of
 from fuseplan.rewrites.written.versions import fake_of
 from fuseplan.rewrites.written.writer import STANDS_FOR_IT, Named, Writer
 from fuseplan.rewrites.written.written import Written, term_at
