@@ -16,6 +16,7 @@ from fuseplan.plan import Plan, Rewrite
 from fuseplan.rewrites.base import Draft, Site
 from fuseplan.rewrites.kinds import KINDS
 from fuseplan.rewrites.sites import Path, PlacedSite, graphs_in, shared, sites_of
+from fuseplan.rewrites.unfolded import unfolded
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ def rewritten(gm: GraphModule, rewrites: tuple[Rewrite, ...]) -> Rewritten:
     """
     if not rewrites:
         return Rewritten(gm, ())
+    gm = unfolded(gm).gm
     lines: list[str] = []
     chosen: dict[PlacedSite, str] = {}
     for name in dict.fromkeys(one.kind for one in rewrites):

@@ -9,16 +9,17 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch._higher_order_ops.wrap import tag_activation_checkpoint
 from torch.fx import GraphModule, Node
 
 from fuseplan.errors import PlanError
 from fuseplan.log import logger
 from fuseplan.plan import Plan, Rewrite
 from fuseplan.rewrites.base import Kind, Site
+from fuseplan.rewrites.blocks import block_at, blocks_in
 from fuseplan.rewrites.found import SiteFound
 from fuseplan.rewrites.kinds import KINDS
 from fuseplan.rewrites.special import example, special
+from fuseplan.rewrites.unfolded import unfolded
 
 Path = tuple[str, ...]
 """Where a nested graph stands: the name of its module in the graph that holds it, and so on; empty for the outermost."""
@@ -86,11 +87,13 @@ class PlacedSite:
 
 
 def sites_of(name: str, gm: GraphModule) -> list[PlacedSite]:
-    """The sites of one kind: those of the graph itself in their order, and after them those of the graphs nested in it."""
+    """The sites of one kind: those of the graph itself in their order, and after them those of the graphs nested in it. They
+    consist of nodes of the graph as it is unfolded.
+    """
     if name not in KINDS:
         raise PlanError(f"there is no kind of rewrite {name!r}; known are {', '.join(KINDS)}")
     kind, placed = KINDS[name], list[PlacedSite]()
-    for path, graph, around in graphs_in(gm):
+    for path, graph, around in graphs_in(unfolded(gm).gm):
         for site in _found(name, kind, graph):
             placed.append(PlacedSite(name, kind, site, len(placed), _digest(site, path), path, around))
     return placed
@@ -115,13 +118,10 @@ def graphs_in(
     for node in gm.graph.nodes:
         if node.target is torch.nn.attention._sdpa_kernel:
             around = "the program chooses kernels of attention around its block"
-        if node.target is tag_activation_checkpoint and getattr(node.args[0], "op", "") == "get_attr":
-            name = str(node.args[0].target)
+        if (name := block_at(node)) is not None:
             nested[name] = nested.get(name) or around
-    for name, its in nested.items():
-        block = getattr(gm, name, None)
-        if isinstance(block, GraphModule):
-            yield from graphs_in(block, (*path, name), its)
+    for name, block in blocks_in(gm):
+        yield from graphs_in(block, (*path, name), nested[name])
 
 
 @dataclass(frozen=True)
@@ -133,6 +133,7 @@ class Sites:
     @staticmethod
     def of(gm: GraphModule, kinds: Collection[str] | None = None) -> Sites:
         """Those of these kinds, else of all."""
+        gm = unfolded(gm).gm
         return Sites([one for name in KINDS if kinds is None or name in kinds for one in sites_of(name, gm)])
 
     def preferring(self, plan: Plan) -> Plan:
