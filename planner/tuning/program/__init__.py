@@ -9,6 +9,7 @@ propose      the best cuts by what is known; `layers`, what other programs of th
 picking      what is worth measuring next, by `acquisition` and `spending`; `coarser`, regions across anchors
 measure      regions checked, raced and kept; `rounds` goes from proposing to measuring and back
 combine      the cuts as whole plans to race, kept as a study
+search       the search under one launch, with its `entries` in a race; `launches`, several that race together
 race         whole plans raced end to end, and the verdict
 result       what is kept, with its `evidence` and `moves`, and told
 

@@ -18,7 +18,7 @@ from fuseplan.tuning.program.moves import moves_of
 from fuseplan.tuning.program.race import Verdict, among, race
 from fuseplan.tuning.program.result import Tuned, keep, keep_failure, keep_prediction
 from fuseplan.tuning.program.rounds import Proposed
-from fuseplan.tuning.program.search import Search
+from fuseplan.tuning.program.search import LaunchSearch
 from fuseplan.tuning.program.services import Services
 
 
@@ -28,7 +28,7 @@ class Stages:
 
     services: Services
     budget: Budget
-    searches: Sequence[Search]
+    searches: Sequence[LaunchSearch]
     """One for each launch that is to race, the one that ties go to first."""
 
     @property
@@ -54,13 +54,13 @@ class Stages:
         able = [search for search in self.searches if not reasons[search.launch]] or self.searches
         # The last pays nothing for the host, so that it looks first for what is fastest on the device: that serves the others.
         proposed = {search.launch: search.rounds.run() for search in reversed(able)}
-        fit += self._fit_cuts(able, checks, proposed, [entry for search in able for entry in search.of(late)])
+        fit += self._fit_cuts(able, checks, proposed, [entry for search in able for entry in search.entries.of(late)])
         verdict = self._raced(able, checks, proposed, fit)
         return replace(verdict, detail=verdict.detail or left_out(reasons))
 
     def _fit_cuts(
         self,
-        able: Sequence[Search],
+        able: Sequence[LaunchSearch],
         checks: TimedChecks,
         proposed: Mapping[str, Proposed],
         late: Sequence[RaceEntry],
@@ -75,18 +75,26 @@ class Stages:
             cut.sort(key=lambda entry: math.inf if entry.predicted_us is None else entry.predicted_us)
         fit = checks.checked([*cut, *late])
         for search in able:  # a plan that is nearly the one that failed may not fail
-            failed = [one for one in search.of(cut) if one.name in checks.rows and checks.rows[one.name].status != "ok"]
+            failed = [
+                one
+                for one in search.entries.of(cut)
+                if one.name in checks.rows and checks.rows[one.name].status != "ok"
+            ]
             if failed:
                 others = search.cuts(len(failed), proposed[search.launch].candidates)
                 fit += checks.checked([one for one in others if one.name not in checks.rows])
         return fit
 
     def _raced(
-        self, able: Sequence[Search], checks: TimedChecks, proposed: Mapping[str, Proposed], fit: Sequence[RaceEntry]
+        self,
+        able: Sequence[LaunchSearch],
+        checks: TimedChecks,
+        proposed: Mapping[str, Proposed],
+        fit: Sequence[RaceEntry],
     ) -> Tuned:
         """The verdict on those that are `fit`, all those of one launch before those of the next."""
         services, rows = self.services, checks.rows
-        racing = [entry for search in able for entry in search.of(fit)]
+        racing = [entry for search in able for entry in search.entries.of(fit)]
         # layers on which nothing was left to find out have had a race that was as long as it takes
         recalled = all(one.recalled for one in proposed.values())
         most = min(self.effort.plan_blocks, QUICK.plan_blocks) if recalled else self.effort.plan_blocks
@@ -97,22 +105,22 @@ class Stages:
             search.tell(rows, None if verdict is None else verdict.result.noise)
         first = self.searches[0]
         if verdict is None:
-            entries = list(first.own.values())
+            entries = first.entries.own
             why = "no default of this launch runs here" if len(self.searches) == 1 else "no default runs here"
-            return keep_failure(services, first.problem.program, why, entries, first.own_rows(rows))
+            return keep_failure(services, first.problem.program, why, entries, first.entries.own_rows(rows))
         best = [candidate.plan for one in proposed.values() for candidate in one.candidates[:1]]
         keep_regions(services, first.knowledge, [*(planned(entry) for entry in racing), *best])
         if len(self.searches) == 1:
             return self._kept(first, verdict)
         return keep_launches(services, self.searches, able, verdict)
 
-    def _joined(self, able: Sequence[Search], checks: TimedChecks, verdict: Verdict, most: int) -> Verdict:
+    def _joined(self, able: Sequence[LaunchSearch], checks: TimedChecks, verdict: Verdict, most: int) -> Verdict:
         """The verdict, where several ways to write something have won each by itself, with their plan raced against it."""
-        winning = next(search for search in able if verdict.winner.name in search.own)
+        winning = next(search for search in able if verdict.winner.name in search.entries)
         fit = checks.checked(winning.joined(verdict.result))
         if not fit:
             return verdict
-        best = [found for search in able if (found := among(verdict, search.raced)) is not None]
+        best = [found for search in able if (found := among(verdict, search.entries.raced)) is not None]
         racing = {entry.name: entry for found in best for entry in (found.best_default, found.winner)}
         rows = dict(checks.rows)
         again = race(self.services, checks.trace, [*racing.values(), *fit], rows, most, self.budget)
@@ -122,14 +130,14 @@ class Stages:
         checks.hear(rows)
         return replace(again, rows=checks.rows)
 
-    def _kept(self, search: Search, verdict: Verdict) -> Tuned:
+    def _kept(self, search: LaunchSearch, verdict: Verdict) -> Tuned:
         """The verdict on the only launch, which is kept."""
         winner = planned(verdict.winner)
         evidence = evidence_of(search.knowledge, winner)
         moves = moves_of(search.knowledge, winner)
-        return keep(self.services, search.problem.program, verdict, list(search.own.values()), moves, evidence)
+        return keep(self.services, search.problem.program, verdict, search.entries.own, moves, evidence)
 
-    def _predicted(self, search: Search) -> Tuned:
+    def _predicted(self, search: LaunchSearch) -> Tuned:
         """The best plan that nobody has raced."""
         knowledge, program = search.knowledge, search.problem.program
         candidates = search.rounds.run().candidates

@@ -14,7 +14,7 @@ from fuseplan.tuning.program.moves import moves_of
 from fuseplan.tuning.program.propose import Candidate
 from fuseplan.tuning.program.race import Verdict, among
 from fuseplan.tuning.program.result import Tuned, plan_to_store, store, timings
-from fuseplan.tuning.program.search import Search
+from fuseplan.tuning.program.search import LaunchSearch
 from fuseplan.tuning.program.services import Services
 from fuseplan.tuning_db import Environment, StoredPlan
 from fuseplan.tuning_db.evidence import Raced
@@ -26,11 +26,11 @@ HOLDS = 0.25
 """The share of a GPU's memory that the graphs of a program may hold unasked. Plans of other launches that race beside need room."""
 
 
-def why_not(search: Search, fit: Sequence[RaceEntry], rows: Rows, here: Environment) -> str:
+def why_not(search: LaunchSearch, fit: Sequence[RaceEntry], rows: Rows, here: Environment) -> str:
     """Why a launch is left out of the race; nothing where it is in it."""
-    known = [entry for entry in search.of(fit) if entry.default]
+    known = [entry for entry in search.entries.of(fit) if entry.default]
     if not known:
-        bad = next((rows[entry.name] for entry in search.raced if entry.default and entry.name in rows), None)
+        bad = next((rows[entry.name] for entry in search.entries.raced if entry.default and entry.name in rows), None)
         return "no default of it runs" if bad is None else line(bad.detail or bad.status)
     held, memory = (rows[known[0].name].peak_bytes or 0) / 2**30, here.gpu_memory_gib
     if search.called and memory is not None and held > HOLDS * memory:
@@ -70,20 +70,22 @@ def shared_out(worth: Mapping[str, Sequence[Candidate]], races: Mapping[str, int
     return counts
 
 
-def keep_launches(services: Services, searches: Sequence[Search], able: Sequence[Search], verdict: Verdict) -> Tuned:
+def keep_launches(
+    services: Services, searches: Sequence[LaunchSearch], able: Sequence[LaunchSearch], verdict: Verdict
+) -> Tuned:
     """Write down the fastest plan of all launches; and that of each other that was in the race for long enough, if a look-up that
     may take either takes the fastest all the same. Return the verdict for people.
     """
-    rows, entries = verdict.rows, [entry for search in searches for entry in search.raced]
-    winning = next(search for search in able if verdict.winner.name in search.own)
+    rows, entries = verdict.rows, [entry for search in searches for entry in search.entries.raced]
+    winning = next(search for search in able if verdict.winner.name in search.entries)
     best = _plan_of(services, winning, searches, verdict)
     assert best is not None  # since it won
     for search in able:
         other = None if search is winning else _plan_of(services, search, searches, verdict)
         if other is not None and faster_launch([best, other]) is best:
-            store(services, search.problem.program, other, list(search.own.values()), search.own_rows(rows))
+            store(services, search.problem.program, other, search.entries.own, search.entries.own_rows(rows))
     program, default = winning.problem.program, verdict.best_default
-    store(services, program, best, list(winning.own.values()), winning.own_rows(rows))
+    store(services, program, best, winning.entries.own, winning.entries.own_rows(rows))
     return Tuned(
         program.key, program.name, program.launch, best.status, verdict.winner.plan, verdict.winner.name, best.wall_us,
         default.name, rows[default.name].wall_us, verdict.result.noise, best.peak_bytes, best.moves,
@@ -91,25 +93,28 @@ def keep_launches(services: Services, searches: Sequence[Search], able: Sequence
     )  # fmt: skip
 
 
-def _plan_of(services: Services, search: Search, searches: Sequence[Search], verdict: Verdict) -> StoredPlan | None:
+def _plan_of(
+    services: Services, search: LaunchSearch, searches: Sequence[LaunchSearch], verdict: Verdict
+) -> StoredPlan | None:
     """The plan of one launch as the database is to have it, with what is known of the others; None where nobody can tell."""
-    found = among(verdict, search.raced)
+    found = among(verdict, search.entries.raced)
     if found is None:
         return None
-    rows, own = search.own_rows(found.rows), search.own
-    winner, best = own[found.winner.name], own.get(found.best_default.name)
+    rows, entries = search.entries.own_rows(found.rows), search.entries
+    winner = entries.own_of(found.winner.name)
+    best = entries.own_of(found.best_default.name) if found.best_default.name in entries else None
     if best is None:  # none of its own has a time
         best = replace(found.best_default, name=f"{found.best_default.name} of another launch")
         rows[best.name] = found.rows[found.best_default.name]
     plan = planned(winner)
     return plan_to_store(
-        services, search.problem.program, replace(found, winner=winner, best_default=best, rows=rows), list(own.values()),
+        services, search.problem.program, replace(found, winner=winner, best_default=best, rows=rows), entries.own,
         moves_of(search.knowledge, plan), evidence_of(search.knowledge, plan),
         [one for other in searches if other is not search for one in _beside(other, verdict)],
     )  # fmt: skip
 
 
-def _beside(search: Search, verdict: Verdict) -> list[Raced]:
+def _beside(search: LaunchSearch, verdict: Verdict) -> list[Raced]:
     """What raced of another launch. What was predicted stands in the evidence of its own plan."""
-    raced = raced_of(list(search.own.values()), search.own_rows(verdict.rows))
+    raced = raced_of(search.entries.own, search.entries.own_rows(verdict.rows))
     return [replace(one, name=of_launch(one.name, search.launch), predicted_us=None) for one in raced]

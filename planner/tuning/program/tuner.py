@@ -30,7 +30,7 @@ from fuseplan.tuning.program.launches import left_out
 from fuseplan.tuning.program.model import cost_model, knows_its_doubts
 from fuseplan.tuning.program.problem import ProgramLaunch, captured, problem_of
 from fuseplan.tuning.program.result import Tuned, keep_failure, recalled, verdict_line
-from fuseplan.tuning.program.search import Search
+from fuseplan.tuning.program.search import LaunchSearch
 from fuseplan.tuning.program.services import Pool, Services
 from fuseplan.tuning.progress import Progress
 from fuseplan.tuning.queue.agenda import Item
@@ -128,7 +128,7 @@ class Tuner:
         services = replace(services, run=run.key, interrupted=unfinished(self.store, key, self.environment))
         launches, varies = launches_of(launch, trace)
         programs = [ProgramLaunch(key, trace.name, one, box_of(trace)) for one in launches]
-        searches: list[Search] = []
+        searches: list[LaunchSearch] = []
         self.store.add_run(run)
         ended = replace(run, state="interrupted")
         try:
@@ -171,14 +171,14 @@ class Tuner:
         programs: Sequence[ProgramLaunch],
         model: CostModel,
         timings: Timings,
-    ) -> list[Search]:
+    ) -> list[LaunchSearch]:
         """A search for each launch; what is measured for one is known to the others."""
         effort, picks = budget.effort, knows_its_doubts(model)
         problems = [problem_of(found, program, effort, self.environment.device) for program in programs]
         searches = []
         for number, problem in enumerate(problems):
             knowledge = Knowledge(problem, model, timings, effort.optimism)
-            searches.append(Search(services, budget, knowledge, self.settings, picks, called=number > 0))
+            searches.append(LaunchSearch(services, budget, knowledge, self.settings, picks, called=number > 0))
         return searches
 
     def _traced_s(self, trace: Trace, found: CapturedProgram) -> float:
