@@ -23,7 +23,7 @@ from fuseplan.capture.trace.format import Trace
 from fuseplan.capture.trace.write import write_trace
 from fuseplan.tune import tune
 from fuseplan.tuning.effort import Effort
-from fuseplan.tuning.program.result import Tuned
+from fuseplan.tuning.program.result import TOLD, Tuned
 from fuseplan.tuning.queue.devices import own_workers
 from fuseplan.tuning.traces import EITHER, traces_of
 
@@ -131,7 +131,7 @@ class Accounts:
 
 def account(one: Tuned) -> dict[str, Any]:
     """The verdict on one program, as plain data."""
-    timed = [{k: v for k, v in vars(t).items() if v not in (None, "")} for t in one.timed]
+    timed = [{k: v for k, v in t.told(TOLD).items() if v not in (None, "")} for t in one.timed]
     fields = ("status", "winner", "wall_us", "best_default", "best_default_us", "speedup", "noise", "peak_bytes")
     costs = {"measured": one.measured, "reused": one.reused}
     errors = {"median": one.error_at(0.5), "p90": one.error_at(0.9), "plans": len(one.prediction_errors)}

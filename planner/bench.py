@@ -28,19 +28,16 @@ from fuseplan.tuning.progress import Progress, shown
 from fuseplan.tuning.queue.devices import OpenPool, own_workers
 from fuseplan.tuning.traces import box_of, check_device, device_of, sizes_of, title, title_of
 from fuseplan.tuning_db import Box, Environment, Hit, Query, Stale, Store, StoredPlan
+from fuseplan.tuning_db.evidence import Raced
+
+TOLD = ("name", "default", "status", "detail", "wall_us", "device_us", "host_us", "ratio", "low", "high")
+"""What JSON has of a plan in the race."""
 
 
 @dataclass(frozen=True)
-class BenchedPlan:
-    """One plan in the race; one that failed has a status and no time."""
+class BenchedPlan(Raced):
+    """One plan in the race, with how it compares."""
 
-    name: str
-    default: bool
-    status: str = "ok"
-    detail: str = ""
-    wall_us: float | None = None
-    device_us: float | None = None
-    host_us: float | None = None
     ratio: float | None = None
     """Its time as a multiple of the best default's, from blocks that ran side by side …"""
     low: float | None = None
@@ -72,7 +69,7 @@ class Bench:
 
     def as_dict(self) -> dict[str, Any]:
         """The same as plain data, for JSON."""
-        return json.loads(json.dumps({**vars(self), "sides": [vars(side) for side in self.sides]}))  # type: ignore[no-any-return]
+        return json.loads(json.dumps({**vars(self), "sides": [side.told(TOLD) for side in self.sides]}))  # type: ignore[no-any-return]
 
     def _lines(self) -> Iterator[str]:
         told = {"untuned": "no plan is stored: fuseplan tune", "failed": self.detail}
@@ -188,12 +185,9 @@ def _sides(entries: list[RaceEntry], rows: dict[str, OutcomeRow], verdict: Verdi
     found = []
     for entry in entries:
         row, lane = rows.get(entry.name, OutcomeRow(entry.name, "error", "it was not raced")), lanes.get(entry.name)
-        ratio = (None, None, None) if lane is None else (lane.ratio, lane.low, lane.high)
-        found.append(
-            BenchedPlan(
-                entry.name, entry.default, row.status, row.detail, row.wall_us, row.device_us, row.host_us, *ratio
-            )
-        )
+        ratio, low, high = (None, None, None) if lane is None else (lane.ratio, lane.low, lane.high)
+        measured = (row.status, row.detail, row.wall_us, row.device_us, row.host_us)
+        found.append(BenchedPlan(entry.name, entry.default, *measured, ratio=ratio, low=low, high=high))
     return tuple(sorted(found, key=lambda side: (side.wall_us is None, side.wall_us or 0.0)))
 
 

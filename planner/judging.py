@@ -12,7 +12,7 @@ from fuseplan.capture.trace.format import Trace
 from fuseplan.capture.trace.key import retarget
 from fuseplan.errors import OptionError
 from fuseplan.graph.words import counted
-from fuseplan.judge.output import Fault, JudgedOutput
+from fuseplan.judge.output import Fault
 from fuseplan.looking.judged import judged_lines, output_fields
 from fuseplan.looking.subject import opened
 from fuseplan.measure.entry import RaceEntry
@@ -28,23 +28,18 @@ from fuseplan.tuning.progress import Progress, shown
 from fuseplan.tuning.queue.devices import OpenPool, own_workers
 from fuseplan.tuning.traces import box_of, check_device, device_of, sizes_of, title, title_of
 from fuseplan.tuning_db import Box, Environment, Store, StoredPlan
+from fuseplan.tuning_db.evidence import Raced
 from fuseplan.tuning_db.launches import of_launch
 from fuseplan.tuning_db.whole_files import refuse_database, written_whole
 
+TOLD = ("name", "default", "status", "detail", "how", "stored", "standing")
+"""What JSON has of a plan that was judged, beside its outputs."""
+
 
 @dataclass(frozen=True)
-class JudgedPlan:
-    """One plan, and what was found of its results."""
+class JudgedPlan(Raced):
+    """One plan, and what was found of its results: of each output of floats, the worst first."""
 
-    name: str
-    default: bool
-    status: str
-    """`ok`, `wrong`, or what it ran into."""
-    detail: str
-    how: str
-    """How it was judged; nothing where it did not get that far."""
-    outputs: tuple[JudgedOutput, ...]
-    """Of each output of floats how far it was off, the worst first."""
     stored: str | None = None
     """The key of the stored plan that it is …"""
     standing: str = ""
@@ -79,7 +74,7 @@ class Judgement:
 
     def as_dict(self) -> dict[str, Any]:
         """The same as plain data, for JSON."""
-        plans = [{**vars(one), "outputs": list(map(output_fields, one.outputs))} for one in self.plans]
+        plans = [{**one.told(TOLD), "outputs": list(map(output_fields, one.outputs))} for one in self.plans]
         return {**vars(self), "plans": plans, "fault": None if self.fault is None else vars(self.fault)}
 
     def _lines(self, outputs: int | None) -> Iterator[str]:
@@ -199,4 +194,7 @@ def _plan(entry: RaceEntry, row: OutcomeRow | None, stored: StoredPlan | None) -
     found = row or OutcomeRow(entry.name, "error", "it was not checked")
     outputs = tuple(sorted(found.outputs, key=lambda one: -one.share))
     key, standing = (None, "") if stored is None else (stored.key, stored.standing)
-    return JudgedPlan(entry.name, entry.default, found.status, found.detail, found.how, outputs, key, standing)
+    return JudgedPlan(
+        entry.name, entry.default, found.status, found.detail, how=found.how, outputs=outputs, stored=key,
+        standing=standing,
+    )  # fmt: skip

@@ -116,6 +116,10 @@ class Raced:
         """By how much the prediction was off, relative."""
         return self.predicted_us / self.wall_us - 1 if self.predicted_us is not None and self.wall_us else None
 
+    def told(self, names: Sequence[str]) -> dict[str, Any]:
+        """Those of its fields, for JSON."""
+        return {name: getattr(self, name) for name in names}
+
     def ratios_to(self, other: Raced) -> tuple[float, ...]:
         """The time as a multiple of another's, block by block, as far as both ran."""
         return tuple(one / its for one, its in zip(self.walls, other.walls, strict=False) if one and its)

@@ -150,9 +150,11 @@ def _leave(text: str) -> NoReturn:
 
 
 def _fields(one: Tuned) -> dict[str, Any]:
+    from fuseplan.tuning.program.result import TOLD
+
     flat = {field.name: getattr(one, field.name) for field in fields(one)}
     flat["plan"] = None if one.plan is None else json.loads(one.plan.to_json())
-    flat["timed"] = [vars(timed) for timed in one.timed]
+    flat["timed"] = [timed.told(TOLD) for timed in one.timed]
     return flat | {"speedup": one.speedup, "error_median": one.error_at(0.5), "error_p90": one.error_at(0.9)}
 
 

@@ -4,44 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import isfinite
-from typing import Any, Protocol
+from typing import Any
 
 from fuseplan.judge.output import JudgedOutput
 from fuseplan.looking.words import share, table
+from fuseplan.tuning_db.evidence import Raced
 
 HEAD = ("plan", "verdict", "off by", "allowed", "of that", "naturally", "measured by", "output")
 NUMBERS = {2, 3, 4, 5}
 """The columns that hold numbers."""
 
 
-class Judged(Protocol):
-    """A plan that was checked: in a stored race, or here and now."""
-
-    @property
-    def name(self) -> str:
-        """What it is called."""
-
-    @property
-    def status(self) -> str:
-        """`ok`, `wrong`, or what it ran into."""
-
-    @property
-    def detail(self) -> str:
-        """Why it is not right."""
-
-    @property
-    def how(self) -> str:
-        """How it was judged; nothing where it did not get that far."""
-
-    @property
-    def outputs(self) -> Sequence[JudgedOutput]:
-        """Its outputs, the worst first."""
-
-
-def judged_lines(plans: Sequence[Judged], outputs: int | None = 1) -> Iterator[str]:
+def judged_lines(plans: Sequence[Raced], outputs: int | None = 1) -> Iterator[str]:
     """A table of plans with so many outputs of each, all with None; those judged in one way stand together.
 
-    >>> from fuseplan.tuning_db import Raced
     >>> loss = JudgedOutput("output 0", "largest", 3e-7, 1.2e-6, 6e-7)
     >>> for line in judged_lines([Raced("cut 1", how="beside a run in float64", outputs=(loss,))]):
     ...     print(line)
@@ -80,7 +56,7 @@ def output_fields(one: JudgedOutput) -> dict[str, Any]:
     return {"name": one.name, "measure": one.measure, **known}
 
 
-def _rows(one: Judged, outputs: int | None) -> Iterator[tuple[str, ...]]:
+def _rows(one: Raced, outputs: int | None) -> Iterator[tuple[str, ...]]:
     """The lines of one plan; its name and verdict stand in the first. Integers and what is random have no numbers."""
     start = (one.name, verdict(one.status))
     if not one.outputs:

@@ -13,7 +13,7 @@ from fuseplan.tuning.program.evidence import evidence_of, raced_of
 from fuseplan.tuning.program.moves import moves_of
 from fuseplan.tuning.program.propose import Candidate
 from fuseplan.tuning.program.race import Verdict, among
-from fuseplan.tuning.program.result import Tuned, plan_to_store, store, timings
+from fuseplan.tuning.program.result import Tuned, plan_to_store, store
 from fuseplan.tuning.program.search import LaunchSearch
 from fuseplan.tuning.program.services import Services
 from fuseplan.tuning_db import Environment, StoredPlan
@@ -89,7 +89,7 @@ def keep_launches(
     return Tuned(
         program.key, program.name, program.launch, best.status, verdict.winner.plan, verdict.winner.name, best.wall_us,
         default.name, rows[default.name].wall_us, verdict.result.noise, best.peak_bytes, best.moves,
-        timings(entries, rows),
+        raced_of(entries, rows),
     )  # fmt: skip
 
 

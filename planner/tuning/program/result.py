@@ -21,18 +21,8 @@ from fuseplan.tuning.traces import title
 from fuseplan.tuning_db import Box, DefaultTiming, Evidence, StoredPlan
 from fuseplan.tuning_db.evidence import NO_EVIDENCE, Raced
 
-
-@dataclass(frozen=True)
-class Timed:
-    """One plan of the race, for people."""
-
-    name: str
-    default: bool
-    wall_us: float | None
-    device_us: float | None
-    predicted_us: float | None
-    status: str = "ok"
-    detail: str = ""
+TOLD = ("name", "default", "wall_us", "device_us", "predicted_us", "status", "detail")
+"""What JSON has of a plan that was looked at."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +43,8 @@ class Tuned:
     noise: float | None = None
     peak_bytes: int | None = None
     moves: tuple[Move, ...] = ()
-    timed: tuple[Timed, ...] = ()
+    timed: tuple[Raced, ...] = ()
+    """All plans that were looked at."""
     measured: int = 0
     reused: int = 0
     seconds: float = 0.0
@@ -128,7 +119,7 @@ def keep(
     store(services, of, stored, entries, rows)
     return Tuned(
         of.key, of.name, of.launch, stored.status, winner.plan, winner.name, stored.wall_us, best.name, stored.best_default_us,
-        verdict.result.noise, stored.peak_bytes, tuple(moves), timings(entries, rows),
+        verdict.result.noise, stored.peak_bytes, tuple(moves), raced_of(entries, rows),
     )  # fmt: skip
 
 
@@ -184,7 +175,7 @@ def keep_prediction(
     known = _known(services, stored)
     if known is None or (known.status == "unverified" and known.word is None):  # else more is known of it than this
         services.store.add_plan(stored)
-    timed = (Timed("predicted", False, None, None, predicted_us),)
+    timed = (Raced("predicted", predicted_us=predicted_us),)
     return Tuned(of.key, of.name, of.launch, "unverified", plan, "predicted", moves=tuple(moves), timed=timed)
 
 
@@ -197,7 +188,7 @@ def keep_failure(
         (row for entry in entries if entry.default and (row := rows.get(entry.name)) and row.status != "ok"), None
     )
     told = why if bad is None or bad.detail in why else f"{why}: {bad.name}: {bad.status}, {bad.detail}"
-    return Tuned(of.key, of.name, of.launch, "failed", timed=timings(entries, rows), detail=told)
+    return Tuned(of.key, of.name, of.launch, "failed", timed=raced_of(entries, rows), detail=told)
 
 
 def recalled(trace: Trace, stored: StoredPlan) -> Tuned:
@@ -228,15 +219,6 @@ def _defaults(
     return [
         _default_timing(services, of, name, row) for name, row in found if row.status != "ok" or row.wall_us is not None
     ]
-
-
-def timings(entries: Sequence[RaceEntry], rows: Mapping[str, OutcomeRow]) -> tuple[Timed, ...]:
-    """All that were looked at: of some there was no time left to say anything."""
-    return tuple(_timed(entry, rows[entry.name]) for entry in entries if entry.name in rows)
-
-
-def _timed(entry: RaceEntry, row: OutcomeRow) -> Timed:
-    return Timed(entry.name, entry.default, row.wall_us, row.device_us, entry.predicted_us, row.status, row.detail)
 
 
 def _default_timing(services: Services, of: ProgramLaunch, name: str, row: OutcomeRow) -> DefaultTiming:
