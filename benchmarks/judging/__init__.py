@@ -1,9 +1,10 @@
-"""What the judge calls wrong that is right, and what it lets pass that is wrong: `alarms`, `candidates`, `misses`, `regions` and
-`random`, on the CPU.
+"""What the judge calls wrong that is right, and what it lets pass that is wrong: `alarms`, `candidates`, `misses`, `regions`,
+`opinfo` and `random`, on the CPU.
 
 more_models, alarms     small models, each under torch.compile and host `aten`: all of that is right
 candidates              other right kernels, many results of each, none of which is granted more for being a default
 cut, region_faults, regions   the compiled regions of small programs, as they are and with faults planted into them
+opinfo                  single ops of PyTorch's own tests, under torch.compile and host `aten`
 blocks, programs, planting,
 *_faults, faults, misses    small programs, and faults that are planted into them: all of those are wrong
 random_values           small programs with dropout, and faults of that under other random numbers than eager's
@@ -19,7 +20,7 @@ from typing import Any
 
 from benchmarks.fleet import Task
 from benchmarks.harness import Row, Rows, logs_of, process_options, run_rows, settled, task_of
-from benchmarks.judging import alarms, candidates, misses, random_values, regions
+from benchmarks.judging import alarms, candidates, misses, opinfo, random_values, regions
 from benchmarks.result import alone, commit, earlier_results, write_result
 from fuseplan.tuning.progress import bar
 
@@ -28,9 +29,10 @@ PARTS: Mapping[str, ModuleType] = {
     "candidates": candidates,
     "misses": misses,
     "regions": regions,
+    "opinfo": opinfo,
     "random": random_values,
 }
-FILES = {"regions": "judging_regions"}
+FILES = {"regions": "judging_regions", "opinfo": "judging_opinfo"}
 """The result files of parts that have one of their own."""
 
 

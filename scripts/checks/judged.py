@@ -41,6 +41,8 @@ def _parts() -> Iterator[str]:
         yield from _misses(results["misses"])
     if "random" in results:
         yield from _random(results["random"]["summary"])
+    yield from _regions()
+    yield from _opinfo()
 
 
 def _alarms(found: Rows) -> Iterator[str]:
@@ -195,6 +197,101 @@ def _random(found: Rows) -> Iterator[str]:
         numbers = [str(one["pairs"]), str(one["caught"]), str(len(one["right called wrong"]))]
         lines.append(line([dtype, *numbers, "; ".join(one["missed"]) or "-"]))
     yield "\n".join(lines)
+
+
+def _regions() -> Iterator[str]:
+    """Regions as they are, and with faults planted into them."""
+    found = file_of("judging_regions", "json")
+    if not found:
+        return
+    summary, every = (found["results"]["regions"][key] for key in ("summary", "rows"))
+    rows: Rows = {name: row for name, row in every.items() if "failed" not in row}
+    dtypes = [dtype for dtype in ("float32", "bfloat16", "float16") if summary[dtype]["share"] is not None]
+    yield "### Regions"
+    yield (
+        f"Regions of {summary['programs']} small programs, as they are, compiled by Inductor (those that fuse) and ATen (all), and"
+        f" with {summary['faults']} kinds of faults planted into them, wherever they have a place and move the exact result:"
+        " faults of ops into what ATen runs, others into what the compiled region takes and gives (`scripts/bench judging regions`)."
+        " The last column is as above. [judging_regions.json](../benchmarks/results/judging_regions.json) has every row."
+    )
+    lines = list(head(["", "programs", "regions", "right called wrong", "pairs", "caught", "largest ratio"]))
+    for dtype in dtypes:
+        one, chosen = summary[dtype], {name: row for name, row in rows.items() if name.endswith(f" {dtype}")}
+        wrong = sum(len(row["wrong"]) for row in chosen.values())
+        told = [one["pairs"], f"{one['caught']} ({one['caught'] / one['pairs']:.1%})"]
+        ratio = f"{one['largest ratio of what is missed']:.2f}"
+        lines.append(line([dtype, str(len(chosen)), str(one["regions"]), str(wrong), *map(str, told), ratio]))
+    yield "\n".join(lines)
+    if summary["called wrong"]:
+        yield "\n".join(f"- {name}: {why}" for name, why in summary["called wrong"].items())
+    yield "By fault, over all regions: pairs, and how many of them were caught in each precision."
+    yield "\n".join(_by_region_fault(rows, dtypes))
+    beside = file_of("region_judging", "json")
+    if beside:
+        yield _cost(beside)
+
+
+def _by_region_fault(rows: Rows, dtypes: list[str]) -> Iterator[str]:
+    yield from head(["fault", *dtypes])
+    for fault in sorted({fault for row in rows.values() for fault in row["faults"]}):
+        told = [
+            [
+                row["faults"][fault]
+                for name, row in rows.items()
+                if name.endswith(f" {dtype}") and fault in row["faults"]
+            ]
+            for dtype in dtypes
+        ]
+        counts = [[sum(one[key] for one in found) for key in ("caught", "pairs")] for found in told]
+        yield line([fault, *(f"{caught} of {pairs}" if pairs else "-" for caught, pairs in counts)])
+
+
+def _cost(found: Rows) -> str:
+    """What judging a region takes, beside the rule before."""
+    results = found["results"]
+    times = results["benchmarks"]["region_judging"]["times"]
+    ratios = {
+        key: sorted(one["ratio"] for name, one in times.items() if name.endswith(key))
+        for key in ("first_ms", "second_ms")
+    }
+    return (
+        f"Judging a region takes {_middle(ratios['first_ms'])} times what it took under the rule before (commit"
+        f" {results['other']}), in the median over {len(ratios['first_ms'])} regions in {results['rounds']} rounds, and"
+        f" {_middle(ratios['second_ms'])} times for each further executor of the same region (`scripts/bench beside --tree OTHER"
+        " region_judging`; [region_judging.json](../benchmarks/results/region_judging.json))."
+    )
+
+
+def _opinfo() -> Iterator[str]:
+    """Single ops of PyTorch's own tests."""
+    found = file_of("judging_opinfo", "json")
+    if not found:
+        return
+    summary = found["results"]["opinfo"]["summary"]
+    yield "### Single ops"
+    yield (
+        "Cases of PyTorch's own OpInfo tests under torch.compile and host `aten` (`scripts/bench judging opinfo`): the first ops in an"
+        " order by the SHA-256 of name and dtype, and of each, forward and backward, one of the first five inputs, chosen in the same"
+        " way. Left out are those that eager does not run, and those whose results no run can be held against: random numbers,"
+        " memory that nobody has written to, sparse tensors. [judging_opinfo.json](../benchmarks/results/judging_opinfo.json) has every row."
+    )
+    lines = list(head(["", "ops", "cases", "of these backward", "left out", "called wrong", "raises", "share, median"]))
+    alarms = dict[str, str]()
+    for dtype, one in summary.items():
+        if dtype != "failed" and one["cases"]:
+            counts = [
+                one["ops"],
+                one["cases"],
+                one["backward"],
+                one["left out"],
+                len(one["called wrong"]),
+                len(one["raises"]),
+            ]
+            lines.append(line([dtype, *map(str, counts), f"{one['share, median']:.2f}"]))
+            alarms |= {**one["called wrong"], **one["raises"]}
+    yield "\n".join(lines)
+    if alarms:
+        yield "\n".join(f"- `{name}`: {why}" for name, why in alarms.items())
 
 
 def _by_fault(rows: Rows, dtypes: list[str], judge: str) -> Iterator[str]:

@@ -83,7 +83,7 @@ def _judged(
 ) -> Verdict:
     rules = Rules(_reference(case, sample, eager), values=ops()[case.op].name not in NO_VALUES)
     stage(subject.backend)
-    got, graphs = _compiled(case, sample, subject)
+    got, graphs = compiled(case, sample, subject)
     found = difference(got, eager, rules)
     if found is not None and UNWRITABLE in found.detail:
         return "not applicable", "the graph cannot be written down", found.detail, "not run"
@@ -92,7 +92,7 @@ def _judged(
     if found is None and not both:
         return (*_agrees(rules), "not run")
     stage("aot_eager")
-    aot = difference(_compiled(case, sample, AOT_EAGER)[0], eager, rules)
+    aot = difference(compiled(case, sample, AOT_EAGER)[0], eager, rules)
     aot_says = "passed" if aot is None else f"failed: {aot.kind}"
     if found is None:
         return (*_agrees(rules), aot_says)
@@ -107,7 +107,7 @@ def _not_compiled(case: Case, sample: Any, stage: Callable[[str], None]) -> Verd
     """Dynamo ran the case in eager: no fault of the backend's, provided that it does the same under aot_eager."""
     why = _break_reason()
     stage("aot_eager")
-    _, graphs = _compiled(case, sample, AOT_EAGER)
+    _, graphs = compiled(case, sample, AOT_EAGER)
     if graphs:
         return "failed", "not compiled", f"not compiled: {why}; aot_eager compiles it", "passed"
     return "not applicable", f"no graph is compiled: {why}", why, "no graph is compiled"
@@ -129,7 +129,7 @@ def _headline(found: Difference) -> str:
     return found.detail.split(":")[0] if found.kind == "raises" else found.kind
 
 
-def _compiled(case: Case, sample: Any, subject: Subject) -> tuple[Outcome, int]:
+def compiled(case: Case, sample: Any, subject: Subject) -> tuple[Outcome, int]:
     """The outcome under a backend, and how many graphs it compiled."""
     torch._dynamo.reset()
     counters.clear()
