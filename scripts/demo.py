@@ -52,7 +52,7 @@ class Block(nn.Module):
 
 
 class WrittenOut(Block):
-    """The same, with attention as many vision models write it: a learned bias by relative position, and images that are padded."""
+    """The same, with attention as many models write it: a learned bias by relative position, and sequences that are padded."""
 
     def __init__(self, width: int, heads: int, tokens: int) -> None:
         super().__init__(width, heads)
@@ -95,18 +95,18 @@ class Program:
 
 def programs(device: str) -> list[Program]:
     """The programs, at the sizes of the original reports where there is a GPU, and smaller where there is none; the last one is a
-    block of a small vision transformer, of four images, in its real size.
+    block of a small model of 512 tokens, of two sequences.
     """
     torch.manual_seed(0)
     rows, columns = (8192, 3072) if device == "cuda" else (1024, 768)
-    tokens = 197
-    kept = torch.arange(tokens) < torch.tensor([[tokens], [190], [150], [101]])
-    inputs = [(rows, columns), (2, 64, 64), (4, tokens, 384)]
+    tokens = 512
+    kept = torch.arange(tokens) < torch.tensor([[tokens], [390]])
+    inputs = [(rows, columns), (2, 64, 64), (2, tokens, 256)]
     first, second, third = (torch.randn(shape, device=device) for shape in inputs)
     return [
         Program("gelu between views", GeluBetweenViews(), (first,)),
         Program("transformer block", Block(64, 4).to(device), (second,)),
-        Program(WRITTEN_OUT, WrittenOut(384, 6, tokens).to(device), (third, kept.to(device)), trains=False),
+        Program(WRITTEN_OUT, WrittenOut(256, 8, tokens).to(device), (third, kept.to(device)), trains=False),
     ]
 
 
