@@ -25,10 +25,10 @@ LAUNCHES = ("plain", "cudagraph")
 NAMED = ("aten", "eager", "inductor", "inductor-greedy", "nvfuser-greedy")
 """Plans that are known by their name alone: a host by itself, or an executor that fuses all that it takes."""
 KERNELS = ("auto", "flash", "cudnn", "efficient", "math", "flex")
-_SKIPPING = ("flash", "flex")
-"""Those that can skip what a window hides."""
-MASK_ENDINGS = ("causal", "unmasked", "window", "rows", "aligned", "heads")
-"""What becomes of the mask: dropped, said to a kernel as a window, or laid out anew."""
+_SKIPPING: Mapping[str, tuple[str, ...]] = {"window": ("flash", "flex"), "documents": ("flex",)}
+"""Those that can skip what such a mask hides."""
+MASK_ENDINGS = ("causal", "unmasked", "window", "documents", "rows", "aligned", "heads")
+"""What becomes of the mask: dropped, said to a kernel as a window or as blocks of documents, or laid out anew."""
 INPUT_ENDINGS = ("grouped", "views")
 """What becomes of query, key and value: keys and values that are not repeated, and no copies that only lay them out."""
 ATTENTION_WAYS = tuple(
@@ -37,7 +37,7 @@ ATTENTION_WAYS = tuple(
     for mask in ("", *MASK_ENDINGS)
     for grouped in ("", "grouped")
     for views in ("", "views")
-    if (kernel in _SKIPPING if mask == "window" else kernel != "flex")
+    if (kernel in _SKIPPING[mask] if mask in _SKIPPING else kernel != "flex")
 )
 """How one site of attention may run: under which kernel; with which mask; with keys and values that are not repeated for
 each head of a group; and without copies of query, key and value that only lay them out.

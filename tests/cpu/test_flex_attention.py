@@ -33,7 +33,9 @@ from fuseplan.measure.jobs import VetPlan
 from fuseplan.measure.pool import Limits, Workers
 from fuseplan.plan import Plan, Rewrite
 from fuseplan.rewrites.apply import rewritten
+from fuseplan.rewrites.attention.documents import documents_in
 from fuseplan.rewrites.kinds import KINDS
+from fuseplan.segment.masks import UnprovenError
 
 LENGTH, WINDOW = 384, 100
 OPERATOR = torch.ops.fuseplan.sdpa_in_sight
@@ -238,6 +240,100 @@ def test_who_chooses_among_kernels_keeps_the_choice() -> None:
     assert kind.forbidden(call, "flex+window") is None
     with sdpa_kernel([SDPBackend.MATH, SDPBackend.FLASH_ATTENTION]):
         assert "switched off" in str(kind.forbidden(call, "flex+window"))
+
+
+# documents
+
+
+def in_documents(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Two layers: documents of given lengths, of which each query sees what is before it."""
+    document = torch.tensor([0] * 100 + [1] * 84 + [2] * 200)
+    places = torch.arange(q.shape[-2])
+    mask = (document[:, None] == document) & (places[:, None] >= places)
+    first = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    return F.scaled_dot_product_attention(first, k, v, attn_mask=mask)
+
+
+def of_one_length(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Added to the scores, by a number that hides."""
+    document = torch.arange(q.shape[-2]) // 96
+    mask = torch.zeros(1, 1, q.shape[-2], q.shape[-2]).masked_fill(document[:, None] != document, torch.finfo().min)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+@pytest.mark.parametrize(
+    "sight",
+    [*(one for one in SIGHTS if one.documents), Sight(700, 30, 9, (300, 400)), Sight(50, 3, 0, (25, 25))],
+    ids=str,
+)
+def test_documents_are_seen_in_a_mask(sight: Sight) -> None:
+    mask = sight.mask("cpu")
+    found = documents_in(mask)
+    assert found.documents == sight.documents
+    assert torch.equal(found.mask("cpu"), mask)
+    added = torch.zeros(2, 1, *mask.shape).masked_fill(~mask, float("-inf"))
+    assert documents_in(added) == found
+    with pytest.raises(UnprovenError, match="differs between batches"):
+        documents_in(torch.stack([mask, mask.mT | mask.flip(0)]))
+    mask[3, 3] = False
+    with pytest.raises(UnprovenError, match="shows no blocks"):
+        documents_in(mask)
+
+
+def test_documents_known_when_planning_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, gm = found_in(in_documents, *heads(4))
+    assert [call.documents() for call in calls] == [Sight(LENGTH, None, 0, (100, 84, 200))] * 2
+    assert calls[0].seen is calls[1].seen
+    assert [call.rivals["flex"] for call in calls] == ["flex+documents"] * 2
+    made = rewritten(gm, tuple(Rewrite("attention", site, "flex+documents") for site in (0, 1))).gm
+    assert "arange" not in made.code
+    assert "tensor(" not in made.code
+    monkeypatch.setattr(flex, "_compiled", lambda shapes: lambda *given: flex._with_mask(shapes.sight, None, *given))
+    arguments = heads(4)
+    plan = Plan("inductor", tuple(Rewrite("attention", site, "flex+documents") for site in (0, 1)))
+    torch._dynamo.reset()
+    found = fuseplan.compile(in_documents, plan=plan)(*arguments)
+    assert_as_accurate(found, in_documents(*arguments), in_documents(*in_double(arguments)))
+    (call,), _ = found_in(of_one_length, *arguments)
+    assert call.documents() == Sight(LENGTH, None, None, (96,) * 4)
+
+
+def from_an_input(q: Tensor, k: Tensor, v: Tensor, document: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=document[:, None] == document)
+
+
+def drawn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return from_an_input(q, k, v, torch.rand(q.shape[-2]).argsort() // 100)
+
+
+def mixed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return from_an_input(q, k, v, torch.arange(q.shape[-2]) % 3)
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments", "reason"),
+    [
+        (from_an_input, (*heads(4), torch.arange(LENGTH) // 96), "it depends on l_document_"),
+        (drawn, heads(4), "it draws random numbers"),
+        (mixed, heads(4), "its mask shows no blocks of documents"),
+        (windowed, heads(4), "it is proven a window of 99 before and 0 behind"),
+        (causal, heads(4), "it is proven causal"),
+        (in_documents, heads(4, grad=True), "flex attention has no backward on cpu"),
+    ],
+    ids=["input", "drawn", "mixed", "window", "causal", "gradients"],
+)
+def test_why_documents_are_refused(program: Callable[..., Any], arguments: Any, reason: str) -> None:
+    (call, *_), _ = found_in(program, *arguments)
+    assert reason in str(call.refusal("flex+documents"))
+    assert "flex+documents" not in call.variants
+
+
+def test_documents_of_unknown_sizes_are_refused() -> None:
+    def program(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return from_an_input(q, k, v, torch.arange(q.shape[-2]) // 96)
+
+    (call,), _ = found_in(program, *heads(4), dynamic=True)
+    assert "known at run time only" in str(call.refusal("flex+documents"))
 
 
 @pytest.mark.parametrize("biased", [False, True])

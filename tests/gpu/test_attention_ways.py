@@ -256,6 +256,21 @@ def test_windows_are_skipped_by_flex_attention(way: str, grad: bool) -> None:
     assert {shapes.trains for shapes in flex._RAN - ran} == ({False, True} if grad else {False})
 
 
+def in_documents(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    document, places = torch.arange(q.shape[-2], device=q.device) // 96, torch.arange(q.shape[-2], device=q.device)
+    mask = (document[:, None] == document) & (places[:, None] >= places)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_documents_are_skipped_by_flex_attention(grad: bool) -> None:
+    arguments = heads(length=512, grad=grad)
+    failed = set(flex._FAILED)
+    made = in_ways(in_documents, arguments, lambda call: "flex+documents")
+    assert_right(in_documents, made, arguments)
+    assert failed == flex._FAILED
+
+
 def test_flex_attention_is_not_compiled_while_a_graph_is_captured() -> None:
     q, k, v = heads(length=640)
     with (

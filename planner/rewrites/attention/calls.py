@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -13,6 +13,8 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.node import map_arg
 
+from fuseplan.capture.fx.flex import Sight
+from fuseplan.rewrites.attention.documents import MOST, documents_in
 from fuseplan.rewrites.attention.inputs import fake
 from fuseplan.rewrites.attention.mask_source import MaskSource, may_write
 from fuseplan.rewrites.attention.result import order_that_matters
@@ -34,6 +36,9 @@ _DEFAULTS = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": N
 @dataclass(frozen=True, eq=False)
 class AttentionCall(AttentionSite):
     """One call of scaled_dot_product_attention, by its number in its Dynamo graph."""
+
+    seen: dict[Node, Sight] = field(default_factory=dict, repr=False)
+    """By masks of the graph what they show, as far as somebody has asked."""
 
     @cached_property
     def arguments(self) -> dict[str, Any]:
@@ -58,6 +63,26 @@ class AttentionCall(AttentionSite):
         """As the program has it, where something minds and another kernel may lay it out differently."""
         return order_that_matters(self.result) if self.runs_otherwise(way) else None
 
+    def documents(self) -> Sight:
+        """What each query sees by its mask, which is made once for all calls that share it."""
+        mask = self.arguments["attn_mask"]
+        if not isinstance(mask, Node):
+            raise UnprovenError("it has no mask")
+        _check_shape(mask, self.arguments)
+        places = [*fake(mask).shape[-2:], self.fakes["query"].shape[-2], self.fakes["key"].shape[-2]]
+        if not all(type(each) is int for each in (*fake(mask).shape, *places)):
+            raise UnprovenError("its sizes are known at run time only")
+        if len(set(places)) != 1:
+            raise UnprovenError("it has not as many keys as queries")
+        if fake(mask).numel() > MOST:
+            raise UnprovenError(f"it has more than {MOST} elements")
+        source = MaskSource(mask)
+        if source.writes_after(self.result):
+            raise UnprovenError("it is written to after the call has read it")
+        if mask not in self.seen:
+            self.seen[mask] = documents_in(source.elements())
+        return self.seen[mask]
+
     @property
     def masked_by(self) -> Collection[Node]:
         """Its mask."""
@@ -71,9 +96,10 @@ def attention_calls(gm: GraphModule) -> tuple[AttentionCall, ...]:
     Those in graphs that are nested in it are found when these are looked at by themselves.
     """
     sources: dict[Node, _Proven] = {}
+    seen: dict[Node, Sight] = {}
     places = [(i, one) for i, one in enumerate(gm.graph.nodes) if one.op == "call_function" and one.target in _TARGETS]
     return tuple(
-        AttentionCall(number, digest_of("attention", {place: node}), _proof(node, sources), node)
+        AttentionCall(number, digest_of("attention", {place: node}), _proof(node, sources), node, seen)
         for number, (place, node) in enumerate(places)
     )
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch._subclasses.fake_tensor import FakeTensor
 
 from fuseplan.capture.fx.flex import DTYPES, Sight
 from fuseplan.rewrites.attention.device import cast, plain
-from fuseplan.segment.masks import MaskProof
 
 _DEVICES = ("cpu", "cuda")
 _SMALLEST_HEAD = 16
 """Of a GPU's matrix units."""
 
 
-def no_flex(arguments: Mapping[str, Any], proof: MaskProof) -> str | None:
+def no_flex(arguments: Mapping[str, Any], sight: Callable[[], Sight]) -> str | None:
     """Why flex_attention cannot compute this by skipping what its mask hides; None if it can.
 
     UnprovenError where an argument is no plain tensor.
@@ -26,7 +25,7 @@ def no_flex(arguments: Mapping[str, Any], proof: MaskProof) -> str | None:
         _no_such_shapes(query, key, value, shared=arguments["enable_gqa"] is not False)
         or _no_such_numbers(arguments, (query, key, value))
         or _no_compiler(query.device.type)
-        or _nothing_to_skip(query.shape[2], proof)
+        or (None if sight().hides_blocks() else "its mask hides no block of 128 queries and keys as a whole")
     )
 
 
@@ -69,15 +68,3 @@ def _no_compiler(device: str) -> str | None:
     from fuseplan.executors.inductor import api  # Inductor takes seconds to import
 
     return api.missing(device) or (api.missing_for_flex() if device == "cpu" else None)
-
-
-def _nothing_to_skip(length: int, proof: MaskProof) -> str | None:
-    if not sight_of(length, proof).hides_blocks():
-        return "its mask hides no block of 128 queries and keys as a whole"
-    return None
-
-
-def sight_of(length: int, proof: MaskProof) -> Sight:
-    """What each query sees by a proof, of so many."""
-    assert proof.window is not None  # or no such way would be legal
-    return Sight(length, proof.window.left, proof.window.right)

@@ -5,7 +5,7 @@ AOTAutograd traces through them, so that the backward is the chosen kernel's own
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -67,20 +67,17 @@ def attention_in_window(
 
 
 def attention_flex(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    scale: float | None,
-    left: int | None,
-    right: int | None,
-) -> torch.Tensor:
-    """Flex attention of which each query sees so many keys before and behind its own, all of them where there is no number.
-    Autocast does not reach an operator of ours, and so what it would do is done here.
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None, left: int | None, right: int | None,
+    documents: Sequence[int],
+) -> torch.Tensor:  # fmt: skip
+    """Flex attention of which each query sees so many keys before and behind its own, all of them where there is no number, and
+    none of another document than its own; of one document alone, where no lengths are given. Autocast does not reach an
+    operator of ours, and so what it would do is done here.
     """
     if torch.is_autocast_enabled(query.device.type):
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = (each.to(dtype) for each in (query, key, value))
-    result: torch.Tensor = torch.ops.fuseplan.sdpa_in_sight(query, key, value, left, right, [], scale)
+    result: torch.Tensor = torch.ops.fuseplan.sdpa_in_sight(query, key, value, left, right, documents, scale)
     return result
 
 

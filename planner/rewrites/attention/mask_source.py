@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from fuseplan.capture.fx.from_fx import from_fx
@@ -103,6 +104,26 @@ class MaskSource:
         if not isinstance(mask, Ref):
             raise UnprovenError("it is no tensor")
         return classify_mask(graph, mask.name)
+
+    def elements(self) -> torch.Tensor:
+        """The mask itself, made once. Of tensors that are given, only the shape is read. UnprovenError where it cannot be told,
+        or where it is drawn.
+        """
+        if any(op.random or op.opaque for op in from_fx(self._traced()).ops):
+            raise UnprovenError("it draws random numbers, or calls what cannot be looked into")
+        given = [value for value in self.given.values() if isinstance(value, torch.Tensor)]
+        sizes = [size for value in given for size in (*value.shape, *value.stride())]
+        if len(given) < len(self.given) or not all(type(size) is int for size in sizes):
+            raise UnprovenError("its sizes are known at run time only")
+        try:
+            with tracing(None), _disable_current_modes(), torch.no_grad():
+                empty = [torch.empty_strided(v.shape, v.stride(), dtype=v.dtype, device=v.device) for v in given]
+                (mask,) = self._build(*empty)
+        except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
+            raise UnprovenError(f"it cannot be made by itself: {type(error).__name__}") from error
+        if type(mask) is not torch.Tensor:
+            raise UnprovenError("it is no plain tensor")
+        return mask
 
     def _traced(self) -> GraphModule:
         example = self.mask.meta.get("example_value")

@@ -62,14 +62,13 @@ def _call(
     site: AttentionSite, way: AttentionWay, arguments: dict[str, Any]
 ) -> tuple[Callable[..., Any], dict[str, Any]]:
     """The function that a way calls, and with what."""
-    if way.mask != "window":
+    if way.mask not in ("window", "documents"):
         return FUNCTIONS[way.kernel], arguments
-    window = site.proof.window
-    assert window is not None  # or the way would not be legal
+    sight = site.sight(way)
     given = {name: arguments[name] for name in ("query", "key", "value", "scale")}
-    ends = {"left": window.left, "right": window.right}
+    ends = {"left": sight.left, "right": sight.right}
     if way.kernel == "flex":
-        return attention_flex, given | ends
+        return attention_flex, given | ends | {"documents": sight.documents}
     return attention_in_window, given | {name: -1 if end is None else end for name, end in ends.items()}
 
 

@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from fuseplan.capture.fx.flex import Sight
 from fuseplan.plan import ATTENTION_WAYS, INPUT_ENDINGS, MASK_ENDINGS
 from fuseplan.rewrites.attention.device import chosen_kernel, no_kernel, no_window, plain, switched_on, takes
 from fuseplan.rewrites.attention.flex import no_flex
@@ -31,6 +32,8 @@ from fuseplan.segment.masks import MaskProof, UnprovenError
 PARAMETERS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 """Of scaled_dot_product_attention, in order."""
 T = TypeVar("T")
+_REASON_UNDER = {"window": "flash+window", "documents": "flex+documents"}
+"""The way by which it is told why a mask is not such a one; of any other ending, that under the kernel that PyTorch chooses."""
 _FUSED = ("auto", "efficient")
 """Where a mask is laid out without being asked for: under the kernel that PyTorch then chooses, or, for a mask that takes a
 gradient, under the one that gives it."""
@@ -80,7 +83,7 @@ class AttentionSite(Site, ABC):
         return tuple(
             way
             for way in ATTENTION_WAYS
-            if way in {"flash+window" if one == "window" else f"auto+{one}" for one in ruled_out}
+            if way in {_REASON_UNDER.get(one, f"auto+{one}") for one in ruled_out}
             or not set(way.split("+")) & set(ruled_out)
         )
 
@@ -125,7 +128,9 @@ class AttentionSite(Site, ABC):
             endings = dict.fromkeys((ending, *(("rows", "aligned") if not self.proof.verdict else ())))
             ways = ["+".join(filter(None, (other, each))) for each in endings]
             found[other] = next((way for way in ways if self.refusal(way) is None), ways[0])
-        found |= {"window": "flash+window", "flex": "flex+window"}
+        skipping = ("flex+window", "flex+documents")
+        found["window"] = "flash+window"
+        found["flex"] = next((way for way in skipping if self.refusal(way) is None), skipping[0])
         for added in ("grouped", "views", "grouped+views"):
             found[added.replace("+", " and ")] = f"{self.preferred}+{added}"
         return found
@@ -151,7 +156,7 @@ class AttentionSite(Site, ABC):
         try:
             arguments = self.arguments_in(way)
             if way.kernel == "flex":
-                return no_flex(arguments, self.proof)
+                return no_flex(arguments, lambda: self.sight(way))
             if way.kernel != "auto" and (reason := no_kernel(way.kernel, arguments)):
                 return reason
             if way.mask == "window" and (reason := no_window(arguments)):
@@ -165,6 +170,8 @@ class AttentionSite(Site, ABC):
         wanted = {"causal": "causal", "unmasked": "all"}.get(ending)
         if ending == "window":
             return self._no_window()
+        if ending == "documents":
+            return self._no_documents()
         if wanted is not None:
             found = f"its mask is proven {self.proof.verdict}" if self.proof.verdict else self.proof.reason
             return None if self.proof.verdict == wanted else f"its mask is not proven {wanted}: {found}"
@@ -183,6 +190,28 @@ class AttentionSite(Site, ABC):
         if not all(statically_known_true(each == queries) for each in (keys, rows, columns)):
             return "it has not as many keys as queries"
         return None
+
+    def _no_documents(self) -> str | None:
+        """Why its mask is not known to be blocks of documents."""
+        if self.proof.verdict or self.proof.window:
+            return f"its mask is not blocks of documents: it is proven {self.proof.verdict or self.proof.window}"
+        try:
+            self._once("documents", self.documents)
+        except UnprovenError as unproven:
+            return f"its mask is not known to be blocks of documents: {unproven}"
+        return None
+
+    def documents(self) -> Sight:
+        """What each query sees where its mask shows it its own document; UnprovenError where that is not known."""
+        raise UnprovenError("they are looked for where attention is called alone")
+
+    def sight(self, way: AttentionWay) -> Sight:
+        """What each query sees in a way that is said to be a window, or blocks of documents."""
+        if way.mask == "documents":
+            return self._once("documents", self.documents)
+        window = self.proof.window
+        assert window is not None  # or the way would not be legal
+        return Sight(self.fakes["query"].shape[-2], window.left, window.right)
 
     def _useless(self, way: AttentionWay, arguments: Mapping[str, Any]) -> str | None:
         """Why it serves nothing to give a kernel other arguments, though it takes them; or why none takes them."""

@@ -17,7 +17,7 @@ class AttentionWay:
 
     kernel: str
     mask: str = ""
-    """`causal`, `unmasked` and `window` drop it, `rows`, `aligned` and `heads` lay it out; otherwise it stays as it is."""
+    """`causal`, `unmasked`, `window` and `documents` drop it, `rows`, `aligned` and `heads` lay it out; otherwise it stays as it is."""
     grouped: bool = False
     """Keys and values are those that the program repeats for each head of a group."""
     views: bool = False
@@ -33,7 +33,7 @@ class AttentionWay:
     @property
     def drops_mask(self) -> bool:
         """Whether attention is given no mask."""
-        return self.mask in ("causal", "unmasked", "window")
+        return self.mask in ("causal", "unmasked", "window", "documents")
 
     @property
     def lays_out(self) -> bool:
