@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fuseplan.errors import PlanError
+from fuseplan.executors.known import greedy_names, traits_of
 from fuseplan.host.settings import BUNDLES
 from fuseplan.plan_format import FORMAT, present_fields
 from fuseplan.segment import Region, Segmentation
@@ -22,8 +23,6 @@ HOSTS = ("inductor", "aten", "eager")
 SETTINGS = tuple(BUNDLES)
 SAVING = ("min-cut", "all")
 LAUNCHES = ("plain", "cudagraph")
-NAMED = ("aten", "eager", "inductor", "inductor-greedy", "nvfuser-greedy")
-"""Plans that are known by their name alone: a host by itself, or an executor that fuses all that it takes."""
 KERNELS = ("auto", "flash", "cudnn", "efficient", "math", "flex")
 _SKIPPING: Mapping[str, tuple[str, ...]] = {"window": ("flash", "flex"), "documents": ("flex",)}
 """Those that can skip what such a mask hides."""
@@ -165,9 +164,9 @@ class Plan:
         """Return one of the plans that exist without tuning; a greedy one fuses all that its executor takes."""
         if name in HOSTS:
             return Plan(name)
-        if name in NAMED:
+        if name in greedy_names():
             return Plan("aten", name=name)
-        raise PlanError(f"there is no plan called {name!r}; known are {', '.join(NAMED)}")
+        raise PlanError(f"there is no plan called {name!r}; known are {', '.join(named_plans())}")
 
     def to_json(self) -> str:
         """Return the plan as one line of canonical JSON, of format 2."""
@@ -195,6 +194,34 @@ class Plan:
 
     def _fields(self) -> dict[str, Any]:
         return {"format": FORMAT, **codec.plain_fields(self)}
+
+
+def named_plans() -> tuple[str, ...]:
+    """Plans that are known by their name alone: a host by itself, or an executor that fuses all that it takes.
+
+    >>> named_plans()
+    ('aten', 'eager', 'inductor', 'inductor-greedy', 'nvfuser-greedy')
+    """
+    return tuple(sorted((*HOSTS, *greedy_names())))
+
+
+def default_names() -> tuple[str, ...]:
+    """Names of the defaults, which are in every race, whatever the launch.
+
+    >>> default_names()
+    ('eager', 'inductor', 'nvfuser-greedy')
+    """
+    return "eager", "inductor", *greedy_names(defaults=True)
+
+
+def title_of(name: str) -> str:
+    """What people call a plan that is known by its name.
+
+    >>> title_of("nvfuser-greedy"), title_of("eager")
+    ('nvFuser greedy', 'Eager')
+    """
+    executor, greedy, _ = name.partition("-greedy")
+    return (traits_of(executor).title or executor.capitalize()) + greedy.replace("-", " ")
 
 
 def _line(fields: Mapping[str, Any]) -> str:

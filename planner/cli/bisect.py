@@ -68,10 +68,10 @@ def bisect(
 
 def _plan(text: str, file: Path | None) -> str | Plan:
     """The plan that is meant: a name is tried first, then a file, then a key."""
-    from fuseplan.plan import NAMED, Plan
+    from fuseplan.plan import Plan, named_plans
     from fuseplan.tuning_db.words import plan_named
 
-    if text in (*NAMED, "auto"):
+    if text in (*named_plans(), "auto"):
         return text
     path = Path(text)
     if path.is_file():

@@ -53,6 +53,16 @@ def traits_of(name: str) -> Traits:
     return _BY_NAME.get(name) or _registered.get(name) or Traits(name)
 
 
+def greedy_names(*, defaults: bool = False) -> tuple[str, ...]:
+    """Names of the plans in which one executor fuses all that it takes: of all that fuse, or of those whose plan is a default.
+
+    >>> greedy_names(), greedy_names(defaults=True)
+    (('inductor-greedy', 'nvfuser-greedy'), ('nvfuser-greedy',))
+    """
+    meant = (one for one in known_executors() if (one.greedy_default if defaults else one.fuses))
+    return tuple(f"{one.name}-greedy" for one in meant)
+
+
 def load(place: str) -> Any:
     """What stands at `module:Name`: the class of an executor from outside."""
     return resolve_name(place)

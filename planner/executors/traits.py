@@ -31,6 +31,8 @@ class Traits:
     """Among those that fuse, the first by this number makes the cut that the moves of a plan start from."""
     greedy_default: bool = False
     """Whether the plan that fuses all it takes is a default, which every tuned plan has to beat."""
+    with_torch: bool = False
+    """Whether it comes with torch: who is told torch's version needs none of its own to tell two places apart."""
     searching: tuple[str, ...] = ("tuned",)
     """Variants that search for kernels by themselves: for those who have time."""
     measuring_s: float = 2.0

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from fuseplan.errors import PlanError
-from fuseplan.plan import NAMED, CarveOuts, Plan, Rewrite
+from fuseplan.plan import CarveOuts, Plan, Rewrite, named_plans
 from fuseplan.segment import Region, Segmentation
 
 CUT = Segmentation((Region((0, 1), "nvfuser"), Region((3,), "inductor", "tuned", (2,))))
-PLANS = [Plan.named(name) for name in NAMED] + [
+PLANS = [Plan.named(name) for name in named_plans()] + [
     Plan("inductor", settings="reduce-overhead"),
     Plan("inductor", launch="cudagraph"),
     Plan("inductor", (Rewrite("attention", 0, "auto"), Rewrite("attention", 3, "flash+causal"))),

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, urlencode
+
+from fuseplan.executors.known import known_executors
+from fuseplan.plan import LAUNCHES
 
 MOST_BYTES = 8000
 """Of a query string: a name of 400 letters takes 4,800."""
@@ -49,7 +52,8 @@ class Filters:
     gpu: str = ""
     """The name of the GPU, or of the CPU where there is none."""
     torch: str = ""
-    nvfuser: str = ""
+    versions: tuple[tuple[str, str], ...] = ()
+    """By the names of executors."""
     launch: str = ""
     model: str = ""
     since: str = ""
@@ -58,12 +62,18 @@ class Filters:
 
     def any(self) -> bool:
         """Whether something is narrowed."""
-        return any(getattr(self, one.name) for one in fields(self))
+        return bool(self.versions or any(self.plain().values()))
+
+    def plain(self) -> dict[str, str]:
+        """All but the versions, by name."""
+        return {name: value for name, value in vars(self).items() if name != "versions"}
 
 
+VERSIONED = tuple(traits.name for traits in known_executors() if not traits.with_torch)
+"""The executors that have releases of their own: pages tell their versions, and filter by them."""
 COMMON = (
-    Param("db"), Param("gpu"), Param("torch"), Param("nvfuser"), Param("launch", r"(plain|cudagraph)?"), Param("model"),
-    Param("since", _DAY), Param("until", _DAY),
+    Param("db"), Param("gpu"), Param("torch"), *map(Param, VERSIONED), Param("launch", f"({'|'.join(LAUNCHES)})?"),
+    Param("model"), Param("since", _DAY), Param("until", _DAY),
 )  # fmt: skip
 """What each page knows: which database, and the filters."""
 
@@ -85,7 +95,8 @@ class Ask:
     @property
     def filters(self) -> Filters:
         """The filters of the bar."""
-        return Filters(**{one.name: self[one.name] for one in fields(Filters)})
+        versions = tuple((name, self[name]) for name in VERSIONED if self[name])
+        return Filters(**{name: self[name] for name in Filters().plain()}, versions=versions)
 
     def common(self) -> dict[str, str]:
         """What a link to another page carries on."""

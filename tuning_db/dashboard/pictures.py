@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 
 from fuseplan.drawing import svg
 from fuseplan.errors import FuseplanError
+from fuseplan.executors.known import traits_of
 from fuseplan.graph import Graph
 from fuseplan.graph.words import counted
-from fuseplan.plan import NAMED, Plan
+from fuseplan.plan import Plan, named_plans
 from fuseplan.segment import Region, Segmentation
 from fuseplan.tuning_db.dashboard.formats import us
 from fuseplan.tuning_db.evidence import Evidence
@@ -69,7 +70,12 @@ def cuts_of(
 
 def _same(plan: Plan, default: str) -> bool:
     """Whether a plan is that default, whatever its launch."""
-    return default in NAMED and replace(plan, launch="plain") == Plan.named(default)
+    return replace(plan, launch="plain") == _named(default)
+
+
+def _named(default: str | None) -> Plan | None:
+    """The plan of a default; None for one that this process does not know by its name."""
+    return Plan.named(default) if default in named_plans() else None
 
 
 def _meant(
@@ -95,14 +101,24 @@ def _graph(text: str) -> Graph | str:
 
 
 def _default(graph: Graph, default: str | None, executor: str, fused: Segmentation | None) -> Picture:
-    if default == "nvfuser-greedy" and executor == "nvfuser" and fused is not None:
-        return _drawn(graph, fused, "nvfuser-greedy", "every op that nvFuser takes, fused as far as may be", {})
-    if default == "nvfuser-greedy":
-        return _drawn(graph, None, "nvfuser-greedy", "the islands within which nvFuser fuses all that it takes", {})
-    if default == "inductor":
-        whole = Segmentation((Region(tuple(range(len(graph.ops))), "inductor"),))
-        return _drawn(graph, whole, "inductor", "all of it goes to Inductor, which cuts it by its own rules", {})
-    return _drawn(graph, Segmentation(), default or "eager", "every op runs alone, one kernel or more each", {})
+    plan, title = _named(default), default or "eager"
+    if plan is not None and plan.greedy:
+        return _greedy(graph, plan.greedy, fused if plan.greedy == executor else None, title)
+    if plan is not None and plan.host == "inductor":
+        return _drawn(graph, _whole(graph), title, "all of it goes to Inductor, which cuts it by its own rules", {})
+    return _drawn(graph, Segmentation(), title, "every op runs alone, one kernel or more each", {})
+
+
+def _greedy(graph: Graph, executor: str, fused: Segmentation | None, title: str) -> Picture:
+    """All that an executor takes, as far as it is known how it fuses that."""
+    name = traits_of(executor).title or executor
+    if fused is None:
+        return _drawn(graph, None, title, f"the islands within which {name} fuses all that it takes", {})
+    return _drawn(graph, fused, title, f"every op that {name} takes, fused as far as may be", {})
+
+
+def _whole(graph: Graph) -> Segmentation:
+    return Segmentation((Region(tuple(range(len(graph.ops))), "inductor"),))
 
 
 def _tuned(graph: Graph, plan: Plan | None, cut: Segmentation | None, labels: Mapping[int, str]) -> Picture:
@@ -110,10 +126,9 @@ def _tuned(graph: Graph, plan: Plan | None, cut: Segmentation | None, labels: Ma
         text = f"{counted(len(cut.regions), 'region')}; what is in none runs under ATen, op by op"
         return _drawn(graph, cut, "the plan", text, labels)
     if plan is not None and plan.host == "inductor":
-        whole = Segmentation((Region(tuple(range(len(graph.ops))), "inductor"),))
-        return _drawn(graph, whole, "the plan", "all of it goes to Inductor" + _how(plan), {})
+        return _drawn(graph, _whole(graph), "the plan", "all of it goes to Inductor" + _how(plan), {})
     if plan is not None and plan.greedy:
-        return _drawn(graph, None, "the plan", f"the islands within which {plan.greedy} fuses all that it takes", {})
+        return _greedy(graph, plan.greedy, None, "the plan")
     return _drawn(graph, Segmentation(), "the plan", "every op runs alone under ATen", {})
 
 
@@ -128,9 +143,10 @@ def _how(plan: Plan) -> str:
 
 def _start(graph: Graph, executor: str, fused: Segmentation | None, default: str | None) -> Picture | None:
     """The cut that moves lead away from, where that is not the default anyway."""
-    if fused is None or (default == "nvfuser-greedy" and executor == "nvfuser"):
+    plan = _named(default)
+    if fused is None or (plan is not None and plan.greedy == executor):
         return None
-    return _drawn(graph, fused, "where the moves start", f"every op that {executor} takes, fused as far as may be", {})
+    return _greedy(graph, executor, fused, "where the moves start")
 
 
 def _drawn(graph: Graph, cut: Segmentation | None, title: str, text: str, labels: Mapping[int, str]) -> Picture:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from fuseplan.tuning_db.dashboard.download import table_data
 from fuseplan.tuning_db.dashboard.formats import FILTERS
 from fuseplan.tuning_db.dashboard.page import Page
 from fuseplan.tuning_db.dashboard.parts import badge, bar, cells, heads, link, table_cell
-from fuseplan.tuning_db.dashboard.queries.filters import Choices
+from fuseplan.tuning_db.dashboard.queries.filters import Filter, told
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -35,7 +35,7 @@ def templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters.update(FILTERS)
+    found.filters.update(FILTERS, versions=told)
     found.globals.update(
         data_block=data_block, drawing=drawing, link=link, bar=bar, badge=badge, heads=heads, cells=cells,
         table_cell=table_cell, page_rows=page_rows,
@@ -138,7 +138,7 @@ class Frame:
     assets: Mapping[str, Asset]
     database: str
     databases: tuple[str, ...]
-    choices: Choices = field(default_factory=Choices)
+    choices: Sequence[Filter] = ()
 
     def served(self, view: View) -> str:
         """One page as a document."""

@@ -8,6 +8,7 @@ INDUCTOR = Traits(
     "inductor",
     title="Inductor",
     joins_anchors=True,
+    with_torch=True,
     measuring_s=2.5,
     color=("#0a5fc2", "#6cb2ff"),
     pads_matmuls=True,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from fuseplan.plan import NAMED, CarveOuts, Plan, Rewrite
+from fuseplan.plan import CarveOuts, Plan, Rewrite, named_plans
 from fuseplan.segment import Region, Segmentation
 from fuseplan.tuning_db import Box, Hit, Miss, Stale, Store
 from fuseplan.tuning_db.exchange import import_file, merge
@@ -30,7 +30,7 @@ OLD = GOLDEN / "of_4a9fd47"
 CUT = Segmentation((Region((0, 1), "nvfuser"), Region((3,), "inductor", "tuned", (2,))))
 FORWARD, BACKWARD = CarveOuts("forward", "12" * 32, CUT), CarveOuts("backward", "34" * 32, Segmentation())
 PLANS = [
-    *map(Plan.named, NAMED),
+    *map(Plan.named, named_plans()),
     *(Plan("inductor", settings=mode) for mode in ("reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")),
     Plan("inductor", launch="cudagraph"),
     Plan("inductor", (Rewrite("attention", 0, "auto"), Rewrite("attention", 3, "flash+causal"))),

@@ -143,7 +143,7 @@ def _chosen(own: Sequence[Slot], ask: Ask) -> Slot | None:
         return (
             filters.gpu in ("", slot.device)
             and filters.torch in ("", slot.torch)
-            and filters.nvfuser in ("", slot.nvfuser or "none")
+            and all(slot.versions.get(name, "none") == version for name, version in filters.versions)
             and filters.launch in ("", slot.launch)
         )
 

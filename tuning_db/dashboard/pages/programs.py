@@ -5,12 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fuseplan.tuning_db.dashboard.ask import Ask, Param
+from fuseplan.executors.known import traits_of
+from fuseplan.plan import title_of
+from fuseplan.tuning_db.dashboard.ask import VERSIONED, Ask, Param
 from fuseplan.tuning_db.dashboard.formats import sizes
 from fuseplan.tuning_db.dashboard.page import Page
-from fuseplan.tuning_db.dashboard.queries.slots import Slot, slots
+from fuseplan.tuning_db.dashboard.queries.slots import DEFAULTS, Slot, slots
 from fuseplan.tuning_db.dashboard.reader import Reader
 from fuseplan.tuning_db.dashboard.table import PER_PAGE, Cell, Column, ordered, searched
+
+
+def _of_default(name: str) -> Column[Slot]:
+    return Column(f"{name.replace('-', '_')}_us", title_of(name), "us", lambda slot: slot.defaults.get(name))
+
+
+def _of_version(executor: str) -> Column[Slot]:
+    return Column(executor, traits_of(executor).title, "text", lambda slot: slot.versions.get(executor), searched=True)
+
 
 COLUMNS: tuple[Column[Slot], ...] = (
     Column("program", "Program", "link", lambda slot: slot.title, searched=True),
@@ -22,9 +33,7 @@ COLUMNS: tuple[Column[Slot], ...] = (
     Column("plan_us", "Plan", "us", lambda slot: slot.plan_us, "Wall time of one call under the plan"),
     Column("best_default", "Best default", "text", lambda slot: slot.best, searched=True),
     Column("best_us", "its time", "us", lambda slot: slot.best_us),
-    Column("eager_us", "Eager", "us", lambda slot: slot.defaults.get("eager")),
-    Column("inductor_us", "Inductor", "us", lambda slot: slot.defaults.get("inductor")),
-    Column("nvfuser_greedy_us", "nvFuser greedy", "us", lambda slot: slot.defaults.get("nvfuser-greedy")),
+    *map(_of_default, DEFAULTS),
     Column("saved_s", "Saved", "seconds", lambda slot: slot.saved_s, "Recorded calls times the difference"),
     Column("calls", "Calls", "count", lambda slot: slot.calls or None, "How often it was called while it was recorded"),
     Column("peak_bytes", "Peak memory", "bytes", lambda slot: slot.peak_bytes),
@@ -32,7 +41,7 @@ COLUMNS: tuple[Column[Slot], ...] = (
     Column("sizes", "Sizes", "text", lambda slot: sizes(slot.sizes) if slot.sizes else None, searched=True),
     Column("device", "Device", "text", lambda slot: slot.device, searched=True),
     Column("torch", "torch", "text", lambda slot: slot.torch, searched=True),
-    Column("nvfuser", "nvFuser", "text", lambda slot: slot.nvfuser or None, searched=True),
+    *map(_of_version, VERSIONED),
     Column("changed_at", "Changed", "when", lambda slot: slot.changed_at or None),
     Column("key", "Key", "text", lambda slot: slot.program, "Of the program's Dynamo graph", searched=True),
 )  # fmt: skip

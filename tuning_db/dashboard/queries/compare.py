@@ -6,7 +6,7 @@ import sqlite3
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from fuseplan.tuning_db.dashboard.queries.filters import DEVICE, NVFUSER
+from fuseplan.tuning_db.dashboard.queries.filters import DEVICE, VERSIONS, Versions, told
 from fuseplan.tuning_db.dashboard.queries.rows import rows, select, sql
 from fuseplan.tuning_db.dashboard.queries.values import number, text
 
@@ -20,15 +20,14 @@ class Place:
     key: str
     device: str = field(metadata=sql(DEVICE))
     torch: str
-    nvfuser: str = field(metadata=sql(NVFUSER))
+    versions: Versions = field(metadata=VERSIONS)
     plans: int = field(metadata=sql("count(*)"))
     changed_at: str = field(metadata=sql("max(plan.changed_at)"))
 
     @property
     def title(self) -> str:
         """What it is called in a list."""
-        fused = f" · nvFuser {self.nvfuser}" if self.nvfuser else ""
-        return f"{self.device} · torch {self.torch}{fused}"
+        return f"{self.device} · torch {self.torch}{told(self.versions)}"
 
 
 @dataclass(frozen=True)

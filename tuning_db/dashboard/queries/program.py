@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from fuseplan.errors import PlanError, StoreError
 from fuseplan.segment.moves import Move
 from fuseplan.segment.moves.move import from_json
-from fuseplan.tuning_db.dashboard.queries.filters import DEVICE, NVFUSER, STANDING
+from fuseplan.tuning_db.dashboard.queries.filters import DEVICE, STANDING, VERSIONS, Versions
 from fuseplan.tuning_db.dashboard.queries.rows import rows, select, sql
 from fuseplan.tuning_db.dashboard.queries.values import count, number, text
 from fuseplan.tuning_db.evidence import NO_EVIDENCE, Evidence, Raced
@@ -45,7 +45,7 @@ class PlanRow:
     environment: str = field(metadata=sql("environment.key"))
     device: str = field(metadata=sql(DEVICE))
     torch: str = field(metadata=sql("environment.torch"))
-    nvfuser: str = field(metadata=sql(NVFUSER))
+    versions: Versions = field(metadata=VERSIONS)
     launch: str
     sizes: str
     standing: str = field(metadata=sql(STANDING))

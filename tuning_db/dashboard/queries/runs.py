@@ -8,7 +8,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fuseplan.tuning_db.dashboard.ask import Filters
-from fuseplan.tuning_db.dashboard.queries.filters import DEVICE, NVFUSER, OF_ENVIRONMENT, OF_PROGRAM, bound, of_time
+from fuseplan.tuning_db.dashboard.queries.filters import (
+    DEVICE,
+    OF_ENVIRONMENT,
+    OF_PROGRAM,
+    VERSIONS,
+    Versions,
+    bound,
+    of_time,
+)
 from fuseplan.tuning_db.dashboard.queries.rows import rows, select, sql
 from fuseplan.tuning_db.dashboard.queries.values import count, text
 
@@ -30,7 +38,7 @@ class RunRow:
     name: str | None = field(metadata=sql("program.name"))
     device: str = field(metadata=sql(DEVICE))
     torch: str = field(metadata=sql("environment.torch"))
-    nvfuser: str = field(metadata=sql(NVFUSER))
+    versions: Versions = field(metadata=VERSIONS)
     effort: str
     state: str
     host: str

@@ -7,15 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fuseplan.noise import Comparison, RaceTime, compared, relative
+from fuseplan.plan import default_names
 from fuseplan.tuning_db.dashboard.ask import Filters
 from fuseplan.tuning_db.dashboard.formats import tone
-from fuseplan.tuning_db.dashboard.queries.filters import DEVICE, NVFUSER, STANDING, bound, of_place, of_time
+from fuseplan.tuning_db.dashboard.queries.filters import DEVICE, STANDING, VERSIONS, Versions, bound, of_place, of_time
 from fuseplan.tuning_db.dashboard.queries.rows import NOT_READ, read_fields, select, sql
 from fuseplan.tuning_db.dashboard.queries.stale import stale_plans
 from fuseplan.tuning_db.dashboard.queries.values import count, number
 from fuseplan.tuning_db.records import RACED
 
-DEFAULTS = ("eager", "inductor", "nvfuser-greedy")
+DEFAULTS = default_names()
 BEST = "best"
 """The fastest of the defaults that were timed."""
 STANDINGS = ("tuned", "default", "unverified", "pinned", "disabled", "failed", "running")
@@ -33,7 +34,7 @@ class Slot:
     environment: str = field(metadata=sql("environment.key"))
     device: str = field(metadata=sql(DEVICE))
     torch: str = field(metadata=sql("environment.torch"))
-    nvfuser: str = field(metadata=sql(NVFUSER))
+    versions: Versions = field(metadata=VERSIONS)
     launch: str
     sizes: str
     standing: str
@@ -146,17 +147,6 @@ _TIMINGS = f"""SELECT default_timing.program_id, default_timing.environment_id, 
   JOIN environment ON environment.id = default_timing.environment_id
  WHERE default_timing.status = 'ok' AND {of_place("default_timing")}
  ORDER BY default_timing.measured_at, default_timing.id"""
-
-# Defaults were timed, and no plan came of it: the run goes on, or has failed.
-_WITHOUT_PLAN = f"""{select(Slot, "plan")} FROM (
-SELECT default_timing.program_id, default_timing.environment_id, default_timing.launch,
-       default_timing.sizes, max(default_timing.measured_at), max(coalesce(run.state = 'running', 0))
-  FROM default_timing JOIN program ON program.id = default_timing.program_id
-  JOIN environment ON environment.id = default_timing.environment_id LEFT JOIN run ON run.id = default_timing.run_id
- WHERE (default_timing.program_id, default_timing.environment_id, default_timing.launch, default_timing.sizes) NOT IN
-       (SELECT program_id, environment_id, launch, sizes FROM plan)
-   AND {of_place("default_timing")} AND {of_time("default_timing.measured_at")}
- GROUP BY 1, 2, 3, 4"""
 
 _CALLS = "SELECT program_id, sizes, calls FROM trace WHERE calls > 0"
 
