@@ -17,7 +17,7 @@ from fuseplan.models.features import Looking
 from fuseplan.models.fitting import fit_heads
 from fuseplan.models.heads import Heads
 from fuseplan.models.learned import Learned
-from fuseplan.models.model import Asked
+from fuseplan.models.model import Question
 from fuseplan.models.rows import packaged, read_rows
 from fuseplan.models.shipped import model_rows, rows_for
 from fuseplan.segment import is_anchor, islands
@@ -66,10 +66,10 @@ def _steps(
     works = [table.of(region) for region in regions]
     roofline = Roofline(H200)
     roofline.update(rows)
-    asked: list[Asked] = [(row.work, row.executor, row.variant) for row in rows]
+    questions: list[Question] = [(row.work, row.executor, row.variant) for row in rows]
     looking = Looking(H200)
-    looking.at(asked)
-    heads.answer(asked, looking)
+    looking.at(questions)
+    heads.answer(questions, looking)
 
     def look() -> None:
         for region in regions:
@@ -96,7 +96,7 @@ def _steps(
         "work_us_per_region": (look, len(regions)),
         "roofline_predict_us": (predict, len(regions) * len(CHOICES)),
         "roofline_fit_us_per_row": (lambda: _fitted(rows), len(rows)),
-        "learned_predict_us": (lambda: heads.answer(asked, looking), len(asked)),
+        "learned_predict_us": (lambda: heads.answer(questions, looking), len(questions)),
         "learned_with_features_us": (with_features, len(regions)),
         "learned_few_us": (few, 20 * len(CHOICES)),
     }

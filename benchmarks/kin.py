@@ -31,12 +31,12 @@ def measure(arguments: list[str]) -> dict[str, Any]:
             heads = heads_of(data, split.train)
             for kin in _families(data, split.test):
                 executor = data.measured[kin[0]].executor
-                told = Learned(heads).predict([data.asked[i] for i in kin])
+                told = Learned(heads).predict([data.questions[i] for i in kin])
                 off = [math.log(data.rows[i].device_us / one.device_us) for i, one in zip(kin, told, strict=True)]
                 errors[executor] += combinations(off, 2)
                 model = Learned(heads)
                 model.update([data.rows[kin[0]]])
-                later = zip(kin[1:], model.predict([data.asked[i] for i in kin[1:]]), strict=True)
+                later = zip(kin[1:], model.predict([data.questions[i] for i in kin[1:]]), strict=True)
                 held[executor] += [one.low_us <= data.rows[i].device_us <= one.high_us for i, one in later]
     return {executor: _row(np.array(errors[executor]), held[executor]) for executor in sorted(errors)}
 

@@ -30,7 +30,7 @@ from fuseplan.tuning_db.files import Database
 from fuseplan.tuning_db.programs import region_row
 from fuseplan.tuning_db.records import trace_key
 from fuseplan.tuning_db.schema import ENVIRONMENT, MEASUREMENT, OBJECTS, PLAN, PROGRAM, REGION, TRACE
-from fuseplan.tuning_db.tables import Table, Writer
+from fuseplan.tuning_db.tables import RowWriter, Table
 
 HERE = Environment(
     "cuda", "2.11.0+cu130", gpu="NVIDIA H200", gpu_sms=132, gpu_l2_mib=60, gpu_memory_gib=140, cuda="13.0",
@@ -132,7 +132,7 @@ def schema_digest() -> str:
 
 def put_rows(connection: sqlite3.Connection, rows: list[tuple[Table, Row]]) -> None:
     """Write rows within a transaction of the caller's."""
-    writer = Writer(connection)
+    writer = RowWriter(connection)
     for table, row in rows:
         writer.put(table, row)
 

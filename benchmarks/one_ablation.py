@@ -31,6 +31,7 @@ from fuseplan.models import CostModel, Machine
 from fuseplan.plan import Plan
 from fuseplan.solver.costs import Timings
 from fuseplan.tuning.effort import FULL, Effort
+from fuseplan.tuning.program import problem as problem_stage
 from fuseplan.tuning.program.baseline import defaults, planned, whole_candidates
 from fuseplan.tuning.program.budget import Budget
 from fuseplan.tuning.program.combine import distinct, plan_name
@@ -247,5 +248,5 @@ def _own_stage(plan: Plan) -> str | None:
 def _without(executor: str | None) -> Iterator[None]:
     """Tuning that knows nothing of one executor."""
     left = {name: one for name, one in executors().items() if name != executor}
-    with mock.patch("fuseplan.tuning.program.problem.executors", return_value=left):
+    with mock.patch.object(problem_stage, "executors", return_value=left):
         yield

@@ -10,7 +10,7 @@ from dataclasses import astuple
 
 from fuseplan.models.cost import Cost
 from fuseplan.models.machine import Machine
-from fuseplan.models.model import Asked, Row
+from fuseplan.models.model import Question, Row
 from fuseplan.models.terms import device_terms, host_terms
 from fuseplan.models.work import Work
 
@@ -28,15 +28,15 @@ class Random:
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
 
-    def predict(self, regions: Sequence[Asked]) -> list[Cost]:
+    def predict(self, regions: Sequence[Question]) -> list[Cost]:
         """One cost for each of `regions`, in order."""
-        return [self._predict(asked) for asked in regions]
+        return [self._predict(question) for question in regions]
 
     def update(self, rows: Sequence[Row]) -> None:
         """Nothing is learnt."""
 
-    def _predict(self, asked: Asked) -> Cost:
-        work, executor, variant = asked
+    def _predict(self, question: Question) -> Cost:
+        work, executor, variant = question
         text = repr((self.seed, astuple(work), executor, variant))
         chance = random.Random(hashlib.blake2b(text.encode(), digest_size=8).digest())
         return Cost(1000 ** chance.random(), 1 + 19 * chance.random(), _UNSURE)
@@ -59,7 +59,7 @@ class BestSingleExecutor:
         """The choice that is preferred everywhere, once there are rows."""
         return min(self._seen, key=lambda choice: (self._means(choice)[0], choice), default=None)
 
-    def predict(self, regions: Sequence[Asked]) -> list[Cost]:
+    def predict(self, regions: Sequence[Question]) -> list[Cost]:
         """One cost for each of `regions`, in order."""
         return [self._predict(work, executor, variant) for work, executor, variant in regions]
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from fuseplan.executors.known import traits_of
 from fuseplan.models.machine import Machine
-from fuseplan.models.model import Asked
+from fuseplan.models.model import Question
 from fuseplan.models.terms import Terms, device_terms, host_terms
 from fuseplan.models.work import CLASSES, Work
 
@@ -158,14 +158,14 @@ class Looking:
     def __init__(self, machine: Machine, most: int = 200_000) -> None:
         self.machine, self.most = machine, most
         self._regions: dict[Work, tuple[float, ...]] = {}
-        self._seen: dict[Asked, Seen] = {}
+        self._seen: dict[Question, Seen] = {}
 
-    def at(self, asked: Iterable[Asked]) -> Sequence[Seen]:
+    def at(self, questions: Iterable[Question]) -> Sequence[Seen]:
         """All of `asked`, in order."""
-        return [self._seen.get(one) or self._look(one) for one in asked]
+        return [self._seen.get(one) or self._look(one) for one in questions]
 
-    def _look(self, asked: Asked) -> Seen:
-        work, executor, variant = asked
+    def _look(self, question: Question) -> Seen:
+        work, executor, variant = question
         if len(self._seen) >= self.most:  # whoever asks for so many will not ask for the first again
             self._seen.clear()
             self._regions.clear()
@@ -175,5 +175,5 @@ class Looking:
         device, host = device_terms(work, executor, self.machine), host_terms(work, executor, self.machine)
         packed = array("f", (*region, *choice_features(work, executor, variant, device, host))).tobytes()
         seen = Seen(packed, device, host)
-        self._seen[asked] = seen
+        self._seen[question] = seen
         return seen

@@ -12,7 +12,7 @@ from fuseplan.errors import OptionError
 from fuseplan.graph.words import counted
 from fuseplan.models.conformal import bands, quantile
 from fuseplan.models.features import Looking
-from fuseplan.models.heads import HOST_FLOOR_US, Heads, Table, with_scatter
+from fuseplan.models.heads import HOST_FLOOR_US, Heads, QuestionTable, with_scatter
 from fuseplan.models.learners import CHOSEN, FAMILIES, Fit, Fitted, classifier, small_boosting
 from fuseplan.models.machine import Machine
 from fuseplan.models.model import Row
@@ -56,7 +56,7 @@ def fit_heads(
     roofline = Roofline(machine)
     roofline.update([rows[i] for i in usable])
     rates = _copied(roofline.rates)
-    every = Table.of([(row.work, row.executor, row.variant) for row in rows], looking, rates)
+    every = QuestionTable.of([(row.work, row.executor, row.variant) for row in rows], looking, rates)
     known = _Known.of([rows[i] for i in usable], every, np.array(usable), groups)
     fit = FAMILIES[family]
     unseen = known.unseen(fit)
@@ -114,7 +114,7 @@ class _Known:
     folds: Any
 
     @staticmethod
-    def of(rows: Sequence[Row], every: Table, usable: Any, groups: Sequence[str] | None) -> _Known:
+    def of(rows: Sequence[Row], every: QuestionTable, usable: Any, groups: Sequence[str] | None) -> _Known:
         import numpy as np
 
         device = np.array([row.device_us for row in rows])

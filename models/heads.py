@@ -16,7 +16,7 @@ from fuseplan.models.features import Looking
 from fuseplan.models.fit import Weights
 from fuseplan.models.learners import Fitted, fitted_of
 from fuseplan.models.machine import Machine
-from fuseplan.models.model import Asked
+from fuseplan.models.model import Question
 from fuseplan.models.roofline import Rates
 from fuseplan.models.support import Support
 
@@ -63,15 +63,15 @@ class Heads:
     """The error to expect from which on an answer is unsure."""
     about: Mapping[str, Any]
 
-    def answer(self, asked: Sequence[Asked], looking: Looking) -> Answers:
+    def answer(self, questions: Sequence[Question], looking: Looking) -> Answers:
         """All that is known of these questions."""
         import numpy as np
 
-        table = Table.of(asked, looking, self.rates)
+        table = QuestionTable.of(questions, looking, self.rates)
         ratio, scatter = map(_rounded, self.functions["device"].both(table.features))
         device = table.device_us * np.exp(ratio)
         error = np.exp(_rounded(self.functions["error"].predict(with_scatter(table.features, scatter, ratio))))
-        factor = self.bands.all([executor for _, executor, _ in asked], device)
+        factor = self.bands.all([executor for _, executor, _ in questions], device)
         called = np.exp(_rounded(self.functions["host"].predict(table.features)))
         return Answers(
             device,
@@ -139,7 +139,7 @@ class Heads:
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class QuestionTable:
     """Questions as arrays: their features, and what the roofline says."""
 
     features: Any
@@ -147,22 +147,22 @@ class Table:
     host_us: Floats
 
     @staticmethod
-    def of(asked: Sequence[Asked], looking: Looking, rates: Rates) -> Table:
+    def of(questions: Sequence[Question], looking: Looking, rates: Rates) -> QuestionTable:
         """Look at all of `asked`."""
         import numpy as np
 
-        seen = looking.at(asked)
+        seen = looking.at(questions)
         rows = np.frombuffer(b"".join([one.packed for one in seen]), np.float32).reshape(len(seen), -1)
-        factors = np.array([rates.factor(*one) if one[2] != "default" else 1.0 for one in asked])
+        factors = np.array([rates.factor(*one) if one[2] != "default" else 1.0 for one in questions])
         device = np.array([one.device for one in seen], ndmin=2).reshape(len(seen), -1)
         host = np.array([one.host for one in seen], ndmin=2).reshape(len(seen), -1)
         device_us, host_us = np.zeros(len(seen)), np.zeros(len(seen))
-        names = np.array([executor for _, executor, _ in asked])
+        names = np.array([executor for _, executor, _ in questions])
         for executor in sorted(set(names.tolist())):
             mine = names == executor
             device_us[mine] = (device[mine] * rates.device_weights(executor).values).sum(axis=1)
             host_us[mine] = (host[mine] * rates.host_weights(executor).values).sum(axis=1)
-        return Table(rows, device_us * factors, host_us)
+        return QuestionTable(rows, device_us * factors, host_us)
 
 
 def with_scatter(rows: Any, scatter: Floats, ratio: Floats) -> Any:

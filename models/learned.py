@@ -12,7 +12,7 @@ from fuseplan.models.conformal import size_class
 from fuseplan.models.cost import NINE_OF_TEN, Cost
 from fuseplan.models.features import Looking
 from fuseplan.models.heads import Heads
-from fuseplan.models.model import Asked, Row
+from fuseplan.models.model import Question, Row
 from fuseplan.models.work import Work
 
 SHRINKAGE = 8.0
@@ -124,31 +124,31 @@ class Learned:
         self.heads = heads
         self.machine = heads.machine
         self._looking = Looking(heads.machine)
-        self._raw: dict[Asked, _Raw] = {}
+        self._raw: dict[Question, _Raw] = {}
         self._device: dict[str, _Correction] = {}
         self._host: dict[str, _Errors] = {}
         self._regions: dict[Work, list[tuple[str, str, int, float]]] = {}
-        self._kin: dict[Asked, _Errors] = {}
+        self._kin: dict[Question, _Errors] = {}
         self._kinds: dict[Work, Work] = {}
         self._corrected: dict[tuple[str, str, int], float] = {}
         """What is corrected by how much, until there are more measurements."""
         self._grown: dict[str, float] = {}
 
-    def predict(self, regions: Sequence[Asked]) -> list[Cost]:
+    def predict(self, regions: Sequence[Question]) -> list[Cost]:
         """One cost for each of `regions`, in order."""
         self._ask(regions)
         if not self._device:
-            return [self._unadapted(self._raw[asked]) for asked in regions]
-        return [self._adapted(asked, self._raw[asked]) for asked in regions]
+            return [self._unadapted(self._raw[question]) for question in regions]
+        return [self._adapted(question, self._raw[question]) for question in regions]
 
     def update(self, rows: Sequence[Row]) -> None:
         """Adapt to measurements, in addition to all that came before."""
         rows = [row for row in rows if row.usable]
-        asked = [(row.work, row.executor, row.variant) for row in rows]
-        self._ask(asked)
+        questions = [(row.work, row.executor, row.variant) for row in rows]
+        self._ask(questions)
         self._corrected.clear()
         self._grown.clear()
-        for row, question in zip(rows, asked, strict=True):
+        for row, question in zip(rows, questions, strict=True):
             raw = self._raw[question]
             if raw.device_us <= 0:
                 continue
@@ -160,7 +160,7 @@ class Learned:
             if row.host_us > 0 and raw.host_us > 0:
                 self._host.setdefault(row.executor, _Errors()).add(math.log(row.host_us / raw.host_us))
 
-    def gap(self, first: Sequence[Asked], second: Sequence[Asked]) -> Gap:
+    def gap(self, first: Sequence[Question], second: Sequence[Question]) -> Gap:
         """How the device times of two cuts of the same ops compare; what is in both is in neither's doubt."""
         predicted = dict(zip([*first, *second], self.predict([*first, *second]), strict=True))
         totals = [math.fsum(predicted[one].device_us for one in cut) for cut in (first, second)]
@@ -175,16 +175,16 @@ class Learned:
         factor = self.heads.pair(*names) if all(names) else self.heads.pairs["", ""]
         return Gap(math.log(totals[0] / totals[1]), factor * math.sqrt(doubt) / NINE_OF_TEN)
 
-    def _error(self, asked: Asked) -> float:
+    def _error(self, question: Question) -> float:
         """The error to expect, before any factor."""
-        return self._raw[asked].error
+        return self._raw[question].error
 
-    def _ask(self, asked: Sequence[Asked]) -> None:
+    def _ask(self, questions: Sequence[Question]) -> None:
         """See to it that the fit's own answers are there."""
         if len(self._raw) > _KEPT:
             self._raw.clear()
             self._kinds.clear()
-        new = [one for one in dict.fromkeys(asked) if one not in self._raw]
+        new = [one for one in dict.fromkeys(questions) if one not in self._raw]
         if not new:
             return
         found = self.heads.answer(new, self._looking)
@@ -207,10 +207,10 @@ class Learned:
             return Cost(0.0, raw.host_us, IDLE_SPREAD, raw.fails, raw.near)
         return Cost(raw.device_us, raw.host_us, raw.spread, raw.fails, raw.near, raw.novelty > 1.0)
 
-    def _adapted(self, asked: Asked, raw: _Raw) -> Cost:
+    def _adapted(self, question: Question, raw: _Raw) -> Cost:
         if raw.device_us <= 0:
             return self._unadapted(raw)
-        work, executor, variant = asked
+        work, executor, variant = question
         ratio = self._correction(executor, variant, raw.size)
         spread = raw.spread * self._growth(executor)
         unsure = raw.novelty > 1.0

@@ -10,7 +10,7 @@ from typing import Protocol
 from fuseplan.models.cost import Cost
 from fuseplan.models.work import Work
 
-Asked = tuple[Work, str, str]
+Question = tuple[Work, str, str]
 """A region's work, the executor that would run it, and the variant."""
 
 
@@ -34,7 +34,7 @@ class Row:
 class CostModel(Protocol):
     """Predicts and learns. The same rows in the same order always give the same predictions."""
 
-    def predict(self, regions: Sequence[Asked]) -> list[Cost]:
+    def predict(self, regions: Sequence[Question]) -> list[Cost]:
         """One cost for each of `regions`, in order."""
         ...
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fuseplan.models.cost import Cost
 from fuseplan.models.fit import Weights, fit
 from fuseplan.models.machine import Machine
-from fuseplan.models.model import Asked, Row
+from fuseplan.models.model import Question, Row
 from fuseplan.models.terms import (
     DEVICE_DOUBT,
     HOST_DOUBT,
@@ -65,10 +65,10 @@ class Roofline:
         self._variants: dict[tuple[str, str], float] = {}
         self._stale: set[str] = set()
 
-    def predict(self, regions: Sequence[Asked]) -> list[Cost]:
+    def predict(self, regions: Sequence[Question]) -> list[Cost]:
         """One cost for each of `regions`, in order."""
         rates = self.rates
-        return [_predict(rates, self.machine, *asked) for asked in regions]
+        return [_predict(rates, self.machine, *question) for question in regions]
 
     @property
     def rates(self) -> Rates:

@@ -144,9 +144,9 @@ def allowed_kinds(value: object) -> tuple[str, ...] | None:
 
 def _check_allowed(kinds: tuple[str, ...] | None, plan: Plan | None, attention: object) -> None:
     """What is asked for beside it must not need what option `rewrites` forbids."""
-    asked = {one.kind for one in plan.rewrites} if plan is not None else set()
-    asked |= {"attention"} if attention == "proven" else set()
-    forbidden = sorted(asked - set(asked if kinds is None else kinds))
+    needed = {one.kind for one in plan.rewrites} if plan is not None else set()
+    needed |= {"attention"} if attention == "proven" else set()
+    forbidden = sorted(needed - set(needed if kinds is None else kinds))
     if forbidden:
         raise OptionError(f"option rewrites forbids {', '.join(forbidden)}, which is asked for beside it")
 

@@ -107,7 +107,7 @@ def tune(
                 verdicts[item] = replace(recalled(item.trace, item.known), sizes=item.sizes.text)
                 heard.end(verdict_line(verdicts[item]))
         work_off(waiting, opening, time, heard, verdicts.__setitem__)
-        return [replace(verdicts[item], calls=item.trace.times) for item in todo.asked]
+        return [replace(verdicts[item], calls=item.trace.times) for item in todo.as_given]
 
 
 @dataclass

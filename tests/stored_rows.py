@@ -41,7 +41,7 @@ from fuseplan.tuning_db.schema import (
     RUN,
     TRACE,
 )
-from fuseplan.tuning_db.tables import Table, Writer
+from fuseplan.tuning_db.tables import RowWriter, Table
 from stored import BOTH, CPU, GELU, HERE, INDUCTOR, NVFUSER, RELU, graph_of
 
 Rows = list[tuple[Table, Row]]
@@ -135,7 +135,7 @@ def database_of(rows: Sequence[tuple[Table, Row]], path: Path | None = None) -> 
     database = Database(path)
 
     def put(connection: object) -> None:
-        writer = Writer(connection)  # type: ignore[arg-type]
+        writer = RowWriter(connection)  # type: ignore[arg-type]
         for table, row in rows:
             writer.put(table, row)
 

@@ -31,7 +31,7 @@ _ALLOWED = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_TRANSACTI
 _FUNCTIONS = {"min", "max", "count", "json_group_object"}
 
 
-class Source:
+class ForeignFile:
     """A file to take rows from. Rows come in an order in which each stands after those that it refers to.
 
     `ours` says that it is this user's own damaged file, whose journal may be played back into it.
@@ -49,7 +49,7 @@ class Source:
         self._version = schema.VERSION
         self._connection = self._connect()
 
-    def __enter__(self) -> Source:
+    def __enter__(self) -> ForeignFile:
         return self
 
     def __exit__(

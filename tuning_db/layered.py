@@ -18,7 +18,7 @@ from fuseplan.tuning_db.layers import Places, network_file_system
 from fuseplan.tuning_db.notify import notify
 from fuseplan.tuning_db.records import Miss
 from fuseplan.tuning_db.schema import everything
-from fuseplan.tuning_db.tables import Writer, put_all
+from fuseplan.tuning_db.tables import RowWriter, put_all
 
 _T = TypeVar("_T")
 _Own = TypeVar("_Own", bound="Layered")
@@ -128,7 +128,7 @@ class Layered:
                 return
             rows = self._memory.read(everything)
             try:
-                user.write(lambda connection: put_all(Writer(connection), rows))
+                user.write(lambda connection: put_all(RowWriter(connection), rows))
             except Unusable:
                 return  # it still is in memory
             self._memory = None

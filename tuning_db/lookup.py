@@ -25,7 +25,7 @@ _KNOWS = "SELECT 1 FROM plan WHERE program_id = (SELECT id FROM program WHERE ke
 
 
 @dataclass(frozen=True)
-class Candidate:
+class UnparsedPlan:
     """A plan as one layer holds it, not parsed yet: most are for other machines. No row: it is damaged."""
 
     key: str
@@ -36,7 +36,7 @@ class Candidate:
     environment: Environment | None
 
 
-def candidates(connection: sqlite3.Connection, query: Query, layer: str, rank: int) -> list[Candidate]:
+def candidates(connection: sqlite3.Connection, query: Query, layer: str, rank: int) -> list[UnparsedPlan]:
     """Candidates for a program in one layer, by one indexed query."""
     known: dict[object, Environment | None] = {}
     found = []
@@ -45,7 +45,7 @@ def candidates(connection: sqlite3.Connection, query: Query, layer: str, rank: i
         key = row["environment"] if row is not None else None
         if row is not None and key not in known:
             known[key] = environment_of(connection, key)
-        found.append(Candidate(str(values[0]), layer, rank, row, known.get(key)))
+        found.append(UnparsedPlan(str(values[0]), layer, rank, row, known.get(key)))
     return found
 
 
@@ -64,7 +64,7 @@ def environments(connection: sqlite3.Connection) -> dict[str, Environment]:
     return {str(row["key"]): Environment.of(row) for row in ENVIRONMENT.good(connection)}
 
 
-def choose(query: Query, found: Sequence[Candidate]) -> Hit | Stale | Miss:
+def choose(query: Query, found: Sequence[UnparsedPlan]) -> Hit | Stale | Miss:
     """The best of what all layers hold: a pinned plan, else one for just this environment, else a stale one."""
     highest = _highest(found)
     if not highest:
@@ -89,7 +89,7 @@ def no_plan(program: str) -> Miss:
     return Miss("no such program", f"no plan is stored for program {program[:12]}")
 
 
-def boxes(query: Query, found: Sequence[Candidate]) -> list[Box]:
+def boxes(query: Query, found: Sequence[UnparsedPlan]) -> list[Box]:
     """The boxes of sizes within which this program has a plan here, whatever its sizes are now."""
     inside = []
     for candidate in _highest(found):
@@ -100,9 +100,9 @@ def boxes(query: Query, found: Sequence[Candidate]) -> list[Box]:
     return inside
 
 
-def _highest(found: Sequence[Candidate]) -> list[Candidate]:
+def _highest(found: Sequence[UnparsedPlan]) -> list[UnparsedPlan]:
     """Each plan as the highest layer that holds it has it."""
-    highest: dict[str, Candidate] = {}
+    highest: dict[str, UnparsedPlan] = {}
     for candidate in found:
         known = highest.get(candidate.key)
         if known is None or candidate.rank > known.rank:
@@ -123,7 +123,7 @@ class _Usable:
         return _Usable(answer, standing, (stored.changed_at, stored.key))
 
 
-def judge(query: Query, candidate: Candidate) -> Hit | Stale | Miss:
+def judge(query: Query, candidate: UnparsedPlan) -> Hit | Stale | Miss:
     """Whether a plan may be run for this question."""
     row, environment, name = candidate.row, candidate.environment, f"plan {candidate.key[:12]}"
     if row is None or environment is None:

@@ -35,7 +35,7 @@ def measurements(connection: sqlite3.Connection, region: str, here: Environment)
 def measured_among(connection: sqlite3.Connection, regions: Collection[str]) -> list[str]:
     """Regions among these, by key, of which anything was measured anywhere."""
     sql = (  # CROSS JOIN keeps SQLite from beginning with all regions that there are
-        "SELECT region.key FROM json_each(?) AS asked CROSS JOIN region ON region.key = asked.value"
+        "SELECT region.key FROM json_each(?) AS wanted CROSS JOIN region ON region.key = wanted.value"
         " WHERE EXISTS (SELECT 1 FROM measurement WHERE measurement.region_id = region.id)"
     )
     return [str(key) for (key,) in connection.execute(sql, (json.dumps(sorted(regions)),))]

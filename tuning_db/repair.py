@@ -22,8 +22,8 @@ from fuseplan.graph.words import counted
 from fuseplan.tuning_db import schema
 from fuseplan.tuning_db.columns import Row
 from fuseplan.tuning_db.files import SQL_ERRORS, Busy, Damaged, Database, Identity, NotOurs, Unusable
-from fuseplan.tuning_db.foreign import Source
-from fuseplan.tuning_db.tables import Table, Writer, batches, put_all
+from fuseplan.tuning_db.foreign import ForeignFile
+from fuseplan.tuning_db.tables import RowWriter, Table, batches, put_all
 
 try:
     import fcntl
@@ -140,7 +140,7 @@ def salvage(aside: Path, into: Database, within_s: float) -> Renewed:
 
 def _copied(aside: Path, file: Path, into: Database, deadline: float) -> Renewed:
     saved = 0
-    with Source(file, deadline, ours=True) as source:
+    with ForeignFile(file, deadline, ours=True) as source:
         held = source.held()
         try:
             for batch in batches(source.rows(), _BATCH):
@@ -167,7 +167,7 @@ def _headed(aside: Path) -> Iterator[Path]:
 
 
 def _put(batch: list[tuple[Table, Row]], into: Database) -> int:
-    return into.write(lambda connection: put_all(Writer(connection), batch))
+    return into.write(lambda connection: put_all(RowWriter(connection), batch))
 
 
 def _free_name(path: Path) -> Path:

@@ -164,7 +164,7 @@ ORDER BY run.changed_at DESC, run.id DESC
 """
 # From the few regions to the programs that were cut into them: CROSS JOIN keeps SQLite from beginning at the other end.
 _CUT_BEFORE = """
-SELECT DISTINCT plan.key, region.key FROM json_each(?) AS asked CROSS JOIN region ON region.key = asked.value
+SELECT DISTINCT plan.key, region.key FROM json_each(?) AS wanted CROSS JOIN region ON region.key = wanted.value
 CROSS JOIN graph_region ON graph_region.region_id = region.id
 CROSS JOIN program_graph ON program_graph.graph_id = graph_region.graph_id
 CROSS JOIN plan ON plan.program_id = program_graph.program_id

@@ -18,7 +18,7 @@ from fuseplan.tuning_db.columns import MAX_TRACE, Row
 from fuseplan.tuning_db.environment import Environment
 from fuseplan.tuning_db.layered import LOOKUP_S, Layered
 from fuseplan.tuning_db.layers import Places, places
-from fuseplan.tuning_db.lookup import Candidate, boxes, candidates, choose, knows, no_plan
+from fuseplan.tuning_db.lookup import UnparsedPlan, boxes, candidates, choose, knows, no_plan
 from fuseplan.tuning_db.measured import default_timings, measured_among, measurements
 from fuseplan.tuning_db.programs import (
     graph_row,
@@ -34,7 +34,7 @@ from fuseplan.tuning_db.programs import (
 )
 from fuseplan.tuning_db.records import DefaultTiming, Hit, Measurement, Miss, Query, Run, Stale, StoredPlan, trace_key
 from fuseplan.tuning_db.sizes import STATIC, Box
-from fuseplan.tuning_db.tables import Table, Writer
+from fuseplan.tuning_db.tables import RowWriter, Table
 
 _T = TypeVar("_T")
 _Rows = list[tuple[Table, Row]]
@@ -326,9 +326,9 @@ class Store(Layered):
             return trouble, False
         return choice, trouble is None
 
-    def _candidates(self, query: Query) -> tuple[list[Candidate], Miss | None]:
+    def _candidates(self, query: Query) -> tuple[list[UnparsedPlan], Miss | None]:
         """Candidates of all layers for a program, and the trouble with one of them, if any."""
-        found: list[Candidate] = []
+        found: list[UnparsedPlan] = []
         trouble = None
         for rank, (name, database) in enumerate(self._layers()):
             answer = self._ask(database, partial(candidates, query=query, layer=name, rank=rank), LOOKUP_S)
@@ -340,7 +340,7 @@ class Store(Layered):
 
     def _put(self, rows: _Rows) -> bool:
         def put(connection: sqlite3.Connection) -> None:
-            writer = Writer(connection)
+            writer = RowWriter(connection)
             for table, row in rows:
                 writer.put(table, row)
 

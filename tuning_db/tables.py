@@ -137,7 +137,7 @@ class Table:
         return [row for row in found if row is not None]
 
 
-class Writer:
+class RowWriter:
     """Puts logical rows into one connection, within one transaction of its caller's."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -195,12 +195,12 @@ def batches(rows: Iterable[_T], most: int) -> Iterator[list[_T]]:
         yield batch
 
 
-def put_all(writer: Writer, rows: list[tuple[Table, Row]]) -> int:
+def put_all(writer: RowWriter, rows: list[tuple[Table, Row]]) -> int:
     """Put what the schema takes, and say how many rows that were: one that it refuses does not keep out the rest."""
     return sum(_taken(writer, table, row) for table, row in rows)
 
 
-def _taken(writer: Writer, table: Table, row: Row) -> bool:
+def _taken(writer: RowWriter, table: Table, row: Row) -> bool:
     try:
         return writer.put(table, row)
     except RowError:

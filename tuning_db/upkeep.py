@@ -55,7 +55,7 @@ def _pragma(connection: sqlite3.Connection, name: str) -> int:
 
 
 @dataclass(frozen=True)
-class Problem:
+class Damage:
     """Something in a file that is not as it was written."""
 
     table: str
@@ -67,7 +67,7 @@ class Problem:
         return f"{self.table}{'' if self.id is None else f' {self.id}'}: {self.what}"
 
 
-def check(database: Database) -> list[Problem]:
+def check(database: Database) -> list[Damage]:
     """All that is wrong: the file, pages, references, rows whose digest does not fit, plans and graphs that are none.
 
     Nothing is changed. At most a thousand problems are told.
@@ -76,23 +76,23 @@ def check(database: Database) -> list[Problem]:
         with TemporaryDirectory(prefix="fuseplan-") as folder, closing(snapshot(database, Path(folder))) as copied:
             return _problems(copied)
     except Interrupted as problem:
-        return [Problem("journal", None, str(problem))]
+        return [Damage("journal", None, str(problem))]
     except Damaged as problem:
         if database.path is not None:
             check_ours(database.path)
-        return [Problem("file", None, str(problem))]
+        return [Damage("file", None, str(problem))]
 
 
 @dataclass(frozen=True)
 class Repaired:
     """What was wrong, and what was done about it."""
 
-    found: list[Problem]
+    found: list[Damage]
     renewed: Renewed | None
     """The damaged file, if it was set aside."""
     deleted: int
     """Bad rows."""
-    left: list[Problem]
+    left: list[Damage]
     """What is wrong now."""
 
 
@@ -118,18 +118,18 @@ def repair(path: Path, *, within_s: float = math.inf) -> Repaired:
     return Repaired(found, renewed, deleted, left)
 
 
-def _problems(connection: sqlite3.Connection) -> list[Problem]:
-    found: list[Problem] = []
+def _problems(connection: sqlite3.Connection) -> list[Damage]:
+    found: list[Damage] = []
     seen: set[tuple[str, int | str]] = set()
 
-    def tell(problem: Problem) -> None:
+    def tell(problem: Damage) -> None:
         """A row that is bad in several ways is one problem, and so is what stops several looks."""
         place = (problem.table, problem.what if problem.id is None else problem.id)
         if place not in seen:
             seen.add(place)
             found.append(problem)
 
-    looks: list[Callable[[sqlite3.Connection], Iterator[Problem]]] = [_pages, _references]
+    looks: list[Callable[[sqlite3.Connection], Iterator[Damage]]] = [_pages, _references]
     looks += [partial(_bad_rows, table=table) for table in ALL]
     for look in looks:
         try:
@@ -138,28 +138,28 @@ def _problems(connection: sqlite3.Connection) -> list[Problem]:
                 if len(found) >= _MOST_PROBLEMS:
                     return found
         except SQL_ERRORS as error:  # noqa: PERF203  # what stops one look need not stop the next
-            tell(Problem("file", None, str(error)))
+            tell(Damage("file", None, str(error)))
     return found
 
 
-def _pages(connection: sqlite3.Connection) -> Iterator[Problem]:
+def _pages(connection: sqlite3.Connection) -> Iterator[Damage]:
     for (text,) in connection.execute(f"PRAGMA quick_check({_MOST_PROBLEMS})"):
         if text != "ok":
-            yield Problem("file", None, str(text))
+            yield Damage("file", None, str(text))
 
 
-def _references(connection: sqlite3.Connection) -> Iterator[Problem]:
+def _references(connection: sqlite3.Connection) -> Iterator[Damage]:
     for table, row, parent, _ in connection.execute("PRAGMA foreign_key_check"):
-        yield Problem(str(table), row, f"refers to a row of {parent} that is not there")
+        yield Damage(str(table), row, f"refers to a row of {parent} that is not there")
 
 
-def _bad_rows(connection: sqlite3.Connection, table: Table) -> Iterator[Problem]:
+def _bad_rows(connection: sqlite3.Connection, table: Table) -> Iterator[Damage]:
     sql = table.select.replace("SELECT ", f"SELECT {table.name}.id, ", 1)
     for number, *values in connection.execute(sql):
         row = table.logical(tuple(values))
         what = "its digest does not fit: it is damaged" if row is None else _why_not(table, row)
         if what is not None:
-            yield Problem(table.name, number, what)
+            yield Damage(table.name, number, what)
 
 
 def _why_not(table: Table, row: dict[str, Any]) -> str | None:
@@ -170,7 +170,7 @@ def _why_not(table: Table, row: dict[str, Any]) -> str | None:
     return None
 
 
-def _delete(connection: sqlite3.Connection, bad: list[Problem]) -> None:
+def _delete(connection: sqlite3.Connection, bad: list[Damage]) -> None:
     # Plans and measurements first: what they refer to may only go once they are gone.
     for table in reversed(ALL):
         for problem in bad:

@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.collect.messages import (
     ANSWERS,
-    ASKED,
+    REQUESTS,
     AtChoice,
     CompileRegion,
     DeviceLost,
@@ -109,7 +109,7 @@ class Collector:
             if isinstance(answer, Through):
                 return
 
-    def _answers(self, question: ASKED) -> Iterator[object]:
+    def _answers(self, question: REQUESTS) -> Iterator[object]:
         """What the process says to a question, but for what it is at."""
         self.start()
         child, self._at = self._child, None
@@ -118,7 +118,7 @@ class Collector:
             if not self._started:
                 child.hear(START_S)
                 self._started = True
-            child.tell(question, ASKED)
+            child.tell(question, REQUESTS)
             while True:
                 match child.hear(CHOICE_S):
                     case DeviceLost(detail):

@@ -29,7 +29,7 @@ class MeasureCompiled:
     seconds: float
 
 
-ASKED = CompileRegion | MeasureCompiled
+REQUESTS = CompileRegion | MeasureCompiled
 
 
 @dataclass(frozen=True)

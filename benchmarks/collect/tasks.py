@@ -125,10 +125,10 @@ def prepare(device: str, count: int, most: int, processes: int, families: Iterab
         for tasks in pool.map(of_program, tables, [device] * len(tables)):
             for task in tasks:
                 of_models.setdefault(task.family, []).append(task)
-        asked = [(family, number) for number in range(count) for family in families]
+        pairs = [(family, number) for number in range(count) for family in families]
         found = (
-            pool.map(made_up, *zip(*asked, strict=True), [device] * len(asked), [most] * len(asked), chunksize=8)
-            if asked
+            pool.map(made_up, *zip(*pairs, strict=True), [device] * len(pairs), [most] * len(pairs), chunksize=8)
+            if pairs
             else []
         )
         random_ones = [task for task in found if task is not None]

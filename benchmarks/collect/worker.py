@@ -21,7 +21,7 @@ import torch
 from benchmarks.collect.clocks import Clock, clock_for, times_of
 from benchmarks.collect.messages import (
     ANSWERS,
-    ASKED,
+    REQUESTS,
     AtChoice,
     CompileRegion,
     DeviceLost,
@@ -40,7 +40,7 @@ from fuseplan.judge.regions import check
 from fuseplan.measure.failures import COMPILE, RUN, DeviceLostError, check_device, failure, line
 from fuseplan.measure.race import LaneError
 from fuseplan.segment import Choice
-from fuseplan.wire.serve import AnswerPipe, asked, end
+from fuseplan.wire.serve import AnswerPipe, end, received
 
 CHECKED_BYTES = 2**24
 """Regions up to this size are checked in higher precision; larger ones against eager, in one number an output."""
@@ -229,8 +229,8 @@ def main(arguments: Sequence[str]) -> None:
     gc.freeze()
     answers.send(Started())
     try:
-        for question in asked(ASKED):
-            match question:
+        for request in received(REQUESTS):
+            match request:
                 case CompileRegion(number, graph, without):
                     collecting.prepare(number, graph, without)
                 case MeasureCompiled(seconds):

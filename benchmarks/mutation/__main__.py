@@ -49,8 +49,8 @@ def main(arguments: Sequence[str]) -> int:
                     file=sys.stderr,
                     flush=True,
                 )
-    asked = [one for name, one in done.items() if name.startswith(f"{given.seed}/")]
-    found = summary(asked)
+    tried = [one for name, one in done.items() if name.startswith(f"{given.seed}/")]
+    found = summary(tried)
     print(json.dumps(found))
     if given.write:
         from benchmarks.result import write_result

@@ -50,7 +50,7 @@ class ReplayedPool(AnsweringPool):
 
     def __init__(self, program: RecordedProgram, noise: float = 0.01, seed: int = 0) -> None:
         self.program, self.noise, self.seed = program, noise, seed
-        self.asked: list[Any] = []
+        self.jobs: list[Any] = []
         self._least = 0.88 + 0.14 * drawn("least", program.key, seed).random()
 
     def carry_out(self, job: Job) -> Outcome:
@@ -78,13 +78,13 @@ class ReplayedPool(AnsweringPool):
         draw = drawn("vet", job.graph.key, choice)
         status = draw.choice(("error", "wrong", "timeout")) if draw.random() < BAD_REGIONS else "ok"
         if status != "ok":
-            self.asked.append(["bad", job.graph.key[:12], choice_name(choice), status])
+            self.jobs.append(["bad", job.graph.key[:12], choice_name(choice), status])
         return Outcome(seconds=REGION_S, rows=(_vetted(choice_name(choice), status, REGION_S),))
 
     def raced_region(self, job: RaceRegion) -> Outcome:
         """By what the corpus says that they take."""
         times = {choice_name(choice): self.program.took(job.graph, choice) for choice in job.choices}
-        self.asked.append(["time", job.graph.key[:12], *times])
+        self.jobs.append(["time", job.graph.key[:12], *times])
         return self._raced(times, next(iter(times)), (), job.rule, job.graph.key)
 
     def vetted_plan(self, job: VetPlan) -> Outcome:
@@ -92,7 +92,7 @@ class ReplayedPool(AnsweringPool):
         name = entry_name(job.entry.name, job.entry.plan)
         draw = drawn("vet", self.program.key, name, self.seed)
         status = "wrong" if name.startswith("cut") and draw.random() < BAD_PLANS else "ok"
-        self.asked.append(["vet", name, status])
+        self.jobs.append(["vet", name, status])
         return Outcome(
             seconds=PLAN_S, rows=(_vetted(job.entry.name, status, PLAN_S),), prepared=draw.random() < 0.8
         )  # fmt: skip
@@ -105,7 +105,7 @@ class ReplayedPool(AnsweringPool):
         result = outcome.race
         assert result is not None
         ratios = [[names.get(lane.name, lane.name), lane.dropped, rounded(lane.ratio)] for lane in result.lanes]
-        self.asked.append(["race", names[result.incumbent], names[result.winner], rounded(result.noise), ratios])
+        self.jobs.append(["race", names[result.incumbent], names[result.winner], rounded(result.noise), ratios])
         return outcome
 
     def _plan_us(self, entry: RaceEntry) -> tuple[float, float]:

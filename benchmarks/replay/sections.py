@@ -71,7 +71,7 @@ def _tuned(folder: Path, chosen: list[RecordedProgram], effort: str, model: str,
         for launch in ("plain", "cudagraph"):
             pool = ReplayedPool(program, noise, seed=("plain", "cudagraph").index(launch))
             found = tuned(store, pool, trace, program.key, program.name, launch, effort, model)
-            yield f"{program.name}, {launch}", {**found, "asked": pool.asked}
+            yield f"{program.name}, {launch}", {**found, "asked": pool.jobs}
     store.close()
 
 

@@ -9,9 +9,9 @@ from fuseplan.models.baselines import BestSingleExecutor, Random
 from fuseplan.models.evaluation.data import Data
 from fuseplan.models.features import EXECUTORS, VARIANTS, Looking
 from fuseplan.models.fitting import SEED, WILD
-from fuseplan.models.heads import Table
+from fuseplan.models.heads import QuestionTable
 from fuseplan.models.learners import FAMILIES, one_thread
-from fuseplan.models.model import Asked, CostModel, Row
+from fuseplan.models.model import CostModel, Question, Row
 from fuseplan.models.roofline import Roofline
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ def by_functions(data: Data, train: Sequence[int], test: Sequence[int], looking:
     roofline = Roofline(data.machine)
     roofline.update([data.rows[i] for i in known])
     rates = roofline.rates
-    seen = Table.of([data.asked[i] for i in known], looking, rates)
-    asked = Table.of([data.asked[i] for i in test], looking, rates)
+    seen = QuestionTable.of([data.questions[i] for i in known], looking, rates)
+    table = QuestionTable.of([data.questions[i] for i in test], looking, rates)
     device = np.array([data.rows[i].device_us for i in known])
     ratio = np.clip(np.log(device / np.maximum(seen.device_us, 1e-3)), -WILD, WILD)
     found: dict[str, Any] = {}
@@ -51,11 +51,11 @@ def by_functions(data: Data, train: Sequence[int], test: Sequence[int], looking:
         if len(parts) > 1:  # both have been fitted by now, with the same seed
             found[name] = np.mean([found[part] for part in parts], axis=0)
         else:
-            found[name] = fit(seen.features, ratio, SEED).predict(asked.features)
-    return {name: asked.device_us * np.exp(one) for name, one in found.items()}
+            found[name] = fit(seen.features, ratio, SEED).predict(table.features)
+    return {name: table.device_us * np.exp(one) for name, one in found.items()}
 
 
-def by_raw_shapes(train: Sequence[Row], test: Sequence[Asked]) -> Floats:
+def by_raw_shapes(train: Sequence[Row], test: Sequence[Question]) -> Floats:
     """The device time by scikit-learn's random forest as it comes, from sizes and the executor alone."""
     import numpy as np
     from sklearn.ensemble import RandomForestRegressor
@@ -64,12 +64,12 @@ def by_raw_shapes(train: Sequence[Row], test: Sequence[Asked]) -> Floats:
     rows = np.array([_raw((row.work, row.executor, row.variant)) for row in known])
     with one_thread():
         forest = RandomForestRegressor(random_state=SEED).fit(rows, [row.device_us for row in known])
-        found: Floats = forest.predict(np.array([_raw(asked) for asked in test]))
+        found: Floats = forest.predict(np.array([_raw(question) for question in test]))
     return found
 
 
-def _raw(asked: Asked) -> tuple[float, ...]:
-    work, executor, variant = asked
+def _raw(question: Question) -> tuple[float, ...]:
+    work, executor, variant = question
     traits = work.traits
     return (
         traits.largest / max(1, traits.inner),

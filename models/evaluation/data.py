@@ -8,7 +8,7 @@ from functools import cached_property
 
 from fuseplan.errors import OptionError
 from fuseplan.models.machine import Machine
-from fuseplan.models.model import Asked, Row
+from fuseplan.models.model import Question, Row
 from fuseplan.models.rows import Measured, Rows
 from fuseplan.models.shipped import machine_of, model_rows
 
@@ -95,7 +95,7 @@ class Data:
         )
 
     @cached_property
-    def asked(self) -> list[Asked]:
+    def questions(self) -> list[Question]:
         """The questions that the rows answer."""
         return [(row.work, row.executor, row.variant) for row in self.rows]
 

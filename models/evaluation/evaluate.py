@@ -95,8 +95,8 @@ def _begin(data: Data) -> None:
     _held[:] = [data]
 
 
-def _one(asked: tuple[Split, bool]) -> SplitResult:
-    split, contenders = asked
+def _one(task: tuple[Split, bool]) -> SplitResult:
+    split, contenders = task
     return run_split(_held[0], split, contenders=contenders)
 
 

@@ -8,7 +8,7 @@ from fuseplan.models.evaluation.data import Data
 from fuseplan.models.evaluation.moves import moved
 from fuseplan.models.evaluation.splits import Split, heads_of
 from fuseplan.models.features import FEATURES, Looking
-from fuseplan.models.heads import Table
+from fuseplan.models.heads import QuestionTable
 from fuseplan.models.learned import Gap
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def importances(data: Data) -> dict[str, Any]:
 
     split = _quarter(data)
     heads = heads_of(data, split.train)
-    table = Table.of([data.asked[i] for i in split.test], Looking(data.machine), heads.rates)
+    table = QuestionTable.of([data.questions[i] for i in split.test], Looking(data.machine), heads.rates)
     known = np.array([data.timed[i] for i in split.test])
     truth = np.array([data.rows[i].device_us for i in split.test])[known]
     function, chance = heads.functions["device"], np.random.default_rng(11)

@@ -91,7 +91,7 @@ class Replayed(ABC):
         self.measured.update(rows)
         self.model.update([self.data.rows[row] for row in rows])
         left = [row for row in self.rows if row not in self.measured]
-        self.predicted(dict(zip(left, self.model.predict([self.data.asked[row] for row in left]), strict=True)))
+        self.predicted(dict(zip(left, self.model.predict([self.data.questions[row] for row in left]), strict=True)))
 
     @abstractmethod
     def predicted(self, told: dict[int, Cost]) -> None:

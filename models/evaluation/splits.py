@@ -107,8 +107,8 @@ def run_split(data: Data, split: Split, *, contenders: bool = True) -> SplitResu
     learned = Learned(heads)
     wanted = sorted({*split.test, *_rows_of(data, split.decisions)})
     place = {row: i for i, row in enumerate(wanted)}
-    asked = [data.asked[i] for i in wanted]
-    predictions = learned.predict(asked)
+    questions = [data.questions[i] for i in wanted]
+    predictions = learned.predict(questions)
     device = {LEARNED: np.array([one.device_us for one in predictions])}
     host_roofline = np.array([one.host_us for one in predictions])
     if contenders:
@@ -116,10 +116,10 @@ def run_split(data: Data, split: Split, *, contenders: bool = True) -> SplitResu
         for name, make in baselines(data).items():
             model = make()
             model.update(train)
-            found = model.predict(asked)
+            found = model.predict(questions)
             device[name] = np.array([one.device_us for one in found])
             host_roofline = np.array([one.host_us for one in found]) if name == "roofline" else host_roofline
-        device[RAW] = by_raw_shapes(train, asked)
+        device[RAW] = by_raw_shapes(train, questions)
         device |= by_functions(data, split.train, wanted, looking)
     regions = sorted({data.measured[i].region for i in split.test})
     at = [place[i] for i in split.test]
@@ -160,7 +160,7 @@ def _moves(
     data: Data, split: Split, learned: Learned, place: dict[int, int], device: Floats, unsure: Any
 ) -> list[Moved]:
     def gap(first: Sequence[int], second: Sequence[int]) -> Gap:
-        return learned.gap([data.asked[i] for i in first], [data.asked[i] for i in second])
+        return learned.gap([data.questions[i] for i in first], [data.questions[i] for i in second])
 
     return moved(data, split.decisions, _looked_up(place, device), gap, lambda row: bool(unsure[place[row]]))
 

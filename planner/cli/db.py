@@ -21,9 +21,9 @@ from fuseplan.graph.words import counted
 
 if TYPE_CHECKING:
     from fuseplan.tuning_db import StoredPlan
-    from fuseplan.tuning_db.exchange import Report
+    from fuseplan.tuning_db.exchange import IntakeReport
     from fuseplan.tuning_db.files import Database
-    from fuseplan.tuning_db.upkeep import Problem, Repaired
+    from fuseplan.tuning_db.upkeep import Damage, Repaired
 
 _SALVAGE_S = 3600.0
 """Who waits at a terminal for a damaged file gets all of it back."""
@@ -105,7 +105,7 @@ def check(file: Path | None, as_json: bool, repair: bool) -> None:
         raise SystemExit(1)
 
 
-def _checked(found: list[Problem], done: Repaired | None) -> dict[str, Any]:
+def _checked(found: list[Damage], done: Repaired | None) -> dict[str, Any]:
     told: dict[str, Any] = {"problems": [vars(problem) for problem in found]}
     if done is not None:
         old = done.renewed
@@ -115,7 +115,7 @@ def _checked(found: list[Problem], done: Repaired | None) -> dict[str, Any]:
     return told
 
 
-def _outcome(path: Path, found: list[Problem], done: Repaired | None) -> Iterator[str]:
+def _outcome(path: Path, found: list[Damage], done: Repaired | None) -> Iterator[str]:
     if not found:
         yield "all is well"
     elif done is None:
@@ -268,7 +268,7 @@ def _existing(file: Path | None) -> Database:
     return Store.open(os.environ, file, salvage_s=_SALVAGE_S).required().file
 
 
-def _report(reports: dict[Path, Report], as_json: bool) -> None:
+def _report(reports: dict[Path, IntakeReport], as_json: bool) -> None:
     """Tell what came of each file; 20 refused rows of each are enough to see what is wrong with it."""
     if as_json:
         told = {

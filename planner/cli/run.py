@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="End with one line of JSON on stderr.")
 @click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]…")
 def run(
-    file: Path | None, classes: tuple[str, ...], module: bool, as_json: bool, words: tuple[str, ...], **asked: Any
+    file: Path | None, classes: tuple[str, ...], module: bool, as_json: bool, words: tuple[str, ...], **chosen: Any
 ) -> None:
     """Run SCRIPT, unmodified, and replay the plan of each program that torch.compile meets in it, whatever the backend.
 
@@ -61,7 +61,7 @@ def run(
     from fuseplan.run import run as taken_over
     from fuseplan.stats import stats
 
-    options = {name: value for name, value in asked.items() if value not in (None, False, "off")}
+    options = {name: value for name, value in chosen.items() if value not in (None, False, "off")}
     if file is not None:
         options["db"] = file
         _check(file, "tune" in options)

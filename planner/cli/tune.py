@@ -87,15 +87,15 @@ def tune(
     Exit codes: 0 every program has its verdict, but for those that the budget left out; 1 one could not be tuned;
     2 a wrong call or bad input, and nothing was written; 130 interrupted.
     """
-    asked: dict[str, Any] = {"effort": effort, "launch": launch, "device": device, "top": top, "again": again}
-    asked["rewrites"] = rewrites
+    chosen: dict[str, Any] = {"effort": effort, "launch": launch, "device": device, "top": top, "again": again}
+    chosen["rewrites"] = rewrites
     try:
         if dry_run:
             _check(budget)
-            _list(traces, asked | {"db": file}, as_json)
+            _list(traces, chosen | {"db": file}, as_json)
         else:
             search = {"model": model, "sampler": sampler, "storage": storage}
-            _tune(traces, asked | {"db": file, "budget": budget} | search, as_json)
+            _tune(traces, chosen | {"db": file, "budget": budget} | search, as_json)
     except KeyboardInterrupt:
         _leave("interrupted: what was measured is kept, and the same command goes on from there")
 
@@ -107,11 +107,11 @@ def _check(budget: str | None) -> None:
         seconds(budget)
 
 
-def _list(traces: tuple[str, ...], asked: dict[str, Any], as_json: bool) -> None:
+def _list(traces: tuple[str, ...], chosen: dict[str, Any], as_json: bool) -> None:
     from fuseplan.tune import agenda
     from fuseplan.tuning.queue.agenda import described
 
-    found = agenda(traces, **asked)
+    found = agenda(traces, **chosen)
     if as_json:
         told = {
             "read": found.read, "programs": found.programs, "left_out": found.left_out, "devices": found.devices,
@@ -122,10 +122,10 @@ def _list(traces: tuple[str, ...], asked: dict[str, Any], as_json: bool) -> None
         _show_agenda(found)
 
 
-def _tune(traces: tuple[str, ...], asked: dict[str, Any], as_json: bool) -> None:
+def _tune(traces: tuple[str, ...], chosen: dict[str, Any], as_json: bool) -> None:
     from fuseplan.tune import tune as search  # brings torch, which --help does not need
 
-    found = search(traces, progress=_progress(), **asked)
+    found = search(traces, progress=_progress(), **chosen)
     if as_json:
         click.echo(json.dumps([_fields(one) for one in found], indent=2))
     else:

@@ -9,7 +9,7 @@ from itertools import pairwise
 from xml.sax.saxutils import escape, quoteattr
 
 from fuseplan.drawing.layout import OUTSIDE, Layout, Point, layered
-from fuseplan.drawing.picture import Arrow, Box, Picture
+from fuseplan.drawing.picture import Arrow, Picture, Rectangle
 from fuseplan.drawing.style import color_word, colors, style
 from fuseplan.graph.words import counted
 
@@ -24,7 +24,7 @@ _MARGIN = 16.0
 class _Placed:
     """A box with its size, and where those inside it stand, counted from its corner."""
 
-    box: Box
+    box: Rectangle
     width: float
     height: float
     inside: list[_Placed]
@@ -46,7 +46,7 @@ class _Placed:
 def paint(shown: Picture, title: str, facts: str) -> str:
     """The picture as one SVG document."""
     legend = list(_legend(shown))
-    root = _sized(Box("root", inside=shown.boxes), shown.arrows)
+    root = _sized(Rectangle("root", inside=shown.boxes), shown.arrows)
     where: dict[int, list[_Placed]] = {}
     _settle(root, (_MARGIN - _PAD, 66 - _HEAD + _LINE - 4), [], where)
     width = max(root.width - 2 * _PAD, _LETTER * max(len(title), len(facts)), _legend_width(legend)) + 2 * _MARGIN
@@ -72,7 +72,7 @@ def paint(shown: Picture, title: str, facts: str) -> str:
     return "\n".join(out) + "\n"
 
 
-def _sized(box: Box, arrows: Sequence[Arrow]) -> _Placed:
+def _sized(box: Rectangle, arrows: Sequence[Arrow]) -> _Placed:
     """A box and all within it, each with its size: those that hold others are laid out from the inside."""
     if not box.inside:
         widest = max((len(line) for line in box.lines), default=0)
@@ -91,7 +91,7 @@ def _sized(box: Box, arrows: Sequence[Arrow]) -> _Placed:
     return _Placed(box, width, layout.height + head + _PAD, placed, layout)
 
 
-def _leaf_boxes(box: Box) -> Iterator[Box]:
+def _leaf_boxes(box: Rectangle) -> Iterator[Rectangle]:
     if not box.inside:
         yield box
     for child in box.inside:
@@ -237,7 +237,7 @@ def _swatches(legend: Sequence[tuple[str, str, str]]) -> Iterator[str]:
         x += len(text) * _LETTER + 40
 
 
-def _classes(box: Box) -> str:
+def _classes(box: Rectangle) -> str:
     return f"{box.kind} by-{color_word(box.executor)}" if box.executor else box.kind
 
 

@@ -24,7 +24,7 @@ _SHORT = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c"}
 
 
 @dataclass(eq=False)
-class Box:
+class Rectangle:
     """One rectangle: an op, or a hull with others inside. `kind` is a class of the style sheet."""
 
     kind: str
@@ -32,15 +32,15 @@ class Box:
     hint: str = ""
     executor: str = ""
     number: int | None = None
-    inside: list[Box] = field(default_factory=list)
+    inside: list[Rectangle] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Arrow:
     """From one box to another, with what goes along it."""
 
-    first: Box
-    last: Box
+    first: Rectangle
+    last: Rectangle
     hint: str
 
 
@@ -48,7 +48,7 @@ class Arrow:
 class Picture:
     """All boxes from the top, in an order in which they may run, and the arrows between those that hold no others."""
 
-    boxes: list[Box]
+    boxes: list[Rectangle]
     arrows: list[Arrow]
     counts: Counter[str]
     """How many regions each executor has in the graph; under "" how many anchors there are."""
@@ -67,7 +67,7 @@ class _Drawer:
         self.whole = len(graph.ops) <= WHOLE
         self.most_inside = MOST_INSIDE
         self.home = {op: number for number, unit in enumerate(units) for op in unit.ops}
-        self.place: dict[tuple[int, int], Box] = {}  # of an op in a unit
+        self.place: dict[tuple[int, int], Rectangle] = {}  # of an op in a unit
         self.turn: dict[int, tuple[int, int]] = {}  # of a unit: the frame that it is drawn in, and its turn there
 
     def picture(self) -> Picture:
@@ -109,10 +109,10 @@ class _Drawer:
     def _is_open(self, unit: Hulled) -> bool:
         return len(unit.drawn) <= self.most_inside
 
-    def _block(self, block: Stretch, numbers: Mapping[int, int]) -> list[Box]:
+    def _block(self, block: Stretch, numbers: Mapping[int, int]) -> list[Rectangle]:
         if _is_lump(block):
             ops = [op for unit in block.turns[0] for op in unit.ops]
-            box = Box("lump", (counted(len(ops), "op"), *_most(self.graph, ops)), _names(self.graph, ops))
+            box = Rectangle("lump", (counted(len(ops), "op"), *_most(self.graph, ops)), _names(self.graph, ops))
             self.place.update({(numbers[id(unit)], op): box for unit in block.turns[0] for op in unit.drawn})
             return [box]
         drawn = [self._unit(unit, numbers[id(unit)]) for unit in block.turns[0]]
@@ -125,11 +125,11 @@ class _Drawer:
             return drawn
         many = counted(sum(len(unit.ops) for unit in block.turns[0]), "op")
         hint = f"{times} times the same {many} one after the other, drawn once"
-        return [Box("repeat", (f"×{times}",), hint, inside=drawn)]
+        return [Rectangle("repeat", (f"×{times}",), hint, inside=drawn)]
 
-    def _unit(self, unit: Hulled, number: int) -> Box:
+    def _unit(self, unit: Hulled, number: int) -> Rectangle:
         if not self._is_open(unit):
-            box = Box("closed", _most(self.graph, unit.ops), _names(self.graph, unit.ops))
+            box = Rectangle("closed", _most(self.graph, unit.ops), _names(self.graph, unit.ops))
             self.place.update(dict.fromkeys(((number, op) for op in unit.drawn), box))
             inside = [box]
         else:
@@ -141,23 +141,23 @@ class _Drawer:
             return inside[0]
         return self._hull(unit, inside)
 
-    def _hull(self, unit: Hulled, inside: list[Box]) -> Box:
+    def _hull(self, unit: Hulled, inside: list[Rectangle]) -> Rectangle:
         many = counted(len(unit.ops), "op")
         if unit.number is None:
-            return Box("island", (many,), f"an island: {many} that may be fused", inside=inside)
+            return Rectangle("island", (many,), f"an island: {many} that may be fused", inside=inside)
         variant = "" if unit.variant == "default" else f" {unit.variant}"
         label = self.labels.get(unit.number, "")
         name = f"{unit.executor}{variant}"
         lines = (name, *([_cut(label)] if label else []))
         hint = f"region {unit.number}: {many} under {name}" + (f", {label}" if label else "")
-        return Box("region", lines, hint, unit.executor, unit.number, inside)
+        return Rectangle("region", lines, hint, unit.executor, unit.number, inside)
 
-    def _op(self, index: int, executor: str, again: bool) -> Box:
+    def _op(self, index: int, executor: str, again: bool) -> Rectangle:
         op = self.graph.ops[index]
         kind = "anchor" if is_anchor(op) else "view" if op.is_view else "op"
         given = next((short_type(value.type) for value in op.outputs), "")
         hint = f"op {index}: {op_line(op)}" + ("; computed once more here" if again else "")
-        return Box(f"{kind} again" if again else kind, (_cut(short_name(op)), _cut(given)), hint[:1000], executor)
+        return Rectangle(f"{kind} again" if again else kind, (_cut(short_name(op)), _cut(given)), hint[:1000], executor)
 
     def _arrows(self) -> Iterator[Arrow]:
         producer, types = self.graph.producer, self.graph.types
@@ -174,24 +174,26 @@ class _Drawer:
                     if first is not None and first is not last and (frame != other or turn == its):
                         yield Arrow(first, last, f"{name}: {type_text(types[name])}")
 
-    def _ends(self, boxes: list[Box], arrows: dict[tuple[int, int], Arrow]) -> None:
+    def _ends(self, boxes: list[Rectangle], arrows: dict[tuple[int, int], Arrow]) -> None:
         """The inputs and the outputs of the graph, before and after all else."""
-        read: dict[str, list[Box]] = {}
+        read: dict[str, list[Rectangle]] = {}
         for (number, op), box in self.place.items():
             for name in self.graph.ops[op].reads:
                 if self.graph.producer.get(name) not in self.units[number].drawn:
                     read.setdefault(name, []).append(box)
         given = [(value, "input") for value in self.graph.inputs]
         given += [(constant.value, "constant") for constant in self.graph.constants]
-        tops: dict[str, Box] = {}
+        tops: dict[str, Rectangle] = {}
         for value, kind in given:
-            top = tops[value.name] = Box("end", (_cut(value.name), _cut(short_type(value.type))), _told(kind, value))
+            top = tops[value.name] = Rectangle(
+                "end", (_cut(value.name), _cut(short_type(value.type))), _told(kind, value)
+            )
             for box in read.get(value.name, ()):
                 arrows[id(top), id(box)] = Arrow(top, box, _told(kind, value))
         boxes[:0] = list(tops.values())
         for name in dict.fromkeys(arg.name for arg in _refs(self.graph.outputs)):
             value = Value(name, self.graph.types[name])
-            bottom = Box("end", (_cut(f"out {name}"), _cut(short_type(value.type))), _told("output", value))
+            bottom = Rectangle("end", (_cut(f"out {name}"), _cut(short_type(value.type))), _told("output", value))
             made = self.graph.producer.get(name)
             source = tops[name] if made is None else self.place[self.home[made], made]
             arrows[id(source), id(bottom)] = Arrow(source, bottom, _told("output", value))

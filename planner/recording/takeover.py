@@ -65,12 +65,12 @@ def taken_over(torch: Any, options: Mapping[str, Any], watcher: Watcher) -> Iter
     original = torch.compile
 
     @wraps(original)
-    def compile(model: Any = None, **asked: Any) -> Any:
+    def compile(model: Any = None, **arguments: Any) -> Any:
         if model is None:
-            return lambda found: compile(found, **asked)
-        backend, own = asked.get("backend"), asked.get("options")
+            return lambda found: compile(found, **arguments)
+        backend, own = arguments.get("backend"), arguments.get("options")
         if _is_torchs_own(sys._getframe(1), backend):
-            return original(model, **asked)
+            return original(model, **arguments)
         chosen = dict(options)
         if backend == "fuseplan":
             chosen |= dict(own or {})
@@ -79,9 +79,9 @@ def taken_over(torch: Any, options: Mapping[str, Any], watcher: Watcher) -> Iter
             watcher.note(f"options of torch.compile that are those of another backend were left out: {named}")
         if backend not in (*_INDUCTOR, "fuseplan"):
             watcher.note(f"backend {getattr(backend, '__name__', backend)!s} was replaced")
-        if asked.get("mode") is not None:
-            chosen.setdefault("mode", asked["mode"])
-        rest = {name: value for name, value in asked.items() if name not in ("backend", "mode", "options")}
+        if arguments.get("mode") is not None:
+            chosen.setdefault("mode", arguments["mode"])
+        rest = {name: value for name, value in arguments.items() if name not in ("backend", "mode", "options")}
         return original(model, backend="fuseplan", options=chosen or None, **rest)
 
     torch.compile = compile

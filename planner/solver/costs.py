@@ -43,10 +43,10 @@ class Timings:
     known: dict[str, dict[Choice, Cost]] = field(default_factory=dict)
     foreseen: dict[tuple[str, Choice], Cost] = field(default_factory=dict)
     """What a model said of each before it heard how long it takes: what is known cannot be predicted any more."""
-    asked: set[str] = field(default_factory=set)
-    """Regions that this run has asked for: new to it, or left by a run that was interrupted."""
+    wanted: set[str] = field(default_factory=set)
+    """Regions that this run wanted measured: new to it, or left by a run that was interrupted."""
     lacking: bool = False
-    """Whether for some that were asked for no time could be had that is kept."""
+    """Whether for some of them no time could be had that is kept."""
     _failed: dict[str, dict[str, frozenset[OpKind]]] = field(default_factory=dict)
     """Of each executor the regions on which it failed, by key, with the kinds of their ops."""
     _ran: dict[str, set[OpKind]] = field(default_factory=dict)
@@ -57,9 +57,9 @@ class Timings:
         """Remember what a model says of a region that was not measured; the first word counts."""
         self.foreseen.setdefault((key, choice), cost)
 
-    def ask(self, keys: Iterable[str]) -> None:
+    def want(self, keys: Iterable[str]) -> None:
         """Remember that regions are measured next."""
-        self.asked.update(keys)
+        self.wanted.update(keys)
 
     def lack(self) -> None:
         """Remember that for some regions no time could be had that is kept."""
@@ -157,8 +157,8 @@ class RegionCosts:
         cases = [self.case(*region) for region in regions]
         known = [self.timings.of(case.region.key) if self.timings.known else {} for case in cases]
         unknown = [self._predicted(case, times) for case, times in zip(cases, known, strict=True)]
-        asked = [(case.work, *choice) for case, choices in zip(cases, unknown, strict=True) for choice in choices]
-        predicted = iter(self.model.predict(asked))
+        questions = [(case.work, *choice) for case, choices in zip(cases, unknown, strict=True) for choice in choices]
+        predicted = iter(self.model.predict(questions))
         return [
             _measured(case, times) | {choice: next(predicted).lowered(self.optimism) for choice in choices}
             for case, times, choices in zip(cases, known, unknown, strict=True)

@@ -39,7 +39,7 @@ class Shape:
     def __init__(self, frame: Frame, limits: SolverLimits, most: int) -> None:
         self.frame, self.limits, self.most = frame, limits, most
         self.candidates = tuple(regions_of(frame, limits, most))
-        self.asked: list[Ops] = [
+        self.ops: list[Ops] = [
             (frame.names(one.own), frame.names(one.again) if one.again else ()) for one in self.candidates
         ]
         """The ops of each in the graph."""
@@ -82,10 +82,10 @@ class Taken:
         """
         found: dict[int, None] = {}
         first = ~done & (done + 1)
-        asked, wanted = 0, first
+        looked_at, wanted = 0, first
         while wanted:
             op = wanted & -wanted
-            asked |= op
+            looked_at |= op
             for number in self._holding[op.bit_length() - 1]:
                 own, _, _, above = self.regions[number]
                 if own & (first - 1):
@@ -97,7 +97,7 @@ class Taken:
                     wanted |= missing & -missing
                 else:
                     found[number] = None
-            wanted &= ~asked
+            wanted &= ~looked_at
         return tuple(found)
 
 
@@ -117,7 +117,7 @@ class Priced:
     @staticmethod
     def of(shape: Shape, costs: Costs) -> Priced:
         """Ask for all costs."""
-        found = cost_all(costs, shape.asked)
+        found = cost_all(costs, shape.ops)
         options = tuple([tuple(one.items()) for one in found if one])
         taken = shape.taken(tuple([number for number, one in enumerate(found) if one]))
         draw = random.Random(0).getrandbits

@@ -134,8 +134,8 @@ class Solver:
         """The `k` best ways to cut the graphs, the best first."""
         with no_collection():
             costs = [_Undominated(cost) for cost in costs]
-            asked = (0.0,) if launch == "cudagraph" else tuple(dict.fromkeys((*prices, _HOST_ALONE)))
-            solved = self._solved(costs, k, asked)
+            rates = (0.0,) if launch == "cudagraph" else tuple(dict.fromkeys((*prices, _HOST_ALONE)))
+            solved = self._solved(costs, k, rates)
             alone = [self._alone(units, cost) for units, cost in zip(self.units, costs, strict=True)]
             row = [
                 unit[0] if isinstance(unit, tuple) else Span.of([lone[unit][1].times])
@@ -146,7 +146,7 @@ class Solver:
             whole = Whole(
                 tuple(row), tuple(tuple(Span.of(found.calls) for found in one.found) for one in solved), launch
             )
-            starts = [tuple(one.first[place] for one in solved) for place in range(len(asked))]
+            starts = [tuple(one.first[place] for one in solved) for place in range(len(rates))]
             return [
                 WholeSolution(
                     self._segmentations([one.found[i] for one, i in zip(solved, choice, strict=True)], alone), total

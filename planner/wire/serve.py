@@ -27,7 +27,7 @@ class AnswerPipe:
         self._file.flush()
 
 
-def asked(kind: Any) -> Iterator[Any]:
+def received(kind: Any) -> Iterator[Any]:
     """What the parent sends, each of type `kind`, until it closes stdin, which is also how its death shows."""
     for line in sys.stdin.buffer:
         yield codec.from_json(kind, line)

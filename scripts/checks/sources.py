@@ -10,6 +10,8 @@ from typing import NamedTuple, TypeGuard
 
 IMPORTERS = frozenset({"import_module", "__import__", "find_spec", "resolve_name", "run_module"})
 """Functions that import what a text names."""
+PATCHERS = frozenset({"patch"})
+"""Functions that import what a text begins with, and put something else in its place."""
 OWN_NAMES = frozenset({"__package__", "__name__"})
 
 
@@ -49,7 +51,8 @@ def module_named(name: str, known: Mapping[str, Path]) -> str | None:
 
 def imports_by_text(path: Path, known: Mapping[str, Path]) -> Iterator[int]:
     """Lines where a file has a text to import what is ours by: the name of a module, if the file imports anything by text at all;
-    and in every file a place in one, or a name that is put together from the file's own, which others may import by.
+    and in every file a place in one, a name to be patched there, or a name that is put together from the file's own, which others
+    may import by.
     """
     nodes = list(ast.walk(parsed(path)))
     calls = (node.func for node in nodes if isinstance(node, ast.Call))
@@ -57,6 +60,16 @@ def imports_by_text(path: Path, known: Mapping[str, Path]) -> Iterator[int]:
     for node in nodes:
         if _is_place(node, known) or _is_put_together(node) or (importing and _names_ours(node, known)):
             yield node.lineno
+    yield from patches_by_text(path, known)
+
+
+def patches_by_text(path: Path, known: Mapping[str, Path]) -> Iterator[int]:
+    """Lines where a file patches what is ours by a text such as `package.module.name`."""
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Call) and node.args and _name(node.func) in PATCHERS:
+            text = node.args[0]
+            if isinstance(text, ast.Constant) and module_named(str(text.value), known) is not None:
+                yield node.lineno
 
 
 def _names_ours(node: ast.AST, known: Mapping[str, Path]) -> TypeGuard[ast.expr]:

@@ -114,7 +114,7 @@ def wanting_once(monkeypatch: pytest.MonkeyPatch, most: int | None) -> None:
     """A search wants so many regions, or all, and nothing more."""
 
     def wanted(self: Rounds, solutions: Sequence[WholeSolution]) -> Wanted:
-        return [] if self.knowledge.asked else self.proposer.unmeasured(solutions)[:most]
+        return [] if self.knowledge.had_work else self.proposer.unmeasured(solutions)[:most]
 
     monkeypatch.setattr(Rounds, "_wanted", wanted)
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fuseplan.capture.trace.format import Trace
 from fuseplan.measure.jobs import Calibrate, Job, Outcome, RaceRegion, VetPlan
-from fuseplan.models import Asked, Cost, Machine, Roofline, Row
+from fuseplan.models import Cost, Machine, Question, Roofline, Row
 from fuseplan.tune import Tuner, tune
 from fuseplan.tuning.effort import FULL, NONE, QUICK
 from fuseplan.tuning.program import tuner
@@ -50,10 +50,10 @@ class Block(nn.Module):
 class Knowing:
     """A model that is off by a few percent, says so, and learns nothing."""
 
-    asked: set[Asked] = field(default_factory=set)
+    asked: set[Question] = field(default_factory=set)
     truth: Roofline = field(default_factory=lambda: Roofline(Machine.guess("a CPU")))
 
-    def predict(self, regions: Sequence[Asked]) -> list[Cost]:
+    def predict(self, regions: Sequence[Question]) -> list[Cost]:
         return [
             Cost(told.device_us * math.exp(SPREAD * _off(one)), told.host_us, SPREAD)
             for one, told in zip(regions, self.truth.predict(regions), strict=True)
@@ -70,7 +70,7 @@ def query(place: Path, text: str) -> list[tuple[object, ...]]:
     return found
 
 
-def _off(asked: Asked) -> float:
+def _off(asked: Question) -> float:
     """Between -1 and 1, always the same."""
     return sha256(repr(asked).encode()).digest()[0] / 127.5 - 1
 

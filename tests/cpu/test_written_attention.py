@@ -21,7 +21,7 @@ from fuseplan.backend import programs_of
 from fuseplan.explain import compiled_by
 from fuseplan.plan import Plan, Rewrite
 from fuseplan.rewrites.apply import rewritten
-from fuseplan.rewrites.written.missed import Miss
+from fuseplan.rewrites.written.missed import MissedSite
 from fuseplan.rewrites.written.site import WrittenAttention, find_written
 from written_attention import SPELLINGS, Sizes
 
@@ -35,7 +35,7 @@ class Backend:
 
     way: str | None = "math"
     sites: list[WrittenAttention] = field(default_factory=list)
-    missed: list[Miss] = field(default_factory=list)
+    missed: list[MissedSite] = field(default_factory=list)
     targets: list[str] = field(default_factory=list)
 
     def __call__(self, gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:

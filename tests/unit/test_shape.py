@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from checks.shape import circles, complaints, long, named_twice, texts
+from checks.shape import AROUND, ONE_CLASS_A_NAME, circles, complaints, long, named_twice, patches, texts
 
 
 def written(tmp_path: Path, **sources: str) -> dict[str, Path]:
@@ -56,6 +56,19 @@ def test_a_text_that_others_import_our_own_package_by(tmp_path: Path) -> None:
     assert places == ["a.py:1", "b.py:1", "d.py:1"]
 
 
+def test_a_text_that_our_own_package_is_patched_by(tmp_path: Path) -> None:
+    method = 'from unittest import mock\nwith mock.patch("fuseplan.b.B", return_value=1): ...'
+    bare = 'from unittest.mock import patch\n@patch("fuseplan.b")\ndef f(): ...'
+    fine = 'from unittest import mock\nfrom fuseplan import b\nmock.patch.object(b, "B")\nmock.patch("torch.compile")\npatch({"a": 1})'
+    sources = written(tmp_path, a=method, b="class B: ...", c=bare, d=fine)
+    assert [line.split(": ")[0].rsplit("/", 1)[1] for line in texts(sources)] == ["a.py:2", "c.py:2"]
+    outside = tmp_path / "outside.py"
+    outside.write_text(method)
+    (found,) = patches([outside, sources["fuseplan.d"]], sources)
+    assert found.startswith(f"{outside}:2: our own package is patched by a text")
+    assert "benchmarks" in AROUND
+
+
 def test_other_texts_and_other_imports_are_nobodys_business(tmp_path: Path) -> None:
     others = 'from importlib import import_module\nimport_module("torch.compiler.config")\nimport_module(input())'
     started = 'COMMAND = ["python", "-m", "fuseplan.b"]'
@@ -79,3 +92,4 @@ def test_a_public_class_name_that_two_files_define(tmp_path: Path) -> None:
     )
     (found,) = named_twice(sources.values())
     assert found == f"class Plan is defined in {tmp_path}/a.py and {tmp_path}/b.py: one meaning a name"
+    assert "tuning_db" in ONE_CLASS_A_NAME

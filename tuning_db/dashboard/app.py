@@ -18,14 +18,14 @@ from starlette.types import ASGIApp
 
 from fuseplan.tuning_db.dashboard.ask import Ask, NotThere, Refused, parse
 from fuseplan.tuning_db.dashboard.assets import Asset, assets, plotly_styles
-from fuseplan.tuning_db.dashboard.download import Shown, download
+from fuseplan.tuning_db.dashboard.download import HasTable, download
 from fuseplan.tuning_db.dashboard.guard import LOOPBACK, Guard
-from fuseplan.tuning_db.dashboard.kept import Kept
+from fuseplan.tuning_db.dashboard.kept import KeptAnswers
 from fuseplan.tuning_db.dashboard.page import Page
 from fuseplan.tuning_db.dashboard.pages import DOWNLOADS, PAGES
 from fuseplan.tuning_db.dashboard.queries.filters import choices
 from fuseplan.tuning_db.dashboard.reader import Reader, readers, trouble
-from fuseplan.tuning_db.dashboard.render import Frame, Served, View
+from fuseplan.tuning_db.dashboard.render import PageFrame, Served, View
 from fuseplan.tuning_db.files import Unusable
 
 _Endpoint = Callable[[Request], Awaitable[Response]]
@@ -65,7 +65,7 @@ class _Site:
     def __init__(self, known: Mapping[str, Reader], files: Mapping[str, Asset]) -> None:
         self._readers = known
         self._assets = files
-        self._kept = Kept(32)
+        self._kept = KeptAnswers(32)
 
     def routes(self) -> list[Route]:
         found = [Route(page.path, self._endpoint(page)) for page in PAGES]
@@ -114,19 +114,19 @@ class _Site:
         return self._kept.get(key, tokens, lambda: self._make(page, ask, reader, ending))
 
     def _make(self, page: Page, ask: Ask, reader: Reader, ending: str) -> _Answer:
-        frame = Frame(PAGES, self._assets, reader.name, tuple(self._readers))
+        frame = PageFrame(PAGES, self._assets, reader.name, tuple(self._readers))
         links = Served(ask.common())
         try:
             data = page.load(reader, ask)
             if ending:
-                assert isinstance(data, Shown), page.name
+                assert isinstance(data, HasTable), page.name
                 return _Answer(*download(data, ending), f"{page.name}.{ending}")
             offered = reader.remembered("choices", choices)
         except Unusable as problem:
             if ending:
                 raise Refused(409, trouble(problem)) from None
             return _Answer(frame.message("This database cannot be shown", trouble(problem), links, ask).encode(), _HTML)
-        frame = Frame(PAGES, self._assets, reader.name, tuple(self._readers), offered)
+        frame = PageFrame(PAGES, self._assets, reader.name, tuple(self._readers), offered)
         return _Answer(frame.served(View(page, ask, data, links)).encode("utf-8", "replace"), _HTML)
 
 

@@ -8,17 +8,17 @@ import json
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from fuseplan.tuning_db.dashboard.table import Cell, Column
+from fuseplan.tuning_db.dashboard.table import Cell, ShownColumn
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 @runtime_checkable
-class Shown(Protocol):
+class HasTable(Protocol):
     """What a page has to hold for its table to be downloaded."""
 
     @property
-    def columns(self) -> Sequence[Column[Any]]:
+    def columns(self) -> Sequence[ShownColumn[Any]]:
         """The columns of the table."""
         ...
 
@@ -28,7 +28,7 @@ class Shown(Protocol):
         ...
 
 
-def download(shown: Shown, ending: str) -> tuple[bytes, str]:
+def download(shown: HasTable, ending: str) -> tuple[bytes, str]:
     """The file and its media type."""
     if ending == "csv":
         return _csv(shown).encode("utf-8", "replace"), "text/csv; charset=utf-8"
@@ -36,13 +36,13 @@ def download(shown: Shown, ending: str) -> tuple[bytes, str]:
     return found.encode("ascii"), "application/json"
 
 
-def table_data(columns: Sequence[Column[Any]], rows: Sequence[Sequence[Cell]]) -> dict[str, Any]:
+def table_data(columns: Sequence[ShownColumn[Any]], rows: Sequence[Sequence[Cell]]) -> dict[str, Any]:
     """Columns, and rows as lists."""
     described = [{"id": column.id, "title": column.title, "kind": column.kind} for column in columns]
     return {"columns": described, "rows": rows}
 
 
-def _csv(shown: Shown) -> str:
+def _csv(shown: HasTable) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\r\n")
     writer.writerow([column.id for column in shown.columns])

@@ -15,7 +15,7 @@ from fuseplan.tuning_db.dashboard.assets import Asset, assets, csp_hash, plotly_
 from fuseplan.tuning_db.dashboard.page import Page
 from fuseplan.tuning_db.dashboard.pages import PAGES
 from fuseplan.tuning_db.dashboard.reader import Reader, readers
-from fuseplan.tuning_db.dashboard.render import Exported, Frame, View, section_id
+from fuseplan.tuning_db.dashboard.render import ExportedLinks, PageFrame, View, section_id
 from fuseplan.tuning_db.whole_files import refuse_database, written_whole
 
 
@@ -43,7 +43,7 @@ def sections(reader: Reader) -> dict[str, tuple[Page, Ask]]:
 def document(reader: Reader, wanted: dict[str, tuple[Page, Ask]]) -> bytes:
     """The whole file."""
     views: list[tuple[View, Markup]] = []
-    links = Exported(frozenset(wanted))
+    links = ExportedLinks(frozenset(wanted))
     for name, (page, ask) in wanted.items():
         try:
             data = page.load(reader, ask)
@@ -54,7 +54,7 @@ def document(reader: Reader, wanted: dict[str, tuple[Page, Ask]]) -> bytes:
     files = assets()
     plotly = files["plotly.js"]
     inline = [*scripts(files), plotly]
-    frame = Frame(PAGES, files, reader.name, tuple(reader.others))
+    frame = PageFrame(PAGES, files, reader.name, tuple(reader.others))
     made = frame.exported(
         views, links, csp=_csp(inline, [files["dashboard.css"]], plotly), style=Markup(_within(files["dashboard.css"], "style")),
         icon=files["icon.svg"], scripts=[Markup(_within(asset, "script")) for asset in inline], when=clock.now(),

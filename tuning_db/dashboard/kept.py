@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 _T = TypeVar("_T")
 
 
-class Kept:
+class KeptAnswers:
     """Answers by question.
 
-    >>> kept = Kept()
+    >>> kept = KeptAnswers()
     >>> kept.get("a", 1, lambda: "made"), kept.get("a", 1, lambda: "made again"), kept.get("a", 2, lambda: "anew")
     ('made', 'made', 'anew')
     """

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from fuseplan.noise import band
 from fuseplan.tuning_db.dashboard.formats import FILTERS, NONE, percent, times
-from fuseplan.tuning_db.dashboard.table import Cell, Column
+from fuseplan.tuning_db.dashboard.table import Cell, ShownColumn
 
 DOUBLINGS = 1.5
 """What fills one half of a bar: 2.8 times as fast, or as slow."""
@@ -99,7 +99,7 @@ def histogram(bins: Sequence[int]) -> Markup:
 
 
 def table_cell(
-    column: Column[Any], cell: Cell, row: Sequence[Cell], page: Any, url: Callable[..., str]
+    column: ShownColumn[Any], cell: Cell, row: Sequence[Cell], page: Any, url: Callable[..., str]
 ) -> Markup:  # fmt: skip
     """One cell of the table of programs, as static/table.js writes it too."""
     kind = column.kind
@@ -114,20 +114,20 @@ def table_cell(
     return _cell(column, cell)
 
 
-def heads(columns: Sequence[Column[Any]]) -> Markup:
+def heads(columns: Sequence[ShownColumn[Any]]) -> Markup:
     """The first row of a table."""
     one = Markup('<th scope="col"{}>{}</th>')
     told = (one.format(_RIGHT if column.numeric or column.right else "", column.title) for column in columns)
     return Markup("<thead><tr>{}</tr></thead>").format(Markup().join(told))
 
 
-def cells(columns: Sequence[Column[Any]], item: object, url: Callable[..., str]) -> Markup:
+def cells(columns: Sequence[ShownColumn[Any]], item: object, url: Callable[..., str]) -> Markup:
     """The cells of one row; the first stands for the row."""
     first, *rest = columns
     name, to = first.value(item), first.to
     if to is not None:
-        page, asked = to(item)
-        name = link(name, url(page, **asked))
+        page, query = to(item)
+        name = link(name, url(page, **query))
     told = Markup('<th scope="row"{}><bdi>{}</bdi></th>').format(Markup(' class="name"') if to else "", name)
     return Markup().join([told, *(_cell(column, column.value(item)) for column in rest)])
 
@@ -135,7 +135,7 @@ def cells(columns: Sequence[Column[Any]], item: object, url: Callable[..., str])
 _RIGHT = Markup(' class="right"')
 
 
-def _cell(column: Column[Any], cell: Cell) -> Markup:
+def _cell(column: ShownColumn[Any], cell: Cell) -> Markup:
     if column.kind == "verdict":
         return Markup("<td>{}</td>").format(badge(str(cell)) if cell else NONE)
     if column.kind == "standing":

@@ -20,7 +20,7 @@ MOST_SVG = 2**20
 
 
 @dataclass(frozen=True)
-class Picture:
+class Drawing:
     """One drawing, or why there is none."""
 
     title: str
@@ -31,28 +31,28 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Cut:
+class DrawnGraph:
     """One graph of a program: the default, the plan, and where the moves start."""
 
     role: str
     ops: int
-    default: Picture
-    tuned: Picture
-    start: Picture | None = None
+    default: Drawing
+    tuned: Drawing
+    start: Drawing | None = None
     differ: bool = True
     """Whether the plan is another than the default."""
 
 
 def cuts_of(
     graphs: Iterable[tuple[str, str, int, str]], plan: Plan | None, default: str | None, evidence: Evidence
-) -> tuple[Cut, ...]:
+) -> tuple[DrawnGraph, ...]:
     """Drawings of each graph; `graphs` are roles, keys, numbers of ops and JSON."""
     parts = {one.role: one for one in plan.carve_outs} if plan is not None else {}
     found = []
     for role, key, ops, text in _meant(graphs, {role: part.graph for role, part in parts.items()}):
         graph = _graph(text)
         if isinstance(graph, str):
-            found.append(Cut(role, ops, Picture("", "", trouble=graph), Picture("", "", trouble=graph)))
+            found.append(DrawnGraph(role, ops, Drawing("", "", trouble=graph), Drawing("", "", trouble=graph)))
             continue
         own = parts[role].segmentation if role in parts and parts[role].graph == key else None
         begun = next((one for one in evidence.start if one.role == role), None)
@@ -64,7 +64,7 @@ def cuts_of(
         tuned = _tuned(graph, plan, own, labels)
         first = _default(graph, default, executor, fused)
         differ = default is None or plan is None or not _same(plan, default)
-        found.append(Cut(role, ops, first, tuned, _start(graph, executor, fused, default), differ))
+        found.append(DrawnGraph(role, ops, first, tuned, _start(graph, executor, fused, default), differ))
     return tuple(found)
 
 
@@ -100,7 +100,7 @@ def _graph(text: str) -> Graph | str:
         return "This graph cannot be read: its row is damaged."
 
 
-def _default(graph: Graph, default: str | None, executor: str, fused: Segmentation | None) -> Picture:
+def _default(graph: Graph, default: str | None, executor: str, fused: Segmentation | None) -> Drawing:
     plan, title = _named(default), default or "eager"
     if plan is not None and plan.greedy:
         return _greedy(graph, plan.greedy, fused if plan.greedy == executor else None, title)
@@ -109,7 +109,7 @@ def _default(graph: Graph, default: str | None, executor: str, fused: Segmentati
     return _drawn(graph, Segmentation(), title, "every op runs alone, one kernel or more each", {})
 
 
-def _greedy(graph: Graph, executor: str, fused: Segmentation | None, title: str) -> Picture:
+def _greedy(graph: Graph, executor: str, fused: Segmentation | None, title: str) -> Drawing:
     """All that an executor takes, as far as it is known how it fuses that."""
     name = traits_of(executor).title or executor
     if fused is None:
@@ -121,7 +121,7 @@ def _whole(graph: Graph) -> Segmentation:
     return Segmentation((Region(tuple(range(len(graph.ops))), "inductor"),))
 
 
-def _tuned(graph: Graph, plan: Plan | None, cut: Segmentation | None, labels: Mapping[int, str]) -> Picture:
+def _tuned(graph: Graph, plan: Plan | None, cut: Segmentation | None, labels: Mapping[int, str]) -> Drawing:
     if cut is not None:
         text = f"{counted(len(cut.regions), 'region')}; what is in none runs under ATen, op by op"
         return _drawn(graph, cut, "the plan", text, labels)
@@ -141,7 +141,7 @@ def _how(plan: Plan) -> str:
     return ", " + ", ".join(more) if more else ""
 
 
-def _start(graph: Graph, executor: str, fused: Segmentation | None, default: str | None) -> Picture | None:
+def _start(graph: Graph, executor: str, fused: Segmentation | None, default: str | None) -> Drawing | None:
     """The cut that moves lead away from, where that is not the default anyway."""
     plan = _named(default)
     if fused is None or (plan is not None and plan.greedy == executor):
@@ -149,11 +149,11 @@ def _start(graph: Graph, executor: str, fused: Segmentation | None, default: str
     return _greedy(graph, executor, fused, "where the moves start")
 
 
-def _drawn(graph: Graph, cut: Segmentation | None, title: str, text: str, labels: Mapping[int, str]) -> Picture:
+def _drawn(graph: Graph, cut: Segmentation | None, title: str, text: str, labels: Mapping[int, str]) -> Drawing:
     try:
         drawn = svg(graph, cut, title=title, labels=labels)
     except (FuseplanError, LookupError, ValueError, RecursionError) as error:
-        return Picture(title, text, trouble=f"This cut does not fit its graph: {type(error).__name__}.")
+        return Drawing(title, text, trouble=f"This cut does not fit its graph: {type(error).__name__}.")
     if len(drawn) > MOST_SVG:
-        return Picture(title, text, trouble="The drawing would be too large to look at.")
-    return Picture(title, text, drawn)
+        return Drawing(title, text, trouble="The drawing would be too large to look at.")
+    return Drawing(title, text, drawn)

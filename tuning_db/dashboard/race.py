@@ -18,7 +18,7 @@ _LINEAR = 3.5
 
 
 @dataclass(frozen=True)
-class Lane(Raced):
+class RaceLine(Raced):
     """One plan of a race."""
 
     role: str = "loser"
@@ -31,7 +31,7 @@ class Lane(Raced):
     """Block by block, as far as both ran."""
 
 
-def against(lane: Lane, reference: Lane) -> Lane:
+def against(lane: RaceLine, reference: RaceLine) -> RaceLine:
     """A lane with its ratio to another one: of blocks that ran side by side, or of the medians where there are none."""
     ratio = lane.ratio_to(reference)
     if ratio is None:
@@ -42,7 +42,7 @@ def against(lane: Lane, reference: Lane) -> Lane:
     return replace(lane, ratio=ratio, low=surely[0], high=surely[1], ratios=ratios)
 
 
-def figure(lanes: Sequence[Lane], reference: str, noise: float | None) -> Figure | None:
+def figure(lanes: Sequence[RaceLine], reference: str, noise: float | None) -> Figure | None:
     """The race as a plot, the fastest on top; None where nothing was timed."""
     timed = sorted((lane for lane in lanes if lane.ratio is not None), key=lambda lane: lane.ratio or 0.0)[:_MOST_DRAWN]
     if not timed:
@@ -83,7 +83,7 @@ def figure(lanes: Sequence[Lane], reference: str, noise: float | None) -> Figure
 _COLORS = {"winner": "var(--good-fill)", "default": "var(--series-2)", "loser": "var(--same)"}
 
 
-def _medians(timed: Sequence[Lane], places: Sequence[int], role: str, color: str) -> dict[str, object]:
+def _medians(timed: Sequence[RaceLine], places: Sequence[int], role: str, color: str) -> dict[str, object]:
     own = [(lane, place) for lane, place in zip(timed, places, strict=True) if lane.role == role]
     ratios = [lane.ratio or 0.0 for lane, _ in own]
     return {
@@ -99,7 +99,7 @@ def _medians(timed: Sequence[Lane], places: Sequence[int], role: str, color: str
     }  # fmt: skip
 
 
-def _axis(timed: Sequence[Lane]) -> dict[str, object]:
+def _axis(timed: Sequence[RaceLine]) -> dict[str, object]:
     """The axis of ratios, from the fastest to the slowest median with their intervals; logarithmic where some are many times slower."""
     ratios = [lane.ratio or 1.0 for lane in timed]
     low, high = min(1.0, *ratios), max(1.0, *ratios)
@@ -112,7 +112,7 @@ def _axis(timed: Sequence[Lane]) -> dict[str, object]:
     return {"range": [low - room, high + room]}
 
 
-def _row(lane: Lane) -> list[object]:
+def _row(lane: RaceLine) -> list[object]:
     sure = f"{times(lane.low)} – {times(lane.high)}" if lane.low is not None else "too few blocks"
     return [lane.name, us(lane.wall_us), times(lane.ratio), sure]
 

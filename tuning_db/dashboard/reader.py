@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from fuseplan.tuning_db.dashboard.kept import Kept
+from fuseplan.tuning_db.dashboard.kept import KeptAnswers
 from fuseplan.tuning_db.files import Absent, Busy, Damaged, Database, NotOurs, Unusable
 
 _T = TypeVar("_T")
@@ -24,7 +24,7 @@ class Reader:
     database: Database
     others: Mapping[str, Reader] = field(default_factory=dict)
     """All databases by name, this one too."""
-    _kept: Kept = field(default_factory=lambda: Kept(8), repr=False)
+    _kept: KeptAnswers = field(default_factory=lambda: KeptAnswers(8), repr=False)
 
     def read(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
         """What `work` reads, in one transaction; Unusable for what a file can be."""

@@ -77,7 +77,7 @@ class Served:
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportedLinks:
     """Links within an exported file: to its sections, and only to those that it has."""
 
     sections: Collection[str]
@@ -110,7 +110,7 @@ class View:
     page: Page
     ask: Ask
     data: object
-    links: Served | Exported
+    links: Served | ExportedLinks
     id: str = ""
 
     def unfiltered(self) -> str:
@@ -131,7 +131,7 @@ class View:
 
 
 @dataclass(frozen=True)
-class Frame:
+class PageFrame:
     """What stands around the pages."""
 
     pages: tuple[Page, ...]
@@ -145,7 +145,7 @@ class Frame:
         return self._render("served.html", view=view, url=view.links.url, ask=view.ask, choices=self.choices)
 
     def exported(
-        self, views: Sequence[tuple[View, Markup]], links: Exported, *, icon: Asset, **more: object
+        self, views: Sequence[tuple[View, Markup]], links: ExportedLinks, *, icon: Asset, **more: object
     ) -> str:  # fmt: skip
         """All pages as one document."""
         packed = b64encode(icon.content).decode("ascii")

@@ -21,7 +21,7 @@ _SHORTEST = 16
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenFile:
     """What was written, and how much is in it."""
 
     path: Path
@@ -39,7 +39,7 @@ def dashboard(
     db: str | Path | Sequence[str | Path] | None = None, *, port: int = PORT, host: str = "127.0.0.1", open: bool = False,
     export: str | Path | None = None, token: str | None = None, names: Iterable[str] = (),
     tell: Callable[[str], object] = _print,
-) -> Written | None:  # fmt: skip
+) -> WrittenFile | None:  # fmt: skip
     """Serve the dashboard of one or more databases until Ctrl-C, or write it into one file that needs no network.
 
     Without `db` it is the database that tuning writes to. On another `host` than this machine's own, a token is asked for:
@@ -48,14 +48,14 @@ def dashboard(
 
     >>> import fuseplan
     >>> fuseplan.dashboard("tuning.db", export="report.html")  # doctest: +SKIP
-    Written(path=PosixPath('report.html'), bytes=5123456, sections=12)
+    WrittenFile(path=PosixPath('report.html'), bytes=5123456, sections=12)
     """
     needed.require()
     databases = _databases(db)
     if export is not None:
         from fuseplan.tuning_db.dashboard.export import export_file
 
-        return Written(Path(export), *export_file(databases, Path(export)))
+        return WrittenFile(Path(export), *export_file(databases, Path(export)))
     serve(databases, bound(host, port), token=token, names=names, open=open, tell=tell)
     return None
 

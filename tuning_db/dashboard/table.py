@@ -13,7 +13,7 @@ PER_PAGE = 100
 
 
 @dataclass(frozen=True)
-class Column(Generic[_T]):
+class ShownColumn(Generic[_T]):
     """One column: what it is called, what it holds, and how it is written."""
 
     id: str

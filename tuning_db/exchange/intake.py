@@ -26,9 +26,9 @@ from fuseplan.errors import StoreError
 from fuseplan.tuning_db.columns import Row
 from fuseplan.tuning_db.exchange.lines import MAX_LINE, check_header, from_line
 from fuseplan.tuning_db.files import SQL_ERRORS, Database
-from fuseplan.tuning_db.foreign import Source
+from fuseplan.tuning_db.foreign import ForeignFile
 from fuseplan.tuning_db.schema import PLAN, TRACE
-from fuseplan.tuning_db.tables import RowError, Table, Writer, batches
+from fuseplan.tuning_db.tables import RowError, RowWriter, Table, batches
 from fuseplan.tuning_db.validate import checked
 
 _BATCH = 1000
@@ -40,7 +40,7 @@ Taken = tuple[str, Table, Row]
 
 
 @dataclass
-class Report:
+class IntakeReport:
     """What came of an import or a merge."""
 
     taken: Counter[str] = field(default_factory=Counter)
@@ -56,7 +56,9 @@ class Report:
         return not self.refused
 
 
-def import_file(database: Database, path: Path, *, trust: str = "unverified", within_s: float = math.inf) -> Report:
+def import_file(
+    database: Database, path: Path, *, trust: str = "unverified", within_s: float = math.inf
+) -> IntakeReport:
     """Take the rows of an export, packed or not, or of a SQLite file that somebody else made.
 
     With `trust` "replay" plans keep the standing that they had where they come from.
@@ -67,9 +69,11 @@ def import_file(database: Database, path: Path, *, trust: str = "unverified", wi
         return import_lines(database, stream, trust=trust, name=str(path))
 
 
-def import_lines(database: Database, stream: IO[bytes], *, trust: str = "unverified", name: str = "this") -> Report:
+def import_lines(
+    database: Database, stream: IO[bytes], *, trust: str = "unverified", name: str = "this"
+) -> IntakeReport:
     """Take the rows of an export; see `import_file`. `name` is what to call it where it is none."""
-    report = Report()
+    report = IntakeReport()
     _take(database, _rows(stream, report, name), report, trust)
     return report
 
@@ -82,7 +86,7 @@ def check_file(path: Path) -> None:
         if stream is None:
             check_database(path)
             return
-        _check_first(next(islice(_lines(stream, Report()), 1), ""), str(path))
+        _check_first(next(islice(_lines(stream, IntakeReport()), 1), ""), str(path))
 
 
 def check_database(path: Path, into: Database | None = None) -> None:
@@ -90,13 +94,13 @@ def check_database(path: Path, into: Database | None = None) -> None:
     if into is not None and into.path is not None and path.exists() and into.path.exists() and path.samefile(into.path):
         raise StoreError(f"{path} cannot be merged into itself")
     try:
-        with Source(path, math.inf):
+        with ForeignFile(path, math.inf):
             pass
     except SQL_ERRORS as error:
         raise _unreadable(path, error) from None
 
 
-def merge(database: Database, path: Path, *, within_s: float = math.inf) -> Report:
+def merge(database: Database, path: Path, *, within_s: float = math.inf) -> IntakeReport:
     """Take all rows of another database of one's own, plans with the standing they have there. The later row wins.
 
     Merging is a union: in any order, and however often, the same files give the same rows.
@@ -105,10 +109,10 @@ def merge(database: Database, path: Path, *, within_s: float = math.inf) -> Repo
     return _import_sqlite(database, path, "replay", within_s)
 
 
-def _import_sqlite(database: Database, path: Path, trust: str, within_s: float) -> Report:
-    report = Report()
+def _import_sqlite(database: Database, path: Path, trust: str, within_s: float) -> IntakeReport:
+    report = IntakeReport()
     try:
-        with Source(path, time.monotonic() + within_s) as source:
+        with ForeignFile(path, time.monotonic() + within_s) as source:
             _take(database, _checked(source, report), report, trust)
             report.refused += source.problems
             if not source.finished:
@@ -122,7 +126,7 @@ def _unreadable(path: Path, error: Exception) -> StoreError:
     return StoreError(f"{path} cannot be read as a tuning database: {error}")
 
 
-def _checked(source: Source, report: Report) -> Iterator[Taken]:
+def _checked(source: ForeignFile, report: IntakeReport) -> Iterator[Taken]:
     for table, row in source.rows():
         try:
             good = checked(table, row)
@@ -154,7 +158,7 @@ def _check_first(line: str, name: str) -> None:
         raise StoreError(f"{name} is no export of fuseplan: {error}") from None
 
 
-def _rows(stream: IO[bytes], report: Report, name: str) -> Iterator[Taken]:
+def _rows(stream: IO[bytes], report: IntakeReport, name: str) -> Iterator[Taken]:
     for number, line in enumerate(_lines(stream, report), 1):
         if number == 1:
             _check_first(line, name)
@@ -168,7 +172,7 @@ def _rows(stream: IO[bytes], report: Report, name: str) -> Iterator[Taken]:
         yield place, table, row
 
 
-def _lines(stream: IO[bytes], report: Report) -> Iterator[str]:
+def _lines(stream: IO[bytes], report: IntakeReport) -> Iterator[str]:
     """Lines of bounded length; what is packed may be cut short, or a bomb."""
     while True:
         try:
@@ -184,16 +188,16 @@ def _lines(stream: IO[bytes], report: Report) -> Iterator[str]:
         yield line.decode("utf-8", "replace")
 
 
-def _take(database: Database, rows: Iterable[Taken], report: Report, trust: str) -> None:
+def _take(database: Database, rows: Iterable[Taken], report: IntakeReport, trust: str) -> None:
     if trust not in _TRUSTS:
         raise StoreError(f"there is no trust {trust!r}; known are {', '.join(_TRUSTS)}")
     for batch in batches(rows, _BATCH):
         _write(database, batch, report, trust)
 
 
-def _write(database: Database, batch: list[Taken], report: Report, trust: str) -> None:
-    def put(connection: sqlite3.Connection) -> Report:
-        writer, done = Writer(connection), Report()
+def _write(database: Database, batch: list[Taken], report: IntakeReport, trust: str) -> None:
+    def put(connection: sqlite3.Connection) -> IntakeReport:
+        writer, done = RowWriter(connection), IntakeReport()
         for place, table, row in batch:
             _put(connection, writer, done, place, table, row if trust == "replay" else _doubted(table, row), trust)
         return done
@@ -206,7 +210,13 @@ def _write(database: Database, batch: list[Taken], report: Report, trust: str) -
 
 
 def _put(
-    connection: sqlite3.Connection, writer: Writer, done: Report, place: str, table: Table, row: Row, trust: str
+    connection: sqlite3.Connection,
+    writer: RowWriter,
+    done: IntakeReport,
+    place: str,
+    table: Table,
+    row: Row,
+    trust: str,
 ) -> None:
     if table in (PLAN, TRACE) and trust != "replay":
         known = connection.execute(f"SELECT 1 FROM {table.name} WHERE key = ?", (row["key"],)).fetchone()

@@ -87,8 +87,8 @@ def gradients(function: Callable[..., Tensor], tensors: Sequence[Tensor | None],
     """Gradients of `function` for the first `wanted` tensors, recomputing its forward; empty ones where there is none."""
     with _autograd():
         leaves = [None if t is None else t.detach().requires_grad_(i < wanted) for i, t in enumerate(tensors)]
-        asked = [leaf for leaf in leaves[:wanted] if leaf is not None]
-        found = iter(torch.autograd.grad(function(*leaves), asked, grad))
+        needing = [leaf for leaf in leaves[:wanted] if leaf is not None]
+        found = iter(torch.autograd.grad(function(*leaves), needing, grad))
     return tuple(grad.new_empty(0) if i >= wanted or t is None else next(found) for i, t in enumerate(tensors))
 
 

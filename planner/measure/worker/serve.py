@@ -13,7 +13,7 @@ from time import perf_counter
 
 from fuseplan.measure.jobs import ANSWERS, JOBS, At, DeviceGone, Job, Outcome, Ready, Setup
 from fuseplan.wire import codec
-from fuseplan.wire.serve import AnswerPipe, asked, end
+from fuseplan.wire.serve import AnswerPipe, end, received
 
 
 class Watched:
@@ -75,7 +75,7 @@ def _serve() -> None:
 def _read(jobs: queue.Queue[Job]) -> None:
     """In a thread of its own: the parent may end in the middle of a job."""
     try:
-        for job in asked(JOBS):
+        for job in received(JOBS):
             jobs.put(job)
     except codec.CodecError:
         traceback.print_exc()

@@ -14,7 +14,7 @@ class MissedError(Exception):
 
 
 @dataclass(frozen=True)
-class Miss:
+class MissedSite:
     """A softmax that is no site, with the reason."""
 
     softmax: Node

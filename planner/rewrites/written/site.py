@@ -16,7 +16,7 @@ from fuseplan.rewrites.base import Draft, digest_of
 from fuseplan.rewrites.written.biases import biases_of
 from fuseplan.rewrites.written.hidden import hiding
 from fuseplan.rewrites.written.match import match_of
-from fuseplan.rewrites.written.missed import Miss, MissedError, noted
+from fuseplan.rewrites.written.missed import MissedError, MissedSite, noted
 from fuseplan.rewrites.written.softmax import has_softmaxes, softmax_at, softmaxes
 from fuseplan.rewrites.written.versions import Versions, fake_of
 from fuseplan.rewrites.written.writer import Writer
@@ -73,10 +73,10 @@ class WrittenAttention(AttentionSite):
         return super().refusal(way)
 
 
-def find_written(gm: GraphModule) -> tuple[list[WrittenAttention], list[Miss]]:
+def find_written(gm: GraphModule) -> tuple[list[WrittenAttention], list[MissedSite]]:
     """All attention that is written out in a graph, and why each other softmax is none."""
     found: list[WrittenAttention] = []
-    missed: list[Miss] = []
+    missed: list[MissedSite] = []
     if not has_softmaxes(gm.graph):
         return found, missed
     versions, scratch = Versions(gm.graph), Draft(gm)
@@ -87,7 +87,7 @@ def find_written(gm: GraphModule) -> tuple[list[WrittenAttention], list[Miss]]:
             if any(set(site.matched) & set(other.matched) for other in found):
                 raise MissedError("it shares a matmul with other attention")
             found.append(site)
-        missed += [Miss(softmax, str(reason)) for reason in reasons]
+        missed += [MissedSite(softmax, str(reason)) for reason in reasons]
     return found, missed
 
 

@@ -24,14 +24,14 @@ from fuseplan.segment.masks.windows import Window, window_of
 MAX_OPS = 150
 """Functions nest as deep as the ops they come from, and so does Python's stack."""
 
-Verdict = Literal["all", "causal"]
+HiddenShape = Literal["all", "causal"]
 
 
 @dataclass(frozen=True)
 class MaskProof:
     """What is proven of a mask: it hides nothing ("all"), it is `is_causal=True` ("causal"), or nothing (None)."""
 
-    verdict: Verdict | None
+    verdict: HiddenShape | None
     reason: str
     """For whom it holds, or why nothing is proven."""
     window: Window | None = None
@@ -71,7 +71,7 @@ class _Prover:
             if isinstance(value.type, TensorType):
                 self.known[value.name] = unknown(value.type, f"it depends on the input {value.name}")
 
-    def verdict(self, name: str) -> Verdict | Window | None:
+    def verdict(self, name: str) -> HiddenShape | Window | None:
         mask = self._evaluate(name)
         index = tuple(variable(f"%{next(self.fresh)}") for _ in mask.shape)
         if len(index) < 2:

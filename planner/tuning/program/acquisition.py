@@ -157,7 +157,7 @@ class _Weighing:
             likely = 1.0 if number == self.best else self._against(number)
             if likely > 0:
                 self._choices(plan, likely)
-        return {asked: value if value >= self.least else 0.0 for asked, value in self.found.items()}
+        return {one: value if value >= self.least else 0.0 for one, value in self.found.items()}
 
     def _against(self, number: int) -> float:
         """Weigh one plan against the best; return the chance that it is the faster one."""
@@ -167,8 +167,8 @@ class _Weighing:
         if spread == 0 or gap > NINE_OF_TEN * spread or NINE_OF_TEN * spread - gap < self.tie:
             return 0.0
         gain = expected_gain(gap, spread)
-        for asked, part in parts:
-            self._note(asked, gain * (part / spread) ** 2)
+        for one, part in parts:
+            self._note(one, gain * (part / spread) ** 2)
         return _above(gap / spread)
 
     def _differences(self, number: int) -> Iterator[tuple[RegionChoice, float]]:
@@ -203,13 +203,13 @@ class _Weighing:
         if spread == 0 or other.low > best.high or unit.calls * (best.high - other.low) < self.tie:
             return
         gain = likely * unit.calls * expected_gain(other.us - best.us, spread)
-        for asked, part in (((unit.key, unit.chosen), mine), ((unit.key, choice), theirs)):
+        for one, part in (((unit.key, unit.chosen), mine), ((unit.key, choice), theirs)):
             if part:
-                self._note(asked, gain * (part / spread) ** 2)
+                self._note(one, gain * (part / spread) ** 2)
 
-    def _note(self, asked: RegionChoice, value: float) -> None:
+    def _note(self, one: RegionChoice, value: float) -> None:
         """Many plans are alike: what they say of one measurement is not summed, but the most of it counts."""
-        self.found[asked] = max(self.found.get(asked, 0.0), value)
+        self.found[one] = max(self.found.get(one, 0.0), value)
 
 
 @dataclass(frozen=True)
@@ -247,7 +247,7 @@ def pick(
 
 
 def _one_of_kin(ranked: Sequence[RegionChoice], kin: Mapping[str, object]) -> list[RegionChoice]:
-    """Of the keys that are kin only the one that comes first, with all that is asked of it."""
+    """Of the keys that are kin only the one that comes first, with all that is one of it."""
     first: dict[object, str] = {}
     return [one for one in ranked if kin[one[0]] is None or first.setdefault(kin[one[0]], one[0]) == one[0]]
 
@@ -258,7 +258,7 @@ def _audits_due(measured: int, seed: int) -> int:
     return max(drawn, 1) if measured >= AUDITED_FROM else drawn
 
 
-def _drawn(asked: RegionChoice, seed: int) -> float:
+def _drawn(one: RegionChoice, seed: int) -> float:
     """A number between 0 and 1, always the same for the same seed."""
-    text = f"{seed} {asked[0]} {asked[1][0]} {asked[1][1]}"
+    text = f"{seed} {one[0]} {one[1][0]} {one[1][1]}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") / 2**64

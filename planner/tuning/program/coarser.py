@@ -73,7 +73,7 @@ class Coarser:
             wanted = picker.pick(self._ways(), at_once, joined) if picker else self._wanted(measured)[:at_once]
             if not wanted:
                 return
-            self.knowledge.note_asked(True)
+            self.knowledge.note_work(True)
             if not budget.may_measure():
                 self.knowledge.note_ended(False)
                 return
@@ -121,7 +121,7 @@ class Coarser:
             case.region.key
             for join in self.joins
             for case in self._cases(join)
-            if timings.of(case.region.key) and case.region.key not in timings.asked
+            if timings.of(case.region.key) and case.region.key not in timings.wanted
         }
         if 2 * len(known) < max(most, 1):
             return self.joins
@@ -129,10 +129,10 @@ class Coarser:
 
     def _is_new(self, join: Join) -> bool:
         """Whether this run had to ask for some of what is joined."""
-        costs, asked = self.knowledge.costs[join.number], self.knowledge.timings.asked
+        costs, wanted = self.knowledge.costs[join.number], self.knowledge.timings.wanted
         inside = {op for region in join.made for op in region.ops}
         parts = (unit for unit in self.rows[join.number] if isinstance(unit, Region) and inside.issuperset(unit.ops))
-        return any(costs.case(part.ops, part.recompute).region.key in asked for part in parts)
+        return any(costs.case(part.ops, part.recompute).region.key in wanted for part in parts)
 
     def _row(self, number: int, cut: Segmentation, numbers: Mapping[Region, int]) -> tuple[Region | int, ...]:
         return tuple(numbers.get(unit, unit) for unit in units_of(self.graphs[number], cut))

@@ -47,7 +47,7 @@ class Knowledge:
     """Measurements that the database had."""
     audit: Audit = field(default=Audit(), init=False)
     """How far the model was off where it thought that nobody need look."""
-    asked: bool = field(default=False, init=False)
+    had_work: bool = field(default=False, init=False)
     """Whether there was anything to measure, be it that an interrupted run or another device had measured it."""
     ended: bool = field(default=False, init=False)
     """Whether the search came to its end: nothing was left that seemed worth measuring."""
@@ -68,9 +68,9 @@ class Knowledge:
 
     def foresee(self, cases: Sequence[Case]) -> None:
         """Note what the model thinks of regions, before it learns what they take."""
-        asked = [(case, choice) for case in cases for choice in case.choices]
-        predicted = self.model.predict([(case.work, *choice) for case, choice in asked])
-        for (case, choice), cost in zip(asked, predicted, strict=True):
+        pairs = [(case, choice) for case in cases for choice in case.choices]
+        predicted = self.model.predict([(case.work, *choice) for case, choice in pairs])
+        for (case, choice), cost in zip(pairs, predicted, strict=True):
             self.timings.foresee(case.region.key, choice, cost)
 
     def take(self, case: Case, choice: Choice, cost: Cost, *, reused: bool) -> None:
@@ -87,15 +87,15 @@ class Knowledge:
 
     def wants(self, cases: Iterable[Case]) -> None:
         """Note which regions are measured next."""
-        self.timings.ask(case.region.key for case in cases)
+        self.timings.want(case.region.key for case in cases)
 
     def lacks(self) -> None:
         """Note that for some regions no time could be had that is kept."""
         self.timings.lack()
 
-    def note_asked(self, anything: bool) -> None:
+    def note_work(self, anything: bool) -> None:
         """Note whether there is anything to measure."""
-        self.asked = self.asked or anything
+        self.had_work = self.had_work or anything
 
     def note_ended(self, ended: bool) -> None:
         """Note whether nothing is left that seems worth measuring."""

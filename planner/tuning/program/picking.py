@@ -87,7 +87,7 @@ class Picker:
     def audit(self) -> Audit:
         """What the drawn measurements show, so far as they came to their end."""
         timings = self.knowledge.timings
-        pairs = [(timings.foreseen.get(asked), timings.of(asked[0]).get(asked[1])) for asked in self.drawn]
+        pairs = [(timings.foreseen.get((key, choice)), timings.of(key).get(choice)) for key, choice in self.drawn]
         logs = [
             (abs(math.log(measured.device_us / foreseen.device_us)), foreseen.spread)
             for foreseen, measured in pairs

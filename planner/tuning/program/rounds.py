@@ -73,7 +73,7 @@ class Rounds:
         known = self._of_known_layers() if self._recalling is None else self._recalling.result()
         found = self._with_coarser(known or self._by_rounds(), 0 if known else self.effort.coarse)
         needed, races = self.layers.cuts, self.effort.plans
-        nothing_left = self.knowledge.searched and not self.knowledge.asked and self.layers.known
+        nothing_left = self.knowledge.searched and not self.knowledge.had_work and self.layers.known
         if needed is not None and (known or nothing_left):
             races = min(races, needed)
         return Proposed(tuple(found), races, bool(known))
@@ -92,7 +92,7 @@ class Rounds:
         if solutions:
             self._tell_best(solutions[0].total_us)
         wanted = self._wanted(solutions)
-        self.knowledge.note_asked(bool(wanted))
+        self.knowledge.note_work(bool(wanted))
         self.knowledge.note_ended(False)
         for start in range(0, len(wanted), AT_ONCE):
             if not self.budget.may_measure(COARSE_SHARE):

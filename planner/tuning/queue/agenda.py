@@ -80,8 +80,8 @@ class Agenda:
     """The items in their order, and where they come from."""
 
     items: tuple[Item, ...]
-    asked: tuple[Item, ...]
-    """The same in the order in which they were asked for."""
+    as_given: tuple[Item, ...]
+    """The same in the order in which their traces were given."""
     read: int
     """Files and rows that were read."""
     effort: str
@@ -152,8 +152,8 @@ def agenda_of(
     order = sorted(items, key=lambda item: (-item.worth_us, item.trace.key, item.sizes.text, item.launch))
     kept = tuple(_top(order, top))
     kept_all = set(kept)
-    asked = tuple(item for item in items if item in kept_all)
-    return Agenda(kept, asked, found.read, effort, len(set(map(_place, items))) - len(set(map(_place, kept))))
+    as_given = tuple(item for item in items if item in kept_all)
+    return Agenda(kept, as_given, found.read, effort, len(set(map(_place, items))) - len(set(map(_place, kept))))
 
 
 def _near(traces: Iterable[Trace]) -> set[str]:

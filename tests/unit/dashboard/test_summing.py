@@ -6,25 +6,25 @@ import pytest
 
 from fuseplan.noise import ACROSS, RaceTime
 from fuseplan.segment.moves import Move
-from fuseplan.tuning_db.dashboard.pages.compare import Side, lines_of
+from fuseplan.tuning_db.dashboard.pages.compare import ComparedProgram, lines_of
 from fuseplan.tuning_db.dashboard.pages.program import worthiest_first
 from fuseplan.tuning_db.dashboard.queries.model import Foretold
-from fuseplan.tuning_db.dashboard.race import Lane, against, figure
+from fuseplan.tuning_db.dashboard.race import RaceLine, against, figure
 from fuseplan.tuning_db.dashboard.regret import regrets
 from fuseplan.tuning_db.pairs import PairKey
 
 
 def test_a_ratio_is_of_blocks_that_ran_side_by_side() -> None:
     """The machine became twice as slow on the way: medians over all blocks would call the dropped one faster."""
-    reference = Lane("default", True, wall_us=20.0, walls=(10.0, 10.0, 10.0, 20.0, 20.0, 20.0, 20.0))
-    dropped = Lane("cut", wall_us=11.0, walls=(11.0, 11.0, 11.0))
+    reference = RaceLine("default", True, wall_us=20.0, walls=(10.0, 10.0, 10.0, 20.0, 20.0, 20.0, 20.0))
+    dropped = RaceLine("cut", wall_us=11.0, walls=(11.0, 11.0, 11.0))
     assert against(dropped, reference).ratio == pytest.approx(1.1)
-    assert against(Lane("cut", wall_us=11.0), reference).ratio == pytest.approx(0.55)
-    assert against(Lane("cut", status="error"), reference).ratio is None
+    assert against(RaceLine("cut", wall_us=11.0), reference).ratio == pytest.approx(0.55)
+    assert against(RaceLine("cut", status="error"), reference).ratio is None
 
 
 def test_a_race_that_nobody_finished_is_not_drawn() -> None:
-    assert figure([Lane("cut", status="timeout")], "inductor", 0.01) is None
+    assert figure([RaceLine("cut", status="timeout")], "inductor", 0.01) is None
 
 
 def test_moves_stand_the_worthiest_first() -> None:
@@ -60,8 +60,8 @@ def test_regret_of_several_runs_is_their_middle() -> None:
     assert regrets([]) == ()
 
 
-def side(us: float | None, noise: float | None = 0.0, plan: str | None = "p") -> Side:
-    return Side("name", RaceTime(us, noise), None, plan)
+def side(us: float | None, noise: float | None = 0.0, plan: str | None = "p") -> ComparedProgram:
+    return ComparedProgram("name", RaceTime(us, noise), None, plan)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def side(us: float | None, noise: float | None = 0.0, plan: str | None = "p") ->
         (side(1.0), None, "only in A"), (side(0.0), side(1.0), "not raced"),
     ],
 )  # fmt: skip
-def test_a_verdict_needs_more_than_noise(a: Side | None, b: Side | None, verdict: str) -> None:
+def test_a_verdict_needs_more_than_noise(a: ComparedProgram | None, b: ComparedProgram | None, verdict: str) -> None:
     key = PairKey("k", "plain", "")
     (line,) = lines_of({key: a} if a else {}, {key: b} if b else {})
     assert line.verdict == verdict
@@ -89,8 +89,8 @@ def test_another_plan_is_told_only_where_both_are_known() -> None:
 
 @pytest.mark.parametrize("slowest", [1.2, 2.0, 10.0, 3000.0])
 def test_every_plan_of_a_race_is_in_sight(slowest: float) -> None:
-    reference = Lane("default", True, wall_us=100.0)
-    lanes = [against(Lane(name, wall_us=us), reference) for name, us in (("a", 60.0), ("b", 100.0 * slowest))]
+    reference = RaceLine("default", True, wall_us=100.0)
+    lanes = [against(RaceLine(name, wall_us=us), reference) for name, us in (("a", 60.0), ("b", 100.0 * slowest))]
     drawn = figure([against(reference, reference), *lanes], "default", 0.01)
     assert drawn is not None
     axis = drawn.layout["xaxis"]

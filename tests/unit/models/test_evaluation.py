@@ -24,7 +24,7 @@ from fuseplan.models.evaluation.plots import write_report
 from fuseplan.models.evaluation.replay import ByBounds, sessions_of
 from fuseplan.models.evaluation.splits import grouped, left_out
 from fuseplan.models.learned import Gap
-from fuseplan.models.model import Asked
+from fuseplan.models.model import Question
 from fuseplan.models.rows import CutIsland, IslandCut, Measured, Rows, read_rows
 from models_rows import write_part
 from small_graphs import graph, op, tensor
@@ -130,10 +130,10 @@ class Told:
     """A model that says what it was given, and never learns."""
 
     def __init__(self, factors: dict[str, float], spread: float, unsure: bool = False) -> None:
-        self.times = {data().asked[i]: truth(i) for i in range(len(data().rows))}
+        self.times = {data().questions[i]: truth(i) for i in range(len(data().rows))}
         self.factors, self.spread, self.unsure, self.heard = factors, spread, unsure, 0
 
-    def predict(self, regions: list[Asked]) -> list[Cost]:
+    def predict(self, regions: list[Question]) -> list[Cost]:
         return [Cost(self.times[one] * self.factors[one[1]], 9.0, self.spread, unsure=self.unsure) for one in regions]
 
     def update(self, rows: list[Row]) -> None:

@@ -22,7 +22,7 @@ from fuseplan.models.fitting import fit_heads
 from fuseplan.models.heads import Heads
 from fuseplan.models.learned import Learned
 from fuseplan.models.learners import FAMILIES, fitted_of, one_thread
-from fuseplan.models.model import Asked
+from fuseplan.models.model import Question
 from fuseplan.models.rows import Measured, Rows, packaged, read_rows, write_rows
 from fuseplan.models.shipped import own_fit, planner_model, rows_for
 from fuseplan.models.trees import Forest, of_boosting, of_trees
@@ -30,7 +30,7 @@ from models_rows import EXECUTORS, H200, made_up_heads, made_up_rows, made_up_wo
 from small_graphs import graph, op, tensor
 
 
-def asked_of(rows: list[Row]) -> list[Asked]:
+def questions_of(rows: list[Row]) -> list[Question]:
     return [(row.work, row.executor, row.variant) for row in rows]
 
 
@@ -39,7 +39,7 @@ def unseen(count: int = 240) -> list[Row]:
 
 
 def errors(model: Learned | Roofline, rows: list[Row]) -> list[float]:
-    found = model.predict(asked_of(rows))
+    found = model.predict(questions_of(rows))
     return [abs(math.log(one.device_us / row.device_us)) for one, row in zip(found, rows, strict=True)]
 
 
@@ -54,7 +54,7 @@ def test_it_learns_what_the_roofline_has_no_words_for() -> None:
 
 def test_nine_of_ten_times_lie_within_what_it_says() -> None:
     rows = unseen(600)
-    found = Learned(made_up_heads()).predict(asked_of(rows))
+    found = Learned(made_up_heads()).predict(questions_of(rows))
     held = [one.low_us <= row.device_us <= one.high_us for one, row in zip(found, rows, strict=True)]
     assert 0.82 < np.mean(held) < 0.98
 
@@ -139,14 +139,14 @@ def test_nine_of_ten_kin_lie_within_what_it_says_on_rows_of_a_model_that_it_has_
     data = Data.of([read_rows(shipped)])
     split = next(one for one in left_out(data) if one.name == "bert")
     model = Learned(heads_of(data, split.train))
-    seen: dict[Asked, int] = {}
+    seen: dict[Question, int] = {}
     others = []
     for i in (i for i in split.test if data.timed[i] and data.rows[i].work.ops):
         row = data.rows[i]
         first = seen.setdefault((row.work.kin, row.executor, row.variant), i)
         others += [i] if data.measured[first].region != data.measured[i].region else []
     model.update([data.rows[i] for i in seen.values()])
-    told = model.predict([data.asked[i] for i in others])
+    told = model.predict([data.questions[i] for i in others])
     held = [one.low_us <= data.rows[i].device_us <= one.high_us for one, i in zip(told, others, strict=True)]
     assert len(held) > 50
     assert np.mean(held) >= 0.87
@@ -155,7 +155,7 @@ def test_nine_of_ten_kin_lie_within_what_it_says_on_rows_of_a_model_that_it_has_
 @pytest.mark.parametrize("kept", [300_000, 40])
 def test_what_it_says_does_not_depend_on_what_it_was_asked_before(monkeypatch: pytest.MonkeyPatch, kept: int) -> None:
     monkeypatch.setattr("fuseplan.models.learned._KEPT", kept)
-    rows, others = unseen(90), asked_of(made_up_rows(120, seed=7))
+    rows, others = unseen(90), questions_of(made_up_rows(120, seed=7))
     asked = Learned(made_up_heads())
     for first in range(0, len(rows), 15):
         some = [replace(row, device_us=row.device_us * (1 + first / 10)) for row in rows[first : first + 15]]
@@ -172,10 +172,10 @@ def test_what_it_says_does_not_depend_on_what_it_was_asked_before(monkeypatch: p
 def test_measurements_that_contradict_it_widen_what_it_says() -> None:
     model, rows = Learned(made_up_heads()), unseen(60)
     others = [row for row in made_up_rows(60, seed=123) if row.usable]
-    before = [one.spread for one in model.predict(asked_of(others))]
+    before = [one.spread for one in model.predict(questions_of(others))]
     wild = [replace(row, device_us=row.device_us * (6 if i % 2 else 1 / 6)) for i, row in enumerate(rows)]
     model.update(wild)
-    after = [one.spread for one in model.predict(asked_of(others))]
+    after = [one.spread for one in model.predict(questions_of(others))]
     assert all(late > 1.5 * early for early, late in zip(before, after, strict=True))
 
 
@@ -194,7 +194,7 @@ def test_the_gap_between_two_cuts_leaves_out_what_they_share() -> None:
 def test_the_same_rows_give_the_same_bytes_which_hold_all_of_it() -> None:
     content = made_up_heads().dump()
     assert fit_heads(made_up_rows(360), H200).dump() == content
-    asked = asked_of(unseen(60))
+    asked = questions_of(unseen(60))
     assert Learned(Heads.load(content)).predict(asked) == Learned(made_up_heads()).predict(asked)
 
 
@@ -266,7 +266,7 @@ def test_a_fit_is_kept_and_taken_up_again(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(shipping, "fit_heads", never)
     shipping._fitted.cache_clear()
     again = planner_model(H200, tmp_path / "fits", [path])
-    asked: list[Asked] = [(made_up_work(random.Random(1)), "inductor", "default")]
+    asked: list[Question] = [(made_up_work(random.Random(1)), "inductor", "default")]
     assert again.predict(asked) == first.predict(asked)
     assert planner_model(H200, None, []).__class__ is Roofline
 
@@ -286,7 +286,7 @@ def test_a_damaged_fit_is_made_anew(tmp_path: Path, caplog: pytest.LogCaptureFix
 def test_what_was_fitted_here_comes_before_what_ships(tmp_path: Path) -> None:
     path = rows_file(tmp_path / "rows.jsonl.xz", "NVIDIA H200")
     shipping.keep(made_up_heads(), own_fit(tmp_path, H200))
-    asked = asked_of(unseen(12))
+    asked = questions_of(unseen(12))
     assert planner_model(H200, tmp_path, [path]).predict(asked) == Learned(made_up_heads()).predict(asked)
 
 

@@ -15,7 +15,7 @@ from fuseplan.tuning_db.dashboard.page import Page
 from fuseplan.tuning_db.dashboard.queries import compare as query
 from fuseplan.tuning_db.dashboard.queries.slots import slots
 from fuseplan.tuning_db.dashboard.reader import Reader
-from fuseplan.tuning_db.dashboard.table import Cell, Column
+from fuseplan.tuning_db.dashboard.table import Cell, ShownColumn
 from fuseplan.tuning_db.pairs import VERDICTS, Pair, PairKey, pairs_of
 
 KINDS = ("environments", "databases", "runs")
@@ -24,7 +24,7 @@ _DRAWN = 3000
 
 
 @dataclass(frozen=True)
-class Side:
+class ComparedProgram:
     """What one side knows of a program."""
 
     title: str
@@ -38,7 +38,7 @@ class Side:
 class Line:
     """One pair as the page shows it: `ratio` is how many times as fast B is as A."""
 
-    pair: Pair[Side]
+    pair: Pair[ComparedProgram]
 
     @property
     def title(self) -> str:
@@ -46,12 +46,12 @@ class Line:
         return (self.pair.second or self.pair.known).title
 
     @property
-    def a(self) -> Side:
+    def a(self) -> ComparedProgram:
         """What stands under A."""
         return self.pair.first or NOTHING
 
     @property
-    def b(self) -> Side:
+    def b(self) -> ComparedProgram:
         """What stands under B."""
         return self.pair.second or NOTHING
 
@@ -71,27 +71,27 @@ class Line:
         return {True: "changed", False: "same", None: None}[self.pair.changed]
 
 
-NOTHING = Side("", RaceTime(None))
+NOTHING = ComparedProgram("", RaceTime(None))
 WORDS = {"only first": "only in A", "only second": "only in B", "unknown": "not raced"}
-COLUMNS: tuple[Column[Line], ...] = (
-    Column("program", "Program", "text", lambda line: line.title),
-    Column("what", "Of it", "text", lambda line: line.pair.key.what),
-    Column("launch", "Launch", "text", lambda line: line.pair.key.launch),
-    Column("sizes", "Sizes", "text", lambda line: sizes(line.pair.key.sizes) if line.pair.key.sizes else None),
-    Column("a_us", "A", "us", lambda line: line.a.timed.us),
-    Column("b_us", "B", "us", lambda line: line.b.timed.us),
-    Column("ratio", "B over A", "times", lambda line: line.ratio),
-    Column("band", "Noise", "percent", lambda line: line.pair.noise if line.ratio is not None else None),
-    Column("verdict", "Verdict", "text", lambda line: line.verdict),
-    Column("changed", "Plan", "text", lambda line: line.changed),
-    Column("a_best_us", "A's best default", "us", lambda line: line.a.best_us),
-    Column("b_best_us", "B's best default", "us", lambda line: line.b.best_us),
-    Column("key", "Key", "text", lambda line: line.pair.key.program),
+COLUMNS: tuple[ShownColumn[Line], ...] = (
+    ShownColumn("program", "Program", "text", lambda line: line.title),
+    ShownColumn("what", "Of it", "text", lambda line: line.pair.key.what),
+    ShownColumn("launch", "Launch", "text", lambda line: line.pair.key.launch),
+    ShownColumn("sizes", "Sizes", "text", lambda line: sizes(line.pair.key.sizes) if line.pair.key.sizes else None),
+    ShownColumn("a_us", "A", "us", lambda line: line.a.timed.us),
+    ShownColumn("b_us", "B", "us", lambda line: line.b.timed.us),
+    ShownColumn("ratio", "B over A", "times", lambda line: line.ratio),
+    ShownColumn("band", "Noise", "percent", lambda line: line.pair.noise if line.ratio is not None else None),
+    ShownColumn("verdict", "Verdict", "text", lambda line: line.verdict),
+    ShownColumn("changed", "Plan", "text", lambda line: line.changed),
+    ShownColumn("a_best_us", "A's best default", "us", lambda line: line.a.best_us),
+    ShownColumn("b_best_us", "B's best default", "us", lambda line: line.b.best_us),
+    ShownColumn("key", "Key", "text", lambda line: line.pair.key.program),
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Choice:
+class ListEntry:
     """One entry of a list to choose from."""
 
     key: str
@@ -103,9 +103,9 @@ class ComparePage:
     """All that the page shows."""
 
     kind: str
-    choices: tuple[Choice, ...]
-    a: Choice | None = None
-    b: Choice | None = None
+    choices: tuple[ListEntry, ...]
+    a: ListEntry | None = None
+    b: ListEntry | None = None
     lines: tuple[Line, ...] = ()
     kinds: tuple[str, ...] = KINDS
     across: float = ACROSS
@@ -170,9 +170,9 @@ def load(reader: Reader, ask: Ask) -> ComparePage:
     listed = reader.read(query.runs)
     kind = ask["kind"] or _first_kind(reader, places, listed)
     choices = {
-        "environments": lambda: tuple(Choice(one.key, one.title) for one in _distinct(places)),
-        "databases": lambda: tuple(Choice(name, name) for name in reader.others or {reader.name: reader}),
-        "runs": lambda: tuple(Choice(one.key, one.title) for one in listed),
+        "environments": lambda: tuple(ListEntry(one.key, one.title) for one in _distinct(places)),
+        "databases": lambda: tuple(ListEntry(name, name) for name in reader.others or {reader.name: reader}),
+        "runs": lambda: tuple(ListEntry(one.key, one.title) for one in listed),
     }[kind]()
     a, b = _sides(reader, kind, choices, ask, listed)
     page = ComparePage(kind, choices, a, b)
@@ -182,7 +182,7 @@ def load(reader: Reader, ask: Ask) -> ComparePage:
     return ComparePage(kind, choices, a, b, lines_of(before, after))
 
 
-def lines_of(a: Mapping[PairKey, Side], b: Mapping[PairKey, Side]) -> tuple[Line, ...]:
+def lines_of(a: Mapping[PairKey, ComparedProgram], b: Mapping[PairKey, ComparedProgram]) -> tuple[Line, ...]:
     """Pairs of both sides as lines, the one that differs most first."""
     return tuple(sorted(map(Line, pairs_of(a, b)), key=_order))
 
@@ -192,7 +192,7 @@ def _order(line: Line) -> tuple[int, float, str, str]:
     return differs, -abs(math.log(line.ratio)) if line.ratio else 0.0, line.title, line.pair.key.program
 
 
-def _first_kind(reader: Reader, places: Sequence[query.Place], listed: Sequence[query.RunLine]) -> str:
+def _first_kind(reader: Reader, places: Sequence[query.EnvironmentLine], listed: Sequence[query.RunLine]) -> str:
     if len(places) > 1:
         return "environments"
     if len(reader.others) > 1:
@@ -200,7 +200,7 @@ def _first_kind(reader: Reader, places: Sequence[query.Place], listed: Sequence[
     return "runs" if len(listed) > 1 else "environments"
 
 
-def _distinct(places: Sequence[query.Place]) -> list[query.Place]:
+def _distinct(places: Sequence[query.EnvironmentLine]) -> list[query.EnvironmentLine]:
     """Titles that tell them apart: where two are equal, the beginning of the key stands beside the torch version."""
     titles = [one.title for one in places]
     return [
@@ -209,8 +209,8 @@ def _distinct(places: Sequence[query.Place]) -> list[query.Place]:
 
 
 def _sides(
-    reader: Reader, kind: str, choices: Sequence[Choice], ask: Ask, listed: Sequence[query.RunLine]
-) -> tuple[Choice | None, Choice | None]:
+    reader: Reader, kind: str, choices: Sequence[ListEntry], ask: Ask, listed: Sequence[query.RunLine]
+) -> tuple[ListEntry | None, ListEntry | None]:
     """What is asked for, else the two latest that have something in common: the older is A."""
     known = {choice.key: choice for choice in choices}
     given = [ask["a"], ask["b"]]
@@ -219,7 +219,7 @@ def _sides(
             found = reader.read(partial(query.runs, key=key)) if kind == "runs" else []
             if not found:
                 raise NotThere(f"there is no such side of {kind} to compare")
-            known[key] = Choice(key, found[0].title)
+            known[key] = ListEntry(key, found[0].title)
     if all(given):
         return known[given[0]], known[given[1]]
     first, second = _guess(kind, choices, reader, listed)
@@ -227,13 +227,13 @@ def _sides(
 
 
 def _guess(
-    kind: str, choices: Sequence[Choice], reader: Reader, listed: Sequence[query.RunLine]
-) -> tuple[Choice | None, Choice | None]:
+    kind: str, choices: Sequence[ListEntry], reader: Reader, listed: Sequence[query.RunLine]
+) -> tuple[ListEntry | None, ListEntry | None]:
     if kind == "runs":
         latest: dict[str, query.RunLine] = {}
         for run in listed:  # the latest first
             if run.state == "finished" and run.program in latest:
-                return Choice(run.key, run.title), Choice(latest[run.program].key, latest[run.program].title)
+                return ListEntry(run.key, run.title), ListEntry(latest[run.program].key, latest[run.program].title)
             if run.state == "finished":
                 latest[run.program] = run
         return None, None
@@ -244,7 +244,7 @@ def _guess(
     return choices[1], choices[0]
 
 
-def _slots(reader: Reader, kind: str, key: str, filters: Filters) -> dict[PairKey, Side]:
+def _slots(reader: Reader, kind: str, key: str, filters: Filters) -> dict[PairKey, ComparedProgram]:
     """What stands on one side, by what makes two comparable."""
     if kind == "runs":
         return _of_run(reader, key)
@@ -254,18 +254,18 @@ def _slots(reader: Reader, kind: str, key: str, filters: Filters) -> dict[PairKe
     own = [slot for slot in found if kind == "databases" or slot.environment == key]
     return {
         PairKey(slot.program, slot.launch, slot.sizes, slot.environment if kind == "databases" else ""):
-        Side(slot.title, slot.timed, slot.best_us, digests.get(slot.plan or ""))
+        ComparedProgram(slot.title, slot.timed, slot.best_us, digests.get(slot.plan or ""))
         for slot in own if slot.plan_us or slot.best_us
     }  # fmt: skip
 
 
-def _of_run(reader: Reader, key: str) -> dict[PairKey, Side]:
+def _of_run(reader: Reader, key: str) -> dict[PairKey, ComparedProgram]:
     (line,) = reader.read(partial(query.runs, key=key))
     results = reader.read(lambda connection: query.results(connection, key))
     named = line.name or line.program[:12]
     return {
         PairKey(line.program, one.launch, one.sizes, what=one.what):
-        Side(named, RaceTime(one.wall_us, relative(one.noise_us, one.wall_us), (key, one.sizes)), plan=one.plan)
+        ComparedProgram(named, RaceTime(one.wall_us, relative(one.noise_us, one.wall_us), (key, one.sizes)), plan=one.plan)
         for one in results if one.status == "ok" and one.wall_us
     }  # fmt: skip
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fuseplan.tuning_db.dashboard.ask import Ask
 from fuseplan.tuning_db.dashboard.charts import Figure
 from fuseplan.tuning_db.dashboard.page import Page
-from fuseplan.tuning_db.dashboard.queries.lookups import Counted, counted
+from fuseplan.tuning_db.dashboard.queries.lookups import DayCount, counted
 from fuseplan.tuning_db.dashboard.reader import Reader
 
 HITS, STALE, MISSES = "plan hits", "plan stale hits", "plan misses: "
@@ -44,14 +44,14 @@ class LookupsPage:
     advice: Mapping[str, str]
 
     @property
-    def asked(self) -> int:
+    def looked_up(self) -> int:
         """Number of look-ups."""
         return self.hits + self.stale + sum(self.misses.values())
 
     @property
     def share(self) -> float | None:
         """Share of the look-ups that found a plan."""
-        return (self.hits + self.stale) / self.asked if self.asked else None
+        return (self.hits + self.stale) / self.looked_up if self.looked_up else None
 
     @property
     def fallbacks(self) -> int:
@@ -82,7 +82,7 @@ def load(reader: Reader, ask: Ask) -> LookupsPage:
     return LookupsPage(sums[HITS], sums[STALE], misses, others, days, _figure(found) if days else None, WHAT_TO_DO)
 
 
-def _figure(found: Sequence[Counted]) -> Figure:
+def _figure(found: Sequence[DayCount]) -> Figure:
     """Each day's look-ups, by what came of them."""
     days = sorted({one.day for one in found})[-_DAYS:]
     sums: dict[tuple[str, str], int] = {}

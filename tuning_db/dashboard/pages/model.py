@@ -14,7 +14,7 @@ from fuseplan.tuning_db.dashboard.charts import Figure
 from fuseplan.tuning_db.dashboard.formats import percent, us
 from fuseplan.tuning_db.dashboard.page import Page
 from fuseplan.tuning_db.dashboard.queries import model as query
-from fuseplan.tuning_db.dashboard.queries.model import Audit, Foretold, PlanForetold, RunError, Tally
+from fuseplan.tuning_db.dashboard.queries.model import AuditRow, ExecutorTally, Foretold, PlanForetold, RunError
 from fuseplan.tuning_db.dashboard.reader import Reader
 from fuseplan.tuning_db.dashboard.regret import Regret, regrets
 
@@ -23,7 +23,7 @@ _DRAWN = 1500
 
 
 @dataclass(frozen=True)
-class Errors:
+class PredictionErrors:
     """How far off the predictions of one executor's regions were; of all, where `executor` is empty."""
 
     executor: str
@@ -48,15 +48,15 @@ class Errors:
 class ModelPage:
     """All that the page shows."""
 
-    errors: tuple[Errors, ...]
-    tallies: tuple[Tally, ...]
+    errors: tuple[PredictionErrors, ...]
+    tallies: tuple[ExecutorTally, ...]
     plans: int
     plan_median: float | None
     plan_p90: float | None
     regrets: tuple[Regret, ...]
     runs: tuple[RunError, ...]
     figures: tuple[Figure, ...]
-    audit: Audit
+    audit: AuditRow
     most: int = query.MOST
 
     @property
@@ -90,12 +90,12 @@ def load(reader: Reader, ask: Ask) -> ModelPage:
     )  # fmt: skip
 
 
-def _errors(executor: str, found: Sequence[Foretold]) -> Errors:
+def _errors(executor: str, found: Sequence[Foretold]) -> PredictionErrors:
     off = sorted(abs(one.predicted_us / one.device_us - 1) for one in found)
     told = [one for one in found if one.spread]
     within = sum(abs(math.log(one.device_us / one.predicted_us)) <= NINE_OF_TEN * (one.spread or 0.0) for one in told)
     bias = median(one.predicted_us / one.device_us for one in found) - 1
-    return Errors(executor, len(found), median(off), _at(off, 0.9), bias, len(told), within)
+    return PredictionErrors(executor, len(found), median(off), _at(off, 0.9), bias, len(told), within)
 
 
 def _at(ordered: Sequence[float], share: float) -> float:

@@ -19,7 +19,7 @@ from fuseplan.tuning_db.dashboard.page import Page
 from fuseplan.tuning_db.dashboard.parts import histogram, ratio
 from fuseplan.tuning_db.dashboard.queries.slots import BEST, DEFAULTS, STANDINGS, Slot, slots
 from fuseplan.tuning_db.dashboard.reader import Reader
-from fuseplan.tuning_db.dashboard.table import Column
+from fuseplan.tuning_db.dashboard.table import ShownColumn
 
 _SHOWN = 8
 """Programs in each of the two lists."""
@@ -33,7 +33,7 @@ _LEAST, _MOST = -3.0, 5.0
 
 
 @dataclass(frozen=True)
-class Gain:
+class DefaultGain:
     """How much faster than one default, over all programs that were timed under both."""
 
     default: str
@@ -56,31 +56,33 @@ class Gain:
         return compared(1.0, self.geomean, self.noise)
 
 
-def _between(gain: Gain) -> str:
+def _between(gain: DefaultGain) -> str:
     return f"{times(gain.low)} – {times(gain.high)}" if gain.programs else NONE
 
 
-def _lost(gain: Gain) -> Markup:
+def _lost(gain: DefaultGain) -> Markup:
     return Markup('<span class="{}">{}</span>').format("regression" if gain.slower else "", gain.slower)
 
 
-GAINS: tuple[Column[Gain], ...] = (
-    Column("default", "Default", "text", lambda gain: "best of them" if gain.default == BEST else gain.default),
-    Column("geomean", "Geomean", "html", lambda gain: ratio(gain.geomean, gain.noise), right=True),
-    Column("median", "Median", "times", lambda gain: gain.median),
-    Column("between", "P10 – P90", "html", _between, right=True),
-    Column("faster", "Faster", "count", lambda gain: gain.faster),
-    Column("same", "Same", "count", lambda gain: gain.same),
-    Column("slower", "Slower", "html", _lost, right=True),
-    Column("plans", "Plans", "count", lambda gain: gain.programs),
-    Column("distribution", "Distribution", "html", lambda gain: histogram(gain.bins)),
+GAINS: tuple[ShownColumn[DefaultGain], ...] = (
+    ShownColumn("default", "Default", "text", lambda gain: "best of them" if gain.default == BEST else gain.default),
+    ShownColumn("geomean", "Geomean", "html", lambda gain: ratio(gain.geomean, gain.noise), right=True),
+    ShownColumn("median", "Median", "times", lambda gain: gain.median),
+    ShownColumn("between", "P10 – P90", "html", _between, right=True),
+    ShownColumn("faster", "Faster", "count", lambda gain: gain.faster),
+    ShownColumn("same", "Same", "count", lambda gain: gain.same),
+    ShownColumn("slower", "Slower", "html", _lost, right=True),
+    ShownColumn("plans", "Plans", "count", lambda gain: gain.programs),
+    ShownColumn("distribution", "Distribution", "html", lambda gain: histogram(gain.bins)),
 )
-SLOTS: tuple[Column[Slot], ...] = (
-    Column("program", "Program", "link", lambda slot: slot.title, to=lambda slot: ("program", {"key": slot.program})),
-    Column("launch", "Launch", "text", lambda slot: slot.launch),
-    Column("best", "Best default", "html", lambda slot: _named(slot.best_us, slot.best), right=True),
-    Column("plan", "Plan", "us", lambda slot: slot.plan_us),
-    Column("speedup", "Speed-up", "html", lambda slot: ratio(slot.speedup(), slot.noise), right=True),
+SLOTS: tuple[ShownColumn[Slot], ...] = (
+    ShownColumn(
+        "program", "Program", "link", lambda slot: slot.title, to=lambda slot: ("program", {"key": slot.program})
+    ),
+    ShownColumn("launch", "Launch", "text", lambda slot: slot.launch),
+    ShownColumn("best", "Best default", "html", lambda slot: _named(slot.best_us, slot.best), right=True),
+    ShownColumn("plan", "Plan", "us", lambda slot: slot.plan_us),
+    ShownColumn("speedup", "Speed-up", "html", lambda slot: ratio(slot.speedup(), slot.noise), right=True),
 )
 
 
@@ -109,7 +111,7 @@ class Overview:
     environments: tuple[str, ...]
     standings: Mapping[str, int]
     stale: int
-    gains: tuple[Gain, ...]
+    gains: tuple[DefaultGain, ...]
     saved: Saved
     noise: float | None
     """The median of the races' noise floors."""
@@ -145,15 +147,15 @@ def summed(found: Sequence[Slot]) -> Overview:
     )  # fmt: skip
 
 
-def gain(default: str, found: Iterable[Slot]) -> Gain:
+def gain(default: str, found: Iterable[Slot]) -> DefaultGain:
     """The gain over one default."""
     timed = [(ratio, slot) for slot in found if (ratio := slot.speedup(default)) is not None]
     if not timed:
-        return Gain(default, 0)
+        return DefaultGain(default, 0)
     ratios = sorted(ratio for ratio, _ in timed)
     noise = math.hypot(*(slot.noise or 0.0 for _, slot in timed)) / len(timed)
     counts = Counter(slot.compared(default) for _, slot in timed)
-    return Gain(
+    return DefaultGain(
         default, len(timed), math.exp(math.fsum(map(math.log, ratios)) / len(timed)), noise, median(ratios),
         share_below(ratios, 0.1), share_below(ratios, 0.9), counts["faster"], counts["same"], counts["slower"], _bins(ratios),
     )  # fmt: skip
@@ -203,13 +205,13 @@ def bin_middle(index: int) -> float:
     return float(2 ** (_LEAST + index / _BINS_PER_DOUBLING))
 
 
-def _figures(gains: Sequence[Gain], ranked: Sequence[Slot]) -> tuple[Figure, ...]:
+def _figures(gains: Sequence[DefaultGain], ranked: Sequence[Slot]) -> tuple[Figure, ...]:
     if not ranked:
         return ()
     return (_distribution(gains), _sorted(ranked))
 
 
-def _distribution(gains: Sequence[Gain]) -> Figure:
+def _distribution(gains: Sequence[DefaultGain]) -> Figure:
     shown = [one for one in gains if one.programs]
     used = [index for one in shown for index, times in enumerate(one.bins) if times]
     span = range(min(used), max(used) + 1)
@@ -233,7 +235,7 @@ def _distribution(gains: Sequence[Gain]) -> Figure:
     )  # fmt: skip
 
 
-def _bars(one: Gain, color: str) -> dict[str, Any]:
+def _bars(one: DefaultGain, color: str) -> dict[str, Any]:
     """Bars of one default's bins, from the first to the last that holds anything."""
     used = [index for index, times in enumerate(one.bins) if times]
     span = range(used[0], used[-1] + 1)

@@ -19,14 +19,14 @@ from fuseplan.tuning_db.dashboard.ask import Ask, Filters, NotThere, Param
 from fuseplan.tuning_db.dashboard.charts import Figure
 from fuseplan.tuning_db.dashboard.lanes import lanes_of
 from fuseplan.tuning_db.dashboard.page import Page
-from fuseplan.tuning_db.dashboard.pictures import Cut, cuts_of
+from fuseplan.tuning_db.dashboard.pictures import DrawnGraph, cuts_of
 from fuseplan.tuning_db.dashboard.queries import program as query
-from fuseplan.tuning_db.dashboard.queries.program import PlanLine, PlanRow, Timed
+from fuseplan.tuning_db.dashboard.queries.program import DefaultRow, PlanLine, PlanRow
 from fuseplan.tuning_db.dashboard.queries.slots import Slot, slots
-from fuseplan.tuning_db.dashboard.race import Lane
+from fuseplan.tuning_db.dashboard.race import RaceLine
 from fuseplan.tuning_db.dashboard.reader import Reader
 from fuseplan.tuning_db.dashboard.region_lines import MOST_REGIONS, RegionLine, region_lines
-from fuseplan.tuning_db.dashboard.table import Column
+from fuseplan.tuning_db.dashboard.table import ShownColumn
 
 MOST_EXPORTED = 40
 """Programs that have a page in an exported file: those that gained or lost most."""
@@ -35,7 +35,7 @@ MOST_MOVES = 400
 
 
 @dataclass(frozen=True)
-class Bar:
+class TimeBar:
     """One way to run the program, and how long that takes."""
 
     name: str
@@ -46,16 +46,16 @@ class Bar:
     """`plan`, `best` for the best default, or `default`."""
 
 
-PLANS: tuple[Column[PlanLine], ...] = (
-    Column("plan", "Plan", "link", lambda one: _code(one.key[:12]), to=lambda one: ("program", {"key": one.program, "plan": one.key})),
-    Column("status", "Status", "standing", lambda one: one.standing),
-    Column("device", "Device", "text", lambda one: one.device),
-    Column("torch", "torch", "text", lambda one: one.torch),
-    Column("launch", "Launch", "text", lambda one: one.launch),
-    Column("sizes", "Sizes", "sizes", lambda one: one.sizes),
-    Column("us", "A call", "us", lambda one: one.wall_us),
-    Column("best", "Best default", "us", lambda one: one.best_default_us),
-    Column("changed", "Changed", "when", lambda one: one.changed_at),
+PLANS: tuple[ShownColumn[PlanLine], ...] = (
+    ShownColumn("plan", "Plan", "link", lambda one: _code(one.key[:12]), to=lambda one: ("program", {"key": one.program, "plan": one.key})),
+    ShownColumn("status", "Status", "standing", lambda one: one.standing),
+    ShownColumn("device", "Device", "text", lambda one: one.device),
+    ShownColumn("torch", "torch", "text", lambda one: one.torch),
+    ShownColumn("launch", "Launch", "text", lambda one: one.launch),
+    ShownColumn("sizes", "Sizes", "sizes", lambda one: one.sizes),
+    ShownColumn("us", "A call", "us", lambda one: one.wall_us),
+    ShownColumn("best", "Best default", "us", lambda one: one.best_default_us),
+    ShownColumn("changed", "Changed", "when", lambda one: one.changed_at),
 )  # fmt: skip
 
 
@@ -73,11 +73,11 @@ class ProgramPage:
     slot: Slot | None
     slots: tuple[Slot, ...]
     plans: tuple[PlanLine, ...]
-    bars: tuple[Bar, ...] = ()
-    lanes: tuple[Lane, ...] = ()
+    bars: tuple[TimeBar, ...] = ()
+    lanes: tuple[RaceLine, ...] = ()
     race: Figure | None = None
     moves: tuple[Move, ...] = ()
-    cuts: tuple[Cut, ...] = ()
+    cuts: tuple[DrawnGraph, ...] = ()
     regions: tuple[RegionLine, ...] = ()
     regions_us: float = 0.0
     """What all regions take on the device together."""
@@ -110,7 +110,7 @@ class ProgramPage:
         return self.slot.best_us - self.slot.plan_us
 
     @property
-    def failed(self) -> tuple[Lane, ...]:
+    def failed(self) -> tuple[RaceLine, ...]:
         """The candidates that ran into something."""
         return tuple(lane for lane in self.lanes if lane.status != "ok")
 
@@ -159,7 +159,7 @@ def _filled(reader: Reader, page: ProgramPage) -> ProgramPage:
         if slot
         else None
     )
-    timed: list[Timed] = []
+    timed: list[DefaultRow] = []
     if place is not None:
         run = plan.run if plan is not None else None
         timed = reader.read(lambda connection: query.defaults_of(connection, page.key, *place, run))
@@ -205,7 +205,7 @@ def _parsed(plan: PlanRow | None) -> Plan | None:
         return None
 
 
-def _bars(plan: PlanRow | None, lanes: Sequence[Lane]) -> tuple[Bar, ...]:
+def _bars(plan: PlanRow | None, lanes: Sequence[RaceLine]) -> tuple[TimeBar, ...]:
     """The plan, and every default that ran."""
     best = plan.best_default if plan is not None else None
     shown = [
@@ -221,7 +221,7 @@ def _bars(plan: PlanRow | None, lanes: Sequence[Lane]) -> tuple[Bar, ...]:
         found.append(("the plan", plan.wall_us, "plan"))
     longest = max((us for _, us, _ in found), default=0.0)
     ordered = sorted(found, key=lambda one: (-one[1], one[2] == "plan"))
-    return tuple(Bar(name, us, 100 * us / longest, role) for name, us, role in ordered)
+    return tuple(TimeBar(name, us, 100 * us / longest, role) for name, us, role in ordered)
 
 
 def _pretty(text: str) -> str:

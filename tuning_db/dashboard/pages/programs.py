@@ -12,38 +12,40 @@ from fuseplan.tuning_db.dashboard.formats import sizes
 from fuseplan.tuning_db.dashboard.page import Page
 from fuseplan.tuning_db.dashboard.queries.slots import DEFAULTS, Slot, slots
 from fuseplan.tuning_db.dashboard.reader import Reader
-from fuseplan.tuning_db.dashboard.table import PER_PAGE, Cell, Column, ordered, searched
+from fuseplan.tuning_db.dashboard.table import PER_PAGE, Cell, ShownColumn, ordered, searched
 
 
-def _of_default(name: str) -> Column[Slot]:
-    return Column(f"{name.replace('-', '_')}_us", title_of(name), "us", lambda slot: slot.defaults.get(name))
+def _of_default(name: str) -> ShownColumn[Slot]:
+    return ShownColumn(f"{name.replace('-', '_')}_us", title_of(name), "us", lambda slot: slot.defaults.get(name))
 
 
-def _of_version(executor: str) -> Column[Slot]:
-    return Column(executor, traits_of(executor).title, "text", lambda slot: slot.versions.get(executor), searched=True)
+def _of_version(executor: str) -> ShownColumn[Slot]:
+    return ShownColumn(
+        executor, traits_of(executor).title, "text", lambda slot: slot.versions.get(executor), searched=True
+    )
 
 
-COLUMNS: tuple[Column[Slot], ...] = (
-    Column("program", "Program", "link", lambda slot: slot.title, searched=True),
-    Column("speedup", "Speed-up", "times", lambda slot: slot.speedup(), "Best default divided by the plan"),
-    Column("noise", "Noise", "percent", lambda slot: slot.noise, "How far two timings of one plan lie apart"),
-    Column("verdict", "Verdict", "verdict", lambda slot: slot.verdict if slot.verdict != "none" else None,
+COLUMNS: tuple[ShownColumn[Slot], ...] = (
+    ShownColumn("program", "Program", "link", lambda slot: slot.title, searched=True),
+    ShownColumn("speedup", "Speed-up", "times", lambda slot: slot.speedup(), "Best default divided by the plan"),
+    ShownColumn("noise", "Noise", "percent", lambda slot: slot.noise, "How far two timings of one plan lie apart"),
+    ShownColumn("verdict", "Verdict", "verdict", lambda slot: slot.verdict if slot.verdict != "none" else None,
            "Good and regression differ by more than the noise", searched=True),
-    Column("standing", "Status", "standing", lambda slot: slot.standing + (" (stale)" if slot.stale else ""), searched=True),
-    Column("plan_us", "Plan", "us", lambda slot: slot.plan_us, "Wall time of one call under the plan"),
-    Column("best_default", "Best default", "text", lambda slot: slot.best, searched=True),
-    Column("best_us", "its time", "us", lambda slot: slot.best_us),
+    ShownColumn("standing", "Status", "standing", lambda slot: slot.standing + (" (stale)" if slot.stale else ""), searched=True),
+    ShownColumn("plan_us", "Plan", "us", lambda slot: slot.plan_us, "Wall time of one call under the plan"),
+    ShownColumn("best_default", "Best default", "text", lambda slot: slot.best, searched=True),
+    ShownColumn("best_us", "its time", "us", lambda slot: slot.best_us),
     *map(_of_default, DEFAULTS),
-    Column("saved_s", "Saved", "seconds", lambda slot: slot.saved_s, "Recorded calls times the difference"),
-    Column("calls", "Calls", "count", lambda slot: slot.calls or None, "How often it was called while it was recorded"),
-    Column("peak_bytes", "Peak memory", "bytes", lambda slot: slot.peak_bytes),
-    Column("launch", "Launch", "text", lambda slot: slot.launch, searched=True),
-    Column("sizes", "Sizes", "text", lambda slot: sizes(slot.sizes) if slot.sizes else None, searched=True),
-    Column("device", "Device", "text", lambda slot: slot.device, searched=True),
-    Column("torch", "torch", "text", lambda slot: slot.torch, searched=True),
+    ShownColumn("saved_s", "Saved", "seconds", lambda slot: slot.saved_s, "Recorded calls times the difference"),
+    ShownColumn("calls", "Calls", "count", lambda slot: slot.calls or None, "How often it was called while it was recorded"),
+    ShownColumn("peak_bytes", "Peak memory", "bytes", lambda slot: slot.peak_bytes),
+    ShownColumn("launch", "Launch", "text", lambda slot: slot.launch, searched=True),
+    ShownColumn("sizes", "Sizes", "text", lambda slot: sizes(slot.sizes) if slot.sizes else None, searched=True),
+    ShownColumn("device", "Device", "text", lambda slot: slot.device, searched=True),
+    ShownColumn("torch", "torch", "text", lambda slot: slot.torch, searched=True),
     *map(_of_version, VERSIONED),
-    Column("changed_at", "Changed", "when", lambda slot: slot.changed_at or None),
-    Column("key", "Key", "text", lambda slot: slot.program, "Of the program's Dynamo graph", searched=True),
+    ShownColumn("changed_at", "Changed", "when", lambda slot: slot.changed_at or None),
+    ShownColumn("key", "Key", "text", lambda slot: slot.program, "Of the program's Dynamo graph", searched=True),
 )  # fmt: skip
 IDS = tuple(column.id for column in COLUMNS)
 SEARCHED = tuple(place for place, column in enumerate(COLUMNS) if column.searched)
@@ -54,7 +56,7 @@ KEY = IDS.index("key")
 class Programs:
     """The table, and the part of it that a page without scripts shows."""
 
-    columns: Sequence[Column[Slot]]
+    columns: Sequence[ShownColumn[Slot]]
     rows: Sequence[Sequence[Cell]]
     """All that fit the search, sorted."""
     total: int

@@ -15,9 +15,9 @@ from fuseplan.tuning_db.dashboard.charts import Figure
 from fuseplan.tuning_db.dashboard.page import Page
 from fuseplan.tuning_db.dashboard.parts import badge
 from fuseplan.tuning_db.dashboard.queries import runs as query
-from fuseplan.tuning_db.dashboard.queries.runs import NOTHING, Gained, Raced, RunRow, Step
+from fuseplan.tuning_db.dashboard.queries.runs import NOTHING, Gained, RacedRow, RunRow, RunStep
 from fuseplan.tuning_db.dashboard.reader import Reader
-from fuseplan.tuning_db.dashboard.table import Column
+from fuseplan.tuning_db.dashboard.table import ShownColumn
 
 SILENT_S = 600.0
 """A run that has written nothing for so long may have been killed: nobody is left to say so."""
@@ -28,12 +28,12 @@ def outcome(status: str) -> Markup:
     return badge("ok") if status == "ok" else Markup("{} {}").format(badge("failed"), status)
 
 
-RACED: tuple[Column[Raced], ...] = (
-    Column("plan", "Plan", "text", lambda one: one.name),
-    Column("launch", "Launch", "text", lambda one: one.launch),
-    Column("sizes", "Sizes", "sizes", lambda one: one.sizes),
-    Column("us", "A call", "us", lambda one: one.wall_us),
-    Column("outcome", "Outcome", "html", lambda one: outcome(one.status)),
+RACED: tuple[ShownColumn[RacedRow], ...] = (
+    ShownColumn("plan", "Plan", "text", lambda one: one.name),
+    ShownColumn("launch", "Launch", "text", lambda one: one.launch),
+    ShownColumn("sizes", "Sizes", "sizes", lambda one: one.sizes),
+    ShownColumn("us", "A call", "us", lambda one: one.wall_us),
+    ShownColumn("outcome", "Outcome", "html", lambda one: outcome(one.status)),
 )
 
 
@@ -44,9 +44,9 @@ class RunPage:
     now: str
     runs: tuple[RunRow, ...] = ()
     run: RunRow | None = None
-    raced: tuple[Raced, ...] = ()
+    raced: tuple[RacedRow, ...] = ()
     gained: Gained = NOTHING
-    steps: tuple[Step, ...] = ()
+    steps: tuple[RunStep, ...] = ()
     pace: Figure | None = None
 
     raced_columns = RACED
@@ -67,12 +67,12 @@ class RunPage:
         return any(run.state == "running" for run in shown)
 
     @property
-    def best(self) -> Raced | None:
+    def best(self) -> RacedRow | None:
         """The fastest whole plan so far."""
         return next((one for one in self.raced if one.status == "ok" and one.wall_us is not None), None)
 
     @property
-    def best_default(self) -> Raced | None:
+    def best_default(self) -> RacedRow | None:
         """The fastest default so far."""
         return next((one for one in self.raced if one.default and one.status == "ok" and one.wall_us is not None), None)
 

@@ -14,7 +14,7 @@ _MOST_RUNS = 300
 
 
 @dataclass(frozen=True)
-class Place:
+class EnvironmentLine:
     """One environment to choose from."""
 
     key: str
@@ -62,12 +62,12 @@ class Result:
     plan: str | None = field(default=None)
 
 
-def places(connection: sqlite3.Connection) -> list[Place]:
+def places(connection: sqlite3.Connection) -> list[EnvironmentLine]:
     """All environments that have plans, the latest used first."""
-    return rows(connection, Place, _PLACES)
+    return rows(connection, EnvironmentLine, _PLACES)
 
 
-_PLACES = f"""{select(Place, "environment")}
+_PLACES = f"""{select(EnvironmentLine, "environment")}
   FROM environment JOIN plan ON plan.environment_id = environment.id GROUP BY environment.id
  ORDER BY max(plan.changed_at) DESC, environment.key"""
 

@@ -12,7 +12,7 @@ MOST = 100_000
 
 
 @dataclass(frozen=True)
-class Counted:
+class DayCount:
     """How often something happened on one day."""
 
     day: str
@@ -20,11 +20,11 @@ class Counted:
     count: int
 
 
-def counted(connection: sqlite3.Connection, filters: Filters) -> list[Counted]:
+def counted(connection: sqlite3.Connection, filters: Filters) -> list[DayCount]:
     """All counters within the days of the filters."""
     values = {"since": filters.since, "until": filters.until, "most": MOST}
-    return rows(connection, Counted, _COUNTED, values)
+    return rows(connection, DayCount, _COUNTED, values)
 
 
-_COUNTED = f"""{select(Counted, "counter")} FROM counter
+_COUNTED = f"""{select(DayCount, "counter")} FROM counter
  WHERE (:since = '' OR day >= :since) AND (:until = '' OR day <= :until) ORDER BY day DESC, event LIMIT :most"""

@@ -31,7 +31,7 @@ class Foretold:
 
 
 @dataclass(frozen=True)
-class Tally:
+class ExecutorTally:
     """How an executor fared in what was tried."""
 
     executor: str
@@ -58,7 +58,7 @@ class PlanForetold:
 
 
 @dataclass(frozen=True)
-class Audit:
+class AuditRow:
     """What runs measured that their model thought not worth it, drawn at random: how it does where nobody looks."""
 
     number: int = 0
@@ -94,12 +94,12 @@ _FORETOLD = f"""{select(Foretold, "latest")}
  ORDER BY latest.measured_at, latest.id"""
 
 
-def tallies(connection: sqlite3.Connection, filters: Filters) -> list[Tally]:
+def tallies(connection: sqlite3.Connection, filters: Filters) -> list[ExecutorTally]:
     """Attempts and failures of each executor among the latest measurements."""
-    return rows(connection, Tally, _TALLIES, {**bound(filters), "most": MOST})
+    return rows(connection, ExecutorTally, _TALLIES, {**bound(filters), "most": MOST})
 
 
-_TALLIES = f"""{select(Tally, "latest")}
+_TALLIES = f"""{select(ExecutorTally, "latest")}
   FROM {_LATEST} JOIN environment ON environment.id = latest.environment_id
  WHERE {OF_ENVIRONMENT} AND {of_time("latest.measured_at")} GROUP BY 1 ORDER BY 3 DESC"""
 
@@ -118,7 +118,7 @@ _PLANS = f"""{select(PlanForetold, "plan")}
    AND (:launch = '' OR latest.launch = :launch) AND {of_time("latest.changed_at")}"""
 
 
-def audit(connection: sqlite3.Connection, filters: Filters) -> Audit:
+def audit(connection: sqlite3.Connection, filters: Filters) -> AuditRow:
     """The audit of the latest runs together."""
     drawn: list[tuple[int, float, float]] = []
     for audited, error, within in connection.execute(_AUDITS, {**bound(filters), "most": MOST_PLANS}):
@@ -127,8 +127,8 @@ def audit(connection: sqlite3.Connection, filters: Filters) -> Audit:
             drawn.append((count(audited), off, inside))
     total = sum(one[0] for one in drawn)
     if not total:
-        return Audit()
-    return Audit(total, median(one[1] for one in drawn), sum(one[0] * one[2] for one in drawn) / total)
+        return AuditRow()
+    return AuditRow(total, median(one[1] for one in drawn), sum(one[0] * one[2] for one in drawn) / total)
 
 
 _AUDITS = f"""SELECT run.audited, run.audit_error, run.audit_within

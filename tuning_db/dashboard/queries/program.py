@@ -94,7 +94,7 @@ class PlanLine:
 
 
 @dataclass(frozen=True)
-class Timed:
+class DefaultRow:
     """How a default did in a run."""
 
     raced: Raced
@@ -158,10 +158,10 @@ _GRAPHS = """SELECT program_graph.role, graph.key, graph.ops,
 
 def defaults_of(
     connection: sqlite3.Connection, program: str, environment: str, launch: str, sizes: str, run: str | None
-) -> list[Timed]:
+) -> list[DefaultRow]:
     """The timing of each default in one place: of the race that the plan was in, else the latest."""
     rows = connection.execute(_DEFAULTS, (program, environment, launch, sizes)).fetchall()
-    found: dict[str, Timed] = {}
+    found: dict[str, DefaultRow] = {}
     for row in rows:
         wall, device, host = map(number, row[2:5])
         raced = Raced(
@@ -175,7 +175,7 @@ def defaults_of(
             count(row[5]) or None,
             walls=_walls(row[7]),
         )
-        one = Timed(raced, text(row[8]) or None)
+        one = DefaultRow(raced, text(row[8]) or None)
         known = found.get(raced.name)
         if known is None or known.run != run or one.run == run:
             found[raced.name] = one

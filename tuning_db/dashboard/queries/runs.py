@@ -65,7 +65,7 @@ class RunRow:
 
 
 @dataclass(frozen=True)
-class Step:
+class RunStep:
     """One measurement of a run."""
 
     region: str = field(metadata=sql("region.title"))
@@ -78,7 +78,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Raced:
+class RacedRow:
     """One whole plan that a run has timed."""
 
     name: str
@@ -118,12 +118,12 @@ _RUNS = f"""{select(RunRow, "run")}
  ORDER BY run.state = 'running' DESC, run.started_at DESC, run.id DESC LIMIT :most"""
 
 
-def latest(connection: sqlite3.Connection, run_id: int) -> list[Step]:
+def latest(connection: sqlite3.Connection, run_id: int) -> list[RunStep]:
     """What it measured last, the latest first."""
-    return rows(connection, Step, _LATEST, (run_id, LATEST))
+    return rows(connection, RunStep, _LATEST, (run_id, LATEST))
 
 
-_LATEST = f"""{select(Step, "measurement")}
+_LATEST = f"""{select(RunStep, "measurement")}
   FROM measurement JOIN region ON region.id = measurement.region_id WHERE measurement.run_id = ?
  ORDER BY measurement.id DESC LIMIT ?"""
 
@@ -137,9 +137,9 @@ _PACE = """SELECT substr(measured_at, 1, 19) AS second, count(*) FROM measuremen
  GROUP BY second ORDER BY second"""
 
 
-def raced(connection: sqlite3.Connection, run_id: int) -> list[Raced]:
+def raced(connection: sqlite3.Connection, run_id: int) -> list[RacedRow]:
     """The whole plans that it has timed, the fastest first; the plan that it has stored among them."""
-    found = rows(connection, Raced, _RACED, (run_id, run_id))
+    found = rows(connection, RacedRow, _RACED, (run_id, run_id))
     return sorted(found, key=lambda one: (one.status != "ok", one.wall_us is None, one.wall_us or 0.0, one.name))
 
 

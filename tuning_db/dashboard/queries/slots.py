@@ -21,7 +21,7 @@ BEST = "best"
 """The fastest of the defaults that were timed."""
 STANDINGS = ("tuned", "default", "unverified", "pinned", "disabled", "failed", "running")
 
-Place = tuple[int, int, str, str]
+SlotKey = tuple[int, int, str, str]
 """Program, environment, launch and sizes: what two slots differ in."""
 
 
@@ -107,7 +107,7 @@ def slots(connection: sqlite3.Connection, filters: Filters) -> list[Slot]:
     calls = {(row[0], row[1]): count(row[2]) for row in connection.execute(_CALLS)}
     found = []
     for known in read_fields(connection, Slot, _SLOTS, values):
-        place: Place = known["program_id"], known["environment_id"], known["launch"], known["sizes"]
+        place: SlotKey = known["program_id"], known["environment_id"], known["launch"], known["sizes"]
         defaults = _chosen(timed.get(place, {}), known["run_id"])
         fastest = min(defaults, key=defaults.__getitem__, default=None)
         if fastest is not None:
@@ -155,9 +155,9 @@ _Timed = dict[str, list[tuple[float, object]]]
 """For each default its wall times and the runs they were taken in, the latest last."""
 
 
-def _timings(connection: sqlite3.Connection, values: Mapping[str, str]) -> dict[Place, _Timed]:
+def _timings(connection: sqlite3.Connection, values: Mapping[str, str]) -> dict[SlotKey, _Timed]:
     """Timings of the defaults that did not fail."""
-    found: dict[Place, _Timed] = {}
+    found: dict[SlotKey, _Timed] = {}
     for program, environment, launch, sizes, name, wall, run in connection.execute(_TIMINGS, values):
         wall_us = number(wall)
         if wall_us:
