@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-from fuseplan.cli.options import as_json, database, echo_json, examples, keys
-from fuseplan.cli.text import printable
+from fuseplan.cli.options import as_json, database, examples, keys, tell
 
 _EPILOG = examples(
     "fuseplan bench trace.json",
@@ -36,9 +35,6 @@ def bench(what: str, launch: str | None, device: str | None, seconds: float, fil
     from fuseplan.bench import failed
 
     found = race(what, launch=launch, device=device, seconds=seconds, db=file)
-    if as_json:
-        echo_json([one.as_dict() for one in found])
-    else:
-        click.echo("\n".join(printable(line) for one in found for line in str(one).split("\n")))
+    tell([one.as_dict() for one in found], lambda: "\n".join(map(str, found)), as_json)
     if failed(found):
         raise SystemExit(1)

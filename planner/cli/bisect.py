@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -14,8 +13,7 @@ import click
 
 from fuseplan.cli.options import as_json as json_option
 from fuseplan.cli.options import database as file_option
-from fuseplan.cli.options import look_into
-from fuseplan.cli.text import printable
+from fuseplan.cli.options import look_into, tell
 from fuseplan.errors import OptionError, PlanError
 
 if TYPE_CHECKING:
@@ -49,21 +47,18 @@ def bisect(
     if file is not None:
         options["db"] = file
     found = search(model, inputs, rtol=rtol, atol=atol, **options)
-    if as_json:
-        fusion = None if found is None else found.fusion
-        fields = None if fusion is None else {
-            "role": fusion.role, "executor": fusion.executor, "variant": fusion.variant, "ops": list(fusion.ops),
-            "rewrite": None if fusion.rewrite is None else vars(fusion.rewrite),
-            "region": fusion.graph.key if fusion.graph is not None else None,
-        }  # fmt: skip
-        told = None if found is None else vars(found) | {"fusion": fields}
-        click.echo(json.dumps(told, indent=2))
-    else:
-        click.echo("the result is that of eager" if found is None else printable(str(found)))
-        if found is not None and found.fusion is not None and found.fusion.graph is not None:
-            click.echo("\n".join(printable(line) for line in str(found.fusion.graph).splitlines()))
-    if found is not None:
-        raise SystemExit(1)
+    if found is None:
+        tell(None, lambda: "the result is that of eager", as_json)
+        return
+    fusion = found.fusion
+    fields = None if fusion is None else {
+        "role": fusion.role, "executor": fusion.executor, "variant": fusion.variant, "ops": list(fusion.ops),
+        "rewrite": None if fusion.rewrite is None else vars(fusion.rewrite),
+        "region": fusion.graph.key if fusion.graph is not None else None,
+    }  # fmt: skip
+    graph = [] if fusion is None or fusion.graph is None else str(fusion.graph).splitlines()
+    tell(vars(found) | {"fusion": fields}, lambda: [str(found), *graph], as_json)
+    raise SystemExit(1)
 
 
 def _plan(text: str, file: Path | None) -> str | Plan:

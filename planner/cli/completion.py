@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import click
 
-from fuseplan.cli.options import as_json, echo_json, examples
+from fuseplan.cli.options import as_json, examples
 
 _EPILOG = examples(
     'eval "$(fuseplan completion bash)"                       in ~/.bashrc',
@@ -27,7 +29,4 @@ def completion(shell: str, as_json: bool) -> None:
     script = (
         complete.source_template % complete.source_vars()
     )  # without source(), which runs the shell to ask its version
-    if as_json:
-        echo_json({"shell": shell, "script": script})
-    else:
-        click.echo(script)
+    click.echo(json.dumps({"shell": shell, "script": script}, indent=2) if as_json else script)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
+
+from fuseplan.cli.options import tell
 
 
 @click.command(
@@ -38,14 +39,13 @@ def dashboard(
     """Show whether tuning paid, where, and why. It only reads, and answers this machine alone unless told otherwise."""
     from fuseplan.tuning_db.dashboard import serve
 
-    def tell(address: str) -> None:
-        click.echo(json.dumps({"url": address}) if as_json else f"The dashboard is at {address} (Ctrl-C ends it)")
+    def say(address: str) -> None:
+        tell({"url": address}, lambda: f"The dashboard is at {address} (Ctrl-C ends it)", as_json, indent=None)
 
     done = serve.dashboard(
-        files or None, port=port, host=host, token=token or None, names=names, open=browse, export=export, tell=tell
+        files or None, port=port, host=host, token=token or None, names=names, open=browse, export=export, tell=say
     )  # fmt: skip
     if done is not None:
         fields = {"path": str(done.path), "bytes": done.bytes, "sections": done.sections}
-        click.echo(
-            json.dumps(fields) if as_json else f"{done.path}: {done.bytes / 2**20:.1f} MiB, {done.sections} pages"
-        )
+        text = f"{done.path}: {done.bytes / 2**20:.1f} MiB, {done.sections} pages"
+        tell(fields, lambda: text, as_json, indent=None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -15,8 +14,7 @@ import click
 
 from fuseplan.cli.options import as_json as json_option
 from fuseplan.cli.options import database as file_option
-from fuseplan.cli.options import look_into
-from fuseplan.cli.text import printable
+from fuseplan.cli.options import look_into, tell
 from fuseplan.graph.words import counted
 
 if TYPE_CHECKING:
@@ -54,25 +52,20 @@ def info(file: Path | None, as_json: bool) -> None:
     from fuseplan.tuning_db.upkeep import info as look
 
     found = look(_look_at(file))
-    if as_json:
-        click.echo(json.dumps(found, indent=2))
-        return
-    click.echo(
-        f"{found['path']}: {_size(found['bytes'])}, {_size(found['unused_bytes'])} unused, schema {found['schema']}"
-    )
+    tell(found, lambda: _info(found), as_json)
+
+
+def _info(found: dict[str, Any]) -> Iterator[str]:
+    yield f"{found['path']}: {_size(found['bytes'])}, {_size(found['unused_bytes'])} unused, schema {found['schema']}"
     for name, count in found["rows"].items():
-        click.echo(f"{count:>10,} {name}")
+        yield f"{count:>10,} {name}"
     for standing, count in found["plans"].items():
-        click.echo(f"{count:>10,} {'plan' if count == 1 else 'plans'} {standing}")
+        yield f"{count:>10,} {'plan' if count == 1 else 'plans'} {standing}"
     for place in found["environments"]:
         others = {name: text for name, text in place["executors"].items() if not text.startswith(place["torch"])}
-        found = {"torch": place["torch"], "cuda": place["cuda"], **others}
-        versions = ", ".join(f"{name} {text}" for name, text in found.items() if text)
-        click.echo(
-            printable(
-                f"environment {place['key'][:12]}: {place['device']}, {versions}: {counted(place['plans'], 'plan')}"
-            )
-        )
+        known = {"torch": place["torch"], "cuda": place["cuda"], **others}
+        versions = ", ".join(f"{name} {text}" for name, text in known.items() if text)
+        yield f"environment {place['key'][:12]}: {place['device']}, {versions}: {counted(place['plans'], 'plan')}"
 
 
 @db.command(epilog="Example: fuseplan db check --repair")
@@ -96,11 +89,8 @@ def check(file: Path | None, as_json: bool, repair: bool) -> None:
     done = mend(path, within_s=_SALVAGE_S) if repair else None
     found = look(Database(path, readonly=True)) if done is None else done.found
     left = found if done is None else done.left
-    if as_json:
-        click.echo(json.dumps(_checked(found, done), indent=2))
-    else:
-        for line in (*found, *_outcome(path, found, done)):
-            click.echo(printable(str(line)))
+    lines = (*map(str, found), *_outcome(path, found, done))
+    tell(_checked(found, done), lambda: lines, as_json)
     if left:
         raise SystemExit(1)
 
@@ -146,7 +136,7 @@ def export(
 
     done = write(_look_at(file), to, Selection(program, environment, clock.written(since) if since else None))
     fields = {"path": str(to), **vars(done)}
-    click.echo(json.dumps(fields) if as_json else f"{counted(done.rows, 'row')} written to {to}")
+    tell(fields, lambda: f"{counted(done.rows, 'row')} written to {to}", as_json, indent=None)
     if done.damaged:
         click.echo(f"{counted(done.damaged, 'damaged row')} left out: fuseplan db check lists them", err=True)
         raise SystemExit(1)
@@ -206,16 +196,13 @@ def verify(plans: tuple[str, ...], file: Path | None, as_json: bool, device: str
     told = [(stored, stored.status, _result(stored)) for stored in done.raced]
     told += [(stored, "unverified", why) for stored, why in done.left]
     told += [(stored, "unverified", f"it is for another machine: {why}") for stored, why in done.elsewhere if plans]
-    if as_json:
-        fields = [{"key": one.key, "program": one.program, "status": status, "why": why} for one, status, why in told]
-        click.echo(json.dumps({"plans": fields, "elsewhere": len(done.elsewhere)}, indent=2))
-    else:
-        for stored, status, why in told:
-            click.echo(printable(f"plan {stored.key[:12]} is {status}: {why}"))
-        if done.elsewhere and not plans:
-            click.echo(f"{counted(len(done.elsewhere), 'plan')} left, for other machines or versions")
-        if not told:
-            click.echo("no plan here is unverified")
+    fields = [{"key": one.key, "program": one.program, "status": status, "why": why} for one, status, why in told]
+    lines = [f"plan {stored.key[:12]} is {status}: {why}" for stored, status, why in told]
+    if done.elsewhere and not plans:
+        lines.append(f"{counted(len(done.elsewhere), 'plan')} left, for other machines or versions")
+    if not told:
+        lines.append("no plan here is unverified")
+    tell({"plans": fields, "elsewhere": len(done.elsewhere)}, lambda: lines, as_json)
     if done.left or any(stored.status == "quarantined" for stored in done.raced):
         raise SystemExit(1)
 
@@ -243,11 +230,8 @@ def prune(file: Path | None, as_json: bool, older_than: int | None, environment:
         before = clock.written(datetime.now(timezone.utc) - timedelta(days=older_than))
     database = _look_at(file) if dry_run else _existing(file)
     gone = delete(database, before=before, environment=environment, dry_run=dry_run)
-    if as_json:
-        click.echo(json.dumps(gone))
-    else:
-        counts = ", ".join(f"{count:,} {name}" for name, count in gone.items()) or "nothing"
-        click.echo(f"{'would delete' if dry_run else 'deleted'}: {counts}")
+    counts = ", ".join(f"{count:,} {name}" for name, count in gone.items()) or "nothing"
+    tell(gone, lambda: f"{'would delete' if dry_run else 'deleted'}: {counts}", as_json, indent=None)
 
 
 @db.command(epilog="Example: fuseplan db vacuum")
@@ -259,7 +243,7 @@ def vacuum(file: Path | None, as_json: bool) -> None:
 
     before, after = rewrite(_existing(file))
     sizes = {"bytes_before": before, "bytes_after": after}
-    click.echo(json.dumps(sizes) if as_json else f"{_size(before)} before, {_size(after)} now")
+    tell(sizes, lambda: f"{_size(before)} before, {_size(after)} now", as_json, indent=None)
 
 
 def _existing(file: Path | None) -> Database:
@@ -270,19 +254,13 @@ def _existing(file: Path | None) -> Database:
 
 def _report(reports: dict[Path, IntakeReport], as_json: bool) -> None:
     """Tell what came of each file; 20 refused rows of each are enough to see what is wrong with it."""
-    if as_json:
-        told = {
-            str(path): {"taken": dict(r.taken), "known": r.known, "refused": r.refused} for path, r in reports.items()
-        }
-        click.echo(json.dumps(told, indent=2))
-    else:
-        for path, report in reports.items():
-            taken = ", ".join(f"{count:,} {name}" for name, count in report.taken.items()) or "nothing new"
-            click.echo(
-                printable(f"{path}: {taken}; {counted(report.known, 'row')} known, {len(report.refused):,} refused")
-            )
-            for line in report.refused[:20]:
-                click.echo(printable(f"  {line}"))
+    data = {str(path): {"taken": dict(r.taken), "known": r.known, "refused": r.refused} for path, r in reports.items()}
+    lines = []
+    for path, report in reports.items():
+        taken = ", ".join(f"{count:,} {name}" for name, count in report.taken.items()) or "nothing new"
+        lines.append(f"{path}: {taken}; {counted(report.known, 'row')} known, {len(report.refused):,} refused")
+        lines += [f"  {line}" for line in report.refused[:20]]
+    tell(data, lambda: lines, as_json)
     if any(report.refused for report in reports.values()):
         raise SystemExit(1)
 

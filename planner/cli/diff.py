@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-from fuseplan.cli.options import as_json, database, echo_json, examples, keys
-from fuseplan.cli.text import printable
+from fuseplan.cli.options import as_json, database, examples, keys, tell
 
 _EPILOG = examples(
     "fuseplan diff 3f2c 91ab             two plans: times, places, and the moves between them",
@@ -29,9 +28,6 @@ def diff(first: str, second: str, file: Path | None, as_json: bool) -> None:
     from fuseplan.diff import diff as compare
 
     found = compare(first, second, db=file)
-    if as_json:
-        echo_json(found.as_dict())
-    else:
-        click.echo("\n".join(map(printable, str(found).split("\n"))))
+    tell(found.as_dict(), lambda: str(found), as_json)
     if any(pair.verdict == "slower" for pair in found.pairs):
         raise SystemExit(1)

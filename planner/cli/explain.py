@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-from fuseplan.cli.options import as_json, database, echo_json, examples, keys
-from fuseplan.cli.text import printable
+from fuseplan.cli.options import as_json, database, examples, keys, tell
 
 _EPILOG = examples(
     "fuseplan explain 3f2c               a plan: its graph cut up, its race, what was rejected",
@@ -30,8 +29,4 @@ def explain(what: str, brief: bool, file: Path | None, as_json: bool) -> None:
     from fuseplan.explain import explained
 
     found = explained(what, db=file)
-    if as_json:
-        echo_json([one.as_dict() for one in found])
-    else:
-        text = "\n\n".join(one.text(not brief) for one in found)
-        click.echo("\n".join(map(printable, text.split("\n"))))
+    tell([one.as_dict() for one in found], lambda: "\n\n".join(one.text(not brief) for one in found), as_json)

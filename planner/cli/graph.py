@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from fuseplan.cli.options import as_json, database, echo_json, examples, keys
+from fuseplan.cli.options import as_json, database, examples, keys, tell
 
 _EPILOG = examples(
     "fuseplan graph 3f2c --svg plan.svg",
@@ -33,8 +33,4 @@ def graph(what: str, to: Path, role: str | None, file: Path | None, as_json: boo
 
     drawn = draw(what, to, role=role, db=file)
     paths = {its: str(path_of(to, its, len(drawn))) for its in drawn}
-    if as_json:
-        echo_json(paths)
-    else:
-        for its, path in paths.items():
-            click.echo(f"{its} graph drawn to {path}")
+    tell(paths, lambda: (f"{its} graph drawn to {path}" for its, path in paths.items()), as_json)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from fuseplan.cli.options import as_json, database, echo_json, examples, keys
+from fuseplan.cli.options import as_json, database, examples, keys, tell
 from fuseplan.cli.text import printable
 
 _EPILOG = examples(
@@ -37,10 +37,7 @@ def judge(what: str, device: str | None, outputs: bool, script: Path | None, fil
     from fuseplan.judging import judge as judged
 
     found = judged(what, device=device, script=script, db=file)
-    if as_json:
-        echo_json([one.as_dict() for one in found])
-    else:
-        click.echo("\n".join(printable(line) for one in found for line in one.text(outputs).split("\n")))
+    tell([one.as_dict() for one in found], lambda: "\n".join(one.text(outputs) for one in found), as_json)
     if script is not None and all(one.fault is None for one in found):
         click.echo(f"no fault of torch.compile was found: {printable(str(script))} is not written", err=True)
     if any(one.wrong for one in found):

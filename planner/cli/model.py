@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from fuseplan.cli.options import as_json, database, echo_json, examples
+from fuseplan.cli.options import as_json, database, examples, tell
 from fuseplan.cli.text import printable
 from fuseplan.errors import OptionError
 from fuseplan.graph.words import counted
@@ -57,18 +57,18 @@ def info(file: Path | None, as_json: bool) -> None:
         "folder": str(_folder(file)),
         "fits": kept,
     }
-    if as_json:
-        echo_json(found)
-        return
+    tell(found, lambda: _info(found), as_json)
+
+
+def _info(found: dict[str, Any]) -> Iterator[str]:
     for one in found["rows"]:
-        click.echo(
-            f"{one['machine']}: {counted(one['rows'], 'row')} of {counted(one['regions'], 'region')}, {one['families']} families; {one['file']}"
-        )
-    click.echo(f"learned functions: {CHOSEN}")
-    click.echo(f"{counted(len(kept), 'fit')} kept in {found['folder']}")
-    click.echo(f"{len(FEATURES)} features, version {VERSION}:")
-    for feature in sorted(FEATURES, key=lambda one: one.group):
-        click.echo(f"  {feature.group:<11} {feature.name:<18} {feature.reason}")
+        rows = f"{counted(one['rows'], 'row')} of {counted(one['regions'], 'region')}"
+        yield f"{one['machine']}: {rows}, {one['families']} families; {one['file']}"
+    yield f"learned functions: {found['functions']}"
+    yield f"{counted(len(found['fits']), 'fit')} kept in {found['folder']}"
+    yield f"{len(found['features'])} features, version {found['features_version']}:"
+    for one in sorted(found["features"], key=lambda one: str(one["group"])):
+        yield f"  {one['group']:<11} {one['name']:<18} {one['reason']}"
 
 
 @model.command(
@@ -102,12 +102,7 @@ def evaluate(
 
     report = run(Data.of(chosen), jobs=jobs, say=say)
     written = write_report(report, plots) if plots is not None else []
-    if as_json:
-        echo_json(report.figures)
-    else:
-        click.echo(_told(report.figures))
-        for path in written:
-            click.echo(f"written: {path}")
+    tell(report.figures, lambda: "\n".join([_told(report.figures), *(f"written: {path}" for path in written)]), as_json)
     if not all(one["met"] for one in report.figures["limits"].values()):
         raise SystemExit(1)
 
@@ -133,13 +128,16 @@ def fit(files: tuple[Path, ...], machine: str | None, file: Path | None, as_json
     seconds = time.perf_counter() - begin
     kept = own_fit(_folder(file), data.machine)
     keep(heads, kept)
-    if as_json:
-        echo_json({"machine": data.machine.name, **heads.about, "seconds": round(seconds, 2), "path": str(kept)})
-    else:
-        click.echo(
-            f"{data.machine.name}: {counted(heads.about['rows'], 'row')} of {counted(heads.about['regions'], 'region')} fitted in"
-            f" {seconds:.1f} s, kept as {kept}"
-        )
+    name, rows, regions = (
+        data.machine.name,
+        counted(heads.about["rows"], "row"),
+        counted(heads.about["regions"], "region"),
+    )
+    tell(
+        {"machine": name, **heads.about, "seconds": round(seconds, 2), "path": str(kept)},
+        lambda: f"{name}: {rows} of {regions} fitted in {seconds:.1f} s, kept as {kept}",
+        as_json,
+    )
 
 
 def _user(file: Path | None) -> Path:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
+from fuseplan.cli.text import printable
 from fuseplan.errors import FuseplanError
 
 if TYPE_CHECKING:
@@ -46,9 +47,16 @@ def examples(*lines: str) -> str:
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
-def echo_json(data: Any) -> None:
-    """Print plain data."""
-    click.echo(json.dumps(data, indent=2, allow_nan=False))
+def tell(
+    data: Any, text: Callable[[], str | Iterable[str]], as_json: bool, *, indent: int | None = 2, err: bool = False
+) -> None:
+    """Print plain data as JSON; or, for a person, the text or the lines that are made of it, which others may have written."""
+    if as_json:
+        click.echo(json.dumps(data, indent=indent, allow_nan=False), err=err)
+        return
+    told = text()
+    for line in told.split("\n") if isinstance(told, str) else told:
+        click.echo(printable(line), err=err)
 
 
 def keys(context: click.Context, parameter: click.Parameter, beginning: str) -> list[CompletionItem]:

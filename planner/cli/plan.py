@@ -10,7 +10,7 @@ import click
 
 from fuseplan.cli.options import as_json as json_option
 from fuseplan.cli.options import database as file_option
-from fuseplan.cli.options import echo_json, examples, keys, look_into
+from fuseplan.cli.options import examples, keys, look_into, tell
 from fuseplan.cli.text import printable
 from fuseplan.graph.words import counted
 
@@ -39,22 +39,12 @@ def _open(file: Path | None) -> Store:
 @json_option
 def list_(which: str, file: Path | None, as_json: bool) -> None:
     """List plans, the latest first: all, or those of a program's name or key, or of a plan's key."""
-    from fuseplan.looking.words import fields_of
+    from fuseplan.looking.words import fields_of, table
     from fuseplan.tuning_db.words import listed
 
     found = listed(look_into(file), which)
-    if as_json:
-        echo_json([fields_of(one) for one in found])
-        return
-    rows: list[tuple[str, ...]] = [
-        ("plan", "program", "device", "launch", "sizes", "standing", "µs", "default µs", "who")
-    ]
-    rows += [_row(one) for one in found]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows if found else []:
-        click.echo("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
-    if not found:
-        click.echo("no plans")
+    rows = [_HEADINGS, *map(_row, found)]
+    tell([fields_of(one) for one in found], lambda: table(rows) if found else ["no plans"], as_json)
 
 
 @plan.command(epilog=examples("fuseplan plan show 3f2c"))
@@ -70,15 +60,9 @@ def show(key: str, file: Path | None, as_json: bool) -> None:
     store = look_into(file)
     chosen = plan_named(store, key)
     (one,) = (each for each in listed(store, chosen.key) if each.stored.key == chosen.key)
-    if as_json:
-        echo_json(full_fields(one))
-        return
-    for name, value in fields_of(one).items():
-        if value not in (None, ""):
-            click.echo(printable(f"{name}: {value}"))
-    for move in chosen.moves:
-        click.echo(printable(f"  {move.line}"))
-    click.echo(chosen.plan.to_json())
+    lines = [f"{name}: {value}" for name, value in fields_of(one).items() if value not in (None, "")]
+    lines += [f"  {move.line}" for move in chosen.moves]
+    tell(full_fields(one), lambda: [*lines, chosen.plan.to_json()], as_json)
 
 
 @plan.command(epilog=examples("fuseplan plan pin 3f2c"))
@@ -123,17 +107,19 @@ def retune(key: str, file: Path | None, as_json: bool) -> None:
     from fuseplan.tuning_db.words import retune as forget
 
     changed = forget(_open(file), key)
-    if as_json:
-        echo_json([{"key": one.key, "status": "unverified"} for one in changed])
-        return
-    click.echo(f"{counted(len(changed), 'plan')} must race again before the next use")
+    tell(
+        [{"key": one.key, "status": "unverified"} for one in changed],
+        lambda: f"{counted(len(changed), 'plan')} must race again before the next use",
+        as_json,
+    )
 
 
 def _tell(stored: StoredPlan, as_json: bool) -> None:
-    if as_json:
-        echo_json({"key": stored.key, "status": stored.status, "word": stored.word})
-        return
-    click.echo(f"plan {stored.key[:12]} is {stored.standing}")
+    data = {"key": stored.key, "status": stored.status, "word": stored.word}
+    tell(data, lambda: f"plan {stored.key[:12]} is {stored.standing}", as_json)
+
+
+_HEADINGS = ("plan", "program", "device", "launch", "sizes", "standing", "µs", "default µs", "who")
 
 
 def _row(one: Listed) -> tuple[str, ...]:

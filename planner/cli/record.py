@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fuseplan.cli.text import misplaced, printable
+from fuseplan.cli.options import tell
+from fuseplan.cli.text import misplaced
 from fuseplan.graph.words import counted
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def record(
         code = ended.tell()
         if os.getpid() != process:  # a child that the script forked, and that left by its own way
             raise SystemExit(code)
-    click.echo(json.dumps(_fields(recording, code)) if as_json else _text(recording, words), err=True)
+    tell(_fields(recording, code), lambda: _lines(recording, words), as_json, indent=None, err=True)
     raise SystemExit(code)
 
 
@@ -70,7 +70,7 @@ def _read_nvfuser(words: tuple[str, ...], folder: Path, retarget: str | None, as
     from fuseplan.record import read_nvfuser
 
     recording = read_nvfuser(words, folder, retarget=retarget)
-    click.echo(json.dumps(_fields(recording, 0)) if as_json else _text(recording, words), err=True)
+    tell(_fields(recording, 0), lambda: _lines(recording, words), as_json, indent=None, err=True)
 
 
 def _fields(recording: Recording, code: int) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def _calls(calls: int, seconds: float) -> str:
     return f"{counted(calls, 'call')}, {seconds:.2f} s" if calls else "not called"
 
 
-def _text(recording: Recording, words: Sequence[str]) -> str:
+def _lines(recording: Recording, words: Sequence[str]) -> list[str]:
     programs = recording.programs
     lines = []
     for trace in programs:
@@ -108,7 +108,7 @@ def _text(recording: Recording, words: Sequence[str]) -> str:
         kind = "training" if found["training"] else "inference"
         calls = _calls(found["calls"], found["seconds"])
         sizes = f", {counted(len(found['sizes']), 'choice')} of sizes" if found["sizes"] else ""
-        lines.append(f"  {printable(found['file'])}: {kind}, {calls}{sizes}")
+        lines.append(f"  {found['file']}: {kind}, {calls}{sizes}")
     if programs:
         lines.insert(0, f"fuseplan recorded {counted(len(programs), 'program')} in {recording.folder}:")
     elif recording.came:
@@ -118,7 +118,7 @@ def _text(recording: Recording, words: Sequence[str]) -> str:
             "fuseplan recorded nothing: no program came to torch.compile; --compile CLASS records modules that run eagerly"
         )
         lines += misplaced(words)
-    lines += [f"  not recorded: {printable(note)}" for note in recording.notes]
+    lines += [f"  not recorded: {note}" for note in recording.notes]
     if programs:
         lines.append(f"Tune them with: fuseplan tune {recording.folder}")
-    return "\n".join(lines)
+    return lines

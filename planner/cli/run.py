@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -12,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fuseplan.cli.options import database as file_option
+from fuseplan.cli.options import tell
 from fuseplan.cli.record import SCRIPT
-from fuseplan.cli.text import misplaced, printable
+from fuseplan.cli.text import misplaced
 from fuseplan.graph.words import counted
 from fuseplan.options import ATTENTION, TUNE
 from fuseplan.plan import LAUNCHES
@@ -73,10 +73,8 @@ def run(
         code = ended.tell()
         if os.getpid() != process:  # a child that the script forked, and that left by its own way
             raise SystemExit(code)
-    click.echo(
-        json.dumps(_fields(watcher, stats(), code)) if as_json else _text(watcher, stats(), code == INTERRUPTED, words),
-        err=True,
-    )
+    fields = _fields(watcher, stats(), code)
+    tell(fields, lambda: _lines(watcher, stats(), code == INTERRUPTED, words), as_json, indent=None, err=True)
     raise SystemExit(code)
 
 
@@ -105,7 +103,7 @@ def _why_nothing(watcher: Watcher, interrupted: bool) -> str:
     return f"{'it was interrupted before a' if interrupted else 'no'} program came to torch.compile"
 
 
-def _text(watcher: Watcher, stats: dict[str, int], interrupted: bool, words: Sequence[str]) -> str:
+def _lines(watcher: Watcher, stats: dict[str, int], interrupted: bool, words: Sequence[str]) -> list[str]:
     if not watcher.programs:
         lines = [f"fuseplan ran nothing: {_why_nothing(watcher, interrupted)}", *misplaced(words)]
     else:
@@ -116,8 +114,8 @@ def _text(watcher: Watcher, stats: dict[str, int], interrupted: bool, words: Seq
     same = Counter((one.name, (one.key or "no key")[:12], one.plan, one.why) for one in watcher.programs)
     for (name, key, plan, why), times in same.items():
         again = f" ({times} times)" if times > 1 else ""
-        lines.append(f"  {printable(name)} {key}: {plan}{again}")
-        lines.append(f"    {printable(why)}")
-    lines += [f"  {printable(name)}: not compiled to its end" for name in watcher.unfinished]
+        lines.append(f"  {name} {key}: {plan}{again}")
+        lines.append(f"    {why}")
+    lines += [f"  {name}: not compiled to its end" for name in watcher.unfinished]
     lines += [f"  {event}: {times}" for event, times in stats.items() if event.startswith(("region", "plans refused"))]
-    return "\n".join([*lines, *(f"  {printable(note)}" for note in watcher.notes)])
+    return [*lines, *(f"  {note}" for note in watcher.notes)]

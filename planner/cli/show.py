@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-from fuseplan.cli.options import as_json, database, echo_json, examples, keys
-from fuseplan.cli.text import printable
+from fuseplan.cli.options import as_json, database, examples, keys, tell
 
 _EPILOG = examples(
     "fuseplan show                       all plans, the latest first",
@@ -37,7 +36,4 @@ def show(wanted: str, device: str, status: str, name: str, file: Path | None, as
     from fuseplan.show import show as look
 
     found = look(wanted, device=device, status=status, name=name, db=file)
-    if as_json:
-        echo_json(found.as_dict())
-    else:
-        click.echo("\n".join(map(printable, str(found).split("\n"))))
+    tell(found.as_dict(), lambda: str(found), as_json)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -13,18 +14,14 @@ import click
 
 from fuseplan.cli.options import as_json as json_option
 from fuseplan.cli.options import database as file_option
-from fuseplan.cli.text import printable
+from fuseplan.cli.options import tell
 from fuseplan.graph.words import counted
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from fuseplan.tuning.program.result import Tuned
     from fuseplan.tuning.progress import Progress
     from fuseplan.tuning.queue.agenda import Agenda, Item
 
-_WIDTH = 160
-"""Of a table that no terminal bounds."""
 _MOVES = 2
 """So many moves of a plan are shown; `fuseplan explain` shows all."""
 _EXAMPLES = """\b
@@ -112,24 +109,18 @@ def _list(traces: tuple[str, ...], chosen: dict[str, Any], as_json: bool) -> Non
     from fuseplan.tuning.queue.agenda import described
 
     found = agenda(traces, **chosen)
-    if as_json:
-        told = {
-            "read": found.read, "programs": found.programs, "left_out": found.left_out, "devices": found.devices,
-            "seconds": round(found.seconds, 1), "items": [described(item) for item in found.items],
-        }  # fmt: skip
-        click.echo(json.dumps(told, indent=2))
-    else:
-        _show_agenda(found)
+    fields = {
+        "read": found.read, "programs": found.programs, "left_out": found.left_out, "devices": found.devices,
+        "seconds": round(found.seconds, 1), "items": [described(item) for item in found.items],
+    }  # fmt: skip
+    tell(fields, lambda: _agenda_lines(found), as_json)
 
 
 def _tune(traces: tuple[str, ...], chosen: dict[str, Any], as_json: bool) -> None:
     from fuseplan.tune import tune as search  # brings torch, which --help does not need
 
     found = search(traces, progress=_progress(), **chosen)
-    if as_json:
-        click.echo(json.dumps([_fields(one) for one in found], indent=2))
-    else:
-        _show(found)
+    tell([_fields(one) for one in found], lambda: _lines(found), as_json)
     if any(one.status == "failed" for one in found):
         raise SystemExit(1)
 
@@ -161,21 +152,20 @@ def _fields(one: Tuned) -> dict[str, Any]:
 # Tables
 
 
-def _show_agenda(found: Agenda) -> None:
+def _agenda_lines(found: Agenda) -> Iterator[str]:
+    from fuseplan.looking.words import table
     from fuseplan.tuning.queue.budget import spelled
 
     headings = ("", "program", "calls", "launch", "device", "to gain", "why", "measured", "time")
-    table = _table(*headings)
-    for number, item in enumerate(found.items, 1):
-        table.add_row(*_cells(str(number), *_agenda_row(item)))
-    _print(table)
+    yield from table([headings, *((str(number), *_agenda_row(item)) for number, item in enumerate(found.items, 1))])
     left = f"; {found.left_out:,} left out" if found.left_out else ""
     tuned = sum(item.known is None for item in found.items)
     about = f", about {spelled(found.seconds)}" if tuned else ""
-    click.echo(f"{counted(found.read, 'trace')} read, {found.programs:,} distinct, {tuned:,} to tune{about}{left}")
+    yield f"{counted(found.read, 'trace')} read, {found.programs:,} distinct, {tuned:,} to tune{about}{left}"
 
 
 def _agenda_row(item: Item) -> tuple[str, ...]:
+    from fuseplan.looking.words import us
     from fuseplan.tuning.queue.budget import spelled
 
     return (
@@ -183,35 +173,34 @@ def _agenda_row(item: Item) -> tuple[str, ...]:
         f"{item.trace.times:,}",
         item.launch,
         ",".join(item.kind.devices),
-        _time(item.worth_us) if item.gain.source != "guessed" else "-",
+        us(item.worth_us) if item.gain.source != "guessed" else "-",
         item.why,
         f"{item.measurements:,}",
         spelled(item.seconds) if item.seconds else "-",
     )
 
 
-def _show(found: list[Tuned]) -> None:
+def _lines(found: list[Tuned]) -> Iterator[str]:
+    from fuseplan.looking.words import table
+
     headings = (
         "program", "calls", "launch", "best default", "tuned", "speed-up", "moves", "noise", "off by", "status", "cost",
     )  # fmt: skip
-    table = _table(*headings)
-    for one in found:
-        table.add_row(*_cells(*_row(one)))
-    _print(table)
-    for one in found:
-        if one.detail:
-            click.echo(printable(f"{one.called}: {one.detail}"))
+    yield from table([headings, *map(_row, found)])
+    yield from (f"{one.called}: {one.detail}" for one in found if one.detail)
 
 
 def _row(one: Tuned) -> tuple[str, ...]:
+    from fuseplan.looking.words import times, us
+
     cost = f"{one.seconds:.0f} s" if one.seconds else "-"
     return (
         one.called,
         f"{one.calls:,}",
         one.launch,
-        "-" if one.best_default_us is None else f"{_time(one.best_default_us)} {one.best_default}",
-        "-" if one.wall_us is None else _time(one.wall_us),
-        "-" if one.speedup is None else f"{one.speedup:.2f}×",
+        "-" if one.best_default_us is None else f"{us(one.best_default_us)} {one.best_default}",
+        us(one.wall_us),
+        times(one.speedup),
         _moves(one),
         "-" if one.noise is None else f"{one.noise:.1%}",
         _off_by(one),
@@ -230,30 +219,3 @@ def _off_by(one: Tuned) -> str:
     """How far the predicted times of whole plans were from those of their race: median and P90."""
     half, most = one.error_at(0.5), one.error_at(0.9)
     return "-" if half is None or most is None else f"{half:.0%} (P90 {most:.0%})"
-
-
-def _table(*headings: str) -> Table:
-    from rich.table import Table
-
-    return Table(*headings, box=None, padding=(0, 2, 0, 0))
-
-
-def _cells(*texts: str) -> list[Any]:
-    from rich.text import Text
-
-    return [Text("\n".join(map(printable, text.split("\n")))) for text in texts]
-
-
-def _print(table: Table) -> None:
-    from rich.console import Console
-
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_WIDTH)
-    console.print(table)
-
-
-def _time(us: float) -> str:
-    if us >= 1e6:
-        return f"{us / 1e6:,.2f} s"
-    return f"{us / 1000:,.2f} ms" if us >= 1000 else f"{us:.1f} µs"

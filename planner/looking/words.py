@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from fuseplan.graph.words import counted
@@ -66,11 +67,14 @@ def _rewrites(plan: Plan) -> str:
 
 
 def table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> Iterator[str]:
-    """Lines in which the columns stand below each other; those in `right` end together.
+    """Lines in which the columns stand below each other; those in `right` end together. A cell may have several lines.
 
     >>> list(table([("a", "1"), ("bcd", "20")], right={1}))
     ['a     1', 'bcd  20']
+    >>> list(table([("a\\nb", "1")]))
+    ['a  1', 'b']
     """
+    rows = [cells for row in rows for cells in zip_longest(*(text.split("\n") for text in row), fillvalue="")]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))] if rows else []
     for row in rows:
         cells = [
