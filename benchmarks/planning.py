@@ -23,7 +23,7 @@ from fuseplan.charts import Panel, chart
 from fuseplan.graph import Graph, Op, Ref, TensorType, Value
 from fuseplan.models import Cost
 from fuseplan.segment import Choice, check_segmentation, is_anchor, islands
-from fuseplan.solver.solve import Solver, solve
+from fuseplan.solver.solve import Solver
 from fuseplan.solver.words import PLAIN
 
 SIZES = (1250, 2500, 5000, 10_000)
@@ -96,7 +96,7 @@ def plan(graph: Graph) -> dict[str, Any]:
     busy = process_time() - started
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     others = [lambda ops, recompute: table(ops, recompute, 1)]
-    anew = solve([graph], [fusible], others)
+    anew = Solver([graph], [fusible]).solve(others)
     marks.append(perf_counter())
     assert solver.solve(others) == anew
     marks.append(perf_counter())

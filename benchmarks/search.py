@@ -19,7 +19,7 @@ from benchmarks.search_tables import Table, tables
 from fuseplan.charts import Panel, chart
 from fuseplan.models import Cost, Machine, Roofline, Row
 from fuseplan.solver.costs import Timings
-from fuseplan.solver.solve import solve
+from fuseplan.solver.solve import Solver
 from fuseplan.study.ledger import SAMPLERS, Ledger
 from fuseplan.study.names import Params, Point, encode
 from fuseplan.tuning.effort import FULL
@@ -61,7 +61,7 @@ def measure(arguments: list[str]) -> dict[str, Any]:
 def _compare(table: Table, trials: int, seeds: int) -> tuple[dict[str, Any], Panel]:
     replay = SearchedProgram(table)
     truth = [replay.truth(number) for number in range(len(replay.graphs))]
-    best = solve(replay.graphs, replay.fusible, truth, k=FULL.k, prices=FULL.prices)[0].total_us
+    best = Solver(replay.graphs, replay.fusible).solve(truth, k=FULL.k, prices=FULL.prices)[0].total_us
     traces = {
         name: [_search(replay, name, trials, seed) for seed in range(seeds if name != "ours" else 1)]
         for name in SAMPLERS
@@ -122,7 +122,7 @@ class _Knowledge:
     def proposals(self) -> Iterator[Params]:
         """The solver's best plans by what is known now."""
         replay = self._replay
-        for solution in solve(replay.graphs, replay.fusible, self._costs, k=FULL.k, prices=FULL.prices):
+        for solution in Solver(replay.graphs, replay.fusible).solve(self._costs, k=FULL.k, prices=FULL.prices):
             yield encode(replay.space, Point.of(dict(zip(replay.roles, solution.segmentations, strict=True))))
 
     def measure(self, point: Point) -> tuple[int, float | None]:

@@ -121,7 +121,6 @@ CHOICE = (
 """What differs between executors and variants."""
 
 FEATURES: tuple[Feature | ChoiceFeature, ...] = (*REGION, *CHOICE)
-NAMES = tuple(feature.name for feature in FEATURES)
 
 
 def region_features(work: Work, machine: Machine) -> tuple[float, ...]:

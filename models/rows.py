@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import lzma
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -160,15 +160,6 @@ def read_rows(path: Path) -> Rows:
     return Rows(header, tuple(rows), graphs, tuple(islands))
 
 
-def write_rows(path: Path, rows: Rows) -> None:
-    """Write a file at once; the same rows give the same bytes."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = "".join(line + "\n" for line in _lines(rows)).encode()
-    part = path.with_name(f"{path.name}.part")
-    part.write_bytes(lzma.compress(text, preset=9) if path.suffix == ".xz" else text)
-    part.replace(path)
-
-
 def _open(path: Path) -> IO[str]:
     if path.suffix == ".xz":
         return lzma.open(path, "rt", encoding="utf-8")
@@ -202,21 +193,3 @@ def _island(content: Mapping[str, Any]) -> CutIsland:
         for cut in content["segmentations"]
     )
     return CutIsland(str(content["cuts"]), str(content["family"]), tuple(cuts))
-
-
-def _lines(rows: Rows) -> Iterator[str]:
-    yield _compact({"format": FORMAT, **rows.header})
-    given: set[str] = set()
-    for row in rows.rows:
-        if row.region not in given:
-            given.add(row.region)
-            yield _compact({"graph": row.region, "json": json.loads(rows.graphs[row.region].to_json())})
-        content = {name: getattr(row, name) for name in Measured.__slots__}
-        yield _compact({name: one for name, one in content.items() if one is not None and one != math.inf})
-    for island in rows.islands:
-        cuts = [{"name": cut.name, "base": cut.base, "units": list(map(list, cut.units))} for cut in island.cuts]
-        yield _compact({"cuts": island.key, "family": island.family, "segmentations": cuts})
-
-
-def _compact(content: Any) -> str:
-    return json.dumps(content, separators=(",", ":"), ensure_ascii=False)

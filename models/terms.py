@@ -10,21 +10,12 @@ from fuseplan.models.work import AnchorWork, Work
 
 Terms = tuple[float, ...]
 
-DEVICE_TERMS = (
-    "launch",
-    "memory",
-    "scattered",
-    "pointwise",
-    "special",
-    "reduced",
-    "matmul",
-    "convolution",
-    "attention",
-)
 DEVICE_DOUBT = (0.4, 0.2, 0.7, 0.7, 0.7, 0.7, 0.25, 0.5, 0.4)
-"""By how much each term may be wrong before anything is measured: one standard deviation, as a share."""
-HOST_TERMS = ("call", "ops", "views", "arguments")
+"""By how much each term may be wrong before anything is measured, one standard deviation, as a share: launch, memory, scattered,
+pointwise, special, reduced, matmul, convolution, attention.
+"""
 HOST_DOUBT = (0.4, 0.3, 0.4, 0.6)
+"""The same of the host's: call, ops, views, arguments."""
 
 UNALIGNED = 7.0
 """GPT-2's head in eager took 6676 µs unaligned and 875 µs padded (FACTS.md)."""

@@ -6,13 +6,15 @@ import json
 import lzma
 import math
 import random
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from fuseplan.models import AnchorWork, Machine, Row, Work
 from fuseplan.models.fitting import fit_heads
 from fuseplan.models.heads import Heads
-from fuseplan.models.rows import packaged
+from fuseplan.models.rows import FORMAT, Measured, Rows, packaged
 from fuseplan.models.work import RegionTraits
 
 H200 = Machine.guess("NVIDIA H200")
@@ -92,3 +94,30 @@ def made_up_rows(count: int, seed: int = 0, noise: float = 0.05, slower: float =
 def made_up_heads() -> Heads:
     """What 360 such rows teach."""
     return fit_heads(made_up_rows(360), H200)
+
+
+def write_rows(path: Path, rows: Rows) -> None:
+    """Write a file at once; the same rows give the same bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = "".join(line + "\n" for line in _lines(rows)).encode()
+    part = path.with_name(f"{path.name}.part")
+    part.write_bytes(lzma.compress(text, preset=9) if path.suffix == ".xz" else text)
+    part.replace(path)
+
+
+def _lines(rows: Rows) -> Iterator[str]:
+    yield _compact({"format": FORMAT, **rows.header})
+    given: set[str] = set()
+    for row in rows.rows:
+        if row.region not in given:
+            given.add(row.region)
+            yield _compact({"graph": row.region, "json": json.loads(rows.graphs[row.region].to_json())})
+        content = {name: getattr(row, name) for name in Measured.__slots__}
+        yield _compact({name: one for name, one in content.items() if one is not None and one != math.inf})
+    for island in rows.islands:
+        cuts = [{"name": cut.name, "base": cut.base, "units": list(map(list, cut.units))} for cut in island.cuts]
+        yield _compact({"cuts": island.key, "family": island.family, "segmentations": cuts})
+
+
+def _compact(content: Any) -> str:
+    return json.dumps(content, separators=(",", ":"), ensure_ascii=False)

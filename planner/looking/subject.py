@@ -67,15 +67,6 @@ def opened(db: str | Path | None) -> Iterator[Store]:
         store.close()
 
 
-def one_subject(store: Store, wanted: str) -> Subject:
-    """The only program that a text means; an error names them if there are several."""
-    found = subjects(store, wanted)
-    if len(found) > 1:
-        keys = ", ".join(f"{one.program[:12]} ({one.called})" for one in found[:5])
-        raise StoreError(f"{wanted!r} means {len(found)} programs: give the beginning of the key of one: {keys}")
-    return found[0]
-
-
 def of_program(store: Store, program: str) -> Subject | None:
     """What the database knows of a program; None if that is nothing."""
     every = [one for one in listed(store) if one.stored.program == program]

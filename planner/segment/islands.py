@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 
 from fuseplan.graph import Graph, Op, Ref, TensorType, Type
+from fuseplan.segment.groups import connected
 from fuseplan.segment.order import order_edges
 
 _ANCHORS = frozenset(
@@ -36,22 +37,8 @@ def islands(graph: Graph, fusible: Sequence[bool]) -> list[tuple[int, ...]]:
     """Return the islands of the ops marked `fusible`, each as sorted positions, in the order of their first op."""
     edges = _edges(graph)
     depth = _depths(graph, fusible, edges)
-    root = list(range(len(graph.ops)))
-
-    def find(i: int) -> int:
-        while root[i] != i:
-            root[i] = root[root[i]]
-            i = root[i]
-        return i
-
-    for before, after in edges:
-        if fusible[before] and fusible[after] and depth[before] == depth[after]:
-            root[find(after)] = find(before)
-    groups: dict[int, list[int]] = {}
-    for i in range(len(graph.ops)):
-        if fusible[i]:
-            groups.setdefault(find(i), []).append(i)
-    return sorted(tuple(group) for group in groups.values())
+    ops = (i for i in range(len(graph.ops)) if fusible[i])
+    return [tuple(island) for island in connected(ops, (pair for pair in edges if depth[pair[0]] == depth[pair[1]]))]
 
 
 def depths(graph: Graph, fusible: Sequence[bool]) -> list[int]:

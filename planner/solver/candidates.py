@@ -5,12 +5,10 @@ Each stands there with and without the cheap ops at its head that it may compute
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
-from fuseplan.graph import Graph
 from fuseplan.segment.greedy import MAX_OPS
-from fuseplan.solver.dag import Frame, Links, bits
+from fuseplan.solver.dag import Frame, bits
 from fuseplan.solver.words import SolverLimits
 
 
@@ -23,20 +21,6 @@ class CandidateRegion(NamedTuple):
     """What the region waits for."""
     above: int
     """All that must be done before it."""
-
-
-def candidates(
-    graph: Graph, island: Sequence[int], limits: SolverLimits | None = None
-) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Return the candidate regions of an island, as its own ops and the recomputed ones.
-
-    >>> candidates(Graph((), (), ()), ())
-    []
-    """
-    limits = limits or SolverLimits()
-    frame = Frame.of(Links.of(graph), sorted(island), frozenset(island))
-    found = regions_of(frame, limits, limits.regions)
-    return [(frame.names(one.own), frame.names(one.again)) for one in found]
 
 
 def regions_of(frame: Frame, limits: SolverLimits, most: int) -> list[CandidateRegion]:

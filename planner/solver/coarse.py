@@ -25,6 +25,7 @@ from fuseplan.segment import (
     is_attention,
     without_escaping_views,
 )
+from fuseplan.segment.groups import connected
 from fuseplan.segment.moves import tidy
 from fuseplan.solver.alike import Alike, Likeness
 from fuseplan.solver.dag import Links
@@ -154,22 +155,10 @@ class Coarse:
                 yield ops
 
     def _connected(self, ops: Iterable[int]) -> list[tuple[int, ...]]:
-        root = {op: op for op in sorted(ops)}
-
-        def find(op: int) -> int:
-            while root[op] != op:
-                root[op] = root[root[op]]
-                op = root[op]
-            return op
-
-        for op in root:
-            for before in self.links.before[op]:
-                if before in root:
-                    root[find(op)] = find(before)
-        groups: dict[int, list[int]] = {}
-        for op in root:
-            groups.setdefault(find(op), []).append(op)
-        return sorted(tuple(group) for group in groups.values())
+        own = sorted(ops)
+        return [
+            tuple(group) for group in connected(own, ((before, op) for op in own for before in self.links.before[op]))
+        ]
 
     def _is_worth_it(self, ops: Sequence[int]) -> bool:
         """Whether there is an anchor and something else that moves data; and not too much of it."""

@@ -26,7 +26,6 @@ __all__ = [
     "WholeSolution",
     "island_key",
     "k_best",
-    "solve",
     "two_clock",
 ]
 
@@ -35,35 +34,6 @@ _Unit = tuple[int, tuple[int, ...]] | int
 PRICES = (0.0, 0.5, 1.0)
 _HOST_ALONE = math.inf
 """The price at which device time counts nothing: the best for calls that the device waits for."""
-
-
-def solve(
-    graphs: Sequence[Graph],
-    fusible: Sequence[Sequence[bool]],
-    costs: Sequence[Costs],
-    *,
-    launch: str = "plain",
-    k: int = 8,
-    prices: Sequence[float] = PRICES,
-    limits: SolverLimits | None = None,
-) -> list[WholeSolution]:
-    """Return the `k` best ways to cut the graphs of a program, forward before backward, the best first.
-
-    Islands are solved for each of the `prices` of host time. Ops that are not `fusible` run alone, as is cheapest.
-    Regions that simply run under ATen are left out of the segmentations, since that is what becomes of such ops anyway.
-
-    >>> from fuseplan.graph import Op, Ref, TensorType, Value
-    >>> kind = TensorType("float32", (8,), (1,))
-    >>> ops = [Op("aten.exp.default", (Ref(x),), (), (Value(y, kind),)) for x, y in ("ab", "bc")]
-    >>> graph = Graph((Value("a", kind),), tuple(ops), (Ref("c"),))
-    >>> def cost(ops, recompute):
-    ...     return {("aten" if len(ops) == 1 else "inductor", "default"): Cost(2.0, 5.0)}
-    >>> for found in solve([graph], [[True, True]], [cost], k=2):
-    ...     print([region.ops for region in found.segmentations[0].regions], found.total_us)
-    [(0, 1)] 7.0
-    [] 12.0
-    """
-    return Solver(graphs, fusible, limits).solve(costs, launch=launch, k=k, prices=prices)
 
 
 def island_key(graph: Graph, island: Sequence[int], links: Links | None = None) -> str:
@@ -100,8 +70,8 @@ class _Solved:
 
 
 class Solver:
-    """The graphs of a program, to be cut as `solve` says: once or, under costs that change, many times. What does not depend on
-    costs is found out once, as far as islands are looked at as a whole.
+    """The graphs of a program, to be cut once or, under costs that change, many times. What does not depend on costs is found out
+    once, as far as islands are looked at as a whole.
 
     >>> from fuseplan.graph import Op, Ref, TensorType, Value
     >>> kind = TensorType("float32", (8,), (1,))
@@ -131,7 +101,11 @@ class Solver:
     def solve(
         self, costs: Sequence[Costs], *, launch: str = "plain", k: int = 8, prices: Sequence[float] = PRICES
     ) -> list[WholeSolution]:
-        """The `k` best ways to cut the graphs, the best first."""
+        """Return the `k` best ways to cut the graphs, forward before backward, the best first.
+
+        Islands are solved for each of the `prices` of host time. Ops that are not fusible run alone, as is cheapest. Regions that
+        simply run under ATen are left out of the segmentations, since that is what becomes of such ops anyway.
+        """
         with no_collection():
             costs = [_Undominated(cost) for cost in costs]
             rates = (0.0,) if launch == "cudagraph" else tuple(dict.fromkeys((*prices, _HOST_ALONE)))

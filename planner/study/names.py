@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from fuseplan.errors import PlanError
 from fuseplan.graph import Graph
 from fuseplan.segment import Region, Segmentation, check_segmentation
+from fuseplan.segment.groups import connected
 from fuseplan.solver.coarse import EPILOGUE, PROLOGUE, Place
 from fuseplan.study.space import (
     AGAIN,
@@ -187,7 +188,7 @@ def _regions(graph: Graph, island: IslandSpace, params: Mapping[str, str]) -> It
     first = island.copies[0]
     run = {op: params[island.run_name(graph, op)] for op in first}
     joined = [edge for edge in island.edges if params[island.edge_name(edge)] == "join"]
-    for ops in _components([op for op in first if run[op] != AGAIN], joined):
+    for ops in connected([op for op in first if run[op] != AGAIN], joined):
         executor, _, variant = run[ops[0]].partition("/")
         if executor == ALONE and not variant:
             continue
@@ -196,25 +197,6 @@ def _regions(graph: Graph, island: IslandSpace, params: Mapping[str, str]) -> It
             same = dict(zip(first, copy, strict=True))
             there, anew = tuple(same[op] for op in ops), tuple(same[op] for op in again)
             yield Region(there, executor, variant or "default", anew)
-
-
-def _components(ops: Sequence[int], edges: Iterable[tuple[int, int]]) -> list[list[int]]:
-    root = {op: op for op in ops}
-
-    def find(op: int) -> int:
-        while root[op] != op:
-            root[op] = root[root[op]]
-            op = root[op]
-        return op
-
-    for a, b in edges:
-        if a in root and b in root:
-            low, high = sorted((find(a), find(b)))
-            root[high] = low
-    groups: dict[int, list[int]] = {}
-    for op in ops:
-        groups.setdefault(find(op), []).append(op)
-    return list(groups.values())
 
 
 def _read_again(graph: Graph, ops: Sequence[int], again: set[int]) -> list[int]:

@@ -6,7 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from fuseplan.graph.words import counted
 from fuseplan.tuning.queue.budget import spelled
@@ -15,79 +15,46 @@ MOST_NAMES = 2
 """Of what a stage waits for, so many names have room on a line."""
 
 
-class Progress(Protocol):
-    """Hears of each stage of each program: what is done, how far, and what is known so far. Several threads may tell it."""
+class Progress:
+    """Hears of each stage of each program: what is done, how far, and what is known so far. Several threads may tell it.
+
+    It says nothing of what it hears: whoever does is a class of its own, with those methods that have something to say.
+    """
 
     def begin(self, total: int) -> None:
         """So many programs are to be tuned; one counts twice that is tuned for two launches."""
-        ...
 
     def left(self, seconds: float) -> None:
         """About so many seconds are left of all of it."""
-        ...
 
     def on(self, device: str) -> Progress:
         """Who hears of what is done on one device, where several work at once."""
-        ...
-
-    def end(self, text: str) -> None:
-        """One of them is done; `text` says what became of it."""
-        ...
-
-    def stage(self, program: str, text: str, total: int) -> None:
-        """A stage of `total` steps begins."""
-        ...
-
-    def advance(self, text: str = "") -> None:
-        """One step of the stage is done; `text` says on what."""
-        ...
-
-    def waits(self, names: Sequence[str]) -> None:
-        """The candidates that the stage still waits for, where they have names of their own."""
-        ...
-
-    def best(self, text: str) -> None:
-        """What is known by now of the program: its best plan so far against the default, and how long it may still take."""
-        ...
-
-    def note(self, text: str) -> None:
-        """One line worth keeping."""
-        ...
-
-
-class Silent:
-    """Hears, and says nothing."""
-
-    def begin(self, total: int) -> None:
-        """Say nothing."""
-
-    def left(self, seconds: float) -> None:
-        """Say nothing."""
-
-    def on(self, device: str) -> Progress:
-        """Hear of all devices alike."""
         return self
 
     def end(self, text: str) -> None:
-        """Say nothing."""
+        """One of them is done; `text` says what became of it."""
 
     def stage(self, program: str, text: str, total: int) -> None:
-        """Say nothing."""
+        """A stage of `total` steps begins."""
 
     def advance(self, text: str = "") -> None:
-        """Say nothing."""
+        """One step of the stage is done; `text` says on what."""
 
     def waits(self, names: Sequence[str]) -> None:
-        """Say nothing."""
+        """The candidates that the stage still waits for, where they have names of their own."""
 
     def best(self, text: str) -> None:
-        """Say nothing."""
+        """What is known by now of the program: its best plan so far against the default, and how long it may still take."""
 
     def note(self, text: str) -> None:
-        """Say nothing."""
+        """One line worth keeping."""
 
 
-class Lines(Silent):
+class Silent(Progress):
+    """Hears, and says nothing."""
+
+
+class Lines(Progress):
     """Plain lines for a log: where each program stands when that changes, what became of it, and what went wrong.
 
     >>> lines = Lines(print)
@@ -130,7 +97,7 @@ class Lines(Silent):
         self._say(_plain(text))
 
 
-class Brief(Silent):
+class Brief(Progress):
     """Two lines on stderr for a program that is tuned where nobody watches: as it begins, and what became of it.
 
     It takes minutes in which a process would say nothing else.
@@ -155,7 +122,7 @@ class Brief(Silent):
         sys.stderr.flush()
 
 
-class Bar(Silent):
+class Bar(Progress):
     """Bars of rich's on stderr: one for all programs, and a line for each device with the program that is at work there."""
 
     def __init__(self, bars: Any) -> None:
@@ -209,7 +176,7 @@ class Bar(Silent):
         self.bars.console.print(_plain(text), markup=False, highlight=False)
 
 
-class BarLine(Silent):
+class BarLine(Progress):
     """The line of one device."""
 
     def __init__(self, bar: Bar, device: str) -> None:

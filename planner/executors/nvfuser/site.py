@@ -47,7 +47,6 @@ class Scalar:
 
 Number = bool | int | float | Scalar
 Operand = Tensor | Number
-_TYPE_OF_KIND = {"int": "int64", "float": "float64", "bool": "bool"}
 _PYTHON_OF_KIND: dict[str, bool | int | float] = {"int": 1, "float": 1.0, "bool": True}
 
 

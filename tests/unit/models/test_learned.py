@@ -23,10 +23,10 @@ from fuseplan.models.heads import Heads
 from fuseplan.models.learned import Learned
 from fuseplan.models.learners import FAMILIES, fitted_of, one_thread
 from fuseplan.models.model import Question
-from fuseplan.models.rows import Measured, Rows, packaged, read_rows, write_rows
+from fuseplan.models.rows import Measured, Rows, packaged, read_rows
 from fuseplan.models.shipped import own_fit, planner_model, rows_for
 from fuseplan.models.trees import Forest, of_boosting, of_trees
-from models_rows import EXECUTORS, H200, made_up_heads, made_up_rows, made_up_work
+from models_rows import EXECUTORS, H200, made_up_heads, made_up_rows, made_up_work, write_rows
 from small_graphs import graph, op, tensor
 
 

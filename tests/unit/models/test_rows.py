@@ -20,11 +20,10 @@ from fuseplan.models.rows import (
     packaged,
     read_header,
     read_rows,
-    write_rows,
 )
 from fuseplan.models.shipped import machine_of
 from fuseplan.tuning_db.training import rows_of
-from models_rows import shipped_file
+from models_rows import shipped_file, write_rows
 from small_graphs import graph, op, tensor
 from stored import CPU, GELU, HERE, RELU, measurement, store_at
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fuseplan.graph import Graph
 from fuseplan.models import Machine, WorkTable, work_of
-from fuseplan.models.features import CHOICE, FEATURES, NAMES, REGION, Looking, region_features
+from fuseplan.models.features import CHOICE, FEATURES, REGION, Looking, region_features
 from fuseplan.models.work import CLASSES
 from small_graphs import graph, op, tensor
 
@@ -92,7 +92,7 @@ def test_a_loss_that_picks_touches_what_it_picks() -> None:
 
 
 def test_every_feature_has_a_name_of_its_own_and_a_reason() -> None:
-    assert len(set(NAMES)) == len(FEATURES) == len(REGION) + len(CHOICE)
+    assert len({one.name for one in FEATURES}) == len(FEATURES) == len(REGION) + len(CHOICE)
     assert all(feature.reason and "\n" not in feature.reason for feature in FEATURES)
     assert {"roofline", "shape", "structure", "occupancy", "executor", "host", "neighbours"} == {
         f.group for f in FEATURES

@@ -13,7 +13,7 @@ from fuseplan.graph import Alias, Graph, Op, Ref, Value
 from fuseplan.models import Cost
 from fuseplan.segment import Choice, Region, Segmentation, check_segmentation, extract, flow_of, is_anchor, is_attention
 from fuseplan.solver.coarse import ALL, EPILOGUE, PROLOGUE, RUN, Coarse, Place
-from fuseplan.solver.solve import solve
+from fuseplan.solver.solve import Solver
 from fuseplan.solver.words import PLAIN
 from fuseplan.study.names import Point, decode, encode, settled, space_of
 from tests.unit.solver.brute import KIND, RandomCosts, random_graph
@@ -62,7 +62,7 @@ def solved(graph: Graph, seed: int) -> Segmentation:
     def some(ops: tuple[int, ...], recompute: tuple[int, ...]) -> dict[Choice, Cost]:
         return costs(ops, recompute) if all(fusible[i] for i in ops) else {PLAIN: Cost(1.0, 1.0)}
 
-    return solve([graph], [fusible], [some], k=1)[0].segmentations[0]
+    return Solver([graph], [fusible]).solve([some], k=1)[0].segmentations[0]
 
 
 def test_a_matmul_is_joined_with_the_region_that_reads_it_through_a_view() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
 
@@ -10,10 +11,10 @@ from fuseplan.errors import PlanError
 from fuseplan.graph import Alias, Graph, Op, Ref, Value
 from fuseplan.models import Cost
 from fuseplan.segment import Choice, Segmentation, check_segmentation
-from fuseplan.solver.candidates import candidates
-from fuseplan.solver.dag import Links, is_cheap
+from fuseplan.solver.candidates import regions_of
+from fuseplan.solver.dag import Frame, Links, is_cheap
 from fuseplan.solver.solve import k_best
-from fuseplan.solver.words import PLAIN
+from fuseplan.solver.words import PLAIN, SolverLimits
 from tests.unit.solver.brute import KIND, RandomCosts, all_cuts, random_graph
 
 
@@ -72,6 +73,13 @@ def alike(ops: tuple[int, ...], recompute: tuple[int, ...]) -> dict[Choice, Cost
     """One call, one cost, whatever is in it."""
     del ops, recompute
     return {PLAIN: Cost(1.0, 1.0)}
+
+
+def candidates(graph: Graph, island: Sequence[int]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """The candidate regions of an island, as its own ops and the recomputed ones."""
+    frame = Frame.of(Links.of(graph), sorted(island), frozenset(island))
+    found = regions_of(frame, SolverLimits(), SolverLimits().regions)
+    return [(frame.names(one.own), frame.names(one.again)) for one in found]
 
 
 def test_a_diamond_is_never_cut_around_its_middle() -> None:

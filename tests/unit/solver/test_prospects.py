@@ -16,7 +16,7 @@ from fuseplan.solver import kbest, prospects
 from fuseplan.solver.cuts import Cuts, Shape
 from fuseplan.solver.dag import Frame, Links
 from fuseplan.solver.kbest import Cut, best_of, k_best_cuts, k_best_wholes
-from fuseplan.solver.solve import PRICES, Costs, Solver, SolverLimits, solve
+from fuseplan.solver.solve import PRICES, Costs, Solver, SolverLimits
 from fuseplan.solver.words import PLAIN
 from tests.unit.solver import test_kbest
 from tests.unit.solver.brute import random_graph
@@ -109,8 +109,8 @@ def again(
     solver = Solver(graphs, fusible, limits)
     for costs in rounds:
         every = [costs] * len(graphs)
-        assert solver.solve(every, k=12, launch=launch) == solve(
-            graphs, fusible, every, k=12, launch=launch, limits=limits
+        assert solver.solve(every, k=12, launch=launch) == Solver(graphs, fusible, limits).solve(
+            every, k=12, launch=launch
         )
 
 

@@ -11,7 +11,7 @@ from fuseplan.graph import Graph, Op, Ref, Value
 from fuseplan.models import Cost
 from fuseplan.segment import Choice, Segmentation, check_segmentation, is_anchor, islands
 from fuseplan.solver.dag import Links
-from fuseplan.solver.solve import island_key, solve
+from fuseplan.solver.solve import Solver, island_key
 from fuseplan.solver.two_clock import Span, two_clock
 from fuseplan.solver.whole import Whole
 from fuseplan.solver.windows import run_order
@@ -37,7 +37,7 @@ def compare(seed: int, most: int) -> bool:
     if len(islands(graph, [True] * size)) > 1:
         return False
     best = min(total(links, cut, run) for cut, run in all_cuts(graph, costs))
-    found = solve([graph], [[True] * size], [costs])
+    found = Solver([graph], [[True] * size]).solve([costs])
     assert found[0].total_us <= 1.005 * best
     return True
 
@@ -89,10 +89,10 @@ def test_equal_islands_are_solved_once_and_cut_alike() -> None:
         len({island_key(graph, island) for island in islands(graph, fusible)}) == 2
     )  # the last one gives its value out
     few, many = Counting(1.0), Counting(1.0)
-    solve([graph], [fusible], [many])
-    solve([stack(4)[0]], [stack(4)[1]], [few])
+    Solver([graph], [fusible]).solve([many])
+    Solver([stack(4)[0]], [stack(4)[1]]).solve([few])
     assert many.asked - few.asked == 8  # the matmuls alone
-    for one in solve([graph], [fusible], [many]):
+    for one in Solver([graph], [fusible]).solve([many]):
         check_segmentation(graph, one.segmentations[0])
         sizes = {len([r for r in one.segmentations[0].regions if r.ops[0] // 3 == layer]) for layer in range(11)}
         assert len(sizes) == 1
@@ -101,13 +101,13 @@ def test_equal_islands_are_solved_once_and_cut_alike() -> None:
 @pytest.mark.parametrize(("matmul_us", "fused"), [(1.0, 0), (50.0, 12)])
 def test_where_the_host_is_behind_its_time_counts_and_where_it_is_not_it_is_free(matmul_us: float, fused: int) -> None:
     graph, fusible = stack(12)
-    best = solve([graph], [fusible], [Counting(matmul_us)])[0]
+    best = Solver([graph], [fusible]).solve([Counting(matmul_us)])[0]
     assert len(best.segmentations[0].regions) == fused
 
 
 def test_in_a_graph_of_calls_host_time_is_free() -> None:
     graph, fusible = stack(12)
-    best = solve([graph], [fusible], [Counting(1.0)], launch="cudagraph")[0]
+    best = Solver([graph], [fusible]).solve([Counting(1.0)], launch="cudagraph")[0]
     assert len(best.segmentations[0].regions) == 12
     assert best.total_us == pytest.approx(12 * 6.0 + 1.9)
 
@@ -115,7 +115,7 @@ def test_in_a_graph_of_calls_host_time_is_free() -> None:
 def test_several_graphs_are_one_program() -> None:
     graph, fusible = stack(3)
     costs = Counting(1.0)
-    both = solve([graph, graph], [fusible, fusible], [costs, costs], k=3)
+    both = Solver([graph, graph], [fusible, fusible]).solve([costs, costs], k=3)
     assert len(both) == 3
     assert [one.total_us for one in both] == sorted(one.total_us for one in both)
     assert len({one.segmentations for one in both}) == 3
@@ -128,7 +128,7 @@ def test_an_op_of_no_island_runs_as_is_cheapest() -> None:
     def costs(ops: tuple[int, ...], recompute: tuple[int, ...]) -> dict[Choice, Cost]:
         return {PLAIN: Cost(9.0, 5.0), INDUCTOR: Cost(3.0, 5.0)} if len(ops) == 1 else {}
 
-    best = solve([graph], [fusible], [costs], k=1)[0]
+    best = Solver([graph], [fusible]).solve([costs], k=1)[0]
     assert [(region.ops, region.executor) for region in best.segmentations[0].regions] == [
         ((op,), "inductor") for op in range(3)
     ]
@@ -137,7 +137,7 @@ def test_an_op_of_no_island_runs_as_is_cheapest() -> None:
 def test_the_same_costs_give_the_same_plans() -> None:
     graph, costs = random_graph(7, 40, anchors=0.15), RandomCosts(7)
     fusible = [not is_anchor(op) for op in graph.ops]
-    first, second = (solve([graph], [fusible], [costs]) for _ in range(2))
+    first, second = (Solver([graph], [fusible]).solve([costs]) for _ in range(2))
     assert repr(first) == repr(second)
     assert all(check_segmentation(graph, one.segmentations[0]) is None for one in first)
 

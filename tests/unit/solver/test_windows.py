@@ -8,7 +8,7 @@ from dataclasses import replace
 from fuseplan.graph import Graph, Op, Ref, Value
 from fuseplan.models import Cost
 from fuseplan.segment import Choice, Segmentation, check_segmentation, flow_of, islands
-from fuseplan.solver.solve import SolverLimits, k_best, solve
+from fuseplan.solver.solve import Solver, SolverLimits, k_best
 from fuseplan.solver.words import PLAIN
 from tests.unit.solver.brute import KIND, RandomCosts, random_graph
 
@@ -84,5 +84,5 @@ def test_an_island_of_more_ops_than_a_region_has_can_still_be_one_region() -> No
     def together(ops: tuple[int, ...], recompute: tuple[int, ...]) -> dict[Choice, Cost]:
         return {("aten" if len(ops) == 1 else "inductor", "default"): Cost(1.0, 1.0)}
 
-    (best,) = solve([graph], [[True] * 20], [together], k=1)
+    (best,) = Solver([graph], [[True] * 20]).solve([together], k=1)
     assert [len(region.ops) for region in best.segmentations[0].regions] == [20]
