@@ -16,7 +16,7 @@ from torch.testing._internal import common_utils
 from torch.testing._internal.opinfo import core
 
 from fuseplan.wire import codec
-from fuseplan.wire.serve import AnswerPipe, asked
+from fuseplan.wire.serve import AnswerPipe, received
 from opinfo.cases import Case, Group, expand, order
 from opinfo.verdict import Row, Subject, judge
 
@@ -111,7 +111,7 @@ def main() -> None:
     answers = AnswerPipe(ANSWERS)
     prepare(settings)
     answers.send(Ready())
-    for request in asked(Request):
+    for request in received(Request):
         for row in answer(request, settings, lambda case, stage: answers.send(Begins(case, stage))):
             answers.send(row)
         answers.send(Done())
