@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fuseplan.models import Asked, Cost, CostModel, Roofline
+from fuseplan.models import Question, Cost, CostModel, Roofline
 from fuseplan.models.learned import Learned
 
 STEPS = 2.0**16
@@ -46,7 +46,7 @@ def exact(cost: Cost) -> ExactCost:
 class ExactRoofline(Roofline):
     """The roofline on the grid."""
 
-    def predict(self, regions: Sequence[Asked]) -> list[Cost]:
+    def predict(self, regions: Sequence[Question]) -> list[Cost]:
         """One cost for each of `regions`, in order."""
         return [exact(cost) for cost in super().predict(regions)]
 
@@ -54,7 +54,7 @@ class ExactRoofline(Roofline):
 class ExactLearned(Learned):
     """The learned model on the grid."""
 
-    def predict(self, regions: Sequence[Asked]) -> list[Cost]:
+    def predict(self, regions: Sequence[Question]) -> list[Cost]:
         """One cost for each of `regions`, in order."""
         return [exact(cost) for cost in super().predict(regions)]
 
