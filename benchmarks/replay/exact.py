@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fuseplan.models import Question, Cost, CostModel, Roofline
+from fuseplan.models import Cost, CostModel, Question, Roofline
 from fuseplan.models.learned import Learned
 
 STEPS = 2.0**16
