@@ -17,12 +17,12 @@ from fuseplan.looking.judged import judged_lines, output_fields
 from fuseplan.looking.subject import opened
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.environment import environment
-from fuseplan.measure.jobs import FindFault, OutcomeRow
+from fuseplan.measure.jobs import OutcomeRow
 from fuseplan.plan import Plan
 from fuseplan.tuning.effort import JUDGING_SHARE, PATIENCE_S, QUICK
 from fuseplan.tuning.meant import meant
 from fuseplan.tuning.program.baseline import defaults, planned
-from fuseplan.tuning.program.check_plans import TORCHS, Rows, checked
+from fuseplan.tuning.program.check_plans import TORCHS, Rows, checked, inquired
 from fuseplan.tuning.program.services import Services
 from fuseplan.tuning.progress import Progress, shown
 from fuseplan.tuning.queue.devices import OpenPool, own_workers
@@ -84,8 +84,7 @@ class Judgement:
         yield from (f"  {line}" for line in judged_lines(self.plans, outputs))
         yield from (f"  {one.name} is wrong: {one.detail}" for one in self.plans if one.status == "wrong")
         if self.fault is not None:
-            where = f"{counted(self.fault.ops, 'op')} that end in {self.fault.op}"
-            yield f"  torch.compile gets {where} wrong: {self.fault.problem}"
+            yield f"  torch.compile gets {self.fault.told} wrong: {self.fault.problem}"
         if self.left_out:
             yield f"  {counted(self.left_out, 'stored plan')} for another environment or other sizes left out"
 
@@ -145,20 +144,23 @@ class _Judge:
         with self.workers(where, QUICK) as pool:
             services = Services(self.store, here, pool, self.progress, title_of(trace))
             checked(services, trace.to_json(), entries, rows)
-            fault = _fault(services, trace, rows.get(TORCHS)) if self.faults else None
+            fault = self._inquired(services, trace.to_json(), entries, rows)
         by_plan = {one.plan: one for one in stored}
         plans = tuple(_plan(entry, rows.get(entry.name), by_plan.get(planned(entry))) for entry in entries)
         left_out = 0 if named is not None else len(every) - len(stored)
         return Judgement(trace.key, trace.name, where, box_of(trace).text, plans, left_out, fault)
 
-
-def _fault(services: Services, trace: Trace, row: OutcomeRow | None) -> Fault | None:
-    """The fewest ops that torch.compile gets wrong, if its default is wrong and they are found in time."""
-    if row is None or row.status != "wrong":
-        return None
-    looking = FindFault(trace.to_json(), JUDGING_SHARE * PATIENCE_S)
-    (outcome,) = services.carry_out("looking for the op that torch.compile gets wrong", [looking])
-    return outcome.fault
+    def _inquired(self, services: Services, trace: str, entries: Sequence[RaceEntry], rows: Rows) -> Fault | None:
+        """The fewest ops that torch.compile gets wrong, where its default is wrong and they are asked for. What is off by rounding
+        everywhere is no fault: then it is judged once more as that.
+        """
+        row = rows.get(TORCHS)
+        if row is None or row.status != "wrong" or not (self.faults or row.near):
+            return None
+        found = inquired(services, trace, row, JUDGING_SHARE * PATIENCE_S)
+        if found.rounding:
+            checked(services, trace, [one for one in entries if one.name == TORCHS], rows, found.rounding)
+        return found.fault
 
 
 def _check_place(file: Path, database: Path | None) -> None:

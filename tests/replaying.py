@@ -18,7 +18,7 @@ from fuseplan.capture.trace.format import Trace
 from fuseplan.capture.trace.load import load_trace
 from fuseplan.explain import compiled_by
 from fuseplan.graph import Graph
-from fuseplan.judge.output import Fault, JudgedOutput
+from fuseplan.judge.output import Fault, Inquiry, JudgedOutput
 from fuseplan.measure.jobs import (
     Capture,
     CapturedProgram,
@@ -52,6 +52,8 @@ class ReplayingPool(AnsweringPool):
     """What the times of regions are like, give or take a few percent; without one they are any."""
     fail_after: int | None = None
     """After so many jobs the run is interrupted, as by Ctrl-C."""
+    inquiry: Inquiry | None = None
+    """What is found of torch.compile's default where it is wrong; None for a fault."""
     jobs: list[Job] = field(default_factory=list)
 
     def carry_out(self, job: Job) -> Outcome:
@@ -77,7 +79,9 @@ class ReplayingPool(AnsweringPool):
         return self._vetted(job.entry.name)
 
     def found_fault(self, job: FindFault) -> Outcome:
-        return Outcome(fault=Fault("softmax", 3, "output 0 is off", "import torch", job.trace))
+        return Outcome(
+            inquiry=self.inquiry or Inquiry(Fault("softmax", 3, "output 0 is off", "import torch", job.trace))
+        )
 
     def raced_region(self, job: RaceRegion) -> Outcome:
         times = {choice_name(choice): self._region_us(job.graph, choice) for choice in job.choices}

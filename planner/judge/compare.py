@@ -42,6 +42,13 @@ class JudgedLeaf:
     evidence: JudgedOutput | None = None
     doubtful: bool = False
     """Whether more runs of eager may show that it is right."""
+    off: float = 0.0
+    """Where floats are too far off and nothing else is wrong, how many times of what is allowed."""
+
+    @property
+    def beyond(self) -> float:
+        """The same; infinite where anything else is wrong."""
+        return 0.0 if self.problem is None else self.off or math.inf
 
 
 def judge_floats(name: str, got: Tensor, leaf: Leaf, wider: float = 1.0, *, any_infinite: bool = False) -> JudgedLeaf:
@@ -61,7 +68,7 @@ def judge_floats(name: str, got: Tensor, leaf: Leaf, wider: float = 1.0, *, any_
     if worst.share <= 1:
         return JudgedLeaf(None, evidence)
     problem = f"{name} is off by {worst.error:.3g} ({worst.measure}), where {worst.allowed:.3g} is allowed"
-    return JudgedLeaf(problem, evidence, doubtful=worst.share <= DOUBT)
+    return JudgedLeaf(problem, evidence, doubtful=worst.share <= DOUBT, off=worst.share)
 
 
 def _other_kind(mine: Tensor, theirs: Tensor, right: Tensor, *, dtype: torch.dtype, any_infinite: bool) -> bool:

@@ -2,11 +2,13 @@
 
 The program is cut off behind an op, and the part before is judged as any program is. First the earliest end is looked for with
 which the fault is there, then the latest beginning; what is left is a few ops, which a person can run and report.
+
+What is off by little more than rounding explains may be rounding all the same, everywhere a little. Then the program is cut into parts
+that are judged each by itself, at several places: rounding is right in each of them, a fault in none that has it.
 """
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,15 +17,14 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.fx import Graph, GraphModule, Interpreter, Node
+from torch.fx import Node
 
 from fuseplan.capture.trace.load import Loaded, load_trace
-from fuseplan.capture.trace.write import write_trace
 from fuseplan.errors import FuseplanError
 from fuseplan.judge.expect import ALONE, SEEDS, Surroundings, expect
-from fuseplan.judge.memory import is_float
-from fuseplan.judge.output import WIDER, Fault
+from fuseplan.judge.output import ROUNDING_MOST, WIDER, Fault, Inquiry
+from fuseplan.judge.parts import Parts
+from fuseplan.judge.shown import reproduces, script
 
 NO_ANSWER = (
     RuntimeError,
@@ -32,10 +33,18 @@ NO_ANSWER = (
     ValueError,
     LookupError,
     AttributeError,
+    NotImplementedError,
     FuseplanError,
     MemoryError,
 )
 """What trying a part of a program raises where it cannot stand by itself."""
+FEW_OPS = 12
+"""Rounding adds up over more ops than these; what so few get wrong is a fault."""
+PARTS = 4
+"""A program is cut into so many parts at least before it is called right in all of them, once more with the cuts in between; into
+twice as many, and so on, while there is time."""
+COARSELY = 0.4
+"""Of the time there is, after how much no finer parts are begun."""
 
 
 def find_fault(
@@ -46,14 +55,25 @@ def find_fault(
     where: Surroundings = ALONE,
 ) -> Fault | None:
     """The smallest part of a program that `compiled` gets wrong; None if none was found in so many seconds."""
-    assert isinstance(loaded.module, GraphModule)
-    search = _Search(loaded, loaded.module, compiled, perf_counter() + seconds, where)
-    for ends in search.ends():
-        last = _first(ends, partial(search.is_wrong, 0))
-        if last is not None:
-            first = _first(range(last, -1, -1), partial(search.is_wrong, last=last))
-            return search.fault(first or 0, last)
-    return None
+    return inquire(loaded, compiled=compiled, seconds=seconds, where=where).fault
+
+
+def inquire(
+    loaded: Loaded,
+    *,
+    near: bool = False,
+    compiled: Callable[..., Any] = torch.compile,
+    seconds: float = math.inf,
+    where: Surroundings = ALONE,
+) -> Inquiry:
+    """Whether it is a fault that makes `compiled` wrong, or, where it is so `near` to what is allowed, rounding everywhere."""
+    end = perf_counter() + seconds
+    try:
+        search = _Search(loaded, compiled, end, where)
+    except NO_ANSWER as error:
+        where.check(error)
+        return Inquiry(detail=f"its ops cannot be looked at one by one: {type(error).__name__}")
+    return search.near_fault() if near else Inquiry(search.smallest(), detail=search.without_answer)
 
 
 def _first(places: Sequence[int], bad: Callable[[int], bool]) -> int | None:
@@ -67,201 +87,174 @@ def _first(places: Sequence[int], bad: Callable[[int], bool]) -> int | None:
     return places[high]
 
 
-@dataclass(frozen=True, eq=False)
-class _Part:
-    """Some ops of a program as a program of its own, and the values that it is given."""
+@dataclass(frozen=True)
+class _Found:
+    """What was found of a part."""
 
-    module: GraphModule
-    values: list[Any]
+    problem: str | None = None
+    beyond: float = 0.0
+    """How many times of what is allowed it is off by; infinite of what is wrong otherwise."""
+    answered: bool = True
+
+
+_NO_TIME = _Found(answered=False)
+
+
+@dataclass(frozen=True)
+class _Covered:
+    """What was found of all parts of one size."""
+
+    parts: int
+    fault: Fault | None = None
+    why: str = ""
+    """Why not all of them are right."""
+    answered: bool = True
+    """Whether smaller parts may tell more."""
 
 
 class _Search:
-    def __init__(
-        self, loaded: Loaded, module: GraphModule, compiled: Callable[..., Any], end: float, where: Surroundings
-    ) -> None:
-        self.loaded, self.module, self.compiled, self.end, self.where = loaded, module, compiled, end, where
-        self.nodes = [node for node in module.graph.nodes if node.op in ("call_function", "call_method")]
-        self.values = _values(loaded, module)
-        self._known: dict[tuple[int, int], str | None] = {}
+    def __init__(self, loaded: Loaded, compiled: Callable[..., Any], end: float, where: Surroundings) -> None:
+        self.loaded, self.compiled, self.end, self.where = loaded, compiled, end, where
+        self.parts = Parts(loaded)
+        self.ops = self.parts.ops
+        self._known: dict[tuple[Node, ...], _Found] = {}
 
-    def ends(self) -> Iterator[list[int]]:
-        """For each output of the program the ops that lead to it, and give a tensor of floats: a part may end with any."""
-        every = set(self.nodes)
-        for out in next(iter(self.module.graph.find_nodes(op="output"))).all_input_nodes:
-            if out in every:
-                wanted = _needed(out, every)
-                found = [i for i, node in enumerate(self.nodes) if node in wanted]
-                yield [i for i in found if is_float(self.values.get(self.nodes[i].name))]
+    @property
+    def without_answer(self) -> str:
+        """Why nothing was found, where that is the reason."""
+        return "" if perf_counter() < self.end else "there was no time to look at all parts"
+
+    def smallest(self) -> Fault | None:
+        """The smallest part that is wrong, by the earliest end."""
+        for ends in self._ends():
+            if (found := self._within(0, ends)) is not None:
+                return self.fault(*found)
+        return None
+
+    def near_fault(self) -> Inquiry:
+        """A fault that few ops have, or rounding: of a program that is off by little more than is allowed."""
+        begin, size = perf_counter(), max(FEW_OPS, math.ceil(len(self.ops) / PARTS))
+        right, why = 0, ""
+        while True:
+            covered = self._covered(size)
+            if covered.fault is not None:
+                return Inquiry(covered.fault)
+            if not covered.answered:
+                why = covered.why
+                break
+            right = 0 if covered.why else right + covered.parts
+            late = perf_counter() - begin > COARSELY * (self.end - begin)
+            if size <= FEW_OPS or (right and late):
+                break
+            size = max(FEW_OPS, math.ceil(size / 2))
+        if not right:
+            return Inquiry(detail=why or covered.why)
+        found = self._few_of_all()  # a fault that needs what goes before it shows in no part
+        return Inquiry(found) if found is not None else Inquiry(rounding=right)
+
+    def _few_of_all(self) -> Fault | None:
+        """A fault of few ops, with all that goes before them."""
+        for ends in self._ends():
+            if (found := self._within(0, ends)) is not None and self._is_few(*found):
+                return self.fault(*found)
+        return None
+
+    def _is_few(self, first: int, last: int) -> bool:
+        return len(self.parts.needed([self.ops[last]], self.ops[first : last + 1])) <= FEW_OPS
+
+    def _covered(self, size: int) -> _Covered:
+        """What is found of all parts of so many ops, the program cut into them once here and once in between."""
+        count, why = 0, ""
+        between = range(size // 2, len(self.ops) - size // 2, size) if len(self.ops) > size else ()
+        for start in (*range(0, len(self.ops), size), *between):
+            inside = self.ops[start : start + size]
+            shown = self.parts.leaving(inside)
+            found = self._judged(self.parts.needed(shown, inside), shown) if shown else _Found()
+            if not found.answered:
+                told = (
+                    self.without_answer
+                    or f"the ops from {inside[0].name} to {inside[-1].name} cannot be judged by themselves"
+                )
+                return _Covered(count, None, told, answered=False)
+            if found.problem is not None:
+                chains = [self._chain(end, start) for end in shown if end in inside]
+                smallest = next((one for ends in chains if (one := self._within(start, ends)) is not None), None)
+                why = f"the ops from {inside[0].name} to {inside[-1].name} are wrong by themselves"
+                if smallest is not None and (found.beyond > ROUNDING_MOST or self._is_few(*smallest)):
+                    return _Covered(count, self.fault(*smallest), why)
+                if found.beyond > ROUNDING_MOST:
+                    return _Covered(count, None, why, answered=False)
+            count += 1
+        return _Covered(count, None, why)
+
+    def _ends(self) -> Iterator[list[int]]:
+        """For each output of the program, and for what it writes to others' memory, the ops that lead to it: a part may end with any."""
+        every = set(self.ops)
+        for out in dict.fromkeys([*(one for one in self.parts.outputs if one in every), *self.parts.writers()]):
+            yield self._chain(out, 0)
+
+    def _chain(self, end: Node, start: int) -> list[int]:
+        """The ops from `start` on that lead to one, and that say whether they are right."""
+        inside = self.ops[start : self.ops.index(end) + 1]
+        wanted = set(self.parts.needed([end], inside))
+        return [
+            start + place for place, node in enumerate(inside) if node in wanted and self.parts.shown(node) is not None
+        ]
+
+    def _within(self, start: int, ends: Sequence[int]) -> tuple[int, int] | None:
+        """The first and the last op of the smallest part that is wrong, of those that end at one of `ends`."""
+        last = _first(ends, partial(self.is_wrong, start))
+        if last is None:
+            return None
+        return _first(range(last, start - 1, -1), partial(self.is_wrong, last=last)) or start, last
 
     def is_wrong(self, first: int, last: int) -> bool:
         """Whether there is anything wrong with these ops."""
-        return self.problem(first, last) is not None
+        return self.found(first, last).problem is not None
 
-    def problem(self, first: int, last: int) -> str | None:
+    def found(self, first: int, last: int) -> _Found:
         """What is wrong with the ops from `first` to `last`, as far as the last needs them."""
-        if (first, last) not in self._known:
-            found = None
+        end, inside = self.ops[last], self.ops[first : last + 1]
+        shown = self.parts.shown(end)
+        return _Found() if shown is None else self._judged(self.parts.needed([end], inside), [shown])
+
+    def _judged(self, inside: Sequence[Node], shown: Sequence[Node]) -> _Found:
+        key = (*inside, *shown)
+        if key not in self._known:
+            found = _NO_TIME
             if perf_counter() < self.end:
                 try:
-                    found = self._judged(first, last)
+                    found = self._judge(inside, shown)
                 except NO_ANSWER as error:
                     self.where.check(error)
-            self._known[first, last] = found
-        return self._known[first, last]
+            self._known[key] = found
+        return self._known[key]
 
-    def _judged(self, first: int, last: int) -> str | None:
-        part = load_trace(self._trace(self._part(first, last)), self.loaded.device)
-        expectation = expect(part, where=self.where)
+    def _judge(self, inside: Sequence[Node], shown: Sequence[Node]) -> _Found:
+        part = load_trace(self.parts.trace(self.parts.part(inside, shown)), self.loaded.device)
+        expectation = expect(part, seconds=max(0.0, self.end - perf_counter()), where=self.where)
         torch._dynamo.reset()
         call = self.compiled(part.module)
-        found = (expectation.judge(part.run(call, seed), seed, "any", wider=WIDER).problem for seed in SEEDS)
-        return next((problem for problem in found if problem is not None), None)
+        for seed in SEEDS:
+            judged = expectation.judge(part.run(call, seed), seed, "any", wider=WIDER)
+            if judged.problem is not None:
+                return _Found(judged.problem, judged.beyond)
+        return _Found()
 
     def fault(self, first: int, last: int) -> Fault | None:
         """What is to be told of these ops."""
-        problem = self.problem(first, last)
-        if problem is None:
+        problem = self.found(first, last).problem
+        shown = self.parts.shown(self.ops[last])
+        if problem is None or shown is None:
             return None
-        part = self._part(first, last)
-        count = sum(node.op.startswith("call") for node in part.module.graph.nodes)
+        part = self.parts.part(self.parts.needed([self.ops[last]], self.ops[first : last + 1]), [shown])
+        text = script(part.module, part.values, self.loaded.trace.fields["modes"])
+        self.where.tidy()
         return Fault(
-            _called(self.nodes[last]), count, problem, script(part.module, part.values), self._trace(part).to_json()
+            _called(self.ops[last]), part.ops, problem, text, self.parts.trace(part).to_json(), reproduces(text)
         )
-
-    def _part(self, first: int, last: int) -> _Part:
-        end = self.nodes[last]
-        inside = set(self.nodes[first : last + 1])
-        wanted = _needed(end, inside)
-        graph, made, values = Graph(), dict[Node, Node](), list[Any]()
-        for node in self.module.graph.nodes:
-            if node in wanted:
-                made[node] = graph.node_copy(node, lambda arg: made[arg])
-            elif any(user in wanted for user in node.users) and node.op != "output":
-                if node.op == "get_attr" and not isinstance(self.values[node.name], Tensor):
-                    made[node] = graph.node_copy(node)
-                    continue
-                made[node] = graph.placeholder(node.name)
-                values.append(self._given(self.values[node.name]))
-        graph.output((made[end],))
-        return _Part(GraphModule(self.module, graph), values)
-
-    def _given(self, value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        fresh = value.detach().clone()
-        return fresh.requires_grad_(is_float(fresh) and bool(self.loaded.trace.fields["modes"]["grad"]))
-
-    def _trace(self, part: _Part) -> Any:
-        found: list[Any] = []
-
-        def look(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-            found.append(write_trace(gm, example_inputs, "a part that torch.compile gets wrong"))
-            return gm.forward
-
-        torch._dynamo.reset()
-        with self.loaded.modes():
-            torch.compile(part.module, backend=look, dynamic=False)(*part.values)
-        torch._dynamo.reset()
-        if len(found) != 1:
-            raise FuseplanError(f"the part becomes {len(found)} programs")
-        return found[0]
-
-
-def _needed(end: Node, inside: set[Node]) -> set[Node]:
-    """Those of `inside` on which the end hangs, itself among them."""
-    wanted, todo = {end}, [end]
-    while todo:
-        for node in todo.pop().all_input_nodes:
-            if node in inside and node not in wanted:
-                wanted.add(node)
-                todo.append(node)
-    return wanted
-
-
-def _values(loaded: Loaded, module: GraphModule) -> dict[str, Any]:
-    """What each node gives, under eager."""
-    found: dict[str, Any] = {}
-
-    class Keeping(Interpreter):
-        def run_node(self, n: Node) -> Any:
-            value = super().run_node(n)
-            found[n.name] = value.detach() if isinstance(value, Tensor) else value
-            return value
-
-    plain = GraphModule(module, copy.deepcopy(module.graph))
-    kept = loaded.tensors.snapshot()
-    with torch.random.fork_rng(loaded.tensors.cuda_devices()), loaded.modes(), torch.no_grad():
-        torch.manual_seed(0)
-        Keeping(plain).run(*loaded.inputs(0))
-    loaded.tensors.restore(kept)
-    return found
 
 
 def _called(node: Node) -> str:
     """What an op is called."""
     return str(node.target) if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
-
-
-# a script that shows the fault
-
-_SCRIPT = '''import torch
-
-torch.manual_seed(0)
-
-
-class Program(torch.nn.Module):
-    {code}
-
-
-inputs = [
-{inputs}]
-
-
-def run(call, inputs):
-    """The result, and the gradients of the inputs that have any."""
-    given = [x.detach().clone().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x for x in inputs]
-    (out,) = call(*given)
-    if out.requires_grad:
-        torch.manual_seed(1)
-        out.backward(torch.randn(out.shape, device=out.device).to(out.dtype))
-    grads = [x.grad for x in given if isinstance(x, torch.Tensor) and x.grad is not None]
-    return [out.detach(), *grads]
-
-
-def wide(x):
-    return x.detach().double().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) and x.is_floating_point() else x
-
-
-exact = run(Program(), [wide(x) for x in inputs])
-for name, call in [("eager", Program()), ("torch.compile", torch.compile(Program()))]:
-    off = [float((got.double() - right.double()).abs().max()) for got, right in zip(run(call, inputs), exact)]
-    print(name, "is off by at most", ", ".join(f"{{x:.3g}}" for x in off), "(the result, then gradients)")
-'''
-
-
-def script(module: GraphModule, values: Sequence[Any]) -> str:
-    """Python that runs these ops on numbers that are drawn, under eager and under torch.compile, beside double precision."""
-    lines = "".join(f"    {_input(value)},\n" for value in values)
-    code = module.code.strip().replace("\n", "\n    ")
-    return _SCRIPT.format(code=code, inputs=lines)
-
-
-def _input(value: Any) -> str:
-    if not isinstance(value, Tensor):
-        return repr(value)
-    shape, on = tuple(value.shape), f", device={str(value.device)!r}" if value.device.type != "cpu" else ""
-    if is_float(value):
-        deviation, mean = (float(found) for found in torch.std_mean(value.detach().double(), correction=0))
-        scaled = f"torch.randn({shape}{on}).mul({deviation:.4g}).add({mean:.4g})"
-        laid = f".as_strided({shape}, {value.stride()})" if value.is_contiguous() is False and _fits(value) else ""
-        grad = ".requires_grad_()" if value.requires_grad else ""
-        return f"{scaled}.to({value.dtype}){laid}{grad}"
-    if value.dtype is torch.bool:
-        return f"torch.rand({shape}{on}) < {float(value.double().mean()) if value.numel() else 0:.3g}"
-    low, high = (int(value.min()), int(value.max())) if value.numel() else (0, 0)
-    return f"torch.randint({low}, {high + 1}, {shape}{on}).to({value.dtype})"
-
-
-def _fits(value: Tensor) -> bool:
-    """Whether the elements fill their memory, so that others may be laid out alike."""
-    return sum((size - 1) * step for size, step in zip(value.shape, value.stride(), strict=True)) + 1 == value.numel()

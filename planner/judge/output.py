@@ -8,6 +8,10 @@ from math import inf
 
 WIDER = 2.0
 """How much further off than what moved runs of eager show torch.compile's default may be."""
+ROUNDING_MOST = 2.0
+"""How many times of that it may be off if each of its parts is right by itself, so that it is rounding everywhere: eight times the
+furthest run of eager on moved values, less than one digit. No right result is known that was off by as much as it is allowed, and what
+is beyond this is wrong whatever its parts are."""
 Wider = Mapping[str, float]
 """How many times further off than what such runs allow an output may be, by its name; one that is not named as what stands under
 `OTHERS`, or not at all."""
@@ -77,3 +81,26 @@ class Fault:
     """Python that shows it without fuseplan."""
     trace: str
     """The part as a trace."""
+    reproduced: bool = True
+    """Whether the script has shown it where it was found."""
+
+    @property
+    def told(self) -> str:
+        """Where it is, in a few words.
+
+        >>> Fault("cumsum", 5, "output 0 is off", "", "", reproduced=False).told
+        '5 ops that end in cumsum (not reproduced by its script)'
+        """
+        ops = f"{self.ops} op{'s' if self.ops != 1 else ''} that end{'s' if self.ops == 1 else ''} in {self.op}"
+        return ops if self.reproduced else f"{ops} (not reproduced by its script)"
+
+
+@dataclass(frozen=True)
+class Inquiry:
+    """What is wrong with torch.compile's own result: a fault, or rounding everywhere, or neither is known."""
+
+    fault: Fault | None = None
+    rounding: int = 0
+    """How many parts were judged each by itself, of which not one is wrong; 0 where that was not asked, or not found."""
+    detail: str = ""
+    """Why neither is known."""

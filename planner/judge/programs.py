@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any, Literal
 
 import torch
@@ -38,6 +39,8 @@ class JudgedRun:
     """Of every output of floats that could be compared, the worst first."""
     doubtful: bool = False
     """Whether all that is wrong may be shown to be right by more runs of eager."""
+    beyond: float = 0.0
+    """Of what is wrong, how many times of what is allowed floats are off by; infinite where anything else is wrong, too."""
 
 
 def sizes_of(drawn: Any) -> tuple[float, ...]:
@@ -87,7 +90,8 @@ def judge(
     aliases = _alias_problem(actual, leaves)
     certain = aliases is not None or any(one.problem is not None and not one.doubtful for one in found)
     problem = next((one.problem for one in found if one.problem is not None), aliases)
-    return JudgedRun(problem, tuple(evidence), not certain and any(one.doubtful for one in found))
+    beyond = max((one.beyond for one in found), default=0.0) if aliases is None else inf
+    return JudgedRun(problem, tuple(evidence), not certain and any(one.doubtful for one in found), beyond)
 
 
 def _alias_problem(actual: Mapping[str, Any], leaves: Mapping[str, Leaf]) -> str | None:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from fuseplan.errors import OptionError
 from fuseplan.graph import Graph
-from fuseplan.judge.output import Fault, JudgedOutput, Wider
+from fuseplan.judge.output import Inquiry, JudgedOutput, Wider
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.race import RaceResult, Rule
 from fuseplan.plan import SAVING, Rewrite
@@ -100,14 +100,20 @@ class VetPlan(Job):
     """After how long no more runs are begun that say how far results move by rounding alone."""
     wider: Wider = field(default_factory=dict)
     """How many times further off its outputs may be than what such runs allow."""
+    parts_right: int = 0
+    """In how many parts, each by itself, it was found right that had been off by too much: then that was rounding everywhere, and may
+    be as much more as that may."""
 
 
 @dataclass(frozen=True)
 class FindFault(Job):
-    """Look for the part of a program that torch.compile gets wrong, for about so many seconds."""
+    """Look for the part of a program that torch.compile gets wrong, for about so many seconds; or whether it is rounding, where it is
+    `near` enough to what is allowed.
+    """
 
     trace: str
     seconds: float
+    near: bool = False
 
 
 @dataclass(frozen=True)
@@ -200,6 +206,8 @@ class OutcomeRow:
     """How a plan was judged."""
     script: str = ""
     """Of torch.compile's default where it is wrong: Python that shows the fault by itself."""
+    near: bool = False
+    """Whether all that is wrong is floats that are off by little more than is allowed, so that it may be rounding everywhere."""
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:
@@ -238,7 +246,7 @@ class Outcome:
     """What `Calibrate` measured."""
     prepared: bool = False
     """Of a plan that was vetted: whether the racer has it ready."""
-    fault: Fault | None = None
+    inquiry: Inquiry | None = None
     """What `FindFault` found."""
 
     def __post_init__(self) -> None:

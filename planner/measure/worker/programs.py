@@ -17,9 +17,9 @@ from fuseplan.capture.dynamo.settled import settled
 from fuseplan.capture.trace.load import Loaded
 from fuseplan.executors import GAPS
 from fuseplan.explain import compiled_by
-from fuseplan.judge.culprit import find_fault
+from fuseplan.judge.culprit import inquire
 from fuseplan.judge.expect import CHANCES_SHARE, SEEDS, Expectation, Surroundings, expect
-from fuseplan.judge.output import told_wider
+from fuseplan.judge.output import ROUNDING_MOST, told_wider
 from fuseplan.judge.programs import JudgedRun, Layout
 from fuseplan.measure.clocks import clock_for
 from fuseplan.measure.entry import RaceEntry
@@ -124,12 +124,15 @@ class _Trial:
 
     def __init__(self, job: VetPlan, case: LoadedProgram, expectation: Expectation, place: Workplace) -> None:
         self.entry, self.wider, self.case, self.expectation, self.place = job.entry, job.wider, case, expectation, place
-        self.judging_s = job.judging_s
+        self.judging_s, self.parts_right, self.beyond = job.judging_s, job.parts_right, 0.0
         self.row, self.stage = OutcomeRow(job.entry.name, how=self._how()), COMPILE
 
     def _how(self) -> str:
         """How it is judged."""
-        return self.expectation.how + told_wider(self.wider)
+        how = self.expectation.how + told_wider(self.wider)
+        if not self.beyond:
+            return how
+        return f"{how}; {self.beyond:.3g} times of that is rounding everywhere, since not one of {self.parts_right} parts is wrong by itself"
 
     def fail(self, status: str, detail: str) -> None:
         self.row = replace(self.row, status=status, detail=detail)
@@ -146,6 +149,8 @@ class _Trial:
             judged = self.expectation.judge(
                 found, seed, _layout(self.entry), self.wider, same_numbers=_draws_as_eager(self.entry)
             )
+            is_rounding = bool(self.parts_right) and judged.beyond <= ROUNDING_MOST
+            self.beyond = max(self.beyond, judged.beyond) if is_rounding else self.beyond
             self._keep(judged)
             if number == 0:
                 self.stage = RUN
@@ -154,7 +159,8 @@ class _Trial:
                 stood_in = _stand_in(self.entry, compiled)
                 if stood_in is not None:
                     return self.fail(*stood_in)
-            if judged.problem is not None:
+            if judged.problem is not None and not is_rounding:
+                self.row = replace(self.row, near=judged.beyond <= ROUNDING_MOST)
                 return self.fail("wrong", line(f"{judged.problem} (call {number + 1})"))
             if stats().get(_FAILED, 0) > failed_before:
                 return self.fail(RUN, f"a region failed at call {number + 1}, and ATen stood in for it")
@@ -222,7 +228,8 @@ def fault(job: FindFault, place: Workplace) -> Outcome:
     place.at("torch.compile", "looking for the op that it gets wrong")
     where = Surroundings(place.clear, check_device, partial(roomy, place.device))
     try:
-        return Outcome(fault=find_fault(place.programs.case(job.trace).loaded, seconds=job.seconds, where=where))
+        loaded = place.programs.case(job.trace).loaded
+        return Outcome(inquiry=inquire(loaded, near=job.near, seconds=job.seconds, where=where))
     finally:
         torch._dynamo.reset()
 

@@ -18,6 +18,7 @@ from fuseplan.tuning_db import Environment, Miss
 
 SEARCHING = "max-autotune-no-cudagraphs"
 """Inductor's mode in which it looks for kernels by itself."""
+EAGER = RaceEntry("eager", Plan("eager"), default=True)
 
 
 def searches(entry: RaceEntry) -> bool:
@@ -35,7 +36,7 @@ def defaults(here: Environment, launch: str) -> list[RaceEntry]:
     """The plans that need no tuning; the first is the one that ties go to."""
     entries = [RaceEntry("inductor", Plan("inductor", launch=launch), default=True)]
     if launch == "plain":
-        entries.append(RaceEntry("eager", Plan("eager"), default=True))
+        entries.append(EAGER)
     for traits in known_executors():
         if traits.greedy_default and here.version(traits.name):
             name = f"{traits.name}-greedy"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from fuseplan.judge.output import OTHERS, WIDER, Wider, widened_by
+from fuseplan.judge.output import OTHERS, WIDER, Inquiry, Wider, widened_by
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import FindFault, Job, Outcome, OutcomeRow, VetPlan
 from fuseplan.tuning.effort import GREEDY_SHARE, JUDGING_SHARE, LATE, LEAST_LIMIT_S, PATIENCE_S
@@ -22,10 +22,21 @@ Rows = dict[str, OutcomeRow]
 """What came of each plan, by its name in the race."""
 
 
-def checked(services: Services, trace: str, entries: Sequence[RaceEntry], rows: Rows) -> list[RaceEntry]:
-    """Those of `entries` that are right, of plans that somebody has named: none is left out for want of time."""
+def inquired(services: Services, trace: str, row: OutcomeRow, seconds: float) -> Inquiry:
+    """Why torch.compile's default is wrong, as far as that is found in so many seconds."""
+    looking = FindFault(trace, seconds, row.near)
+    (outcome,) = services.carry_out("looking for the op that torch.compile gets wrong", [looking])
+    return outcome.inquiry or Inquiry(detail=outcome.detail)
+
+
+def checked(
+    services: Services, trace: str, entries: Sequence[RaceEntry], rows: Rows, parts_right: int = 0
+) -> list[RaceEntry]:
+    """Those of `entries` that are right, of plans that somebody has named: none is left out for want of time. Torch.compile's default may
+    have been found right in so many parts.
+    """
     limits = [None if _is_torchs(one) else PATIENCE_S * (GREEDY_SHARE if one.default else 1.0) for one in entries]
-    _check(services, trace, entries, limits, services.on_gpu, rows, PATIENCE_S * JUDGING_SHARE)
+    _check(services, trace, entries, limits, services.on_gpu, rows, PATIENCE_S * JUDGING_SHARE, parts_right)
     return _right(entries, rows)
 
 
@@ -40,6 +51,9 @@ class TimedChecks:
     """About what a step of the program takes."""
     rows: Rows = field(default_factory=dict)
     """What came of each."""
+    parts_right: int = field(default=0, init=False)
+    """In how many parts torch.compile was found right, each by itself, where it is off by more than is allowed: by rounding."""
+    _inquired: bool = field(default=False, init=False)
 
     def hear(self, rows: Rows) -> None:
         """Take in what came of plans in a race."""
@@ -58,7 +72,7 @@ class TimedChecks:
             first = [one for one in known if one.name not in again]
             beside = min(max(0, self.services.at_once - len(first)), self._room(len(known)))
             self._check([*first, *waiting[:beside]], len(known))
-            self._tell_of_fault()
+            self._inquire(known)
             self._check_again([one for one in known if one.name in again], again)
             waiting = self._in_time(waiting[beside:], len(known))
         while waiting and (room := self._room(racing := self._racing)):
@@ -83,17 +97,29 @@ class TimedChecks:
         if right:
             self._check(right, len(entries))
 
-    def _tell_of_fault(self) -> None:
-        """Where torch.compile itself computes something else, say at which op: whoever uses it without us wants to know."""
+    def _inquire(self, known: Sequence[RaceEntry]) -> None:
+        """Where torch.compile itself computes something else, find out why: a fault is told with its op, since whoever uses it without us
+        wants to know. What is rounding everywhere is right, and is checked once more as that.
+        """
         row = self.rows.get(TORCHS)
-        if row is None or row.status != "wrong" or not row.outputs or FAULT in row.detail:
+        if row is None or row.status != "wrong" or not row.outputs or self._inquired:
             return
-        looking = FindFault(self.trace, JUDGING_SHARE * self.budget.effort.wall_s)
-        (outcome,) = self.services.carry_out("looking for the op that torch.compile gets wrong", [looking])
-        if outcome.fault is None:
+        self._inquired = True
+        found = inquired(self.services, self.trace, row, JUDGING_SHARE * self.budget.effort.wall_s)
+        if found.rounding:
+            self.parts_right = found.rounding
+            told = f"not one of {found.rounding} parts of this program is wrong by itself: it is rounding"
+            self.services.note(f"torch.compile is off by more than is allowed, and {told}")
+            again = [entry for entry in known if _is_inductors(entry) and self.rows[entry.name].near]
+            self._check(again, len(known))
             return
-        told = f"{FAULT} {outcome.fault.ops} ops that end in {outcome.fault.op}"
-        self.rows[TORCHS] = replace(row, detail=f"{row.detail}; {told}", script=outcome.fault.script)
+        if found.fault is None:
+            self.rows[TORCHS] = replace(
+                row, detail=f"{row.detail}; no op was found that does it{found.detail and f': {found.detail}'}"
+            )
+            return
+        told = f"{FAULT} {found.fault.told}"
+        self.rows[TORCHS] = replace(row, detail=f"{row.detail}; {told}", script=found.fault.script)
         self.services.note(
             f"torch.compile gets this program wrong: {told}; fuseplan judge --script writes a script that shows it"
         )
@@ -104,7 +130,10 @@ class TimedChecks:
         most = budget.left_s - budget.starting_s(racing) - budget.fair_race_s(racing + more, self.step_us)
         limits = [_patience(entry, budget) if entry.default else _limit(entry, most) for entry in chosen]
         judging_s = budget.effort.wall_s * JUDGING_SHARE
-        budget.checked(_check(self.services, self.trace, chosen, limits, budget.prepares, self.rows, judging_s))
+        found = _check(
+            self.services, self.trace, chosen, limits, budget.prepares, self.rows, judging_s, self.parts_right
+        )
+        budget.checked(found)
 
     @property
     def _racing(self) -> int:
@@ -134,6 +163,7 @@ def _check(
     prepares: bool,
     rows: Rows,
     judging_s: float,
+    parts_right: int = 0,
 ) -> list[Outcome]:
     def heard(job: Job, outcome: Outcome) -> None:
         assert isinstance(job, VetPlan)
@@ -143,9 +173,12 @@ def _check(
             services.note(f"{job.entry.name} is out: {row.status}, {row.detail}")
 
     jobs = [
-        VetPlan(trace, one, prepares, early=_early(one), limit_s=limit, judging_s=judging_s, wider=_wider(one, rows))
+        VetPlan(
+            trace, one, prepares, early=_early(one), limit_s=limit, judging_s=judging_s, wider=_wider(one, rows),
+            parts_right=parts_right if _is_inductors(one) else 0,
+        )
         for one, limit in zip(entries, limits, strict=True)
-    ]
+    ]  # fmt: skip
     found = services.carry_out("compiling and checking plans", jobs, heard)
     again = [
         replace(job, wider=wider)
@@ -163,7 +196,7 @@ def _wider(entry: RaceEntry, rows: Rows) -> Wider:
     >>> _wider(RaceEntry("cut", Plan("aten")), {}), _wider(RaceEntry("inductor", Plan("inductor"), default=True), {}) == {OTHERS: WIDER}
     ({}, True)
     """
-    if entry.default and planned(entry).host == "inductor":
+    if _is_inductors(entry):
         return {OTHERS: WIDER}
     row = rows.get(TORCHS)
     return widened_by(row.outputs) if row is not None and row.status == "ok" else {}
@@ -197,6 +230,11 @@ def _of_another_launch(entry: RaceEntry, entries: Sequence[RaceEntry]) -> RaceEn
 def _is_torchs(entry: RaceEntry) -> bool:
     """Whether it is a default of torch's own, which is waited for whatever it takes."""
     return entry.default and planned(entry).host != "aten"
+
+
+def _is_inductors(entry: RaceEntry) -> bool:
+    """Whether it is what torch.compile makes of the program, under whichever launch."""
+    return entry.default and planned(entry).host == "inductor"
 
 
 def _early(entry: RaceEntry) -> bool:

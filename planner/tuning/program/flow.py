@@ -49,6 +49,8 @@ class Stages:
         late = [entry for entry in worth if searches(entry)]  # they would take the time to measure
         self.searches[-1].rounds.begin()
         fit = checks.checked([entry for entry in worth if entry not in late])
+        if not any(entry.default for entry in fit):
+            fit += checks.checked(self.searches[0].eager())
         here = self.services.environment
         reasons = {search.launch: why_not(search, fit, checks.rows, here) for search in self.searches}
         able = [search for search in self.searches if not reasons[search.launch]] or self.searches

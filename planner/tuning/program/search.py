@@ -10,7 +10,7 @@ from functools import cached_property
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import OutcomeRow
 from fuseplan.measure.race import RaceResult
-from fuseplan.tuning.program.baseline import defaults, rewrites_under, rewritten_entry, whole_candidates
+from fuseplan.tuning.program.baseline import EAGER, defaults, rewrites_under, rewritten_entry, whole_candidates
 from fuseplan.tuning.program.budget import Budget
 from fuseplan.tuning.program.combine import PlanStudy, Settings, distinct
 from fuseplan.tuning.program.entries import LaunchEntries
@@ -82,6 +82,12 @@ class LaunchSearch:
         if left:
             self.services.note(f"not tried, far behind on the same layers: {', '.join(entry.name for entry in left)}")
         return [entry for entry in self.named if entry not in left]
+
+    def eager(self) -> list[RaceEntry]:
+        """Eager as a default of a launch that has others, for where not one of those is right: it is, wherever the program runs at all."""
+        if any(entry.plan == EAGER.plan for entry in self.entries.own):
+            return []
+        return self.entries.enter([EAGER])
 
     def differing(self, proposed: Proposed) -> list[Candidate]:
         """The cuts that were proposed, those that a race could tell apart."""
