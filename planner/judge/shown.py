@@ -28,8 +28,6 @@ MOST_PLACES = 4000
 
 _SCRIPT = '''{imports}
 
-torch.manual_seed(0)
-
 
 class Program(torch.nn.Module):
     {code}
@@ -43,6 +41,7 @@ def placed(x, value, places):
 
 
 def inputs():
+    torch.manual_seed(0)
     return [
 {inputs}    ]
 
