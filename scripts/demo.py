@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fuseplan
+from fuseplan.noise import faster
 from fuseplan.tuning.program.result import Tuned
 
 BUDGETS_S = {True: 100.0, False: 70.0}
@@ -171,9 +172,8 @@ def said_of_attention(one: Tuned) -> str:
     became = f"Written-out attention became one call ({ways})" if ways else "Written-out attention stayed as it is"
     if one.speedup is None or one.noise is None or all(each.default for each in one.timed):
         return f"{became}: there was no time here to race anything but the defaults."
-    sure = one.speedup / (1 + one.noise)
-    if one.status == "tuned" and ways and sure >= WANTED:
-        return f"{became}: at least {WANTED} times as fast as the best default, beyond the noise."
+    if one.status == "tuned" and ways and faster(WANTED / one.speedup, 1.0, one.noise):  # in steps of the default
+        return f"{became}: more than {WANTED} times as fast as the best default, beyond the noise."
     return f"{became}: it was not {WANTED} times as fast as the best default beyond the noise here, but {one.speedup:.2f} times."
 
 
