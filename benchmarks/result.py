@@ -22,13 +22,13 @@ RESULTS = ROOT / "benchmarks" / "results"
 PACKAGES = ("torch", "triton", "numpy", "transformers", "timm", "nvfuser-cu130-torch210", "nvfuser-cu128-torch210")
 
 
-def write_result(name: str, arguments: Sequence[str], results: Any) -> Path:
-    """Write what benchmark `name` measured to benchmarks/results/, and return the file.
+def write_result(name: str, arguments: Sequence[str], results: Any, file: str = "") -> Path:
+    """Write what benchmark `name` measured to benchmarks/results/, under its own name or that of a `file`, and return the file.
 
     On a GPU machine the file is NAME.gpu.json: a figure of a CPU must not stand in the place of one of a GPU.
     """
     machine = environment()
-    path = result_file(name)
+    path = result_file(file or name)
     content = {
         "command": shlex.join(["scripts/bench", name, *arguments]),
         "when": datetime.now(timezone.utc).isoformat(timespec="seconds"),

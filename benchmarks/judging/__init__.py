@@ -68,7 +68,7 @@ def measure(arguments: list[str]) -> Rows | None:
     if file == "judging":
         return rows
     with alone():
-        write_result(file, arguments, rows())
+        write_result("judging", arguments, rows(), file)
     return None
 
 
