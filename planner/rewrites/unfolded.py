@@ -111,7 +111,7 @@ def _unfold(draft: Draft, call: Node, bodies: _Bodies) -> None:
         with _rules_at(call), draft.graph.inserting_before(copied):
             if _BODIES[call.target] is not call.target and torch.is_autocast_enabled(like.device.type):  # type: ignore[index]
                 raise _FoldedError("autocast does not reach into it, and would change its ops")
-            results = _inserted(draft, body, [draft.copies[node] for node in _leaves(call)], like, made)
+            results = _inserted(draft, body, _given(call, copied), like, made)
         for result, was in zip(results, read.values(), strict=True):
             _check_alike(example(result), was)
     except _FoldedError:
@@ -136,6 +136,19 @@ def _results_read(call: Node) -> dict[int | None, Any]:
 
 def _leaves(call: Node) -> list[Node]:
     return list(dict.fromkeys(call.all_input_nodes))
+
+
+def _given(call: Node, copied: Node) -> list[Node]:
+    """What the copy of a call reads in the draft for each of its leaves: other than copies where an earlier call was unfolded."""
+    read = dict(zip(_nodes_read(call), _nodes_read(copied), strict=True))
+    return [read[node] for node in _leaves(call)]
+
+
+def _nodes_read(call: Node) -> list[Node]:
+    """The nodes in the arguments of a call, in their order, as often as they stand there."""
+    found: list[Node] = []
+    map_arg((call.args, call.kwargs), found.append)
+    return found
 
 
 @dataclass

@@ -218,6 +218,17 @@ def test_the_fused_layer_of_an_encoder_is_found_and_gives_the_same(name: str, wa
 
 
 @pytest.mark.parametrize("fused", [True, False])
+def test_layers_that_read_one_another_are_all_found(fused: bool) -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 24, dropout=0.0, batch_first=True)
+    module = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False).train(not fused)
+    run, backend = compiled(module, "math")
+    with torch.set_grad_enabled(not fused):
+        assert_close(run(drawn()), module(drawn()))
+    assert backend.found == [WRITTEN if fused else CALLED] * 3
+
+
+@pytest.mark.parametrize("fused", [True, False])
 def test_rows_that_are_hidden_as_a_whole_stay_nan(fused: bool) -> None:
     hidden = torch.zeros(2, N, dtype=torch.bool)
     hidden[1] = True
