@@ -22,6 +22,8 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+import torch
+
 from benchmarks.result import ROOT, write_json
 
 GRACE_S = 8.0
@@ -98,9 +100,9 @@ def slots(count: int) -> list[Slot]:
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     each = max(1, len(cores) // count)
     seen = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
-    gpus = seen or [str(number) for number in range(count)]
+    gpus = seen or [str(number) for number in range(torch.cuda.device_count())]
     return [
-        Slot(i, gpus[i % len(gpus)] if count > 1 else None, tuple(cores[i * each : (i + 1) * each] or cores))
+        Slot(i, gpus[i % len(gpus)] if gpus and count > 1 else None, tuple(cores[i * each : (i + 1) * each] or cores))
         for i in range(count)
     ]
 

@@ -399,7 +399,7 @@ def vqgan_block(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 @spelling(channels)
 def ddpm_heads_of_channels(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    q, k, v = (each.unflatten(1, (3, -1)) for each in (q, k, v))
+    q, k, v = q.unflatten(1, (3, -1)), k.unflatten(1, (3, -1)), v.unflatten(1, (3, -1))
     sim = torch.einsum("b h d i, b h d j -> b h i j", q * q.size(2) ** -0.5, k)
     return torch.einsum("b h i j, b h d j -> b h i d", sim.softmax(dim=-1), v)
 

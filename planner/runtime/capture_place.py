@@ -21,8 +21,76 @@ LEARNING = 8
 later calls run plain."""
 _LAST: WeakKeyDictionary[CUDAGraphTreeManager, Any] = WeakKeyDictionary()
 """The stream on which graphs of these trees were sent last."""
-_PLACES: WeakKeyDictionary[CUDAGraphTreeManager, WeakValueDictionary[Any, CapturePlace]] = WeakKeyDictionary()
-"""The place of each function that these trees have captured."""
+_PLACES: WeakKeyDictionary[CUDAGraphTreeManager, WeakValueDictionary[Any, Copies]] = WeakKeyDictionary()
+"""What callers hold of each function that these trees have captured."""
+
+
+@dataclass
+class Copies:
+    """Which outputs of one captured function its caller gets in memory of their own: those that it holds across steps."""
+
+    large: tuple[int, ...] = ()
+    """Outputs that may be copied, once it is known that callers hold them."""
+    remarks: list[str] = field(default_factory=list)
+    gradients: bool = False
+    held: tuple[int, ...] = ()
+    """Those of `large` that a caller was seen to hold."""
+    added: set[int] = field(default_factory=set)
+    """Those of `held` that are gradients which add up: while the first is held, those after it are let go."""
+    learning: int = LEARNING
+    """In so many calls to come all of `large` are copied, to see which of them are held."""
+    last: dict[int, StorageWeakRef] = field(default_factory=dict)
+    """The copies that were given last; of those that add up, the first."""
+    watched: dict[int, StorageWeakRef] = field(default_factory=dict)
+    """The copies of the last call, which are looked at when the next one comes."""
+
+    def give(self, outputs: list[Any]) -> None:
+        """Replace what a caller may hold by copies, which no later call writes to."""
+        chosen = list(self.large) if self.learning else [i for i in self.held if not self._is_added(i)]
+        try:
+            copies = copies_of([outputs[i] for i in chosen])
+        except torch.OutOfMemoryError:  # then the next call runs plain, if they are held
+            chosen, copies, self.learning = [], [], 0
+        refs = {}
+        for i, copy in zip(chosen, copies, strict=True):
+            outputs[i] = copy
+            refs[i] = StorageWeakRef(copy.untyped_storage())
+        if self.learning:
+            self.watched = refs
+            self.learning -= 1
+        else:
+            self.last.update(refs)
+
+    def _is_added(self, output: int) -> bool:
+        return output in self.added and not self.last[output].expired()
+
+    def learn(self) -> None:
+        """See which of the copies that the last call gave are held now, as the next step comes."""
+        for output, ref in self.watched.items():
+            last = self.last.get(output)
+            is_older_held = last is not None and not last.expired()
+            if not ref.expired():
+                self.hold(output, adds_up=not is_older_held)
+                self.last[output] = ref
+            elif is_older_held and self.gradients:
+                self.added.add(output)
+        self.watched = {}
+
+    def hold(self, output: int, adds_up: bool = False) -> None:
+        """Know of an output that it is held: it is copied from now on."""
+        if not adds_up:
+            self.added.discard(output)
+        if output in self.large and output not in self.held:
+            if not self.gradients:
+                self.remarks.append(
+                    f"output {output} is copied out of its CUDA graph: a caller held it when the next call came"
+                )
+            elif not self.held:
+                self.remarks.append(
+                    "gradients are copied out of their CUDA graph: they were held when the next call came, as where"
+                    " zero_grad() comes after it"
+                )
+            self.held += (output,)
 
 
 @dataclass
@@ -31,18 +99,12 @@ class CapturePlace:
 
     device: int = 0
     remarks: list[str] = field(default_factory=list)
-    large: tuple[int, ...] = ()
-    """Outputs that may be copied once it is known that callers hold them."""
+    outputs: Copies = field(default_factory=Copies)
+    gradients: Copies = field(default_factory=Copies)
     manager: CUDAGraphTreeManager | None = None
     """The trees that have captured it."""
     kept: int = 0
     """Calls that ran plain for an output that was held."""
-    copied: tuple[int, ...] = ()
-    """Outputs of `large` that a caller was seen to hold: it gets copies of them."""
-    learning: int = LEARNING
-    """In so many calls to come all of `large` are copied, to see which of them are held."""
-    watched: list[tuple[int, StorageWeakRef]] = field(default_factory=list)
-    """What was copied in the last call for that, by its place among the outputs."""
 
     def is_elsewhere(self) -> bool:
         """Whether this call can be no part of the trees: another thread's, or captured by the caller itself."""
@@ -65,43 +127,32 @@ class CapturePlace:
             follow(self.manager, self.device)
         return outputs
 
-    def given(self, outputs: list[Any], small: Sequence[int]) -> list[Any]:
-        """What a caller gets: what it may hold in memory of its own, which no later call writes to."""
-        node = None if self.manager is None or not self.large else self.manager.current_node
+    def given(self, outputs: list[Any], copies: Copies, small: Sequence[int] = ()) -> list[Any]:
+        """What a caller gets: what it may hold in memory of its own."""
+        node = None if self.manager is None or not copies.large else self.manager.current_node
         if node is not None and self.manager is not None:
             places = _PLACES.get(self.manager)
             if places is None:  # at the first call alone: this is done at each
                 places = _PLACES[self.manager] = WeakValueDictionary()
-            places[node.wrapped_function.id] = self
-        for i in (*small, *(self.large if self.learning else self.copied)):
+            places[node.wrapped_function.id] = copies
+        for i in small:
             outputs[i] = copied(outputs[i])
-        if self.learning:
-            self.learning -= 1
-            self.watched = [(i, StorageWeakRef(outputs[i].untyped_storage())) for i in self.large]
+        copies.give(outputs)
         return outputs
 
     def learn(self) -> None:
-        """See which of the copies that the last call gave are held now, as the next one comes."""
-        for output, ref in self.watched:
-            if not ref.expired():
-                self._hold(output)
-        self.watched = []
-
-    def _hold(self, output: int) -> None:
-        if output not in self.copied:
-            self.copied = (*self.copied, output)
-            self.remarks.append(
-                f"output {output} is copied out of its CUDA graph: a caller held it when the next call came"
-            )
+        """See what the caller holds as the next step comes."""
+        self.outputs.learn()
+        self.gradients.learn()
 
     def keep(self, manager: CUDAGraphTreeManager) -> None:
         """Count a call that runs plain for an output that is held. Who holds large outputs gets copies of them from now on."""
         count("calls run plain to keep an earlier output")
         places = _PLACES.get(manager)
         for function, output in held_outputs(manager.current_node):
-            place = None if places is None else places.get(function)
-            if place is not None and output in place.large:
-                place._hold(output)
+            copies = None if places is None else places.get(function)
+            if copies is not None:
+                copies.hold(output)
         self.kept += 1
         if self.kept == OFTEN:
             self.remarks.append(
@@ -132,6 +183,21 @@ def copied(tensor: torch.Tensor) -> torch.Tensor:
         span = 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
         return tensor.as_strided((span,), (1,)).clone().as_strided(sizes, strides)
     return torch.empty_strided(sizes, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
+def copies_of(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The same in memory of their own, most of them by one kernel: a step of training has hundreds of gradients.
+
+    >>> [one.stride() for one in copies_of([torch.ones(2, 3).mT, torch.ones(4), torch.ones(1).expand(4)])]
+    [(1, 3), (1,), (0,)]
+    """
+    copies = [torch.empty_like(tensor) for tensor in tensors]
+    dense = [i for i, copy in enumerate(copies) if copy.stride() == tensors[i].stride()]
+    if dense:
+        torch._foreach_copy_([copies[i] for i in dense], [tensors[i] for i in dense])
+    for i in set(range(len(copies))).difference(dense):
+        copies[i] = copied(tensors[i])
+    return copies
 
 
 def follow(manager: CUDAGraphTreeManager, device: int) -> None:

@@ -31,7 +31,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from fuseplan.executors.flat import Boxed
 from fuseplan.log import logger
-from fuseplan.runtime.capture_place import CapturePlace
+from fuseplan.runtime.capture_place import CapturePlace, Copies
 from fuseplan.stats import count
 
 SMALL = 64 * 1024
@@ -54,7 +54,8 @@ class CaptureFacts:
     small: tuple[int, ...] = ()
     """Positions of small outputs."""
     large: tuple[int, ...] = ()
-    """Positions of the other outputs that a caller gets, in memory that is no input's and no other output's."""
+    """Positions of the other outputs that a caller gets, in memory that is no input's and no other output's; of a backward,
+    those of all gradients."""
     made: Mapping[str, int] = field(default_factory=dict)
     """What a forward makes for its backward: where it is among the outputs, by its name in both graphs."""
     taken: tuple[int, ...] | None = None
@@ -90,7 +91,7 @@ class CudaGraphLaunch:
         }
         device = _device_index(gm)
         if role == "backward":
-            return CaptureFacts(role, None, device, told, taken=self.made.taken_by(gm))
+            return CaptureFacts(role, None, device, told, large=_gradients(gm), taken=self.made.taken_by(gm))
         small, large = _own_outputs(gm)
         return CaptureFacts(role, None, device, told, small, large, _made_by(gm))
 
@@ -109,9 +110,10 @@ class CudaGraphLaunch:
         capture: Callable[[Boxed], Any] = partial(cudagraphify, device_index=device, **facts.told)
         if facts.role == "backward":
             follows = self.made.follows(facts.taken)
+            self.place.gradients = Copies(facts.large, self.remarks, gradients=True)
             return lambda plain: _guard_backward(capture(plain), plain, self.place, follows)
         self.made = made = _Made(facts.made)
-        self.place = place = CapturePlace(device, self.remarks, facts.large)
+        self.place = place = CapturePlace(device, self.remarks, Copies(facts.large, self.remarks))
         return lambda plain: _guard_forward(capture(plain), plain, place, facts.small, made)
 
     def _plain_backward(self, plain: Boxed) -> Boxed:
@@ -219,7 +221,7 @@ def _guard_forward(captured: Boxed, plain: Boxed, place: CapturePlace, small: Se
             return plain(args)
         outputs = list(place.captured(captured, args))
         made.note(outputs, place.device)
-        return place.given(outputs, small)
+        return place.given(outputs, place.outputs, small)
 
     return _boxed(call)
 
@@ -239,6 +241,13 @@ def _own_outputs(gm: GraphModule) -> tuple[tuple[int, ...], tuple[int, ...]]:
     }
     small = tuple(i for i, value in own.items() if _is_small(value))
     return small, tuple(i for i in own if i not in small and users[_storage(nodes[i])] == 1)
+
+
+def _gradients(gm: GraphModule) -> tuple[int, ...]:
+    """Positions of what a backward graph gives in memory that is no input's."""
+    nodes: Any = gm.graph.output_node().args[0]
+    given = {None, *map(_storage, gm.graph.find_nodes(op="placeholder"))}
+    return tuple(i for i, node in enumerate(nodes) if _storage(node) not in given)
 
 
 def _returned(outputs: Sequence[Any]) -> int:
@@ -272,7 +281,7 @@ def _guard_backward(
             count("backward calls run plain")
             manager.set_to_running_backward()
             return plain(args)
-        return place.captured(captured, args)
+        return place.given(list(place.captured(captured, args)), place.gradients)
 
     return _boxed(call)
 

@@ -21,10 +21,10 @@ from fuseplan.stats import stats
 class Captured:
     """A graph that was captured, in the place that the tree has come to."""
 
-    def __init__(self, trees: Trees) -> None:
+    def __init__(self, trees: Trees, function: str = "") -> None:
         self.trees = trees
         self.parent: Captured | None = None
-        self.wrapped_function = SimpleNamespace(id=0)
+        self.wrapped_function = SimpleNamespace(id=function)
         self.outputs_weakrefs: list[StorageWeakRef] = []
 
     def path_live_weakrefs(self) -> Sequence[Any]:
@@ -41,6 +41,8 @@ class Trees:
         self.alive = False
         self.refuses = False
         """Has reasons of its own not to capture."""
+        self.trains = True
+        """A forward waits for its backward."""
         self.reuses = False
         """A new step begins over what an earlier one has made, if nobody holds that."""
 
@@ -73,6 +75,7 @@ class Training:
         monkeypatch.setattr(cudagraph, "SMALL", 0)  # of what is copied nobody holds the original
         self.launch = cudagraph.CudaGraphLaunch([])
         self.saved: list[str] = []
+        self.weight = next(module.parameters()) if isinstance(module, nn.Module) else torch.empty(0)
         self.call = torch.compile(module, backend=aot_autograd(fw_compiler=self.forward, bw_compiler=self.backward))
 
     def forward(self, gm: GraphModule, _: Sequence[Any]) -> Any:
@@ -91,12 +94,13 @@ class Training:
                 self.log[-1] = "forward, not captured by the trees"
                 return outputs
             self.log[-1] = "backward captured" if is_backward else "forward captured"
-            self.trees.pending = not is_backward and not self.trees.reuses
+            self.trees.pending = not is_backward and self.trees.trains
             self.trees.made += () if is_backward else outputs
-            self.trees.current_node = Captured(self.trees)  # each puts what it makes where no other does
+            self.trees.current_node = Captured(self.trees, self.log[-1])  # each puts what it makes where no other does
             if self.trees.reuses:
                 self.trees.made.clear()
-                self.trees.current_node.outputs_weakrefs = [StorageWeakRef(one.untyped_storage()) for one in outputs]
+                storages = [one.untyped_storage() for one in outputs if isinstance(one, Tensor)]
+                self.trees.current_node.outputs_weakrefs = [StorageWeakRef(one) for one in storages]
             return outputs
 
         return boxed(captured)
@@ -262,14 +266,14 @@ def large_and_larger(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def test_what_is_held_from_the_first_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     training = Training(large_and_larger, monkeypatch)
-    training.trees.reuses = True
+    training.trees.reuses, training.trees.trains = True, False
     inputs = [torch.randn(4, 4) for _ in range(capture_place.LEARNING + 5)]
     with torch.no_grad():
         held = [training.call(x)[0] for x in inputs]
     assert training.log == ["forward captured"] * len(inputs)
     for x, y in zip(inputs, held, strict=True):
         assert torch.equal(y, x @ x.mT)
-    assert training.launch.place.copied == (0,)  # nobody held the other
+    assert training.launch.place.outputs.held == (0,)  # nobody held the other
     (remark,) = training.launch.remarks
     assert "output 0 is copied" in remark
 
@@ -277,19 +281,91 @@ def test_what_is_held_from_the_first_is_copied(monkeypatch: pytest.MonkeyPatch) 
 def test_what_is_held_later_runs_plain_once_and_is_copied_then(monkeypatch: pytest.MonkeyPatch) -> None:
     """A loop that overwrites the last output once it has the next holds one at each call."""
     training = Training(large_and_larger, monkeypatch)
-    training.trees.reuses = True
+    training.trees.reuses, training.trees.trains = True, False
     x = torch.randn(4, 4)
     with torch.no_grad():
         for _ in range(capture_place.LEARNING + 2):
             training.call(x)
-        assert training.launch.place.copied == ()
+        assert training.launch.place.outputs.held == ()
         training.log.clear()
         held = training.call(x)[1]
         for _ in range(4):
             held = training.call(x)[1]
     assert training.log == ["forward captured", "forward plain", *["forward captured"] * 3]
-    assert training.launch.place.copied == (1,)
+    assert training.launch.place.outputs.held == (1,)
     assert torch.equal(held, x + 1)
+
+
+def add_up(training: Training, zero: str, steps: int) -> Tensor:
+    """Gradients of so many steps, with zero_grad() where it says; returns what eager would have at their end."""
+    for number in range(steps):
+        if zero == "first" or (zero == "every third" and number % 3 == 0):
+            training.weight.grad = None
+        x = torch.full((4, 8), float(number))
+        loss = (training.call(x) * x).sum()
+        if zero == "behind the forward":
+            training.weight.grad = None
+        loss.backward()
+        if zero == "to zero" and training.weight.grad is not None:
+            training.weight.grad.zero_()
+    last = {"never": range(steps), "to zero": (), "every third": range((steps - 1) // 3 * 3, steps)}
+    return sum((torch.full((8, 8), 4.0 * n * n) for n in last.get(zero, (steps - 1,))), torch.zeros(8, 8))
+
+
+@pytest.mark.parametrize("zero", ["first", "behind the forward", "every third", "never", "to zero"])
+def test_gradients_are_copied_where_they_are_held_across_steps(monkeypatch: pytest.MonkeyPatch, zero: str) -> None:
+    """All steps are captured, wherever a loop has its zero_grad(); what is added to a gradient that is held is not copied."""
+    training = Training(nn.Linear(8, 8, bias=False), monkeypatch)
+    training.trees.reuses = True
+    copies: list[int] = []
+    copies_of = capture_place.copies_of
+
+    def counted(tensors: Sequence[Tensor]) -> list[Tensor]:
+        copies.append(len(tensors))
+        return copies_of(tensors)
+
+    add_up(training, zero, capture_place.LEARNING)
+    training.log.clear()
+    monkeypatch.setattr(capture_place, "copies_of", counted)
+    expected = add_up(training, zero, 9)
+    assert training.log == CAPTURED * 9
+    assert training.weight.grad is not None
+    if zero not in {"never", "to zero"}:
+        assert torch.equal(training.weight.grad, expected)
+    of_gradients = copies[1::2]
+    assert of_gradients == {"behind the forward": [1] * 9, "every third": [1, 0, 0] * 3}.get(zero, [0] * 9)
+    held = training.launch.place.gradients.held
+    assert held == (() if zero == "first" else (0,))
+    assert len(training.launch.remarks) == len(held)
+
+
+def test_gradients_that_are_kept_one_by_one_are_all_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing adds up what torch.autograd.grad() gives."""
+    training = Training(nn.Linear(8, 8, bias=False), monkeypatch)
+    training.trees.reuses = True
+    inputs = [torch.full((4, 8), float(n)) for n in range(capture_place.LEARNING + 6)]
+    kept = [torch.autograd.grad((training.call(x) * x).sum(), training.weight)[0] for x in inputs]
+    for x, gradient in zip(inputs, kept, strict=True):
+        assert torch.equal(gradient, x.mT @ x)
+    assert training.log == CAPTURED * len(inputs)
+
+
+def test_where_there_is_no_memory_for_copies_the_next_call_runs_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(tensors: Sequence[Tensor]) -> list[Tensor]:
+        if tensors:
+            raise torch.OutOfMemoryError
+        return []
+
+    training = Training(nn.Linear(8, 8, bias=False), monkeypatch)
+    training.trees.reuses = True
+    monkeypatch.setattr(capture_place, "copies_of", full)
+    add_up(training, "first", 1)
+    held = training.weight.grad
+    expected = add_up(training, "first", 3)
+    assert held is not None
+    assert torch.equal(held, torch.zeros(8, 8))
+    assert training.weight.grad is not None
+    assert torch.equal(training.weight.grad, expected)
 
 
 def test_outputs_that_share_memory_are_not_copied_apart(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,10 @@ from fresh import fresh_compiler
 __all__ = ["fresh_compiler"]
 
 
+HERE = Path(__file__).parent
+ATTENTION = frozenset({"test_attention", "test_attention_ways", "test_written_attention"})
+
+
 def _spread() -> None:
     """Where there are several GPUs, each of the processes that test takes another one as its first."""
     number = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
@@ -28,15 +32,18 @@ _spread()  # before anything has touched a GPU
 
 
 @pytest.fixture(autouse=True)
-def same_convolutions() -> Iterator[None]:
-    """Two runs of eager itself differ where cuDNN may choose, and a few steps of training blow the difference up."""
+def same_convolutions(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Two runs of eager itself differ where cuDNN may choose, and a few steps of training blow the difference up.
+
+    Who asks cuDNN for that gets none of its attention: tests of attention don't.
+    """
+    if request.node.path.stem in ATTENTION:
+        yield
+        return
     cudnn = torch.backends.cudnn
     # flags() and no assignment, which torch.testing's internals forbid once they are imported
     with cudnn.flags(cudnn.enabled, cudnn.benchmark, deterministic=True, allow_tf32=cudnn.allow_tf32):
         yield
-
-
-HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -116,6 +116,8 @@ def test_a_loop_that_holds_the_last_outputs_is_captured(launch: Callable[..., An
     held = before = None
     for step in range(8):
         x = torch.randn(LARGE, 64, device="cuda")
+        for module in (net, twin):
+            module.zero_grad()
         given = compiled(x)
         if held is not None:
             close(held[0], held[1])  # what is held of the step before is what it was
@@ -192,6 +194,35 @@ def test_training(launch: Callable[..., Any], set_to_none: bool, accumulate: int
             optimizer.zero_grad(set_to_none=set_to_none)
         losses.append(torch.stack(seen))
     close(losses[0], losses[1])
+    for mine, theirs in zip(net.parameters(), twin.parameters(), strict=True):
+        close(mine, theirs)
+
+
+@pytest.mark.parametrize("zero", ["first", "behind the forward", "every third", "to zero", "never"])
+def test_training_is_captured_wherever_gradients_are_zeroed(launch: Callable[..., Any], zero: str) -> None:
+    """Once it is known what the caller holds when the next step comes."""
+    net = model()
+    twin = copy.deepcopy(net)
+    compiled = launch(net)
+    optimizers = [torch.optim.SGD(module.parameters(), lr=0.01) for module in (net, twin)]
+    before: dict[str, int] = {}
+    for step in range(LEARNING + 9):
+        if step == LEARNING + 2:
+            before = fuseplan.stats()
+        x = torch.randn(LARGE, 64, device="cuda")
+        for call, optimizer in zip((compiled, twin), optimizers, strict=True):
+            if zero == "first" or (zero == "every third" and step % 3 == 0):
+                optimizer.zero_grad()
+            loss = call(x).square().mean()
+            if zero == "behind the forward":
+                optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if zero == "to zero":
+                optimizer.zero_grad(set_to_none=False)
+    plain = {event: n for event, n in fuseplan.stats().items() if "run plain" in event and n > before.get(event, 0)}
+    assert plain == {}
+    assert_same_gradients(net, twin)
     for mine, theirs in zip(net.parameters(), twin.parameters(), strict=True):
         close(mine, theirs)
 
