@@ -25,7 +25,7 @@ _PLACES: WeakKeyDictionary[CUDAGraphTreeManager, WeakValueDictionary[Any, Copies
 """What callers hold of each function that these trees have captured."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Copies:
     """Which outputs of one captured function its caller gets in memory of their own: those that it holds across steps."""
 
@@ -33,6 +33,8 @@ class Copies:
     """Outputs that may be copied, once it is known that callers hold them."""
     remarks: list[str] = field(default_factory=list)
     gradients: bool = False
+    trains: bool = False
+    """It is part of a step with a backward."""
     held: tuple[int, ...] = ()
     """Those of `large` that a caller was seen to hold."""
     added: set[int] = field(default_factory=set)
@@ -43,9 +45,20 @@ class Copies:
     """The copies that were given last; of those that add up, the first."""
     watched: dict[int, StorageWeakRef] = field(default_factory=dict)
     """The copies of the last call, which are looked at when the next one comes."""
+    originals: list[Any] = field(default_factory=list)
+    """What the last call has made, as long as its step lasts."""
+    lasts: Any = None
+    """The reference to something of that step that nobody else has: once it is gone, the step is over."""
 
-    def give(self, outputs: list[Any]) -> None:
-        """Replace what a caller may hold by copies, which no later call writes to."""
+    def give(self, outputs: list[Any], lasts: Any = None) -> None:
+        """Replace what a caller may hold by copies, which no later call writes to.
+
+        A graph that is captured while something is let go writes over it at each call. A caller that is given a copy now,
+        and the original once it is known that it holds none across steps, may hold that within its step all the same: so
+        no graph sees an original go before the step is over.
+        """
+        if self.trains and (self.learning or not self.gradients):
+            self.originals, self.lasts = [outputs[i] for i in self.large], lasts
         chosen = list(self.large) if self.learning else [i for i in self.held if not self._is_added(i)]
         try:
             copies = copies_of([outputs[i] for i in chosen])
@@ -60,6 +73,11 @@ class Copies:
             self.learning -= 1
         else:
             self.last.update(refs)
+
+    def let_go(self, begins: bool) -> None:
+        """Let go of what was made in a step that is over: another one begins, or no backward will come."""
+        if self.originals and (begins or (self.lasts is not None and self.lasts.expired())):
+            self.originals, self.lasts = [], None
 
     def _is_added(self, output: int) -> bool:
         return output in self.added and not self.last[output].expired()
@@ -127,8 +145,10 @@ class CapturePlace:
             follow(self.manager, self.device)
         return outputs
 
-    def given(self, outputs: list[Any], copies: Copies, small: Sequence[int] = ()) -> list[Any]:
-        """What a caller gets: what it may hold in memory of its own."""
+    def given(
+        self, outputs: list[Any], copies: Copies, small: Sequence[int] = (), saved: int | None = None
+    ) -> list[Any]:
+        """What a caller gets: what it may hold in memory of its own. What is `saved` for the backward nobody else has."""
         node = None if self.manager is None or not copies.large else self.manager.current_node
         if node is not None and self.manager is not None:
             places = _PLACES.get(self.manager)
@@ -137,13 +157,18 @@ class CapturePlace:
             places[node.wrapped_function.id] = copies
         for i in small:
             outputs[i] = copied(outputs[i])
-        copies.give(outputs)
+        refs = () if node is None or saved is None else node.outputs_weakrefs
+        copies.give(outputs, refs[saved] if saved is not None and saved < len(refs) else None)
         return outputs
 
-    def learn(self) -> None:
-        """See what the caller holds as the next step comes."""
+    def learn(self, manager: CUDAGraphTreeManager | None) -> None:
+        """See what the caller holds as the next call comes, and let go of what was made in steps that are over."""
         self.outputs.learn()
         self.gradients.learn()
+        if manager is not None:
+            begins = manager.can_start_new_generation()
+            for copies in _PLACES.get(manager, {}).values():
+                copies.let_go(begins)
 
     def keep(self, manager: CUDAGraphTreeManager) -> None:
         """Count a call that runs plain for an output that is held. Who holds large outputs gets copies of them from now on."""
@@ -212,6 +237,11 @@ def follow(manager: CUDAGraphTreeManager, device: int) -> None:
 
 def _raw_stream(device: int) -> int:
     return int(torch._C._cuda_getCurrentRawStream(device))
+
+
+def keeps_graph() -> bool:
+    """Whether a backward is under way that leaves all that was saved for it, as with `retain_graph=True`."""
+    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
 
 
 def is_capturing() -> bool:

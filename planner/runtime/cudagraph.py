@@ -31,7 +31,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from fuseplan.executors.flat import Boxed
 from fuseplan.log import logger
-from fuseplan.runtime.capture_place import CapturePlace, Copies
+from fuseplan.runtime.capture_place import CapturePlace, Copies, keeps_graph
 from fuseplan.stats import count
 
 SMALL = 64 * 1024
@@ -58,6 +58,8 @@ class CaptureFacts:
     those of all gradients."""
     made: Mapping[str, int] = field(default_factory=dict)
     """What a forward makes for its backward: where it is among the outputs, by its name in both graphs."""
+    saved: int | None = None
+    """Where something of that is which nobody else gets."""
     taken: tuple[int, ...] | None = None
     """Where a backward has that among its arguments; None where it has not all of it, or has an order of its own."""
 
@@ -93,7 +95,12 @@ class CudaGraphLaunch:
         if role == "backward":
             return CaptureFacts(role, None, device, told, large=_gradients(gm), taken=self.made.taken_by(gm))
         small, large = _own_outputs(gm)
-        return CaptureFacts(role, None, device, told, small, large, _made_by(gm))
+        made = _made_by(gm)
+        saved = _saved_alone(gm, made)
+        if saved is None:  # whether a step is over can't be seen: who gets what is saved, too, gets a copy
+            large, both = _split(gm, large, made)
+            small += both
+        return CaptureFacts(role, None, device, told, small, large, made, saved)
 
     def wrapping(self, facts: CaptureFacts) -> Callable[[Boxed], Boxed]:
         """What wraps the callable of the graph that the facts are of."""
@@ -110,11 +117,12 @@ class CudaGraphLaunch:
         capture: Callable[[Boxed], Any] = partial(cudagraphify, device_index=device, **facts.told)
         if facts.role == "backward":
             follows = self.made.follows(facts.taken)
-            self.place.gradients = Copies(facts.large, self.remarks, gradients=True)
+            self.place.gradients = Copies(facts.large, self.remarks, gradients=True, trains=True)
             return lambda plain: _guard_backward(capture(plain), plain, self.place, follows)
         self.made = made = _Made(facts.made)
-        self.place = place = CapturePlace(device, self.remarks, Copies(facts.large, self.remarks))
-        return lambda plain: _guard_forward(capture(plain), plain, place, facts.small, made)
+        outputs = Copies(facts.large, self.remarks, trains=facts.role == "forward")
+        self.place = place = CapturePlace(device, self.remarks, outputs)
+        return lambda plain: _guard_forward(capture(plain), plain, place, facts, made)
 
     def _plain_backward(self, plain: Boxed) -> Boxed:
         """The backward of a captured forward ends its step, whether captured itself or not."""
@@ -206,13 +214,13 @@ def _as_it_is(plain: Boxed) -> Boxed:
     return plain
 
 
-def _guard_forward(captured: Boxed, plain: Boxed, place: CapturePlace, small: Sequence[int], made: _Made) -> Boxed:
+def _guard_forward(captured: Boxed, plain: Boxed, place: CapturePlace, facts: CaptureFacts, made: _Made) -> Boxed:
     def call(args: list[Any]) -> Sequence[Any]:
         if place.is_elsewhere():
             count("calls run plain in another thread, or while their caller captures")
             return plain(args)
-        place.learn()
         manager = get_manager(place.device, create_if_none_exists=False)
+        place.learn(manager)
         if manager is not None and _would_overwrite(manager):
             place.keep(manager)
             return plain(args)
@@ -221,7 +229,7 @@ def _guard_forward(captured: Boxed, plain: Boxed, place: CapturePlace, small: Se
             return plain(args)
         outputs = list(place.captured(captured, args))
         made.note(outputs, place.device)
-        return place.given(outputs, place.outputs, small)
+        return place.given(outputs, place.outputs, facts.small, facts.saved)
 
     return _boxed(call)
 
@@ -241,6 +249,21 @@ def _own_outputs(gm: GraphModule) -> tuple[tuple[int, ...], tuple[int, ...]]:
     }
     small = tuple(i for i, value in own.items() if _is_small(value))
     return small, tuple(i for i in own if i not in small and users[_storage(nodes[i])] == 1)
+
+
+def _saved_alone(gm: GraphModule, made: Mapping[str, int]) -> int | None:
+    """Where something is that a forward makes for its backward and gives to nobody else."""
+    nodes: Any = gm.graph.output_node().args[0]
+    given = {_storage(node) for node in nodes[: _returned(nodes)]}
+    return next((i for i in made.values() if _storage(nodes[i]) not in given), None)
+
+
+def _split(gm: GraphModule, outputs: Sequence[int], made: Mapping[str, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Those of the outputs that are not made for the backward as well, and those that are."""
+    nodes: Any = gm.graph.output_node().args[0]
+    saved = {_storage(nodes[i]) for i in made.values()}
+    both = tuple(i for i in outputs if _storage(nodes[i]) in saved)
+    return tuple(i for i in outputs if i not in both), both
 
 
 def _gradients(gm: GraphModule) -> tuple[int, ...]:
@@ -270,14 +293,17 @@ def _is_small(value: torch.Tensor) -> bool:
 def _guard_backward(
     captured: Boxed, plain: Boxed, place: CapturePlace, follows_capture: Callable[[list[Any]], bool]
 ) -> Boxed:
-    """A backward belongs to the step of its forward: it begins none, in which all of that step would be lost."""
+    """A backward belongs to the step of its forward: it begins none, in which all of that step would be lost.
+
+    One that leaves what was saved runs plain: captured, it would write over that, or let it be written over.
+    """
 
     def call(args: list[Any]) -> Sequence[Any]:
         if place.is_elsewhere():
             count("backward calls run plain")
             return plain(args)
         manager = get_manager(place.device, create_if_none_exists=False)
-        if manager is not None and (_would_overwrite(manager) or not follows_capture(args)):
+        if manager is not None and (keeps_graph() or _would_overwrite(manager) or not follows_capture(args)):
             count("backward calls run plain")
             manager.set_to_running_backward()
             return plain(args)

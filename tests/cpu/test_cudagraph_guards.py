@@ -170,13 +170,13 @@ def test_two_forwards_of_which_one_is_captured(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_second_backward_begins_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would begin one over what its own forward has made."""
+    """It would begin one over what its own forward has made; and the first leaves that where it is."""
     training = Training(nn.Sequential(nn.Linear(8, 16), nn.GELU()), monkeypatch)
     out = training.call(torch.randn(4, 8)).sum()
     out.backward(retain_graph=True)
     training.trees.alive = True
     out.backward()
-    assert training.log == [*CAPTURED, "backward plain"]
+    assert training.log == ["forward captured", "backward plain", "backward plain"]
 
 
 def test_a_forward_that_the_trees_do_not_capture(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,6 +337,62 @@ def test_gradients_are_copied_where_they_are_held_across_steps(monkeypatch: pyte
     held = training.launch.place.gradients.held
     assert held == (() if zero == "first" else (0,))
     assert len(training.launch.remarks) == len(held)
+
+
+def test_what_is_given_lives_until_the_next_step_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the backward would be captured while it is let go, and write over what a later caller holds."""
+    training = Training(nn.Sequential(nn.Linear(8, 8), nn.GELU()), monkeypatch)
+    seen = []
+
+    def looking(plain: Any, *, is_backward: bool, **told: Any) -> Any:
+        captured = training.cudagraphify(plain, is_backward=is_backward, **told)
+
+        def call(args: list[Any]) -> Any:
+            seen.append(len(training.launch.place.outputs.originals))
+            return captured(args)
+
+        return boxed(call)
+
+    monkeypatch.setattr(cudagraph, "cudagraphify", looking)
+    for _ in range(capture_place.LEARNING + 2):
+        training.step(torch.randn(4, 8))
+    assert training.log == CAPTURED * (capture_place.LEARNING + 2)
+    assert seen == [0, 1] * (capture_place.LEARNING + 2)  # in each forward, and in each backward
+
+
+class Saved:
+    """The reference to something that was saved for the backward."""
+
+    gone = False
+
+    def expired(self) -> bool:
+        return self.gone
+
+
+def test_a_step_is_over_once_no_backward_can_come() -> None:
+    copies, saved = capture_place.Copies((0,), trains=True), Saved()
+    copies.give([torch.ones(2)], saved)
+    copies.let_go(begins=False)
+    assert len(copies.originals) == 1
+    saved.gone = True
+    copies.let_go(begins=False)
+    assert copies.originals == []
+
+
+@pytest.mark.parametrize(("inner", "small"), [(lambda x: x.exp() * 2, ()), (torch.exp, (0,))])
+def test_what_alone_is_saved_is_copied_for_its_caller(
+    monkeypatch: pytest.MonkeyPatch, inner: Callable[[Tensor], Tensor], small: tuple[int, ...]
+) -> None:
+    """Nothing says then when the step is over."""
+    training = Training(inner, monkeypatch)
+    facts: list[Any] = []
+    wrapping = training.launch.wrapping
+    monkeypatch.setattr(training.launch, "wrapping", lambda found: (facts.append(found), wrapping(found))[1])
+    training.call(torch.randn(4, 8, requires_grad=True)).sum().backward()
+    forward = facts[0]
+    assert forward.small == small
+    assert forward.large == (() if small else (0,))
+    assert (forward.saved is None) == bool(small)
 
 
 def test_gradients_that_are_kept_one_by_one_are_all_copied(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -227,6 +227,66 @@ def test_training_is_captured_wherever_gradients_are_zeroed(launch: Callable[...
         close(mine, theirs)
 
 
+HOLDS: dict[str, Callable[[int], bool]] = {
+    "never": lambda step: False,
+    "always": lambda step: True,
+    "in the end": lambda step: step > LEARNING,
+    "at times": lambda step: step % 3 == 0,
+    "at first": lambda step: step < 3,
+}
+
+
+@pytest.mark.parametrize("holds", HOLDS)
+def test_an_output_that_is_saved_too_may_be_held_in_the_backward(launch: Callable[..., Any], holds: str) -> None:
+    """As `logits` are, by whoever looks at them behind loss.backward(); and for all later steps, if that is what a caller wants."""
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = model()
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            given = self.net(x).sigmoid()
+            return given.square().mean(), given
+
+    net = Two()
+    twin = copy.deepcopy(net)
+    compiled = launch(net)
+    kept = []
+    for step in range(LEARNING + 6):
+        x = torch.randn(LARGE, 64, device="cuda")
+        for module in (net, twin):
+            module.zero_grad()
+        expected = twin(x)
+        expected[0].backward()
+        loss, given = compiled(x)
+        if not HOLDS[holds](step):
+            del given
+            loss.backward()
+        else:
+            loss.backward()
+            close(given, expected[1])
+            if holds == "always":
+                kept.append((given, expected[1]))
+        assert_same_gradients(net, twin)
+    for mine, theirs in kept:
+        close(mine, theirs)
+
+
+def test_forwards_without_a_backward_begin_anew_once_all_is_let_go(
+    launch: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in an evaluation that nobody has told to need no gradients."""
+    monkeypatch.setattr(cudagraph, "DEEPEST", 3)
+    net = model()
+    compiled = launch(net)
+    before = fuseplan.stats()
+    for _ in range(LEARNING + 6):
+        x = torch.randn(LARGE, 64, device="cuda")
+        close(compiled(x), net(x))
+    assert not [event for event, n in fuseplan.stats().items() if "run plain" in event and n > before.get(event, 0)]
+
+
 def assert_captured(net: nn.Module, compiled: Callable[..., Any]) -> None:
     """Forward and backward of a step, in every step."""
     x = torch.randn(32, 64, device="cuda")
