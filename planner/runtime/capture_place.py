@@ -189,10 +189,23 @@ class CapturePlace:
 def held_outputs(node: Any) -> Iterator[tuple[Any, int]]:
     """The outputs that are held of a graph of the trees and of those before it: each by its function, and where it is there."""
     while node is not None:
+        saved = {i for i, tensor in enumerate(getattr(node, "cached_tensor_outputs", ())) if is_saved(tensor)}
         for i, ref in enumerate(node.outputs_weakrefs):
-            if ref is not None and not ref.expired():
+            if i in saved or (ref is not None and not ref.expired()):
                 yield node.wrapped_function.id, i
         node = node.parent
+
+
+def is_saved(tensor: torch.Tensor | None) -> bool:
+    """Whether somebody beside Python holds a tensor that the trees give anew at each call, as autograd does what it has saved: the
+    trees look at Python's references alone.
+
+    >>> x, w = torch.ones(2), torch.ones(2, requires_grad=True)
+    >>> product = x * w
+    >>> is_saved(x), is_saved(torch.ones(2)), is_saved(None)
+    (True, False, False)
+    """
+    return tensor is not None and tensor._use_count() > 1
 
 
 def copied(tensor: torch.Tensor) -> torch.Tensor:

@@ -31,7 +31,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from fuseplan.executors.flat import Boxed
 from fuseplan.log import logger
-from fuseplan.runtime.capture_place import CapturePlace, Copies, keeps_graph
+from fuseplan.runtime.capture_place import CapturePlace, Copies, is_saved, keeps_graph
 from fuseplan.stats import count
 
 SMALL = 64 * 1024
@@ -336,11 +336,13 @@ def _is_deep(node: Any) -> bool:
 
 
 def _is_held(node: Any) -> bool:
-    """Whether a caller still holds something that the graphs up to this one have made."""
+    """Whether a caller, or autograd for one, still holds something that the graphs up to this one have made."""
     if not isinstance(node, CUDAGraphNode):
         return any(True for _ in node.path_live_weakrefs())
     held = (node.path_weakrefs[depth][index] for depth, index in node.live_indices_after_graph)
-    return any(ref is not None and not ref.expired() for ref in held)
+    if any(ref is not None and not ref.expired() for ref in held):
+        return True
+    return any(is_saved(tensor) for one in node._path_from_root for tensor in one.cached_tensor_outputs)
 
 
 def _obstacle(gm: GraphModule) -> str | None:

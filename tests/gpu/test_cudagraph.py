@@ -370,6 +370,27 @@ def test_a_second_backward_through_one_forward(launch: Callable[..., Any]) -> No
         assert_same_gradients(net, twin)
 
 
+def test_an_output_that_autograd_alone_holds(launch: Callable[..., Any]) -> None:
+    """Of what is frozen, under a head that is trained: what it gives is saved for the head's backward, and has no name."""
+    net = model().eval()
+    compiled = launch(net)
+    head = nn.Linear(64, 64).cuda()
+    for _ in range(3):
+        losses, expected = [], []
+        for _ in range(LEARNING):
+            x = torch.randn(LARGE, 64, device="cuda")
+            with torch.no_grad():
+                frozen, right = compiled(x), net(x)
+            losses.append(head(frozen).square().mean())
+            expected.append(head(right).square().mean())
+            del frozen
+        for found, wanted in zip(
+            *(torch.autograd.grad(torch.stack(each).sum(), head.parameters()) for each in (losses, expected)),
+            strict=True,
+        ):
+            close(found, wanted)
+
+
 def test_two_forwards_before_one_backward(launch: Callable[..., Any]) -> None:
     net = model()
     twin = copy.deepcopy(net)
