@@ -1,8 +1,9 @@
 """Attention as fused kernels round it: another way to compute the same that torch itself may take, and is as right.
 
 In bf16 or fp16 such a kernel keeps the scores in float32, but multiplies by weights that are rounded to the precision of the
-values, and so are the gradients of the scores; what is taken off these comes from outputs that are rounded already. Which kernel
-torch takes depends on how a mask lies in memory. A program whose mask keeps all of them away computes in float32 throughout, and
+values, and so are the gradients of the scores; what is taken off these comes from outputs that are rounded already. Gradients of
+scores may be less than fp16 can hold, and cuDNN scales them before it rounds: they lose three bits more than where they are
+scaled afterwards. Which kernel torch takes depends on how a mask lies in memory. A program whose mask keeps all of them away computes in float32 throughout, and
 what others round would look like a fault beside that.
 """
 
@@ -99,7 +100,7 @@ class _Rounded(torch.autograd.Function):
         of_value = weights.to(value.dtype).float().mT @ given
         taken_off = (given * output.float()).sum(-1, keepdim=True)
         of_scores = weights * (given @ value.float().mT - taken_off)
-        rounded = of_scores.to(query.dtype).float()
-        of_query, of_key = rounded @ key.float() * ctx.scale, rounded.mT @ query.float() * ctx.scale
+        rounded = (of_scores * ctx.scale).to(query.dtype).float()
+        of_query, of_key = rounded @ key.float(), rounded.mT @ query.float()
         of_bias = of_scores.sum_to_size(bias.shape).to(bias.dtype) if ctx.needs_input_grad[3] else None
         return of_query.to(query.dtype), of_key.to(key.dtype), of_value.to(value.dtype), of_bias, None

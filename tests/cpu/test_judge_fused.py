@@ -50,6 +50,24 @@ def results(call: str, dtype: torch.dtype) -> list[Tensor]:
     return [output.detach(), *(one.grad for one in inputs if one.grad is not None)]
 
 
+def test_gradients_that_fp16_cannot_hold_are_off_by_what_cudnn_has_them_off() -> None:
+    """It scales the gradients of the scores before it rounds them: of one below what fp16 can hold, three bits are lost beside the others."""
+
+    def gradient(dtype: torch.dtype) -> Tensor:
+        query, key, value = (one.detach().to(dtype).requires_grad_() for one in made("plain", torch.float16))
+        output = F.scaled_dot_product_attention(query, key, value, scale=1 / 8)
+        numbers = torch.randn(output.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+        (output * (1e-6 * numbers).to(dtype)).sum().backward()
+        assert query.grad is not None
+        return query.grad.double()
+
+    exact, eager = gradient(torch.float64), gradient(torch.float16)
+    with RoundedAttention():
+        rounded = gradient(torch.float16)
+    assert (rounded - exact).norm() > 2 * (eager - exact).norm()
+    assert (rounded - exact).norm() < exact.norm()
+
+
 @pytest.mark.parametrize("call", CALLS)
 def test_it_is_attention_in_the_precision_of_its_inputs(call: str) -> None:
     exact, plain = results(call, torch.float64), results(call, torch.bfloat16)

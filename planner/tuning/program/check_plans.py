@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from fuseplan.judge.output import OTHERS, WIDER, Inquiry, Wider, widened_by
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import FindFault, Job, Outcome, OutcomeRow, VetPlan
+from fuseplan.plan import Plan
 from fuseplan.tuning.effort import GREEDY_SHARE, JUDGING_SHARE, LATE, LEAST_LIMIT_S, PATIENCE_S
 from fuseplan.tuning.program.baseline import planned, searches
 from fuseplan.tuning.program.budget import Budget
@@ -54,6 +56,8 @@ class TimedChecks:
     parts_right: int = field(default=0, init=False)
     """In how many parts torch.compile was found right, each by itself, where it is off by more than is allowed: by rounding."""
     _inquired: bool = field(default=False, init=False)
+    _asked_for: list[RaceEntry] = field(default_factory=list, init=False)
+    """All that were to be checked so far, in their order."""
 
     def hear(self, rows: Rows) -> None:
         """Take in what came of plans in a race."""
@@ -66,36 +70,61 @@ class TimedChecks:
         there is none for stay without a row.
         """
         known, rest = ([entry for entry in entries if entry.default is default] for default in (True, False))
+        self._asked_for += entries
         waiting = self._in_time(rest, len(known))
         if known:  # a worker that these leave without work takes the first of the others
-            again = {one.name: other for one in known if (other := _of_another_launch(one, known)) is not None}
-            first = [one for one in known if one.name not in again]
-            beside = min(max(0, self.services.at_once - len(first)), self._room(len(known)))
+            again = [one for one in known if self._of_another_launch(one) in known]
+            first = [one for one in known if one not in again]
+            beside = min(max(0, self.services.at_once - len(first)), self._room(len(known), self._compile_s))
             self._check([*first, *waiting[:beside]], len(known))
             self._inquire(known)
-            self._check_again([one for one in known if one.name in again], again)
+            self._check_again(again)
             waiting = self._in_time(waiting[beside:], len(known))
-        while waiting and (room := self._room(racing := self._racing)):
-            count = min(room, self.services.at_once)
-            self._check(waiting[:count], racing)
-            waiting = self._in_time(waiting[count:], len(known))
+        while waiting and (chosen := self._next(waiting)):
+            self._check_again([one for one in chosen if self._is_compiled(one)])
+            self._check([one for one in chosen if one.name not in self.rows], self._racing)
+            waiting = self._in_time([one for one in waiting if one not in chosen], len(known))
         for entry in rest:
             if searches(entry) and entry.name not in self.rows:
                 takes = f": it takes some {spelled(entry.searching_s)}" if entry.searching_s else ""
                 self.services.note(f"there is no time for {entry.name}{takes}")
         return _right(entries, self.rows)
 
-    def _check_again(self, entries: Sequence[RaceEntry], known: Mapping[str, RaceEntry]) -> None:
-        """Check those of another launch whose plan is right under the one that is known; of the others it is known what comes of it."""
+    @property
+    def has_room(self) -> bool:
+        """Whether there is time for one more plan that nobody has compiled."""
+        return self._room(self._racing, self._compile_s) > 0
+
+    def _next(self, waiting: Sequence[RaceEntry]) -> list[RaceEntry]:
+        """Those that are checked at once now: what was compiled under another launch takes little, and comes first."""
+        compiled = [one for one in waiting if self._is_compiled(one)]
+        room = self._room(self._racing, 0.0 if compiled else self._compile_s)
+        return list(compiled or waiting)[: min(room, self.services.at_once)]
+
+    def _of_another_launch(self, entry: RaceEntry) -> RaceEntry | None:
+        """What is to be checked before it and has the same plan under another launch: what comes of that is known then."""
+        plan = planned(entry)
+        earlier = self._asked_for[: self._asked_for.index(entry)]
+        others = [one for one in earlier if planned(one).launch != plan.launch]
+        return next((one for one in others if _plain(planned(one)) == _plain(plan)), None)
+
+    def _is_compiled(self, entry: RaceEntry) -> bool:
+        other = self._of_another_launch(entry)
+        return other is not None and other.name in self.rows
+
+    def _check_again(self, entries: Sequence[RaceEntry]) -> None:
+        """Check those whose plan is right under another launch; of the others it is known what comes of it."""
         right = []
         for entry in entries:
-            row = self.rows[known[entry.name].name]
+            other = self._of_another_launch(entry)
+            assert other is not None
+            row = self.rows[other.name]
             if row.status == "ok":
                 right.append(entry)
             else:
                 self.rows[entry.name] = replace(row, name=entry.name)
         if right:
-            self._check(right, len(entries))
+            self._check(right, max(self._racing, len(entries)))
 
     def _inquire(self, known: Sequence[RaceEntry]) -> None:
         """Where torch.compile itself computes something else, find out why: a fault is told with its op, since whoever uses it without us
@@ -140,19 +169,23 @@ class TimedChecks:
         """How many are right so far."""
         return sum(row.status == "ok" for row in self.rows.values())
 
-    def _room(self, racing: int) -> int:
-        """How many more plans there is time to compile and check, as many at once as can be, and to race."""
-        return next((more for more in range(self.services.at_once, 0, -1) if self._left_s(racing, more) >= 0), 0)
+    def _room(self, racing: int, compile_s: float) -> int:
+        """How many more plans there is time to compile, in about so long each, and to check, as many at once as can be, and to
+        race.
+        """
+        left = partial(self.budget.left_beside_s, racing, compile_s=compile_s, step_us=self.step_us)
+        return next((more for more in range(self.services.at_once, 0, -1) if left(more) >= 0), 0)
 
     def _in_time(self, others: Sequence[RaceEntry], known: int) -> list[RaceEntry]:
         """Those that are not known to take longer than there is time for."""
-        left_s = self._left_s(self._racing or known, 1)
+        left_s = self.budget.left_beside_s(self._racing or known, 1, self._compile_s, self.step_us)
         return [entry for entry in others if not searches(entry) or LATE * entry.searching_s <= left_s]
 
-    def _left_s(self, racing: int, more: int) -> float:
-        default = self.rows.get("inductor")
-        compile_s = default.compile_s if default is not None and default.compile_s is not None else 0.0
-        return self.budget.left_beside_s(racing, more, compile_s, self.step_us)
+    @property
+    def _compile_s(self) -> float:
+        """About what a plan takes that nobody has compiled, by torch.compile's default, once that is known."""
+        default = self.rows.get(TORCHS)
+        return default.compile_s if default is not None and default.compile_s is not None else 0.0
 
 
 def _check(
@@ -220,11 +253,8 @@ def _patience(default: RaceEntry, budget: Budget) -> float | None:
     return max(LEAST_LIMIT_S, budget.effort.wall_s * GREEDY_SHARE)
 
 
-def _of_another_launch(entry: RaceEntry, entries: Sequence[RaceEntry]) -> RaceEntry | None:
-    """An earlier one with the same plan of an executor's under another launch: whether that runs takes long to find out."""
-    earlier = [other for other in entries[: entries.index(entry)] if not _is_torchs(other)]
-    plan = planned(entry)
-    return next((one for one in earlier if replace(planned(one), launch=plan.launch) == plan), None)
+def _plain(plan: Plan) -> Plan:
+    return replace(plan, launch="plain")
 
 
 def _is_torchs(entry: RaceEntry) -> bool:
