@@ -87,13 +87,14 @@ def environment() -> dict[str, Any]:
 
 def commit() -> str:
     """The commit measured, with a + where the working tree differs from it."""
+    if said := os.environ.get("FUSEPLAN_COMMIT"):  # a copy of the tree on another machine has no history, or another one
+        return said
     try:
         # Result files are what a benchmark writes: one alone does not make the code another.
         described = _output("git", "-C", str(ROOT), "status", "--porcelain", "--", ".", ":!benchmarks/results")
         return _output("git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD") + ("+" if described else "")
     except (OSError, subprocess.CalledProcessError):
-        # a copy of the tree on another machine has no history: say there which commit it is a copy of
-        return os.environ.get("FUSEPLAN_COMMIT", "unknown: not in a git checkout")
+        return "unknown: not in a git checkout; FUSEPLAN_COMMIT may say of which commit this is a copy"
 
 
 def _gpu() -> dict[str, Any]:

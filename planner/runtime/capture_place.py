@@ -205,7 +205,7 @@ def is_saved(tensor: torch.Tensor | None) -> bool:
     >>> is_saved(x), is_saved(torch.ones(2)), is_saved(None)
     (True, False, False)
     """
-    return tensor is not None and tensor._use_count() > 1
+    return tensor is not None and tensor._use_count() > 1  # type: ignore[attr-defined]
 
 
 def copied(tensor: torch.Tensor) -> torch.Tensor:
