@@ -24,7 +24,7 @@ _TENSOR_CORES = 2.0**-10
 
 
 class MovedRun(TorchDispatchMode):
-    """Moves what is read of `given`, by draws from `seed`, and adds up in another order if `reordered`.
+    """Moves what is read of `given`, by draws from `seed`; if `reordered`, adds up in another order, and has other functions.
 
     `random` says afterwards whether anything drew random numbers. The generators of torch itself are not touched.
     """
@@ -64,8 +64,13 @@ class MovedRun(TorchDispatchMode):
         return self._run(func, args, kwargs)
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        other = _REORDERED.get(func) if self.reordered else None
-        return func(*args, **kwargs) if other is None else other(func, args, kwargs)
+        if not self.reordered:
+            return func(*args, **kwargs)
+        other = _REORDERED.get(func)
+        result = func(*args, **kwargs) if other is None else other(func, args, kwargs)
+        if func in _APPROXIMATE and isinstance(result, Tensor) and result.dtype in (torch.float32, torch.float64):
+            return torch.where(_finite(result), self.noise(result, torch.finfo(result.dtype).eps), result)
+        return result
 
     def _moved(self, arg: Any, coarsely: bool) -> Any:
         if isinstance(arg, (list, tuple)):
@@ -101,6 +106,15 @@ _PRODUCTS = {
     aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default, aten.convolution.default,
     aten.convolution_backward.default,
 }  # fmt: skip
+
+
+_APPROXIMATE = {
+    aten.tanh.default, aten.sigmoid.default, aten.erf.default, aten.erfc.default, aten.exp.default, aten.exp2.default,
+    aten.expm1.default, aten.log.default, aten.log2.default, aten.log10.default, aten.log1p.default, aten.sin.default,
+    aten.cos.default, aten.tan.default, aten.rsqrt.default, aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor,
+    aten.pow.Scalar,
+}  # fmt: skip
+"""What no two libraries round alike: in the last place, which is a lot of `1 + tanh(x)` where that is nearly nothing."""
 
 
 def _whole(tensor: Tensor) -> Tensor:

@@ -123,7 +123,9 @@ class Nature:
     fragile: bool = False  # behind a jump (a comparison, a rounding) of such a float: they may differ wholly, rarely
     random: bool = False
     garbage: bool = False  # memory that nobody has written to
-    picked: bool = False  # an integer made from floats: where the largest is, say, which among NaNs means nothing
+    unsaid: bool = (
+        False  # nobody says what comes of NaN: where the largest is among several, or the gradient of a kink there
+    )
 
 
 # Ops that jump, and give a float all the same. All that give ints or booleans from floats jump, too.
@@ -132,6 +134,8 @@ _JUMPS = (
     "threshold_backward hardtanh_backward hardswish_backward hardsigmoid_backward leaky_relu_backward elu_backward "
     "softshrink_backward hardshrink_backward"
 ).split()
+_KINKS = ("hardtanh_backward", "hardswish_backward", "softshrink_backward", "hardshrink_backward", "elu_backward")
+"""Of NaN the gradient that eager gives hangs on the precision, and on whether the element is one of eight or one of the rest."""
 _EMPTY = ("aten.empty", "aten.empty_like", "aten.empty_strided", "aten.new_empty", "aten.new_empty_strided")
 _SEEDS = ("philox_seed", "philox_offset", "rng_state", "unused", "debug_attn_mask")
 """What attention gives beside its result for a backward that drops out the same: nobody writes it where nothing is dropped."""
@@ -162,7 +166,7 @@ def natures(region: Graph) -> dict[str, Nature]:
                 fragile=fragile or (jumps and computed),
                 random=random,
                 garbage=garbage or i in unwritten,
-                picked=any(n.picked for n in read) or (integer and from_floats),
+                unsaid=any(n.unsaid for n in read) or (integer and from_floats) or name.removeprefix("aten.") in _KINKS,
             )
     return known
 

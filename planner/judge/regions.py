@@ -195,7 +195,7 @@ class _Examiner:
 
     def _value(self, i: int, got: Tensor, trial: ExpectedTrial, leaves: Mapping[str, Leaf]) -> str | None:
         nature, name = self.expected.nature(i), self.expected.names[i]
-        if nature.garbage or (trial.trial.specials and nature.picked):
+        if nature.garbage or (trial.trial.specials and nature.unsaid):
             return None  # there is no right answer
         if nature.random or self.expected.is_pinned(i):
             problem = unlikely(got, trial.eager[i])

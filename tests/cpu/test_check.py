@@ -236,6 +236,29 @@ def test_seeds_of_attention_that_drops_nothing_out_are_nothing(dropout: float, j
     assert not any(trial.offset for trial in trials(graph, range(4))), "the kernel itself dies of such inputs"
 
 
+@pytest.mark.parametrize("backward", ["hardtanh_backward", "hardswish_backward", "elu_backward"])
+def test_of_nan_there_are_two_gradients_of_a_kink(backward: str) -> None:
+    """Eager itself gives one in the elements that it takes eight at a time, and the other in the rest."""
+    more: tuple[Any, ...] = {"hardtanh_backward": (0.0, 1.5), "elu_backward": (1.0, 1.0, 1.0, False)}.get(backward, ())
+    operator = getattr(aten, backward)
+
+    def gradient(grad: Any, x: Any) -> Any:
+        return operator(grad, *more, x) if backward == "elu_backward" else operator(grad, x, *more)
+
+    graph = region_of(gradient, meta(8, 8), meta(8, 8))
+
+    def otherwise(args: list[Any]) -> Any:
+        found = gradient(*args)
+        return [torch.where(args[1].isnan(), args[0], found)]
+
+    assert check(graph, otherwise).ok
+    assert not check(graph, lambda args: [gradient(*args) * 1.01]).ok
+    threshold = region_of(lambda grad, x: aten.threshold_backward(grad, x, 0.0), meta(8, 8), meta(8, 8))
+    assert not check(
+        threshold, lambda args: [torch.where(args[1].isnan(), 0.0, aten.threshold_backward(*args, 0.0))]
+    ).ok
+
+
 def test_writes_of_the_region_are_judged() -> None:
     def update(x: Any, y: Any) -> Any:
         aten.copy_.default(x, x * 0.9 + y)
