@@ -184,7 +184,10 @@ def _effect(subject: Subject, fault: OpFault, exact: Results | None, right: Resu
 def _with_region_faults(subject: Subject, compiled: Compiled) -> Iterator[tuple[str, Compiled, float]]:
     right = _calls(subject, compiled)
     for fault in REGION_FAULTS:
-        moved = max(map(_moved, _calls(subject, fault.planted(compiled)), right), default=0.0)
+        try:
+            moved = max(map(_moved, _calls(subject, fault.planted(compiled)), right), default=0.0)
+        except RUN_ERRORS:  # such as an index that is out of bounds then: nobody takes that for a result
+            continue
         if moved >= NOTHING:
             yield fault.name, fault.planted(compiled), moved
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuseplan.capture.dynamo.numerics import Numerics
+from fuseplan.capture.trace.flex_call import let_through
 from fuseplan.judge.memory import is_float
 from fuseplan.judge.rounding import Noise
 
@@ -94,6 +95,7 @@ class MovedRun(TorchDispatchMode):
             self._given[storage._cdata] = storage  # held, so that nobody else comes to lie there
 
 
+let_through(MovedRun, lambda mode, value: mode._moved(value, coarsely=False))
 _COPIES = {
     aten._to_copy.default, aten.clone.default, aten.contiguous.default, aten.lift_fresh_copy.default, aten.copy_.default,
     aten.cat.default, aten.stack.default, aten.embedding.default, aten.index.Tensor, aten.index_select.default,

@@ -18,6 +18,7 @@ from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fuseplan.capture.trace.flex_call import let_through
 from fuseplan.capture.trace.format import Trace
 from fuseplan.capture.trace.load import Loaded
 from fuseplan.capture.trace.write import write_trace
@@ -301,3 +302,6 @@ class _Writes(TorchDispatchMode):
         written = argument.alias_info is not None and argument.alias_info.is_write
         if written or argument.name in ("running_mean", "running_var"):
             self.to.append(value)
+
+
+let_through(_Writes)

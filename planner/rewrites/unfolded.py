@@ -93,6 +93,9 @@ def _reason_to_leave(draft: Draft, call: Node, bodies: _Bodies) -> str | None:
         _unfold(draft, call, bodies)
     except _FoldedError as error:
         return str(error)
+    except Exception as error:  # noqa: BLE001 -- a program that torch runs as it is stays tunable as it is
+        logger.warning("attention inside of %s is left alone", call.name, exc_info=True)
+        return f"it could not be unfolded: {type(error).__name__}"
     return None
 
 
@@ -114,7 +117,7 @@ def _unfold(draft: Draft, call: Node, bodies: _Bodies) -> None:
             results = _inserted(draft, body, _given(call, copied), like, made)
         for result, was in zip(results, read.values(), strict=True):
             _check_alike(example(result), was)
-    except _FoldedError:
+    except BaseException:
         for node in reversed(made):
             draft.graph.erase_node(node)
         raise

@@ -22,6 +22,7 @@ from agreement import assert_as_accurate
 from fuseplan.backend import programs_of
 from fuseplan.explain import compiled_by
 from fuseplan.plan import Plan
+from fuseplan.rewrites import unfolded as rewrites_unfolded
 from fuseplan.rewrites.apply import rewritten
 from fuseplan.rewrites.sites import PlacedSite, Sites
 from fuseplan.rewrites.unfolded import unfolded
@@ -302,6 +303,27 @@ def test_a_call_whose_ops_would_compute_in_another_type_is_left_alone(fused: boo
     assert found.gm is untouched
     fallen = "autocast does not reach into it, and would change its ops"
     assert list(found.left.values()) == [fallen if fused else "its ops would give bfloat16, and it gives float32"]
+
+
+def test_what_goes_wrong_while_one_is_unfolded_leaves_it_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torch runs stays what fuseplan can plan, whatever torch's next version puts into its functions."""
+    run, backend = compiled(PROGRAMS["to itself"][0](), "math")
+    with torch.no_grad():
+        run(drawn())
+    (gm,) = backend.graphs
+    untouched = GraphModule(gm, copy.deepcopy(gm.graph))
+    inserted = rewrites_unfolded._inserted
+
+    def failing(*args: Any) -> Any:
+        inserted(*args)
+        raise KeyError("new")
+
+    monkeypatch.setattr(rewrites_unfolded, "_inserted", failing)
+    before = untouched.code
+    found = unfolded(untouched)
+    assert found.gm is untouched
+    assert untouched.code == before
+    assert list(found.left.values()) == ["it could not be unfolded: KeyError"]
 
 
 def test_a_transformation_is_left_alone() -> None:

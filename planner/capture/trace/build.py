@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fuseplan.capture.trace.args import decode, named
 from fuseplan.capture.trace.code import write_blocks
+from fuseplan.capture.trace.flex_call import BLOCK_MASK, flex_attention
 from fuseplan.capture.trace.targets import ATTRIBUTES, Targets, method
 from fuseplan.errors import GraphError
 
@@ -28,7 +29,8 @@ class GraphBuilder:
         """A module of the calls in `part`, whose inputs are the `values`; `owner` has its attributes."""
         for node in part["nodes"]:
             values.append(self._node(graph, owner, node, values))
-        graph.output(tuple(decode(part["output"], values, self._targets, self._base)))
+        output = decode(part["output"], values, self._targets, self._base)
+        graph.output(output[0] if part.get("alone") else tuple(output))
         write_blocks(graph)
         return GraphModule(owner, graph, class_name="Traced")
 
@@ -51,6 +53,8 @@ class GraphBuilder:
             raise GraphError("a trace asks for an attribute that it may not see")
         if function is checkpoint and not (_is_block(args[0] if args else None) and _is_plain(kwargs)):
             raise GraphError("a trace checkpoints something that is no block of its own")
+        if function is flex_attention and not _is_flex(args):
+            raise GraphError("a trace calls flex_attention with functions that are no blocks of its own")
         return graph.call_function(function, args, kwargs)
 
     def _block(self, part: Mapping[str, Any]) -> GraphModule:
@@ -61,6 +65,12 @@ class GraphBuilder:
 
 def _is_block(arg: Any) -> bool:
     return isinstance(arg, Node) and arg.op == "get_attr" and str(arg.target).startswith(_BLOCK)
+
+
+def _is_flex(args: Sequence[Any]) -> bool:
+    """What scores and masks are made of is calls of the trace."""
+    mask = args[BLOCK_MASK] if len(args) > BLOCK_MASK else None
+    return isinstance(mask, tuple) and bool(mask) and _is_block(args[BLOCK_MASK - 1]) and _is_block(mask[-1])
 
 
 def _is_plain(kwargs: Mapping[str, Any]) -> bool:

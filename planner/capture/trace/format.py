@@ -190,7 +190,9 @@ def _node(node: Any, where: str, number: int, depth: int) -> None:
         _record(node, {"op": str, "dtype": str, "shape": list, "values": list}, {}, where)
         return
     if kind == "block":
-        _record(node, {"op": str, "inputs": int, "nodes": list, "output": list}, {"values": list}, where)
+        _record(node, {"op": str, "inputs": int, "nodes": list, "output": list}, {"values": list, "alone": bool}, where)
+        if node.get("alone") and len(node["output"]) != 1:
+            raise GraphError(f"{where} gives one value alone, and has {len(node['output'])}")
         if not 0 <= node["inputs"] < MAX_DOCUMENT or len(node.get("values", ())) not in (0, node["inputs"]):
             raise GraphError(f"{where} has {node['inputs']} inputs")
         for i, item in enumerate(node.get("values", ())):

@@ -19,7 +19,7 @@ from fuseplan.capture.trace.args import device_named
 from fuseplan.capture.trace.build import GraphBuilder
 from fuseplan.capture.trace.edit import identity, moved
 from fuseplan.capture.trace.format import Trace
-from fuseplan.capture.trace.targets import CHECKPOINT, Targets
+from fuseplan.capture.trace.targets import CHECKPOINT, FLEX, Targets
 from fuseplan.errors import GraphError
 
 _OF_CPUS = ("mkldnn", "mkl", "onednn", "mkldnn_prepacked", "quantized")
@@ -106,6 +106,8 @@ class _DynamoTargets(Targets):
     def find(self, name: str) -> Any:
         if name == CHECKPOINT:
             return torch.ops.higher_order.tag_activation_checkpoint
+        if name == FLEX:
+            return torch.ops.higher_order.flex_attention
         return super().find(name)
 
 

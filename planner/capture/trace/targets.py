@@ -15,6 +15,7 @@ import torch
 import torch.utils.checkpoint
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
+from fuseplan.capture.trace.flex_call import flex_attention
 from fuseplan.errors import GraphError
 from fuseplan.graph.limits import short
 
@@ -67,6 +68,8 @@ ATTRIBUTES = frozenset(
 
 CHECKPOINT = "torch.utils.checkpoint.checkpoint"
 """Dynamo writes it as a higher-order operator; called on a block by its own name, it is captured as one again."""
+FLEX = "torch.ops.higher_order.flex_attention"
+"""Attention whose scores and mask are functions: graphs of their own, which are blocks of a trace."""
 
 
 class Targets:
@@ -87,6 +90,8 @@ class Targets:
         """How a trace calls a function."""
         if target is torch.ops.higher_order.tag_activation_checkpoint:
             return CHECKPOINT
+        if target is torch.ops.higher_order.flex_attention:
+            return FLEX
         if isinstance(target, HigherOrderOperator):
             raise GraphError(f"{target.name()} is a higher-order operator, which a trace cannot hold")
         if isinstance(target, OpOverload):
@@ -103,6 +108,8 @@ class Targets:
         """The function of that name, if a trace may call it."""
         if name == CHECKPOINT:
             return torch.utils.checkpoint.checkpoint
+        if name == FLEX:
+            return flex_attention
         if name in self._found:
             return self._found[name]
         parts = name.split(".")

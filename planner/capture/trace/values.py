@@ -43,6 +43,18 @@ def observe(tensor: Tensor) -> Values:
         return {**found, **({"order": order} if order else {})}
 
 
+def exactly(tensor: Tensor) -> Values:
+    """The values themselves, of whole numbers.
+
+    >>> exactly(torch.tensor([[3, 1]])), make(exactly(torch.tensor([3, 1])), (2,), torch.int32, torch.device("cpu"), 0)
+    ({'spread': 'exact', 'values': [3, 1]}, tensor([3, 1], dtype=torch.int32))
+    """
+    if isinstance(tensor, FakeTensor) or tensor.is_meta:
+        return {"spread": "unknown"}
+    with _disable_current_modes(), torch.no_grad():
+        return {"spread": "exact", "values": tensor.detach().reshape(-1).tolist()}
+
+
 def _sample(tensor: Tensor) -> Tensor:
     """A part of the elements, spread over all of the tensor."""
     flat = tensor.reshape(-1)
@@ -161,6 +173,8 @@ def _integers(
 ) -> Tensor:
     if values["spread"] == "unknown":
         return torch.zeros(tuple(shape), dtype=dtype, device=device)
+    if values["spread"] == "exact":
+        return torch.tensor(values["values"], dtype=dtype, device=device).reshape(tuple(shape))
     order = values.get("order")
     if values["spread"] == "few":
         drawn = _chosen(values, shape, device, generator).to(dtype)

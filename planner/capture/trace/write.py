@@ -14,14 +14,17 @@ from fuseplan.capture.dynamo.program import program_key
 from fuseplan.capture.dynamo.settled import settled
 from fuseplan.capture.dynamo.symbols import Symbols
 from fuseplan.capture.trace.args import Devices, encode
+from fuseplan.capture.trace.flex_call import BLOCK_MASK, MASK_BUFFERS
 from fuseplan.capture.trace.format import Trace
 from fuseplan.capture.trace.libraries import brought
 from fuseplan.capture.trace.targets import Targets, method
-from fuseplan.capture.trace.values import observe
+from fuseplan.capture.trace.values import exactly, observe
 from fuseplan.errors import GraphError
 
 CONSTANT_ELEMENTS = 1024
 """Up to how many elements a constant of the program may have to be written by value."""
+MASK_ELEMENTS = 2**16
+"""The same of what says which blocks a mask leaves: other numbers would be another mask, or none."""
 
 
 def write_trace(gm: GraphModule, example_inputs: Sequence[Any], name: str = "") -> Trace:
@@ -60,11 +63,11 @@ class _Writer:
         placeholders = self.gm.graph.find_nodes(op="placeholder")
         if len(placeholders) != len(self.given):
             raise GraphError(f"the program has {len(placeholders)} inputs and was given {len(self.given)}")
-        first = _sharing(self.given)
+        first, masks = _sharing(self.given), _of_masks(self.gm)
         inputs = []
         for i, (node, given) in enumerate(zip(placeholders, self.given, strict=True)):
             self.numbers[node] = i
-            inputs.append(self._input(node, given, first.get(i)))
+            inputs.append(self._input(node, given, first.get(i), of_mask=node in masks))
         nodes, output = self._calls(self.gm)
         symbols = [{"name": s.name, "low": s.low, "high": s.high, "hint": s.hint} for s in self.symbols.seen()]
         return {
@@ -89,7 +92,7 @@ class _Writer:
         output = output["tuple"] if isinstance(output, dict) and "tuple" in output else output
         return nodes, output if isinstance(output, list) else [output]
 
-    def _input(self, node: Node, given: Any, storage: int | None) -> dict[str, Any]:
+    def _input(self, node: Node, given: Any, storage: int | None, *, of_mask: bool) -> dict[str, Any]:
         fake = node.meta.get("example_value")
         if isinstance(fake, torch.SymInt):
             return {"kind": "size", "size": self.symbols.expr(fake)}
@@ -102,7 +105,10 @@ class _Writer:
                 f"input {self.numbers[node]} is a float that varies; mark sizes, not everything, as dynamic"
             )
         shared = {} if storage is None else {"storage": storage, "offset": int(given.storage_offset())}
-        return {"kind": _kind(given), **self._type(fake), "values": observe(given), **shared}
+        known = of_mask and not given.is_floating_point() and not given.is_complex()
+        if known and given.numel() > MASK_ELEMENTS:
+            raise GraphError(f"input {self.numbers[node]} is part of a mask, and too large for a trace")
+        return {"kind": _kind(given), **self._type(fake), "values": (exactly if known else observe)(given), **shared}
 
     def _type(self, fake: Tensor) -> dict[str, Any]:
         return {
@@ -139,7 +145,7 @@ class _Writer:
         return {"op": "constant", "dtype": dtype, "shape": list(value.shape), "values": numbers}
 
     def _block(self, block: GraphModule, node: Node) -> dict[str, Any]:
-        """What runs under activation checkpointing is a graph of its own, with numbers of its own."""
+        """What runs under activation checkpointing, or says what a mask hides, is a graph of its own, with numbers of its own."""
         for user in node.users:
             self.targets.name_of(user.target)  # other higher-order operators are refused by name
         outer, self.numbers = self.numbers, {}
@@ -149,7 +155,8 @@ class _Writer:
         nodes, output = self._calls(block)
         self.numbers = outer
         values = [self._block_input(p) for p in block.graph.find_nodes(op="placeholder")]
-        return {"op": "block", "inputs": count, "values": values, "nodes": nodes, "output": output}
+        alone = {} if isinstance(block.graph.output_node().args[0], (list, tuple)) else {"alone": True}
+        return {"op": "block", "inputs": count, "values": values, "nodes": nodes, "output": output, **alone}
 
     def _block_input(self, node: Node) -> Any:
         """What a block is given: it is part of the program's key, though no more is needed to run it."""
@@ -182,6 +189,16 @@ def modes() -> dict[str, Any]:
         "scalars": dynamo.capture_scalar_outputs,
         "sizes": dynamo.capture_dynamic_output_shape_ops,
     }
+
+
+def _of_masks(gm: GraphModule) -> set[Node]:
+    """The inputs that say what flex_attention leaves out."""
+    found: set[Node] = set()
+    for node in gm.graph.find_nodes(op="call_function", target=torch.ops.higher_order.flex_attention):
+        for place in (BLOCK_MASK, MASK_BUFFERS):
+            given = node.args[place] if place < len(node.args) else ()
+            found.update(one for one in given if isinstance(one, Node))
+    return found
 
 
 def _kind(given: Tensor) -> str:

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from fuseplan.capture.trace.flex_call import let_through
 from fuseplan.capture.trace.format import Trace
 from fuseplan.capture.trace.load import load_trace
 from fuseplan.models import AnchorWork, Roofline, Work
@@ -194,6 +195,9 @@ class _Recorder(TorchDispatchMode):
         storage = tensor.untyped_storage()
         self._kept.append(storage)
         return int(storage._cdata)
+
+
+let_through(_Recorder)
 
 
 def _tensors(tree: Any) -> Iterator[Tensor]:
