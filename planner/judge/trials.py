@@ -26,7 +26,7 @@ class Trial:
     spread: Spread = "normal"
     specials: tuple[float, ...] = ()
     offset: int = 0
-    must_run: bool = True  # False for sizes that nobody recorded: the region itself may not allow them
+    must_run: bool = True  # the region itself may not allow sizes that nobody recorded, nor NaN where it makes an index of it
 
     def __str__(self) -> str:
         sizes = "".join(f", {name}={size}" for name, size in self.sizes.items())
@@ -54,7 +54,8 @@ def trials(region: Graph, seeds: Sequence[int], sizes: Sequence[Mapping[str, int
     aligned = any("cudnn_attention" in op.target for op in region.ops)  # eager itself dies of inputs that are not
     for seed in seeds:
         kind = seed % len(spreads)
-        yield Trial(seed, every[0], spreads[kind], planted if kind == 3 else (), offset=int(kind == 1 and not aligned))
+        offset = int(kind == 1 and not aligned)
+        yield Trial(seed, every[0], spreads[kind], planted if kind == 3 else (), offset, must_run=kind != 3)
     for i, chosen in enumerate(every[1:]):
         yield Trial(seeds[0] + i, chosen)
     if sizes is None and recorded:

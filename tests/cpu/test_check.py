@@ -236,6 +236,13 @@ def test_seeds_of_attention_that_drops_nothing_out_are_nothing(dropout: float, j
     assert not any(trial.offset for trial in trials(graph, range(4))), "the kernel itself dies of such inputs"
 
 
+def test_nan_that_eager_makes_an_index_of_is_not_planted() -> None:
+    """It is out of bounds, for eager too."""
+    graph = region_of(lambda x, table: table[(x * 0).long()] + x, meta(8), meta(8))
+    assert check(graph, lambda args: [args[1][(args[0] * 0).long()] + args[0]]).ok
+    assert not check(graph, lambda args: [args[1][(args[0] * 0).long() + 1] + args[0]]).ok
+
+
 @pytest.mark.parametrize("backward", ["hardtanh_backward", "hardswish_backward", "elu_backward"])
 def test_of_nan_there_are_two_gradients_of_a_kink(backward: str) -> None:
     """Eager itself gives one in the elements that it takes eight at a time, and the other in the rest."""
