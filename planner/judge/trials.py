@@ -26,7 +26,7 @@ class Trial:
     spread: Spread = "normal"
     specials: tuple[float, ...] = ()
     offset: int = 0
-    must_run: bool = True  # the region itself may not allow sizes that nobody recorded, nor NaN where it makes an index of it
+    must_run: bool = True  # it may not allow sizes that nobody recorded, nor NaN of which it makes an index
 
     def __str__(self) -> str:
         sizes = "".join(f", {name}={size}" for name, size in self.sizes.items())
