@@ -135,6 +135,17 @@ def _detached(value: Any) -> Any:
     return value.detach() if isinstance(value, Tensor) else value
 
 
+_NAMELESS = "a size that is known at run time only has no name"
+_UNKNOWN_SCALE = "scores are multiplied by a tensor after some of them were replaced"
+MISSED_WITHOUT_SIZES = {
+    "fairseq_esm": _NAMELESS,  # its heads are what is left of a batch that has them
+    "opt_bmm": _NAMELESS,  # so are these
+    "gpt_j_in_float32": _UNKNOWN_SCALE,  # the scale hangs on the width of a head, which no model leaves open
+    "loftr_softmax_over_the_third": _UNKNOWN_SCALE,
+}
+"""What is not found where nothing is known of any size, and why."""
+
+
 @pytest.mark.parametrize(
     "name", _one_in_three(name for name in SPELLINGS if name not in ("timm_attention", "swin_shifted_windows"))
 )
@@ -143,10 +154,9 @@ def test_sizes_may_be_known_at_run_time_only(name: str) -> None:
     run, backend = compiled(spelling.function, "math", dynamic=True)
     for sizes in (Sizes(b=2, n=8, m=8), Sizes(b=4, n=10, m=10)):
         assert_same_step(spelling.function, run, spelling.inputs(sizes=sizes))
-    reasons = [miss.reason for miss in backend.missed]
-    nameless = name == "fairseq_esm"  # its heads are what is left of a batch that has them
-    assert reasons == (["a size that is known at run time only has no name"] if nameless else [])
-    assert len(backend.sites) == (0 if nameless else 1)
+    reason = MISSED_WITHOUT_SIZES.get(name)
+    assert [miss.reason for miss in backend.missed] == ([] if reason is None else [reason])
+    assert len(backend.sites) == (1 if reason is None else 0)
 
 
 @settings(max_examples=15, deadline=None)
