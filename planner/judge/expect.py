@@ -83,6 +83,10 @@ class Expectation:
         untold = self.chances is not None and self.chances.untold
         return self._how + more + (", random values by their size alone for want of time" if untold else "")
 
+    def grant(self, seconds: float) -> None:
+        """Have no more time than so many seconds for further runs."""
+        self._more.seconds = min(self._more.seconds, seconds)
+
     def judge(
         self,
         found: Results,

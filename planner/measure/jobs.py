@@ -42,6 +42,8 @@ class VetRegion(Job):
     graph: Graph
     executor: str
     variant: str = "default"
+    judging_s: float = 3600.0
+    """After how long no more runs are begun to settle doubts."""
 
 
 @dataclass(frozen=True)
@@ -248,6 +250,8 @@ class Outcome:
     """Of a plan that was vetted: whether the racer has it ready."""
     inquiry: Inquiry | None = None
     """What `FindFault` found."""
+    judging_s: float = 0.0
+    """What of the seconds went into finding out what is right, and comparing with it."""
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:

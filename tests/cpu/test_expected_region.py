@@ -60,8 +60,10 @@ def test_a_worker_keeps_what_is_expected_of_the_last_region() -> None:
     place = Workplace(Setup(), Silent())
     region, other = scaled(), region_of(lambda x: x.exp(), meta(4))
     expected = place.expected(region)
-    outcome = answer(VetRegion(Graph.from_json(region.to_json()), "aten"), place)
+    outcome = answer(VetRegion(Graph.from_json(region.to_json()), "aten", judging_s=0.5), place)
     assert place.expected(region) is expected
+    assert expected.doubt_s <= 0.5
+    assert outcome.judging_s > 0
     (row,) = outcome.rows
     assert row.how == "beside a run in float64"
     assert [one.name for one in row.outputs] == ["output 0"]

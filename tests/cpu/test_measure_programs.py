@@ -123,6 +123,7 @@ def test_plans_are_right_or_a_row_says_why_not(workers: Workers, training: tuple
         assert (outcome.status, outcome.row(name).status) == (status, status), outcome
         assert outcome.detail.startswith(detail), outcome.detail
     assert outcomes[0].row("eager").compile_s is not None
+    assert 0 < outcomes[0].judging_s < outcomes[0].seconds
     shares = {
         name: max((one.share for one in outcome.row(name).outputs), default=0)
         for name, outcome in zip(sides, outcomes, strict=True)
@@ -131,7 +132,9 @@ def test_plans_are_right_or_a_row_says_why_not(workers: Workers, training: tuple
     assert outcomes[0].row("eager").how == "beside a run in float64"
     (wider,) = workers.map([VetPlan(trace, sides["lies"][0], wider={OTHERS: 1.5})])
     assert wider.row("lies").how == "beside a run in float64, allowed 1.5 times as much"
-    assert wider.row("lies").outputs[0].allowed < 1.6 * outcomes[2].row("lies").outputs[0].allowed
+    worst = wider.row("lies").outputs[0]
+    before = next(one for one in outcomes[2].row("lies").outputs if one.name == worst.name)
+    assert worst.allowed <= 1.6 * before.allowed
 
 
 def test_sides_race_and_one_that_fails_is_a_row(workers: Workers, training: tuple[str, Outcome]) -> None:

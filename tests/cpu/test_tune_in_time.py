@@ -12,7 +12,7 @@ from benchmarks.replay.answers import OnDone
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import PLAN_RULE, Job, Outcome, OutcomeRow, VetPlan
 from fuseplan.plan import LAUNCHES, Plan, Rewrite
-from fuseplan.tuning.effort import FULL, STARTING_S
+from fuseplan.tuning.effort import FULL, JUDGING_SHARE, STARTING_S
 from fuseplan.tuning.program import budget
 from fuseplan.tuning.program.baseline import defaults
 from fuseplan.tuning.program.budget import Budget
@@ -145,3 +145,24 @@ def test_what_is_compiled_already_is_tried_where_nothing_else_is(monkeypatch: py
     looking.checked(entries)
     assert list(looking.rows) == ["inductor", "written", "inductor, cudagraph", "written, cudagraph"]
     assert not looking.has_room
+
+
+def test_all_judging_has_one_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fifth of the time of an effort: what is judged later has what is left of it, by as many runs as that allows."""
+    granted: list[float] = []
+    host = Host()
+    run = host.map
+
+    def mapped(jobs: Sequence[Job], on_done: OnDone | None = None, limit_s: float | None = None) -> list[Outcome]:
+        granted.extend(job.judging_s for job in jobs if isinstance(job, VetPlan))
+        return [replace(outcome, judging_s=30.0) for outcome in run(jobs, on_done, limit_s)]
+
+    monkeypatch.setattr(host, "map", mapped)
+    looking = checks(monkeypatch, host, 0.001)
+    monkeypatch.setattr(type(looking.services), "at_once", 1)
+    looking.checked([RaceEntry(f"cut {number}", Plan("aten")) for number in range(5)])
+    fifth = JUDGING_SHARE * FULL.wall_s
+    assert granted == [fifth, fifth - 30, fifth - 60, fifth - 90, 0.0]
+    assert looking.budget.judging_left_s == 0.0
+    looking.budget.judged([Outcome(judging_s=2.0), Outcome(judging_s=4.0)], at_once=2)
+    assert looking.budget.judged_s == 5 * 30.0 + 4.0  # beside each other

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
@@ -107,7 +107,11 @@ def vet(job: VetPlan, place: Workplace) -> Outcome:
     """Run the program under a plan several times, and compare each with what it should give."""
     place.at(job.entry.name, "loading")
     case = place.programs.case(job.trace)
-    trial = _Trial(job, case, _expectation(case, job, place), place)
+    begin = perf_counter()
+    expectation = _expectation(case, job, place)
+    trial = _Trial(job, case, expectation, place)
+    trial.judged_s = perf_counter() - begin
+    expectation.grant(job.judging_s - trial.judged_s)
     place.clear()  # of what told what is right: it is not the entry's, and others may need it
     try:
         trial.run()
@@ -116,7 +120,7 @@ def vet(job: VetPlan, place: Workplace) -> Outcome:
         trial.fail(*failure(error, trial.stage))
     finally:
         torch._dynamo.reset()
-    return Outcome(trial.row.status, trial.row.detail, rows=(trial.row,))
+    return Outcome(trial.row.status, trial.row.detail, judging_s=round(trial.judged_s, 6), rows=(trial.row,))
 
 
 class _Trial:
@@ -125,6 +129,7 @@ class _Trial:
     def __init__(self, job: VetPlan, case: LoadedProgram, expectation: Expectation, place: Workplace) -> None:
         self.entry, self.wider, self.case, self.expectation, self.place = job.entry, job.wider, case, expectation, place
         self.judging_s, self.parts_right, self.beyond = job.judging_s, job.parts_right, 0.0
+        self.judged_s = 0.0
         self.row, self.stage = OutcomeRow(job.entry.name, how=self._how()), COMPILE
 
     def _how(self) -> str:
@@ -146,9 +151,7 @@ class _Trial:
             if number == len(SEEDS * ROUNDS) - 1:
                 peak.settle()
             found = self.case.loaded.run(compiled, seed)
-            judged = self.expectation.judge(
-                found, seed, _layout(self.entry), self.wider, same_numbers=_draws_as_eager(self.entry)
-            )
+            judged = self._judged(found, seed)
             is_rounding = bool(self.parts_right) and judged.beyond <= ROUNDING_MOST
             self.beyond = max(self.beyond, judged.beyond) if is_rounding else self.beyond
             self._keep(judged)
@@ -167,11 +170,22 @@ class _Trial:
         self.row = replace(self.row, peak_bytes=peak.bytes())
         chances = self.expectation.chances
         if chances is not None and not _draws_as_eager(self.entry):
+            begin = perf_counter()
             problem = chances.problem(compiled, CHANCES_SHARE / 2 * self.judging_s)
+            self.judged_s += perf_counter() - begin
             if problem is not None:
                 return self.fail("wrong", line(problem))
         self.row = replace(self.row, how=self._how())
         return None
+
+    def _judged(self, found: Mapping[str, Any], seed: int) -> JudgedRun:
+        begin = perf_counter()
+        try:
+            return self.expectation.judge(
+                found, seed, _layout(self.entry), self.wider, same_numbers=_draws_as_eager(self.entry)
+            )
+        finally:
+            self.judged_s += perf_counter() - begin
 
     def _keep(self, judged: JudgedRun) -> None:
         """Of each output the worst that any call gave."""

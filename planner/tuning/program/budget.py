@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 
@@ -12,6 +12,7 @@ from fuseplan.tuning.effort import (
     BLOCK_S,
     BLOCK_STEPS,
     FAIR_RACE_S,
+    JUDGING_SHARE,
     KEEPING_S,
     LATE,
     LEAST_RACE_S,
@@ -39,6 +40,8 @@ class Budget:
     """How many launches race, each with defaults of its own."""
     traced_s: float = field(default=0.0, init=False)
     """What tracing the program once takes: about so long does compiling a plan whose code is in caches."""
+    judged_s: float = field(default=0.0, init=False)
+    """The time that went by in judging whether results are right."""
     device_s: float = field(default=0.0, init=False)
     """The time that measuring had the device to itself."""
     _unprepared: int = field(default=0, init=False)
@@ -62,6 +65,11 @@ class Budget:
         """Count the whole plans that are right without being compiled for their race."""
         self._unprepared += sum(outcome.ok and not outcome.prepared for outcome in outcomes)
 
+    def judged(self, outcomes: Sequence[Outcome], at_once: int) -> None:
+        """Count what was judged in jobs of which so many ran at once."""
+        spent = [outcome.judging_s for outcome in outcomes]
+        self.judged_s += max(sum(spent) / at_once, max(spent, default=0.0))
+
     def raced(self, plans: int, outcome: Outcome) -> None:
         """Count a race of so many whole plans, which keeps nothing for the next."""
         self.measured([outcome])
@@ -83,6 +91,11 @@ class Budget:
     def device_left_s(self) -> float:
         """Seconds of measuring that are left."""
         return self.effort.device_s - self.device_s
+
+    @property
+    def judging_left_s(self) -> float:
+        """Seconds that judging may still take: what does not fit is judged by fewer runs."""
+        return max(0.0, JUDGING_SHARE * self.effort.wall_s - self.judged_s)
 
     @property
     def prepares(self) -> bool:

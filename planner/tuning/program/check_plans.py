@@ -158,11 +158,12 @@ class TimedChecks:
         more = sum(not entry.default for entry in chosen)  # the defaults are among those that race already
         most = budget.left_s - budget.starting_s(racing) - budget.fair_race_s(racing + more, self.step_us)
         limits = [_patience(entry, budget) if entry.default else _limit(entry, most) for entry in chosen]
-        judging_s = budget.effort.wall_s * JUDGING_SHARE
         found = _check(
-            self.services, self.trace, chosen, limits, budget.prepares, self.rows, judging_s, self.parts_right
-        )
+            self.services, self.trace, chosen, limits, budget.prepares, self.rows, budget.judging_left_s,
+            self.parts_right,
+        )  # fmt: skip
         budget.checked(found)
+        budget.judged(found, self.services.at_once)
 
     @property
     def _racing(self) -> int:

@@ -114,7 +114,8 @@ class Measuring:
         for case, choices in wanted:
             regions[case.region.key] = case
             fit[case.region.key] = [choice for choice in choices if choice == PLAIN]
-            jobs += [VetRegion(case.region, *choice) for choice in choices if choice != PLAIN]
+            granted = self.budget.judging_left_s
+            jobs += [VetRegion(case.region, *choice, judging_s=granted) for choice in choices if choice != PLAIN]
 
         def heard(job: Job, outcome: Outcome) -> None:
             assert isinstance(job, VetRegion)
@@ -127,7 +128,8 @@ class Measuring:
             )
             self._keep(regions[job.graph.key], [(choice, bad)])
 
-        self.services.carry_out("compiling and checking regions", jobs, heard, self.budget.region_s)
+        found = self.services.carry_out("compiling and checking regions", jobs, heard, self.budget.region_s)
+        self.budget.judged(found, self.services.at_once)
         return {key: sorted(choices, key=choices_order) for key, choices in fit.items()}
 
     def _keep(self, case: Case, rows: Sequence[tuple[Choice, OutcomeRow]]) -> None:
