@@ -1,4 +1,4 @@
-"""One worker as the pool sees it: a process that is started when it is asked, and again at the next question after it was lost."""
+"""One worker as the pool sees it: a process that is started when it is asked, and again as soon as it was lost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class WorkerLostError(FuseplanError):
 
 
 class WorkerProcess:
-    """A worker, started at the first question and again at the next one after it was lost."""
+    """A worker, started at the first question, and again once it was lost over one."""
 
     def __init__(self, setup: Setup, start_s: float, variables: Mapping[str, str] | None = None) -> None:
         """`variables` are for the environment of the process, beside those that it inherits."""
@@ -73,15 +73,20 @@ class WorkerProcess:
                     case Outcome() as outcome:
                         return outcome
                     case DeviceGone(detail):
-                        self.kill()
+                        self._start_anew()
                         raise WorkerLostError("crashed", detail, self.at)
                     case At(name, stage):
                         self.at, self.stage = name, stage
                         if on_at is not None:
                             on_at(name, stage)
         except LostError as lost:
-            self.kill()
+            self._start_anew()
             raise WorkerLostError(lost.status, self._told(lost, limit_s), self.at) from None
+
+    def _start_anew(self) -> None:
+        """End it, and start another, which is there by the time that it is asked."""
+        self.kill()
+        self.start()
 
     def kill(self) -> None:
         """End the process and all of its group, now."""
