@@ -49,8 +49,8 @@ def explain(compiled: Any, *, graphs: bool = True, db: str | Path | None = None)
     programs = programs_of(wrapper)
     if not programs:
         return (
-            "Nothing has been compiled by this yet: call it once, then ask again. What the same function was compiled to"
-            " before, by another torch.compile, runs as it is, and is explained there."
+            "Nothing has been compiled by this yet: call it once, then ask again. If it was called, torch itself runs it as it is,"
+            " and TORCH_LOGS=graph_breaks says why; or it was compiled before, by another torch.compile, and is explained there."
         )
     texts = [_program(p, f"program {i} of {len(programs)}", graphs) for i, p in enumerate(programs, 1)]
     return "\n\n".join(texts)
