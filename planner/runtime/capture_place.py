@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 import torch
 from torch._inductor.cudagraph_trees import CUDAGraphTreeManager, get_manager
@@ -23,6 +23,23 @@ _LAST: WeakKeyDictionary[CUDAGraphTreeManager, Any] = WeakKeyDictionary()
 """The stream on which graphs of these trees were sent last."""
 _PLACES: WeakKeyDictionary[CUDAGraphTreeManager, WeakValueDictionary[Any, Copies]] = WeakKeyDictionary()
 """What callers hold of each function that these trees have captured."""
+_RETAINED: WeakSet[CUDAGraphTreeManager] = WeakSet()
+"""Trees of which a backward has left what was saved for it."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """An output of a graph that was saved for a backward."""
+
+    ref: Any
+    """The trees' own reference."""
+    cached: Sequence[torch.Tensor | None]
+    """The tensors that the trees give anew at each call of that graph."""
+    output: int
+
+    def expired(self) -> bool:
+        """Whether it is gone."""
+        return bool(self.ref.expired()) and not is_saved(self.cached, self.output)
 
 
 @dataclass(eq=False)
@@ -47,10 +64,10 @@ class Copies:
     """The copies of the last call, which are looked at when the next one comes."""
     originals: list[Any] = field(default_factory=list)
     """What the last call has made, as long as its step lasts."""
-    lasts: Any = None
-    """The reference to something of that step that nobody else has: once it is gone, the step is over."""
+    lasts: Saved | None = None
+    """Something of that step that nobody else has: once it is gone, the step is over."""
 
-    def give(self, outputs: list[Any], lasts: Any = None) -> None:
+    def give(self, outputs: list[Any], lasts: Saved | None = None) -> None:
         """Replace what a caller may hold by copies, which no later call writes to.
 
         A graph that is captured while something is let go writes over it at each call. A caller that is given a copy now,
@@ -157,8 +174,7 @@ class CapturePlace:
             places[node.wrapped_function.id] = copies
         for i in small:
             outputs[i] = copied(outputs[i])
-        refs = () if node is None or saved is None else node.outputs_weakrefs
-        copies.give(outputs, refs[saved] if saved is not None and saved < len(refs) else None)
+        copies.give(outputs, None if node is None or saved is None else _saved(node, saved))
         return outputs
 
     def learn(self, manager: CUDAGraphTreeManager | None) -> None:
@@ -189,23 +205,58 @@ class CapturePlace:
 def held_outputs(node: Any) -> Iterator[tuple[Any, int]]:
     """The outputs that are held of a graph of the trees and of those before it: each by its function, and where it is there."""
     while node is not None:
-        saved = {i for i, tensor in enumerate(getattr(node, "cached_tensor_outputs", ())) if is_saved(tensor)}
+        cached = _cached(node)
         for i, ref in enumerate(node.outputs_weakrefs):
-            if i in saved or (ref is not None and not ref.expired()):
+            if is_saved(cached, i) or (ref is not None and not ref.expired()):
                 yield node.wrapped_function.id, i
         node = node.parent
 
 
-def is_saved(tensor: torch.Tensor | None) -> bool:
-    """Whether somebody beside Python holds a tensor that the trees give anew at each call, as autograd does what it has saved: the
-    trees look at Python's references alone.
+def is_saved(cached: Sequence[torch.Tensor | None], output: int) -> bool:
+    """Whether somebody beside Python holds what the trees give anew at each call, as autograd does what it has saved: the trees
+    look at Python's references alone.
 
     >>> x, w = torch.ones(2), torch.ones(2, requires_grad=True)
     >>> product = x * w
-    >>> is_saved(x), is_saved(torch.ones(2)), is_saved(None)
-    (True, False, False)
+    >>> [is_saved([x, torch.ones(2), None], output) for output in range(4)]
+    [True, False, False, False]
     """
+    tensor = cached[output] if output < len(cached) else None
     return tensor is not None and tensor._use_count() > 1  # type: ignore[attr-defined]
+
+
+def holds_for_autograd(manager: CUDAGraphTreeManager) -> bool:
+    """Whether autograd alone holds something that the graphs up to the present one have made: outputs that an op behind them has
+    saved, and all that was saved for a backward that left it there.
+    """
+    places, thoroughly = _PLACES.get(manager, {}), manager in _RETAINED
+    found, node = False, manager.current_node
+    while node is not None and not found:
+        cached, copies = _cached(node), places.get(node.wrapped_function.id)
+        looked_at: Sequence[int] = () if copies is None or copies.gradients else copies.large
+        found = any(is_saved(cached, i) for i in (range(len(cached)) if thoroughly else looked_at))
+        node = node.parent
+    if thoroughly and not found:
+        _RETAINED.discard(manager)
+    return found
+
+
+def retain(manager: CUDAGraphTreeManager) -> None:
+    """Know that a backward has left what was saved for it."""
+    _RETAINED.add(manager)
+
+
+def _cached(node: Any) -> Sequence[torch.Tensor | None]:
+    found: Sequence[torch.Tensor | None] = getattr(
+        node, "cached_tensor_outputs", ()
+    )  # none of a graph that only warms up
+    return found
+
+
+def _saved(node: Any, output: int) -> Saved | None:
+    refs = node.outputs_weakrefs
+    ref = refs[output] if output < len(refs) else None
+    return None if ref is None else Saved(ref, _cached(node), output)
 
 
 def copied(tensor: torch.Tensor) -> torch.Tensor:

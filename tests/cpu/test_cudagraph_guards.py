@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakValueDictionary
 
 import pytest
 import torch
@@ -360,23 +361,38 @@ def test_what_is_given_lives_until_the_next_step_begins(monkeypatch: pytest.Monk
     assert seen == [0, 1] * (capture_place.LEARNING + 2)  # in each forward, and in each backward
 
 
-class Saved:
-    """The reference to something that was saved for the backward."""
-
-    gone = False
-
-    def expired(self) -> bool:
-        return self.gone
-
-
 def test_a_step_is_over_once_no_backward_can_come() -> None:
-    copies, saved = capture_place.Copies((0,), trains=True), Saved()
-    copies.give([torch.ones(2)], saved)
+    given, weight = torch.ones(2), torch.ones(2, requires_grad=True)
+    product = given * weight  # for which autograd holds what was given
+    gone = SimpleNamespace(expired=lambda: True)  # as the trees have it, who look at Python alone
+    copies = capture_place.Copies((0,), trains=True)
+    copies.give([torch.ones(2)], capture_place.Saved(gone, [given], 0))
     copies.let_go(begins=False)
     assert len(copies.originals) == 1
-    saved.gone = True
+    product.sum().backward()
     copies.let_go(begins=False)
     assert copies.originals == []
+
+
+@pytest.mark.parametrize("retained", [False, True])
+def test_what_autograd_alone_holds_counts_as_held(retained: bool) -> None:
+    """Of outputs always, of what was saved where a backward has left it."""
+    trees = Trees()
+    output, saved, weight = torch.ones(2), torch.ones(2), torch.ones(2, requires_grad=True)
+    trees.current_node.cached_tensor_outputs = [output, saved]  # type: ignore[attr-defined]
+    manager: Any = trees
+    copies = capture_place.Copies((0,))
+    capture_place._PLACES[manager] = WeakValueDictionary({"": copies})
+    if retained:
+        capture_place.retain(manager)
+    for held, seen in ((output, True), (saved, retained)):
+        product = held * weight
+        assert capture_place.holds_for_autograd(manager) is seen
+        product.sum().backward()
+        assert not capture_place.holds_for_autograd(manager)
+        if retained:
+            assert manager not in capture_place._RETAINED
+            capture_place.retain(manager)
 
 
 @pytest.mark.parametrize(("inner", "small"), [(lambda x: x.exp() * 2, ()), (torch.exp, (0,))])
