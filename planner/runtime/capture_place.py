@@ -28,7 +28,7 @@ _RETAINED: WeakSet[CUDAGraphTreeManager] = WeakSet()
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedOutput:
     """An output of a graph that was saved for a backward."""
 
     ref: Any
@@ -64,10 +64,10 @@ class Copies:
     """The copies of the last call, which are looked at when the next one comes."""
     originals: list[Any] = field(default_factory=list)
     """What the last call has made, as long as its step lasts."""
-    lasts: Saved | None = None
+    lasts: SavedOutput | None = None
     """Something of that step that nobody else has: once it is gone, the step is over."""
 
-    def give(self, outputs: list[Any], lasts: Saved | None = None) -> None:
+    def give(self, outputs: list[Any], lasts: SavedOutput | None = None) -> None:
         """Replace what a caller may hold by copies, which no later call writes to.
 
         A graph that is captured while something is let go writes over it at each call. A caller that is given a copy now,
@@ -253,10 +253,10 @@ def _cached(node: Any) -> Sequence[torch.Tensor | None]:
     return found
 
 
-def _saved(node: Any, output: int) -> Saved | None:
+def _saved(node: Any, output: int) -> SavedOutput | None:
     refs = node.outputs_weakrefs
     ref = refs[output] if output < len(refs) else None
-    return None if ref is None else Saved(ref, _cached(node), output)
+    return None if ref is None else SavedOutput(ref, _cached(node), output)
 
 
 def copied(tensor: torch.Tensor) -> torch.Tensor:

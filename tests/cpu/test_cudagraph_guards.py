@@ -366,7 +366,7 @@ def test_a_step_is_over_once_no_backward_can_come() -> None:
     product = given * weight  # for which autograd holds what was given
     gone = SimpleNamespace(expired=lambda: True)  # as the trees have it, who look at Python alone
     copies = capture_place.Copies((0,), trains=True)
-    copies.give([torch.ones(2)], capture_place.Saved(gone, [given], 0))
+    copies.give([torch.ones(2)], capture_place.SavedOutput(gone, [given], 0))
     copies.let_go(begins=False)
     assert len(copies.originals) == 1
     product.sum().backward()
