@@ -183,7 +183,7 @@ class CapturePlace:
         self.gradients.learn()
         if manager is not None:
             begins = manager.can_start_new_generation()
-            for copies in _PLACES.get(manager, {}).values():
+            for copies in _PLACES[manager].values() if manager in _PLACES else ():
                 copies.let_go(begins)
 
     def keep(self, manager: CUDAGraphTreeManager) -> None:
@@ -229,10 +229,10 @@ def holds_for_autograd(manager: CUDAGraphTreeManager) -> bool:
     """Whether autograd alone holds something that the graphs up to the present one have made: outputs that an op behind them has
     saved, and all that was saved for a backward that left it there.
     """
-    places, thoroughly = _PLACES.get(manager, {}), manager in _RETAINED
+    places, thoroughly = _PLACES.get(manager), manager in _RETAINED
     found, node = False, manager.current_node
     while node is not None and not found:
-        cached, copies = _cached(node), places.get(node.wrapped_function.id)
+        cached, copies = _cached(node), None if places is None else places.get(node.wrapped_function.id)
         looked_at: Sequence[int] = () if copies is None or copies.gradients else copies.large
         found = any(is_saved(cached, i) for i in (range(len(cached)) if thoroughly else looked_at))
         node = node.parent
