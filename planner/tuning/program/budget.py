@@ -135,12 +135,15 @@ class Budget:
         block_s = BLOCK_S + BLOCK_STEPS * step_s if self.on_gpu else step_s
         return max(FAIR_RACE_S, PLAN_RULE.least * (plans + 1) * block_s)
 
-    def left_beside_s(self, racing: int, more: int, compile_s: float, step_us: float | None) -> float:
+    def left_beside_s(
+        self, racing: int, more: int, compile_s: float, step_us: float | None, again_s: float | None = None
+    ) -> float:
         """Seconds that are left beside compiling and checking so many more plans at once, each of which takes about `compile_s`,
-        and a fair race of all with those that are `racing` already.
+        and a fair race of all with those that are `racing` already; `again_s` is what those take whose code is there.
         """
-        checking = max(2 * self.traced_s, compile_s)  # a cut one compiles about as much as all at once
+        # a cut one compiles about as much as all at once
+        checking = max(2 * self.traced_s, compile_s) if again_s is None else again_s
         checking *= max(1.0, more / COMPILING)  # beyond these the cores are taken
-        preparing = more * self.traced_s
+        preparing = more * (self.traced_s if again_s is None else again_s)
         racing_s = self.starting_s(racing) + self.fair_race_s(racing + more, step_us)
         return self.left_s - LATE * (checking + preparing) - racing_s

@@ -98,7 +98,7 @@ class TimedChecks:
     def _next(self, waiting: Sequence[RaceEntry]) -> list[RaceEntry]:
         """Those that are checked at once now: what was compiled under another launch takes little, and comes first."""
         compiled = [one for one in waiting if self._is_compiled(one)]
-        room = self._room(self._racing, 0.0 if compiled else self._compile_s)
+        room = self._room(self._racing, self._compile_s, self._again_s if compiled else None)
         return list(compiled or waiting)[: min(room, self.services.at_once)]
 
     def _of_another_launch(self, entry: RaceEntry) -> RaceEntry | None:
@@ -170,17 +170,23 @@ class TimedChecks:
         """How many are right so far."""
         return sum(row.status == "ok" for row in self.rows.values())
 
-    def _room(self, racing: int, compile_s: float) -> int:
+    def _room(self, racing: int, compile_s: float, again_s: float | None = None) -> int:
         """How many more plans there is time to compile, in about so long each, and to check, as many at once as can be, and to
         race.
         """
-        left = partial(self.budget.left_beside_s, racing, compile_s=compile_s, step_us=self.step_us)
+        left = partial(self.budget.left_beside_s, racing, compile_s=compile_s, step_us=self.step_us, again_s=again_s)
         return next((more for more in range(self.services.at_once, 0, -1) if left(more) >= 0), 0)
 
     def _in_time(self, others: Sequence[RaceEntry], known: int) -> list[RaceEntry]:
         """Those that are not known to take longer than there is time for."""
         left_s = self.budget.left_beside_s(self._racing or known, 1, self._compile_s, self.step_us)
         return [entry for entry in others if not searches(entry) or LATE * entry.searching_s <= left_s]
+
+    @property
+    def _again_s(self) -> float:
+        """What a plan takes whose code is there, as far as one has shown it."""
+        known = [self.rows[one.name] for one in self._asked_for if one.name in self.rows and self._is_compiled(one)]
+        return max((row.compile_s for row in known if row.compile_s is not None), default=self.budget.traced_s)
 
     @property
     def _compile_s(self) -> float:
