@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 from torch._inductor.cudagraph_trees import CUDAGraphTreeManager, get_manager
@@ -23,23 +23,6 @@ _LAST: WeakKeyDictionary[CUDAGraphTreeManager, Any] = WeakKeyDictionary()
 """The stream on which graphs of these trees were sent last."""
 _PLACES: WeakKeyDictionary[CUDAGraphTreeManager, WeakValueDictionary[Any, Copies]] = WeakKeyDictionary()
 """What callers hold of each function that these trees have captured."""
-_RETAINED: WeakSet[CUDAGraphTreeManager] = WeakSet()
-"""Trees of which a backward has left what was saved for it."""
-
-
-@dataclass(frozen=True)
-class SavedOutput:
-    """An output of a graph that was saved for a backward."""
-
-    ref: Any
-    """The trees' own reference."""
-    cached: Sequence[torch.Tensor | None]
-    """The tensors that the trees give anew at each call of that graph."""
-    output: int
-
-    def expired(self) -> bool:
-        """Whether it is gone."""
-        return bool(self.ref.expired()) and not is_saved(self.cached, self.output)
 
 
 @dataclass(eq=False)
@@ -64,10 +47,10 @@ class Copies:
     """The copies of the last call, which are looked at when the next one comes."""
     originals: list[Any] = field(default_factory=list)
     """What the last call has made, as long as its step lasts."""
-    lasts: SavedOutput | None = None
-    """Something of that step that nobody else has: once it is gone, the step is over."""
+    lasts: Any = None
+    """The reference to something of that step that nobody else has: once it is gone, the step is over."""
 
-    def give(self, outputs: list[Any], lasts: SavedOutput | None = None) -> None:
+    def give(self, outputs: list[Any], lasts: Any = None) -> None:
         """Replace what a caller may hold by copies, which no later call writes to.
 
         A graph that is captured while something is let go writes over it at each call. A caller that is given a copy now,
@@ -75,7 +58,7 @@ class Copies:
         no graph sees an original go before the step is over.
         """
         if self.trains and (self.learning or not self.gradients):
-            self.originals, self.lasts = [outputs[i] for i in self.large], lasts
+            self.originals, self.lasts = [outputs[i].detach() for i in self.large], lasts
         chosen = list(self.large) if self.learning else [i for i in self.held if not self._is_added(i)]
         try:
             copies = copies_of([outputs[i] for i in chosen])
@@ -174,7 +157,12 @@ class CapturePlace:
             places[node.wrapped_function.id] = copies
         for i in small:
             outputs[i] = copied(outputs[i])
-        copies.give(outputs, None if node is None or saved is None else _saved(node, saved))
+        refs = () if node is None or saved is None else node.outputs_weakrefs
+        copies.give(outputs, refs[saved] if saved is not None and saved < len(refs) else None)
+        # The trees give the same tensors at each call, and look for who holds these in Python alone: autograd, which saves them,
+        # holds others of the same memory. Of what is saved for the backward, one tells of all.
+        for i in (() if copies.gradients else copies.large) if saved is None else (*copies.large, saved):
+            outputs[i] = outputs[i].detach()
         return outputs
 
     def learn(self, manager: CUDAGraphTreeManager | None) -> None:
@@ -205,58 +193,10 @@ class CapturePlace:
 def held_outputs(node: Any) -> Iterator[tuple[Any, int]]:
     """The outputs that are held of a graph of the trees and of those before it: each by its function, and where it is there."""
     while node is not None:
-        cached = _cached(node)
         for i, ref in enumerate(node.outputs_weakrefs):
-            if is_saved(cached, i) or (ref is not None and not ref.expired()):
+            if ref is not None and not ref.expired():
                 yield node.wrapped_function.id, i
         node = node.parent
-
-
-def is_saved(cached: Sequence[torch.Tensor | None], output: int) -> bool:
-    """Whether somebody beside Python holds what the trees give anew at each call, as autograd does what it has saved: the trees
-    look at Python's references alone.
-
-    >>> x, w = torch.ones(2), torch.ones(2, requires_grad=True)
-    >>> product = x * w
-    >>> [is_saved([x, torch.ones(2), None], output) for output in range(4)]
-    [True, False, False, False]
-    """
-    tensor = cached[output] if output < len(cached) else None
-    return tensor is not None and tensor._use_count() > 1  # type: ignore[attr-defined]
-
-
-def holds_for_autograd(manager: CUDAGraphTreeManager) -> bool:
-    """Whether autograd alone holds something that the graphs up to the present one have made: outputs that an op behind them has
-    saved, and all that was saved for a backward that left it there.
-    """
-    places, thoroughly = _PLACES.get(manager), manager in _RETAINED
-    found, node = False, manager.current_node
-    while node is not None and not found:
-        cached, copies = _cached(node), None if places is None else places.get(node.wrapped_function.id)
-        looked_at: Sequence[int] = () if copies is None or copies.gradients else copies.large
-        found = any(is_saved(cached, i) for i in (range(len(cached)) if thoroughly else looked_at))
-        node = node.parent
-    if thoroughly and not found:
-        _RETAINED.discard(manager)
-    return found
-
-
-def retain(manager: CUDAGraphTreeManager) -> None:
-    """Know that a backward has left what was saved for it."""
-    _RETAINED.add(manager)
-
-
-def _cached(node: Any) -> Sequence[torch.Tensor | None]:
-    found: Sequence[torch.Tensor | None] = getattr(
-        node, "cached_tensor_outputs", ()
-    )  # none of a graph that only warms up
-    return found
-
-
-def _saved(node: Any, output: int) -> SavedOutput | None:
-    refs = node.outputs_weakrefs
-    ref = refs[output] if output < len(refs) else None
-    return None if ref is None else SavedOutput(ref, _cached(node), output)
 
 
 def copied(tensor: torch.Tensor) -> torch.Tensor:

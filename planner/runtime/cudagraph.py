@@ -31,7 +31,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from fuseplan.executors.flat import Boxed
 from fuseplan.log import logger
-from fuseplan.runtime.capture_place import CapturePlace, Copies, holds_for_autograd, keeps_graph, retain
+from fuseplan.runtime.capture_place import CapturePlace, Copies, keeps_graph
 from fuseplan.stats import count
 
 SMALL = 64 * 1024
@@ -120,7 +120,7 @@ class CudaGraphLaunch:
             self.place.gradients = Copies(facts.large, self.remarks, gradients=True, trains=True)
             return lambda plain: _guard_backward(capture(plain), plain, self.place, follows)
         self.made = made = _Made(facts.made)
-        outputs = Copies(facts.large, self.remarks, trains=facts.role == "forward")
+        outputs = Copies(facts.large, self.remarks, trains=facts.saved is not None)
         self.place = place = CapturePlace(device, self.remarks, outputs)
         return lambda plain: _guard_forward(capture(plain), plain, place, facts, made)
 
@@ -303,10 +303,7 @@ def _guard_backward(
             count("backward calls run plain")
             return plain(args)
         manager = get_manager(place.device, create_if_none_exists=False)
-        kept = manager is not None and keeps_graph()
-        if manager is not None and (kept or _would_overwrite(manager) or not follows_capture(args)):
-            if kept:
-                retain(manager)
+        if manager is not None and (keeps_graph() or _would_overwrite(manager) or not follows_capture(args)):
             count("backward calls run plain")
             manager.set_to_running_backward()
             return plain(args)
@@ -318,7 +315,7 @@ def _guard_backward(
 def _would_overwrite(manager: CUDAGraphTreeManager) -> bool:
     """Whether a new step would begin now, over memory that a caller still holds."""
     node = manager.current_node
-    return node is not None and manager.can_start_new_generation() and _is_held(manager, node)
+    return node is not None and manager.can_start_new_generation() and _is_held(node)
 
 
 def _goes_too_deep(manager: CUDAGraphTreeManager) -> bool:
@@ -326,7 +323,7 @@ def _goes_too_deep(manager: CUDAGraphTreeManager) -> bool:
     node = manager.current_node
     if node is None or manager.can_start_new_generation():
         return False
-    return _is_deep(node) and _is_held(manager, node)
+    return _is_deep(node) and _is_held(node)
 
 
 def _is_deep(node: Any) -> bool:
@@ -338,12 +335,12 @@ def _is_deep(node: Any) -> bool:
     return before >= DEEPEST
 
 
-def _is_held(manager: CUDAGraphTreeManager, node: Any) -> bool:
+def _is_held(node: Any) -> bool:
     """Whether a caller, or autograd for one, still holds something that the graphs up to this one have made."""
     if not isinstance(node, CUDAGraphNode):
         return any(True for _ in node.path_live_weakrefs())
     held = (node.path_weakrefs[depth][index] for depth, index in node.live_indices_after_graph)
-    return any(ref is not None and not ref.expired() for ref in held) or holds_for_autograd(manager)
+    return any(ref is not None and not ref.expired() for ref in held)
 
 
 def _obstacle(gm: GraphModule) -> str | None:

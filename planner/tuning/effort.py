@@ -163,6 +163,8 @@ JUDGING_SHARE = 0.2
 GREEDY_SHARE = 1 / 3
 """Of the wall time of an effort, what compiling a default of ours may take: nvFuser needs
 seconds for each region that is not like another. Torch's own are waited for, whatever they take."""
+LEAST_JUDGING_S = 2.0
+"""What judging one plan or region may take at least, whatever others have taken."""
 LATE = 1.2
 """So many times as long as is expected may a plan take to be compiled and checked."""
 LEAST_LIMIT_S = 20.0

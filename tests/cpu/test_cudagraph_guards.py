@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
-from weakref import WeakValueDictionary
 
 import pytest
 import torch
@@ -362,37 +361,41 @@ def test_what_is_given_lives_until_the_next_step_begins(monkeypatch: pytest.Monk
 
 
 def test_a_step_is_over_once_no_backward_can_come() -> None:
-    given, weight = torch.ones(2), torch.ones(2, requires_grad=True)
-    product = given * weight  # for which autograd holds what was given
-    gone = SimpleNamespace(expired=lambda: True)  # as the trees have it, who look at Python alone
-    copies = capture_place.Copies((0,), trains=True)
-    copies.give([torch.ones(2)], capture_place.SavedOutput(gone, [given], 0))
+    held = torch.ones(2)
+    ref, copies = StorageWeakRef(held.untyped_storage()), capture_place.Copies((0,), trains=True)
+    copies.give([torch.ones(2)], ref)
     copies.let_go(begins=False)
     assert len(copies.originals) == 1
-    product.sum().backward()
+    del held
     copies.let_go(begins=False)
     assert copies.originals == []
 
 
-@pytest.mark.parametrize("retained", [False, True])
-def test_what_autograd_alone_holds_counts_as_held(retained: bool) -> None:
-    """Of outputs always, of what was saved where a backward has left it."""
-    trees = Trees()
-    output, saved, weight = torch.ones(2), torch.ones(2), torch.ones(2, requires_grad=True)
-    trees.current_node.cached_tensor_outputs = [output, saved]  # type: ignore[attr-defined]
-    manager: Any = trees
-    copies = capture_place.Copies((0,))
-    capture_place._PLACES[manager] = WeakValueDictionary({"": copies})
-    if retained:
-        capture_place.retain(manager)
-    for held, seen in ((output, True), (saved, retained)):
-        product = held * weight
-        assert capture_place.holds_for_autograd(manager) is seen
-        product.sum().backward()
-        assert not capture_place.holds_for_autograd(manager)
-        if retained:
-            assert manager not in capture_place._RETAINED
-            capture_place.retain(manager)
+def test_autograd_holds_none_of_the_tensors_that_the_trees_give_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trees would not see it: what autograd has saved is another tensor of the same memory, and so is what a caller gets."""
+    training = Training(nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)), monkeypatch)
+    given: list[Tensor] = []
+    plain = training.plain
+
+    def noted(gm: GraphModule, word: str) -> Any:
+        def call(args: list[Any]) -> Any:
+            outputs = plain(gm, word)(args)
+            given.extend(outputs if word == "forward plain" else ())
+            return outputs
+
+        return boxed(call)
+
+    monkeypatch.setattr(training, "plain", noted)
+    for _ in range(capture_place.LEARNING):
+        training.call(torch.randn(4, 8))
+    given.clear()
+    out = training.call(torch.randn(4, 8))
+    outputs = training.launch.place.outputs
+    assert (outputs.trains, outputs.held) == (True, ())
+    (large,) = outputs.large
+    assert out.data_ptr() == given[large].data_ptr()  # it is no copy any more
+    assert out.grad_fn is not None
+    assert given[large].grad_fn is None
 
 
 @pytest.mark.parametrize(("inner", "small"), [(lambda x: x.exp() * 2, ()), (torch.exp, (0,))])

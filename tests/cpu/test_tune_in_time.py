@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from benchmarks.replay.answers import OnDone
+from fuseplan.judge.output import Inquiry, JudgedOutput
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import PLAN_RULE, Job, Outcome, OutcomeRow, VetPlan
 from fuseplan.plan import LAUNCHES, Plan, Rewrite
-from fuseplan.tuning.effort import FULL, JUDGING_SHARE, STARTING_S
-from fuseplan.tuning.program import budget
+from fuseplan.tuning.effort import FULL, JUDGING_SHARE, LEAST_JUDGING_S, STARTING_S
+from fuseplan.tuning.program import budget, check_plans
 from fuseplan.tuning.program.baseline import defaults
 from fuseplan.tuning.program.budget import Budget
 from fuseplan.tuning.program.check_plans import Rows, TimedChecks
@@ -151,6 +152,47 @@ def test_what_is_compiled_already_is_tried_where_nothing_else_is(monkeypatch: py
     assert not looking.has_room
 
 
+def answering(host: Host, statuses: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has the host find these statuses, at the first time; what is wrong is off by little."""
+    run = host.map
+
+    def mapped(jobs: Sequence[Job], on_done: OnDone | None = None, limit_s: float | None = None) -> list[Outcome]:
+        def done(job: Job, outcome: Outcome) -> None:
+            assert isinstance(job, VetPlan)
+            assert on_done is not None
+            status = statuses.pop(job.entry.name, "ok")
+            outputs = (JudgedOutput("output 0", "mean", 3.0, 2.0, 1.0),) if status == "wrong" else ()
+            row = OutcomeRow(job.entry.name, status, compile_s=WHOLE_S, outputs=outputs, near=status == "wrong")
+            on_done(job, replace(outcome, rows=(row,)))
+
+        return run(jobs, done, limit_s)
+
+    monkeypatch.setattr(host, "map", mapped)
+
+
+def test_rounding_everywhere_is_right_under_each_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host()
+    answering(host, {"inductor": "wrong"}, monkeypatch)
+    monkeypatch.setattr(check_plans, "inquired", lambda *given: Inquiry(rounding=4))
+    entries = [
+        RaceEntry("inductor", Plan("inductor"), default=True),
+        RaceEntry("inductor, cudagraph", Plan("inductor", launch="cudagraph"), default=True),
+    ]
+    assert checks(monkeypatch, host).checked(entries) == entries
+    assert host.at_once == [1, 1, 1]
+
+
+def test_what_fails_under_cuda_graphs_runs_plain_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though its turn came later, it is checked first."""
+    host = Host()
+    answering(host, {"cut, cudagraph": "out-of-memory"}, monkeypatch)
+    cut = RaceEntry("cut", Plan("aten", saving="all"))
+    captured = RaceEntry("cut, cudagraph", Plan("aten", saving="all", launch="cudagraph"))
+    looking = checks(monkeypatch, host, 0.001)
+    assert looking.checked([captured, cut]) == [cut]
+    assert list(looking.rows) == ["cut", "cut, cudagraph"]
+
+
 def test_all_judging_has_one_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fifth of the time of an effort: what is judged later has what is left of it, by as many runs as that allows."""
     granted: list[float] = []
@@ -166,7 +208,7 @@ def test_all_judging_has_one_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(looking.services), "at_once", 1)
     looking.checked([RaceEntry(f"cut {number}", Plan("aten")) for number in range(5)])
     fifth = JUDGING_SHARE * FULL.wall_s
-    assert granted == [fifth, fifth - 30, fifth - 60, fifth - 90, 0.0]
-    assert looking.budget.judging_left_s == 0.0
+    assert granted == [fifth, fifth - 30, fifth - 60, fifth - 90, LEAST_JUDGING_S]
+    assert looking.budget.judging_left_s == LEAST_JUDGING_S
     looking.budget.judged([Outcome(judging_s=2.0), Outcome(judging_s=4.0)], at_once=2)
     assert looking.budget.judged_s == 5 * 30.0 + 4.0  # beside each other

@@ -273,12 +273,13 @@ def test_an_output_that_is_saved_too_may_be_held_in_the_backward(launch: Callabl
         close(mine, theirs)
 
 
+@pytest.mark.parametrize("made", [model, lambda: nn.Linear(64, 64).cuda()], ids=["model", "saves nothing of its own"])
 def test_forwards_without_a_backward_begin_anew_once_all_is_let_go(
-    launch: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    launch: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, made: Callable[[], nn.Module]
 ) -> None:
     """As in an evaluation that nobody has told to need no gradients."""
     monkeypatch.setattr(cudagraph, "DEEPEST", 3)
-    net = model()
+    net = made()
     compiled = launch(net)
     before = fuseplan.stats()
     for _ in range(LEARNING + 6):

@@ -15,6 +15,7 @@ from fuseplan.tuning.effort import (
     JUDGING_SHARE,
     KEEPING_S,
     LATE,
+    LEAST_JUDGING_S,
     LEAST_RACE_S,
     LEAST_REGION_S,
     PREPARED,
@@ -94,8 +95,10 @@ class Budget:
 
     @property
     def judging_left_s(self) -> float:
-        """Seconds that judging may still take: what does not fit is judged by fewer runs."""
-        return max(0.0, JUDGING_SHARE * self.effort.wall_s - self.judged_s)
+        """Seconds that judging may still take: what does not fit is judged by fewer runs. Each has some, since what stays in doubt is
+        kept as wrong.
+        """
+        return max(LEAST_JUDGING_S, JUDGING_SHARE * self.effort.wall_s - self.judged_s)
 
     @property
     def prepares(self) -> bool:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from time import monotonic
 
 from fuseplan.judge.output import OTHERS, WIDER, Inquiry, Wider, widened_by
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import FindFault, Job, Outcome, OutcomeRow, VetPlan
-from fuseplan.plan import Plan
 from fuseplan.tuning.effort import GREEDY_SHARE, JUDGING_SHARE, LATE, LEAST_LIMIT_S, PATIENCE_S
 from fuseplan.tuning.program.baseline import planned, searches
 from fuseplan.tuning.program.budget import Budget
@@ -73,13 +73,14 @@ class TimedChecks:
         self._asked_for += entries
         waiting = self._in_time(rest, len(known))
         if known:  # a worker that these leave without work takes the first of the others
-            again = [one for one in known if self._of_another_launch(one) in known]
+            again = [one for one in known if self._plain_twin(one) in known]
             first = [one for one in known if one not in again]
-            beside = min(max(0, self.services.at_once - len(first)), self._room(len(known), self._compile_s))
-            self._check([*first, *waiting[:beside]], len(known))
+            room = min(max(0, self.services.at_once - len(first)), self._room(len(known), self._compile_s))
+            beside = self._in_turn(waiting)[:room]
+            self._check([*first, *beside], len(known))
             self._inquire(known)
             self._check_again(again)
-            waiting = self._in_time(waiting[beside:], len(known))
+            waiting = self._in_time([one for one in waiting if one not in beside], len(known))
         while waiting and (chosen := self._next(waiting)):
             self._check_again([one for one in chosen if self._is_compiled(one)])
             self._check([one for one in chosen if one.name not in self.rows], self._racing)
@@ -99,30 +100,34 @@ class TimedChecks:
         """Those that are checked at once now: what was compiled under another launch takes little, and comes first."""
         compiled = [one for one in waiting if self._is_compiled(one)]
         room = self._room(self._racing, self._compile_s, self._again_s if compiled else None)
-        return list(compiled or waiting)[: min(room, self.services.at_once)]
+        return (compiled or self._in_turn(waiting))[: min(room, self.services.at_once)]
 
-    def _of_another_launch(self, entry: RaceEntry) -> RaceEntry | None:
-        """What is to be checked before it and has the same plan under another launch: what comes of that is known then."""
+    def _in_turn(self, waiting: Sequence[RaceEntry]) -> list[RaceEntry]:
+        """Those that need not wait for the same plan under the plain launch: of these that is checked first."""
+        return [one for one in waiting if self._plain_twin(one) not in waiting]
+
+    def _plain_twin(self, entry: RaceEntry) -> RaceEntry | None:
+        """What has the same plan under the plain launch, if that is another: where it does not run, this does not either."""
         plan = planned(entry)
-        earlier = self._asked_for[: self._asked_for.index(entry)]
-        others = [one for one in earlier if planned(one).launch != plan.launch]
-        return next((one for one in others if _plain(planned(one)) == _plain(plan)), None)
+        if plan.launch == "plain":
+            return None
+        return next((one for one in self._asked_for if planned(one) == replace(plan, launch="plain")), None)
 
     def _is_compiled(self, entry: RaceEntry) -> bool:
-        other = self._of_another_launch(entry)
-        return other is not None and other.name in self.rows
+        twin = self._plain_twin(entry)
+        return twin is not None and twin.name in self.rows
 
     def _check_again(self, entries: Sequence[RaceEntry]) -> None:
-        """Check those whose plan is right under another launch; of the others it is known what comes of it."""
+        """Check those whose plan is right under the plain launch; of the others it is known what comes of it."""
         right = []
         for entry in entries:
-            other = self._of_another_launch(entry)
-            assert other is not None
-            row = self.rows[other.name]
+            twin = self._plain_twin(entry)
+            assert twin is not None
+            row = self.rows[twin.name]
             if row.status == "ok":
                 right.append(entry)
             else:
-                self.rows[entry.name] = replace(row, name=entry.name)
+                self.rows[entry.name] = replace(row, name=entry.name, compile_s=None)
         if right:
             self._check(right, max(self._racing, len(entries)))
 
@@ -134,12 +139,14 @@ class TimedChecks:
         if row is None or row.status != "wrong" or not row.outputs or self._inquired:
             return
         self._inquired = True
-        found = inquired(self.services, self.trace, row, JUDGING_SHARE * self.budget.effort.wall_s)
+        began = monotonic()
+        found = inquired(self.services, self.trace, row, self.budget.judging_left_s)
+        self.budget.judged_s += monotonic() - began
         if found.rounding:
             self.parts_right = found.rounding
             told = f"not one of {found.rounding} parts of this program is wrong by itself: it is rounding"
             self.services.note(f"torch.compile is off by more than is allowed, and {told}")
-            again = [entry for entry in known if _is_inductors(entry) and self.rows[entry.name].near]
+            again = [one for one in known if _is_inductors(one) and one.name in self.rows and self.rows[one.name].near]
             self._check(again, len(known))
             return
         if found.fault is None:
@@ -232,8 +239,7 @@ def _wider(entry: RaceEntry, rows: Rows) -> Wider:
     """How many times further off than what rounding explains the outputs of a plan may be: each as far as torch.compile has it, up
     to a factor, and that one up to the factor.
 
-    >>> from fuseplan.plan import Plan
-    >>> _wider(RaceEntry("cut", Plan("aten")), {}), _wider(RaceEntry("inductor", Plan("inductor"), default=True), {}) == {OTHERS: WIDER}
+    >>>     >>> _wider(RaceEntry("cut", Plan("aten")), {}), _wider(RaceEntry("inductor", Plan("inductor"), default=True), {}) == {OTHERS: WIDER}
     ({}, True)
     """
     if _is_inductors(entry):
@@ -258,10 +264,6 @@ def _patience(default: RaceEntry, budget: Budget) -> float | None:
     if _is_torchs(default):
         return None
     return max(LEAST_LIMIT_S, budget.effort.wall_s * GREEDY_SHARE)
-
-
-def _plain(plan: Plan) -> Plan:
-    return replace(plan, launch="plain")
 
 
 def _is_torchs(entry: RaceEntry) -> bool:

@@ -56,8 +56,10 @@ class Stages:
         able = [search for search in self.searches if not reasons[search.launch]] or self.searches
         # The last pays nothing for the host, so that it looks first for what is fastest on the device: that serves the others.
         # Who has no time left for a plan of its own need not look for one: in training that takes seconds.
-        found = {search.launch: search.rounds.run() for search in reversed(able) if checks.has_room}
-        proposed = {search.launch: found.get(search.launch, Proposed((), self.effort.plans)) for search in able}
+        proposed = {
+            search.launch: search.rounds.run() if checks.has_room else search.rounds.leave()
+            for search in reversed(able)
+        }
         fit += self._fit_cuts(able, checks, proposed, [entry for search in able for entry in search.entries.of(late)])
         verdict = self._raced(able, checks, proposed, fit)
         return replace(verdict, detail=verdict.detail or left_out(reasons))

@@ -50,6 +50,12 @@ class Proposer:
         begun, self._begun = self._begun, None
         return self._solve(self.knowledge.costs) if begun is None else begun.result()
 
+    def leave(self) -> None:
+        """Have what was begun come to its end: it reads what others are about to write."""
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            begun.result()
+
     def candidates(self) -> list[Candidate]:
         """The best plans by what is known now: what is only predicted counts as slower than it is thought to be."""
         solutions = self._solve([costs.leaning(-CAUTION) for costs in self.knowledge.costs])

@@ -66,6 +66,13 @@ class Rounds:
         else:
             self.proposer.begin()
 
+    def leave(self) -> Proposed:
+        """Look for nothing; what was begun comes to its end."""
+        if self._recalling is not None:
+            self._recalling.result()
+        self.proposer.leave()
+        return Proposed((), self.effort.plans)
+
     def run(self) -> Proposed:
         """The best plans after as many rounds of measuring as the effort allows."""
         if not self.knowledge.problem.graphs:
