@@ -87,9 +87,8 @@ def environment() -> dict[str, Any]:
 
 def commit() -> str:
     """The commit measured, with a + where the working tree differs from it."""
-    if said := os.environ.get(
-        "FUSEPLAN_COMMIT"
-    ):  # a copy of the tree on another machine has no history, or another one
+    said = os.environ.get("FUSEPLAN_COMMIT")
+    if said:  # of a copy of the tree on another machine, which has no history, or another one
         return said
     try:
         # Result files are what a benchmark writes: one alone does not make the code another.

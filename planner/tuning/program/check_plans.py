@@ -239,7 +239,8 @@ def _wider(entry: RaceEntry, rows: Rows) -> Wider:
     """How many times further off than what rounding explains the outputs of a plan may be: each as far as torch.compile has it, up
     to a factor, and that one up to the factor.
 
-    >>>     >>> _wider(RaceEntry("cut", Plan("aten")), {}), _wider(RaceEntry("inductor", Plan("inductor"), default=True), {}) == {OTHERS: WIDER}
+    >>> from fuseplan.plan import Plan
+    >>> _wider(RaceEntry("cut", Plan("aten")), {}), _wider(RaceEntry("inductor", Plan("inductor"), default=True), {}) == {OTHERS: WIDER}
     ({}, True)
     """
     if _is_inductors(entry):
