@@ -7,7 +7,7 @@ which none begins what it has no time for. What Inductor has compiled is found a
 from __future__ import annotations
 
 import os
-import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -49,10 +49,6 @@ BAD = ("plan misses", "plan stale hits", "plans refused", "regions fallen back",
 
 class NoTimeError(Exception):
     """The process ends before what it has no time for; the next goes on from there."""
-
-
-class TooLongError(BaseException):
-    """A side was not compiled in time; nothing that compiles takes this for a failure of one of its attempts."""
 
 
 def run(task: Task) -> None:
@@ -129,15 +125,11 @@ def _measured(task: Task, report: Report, time: Time) -> bool:
             time.need(patience + MARGIN_S, f"{side} to compile")
         report.at("compiling", side)
         try:
-            with within(patience):
+            with within(patience, partial(_give_up, report, rows, side, patience)):
                 steps[side], found = side_of(side, case, model, inputs, given["db"])
             rows[side] = found | (
                 {"first_s": known["first_s"]} if "first_s" in known else {}
             )  # then it was found compiled
-        except TooLongError as error:
-            # what was given up may still compile in workers, beside which nothing can be timed
-            report.put(sides={**rows, side: {"failed": str(error)}}, seconds=report.seconds())
-            return False
         except Exception as error:  # noqa: BLE001 - one side that fails is a row, and the others are measured
             check_device(error)
             rows[side] = {"failed": ": ".join(failure(error, RUN))}
@@ -163,19 +155,28 @@ def _hopeless(side: str, rows: Mapping[str, Any]) -> str | None:
 
 
 @contextmanager
-def within(seconds: float) -> Iterator[None]:
-    """Raise where it is not done after so many seconds."""
-
-    def late(*_: object) -> None:
-        raise TooLongError(f"not compiled within {seconds:.0f} s")
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+def within(seconds: float, late: Callable[[], None]) -> Iterator[None]:
+    """Call `late` where it is not done after so many seconds: in another thread, since of a backward that is compiled when it is run
+    the main thread only hears once that is done.
+    """
+    timer = threading.Timer(seconds, late)
+    timer.daemon = True
+    timer.start()
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, before)
+        timer.cancel()
+
+
+def _give_up(report: Report, rows: Mapping[str, Any], side: str, patience: float) -> None:
+    """End the process; the next goes on without that side. Nothing can be timed beside what still compiles."""
+    report.put(sides={**rows, side: {"failed": f"not compiled within {patience:.0f} s"}}, seconds=report.seconds())
+    end()
+
+
+def end() -> None:
+    """End the process as one that has done what it could."""
+    os._exit(0)
 
 
 def raced(race: RaceResult, noisy: str, rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

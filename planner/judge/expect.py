@@ -59,7 +59,7 @@ class Surroundings:
     check: Callable[[BaseException], None] = _no_matter
     """Raises where the error of a run means that the device is lost."""
     roomy: Callable[[], AbstractContextManager[object]] = nullcontext
-    """Around runs in higher precision, which take several times the memory of others."""
+    """Around runs that say what is right: in higher precision they take several times the memory of others."""
 
 
 ALONE = Surroundings()
@@ -73,6 +73,8 @@ class Expectation:
     """By the seed of the inputs."""
     _how: str
     _more: _MoreDraws
+    took_s: float
+    """What finding it out took, without what was waited for."""
     chances: Chances | None = None
     """Of a program that draws random numbers."""
 
@@ -117,6 +119,11 @@ def expect(
 
     Once `seconds` have passed nothing is begun that could be done without: the spread is learnt from fewer runs.
     """
+    with where.roomy():
+        return _expected(loaded, seeds, seconds, where)
+
+
+def _expected(loaded: Loaded, seeds: Sequence[int], seconds: float, where: Surroundings) -> Expectation:
     begin = perf_counter()
     eager = {seed: loaded.run(seed=seed) for seed in seeds}
     where.tidy()
@@ -140,7 +147,8 @@ def expect(
     }
     more = _MoreDraws(loaded, spreads, _further_turns(seeds), where, seconds - (perf_counter() - begin))
     how += f", without {skipped} moved runs for want of time" if skipped else ""
-    return Expectation(leaves, how, more, _chances(loaded, seeds[0], leaves[seeds[0]], CHANCES_SHARE * seconds))
+    chances = _chances(loaded, seeds[0], leaves[seeds[0]], CHANCES_SHARE * seconds)
+    return Expectation(leaves, how, more, perf_counter() - begin, chances)
 
 
 def _chances(loaded: Loaded, seed: int, leaves: Mapping[str, Leaf], seconds: float) -> Chances | None:
@@ -297,7 +305,7 @@ def _exact_runs(loaded: Loaded, seeds: Sequence[int], where: Surroundings) -> tu
         if trace == loaded.trace:
             continue
         try:
-            with _without_tensor_cores(loaded), where.roomy():
+            with _without_tensor_cores(loaded):
                 wide = load_trace(trace, loaded.device)
                 return {seed: wide.run(seed=seed) for seed in seeds}, f"beside a run in {name}"
         except (RuntimeError, TypeError, ValueError, MemoryError) as error:

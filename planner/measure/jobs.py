@@ -33,6 +33,8 @@ class Job:
     """The base of all jobs. One that is `alone` measures: nothing else runs beside it."""
 
     alone: ClassVar[bool] = False
+    share: float = field(default=1.0, kw_only=True, compare=False)
+    """Of the memory that is free when it begins, what its worker may take."""
 
 
 @dataclass(frozen=True)
@@ -171,10 +173,8 @@ class Setup:
     flags: Mapping[str, Any] = field(default_factory=dict)
     """The `Flags` of the process that asks."""
     compile_threads: int = 1
-    share: float = 1.0
-    """Of the memory that is free when a job begins, what the worker may take."""
     memory_bytes: int | None = None
-    """And never more than this, on the host."""
+    """What the worker may take of the host's memory, where that is less than the share of a job."""
     patience_s: float = 600.0
     """A worker that is stuck for longer ends by itself, even if nobody is left to end it."""
     plant: str | None = None

@@ -57,7 +57,7 @@ def limit_memory(device: torch.device, most: int | None = None, share: float = 1
 
 @contextmanager
 def roomy(device: torch.device) -> Iterator[None]:
-    """Within, this process may take all that is free of its GPU: what runs in higher precision needs several times its share.
+    """Within, this process may take all that is free of its GPU: finding out what is right needs several times its share.
 
     The processes of one user take turns at it, so that two do not meet; one that has waited long goes ahead all the same.
     """

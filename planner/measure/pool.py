@@ -110,7 +110,7 @@ class Workers:
             operators=_operators(),
             path=tuple(folder for folder in sys.path if folder),
         )
-        each = replace(setup, compile_threads=max(1, cores() // min(vetters, COMPILING)), share=1 / vetters)
+        each = replace(setup, compile_threads=max(1, cores() // min(vetters, COMPILING)))
         self.racer = WorkerProcess(setup, self.limits.start_s, variables)
         self.vetters = [WorkerProcess(each, self.limits.start_s, variables) for _ in range(vetters)]
         self._finalizer = weakref.finalize(self, _end, [self.racer, *self.vetters])
@@ -195,7 +195,7 @@ class Workers:
 
         def serve(process: WorkerProcess) -> None:
             while (i := waiting.next_for(process)) is not None:
-                found = self._answer_or_error(process, jobs[i], limit_s)
+                found = self._answer_or_error(process, replace(jobs[i], share=1 / len(crew)), limit_s)
                 told.put((i, found))
                 if isinstance(found, BaseException):
                     return

@@ -24,12 +24,12 @@ class Block(nn.Module):
         super().__init__()
         self.heads, self.out = nn.Linear(128, 384), nn.Linear(128, 128)
         self.slopes = nn.Buffer(torch.tensor([0.5, 0.25]))
-        documents = nn.Buffer(torch.arange(LENGTH) // 200)
-        self.documents = documents
-        self.mask = create_block_mask(self.is_seen, None, None, LENGTH, LENGTH, "cpu")
+        documents = torch.arange(LENGTH, device="cuda") // 200
 
-    def is_seen(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return (self.documents[q] == self.documents[k]) & (q >= k)
+        def is_seen(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            return (documents[q] == documents[k]) & (q >= k)
+
+        self.mask = create_block_mask(is_seen, None, None, LENGTH, LENGTH, "cuda")
 
     def forward(self, x: Tensor) -> Tensor:
         def sloping(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
@@ -45,7 +45,6 @@ class Block(nn.Module):
 def test_a_program_that_calls_flex_attention_is_right_as_a_whole(grad: bool, launch: str) -> None:
     torch._dynamo.reset()
     net = Block().cuda()
-    net.mask = net.mask.to("cuda")
     with torch.set_grad_enabled(grad):
         (trace,) = traces_of(net, torch.randn(2, LENGTH, 128, device="cuda"), name="flex")
     loaded = load_trace(Trace.from_json(trace.to_json()), torch.device("cuda"))

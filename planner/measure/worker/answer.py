@@ -26,7 +26,7 @@ from fuseplan.measure.worker.workplace import Workplace
 def answer(job: Job, place: Workplace) -> Outcome:
     """Do what a job asks. Whatever goes wrong is an outcome, but for the loss of the device."""
     try:
-        limit_memory(place.device, place.setup.memory_bytes, place.setup.share)
+        limit_memory(place.device, place.setup.memory_bytes, job.share)
         outcome = _answer(job, place)
         if place.device.type == "cuda":
             torch.cuda.synchronize()

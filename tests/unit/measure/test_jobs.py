@@ -85,7 +85,7 @@ def test_an_outcome_comes_back_with_all_that_it_found() -> None:
 
 
 def test_a_setup_comes_back() -> None:
-    setup = Setup("cuda", {"threads": 2}, 3, 0.5, 1 << 30, 10.0, "module:function")
+    setup = Setup("cuda", {"threads": 2}, 3, 1 << 30, 10.0, "module:function")
     assert codec.from_json(Setup, codec.to_json(setup)) == setup
 
 

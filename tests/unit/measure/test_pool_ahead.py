@@ -34,8 +34,11 @@ class Answering(Workers):
 
 def test_what_found_no_room_is_tried_again_alone_and_races_unprepared() -> None:
     refused, preparing, idle = threading.Event(), threading.Event(), threading.Event()
+    shares: dict[str, list[float]] = {}
 
     def answer(racer: bool, job: Job) -> Outcome:
+        if isinstance(job, VetPlan):
+            shares.setdefault(job.entry.name, []).append(job.share)
         if isinstance(job, Prepare):
             preparing.set()
             assert refused.wait(WAIT_S)
@@ -53,6 +56,7 @@ def test_what_found_no_room_is_tried_again_alone_and_races_unprepared() -> None:
     assert [outcome.status for outcome in outcomes] == ["ok", "ok", "wrong"]
     assert sorted(one for one in pool.asked if one[0] == "Prepare") == [("Prepare", "small")]
     assert pool.asked[-2:] == [("Rest", ""), ("VetPlan", "big")]
+    assert shares == {"small": [0.5], "wrong": [0.5], "big": [0.5, 1.0]}, "of the memory, alone all of it"
 
 
 def test_what_nobody_else_could_compile_for_it_is_prepared_at_once() -> None:
