@@ -106,13 +106,7 @@ def _programs(compiled: Any) -> list[Program]:
 def vet(job: VetPlan, place: Workplace) -> Outcome:
     """Run the program under a plan several times, and compare each with what it should give."""
     place.at(job.entry.name, "loading")
-    case = place.programs.case(job.trace)
-    is_known = case.expectation is not None
-    expectation = _expectation(case, job, place)
-    trial = _Trial(job, case, expectation, place)
-    trial.judged_s = 0.0 if is_known else expectation.took_s
-    expectation.grant(job.judging_s - trial.judged_s)
-    place.clear()  # of what told what is right: it is not the entry's, and others may need it
+    trial = _Trial(job, place.programs.case(job.trace), place)
     try:
         trial.run()
     except Exception as error:  # noqa: BLE001 -- the boundary where failures of others' code become data
@@ -126,15 +120,15 @@ def vet(job: VetPlan, place: Workplace) -> Outcome:
 class _Trial:
     """One entry tried on one program; `row` is what is known of it so far."""
 
-    def __init__(self, job: VetPlan, case: LoadedProgram, expectation: Expectation, place: Workplace) -> None:
-        self.entry, self.wider, self.case, self.expectation, self.place = job.entry, job.wider, case, expectation, place
+    def __init__(self, job: VetPlan, case: LoadedProgram, place: Workplace) -> None:
+        self.job, self.entry, self.wider, self.case, self.place = job, job.entry, job.wider, case, place
         self.judging_s, self.parts_right, self.beyond = job.judging_s, job.parts_right, 0.0
         self.judged_s = 0.0
-        self.row, self.stage = OutcomeRow(job.entry.name, how=self._how()), COMPILE
+        self.row, self.stage = OutcomeRow(job.entry.name), COMPILE
 
-    def _how(self) -> str:
+    def _how(self, expectation: Expectation) -> str:
         """How it is judged."""
-        how = self.expectation.how + told_wider(self.wider)
+        how = expectation.how + told_wider(self.wider)
         if not self.beyond:
             return how
         return f"{how}; {self.beyond:.3g} times of that is rounding everywhere, since not one of {self.parts_right} parts is wrong by itself"
@@ -147,53 +141,68 @@ class _Trial:
         self.place.at(self.entry.name, "compiling")
         begin, peak, failed_before = perf_counter(), Peak(self.place.device), stats().get(_FAILED, 0)
         compiled = compile_entry(self.entry, self.case.loaded)
+        expectation: Expectation | None = None
         for number, seed in enumerate(SEEDS * ROUNDS):
             if number == len(SEEDS * ROUNDS) - 1:
                 peak.settle()
             found = self.case.loaded.run(compiled, seed)
-            judged = self._judged(found, seed)
-            is_rounding = bool(self.parts_right) and judged.beyond <= ROUNDING_MOST
-            self.beyond = max(self.beyond, judged.beyond) if is_rounding else self.beyond
-            self._keep(judged)
-            if number == 0:
+            if expectation is None:
                 self.stage = RUN
                 self.row = replace(self.row, compile_s=round(perf_counter() - begin, 6))
                 self.place.at(self.entry.name, "checking")
                 stood_in = _stand_in(self.entry, compiled)
                 if stood_in is not None:
                     return self.fail(*stood_in)
+                with peak.beside():
+                    expectation = self._expected()
+            judged = self._judged(expectation, found, seed)
+            is_rounding = bool(self.parts_right) and judged.beyond <= ROUNDING_MOST
+            self.beyond = max(self.beyond, judged.beyond) if is_rounding else self.beyond
+            self._keep(expectation, judged)
             if judged.problem is not None and not is_rounding:
                 self.row = replace(self.row, near=judged.beyond <= ROUNDING_MOST)
                 return self.fail("wrong", line(f"{judged.problem} (call {number + 1})"))
             if stats().get(_FAILED, 0) > failed_before:
                 return self.fail(RUN, f"a region failed at call {number + 1}, and ATen stood in for it")
+        assert expectation is not None
         self.row = replace(self.row, peak_bytes=peak.bytes())
-        chances = self.expectation.chances
+        chances = expectation.chances
         if chances is not None and not _draws_as_eager(self.entry):
             begin = perf_counter()
             problem = chances.problem(compiled, CHANCES_SHARE / 2 * self.judging_s)
             self.judged_s += perf_counter() - begin
             if problem is not None:
                 return self.fail("wrong", line(problem))
-        self.row = replace(self.row, how=self._how())
+        self.row = replace(self.row, how=self._how(expectation))
         return None
 
-    def _judged(self, found: Mapping[str, Any], seed: int) -> JudgedRun:
+    def _expected(self) -> Expectation:
+        """What the program should give: found out once it is known that the entry runs, since compilers may be at it beside each
+        other, and this takes the device to itself.
+        """
+        is_known = self.case.expectation is not None
+        expectation = _expectation(self.case, self.job, self.place)
+        self.judged_s += 0.0 if is_known else expectation.took_s
+        expectation.grant(self.judging_s - self.judged_s)
+        self.place.clear()  # of what told what is right: it is not the entry's, and others may need it
+        return expectation
+
+    def _judged(self, expectation: Expectation, found: Mapping[str, Any], seed: int) -> JudgedRun:
         begin = perf_counter()
         try:
-            return self.expectation.judge(
+            return expectation.judge(
                 found, seed, _layout(self.entry), self.wider, same_numbers=_draws_as_eager(self.entry)
             )
         finally:
             self.judged_s += perf_counter() - begin
 
-    def _keep(self, judged: JudgedRun) -> None:
+    def _keep(self, expectation: Expectation, judged: JudgedRun) -> None:
         """Of each output the worst that any call gave."""
         found = {one.name: one for one in self.row.outputs}
         for one in judged.evidence:
             if one.name not in found or one.share > found[one.name].share:
                 found[one.name] = one
-        self.row = replace(self.row, how=self._how(), outputs=tuple(found.values()))
+        self.row = replace(self.row, how=self._how(expectation), outputs=tuple(found.values()))
 
 
 def _draws_as_eager(entry: RaceEntry) -> bool:
