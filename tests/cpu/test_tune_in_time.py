@@ -15,7 +15,7 @@ from fuseplan.measure.jobs import PLAN_RULE, Job, Outcome, OutcomeRow, VetPlan
 from fuseplan.plan import LAUNCHES, Plan, Rewrite
 from fuseplan.tuning.effort import FULL, JUDGING_SHARE, LEAST_JUDGING_S, STARTING_S
 from fuseplan.tuning.program import budget, check_plans
-from fuseplan.tuning.program.baseline import defaults
+from fuseplan.tuning.program.baseline import defaults, planned
 from fuseplan.tuning.program.budget import Budget
 from fuseplan.tuning.program.check_plans import Rows, TimedChecks
 from fuseplan.tuning.program.services import Services
@@ -41,8 +41,8 @@ class Host:
     def map(self, jobs: Sequence[Job], on_done: OnDone | None = None, limit_s: float | None = None) -> list[Outcome]:
         asked = [job for job in jobs if isinstance(job, VetPlan)]
         self.at_once.append(len(asked))
+        is_there = self.again_s is not None and all(self._is_there(job.entry.name) for job in asked)
         self.limits |= {job.entry.name: job.limit_s for job in asked}
-        is_there = self.again_s is not None and all("cudagraph" in job.entry.name for job in asked)
         compile_s = self.again_s if is_there and self.again_s is not None else WHOLE_S
         self.now += compile_s * max(1.0, len(asked) / 2) + TRACE_S * len(asked)
         outcomes = [Outcome(rows=(OutcomeRow(job.entry.name, compile_s=compile_s),), prepared=True) for job in asked]
@@ -50,6 +50,10 @@ class Host:
             if on_done is not None:
                 on_done(job, outcome)
         return outcomes
+
+    def _is_there(self, name: str) -> bool:
+        """Whether the same plan was compiled under another launch."""
+        return any(name != known and name.split(",")[0] == known.split(",")[0] for known in self.limits)
 
 
 def checks(
@@ -134,7 +138,7 @@ def test_what_an_executor_cannot_run_is_not_tried_under_another_launch(
 
 
 def test_what_is_compiled_already_is_tried_where_nothing_else_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under another launch a plan has the same code: a worker that the defaults leave free compiles it, and it takes little then."""
+    """Under another launch a plan has the same code. Of a plan that is no default, the captured one is tried first."""
     written = Plan("inductor", (Rewrite("attention", 0, "cudnn"),))
     entries = [
         RaceEntry("inductor", Plan("inductor"), default=True),
@@ -148,7 +152,7 @@ def test_what_is_compiled_already_is_tried_where_nothing_else_is(monkeypatch: py
     looking = checks(monkeypatch, host, 0.001)
     monkeypatch.setattr(type(looking.services), "at_once", 2)
     looking.checked(entries)
-    assert list(looking.rows) == ["inductor", "written", "inductor, cudagraph", "written, cudagraph"]
+    assert list(looking.rows) == ["inductor", "written, cudagraph", "inductor, cudagraph", "written"]
     assert not looking.has_room
 
 
@@ -183,14 +187,32 @@ def test_rounding_everywhere_is_right_under_each_launch(monkeypatch: pytest.Monk
 
 
 def test_what_fails_under_cuda_graphs_runs_plain_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though its turn came later, it is checked first."""
+    """Though its turn came first, it is checked later."""
     host = Host()
     answering(host, {"cut, cudagraph": "out-of-memory"}, monkeypatch)
     cut = RaceEntry("cut", Plan("aten", saving="all"))
     captured = RaceEntry("cut, cudagraph", Plan("aten", saving="all", launch="cudagraph"))
     looking = checks(monkeypatch, host, 0.001)
-    assert looking.checked([captured, cut]) == [cut]
-    assert list(looking.rows) == ["cut", "cut, cudagraph"]
+    assert looking.checked([cut, captured]) == [cut]
+    assert list(looking.rows) == ["cut, cudagraph", "cut"]
+
+
+def test_where_cuda_graphs_suit_no_default_they_are_tried_for_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host()
+    answering(host, {"inductor, cudagraph": "refused"}, monkeypatch)
+    cuts = [RaceEntry(f"cut {place}", Plan("aten", (Rewrite("attention", place, "math"),))) for place in range(9)]
+    captured = [
+        replace(one, name=f"{one.name}, cudagraph", plan=replace(planned(one), launch="cudagraph")) for one in cuts
+    ]
+    defaults = [
+        RaceEntry("inductor", Plan("inductor"), default=True),
+        RaceEntry("inductor, cudagraph", Plan("inductor", launch="cudagraph"), default=True),
+    ]
+    looking = checks(monkeypatch, host, 0.001)
+    right = looking.checked([*defaults, *cuts, *captured])
+    assert set(cuts[6:]) <= set(right)
+    tried = [name for name in looking.rows if name.endswith("cudagraph")]
+    assert len(tried) < len(captured), "only those beside the defaults"
 
 
 def test_all_judging_has_one_clock(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from time import monotonic
 from fuseplan.judge.output import OTHERS, WIDER, Inquiry, Wider, widened_by
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import FindFault, Job, Outcome, OutcomeRow, VetPlan
+from fuseplan.plan import Plan
 from fuseplan.tuning.effort import GREEDY_SHARE, JUDGING_SHARE, LATE, LEAST_LIMIT_S, PATIENCE_S
 from fuseplan.tuning.program.baseline import planned, searches
 from fuseplan.tuning.program.budget import Budget
@@ -71,20 +72,22 @@ class TimedChecks:
         """
         known, rest = ([entry for entry in entries if entry.default is default] for default in (True, False))
         self._asked_for += entries
-        waiting = self._in_time(rest, len(known))
+        waiting = self._left(rest, len(known))
         if known:  # a worker that these leave without work takes the first of the others
-            again = [one for one in known if self._plain_twin(one) in known]
+            again = [one for one in known if self._before(one) in known]
             first = [one for one in known if one not in again]
-            room = min(max(0, self.services.at_once - len(first)), self._room(len(known), self._compile_s))
-            beside = self._in_turn(waiting)[:room]
+            beside = self._beside(waiting, len(first), len(known))
             self._check([*first, *beside], len(known))
             self._inquire(known)
-            self._check_again(again)
-            waiting = self._in_time([one for one in waiting if one not in beside], len(known))
+            waiting = [one for one in waiting if one not in beside]
+            again = [one for one in again if not self._has_failed(one)]
+            beside = self._beside(waiting, len(again), self._racing + len(again)) if again else []
+            if again:
+                self._check([*again, *beside], self._racing + len(again))
+            waiting = self._left([one for one in waiting if one not in beside], len(known))
         while waiting and (chosen := self._next(waiting)):
-            self._check_again([one for one in chosen if self._is_compiled(one)])
-            self._check([one for one in chosen if one.name not in self.rows], self._racing)
-            waiting = self._in_time([one for one in waiting if one not in chosen], len(known))
+            self._check(chosen, self._racing)
+            waiting = self._left([one for one in waiting if one not in chosen], len(known))
         for entry in rest:
             if searches(entry) and entry.name not in self.rows:
                 takes = f": it takes some {spelled(entry.searching_s)}" if entry.searching_s else ""
@@ -96,40 +99,53 @@ class TimedChecks:
         """Whether there is time for one more plan that nobody has compiled."""
         return self._room(self._racing, self._compile_s) > 0
 
+    def _beside(self, waiting: Sequence[RaceEntry], busy: int, racing: int) -> list[RaceEntry]:
+        """Those that are checked by the workers that defaults leave without work."""
+        room = min(self.services.at_once - busy, self._room(racing, self._compile_s))
+        return self._in_turn(waiting)[: max(0, room)]
+
     def _next(self, waiting: Sequence[RaceEntry]) -> list[RaceEntry]:
-        """Those that are checked at once now: what was compiled under another launch takes little, and comes first."""
-        compiled = [one for one in waiting if self._is_compiled(one)]
-        room = self._room(self._racing, self._compile_s, self._again_s if compiled else None)
-        return (compiled or self._in_turn(waiting))[: min(room, self.services.at_once)]
+        """Those that are checked at once now. A plan that is right under one launch is not often faster under another: it comes after
+        those that nobody has tried, or where there is no time for one of them.
+        """
+        if found := self._in_turn(waiting)[: self._room(self._racing, self._compile_s)]:
+            return found
+        again = [one for one in waiting if self._is_compiled(one)]
+        return again[: self._room(self._racing, self._compile_s, self._again_s)]
 
     def _in_turn(self, waiting: Sequence[RaceEntry]) -> list[RaceEntry]:
-        """Those that need not wait for the same plan under the plain launch: of these that is checked first."""
-        return [one for one in waiting if self._plain_twin(one) not in waiting]
+        """Those that nobody has compiled, in their order; of the same plan under two launches the one that is checked first."""
+        leading = [before if (before := self._before(one)) in waiting else one for one in waiting]
+        return [one for one in dict.fromkeys(leading) if one is not None and not self._is_compiled(one)]
 
-    def _plain_twin(self, entry: RaceEntry) -> RaceEntry | None:
-        """What has the same plan under the plain launch, if that is another: where it does not run, this does not either."""
+    def _before(self, entry: RaceEntry) -> RaceEntry | None:
+        """What has the same plan under another launch, if that is checked first: of a default the plain one, of others that which CUDA
+        graphs launch, since in most programs it is no slower, and there may be no time for both.
+        """
         plan = planned(entry)
-        if plan.launch == "plain":
+        if entry.default is (plan.launch == "plain"):
             return None
-        return next((one for one in self._asked_for if planned(one) == replace(plan, launch="plain")), None)
+        return next((one for one in self._asked_for if _differ_in_launch(planned(one), plan)), None)
 
     def _is_compiled(self, entry: RaceEntry) -> bool:
-        twin = self._plain_twin(entry)
-        return twin is not None and twin.name in self.rows
+        """Whether its code is there, since the same plan was compiled under another launch."""
+        row = None if (before := self._before(entry)) is None else self.rows.get(before.name)
+        return row is not None and row.compile_s is not None
 
-    def _check_again(self, entries: Sequence[RaceEntry]) -> None:
-        """Check those whose plan is right under the plain launch; of the others it is known what comes of it."""
-        right = []
-        for entry in entries:
-            twin = self._plain_twin(entry)
-            assert twin is not None
-            row = self.rows[twin.name]
-            if row.status == "ok":
-                right.append(entry)
-            else:
-                self.rows[entry.name] = replace(row, name=entry.name, compile_s=None)
-        if right:
-            self._check(right, max(self._racing, len(entries)))
+    def _has_failed(self, default: RaceEntry) -> bool:
+        """Whether a default fails, since it does with nothing else to launch it: it has the same row then."""
+        row = None if (before := self._before(default)) is None else self.rows.get(before.name)
+        if row is None or row.status == "ok":
+            return False
+        self.rows[default.name] = replace(row, name=default.name, compile_s=None)
+        return True
+
+    def _suits(self, launch: str) -> bool:
+        """Whether a launch suits the program, as far as the defaults have shown it: what runs plain may suit no CUDA graph."""
+        known = [one for one in self._asked_for if one.default and one.name in self.rows]
+        right = _right(known, self.rows)
+        tried = [one for one in known if planned(one).launch == launch]
+        return not tried or not right or any(one in right for one in tried)
 
     def _inquire(self, known: Sequence[RaceEntry]) -> None:
         """Where torch.compile itself computes something else, find out why: a fault is told with its op, since whoever uses it without us
@@ -184,10 +200,14 @@ class TimedChecks:
         left = partial(self.budget.left_beside_s, racing, compile_s=compile_s, step_us=self.step_us, again_s=again_s)
         return next((more for more in range(self.services.at_once, 0, -1) if left(more) >= 0), 0)
 
-    def _in_time(self, others: Sequence[RaceEntry], known: int) -> list[RaceEntry]:
-        """Those that are not known to take longer than there is time for."""
+    def _left(self, others: Sequence[RaceEntry], known: int) -> list[RaceEntry]:
+        """Those that are not known to take longer than there is time for, nor to have a launch that does not suit."""
         left_s = self.budget.left_beside_s(self._racing or known, 1, self._compile_s, self.step_us)
-        return [entry for entry in others if not searches(entry) or LATE * entry.searching_s <= left_s]
+        return [
+            one
+            for one in others
+            if self._suits(planned(one).launch) and (not searches(one) or LATE * one.searching_s <= left_s)
+        ]
 
     @property
     def _again_s(self) -> float:
@@ -247,6 +267,15 @@ def _wider(entry: RaceEntry, rows: Rows) -> Wider:
         return {OTHERS: WIDER}
     row = rows.get(TORCHS)
     return widened_by(row.outputs) if row is not None and row.status == "ok" else {}
+
+
+def _differ_in_launch(one: Plan, other: Plan) -> bool:
+    """Whether two plans differ in that, and in nothing else.
+
+    >>> _differ_in_launch(Plan("aten"), Plan("aten", launch="cudagraph")), _differ_in_launch(Plan("aten"), Plan("aten"))
+    (True, False)
+    """
+    return one.launch != other.launch and replace(one, launch="plain") == replace(other, launch="plain")
 
 
 def _right(entries: Sequence[RaceEntry], rows: Rows) -> list[RaceEntry]:
