@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuseplan.capture.dynamo.numerics import Numerics
@@ -45,6 +46,8 @@ class MovedRun(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = dict(kwargs or {})
+        if any(issubclass(kind, FakeTensor) for kind in types):  # flex_attention looks at what its functions would give
+            return func(*args, **kwargs)
         self.random = self.random or torch.Tag.nondeterministic_seeded in func.tags
         if func in _COPIES:
             result = func(*args, **kwargs)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -44,6 +45,18 @@ def same_convolutions(request: pytest.FixtureRequest) -> Iterator[None]:
     # flags() and no assignment, which torch.testing's internals forbid once they are imported
     with cudnn.flags(cudnn.enabled, cudnn.benchmark, deterministic=True, allow_tf32=cudnn.allow_tf32):
         yield
+
+
+@pytest.fixture(params=["aten", "inductor", "inductor-greedy", "nvfuser-greedy"])
+def launch(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """Compiles under one plan with a CUDA graph as its launch."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+
+    def compiled(program: Any) -> Any:
+        return torch.compile(program, backend="fuseplan", options={"plan": request.param, "launch": "cudagraph"})
+
+    return compiled
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
