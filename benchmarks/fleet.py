@@ -28,6 +28,8 @@ from benchmarks.result import ROOT, write_json
 
 GRACE_S = 8.0
 """What a process that is out of time gets to end its workers and to keep what was measured."""
+CUT_SHORT = ", all that was left"
+"""How the reason ends for which a process failed that had less time than it might have had."""
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH")
 """Where a process keeps what it has compiled, by the names of the variables that say so."""
 
@@ -193,7 +195,7 @@ def _watch(process: subprocess.Popen[bytes], slot: Slot, task: Task, limit_s: fl
         failed = "" if code == 0 else f"the process ended with {code}"
     except subprocess.TimeoutExpired:
         _end(process, task.grace_s)
-        failed = f"it did not end within {limit_s:.0f} s"
+        failed = f"it did not end within {limit_s:.0f} s{CUT_SHORT if limit_s < task.limit_s else ''}"
     done.put((slot, task, failed))
 
 

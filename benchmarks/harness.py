@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.fleet import CACHES, Task, read, run_all, slug
+from benchmarks.fleet import CACHES, CUT_SHORT, Task, read, run_all, slug
 from benchmarks.result import ROOT, alone, earlier_results, write_result
 from benchmarks.zoo import EVERY, SHOWN, case_of
 
@@ -142,15 +142,15 @@ def run_rows(
 ) -> Rows:
     """Run a task for each row, so many at a time; a row bears the `label` of its task.
 
-    Where reports of earlier runs are gone on with, one that is `finished` gives its row at once, and a row that failed takes
-    the place of no other.
+    What had less time than it might have had takes the place of no other row. Where reports of earlier runs are gone on with, one that
+    is `finished` gives its row at once, and no row that failed takes the place of another.
     """
 
     def done(task: Task, report: dict[str, Any], failed: str) -> Task | None:
         row, again = settle(task, report, failed)
         if again is None:
             name = label(task.name)
-            rows.put(name, row, whole=finished is None or "failed" not in row)
+            rows.put(name, row, whole=not failed.endswith(CUT_SHORT) if finished is None else "failed" not in row)
             show({name: row})
         return again
 

@@ -181,6 +181,26 @@ def test_a_whole_row_stands_whatever_a_later_call_has_no_time_for(
     }  # fmt: skip
 
 
+def test_what_was_cut_short_takes_the_place_of_no_other_row(
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result.write_result("models", [], {"models": {"a": {"commit": "old"}, "b": {"commit": "old"}}})
+    failed = {"a": "it did not end within 9 s, all that was left", "b": "it did not end within 540 s"}
+
+    def run_all(left: list[Task], count: int, within_s: float, done: Any, least_s: float) -> list[Task]:
+        for task in left:
+            done(task, {}, failed[task.name])
+        return []
+
+    monkeypatch.setattr(harness, "run_all", run_all)
+    rows = Rows("models", [], models.results_of, keep=True)
+    tasks = [Task(name, "one_model", tmp_path / f"{name}.json", tmp_path / "log") for name in failed]
+    run_rows(rows, tasks, 1, 9.0, lambda found: None)
+    found = rows()["models"]
+    assert found["a"] == {"commit": "old"}
+    assert found["b"]["failed"].startswith("it did not end within 540 s")
+
+
 def test_a_folder_keeps_the_database_the_caches_and_the_report_of_each_model(
     results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

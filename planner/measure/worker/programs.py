@@ -149,12 +149,13 @@ class _Trial:
             if expectation is None:
                 self.stage = RUN
                 self.row = replace(self.row, compile_s=round(perf_counter() - begin, 6))
-                self.place.at(self.entry.name, "checking")
+                self.place.at(self.entry.name, "finding out what is right")
                 stood_in = _stand_in(self.entry, compiled)
                 if stood_in is not None:
                     return self.fail(*stood_in)
                 with peak.beside():
                     expectation = self._expected()
+                self.place.at(self.entry.name, "checking")
             judged = self._judged(expectation, found, seed)
             is_rounding = bool(self.parts_right) and judged.beyond <= ROUNDING_MOST
             self.beyond = max(self.beyond, judged.beyond) if is_rounding else self.beyond
