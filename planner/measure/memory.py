@@ -142,8 +142,10 @@ class Peak:
         self._known = True
         self._before: int | None = None
         if self.on_gpu:
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
             # Reserved, since what a CUDA graph keeps for its next replay is taken, though nothing is allocated in it.
-            self._before = self._reserved()
+            self._before = torch.cuda.memory_reserved()
 
     def settle(self) -> None:
         """Begin to watch. What is held now counts on a GPU; on a CPU it is code, and what a compiler left."""
@@ -154,21 +156,6 @@ class Peak:
         else:
             self._known = _reset_peak()
             self._before = _kilobytes(_STATUS, "VmRSS")
-
-    @contextmanager
-    def beside(self) -> Iterator[None]:
-        """What is taken within and kept is not what is watched."""
-        before = self._reserved()
-        yield
-        if self._before is not None:
-            self._before += self._reserved() - before
-
-    def _reserved(self) -> int:
-        if not self.on_gpu:
-            return 0
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-        return torch.cuda.memory_reserved()
 
     def bytes(self) -> int | None:
         """What was taken at most since; None where this system does not say."""

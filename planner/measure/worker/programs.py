@@ -124,6 +124,9 @@ class _Trial:
         self.job, self.entry, self.wider, self.case, self.place = job, job.entry, job.wider, case, place
         self.judging_s, self.parts_right, self.beyond = job.judging_s, job.parts_right, 0.0
         self.judged_s = 0.0
+        self.calls = 0
+        self.failed_at: int | None = None
+        """At which call a region has failed."""
         self.row, self.stage = OutcomeRow(job.entry.name), COMPILE
 
     def _how(self, expectation: Expectation) -> str:
@@ -139,34 +142,30 @@ class _Trial:
     def run(self) -> None:
         """All calls, or as many as go well."""
         self.place.at(self.entry.name, "compiling")
-        begin, peak, failed_before = perf_counter(), Peak(self.place.device), stats().get(_FAILED, 0)
+        begin, peak, seeds = perf_counter(), Peak(self.place.device), SEEDS * ROUNDS
         compiled = compile_entry(self.entry, self.case.loaded)
-        expectation: Expectation | None = None
-        for number, seed in enumerate(SEEDS * ROUNDS):
-            if number == len(SEEDS * ROUNDS) - 1:
-                peak.settle()
-            found = self.case.loaded.run(compiled, seed)
-            if expectation is None:
-                self.stage = RUN
-                self.row = replace(self.row, compile_s=round(perf_counter() - begin, 6))
-                self.place.at(self.entry.name, "finding out what is right")
-                stood_in = _stand_in(self.entry, compiled)
-                if stood_in is not None:
-                    return self.fail(*stood_in)
-                with peak.beside():
-                    expectation = self._expected()
-                self.place.at(self.entry.name, "checking")
-            judged = self._judged(expectation, found, seed)
+        given = [self._call(compiled, seeds[0])]
+        self.stage = RUN
+        self.row = replace(self.row, compile_s=round(perf_counter() - begin, 6))
+        stood_in = _stand_in(self.entry, compiled)
+        if stood_in is not None:
+            return self.fail(*stood_in)
+        peak.settle()
+        given.append(self._call(compiled, seeds[1]))
+        self.row = replace(self.row, peak_bytes=peak.bytes())
+        self.place.at(self.entry.name, "finding out what is right")
+        expectation = self._expected()
+        self.place.at(self.entry.name, "checking")
+        for number, seed in enumerate(seeds, 1):
+            judged = self._judged(expectation, given.pop(0) if given else self._call(compiled, seed), seed)
             is_rounding = bool(self.parts_right) and judged.beyond <= ROUNDING_MOST
             self.beyond = max(self.beyond, judged.beyond) if is_rounding else self.beyond
             self._keep(expectation, judged)
             if judged.problem is not None and not is_rounding:
                 self.row = replace(self.row, near=judged.beyond <= ROUNDING_MOST)
-                return self.fail("wrong", line(f"{judged.problem} (call {number + 1})"))
-            if stats().get(_FAILED, 0) > failed_before:
-                return self.fail(RUN, f"a region failed at call {number + 1}, and ATen stood in for it")
-        assert expectation is not None
-        self.row = replace(self.row, peak_bytes=peak.bytes())
+                return self.fail("wrong", line(f"{judged.problem} (call {number})"))
+            if self.failed_at == number:
+                return self.fail(RUN, f"a region failed at call {number}, and ATen stood in for it")
         chances = expectation.chances
         if chances is not None and not _draws_as_eager(self.entry):
             begin = perf_counter()
@@ -177,9 +176,18 @@ class _Trial:
         self.row = replace(self.row, how=self._how(expectation))
         return None
 
+    def _call(self, compiled: Callable[..., Any], seed: int) -> Mapping[str, Any]:
+        """What the next call gives."""
+        failed_before = stats().get(_FAILED, 0)
+        found = self.case.loaded.run(compiled, seed)
+        self.calls += 1
+        if self.failed_at is None and stats().get(_FAILED, 0) > failed_before:
+            self.failed_at = self.calls
+        return found
+
     def _expected(self) -> Expectation:
-        """What the program should give: found out once it is known that the entry runs, since compilers may be at it beside each
-        other, and this takes the device to itself.
+        """What the program should give: found out once it is known that the entry runs, and what memory it takes. Compilers may be at
+        work beside each other, and this takes the device to itself.
         """
         is_known = self.case.expectation is not None
         expectation = _expectation(self.case, self.job, self.place)

@@ -21,6 +21,8 @@ FAULT = "the fault is in"
 """How the detail of what is wrong goes on, where it is known at which ops."""
 TORCHS = "inductor"
 """What torch.compile's default is called in a race."""
+HOLDS = 0.25
+"""The share of a GPU's memory that the graphs of a program may hold unasked. Plans of other launches that race beside need room."""
 Rows = dict[str, OutcomeRow]
 """What came of each plan, by its name in the race."""
 
@@ -145,7 +147,12 @@ class TimedChecks:
         known = [one for one in self._asked_for if one.default and one.name in self.rows]
         right = _right(known, self.rows)
         tried = [one for one in known if planned(one).launch == launch]
-        return not tried or not right or any(one in right for one in tried)
+        if launch == "plain" or all(one in tried for one in right):
+            return True
+        memory = self.services.environment.gpu_memory_gib
+        return (not tried or any(one in right for one in tried)) and not holds_too_much(
+            self.rows[right[0].name], memory
+        )
 
     def _inquire(self, known: Sequence[RaceEntry]) -> None:
         """Where torch.compile itself computes something else, find out why: a fault is told with its op, since whoever uses it without us
@@ -267,6 +274,11 @@ def _wider(entry: RaceEntry, rows: Rows) -> Wider:
         return {OTHERS: WIDER}
     row = rows.get(TORCHS)
     return widened_by(row.outputs) if row is not None and row.status == "ok" else {}
+
+
+def holds_too_much(row: OutcomeRow, memory_gib: float | None) -> bool:
+    """Whether the CUDA graphs of a program that takes so much memory would hold too much of a GPU's."""
+    return memory_gib is not None and (row.peak_bytes or 0) / 2**30 > HOLDS * memory_gib
 
 
 def _differ_in_launch(one: Plan, other: Plan) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.failures import line
 from fuseplan.tuning.program.baseline import planned
-from fuseplan.tuning.program.check_plans import Rows
+from fuseplan.tuning.program.check_plans import Rows, holds_too_much
 from fuseplan.tuning.program.evidence import evidence_of, raced_of
 from fuseplan.tuning.program.moves import moves_of
 from fuseplan.tuning.program.propose import Candidate
@@ -22,8 +22,6 @@ from fuseplan.tuning_db.launches import faster_launch, of_launch
 
 UNSUITED = {"cudagraph": "CUDA graphs do not suit it"}
 """What is said of a launch that is left out."""
-HOLDS = 0.25
-"""The share of a GPU's memory that the graphs of a program may hold unasked. Plans of other launches that race beside need room."""
 
 
 def why_not(search: LaunchSearch, fit: Sequence[RaceEntry], rows: Rows, here: Environment) -> str:
@@ -32,9 +30,9 @@ def why_not(search: LaunchSearch, fit: Sequence[RaceEntry], rows: Rows, here: En
     if not known:
         bad = next((rows[entry.name] for entry in search.entries.raced if entry.default and entry.name in rows), None)
         return "no default of it runs" if bad is None else line(bad.detail or bad.status)
-    held, memory = (rows[known[0].name].peak_bytes or 0) / 2**30, here.gpu_memory_gib
-    if search.called and memory is not None and held > HOLDS * memory:
-        return f"its graphs would hold {held:.1f} of the {memory} GiB of the GPU"
+    row, memory = rows[known[0].name], here.gpu_memory_gib
+    if search.called and holds_too_much(row, memory):
+        return f"its graphs would hold {(row.peak_bytes or 0) / 2**30:.1f} of the {memory} GiB of the GPU"
     return ""
 
 
