@@ -170,7 +170,6 @@ def test_what_is_right_is_compiled_ahead_of_its_race(training: tuple[str, Outcom
     with Workers(flags=FLAGS, plant="planted:executors", on_stage=lambda *said: heard.append(said)) as pool:
         vetted = pool.map([VetPlan(trace, side, race=True) for side in (RaceEntry("eager"), good, bad)])
         assert [outcome.status for outcome in vetted] == ["ok", "ok", "crashed"]
-        pool._ahead.finish()
         racer = pool.racer.pid
         assert racer is not None
         if lost:
