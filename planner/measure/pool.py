@@ -21,7 +21,7 @@ from typing import Any
 from fuseplan.errors import FuseplanError, OptionError
 from fuseplan.executors.known import registered
 from fuseplan.graph import Graph
-from fuseplan.measure.ahead import Ahead
+from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import (
     Calibrate,
     Capture,
@@ -113,7 +113,6 @@ class Workers:
         each = replace(setup, compile_threads=max(1, cores() // min(vetters, COMPILING)))
         self.racer = WorkerProcess(setup, self.limits.start_s, variables)
         self.vetters = [WorkerProcess(each, self.limits.start_s, variables) for _ in range(vetters)]
-        self._ahead = Ahead(self._prepare)
         self._finalizer = weakref.finalize(self, _end, [self.racer, *self.vetters])
 
     def __enter__(self) -> Workers:
@@ -136,11 +135,11 @@ class Workers:
 
         First all that only vets, several at once, then what measures, one by one. A worker that is silent for
         `limit_s` hangs, where the limits of the pool are not less. Whatever interrupts this, Ctrl-C or an error of
-        `on_done`, ends the workers before it goes on. What the racer prepares is waited for by what measures, and by
-        nothing else.
+        `on_done`, ends the workers before it goes on.
         """
         outcomes: dict[int, Outcome] = {}
-        ahead = self._ahead
+
+        ahead = _Ahead(lambda job: self._answer(self.racer, job, limit_s))
 
         def settle(i: int, outcome: Outcome) -> None:
             outcomes[i] = outcome
@@ -156,45 +155,30 @@ class Workers:
                 self.racer.start()
             ahead.begin(jobs)
             crowded = self._vet(jobs, settle_beside, limit_s)
-            if crowded:
-                self._let_go()
+            prepared = ahead.finish()
+            if crowded and self.racer.holds:
+                self._answer(self.racer, Rest())
+                prepared = set()
             for i in crowded:  # what did not fit beside the others may fit alone
                 settle(i, self._answer(self.vetters[0], jobs[i], limit_s))
-            outcomes |= {i: replace(one, prepared=True) for i, one in outcomes.items() if ahead.has(jobs[i])}
             if any(job.alone for job in jobs):
-                ahead.finish()
                 self._clear_the_course()
             for i, job in enumerate(jobs):
                 if job.alone:
                     settle(i, self._raced(job, limit_s))
         except BaseException:
-            ahead.drop()
             self.close()
+            ahead.drop()
             raise
-        return [outcomes[i] for i in range(len(jobs))]
-
-    def _prepare(self, job: Prepare) -> bool:
-        """Whether the racer keeps it."""
-        with suppress(FuseplanError):  # of a worker that does not start: the race will say so
-            return self._answer(self.racer, job).ok
-        return False
-
-    def _let_go(self) -> None:
-        """Have the racer let go of what it has prepared, once it is through with that."""
-        self._ahead.finish()
-        if self.racer.holds:
-            self._answer(self.racer, Rest())
-        self._ahead.forget()
+        return [_told(jobs[i], outcomes[i], prepared) for i in range(len(jobs))]
 
     def _raced(self, job: Job, limit_s: float | None) -> Outcome:
         """What the racer answers; where a region finds no memory, because of plans that were prepared it may be, once more."""
         outcome = self._answer(self.racer, job, limit_s)
         if isinstance(job, RaceRegion) and "out-of-memory" in (outcome.status, *(row.status for row in outcome.rows)):
-            self._let_go()
+            self._answer(self.racer, Rest())
             again = self._answer(self.racer, job, limit_s)
             return replace(again, seconds=outcome.seconds + again.seconds)
-        if isinstance(job, RacePlans):
-            self._ahead.forget()
         return outcome
 
     def _clear_the_course(self) -> None:
@@ -224,8 +208,7 @@ class Workers:
             i, outcome = told.get()
             if isinstance(outcome, BaseException):
                 raise outcome
-            beside = len(crew) > 1 or self.racer.holds or self._ahead.is_busy
-            if outcome.status == "out-of-memory" and beside:
+            if outcome.status == "out-of-memory" and (len(crew) > 1 or self.racer.holds):
                 crowded.append(i)
             else:
                 settle(i, outcome)
@@ -285,6 +268,64 @@ class _Waiting:
 def _region(job: Job) -> Graph | None:
     """The region that a job is about."""
     return job.graph if isinstance(job, VetRegion) else None
+
+
+class _Ahead:
+    """Gives jobs to the racer while the vetters are at theirs."""
+
+    def __init__(self, answer: Callable[[Job], Outcome]) -> None:
+        self._answer = answer
+        self._jobs: queue.Queue[Prepare | None] = queue.Queue()
+        self._thread: threading.Thread | None = None
+        self._dropped = False
+        self._prepared: set[RaceEntry] = set()
+        self._error: BaseException | None = None
+
+    def begin(self, jobs: Sequence[Job]) -> None:
+        """Prepare what need not be vetted before."""
+        for job in jobs:
+            if isinstance(job, VetPlan) and job.race and job.early:
+                self._put(job)
+
+    def vetted(self, job: Job, outcome: Outcome) -> None:
+        """Prepare what was vetted, if it is right."""
+        if isinstance(job, VetPlan) and job.race and not job.early and outcome.ok:
+            self._put(job)
+
+    def _put(self, job: VetPlan) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name="preparing", daemon=True)
+            self._thread.start()
+        self._jobs.put(Prepare(job.trace, job.entry, job.limit_s))
+
+    def finish(self) -> set[RaceEntry]:
+        """Wait until all are done; return what the racer keeps."""
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            raise self._error
+        return self._prepared
+
+    def drop(self) -> None:
+        """Begin no more of them."""
+        self._dropped = True
+        self._jobs.put(None)
+
+    def _serve(self) -> None:
+        try:
+            while (job := self._jobs.get()) is not None and not self._dropped:
+                with suppress(FuseplanError):  # of a worker that does not start: the race will say so
+                    if self._answer(job).ok:
+                        self._prepared.add(job.entry)
+        except BaseException as error:  # noqa: BLE001 -- raised again where the caller waits
+            self._error = error
+
+
+def _told(job: Job, outcome: Outcome, prepared: set[RaceEntry]) -> Outcome:
+    """The outcome, with whether the racer has the plan ready."""
+    return replace(outcome, prepared=True) if isinstance(job, VetPlan) and job.entry in prepared else outcome
 
 
 def _names(job: Job) -> list[str]:

@@ -74,24 +74,13 @@ def test_what_nobody_else_could_compile_for_it_is_prepared_at_once() -> None:
     assert sorted(pool.asked) == [("Prepare", "greedy"), ("VetPlan", "greedy")]
 
 
-RACE = RaceRegion(Graph((), (), ()), (("aten", "default"),))
-
-
 @pytest.mark.parametrize("kept", [True, False])
-def test_whoever_asks_hears_what_is_prepared_or_to_be(kept: bool) -> None:
-    vetted = threading.Event()
-
+def test_whoever_asks_hears_what_is_prepared(kept: bool) -> None:
     def answer(racer: bool, job: Job) -> Outcome:
-        if isinstance(job, Prepare):
-            assert vetted.wait(WAIT_S), "only what measures waits for it"
         return Outcome("ok" if kept or not isinstance(job, Prepare) else "refused")
 
-    pool = Answering(answer)
     asked = [SMALL, VetPlan("{}", RaceEntry("no race"))]
-    assert [outcome.prepared for outcome in pool.map(asked)] == [True, False]
-    vetted.set()
-    pool.map([RACE])
-    assert [pool._ahead.has(job) for job in asked] == [kept, False]
+    assert [outcome.prepared for outcome in Answering(answer).map(asked)] == [kept, False]
 
 
 def test_an_error_of_its_own_ends_the_pool_and_is_raised() -> None:
@@ -100,9 +89,8 @@ def test_an_error_of_its_own_ends_the_pool_and_is_raised() -> None:
             raise ZeroDivisionError("of on_stage")
         return Outcome()
 
-    pool = Answering(answer)
     with pytest.raises(ZeroDivisionError):
-        pool.map([SMALL, RACE])
+        Answering(answer).map([SMALL])
 
 
 def test_what_is_alone_but_for_prepared_plans_and_finds_no_memory_is_tried_without_them() -> None:
@@ -119,10 +107,9 @@ def test_what_is_alone_but_for_prepared_plans_and_finds_no_memory_is_tried_witho
     assert outcome.ok
     rested.clear()
     pool.asked.clear()
-    (outcome,) = pool.map([RACE])
+    (outcome,) = pool.map([RaceRegion(Graph((), (), ()), (("aten", "default"),))])
     assert outcome.ok
     assert pool.asked == [("RaceRegion", ""), ("Rest", ""), ("RaceRegion", "")]
-    assert not pool._ahead.has(SMALL)
 
 
 def test_preparing_has_the_limit_of_vetting() -> None:
@@ -133,7 +120,7 @@ def test_preparing_has_the_limit_of_vetting() -> None:
             limits.append(Workers("cpu", flags={}).limits.of(job))
         return Outcome()
 
-    Answering(answer).map([VetPlan("{}", RaceEntry("cut"), race=True, limit_s=20.0), RACE])
+    Answering(answer).map([VetPlan("{}", RaceEntry("cut"), race=True, limit_s=20.0)])
     assert limits == [20.0]
 
 
