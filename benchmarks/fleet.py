@@ -192,6 +192,8 @@ def _start(task: Task, slot: Slot) -> subprocess.Popen[bytes]:
 def _watch(process: subprocess.Popen[bytes], slot: Slot, task: Task, limit_s: float, done: Any) -> None:
     try:
         code = process.wait(limit_s)
+        with contextlib.suppress(ProcessLookupError):  # what it has left, such as a compiler that it gave up
+            os.killpg(process.pid, signal.SIGKILL)
         failed = "" if code == 0 else f"the process ended with {code}"
     except subprocess.TimeoutExpired:
         _end(process, task.grace_s)

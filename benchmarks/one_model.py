@@ -170,8 +170,10 @@ def within(seconds: float, late: Callable[[], None]) -> Iterator[None]:
 
 def _give_up(report: Report, rows: Mapping[str, Any], side: str, patience: float) -> None:
     """End the process; the next goes on without that side. Nothing can be timed beside what still compiles."""
-    report.put(sides={**rows, side: {"failed": f"not compiled within {patience:.0f} s"}}, seconds=report.seconds())
-    end()
+    try:
+        report.put(sides={**rows, side: {"failed": f"not compiled within {patience:.0f} s"}}, seconds=report.seconds())
+    finally:
+        end()
 
 
 def end() -> None:

@@ -7,8 +7,8 @@ import os
 import resource
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -55,18 +55,29 @@ def limit_memory(device: torch.device, most: int | None = None, share: float = 1
         torch.cuda.set_per_process_memory_fraction(min(1.0, allowed / total))
 
 
+PATIENCE_S = 600.0
+"""How long a turn is waited for: who has it is ended sooner, if it hangs."""
+STILL_S = 2.0
+"""After so long one that waits says so once more."""
+
+
+def _nothing() -> None:
+    return None
+
+
 @contextmanager
-def roomy(device: torch.device) -> Iterator[None]:
+def roomy(device: torch.device, still: Callable[[], None] = _nothing) -> Iterator[None]:
     """Within, this process may take all that is free of its GPU: finding out what is right needs several times its share.
 
-    The processes of one user take turns at it, so that two do not meet; one that has waited long goes ahead all the same.
+    The processes of one user take turns at it, so that two do not meet. One that waits calls `still` every other second; one that has
+    waited long goes ahead all the same.
     """
     if device.type != "cuda":
         yield
         return
     card = getattr(torch.cuda.get_device_properties(device), "uuid", device.index)
     name = f"fuseplan-{os.getuid()}-{card}.turn"
-    with take_turn(Path(tempfile.gettempdir()) / name):
+    with take_turn(Path(tempfile.gettempdir()) / name, still=still):
         share = torch.cuda.get_per_process_memory_fraction(device)
         free, total = torch.cuda.mem_get_info(device)
         allowed = torch.cuda.memory_reserved(device) + int(free * (1 - SPARED))
@@ -79,7 +90,7 @@ def roomy(device: torch.device) -> Iterator[None]:
 
 
 @contextmanager
-def take_turn(file: Path, patience_s: float = 60.0) -> Iterator[bool]:
+def take_turn(file: Path, patience_s: float = PATIENCE_S, still: Callable[[], None] = _nothing) -> Iterator[bool]:
     """Within, no other process is within for the same file; False if it was waited for in vain, or there can be no file.
 
     >>> with take_turn(Path(tempfile.mkdtemp()) / "turn") as mine:
@@ -92,15 +103,20 @@ def take_turn(file: Path, patience_s: float = 60.0) -> Iterator[bool]:
         yield False
         return
     try:
-        yield _locked(handle, patience_s)
+        yield _locked(handle, patience_s, still)
     finally:
-        os.close(handle)  # which lets go of the lock
+        with suppress(OSError):  # closing alone would not let go of what a process that was forked meanwhile holds, too
+            fcntl.flock(handle, fcntl.LOCK_UN)
+        os.close(handle)
 
 
-def _locked(handle: int, patience_s: float) -> bool:
-    end = time.monotonic() + patience_s
-    while not (mine := _locks(handle)) and time.monotonic() < end:
+def _locked(handle: int, patience_s: float, still: Callable[[], None]) -> bool:
+    begin = said = time.monotonic()
+    while not (mine := _locks(handle)) and time.monotonic() < begin + patience_s:
         time.sleep(0.05)
+        if time.monotonic() > said + STILL_S:
+            said = time.monotonic()
+            still()
     return mine
 
 

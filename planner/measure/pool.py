@@ -159,10 +159,12 @@ class Workers:
             if crowded and self.racer.holds:
                 self._answer(self.racer, Rest())
                 prepared = set()
+            if crowded:
+                self._rest(self.vetters[1:])
             for i in crowded:  # what did not fit beside the others may fit alone
                 settle(i, self._answer(self.vetters[0], jobs[i], limit_s))
             if any(job.alone for job in jobs):
-                self._clear_the_course()
+                self._rest(self.vetters)  # the racer has the memory to itself, as a program would
             for i, job in enumerate(jobs):
                 if job.alone:
                     settle(i, self._raced(job, limit_s))
@@ -181,9 +183,9 @@ class Workers:
             return replace(again, seconds=outcome.seconds + again.seconds)
         return outcome
 
-    def _clear_the_course(self) -> None:
-        """On a GPU the vetters let go of what they hold: the racer has the memory to itself, as a program would."""
-        for process in self.vetters if self.racer.setup.device != "cpu" else ():
+    def _rest(self, processes: Sequence[WorkerProcess]) -> None:
+        """On a GPU, have them let go of what they hold."""
+        for process in processes if self.racer.setup.device != "cpu" else ():
             if process.holds:
                 self._answer(process, Rest())
 
@@ -208,7 +210,8 @@ class Workers:
             i, outcome = told.get()
             if isinstance(outcome, BaseException):
                 raise outcome
-            if outcome.status == "out-of-memory" and (len(crew) > 1 or self.racer.holds):
+            others = [self.racer, *self.vetters[1:]]
+            if outcome.status == "out-of-memory" and (len(crew) > 1 or any(process.holds for process in others)):
                 crowded.append(i)
             else:
                 settle(i, outcome)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
@@ -153,7 +154,6 @@ class _Trial:
         peak.settle()
         given.append(self._call(compiled, seeds[1]))
         self.row = replace(self.row, peak_bytes=peak.bytes())
-        self.place.at(self.entry.name, "finding out what is right")
         expectation = self._expected()
         self.place.at(self.entry.name, "checking")
         for number, seed in enumerate(seeds, 1):
@@ -250,15 +250,26 @@ def _stand_in(entry: RaceEntry, compiled: Any) -> tuple[str, str] | None:
 def _expectation(case: LoadedProgram, job: VetPlan, place: Workplace) -> Expectation:
     """What the program should give."""
     if case.expectation is None:
-        where = Surroundings(place.clear, check_device, partial(roomy, place.device))
+        where = Surroundings(place.clear, check_device, partial(_turn, place, job.entry.name))
         case.expectation = expect(case.loaded, seconds=job.judging_s, where=where)
     return case.expectation
 
 
+@contextmanager
+def _turn(place: Workplace, name: str) -> Iterator[None]:
+    """The worker has the device's memory to itself within; whoever looks hears that it waits for that, and for what it has it then."""
+    with roomy(place.device, partial(place.at, name, "waiting for its turn")):
+        place.at(name, "finding out what is right")
+        yield
+
+
 def fault(job: FindFault, place: Workplace) -> Outcome:
     """The part of a program that torch.compile gets wrong."""
-    place.at("torch.compile", "looking for the op that it gets wrong")
-    where = Surroundings(place.clear, check_device, partial(roomy, place.device))
+    looking = "looking for the op that it gets wrong"
+    place.at("torch.compile", looking)
+    where = Surroundings(
+        place.clear, check_device, partial(roomy, place.device, partial(place.at, "torch.compile", looking))
+    )
     try:
         loaded = place.programs.case(job.trace).loaded
         return Outcome(inquiry=inquire(loaded, near=job.near, seconds=job.seconds, where=where))

@@ -146,13 +146,11 @@ class TimedChecks:
         """Whether a launch suits the program, as far as the defaults have shown it: what runs plain may suit no CUDA graph."""
         known = [one for one in self._asked_for if one.default and one.name in self.rows]
         right = _right(known, self.rows)
-        tried = [one for one in known if planned(one).launch == launch]
-        if launch == "plain" or all(one in tried for one in right):
+        tried = [one for one in known if planned(one).launch == launch and self._before(one) in right]
+        if not tried:
             return True
-        memory = self.services.environment.gpu_memory_gib
-        return (not tried or any(one in right for one in tried)) and not holds_too_much(
-            self.rows[right[0].name], memory
-        )
+        suited = any(one in right for one in tried)
+        return suited and not holds_too_much(self.rows[tried[0].name], self.services.environment.gpu_memory_gib)
 
     def _inquire(self, known: Sequence[RaceEntry]) -> None:
         """Where torch.compile itself computes something else, find out why: a fault is told with its op, since whoever uses it without us
