@@ -192,8 +192,7 @@ def _start(task: Task, slot: Slot) -> subprocess.Popen[bytes]:
 def _watch(process: subprocess.Popen[bytes], slot: Slot, task: Task, limit_s: float, done: Any) -> None:
     try:
         code = process.wait(limit_s)
-        with contextlib.suppress(ProcessLookupError):  # what it has left, such as a compiler that it gave up
-            os.killpg(process.pid, signal.SIGKILL)
+        _kill_group(process)  # what it has left, such as a compiler that it gave up
         failed = "" if code == 0 else f"the process ended with {code}"
     except subprocess.TimeoutExpired:
         _end(process, task.grace_s)
@@ -220,9 +219,13 @@ def _end(process: subprocess.Popen[bytes], grace_s: float) -> None:
     process.send_signal(signal.SIGINT)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(grace_s)
+    _kill_group(process)
+    process.wait()
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 def end_with_parent() -> None:

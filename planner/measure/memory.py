@@ -61,12 +61,8 @@ STILL_S = 2.0
 """After so long one that waits says so once more."""
 
 
-def _nothing() -> None:
-    return None
-
-
 @contextmanager
-def roomy(device: torch.device, still: Callable[[], None] = _nothing) -> Iterator[None]:
+def roomy(device: torch.device, still: Callable[[], None] | None = None) -> Iterator[None]:
     """Within, this process may take all that is free of its GPU: finding out what is right needs several times its share.
 
     The processes of one user take turns at it, so that two do not meet. One that waits calls `still` every other second; one that has
@@ -90,7 +86,7 @@ def roomy(device: torch.device, still: Callable[[], None] = _nothing) -> Iterato
 
 
 @contextmanager
-def take_turn(file: Path, patience_s: float = PATIENCE_S, still: Callable[[], None] = _nothing) -> Iterator[bool]:
+def take_turn(file: Path, patience_s: float = PATIENCE_S, still: Callable[[], None] | None = None) -> Iterator[bool]:
     """Within, no other process is within for the same file; False if it was waited for in vain, or there can be no file.
 
     >>> with take_turn(Path(tempfile.mkdtemp()) / "turn") as mine:
@@ -110,11 +106,11 @@ def take_turn(file: Path, patience_s: float = PATIENCE_S, still: Callable[[], No
         os.close(handle)
 
 
-def _locked(handle: int, patience_s: float, still: Callable[[], None]) -> bool:
+def _locked(handle: int, patience_s: float, still: Callable[[], None] | None) -> bool:
     begin = said = time.monotonic()
     while not (mine := _locks(handle)) and time.monotonic() < begin + patience_s:
         time.sleep(0.05)
-        if time.monotonic() > said + STILL_S:
+        if still is not None and time.monotonic() > said + STILL_S:
             said = time.monotonic()
             still()
     return mine

@@ -250,26 +250,26 @@ def _stand_in(entry: RaceEntry, compiled: Any) -> tuple[str, str] | None:
 def _expectation(case: LoadedProgram, job: VetPlan, place: Workplace) -> Expectation:
     """What the program should give."""
     if case.expectation is None:
-        where = Surroundings(place.clear, check_device, partial(_turn, place, job.entry.name))
+        where = Surroundings(
+            place.clear, check_device, partial(_turn, place, job.entry.name, "finding out what is right")
+        )
         case.expectation = expect(case.loaded, seconds=job.judging_s, where=where)
     return case.expectation
 
 
 @contextmanager
-def _turn(place: Workplace, name: str) -> Iterator[None]:
+def _turn(place: Workplace, name: str, stage: str) -> Iterator[None]:
     """The worker has the device's memory to itself within; whoever looks hears that it waits for that, and for what it has it then."""
     with roomy(place.device, partial(place.at, name, "waiting for its turn")):
-        place.at(name, "finding out what is right")
+        place.at(name, stage)
         yield
 
 
 def fault(job: FindFault, place: Workplace) -> Outcome:
     """The part of a program that torch.compile gets wrong."""
-    looking = "looking for the op that it gets wrong"
-    place.at("torch.compile", looking)
-    where = Surroundings(
-        place.clear, check_device, partial(roomy, place.device, partial(place.at, "torch.compile", looking))
-    )
+    wrong = ("torch.compile", "looking for the op that it gets wrong")
+    place.at(*wrong)
+    where = Surroundings(place.clear, check_device, partial(_turn, place, *wrong))
     try:
         loaded = place.programs.case(job.trace).loaded
         return Outcome(inquiry=inquire(loaded, near=job.near, seconds=job.seconds, where=where))

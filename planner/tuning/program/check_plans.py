@@ -82,11 +82,11 @@ class TimedChecks:
             self._check([*first, *beside], len(known))
             self._inquire(known)
             waiting = [one for one in waiting if one not in beside]
-            again = [one for one in again if not self._has_failed(one)]
-            beside = self._beside(waiting, len(again), self._racing + len(again)) if again else []
-            if again:
+            self._fail_with_what_runs_plain(again)
+            if again := [one for one in again if one.name not in self.rows]:
+                beside = self._beside(waiting, len(again), self._racing + len(again))
                 self._check([*again, *beside], self._racing + len(again))
-            waiting = self._left([one for one in waiting if one not in beside], len(known))
+            waiting = self._left([one for one in waiting if one.name not in self.rows], len(known))
         while waiting and (chosen := self._next(waiting)):
             self._check(chosen, self._racing)
             waiting = self._left([one for one in waiting if one not in chosen], len(known))
@@ -129,18 +129,22 @@ class TimedChecks:
             return None
         return next((one for one in self._asked_for if _differ_in_launch(planned(one), plan)), None)
 
+    def _row_before(self, entry: RaceEntry) -> OutcomeRow | None:
+        """What came of that."""
+        before = self._before(entry)
+        return None if before is None else self.rows.get(before.name)
+
     def _is_compiled(self, entry: RaceEntry) -> bool:
         """Whether its code is there, since the same plan was compiled under another launch."""
-        row = None if (before := self._before(entry)) is None else self.rows.get(before.name)
+        row = self._row_before(entry)
         return row is not None and row.compile_s is not None
 
-    def _has_failed(self, default: RaceEntry) -> bool:
-        """Whether a default fails, since it does with nothing else to launch it: it has the same row then."""
-        row = None if (before := self._before(default)) is None else self.rows.get(before.name)
-        if row is None or row.status == "ok":
-            return False
-        self.rows[default.name] = replace(row, name=default.name, compile_s=None)
-        return True
+    def _fail_with_what_runs_plain(self, defaults: Sequence[RaceEntry]) -> None:
+        """Give those the row of their plain plan where that fails: they do then, with whatever launches them."""
+        for one in defaults:
+            row = self._row_before(one)
+            if row is not None and row.status != "ok":
+                self.rows[one.name] = replace(row, name=one.name, compile_s=None)
 
     def _suits(self, launch: str) -> bool:
         """Whether a launch suits the program, as far as the defaults have shown it: what runs plain may suit no CUDA graph."""
