@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._inductor.utils import run_and_get_code
 from torch.fx import GraphModule
 
 import fuseplan
@@ -490,3 +491,26 @@ def test_a_plan_rewrites_it_under_each_host(host: str) -> None:
     (program,) = programs_of(compiled_by(run))
     assert [(one.kind, one.way) for one in program.plan.rewrites] == [(KIND, "flash")]
     assert "written-out attention 0" in fuseplan.explain(run, graphs=False)
+
+
+def test_a_bias_of_windows_is_worked_out_once_and_not_for_each_image() -> None:
+    """Inductor would work it out anew for each image, since it is only repeated there."""
+    spelling = SPELLINGS["swin_shifted_windows"]
+    inputs = spelling.inputs(sizes=Sizes(b=4, h=2, n=9))
+    run, backend = compiled(spelling.function)
+    with torch.no_grad():
+        run(*inputs)
+    once = backend.targets.index("mask_once")
+    assert "add" not in backend.targets[once:]
+    assert "expand" in backend.targets[once:]
+    codes = []
+    for way in (None, "math"):
+        torch._dynamo.reset()
+        plan = Plan("inductor", () if way is None else (Rewrite(KIND, 0, way),))
+        with torch.no_grad():
+            found, code = run_and_get_code(
+                torch.compile(spelling.function, backend="fuseplan", options={"plan": plan}), *inputs
+            )
+            assert_as_accurate(found, spelling.function(*inputs), spelling.function(*in_double(inputs)))
+        codes.append("".join(code))
+    assert ["empty_strided_cpu((1, 4, 2, 9, 9), " in code for code in codes] == [False, True]

@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 from fuseplan.rewrites.attention.by_name import kernel_calls
 from fuseplan.rewrites.attention.calls import attention_calls
 from fuseplan.rewrites.attention.kernels import FUNCTIONS, attention_flex, attention_in_window
-from fuseplan.rewrites.attention.layouts import LAYOUTS, without_repeats
+from fuseplan.rewrites.attention.layouts import LAYOUTS, mask_once, without_repeats
 from fuseplan.rewrites.attention.result import result_in_order
 from fuseplan.rewrites.attention.rewrite import rewrite_sites
 from fuseplan.rewrites.attention.site import AttentionSite
@@ -21,7 +21,15 @@ from fuseplan.rewrites.base import Draft, Kind, likeness
 
 _MEANING = "1"
 """Another one, should these functions ever do something else: torch counts it in."""
-_OURS = (*FUNCTIONS.values(), attention_in_window, attention_flex, *LAYOUTS.values(), without_repeats, result_in_order)
+_OURS = (
+    *FUNCTIONS.values(),
+    attention_in_window,
+    attention_flex,
+    *LAYOUTS.values(),
+    mask_once,
+    without_repeats,
+    result_in_order,
+)
 S = TypeVar("S", bound=AttentionSite)
 
 

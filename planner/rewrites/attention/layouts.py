@@ -34,6 +34,14 @@ def mask_for_each_head(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
     return mask.expand(*query.shape[:-1], key.shape[-2]).contiguous()
 
 
+def mask_once(mask: Tensor) -> Tensor:
+    """A mask that is about to be repeated, worked out before: Inductor would work out each element anew for each time it is repeated.
+    It puts into memory what is seen through other strides, even where these are its own.
+    """
+    mask = mask.contiguous()
+    return mask.as_strided(mask.shape, mask.stride())
+
+
 LAYOUTS: Mapping[str, Callable[..., Tensor]] = {
     "rows": mask_in_rows,
     "aligned": mask_in_aligned_rows,

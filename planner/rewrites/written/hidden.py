@@ -15,6 +15,7 @@ import torch
 from torch.fx import Node
 
 from fuseplan.rewrites.written.biases import ABSORBS
+from fuseplan.rewrites.written.layouts import Location
 from fuseplan.rewrites.written.scores import Added
 from fuseplan.rewrites.written.versions import fake_of
 from fuseplan.rewrites.written.writer import Named, Writer
@@ -44,34 +45,33 @@ def _number(written: Written, writer: Writer, number: float) -> Node:
 
 
 def guarded(written: Written, writer: Writer, hidden: Node) -> tuple[Node, Node | None]:
-    """What hides, and the rows of the call whose queries become zeros, so that a kernel gives what softmax does."""
+    """What hides, and the rows of the frame whose queries become zeros, so that a kernel gives what softmax does."""
     if not written.guarded or not (written.may_be_infinite or written.evens_out):
         return hidden, None
     rows: Node | None = None
     highest = writer.call("amax", hidden, -1, True)
     if written.evens_out:
         lowest = max(ABSORBS, torch.finfo(written.dtype).min)
-        absorbed = writer.call(torch.le, highest, lowest)
+        rows = writer.call(torch.le, highest, lowest)
         alike = writer.call(
             "masked_fill", writer.call(torch.zeros_like, hidden), writer.call(torch.ne, hidden, highest), -math.inf
         )
-        rows, hidden = _rows_of_the_call(written, writer, absorbed), writer.call(torch.where, absorbed, alike, hidden)
+        hidden = writer.call(torch.where, rows, alike, hidden)
     if written.may_be_infinite:
         hidden = writer.call("masked_fill", hidden, writer.call(torch.eq, highest, -math.inf), math.nan)
     return hidden, rows
 
 
-def _rows_of_the_call(written: Written, writer: Writer, rows: Node) -> Node:
-    """Booleans for rows of the frame, as they are multiplied with queries of the call."""
-    match, axes = written.match, written.axes_at(written.frame)[:-1]
-    tensor: Named = writer.named(writer.call("squeeze", rows, -1), axes)
-    moved = writer.moved(tensor, written.frame, written.home)
-    return writer.arranged(moved, [*written.batches, match.row, match.inner])
+def rows_at(written: Written, writer: Writer, rows: Node, goal: Location) -> Node:
+    """Booleans for rows of the frame as they are for scores elsewhere, with one column."""
+    axes = written.axes_at(goal)
+    tensor: Named = writer.named(writer.call("squeeze", rows, -1), written.axes_at(written.frame)[:-1])
+    return writer.arranged(writer.moved(tensor, written.frame, goal), axes)
 
 
-def at_home(written: Written, writer: Writer, hidden: Node) -> Node:
-    """What hides, with the axes of the call."""
-    axes = written.axes_at(written.frame)
-    return writer.arranged(
-        writer.moved(writer.named(hidden, axes), written.frame, written.home), written.axes_at(written.home)
-    )
+def bias_at(written: Written, writer: Writer, bias: Node, start: Location, goal: Location) -> Node:
+    """A bias with the axes of scores at one place, with those of another."""
+    if start is goal:
+        return bias
+    tensor = writer.named(bias, written.axes_at(start))
+    return writer.arranged(writer.moved(tensor, start, goal), written.axes_at(goal))

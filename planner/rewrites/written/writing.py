@@ -12,9 +12,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Node
 from torch.fx.node import map_arg
 
+from fuseplan.rewrites.attention.layouts import mask_once
 from fuseplan.rewrites.reading import name_of
 from fuseplan.rewrites.written.biases import ABSORBS
-from fuseplan.rewrites.written.hidden import at_home, guarded, hiding
+from fuseplan.rewrites.written.hidden import bias_at, guarded, hiding, rows_at
 from fuseplan.rewrites.written.layouts import is_one, is_reshape, permutation
 from fuseplan.rewrites.written.match import Factor, Operand
 from fuseplan.rewrites.written.missed import MissedError
@@ -36,9 +37,12 @@ def arguments(written: Written, writer: Writer) -> dict[str, Any]:
     if hidden is not None:
         hidden, rows = guarded(written, writer, hidden)
         if rows is not None:
-            sides["query"] = writer.call("masked_fill", sides["query"], rows, 0.0)
-        hidden = _narrowed(written, writer, _centred(written, writer, at_home(written, writer, hidden)))
-    bias = _with_small(written, writer, hidden, rows)
+            sides["query"] = writer.call(
+                "masked_fill", sides["query"], rows_at(written, writer, rows, written.home), 0.0
+            )
+        hidden = _centred(written, writer, bias_at(written, writer, hidden, written.frame, written.summed_at))
+        hidden = _narrowed(written, writer, hidden)
+    bias = _at_home(written, writer, _with_small(written, writer, hidden, rows))
     scale = match.scale
     if scale <= 0:  # kernels take the largest product for the largest score
         sides["query"], scale = writer.call(torch.mul, sides["query"], scale), 1.0
@@ -91,10 +95,12 @@ def _narrowed(written: Written, writer: Writer, bias: Node) -> Node:
 def _with_small(written: Written, writer: Writer, hidden: Node | None, rows: Node | None) -> Node | None:
     """All biases together, in the dtype of the call; in `rows`, where no score shows, the small ones do not, either."""
     total = hidden
+    if rows is not None and written.small:
+        rows = rows_at(written, writer, rows, written.summed_at)
     if hidden is not None and written.small and written.dtype == torch.float16:
         total = writer.call("to", hidden, torch.float32)  # of float16 the lowest number and another make an infinity
     for bias in written.small:
-        term = term_at(written, writer, bias.term, written.home)
+        term = term_at(written, writer, bias.term, written.summed_at)
         if rows is not None:
             if fake_of(term).requires_grad and written.comes_after_a_number(bias):
                 raise MissedError("something that is trained is added to scores after they were replaced by a number")
@@ -115,6 +121,13 @@ def _centred(written: Written, writer: Writer, total: Node) -> Node:
     return writer.call(torch.sub, total, writer.call("masked_fill", highest, hidden, 0.0))
 
 
+def _at_home(written: Written, writer: Writer, bias: Node | None) -> Node | None:
+    """All biases together, with the axes of the call: what is repeated on the way is so only now."""
+    if bias is None or written.summed_at is written.home:
+        return bias
+    return bias_at(written, writer, writer.call(mask_once, bias), written.summed_at, written.home)
+
+
 def _repeated(written: Written, writer: Writer, bias: Node) -> Node:
     """A bias that has all of the batches that become one axis, or none of them."""
     count = len(written.batches) - 1
@@ -125,6 +138,8 @@ def _repeated(written: Written, writer: Writer, bias: Node) -> Node:
         -1 if not is_one(size) or is_one(axis.size) else writer.size(axis)
         for size, axis in zip(sizes, written.batches, strict=False)
     ]
+    if any(isinstance(size, Node) or size != -1 for size in merged):
+        bias = writer.call(mask_once, bias)
     return writer.call("expand", bias, *merged, -1, -1, -1)
 
 

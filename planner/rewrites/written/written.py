@@ -72,6 +72,15 @@ class Written:
         there = next(iter(places)) if len(places) == 1 else self.home
         return there if there.has(self.match.row, self.match.column) else self.home
 
+    @property
+    def summed_at(self) -> Location:
+        """Where all biases are put together: where scores have the most axes of all places at which one is added. What is the same
+        along one of these is repeated last, as one.
+        """
+        places = [self.frame, *(bias.term.location for bias in self.small)]
+        whole = [one for one in places if one.has(self.match.row, self.match.column)]
+        return max([self.home, *whole], key=lambda one: len(one.axes))
+
     def axes_at(self, location: Location) -> list[Axis]:
         """The axes of scores there, rows and columns last."""
         own = (self.match.row, self.match.column)
