@@ -59,6 +59,7 @@ class Training:
 
     def __init__(self, module: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
         torch._dynamo.reset()
+        self.module = module
         self.trees, self.log = Trees(), list[str]()
         self.here: Trees | None = self.trees
         """Those of the thread that calls."""
@@ -73,8 +74,13 @@ class Training:
         monkeypatch.setattr(cudagraph, "SMALL", 0)  # of what is copied nobody holds the original
         self.launch = cudagraph.CudaGraphLaunch([])
         self.saved: list[str] = []
+        self.read_at: dict[str, dict[int, int]] = {}
+        """Where the last graphs have read those of their arguments that they read where they lie."""
         self.weight = next(module.parameters()) if isinstance(module, nn.Module) else torch.empty(0)
-        self.call = torch.compile(module, backend=aot_autograd(fw_compiler=self.forward, bw_compiler=self.backward))
+        traced = aot_autograd(fw_compiler=self.forward, bw_compiler=self.backward)
+        self.call = torch.compile(
+            module, backend=lambda gm, inputs: self.launch.unasked.watching(traced(gm, list(inputs)))
+        )
 
     def forward(self, gm: GraphModule, _: Sequence[Any]) -> Any:
         return self.launch.wrap("forward", gm, self.plain(gm, "forward plain"))
@@ -83,10 +89,12 @@ class Training:
         self.saved = [node.name for node in gm.graph.find_nodes(op="placeholder")]
         return self.launch.wrap("backward", gm, self.plain(gm, "backward plain"))
 
-    def cudagraphify(self, plain: Any, *, is_backward: bool, **_: Any) -> Any:
+    def cudagraphify(self, plain: Any, *, is_backward: bool, static_input_idxs: Sequence[int] = (), **_: Any) -> Any:
         """What torch makes of a callable: here it runs as it is, and says so."""
 
         def captured(args: list[Any]) -> Any:
+            places = {i: args[i].data_ptr() for i in static_input_idxs if isinstance(args[i], Tensor)}
+            self.read_at["backward" if is_backward else "forward"] = places
             outputs = plain(args)
             if self.trees.refuses and not is_backward:
                 self.log[-1] = "forward, not captured by the trees"

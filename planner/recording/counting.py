@@ -14,10 +14,9 @@ from typing import Any
 
 import torch
 
-Sizes = tuple[int, ...]
+from fuseplan.runtime.unasked import compiled_backward
 
-_BACKWARD = "CompiledFunctionBackward"
-"""What AOTAutograd's outputs have as their grad_fn: one for all of them."""
+Sizes = tuple[int, ...]
 
 
 @dataclass
@@ -121,8 +120,7 @@ class Counted:
         """Time the backward, if AOTAutograd made one; not where Dynamo traces backwards, since it would see this too."""
         if torch._dynamo.config.compiled_autograd or not isinstance(outputs, (tuple, list)):
             return
-        nodes = (out.grad_fn for out in outputs if isinstance(out, torch.Tensor) and out.requires_grad)
-        node = next((node for node in nodes if type(node).__name__ == _BACKWARD), None)
+        node = next((found for out in outputs if (found := compiled_backward(out)) is not None), None)
         if node is None:
             return
         running: list[Any] = []

@@ -32,6 +32,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from fuseplan.executors.flat import Boxed
 from fuseplan.log import logger
 from fuseplan.runtime.capture_place import CapturePlace, Copies, keeps_graph
+from fuseplan.runtime.unasked import Unasked
 from fuseplan.stats import count
 
 SMALL = 64 * 1024
@@ -73,6 +74,7 @@ class CudaGraphLaunch:
         self.device: int | None = None
         self.made = _Made()
         self.place = CapturePlace()
+        self.unasked = Unasked()
 
     def wrap(self, role: str, gm: GraphModule, plain: Boxed) -> Boxed:
         """Return `plain` launched through a CUDA graph, or as it is where that cannot be; `refused` says why."""
@@ -114,11 +116,11 @@ class CudaGraphLaunch:
                 logger.warning(remark)
             return self._plain_backward if facts.role == "backward" else _as_it_is
         self.device = device = facts.device
-        capture: Callable[[Boxed], Any] = partial(cudagraphify, device_index=device, **facts.told)
+        capture: partial[Any] = partial(cudagraphify, device_index=device, **facts.told)
         if facts.role == "backward":
             follows = self.made.follows(facts.taken)
             self.place.gradients = Copies(facts.large, self.remarks, gradients=True, trains=True)
-            return lambda plain: _guard_backward(capture(plain), plain, self.place, follows)
+            return lambda plain: _guard_backward(_Backward(capture, plain, self.unasked), plain, self.place, follows)
         self.made = made = _Made(facts.made)
         outputs = Copies(facts.large, self.remarks, trains=facts.saved is not None)
         self.place = place = CapturePlace(device, self.remarks, outputs)
@@ -188,6 +190,23 @@ class _Made:
             if place not in self.places:
                 self.places.append(place)
             self.noted.add(node)
+
+
+class _Backward:
+    """A backward that is captured at its first call, since it is known then which of its arguments are zeros that stay."""
+
+    def __init__(self, capture: partial[Any], plain: Boxed, unasked: Unasked) -> None:
+        self.capture, self.plain, self.unasked = capture, plain, unasked
+        self.captured: Boxed | None = None
+        self.zeros: Mapping[int, int] = {}
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        if self.captured is None:
+            self.zeros = self.unasked.among(args)
+            static = (*self.capture.keywords["static_input_idxs"], *self.zeros)
+            self.captured = self.capture(self.plain, static_input_idxs=static)
+        with self.unasked.asked(args, self.zeros):
+            return self.captured(args)
 
 
 def _lie_at(args: list[Any], pointers: list[int | None], chosen: list[int]) -> bool:

@@ -1,0 +1,147 @@
+"""Gradients that nobody asks for: of a large output of which the loss is not made, such as the logits beside a model's own loss.
+
+Autograd would fill memory with zeros for each at every step, and PyTorch's trees would copy them to where their graph reads
+them. Here the zeros are made once, and its graph reads them where they are. Where somebody asks after all, what is given is
+copied there, and there are zeros again after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+LEAST = 2**20
+"""Bytes from which on zeros are kept: less is as quickly made."""
+_BACKWARD = "CompiledFunctionBackward"
+"""What AOTAutograd's outputs have as their grad_fn: one for all of them."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a gradient lies in memory."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    is_large: bool
+
+    @staticmethod
+    def of(tensor: Tensor) -> Form:
+        """That of the gradient of an output, which is its own."""
+        return Form(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, tensor.nbytes >= LEAST)
+
+    def zeros(self) -> Tensor:
+        """Zeros that lie so."""
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device).zero_()
+
+
+@dataclass(eq=False)
+class Unasked:
+    """The gradients of one program that nobody asks for."""
+
+    zeros: dict[tuple[int, Form], Tensor] = field(default_factory=dict)
+    """Of each output that may be large. Nobody ever writes to them but for `asked`, which makes them zeros again."""
+    wanted: set[int] = field(default_factory=set)
+    """The outputs whose gradient somebody has asked for after all: of these nobody but the graph reads zeros any more."""
+
+    def watching(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        """The program, of whose backward it is known at each step which large gradients nobody asks for."""
+
+        def call(*args: Any) -> Any:
+            outputs = compiled(*args)
+            return self.watched(outputs) if torch.is_grad_enabled() else outputs
+
+        return call
+
+    def watched(self, outputs: Sequence[Any]) -> Sequence[Any]:
+        """The same outputs, passed on by what sees their gradients first. A view stays what it is a view of."""
+        nodes = {i: node for i, one in enumerate(outputs) if (node := compiled_backward(one)) is not None}
+        large = [i for i in nodes if outputs[i].nbytes >= LEAST and not outputs[i]._is_view()]
+        if not large:
+            return outputs
+        passed = [i for i, node in nodes.items() if node is nodes[large[0]] and not outputs[i]._is_view()]
+        found = list(outputs)
+        same: Any = _Passed.apply(self, *(outputs[i] for i in passed))  # type: ignore[no-untyped-call]
+        for i, one in zip(passed, same, strict=True):
+            found[i] = one
+        return found
+
+    def given(self, forms: Sequence[Form], gradients: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+        """The gradients, with zeros in the place of large ones that nobody asks for."""
+        if torch.compiler.is_compiling():  # of all the backward together, where autograd makes none
+            return [one if one is not None else form.zeros() for form, one in zip(forms, gradients, strict=True)]
+        from fuseplan.runtime.capture_place import (
+            is_capturing,
+        )  # brings Inductor, which who only counts calls never needs
+
+        if is_capturing():  # what is made in a capture of the caller's is in that one's memory
+            return gradients
+        try:
+            return [
+                self._of(i, form) if one is None and form.is_large and i not in self.wanted else one
+                for i, (form, one) in enumerate(zip(forms, gradients, strict=True))
+            ]
+        except torch.OutOfMemoryError:  # autograd may find it, for as long as it takes
+            return gradients
+
+    def _of(self, output: int, form: Form) -> Tensor:
+        found = self.zeros.get((output, form))
+        if found is None:
+            found = self.zeros[output, form] = form.zeros()
+            if found.is_cuda:  # another stream may read them next
+                torch.cuda.current_stream(found.device).synchronize()
+        return found
+
+    def among(self, args: Sequence[Any]) -> dict[int, int]:
+        """Where they are among the arguments of a backward, and of which output each is."""
+        known = {zeros.data_ptr(): output for (output, _), zeros in self.zeros.items()}
+        places = {i: known.get(one.data_ptr()) for i, one in enumerate(args) if known and isinstance(one, Tensor)}
+        return {i: output for i, output in places.items() if output is not None}
+
+    @contextmanager
+    def asked(self, args: list[Any], places: Mapping[int, int]) -> Iterator[None]:
+        """While it lasts, what is given at these places lies where the zeros lie, which a graph reads at each call."""
+        lent = []
+        with torch.no_grad():
+            for i, output in places.items():
+                zeros = self._of(output, Form.of(args[i]))
+                if args[i].data_ptr() != zeros.data_ptr():
+                    self.wanted.add(output)
+                    args[i] = zeros.copy_(args[i])
+                    lent.append(zeros)
+        try:
+            yield
+        finally:
+            for zeros in lent:
+                zeros.zero_()
+
+
+class _Passed(torch.autograd.Function):
+    """Outputs as they are. Autograd makes zeros of a gradient that is missing only further on."""
+
+    @staticmethod
+    def forward(ctx: Any, unasked: Unasked, *outputs: Tensor) -> tuple[Tensor, ...]:
+        """Each in the memory that it has."""
+        ctx.set_materialize_grads(False)
+        ctx.unasked = unasked
+        ctx.forms = [Form.of(one) for one in outputs]
+        return tuple(one.detach() for one in outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        """The gradients that there are, and zeros."""
+        return (None, *ctx.unasked.given(ctx.forms, gradients))
+
+
+def compiled_backward(output: Any) -> Any:
+    """The backward that AOTAutograd has compiled for an output; None where it has another, or none."""
+    node: Any = output.grad_fn if isinstance(output, Tensor) else None
+    if type(node).__name__ == f"{_Passed.__name__}Backward":
+        node = node.next_functions[1][0]
+    return node if type(node).__name__ == _BACKWARD else None

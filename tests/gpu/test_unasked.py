@@ -1,0 +1,115 @@
+"""Gradients that nobody asks for, under CUDA graphs: zeros that are not made at each step, and not copied."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fuseplan
+from captured import assert_same_gradients, close, counted_since
+from fuseplan.runtime.capture_place import LEARNING
+
+pytestmark = pytest.mark.gpu
+
+WORDS = 4096
+
+
+class WithLoss(nn.Module):
+    """As models of a library that give their loss, and the logits that it was made of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(64, 64), nn.Linear(64, WORDS, bias=False)
+
+    def forward(self, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        logits = self.head(self.inner(x).tanh())
+        return nn.functional.cross_entropy(logits, labels), logits
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    return torch.randn(512, 64, device="cuda"), torch.randint(0, WORDS, (512,), device="cuda")
+
+
+def loss_alone(loss: Tensor, logits: Tensor) -> Tensor:
+    return loss
+
+
+def both(loss: Tensor, logits: Tensor) -> Tensor:
+    return loss + logits.square().mean()
+
+
+def logits_alone(loss: Tensor, logits: Tensor) -> Tensor:
+    return logits.square().mean()
+
+
+@pytest.mark.parametrize("host", ["inductor", "aten"])
+@pytest.mark.parametrize(
+    "asked",
+    [(loss_alone,), (loss_alone, both, loss_alone, logits_alone), (both, loss_alone)],
+    ids=["loss", "loss first", "both first"],
+)
+def test_gradients_are_right_whoever_asks(host: str, asked: tuple[Callable[..., Tensor], ...]) -> None:
+    torch._dynamo.reset()
+    net = WithLoss().cuda()
+    twin = copy.deepcopy(net)
+    compiled = torch.compile(net, backend="fuseplan", options={"plan": host, "launch": "cudagraph", "tune": "off"})
+    for step in range(2 * LEARNING):
+        x, labels = batch()
+        wants = asked[step % len(asked)]
+        before = fuseplan.stats()
+        for module, call in ((net, compiled), (twin, twin)):
+            module.zero_grad()
+            wants(*call(x, labels)).backward()
+        assert_same_gradients(net, twin)
+        assert counted_since(before, "backward calls run plain") == 0
+
+
+def test_no_zeros_are_made_and_none_are_copied() -> None:
+    torch._dynamo.reset()
+    net = WithLoss().cuda()
+    compiled = torch.compile(
+        net, backend="fuseplan", options={"plan": "inductor", "launch": "cudagraph", "tune": "off"}
+    )
+    given = batch()
+
+    def step() -> None:
+        net.zero_grad()
+        compiled(*given)[0].backward()
+
+    for _ in range(LEARNING + 3):
+        step()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        step()
+        torch.cuda.synchronize()
+    written = [event.key for event in profile.key_averages() if "Fill" in event.key or "Memcpy DtoD" in event.key]
+    assert len(written) <= 2, "the loss and its gradient"
+    assert not [event for event in profile.events() if "FillFunctor" in event.name and event.device_time > 20]
+
+
+def test_streams_of_a_caller() -> None:
+    torch._dynamo.reset()
+    net = WithLoss().cuda()
+    twin = copy.deepcopy(net)
+    compiled = torch.compile(
+        net, backend="fuseplan", options={"plan": "inductor", "launch": "cudagraph", "tune": "off"}
+    )
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    for step in range(2 * LEARNING):
+        x, labels = batch()
+        torch.cuda.synchronize()
+        net.zero_grad()
+        twin.zero_grad()
+        wants = both if step % 3 == 2 else loss_alone
+        with torch.cuda.stream(streams[step % 2]):
+            loss, logits = compiled(x, labels)
+            wants(loss, logits).backward()
+        torch.cuda.synchronize()
+        expected, _ = twin(x, labels)
+        close(loss, expected)
+        wants(*twin(x, labels)).backward()
+        assert_same_gradients(net, twin)
