@@ -79,7 +79,7 @@ class Training:
         self.weight = next(module.parameters()) if isinstance(module, nn.Module) else torch.empty(0)
         traced = aot_autograd(fw_compiler=self.forward, bw_compiler=self.backward)
         self.call = torch.compile(
-            module, backend=lambda gm, inputs: self.launch.unasked.watching(traced(gm, list(inputs)))
+            module, backend=lambda gm, inputs: self.launch.unasked.watching(traced(gm, list(inputs)), inputs)
         )
 
     def forward(self, gm: GraphModule, _: Sequence[Any]) -> Any:

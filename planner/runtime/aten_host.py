@@ -62,7 +62,7 @@ def compile_under_aten(
     def compiler(role: str) -> Compiler:
         return lambda aot_gm, _: _compile_graph(plan, role, aot_gm, program, launch)
 
-    return _watched(launch, _trace(plan, gm, example_inputs, compiler))
+    return _watched(launch, _trace(plan, gm, example_inputs, compiler), example_inputs)
 
 
 def _kept(plan: Plan, gm: GraphModule, example_inputs: Sequence[Any], program: Program, tag: str) -> Callable[..., Any]:
@@ -84,11 +84,13 @@ def _kept(plan: Plan, gm: GraphModule, example_inputs: Sequence[Any], program: P
             return call if launch is None or found.facts is None else launch.wrapping(found.facts)(call)
 
     with torch_cache.keeping(tag), recalled_by(recall), known_to_torchs_cache(plan):
-        return _watched(launch, _trace(plan, gm, example_inputs, compiler))
+        return _watched(launch, _trace(plan, gm, example_inputs, compiler), example_inputs)
 
 
-def _watched(launch: CudaGraphLaunch | None, compiled: Callable[..., Any]) -> Callable[..., Any]:
-    return compiled if launch is None else launch.unasked.watching(compiled)
+def _watched(
+    launch: CudaGraphLaunch | None, compiled: Callable[..., Any], example_inputs: Sequence[Any]
+) -> Callable[..., Any]:
+    return compiled if launch is None else launch.unasked.watching(compiled, example_inputs)
 
 
 def _trace(

@@ -32,7 +32,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from fuseplan.executors.flat import Boxed
 from fuseplan.log import logger
 from fuseplan.runtime.capture_place import CapturePlace, Copies, keeps_graph
-from fuseplan.runtime.unasked import Unasked
+from fuseplan.runtime.unasked import CapturedBackward, Unasked
 from fuseplan.stats import count
 
 SMALL = 64 * 1024
@@ -109,6 +109,7 @@ class CudaGraphLaunch:
         if facts.role != "backward":
             self.refused = facts.refused
         if facts.refused is not None:
+            self.unasked.lends = False
             remark = f"the {facts.role} graph runs without a CUDA graph: {facts.refused}"
             if remark not in self.remarks:  # which it is where a forward was recalled, and its backward could not be
                 count("graphs not captured")
@@ -120,7 +121,8 @@ class CudaGraphLaunch:
         if facts.role == "backward":
             follows = self.made.follows(facts.taken)
             self.place.gradients = Copies(facts.large, self.remarks, gradients=True, trains=True)
-            return lambda plain: _guard_backward(_Backward(capture, plain, self.unasked), plain, self.place, follows)
+            guard, ours = partial(_guard_backward, place=self.place, follows_capture=follows), self.unasked
+            return lambda plain: guard(CapturedBackward(capture, plain, ours), ours.on_copies(plain))
         self.made = made = _Made(facts.made)
         outputs = Copies(facts.large, self.remarks, trains=facts.saved is not None)
         self.place = place = CapturePlace(device, self.remarks, outputs)
@@ -131,6 +133,7 @@ class CudaGraphLaunch:
         device = self.device
         if device is None:
             return plain
+        plain = self.unasked.on_copies(plain)
 
         def call(args: list[Any]) -> Sequence[Any]:
             if not self.place.is_elsewhere() and (manager := self.place.manager) is not None:
@@ -190,23 +193,6 @@ class _Made:
             if place not in self.places:
                 self.places.append(place)
             self.noted.add(node)
-
-
-class _Backward:
-    """A backward that is captured at its first call, since it is known then which of its arguments are zeros that stay."""
-
-    def __init__(self, capture: partial[Any], plain: Boxed, unasked: Unasked) -> None:
-        self.capture, self.plain, self.unasked = capture, plain, unasked
-        self.captured: Boxed | None = None
-        self.zeros: Mapping[int, int] = {}
-
-    def __call__(self, args: list[Any]) -> Sequence[Any]:
-        if self.captured is None:
-            self.zeros = self.unasked.among(args)
-            static = (*self.capture.keywords["static_input_idxs"], *self.zeros)
-            self.captured = self.capture(self.plain, static_input_idxs=static)
-        with self.unasked.asked(args, self.zeros):
-            return self.captured(args)
 
 
 def _lie_at(args: list[Any], pointers: list[int | None], chosen: list[int]) -> bool:

@@ -40,7 +40,7 @@ def compile_under_inductor(plan: Plan, gm: GraphModule, example_inputs: Sequence
     inner: Any = partial(_compile_captured, launch, tag)
     with _keeping(plan, launch, tag):
         captured: Any = compile_fx(gm, list(example_inputs), inner, config_patches=patches)
-    return launch.unasked.watching(captured)
+    return launch.unasked.watching(captured, example_inputs)
 
 
 def _options(settings: str) -> dict[str, Any] | None:

@@ -15,7 +15,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx import GraphModule
 
@@ -31,6 +30,7 @@ from fuseplan.runtime.record import Program
 from fuseplan.runtime.regions import KeptRegion
 from fuseplan.runtime.settings import settings
 from fuseplan.runtime.torch_cache import NotToBeKept, OutputCode
+from fuseplan.runtime.unasked import is_symbolic
 from fuseplan.segment import Region, Segmentation
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def tag(plan: Plan, gm: GraphModule, example_inputs: Sequence[Any], program: Pro
     """
     if program.fuel is not None or program.key is None or not torch_cache.is_on():
         return None
-    if any(_is_symbolic(value) for value in example_inputs) or _has_others_operators(gm):
+    if any(is_symbolic(value) for value in example_inputs) or _has_others_operators(gm):
         return None
     # Hooks are applied to what a backward may overwrite, which is nothing here.
     if hasattr(gm, "saved_tensors_hooks_pack_0"):
@@ -184,12 +184,6 @@ def _static_inputs(gm: GraphModule) -> list[int]:
     """The inputs that Dynamo promises to keep their addresses, by which a graph is captured: not every torch has them in its key."""
     told = (node.meta.get("tensor_dict") or {} for node in gm.graph.find_nodes(op="placeholder"))
     return [i for i, one in enumerate(told) if one.get("_dynamo_static_input_type")]
-
-
-def _is_symbolic(value: object) -> bool:
-    if isinstance(value, torch.Tensor):
-        return not all(type(size) is int for size in (*value.shape, *value.stride(), value.storage_offset()))
-    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
 @cache

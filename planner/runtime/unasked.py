@@ -10,15 +10,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fuseplan.executors.flat import Boxed
+
 LEAST = 2**20
 """Bytes from which on zeros are kept: less is as quickly made."""
 _BACKWARD = "CompiledFunctionBackward"
 """What AOTAutograd's outputs have as their grad_fn: one for all of them."""
+
+
+def is_symbolic(value: object) -> bool:
+    """Whether an input of a program is of a size that varies, or is such a size."""
+    if isinstance(value, Tensor):
+        return not all(type(size) is int for size in (*value.shape, *value.stride(), value.storage_offset()))
+    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
 @dataclass(frozen=True)
@@ -49,23 +59,35 @@ class Unasked:
     """Of each output that may be large. Nobody ever writes to them but for `asked`, which makes them zeros again."""
     wanted: set[int] = field(default_factory=set)
     """The outputs whose gradient somebody has asked for after all: of these nobody but the graph reads zeros any more."""
+    lends: bool = True
+    """The program is captured, so that zeros are read where they lie."""
 
-    def watching(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
-        """The program, of whose backward it is known at each step which large gradients nobody asks for."""
+    def watching(self, compiled: Callable[..., Any], example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        """The program, of whose backward it is known at each step which large gradients nobody asks for. One of sizes that vary
+        would have zeros for each size, and none are lent to it.
+        """
+        if any(map(is_symbolic, example_inputs)):
+            return compiled
 
         def call(*args: Any) -> Any:
             outputs = compiled(*args)
-            return self.watched(outputs) if torch.is_grad_enabled() else outputs
+            return self.watched(outputs, args) if self.lends and torch.is_grad_enabled() else outputs
 
         return call
 
-    def watched(self, outputs: Sequence[Any]) -> Sequence[Any]:
-        """The same outputs, passed on by what sees their gradients first. A view stays what it is a view of."""
-        nodes = {i: node for i, one in enumerate(outputs) if (node := compiled_backward(one)) is not None}
-        large = [i for i in nodes if outputs[i].nbytes >= LEAST and not outputs[i]._is_view()]
-        if not large:
+    def watched(self, outputs: Sequence[Any], args: Sequence[Any] = ()) -> Sequence[Any]:
+        """The same outputs, passed on by what sees their gradients first. What is a view, or an argument, stays what it is."""
+        inputs = set(map(id, args))
+        nodes = {
+            i: node
+            for i, one in enumerate(outputs)
+            if type(one) is Tensor and one.layout is torch.strided and not one._is_view() and id(one) not in inputs
+            if (node := compiled_backward(one)) is not None
+        }
+        large = next((node for i, node in nodes.items() if outputs[i].nbytes >= LEAST), None)
+        passed = [i for i, node in nodes.items() if node is large]
+        if len(passed) < 2:  # of one alone the backward runs where its gradient is there
             return outputs
-        passed = [i for i, node in nodes.items() if node is nodes[large[0]] and not outputs[i]._is_view()]
         found = list(outputs)
         same: Any = _Passed.apply(self, *(outputs[i] for i in passed))  # type: ignore[no-untyped-call]
         for i, one in zip(passed, same, strict=True):
@@ -104,22 +126,61 @@ class Unasked:
         places = {i: known.get(one.data_ptr()) for i, one in enumerate(args) if known and isinstance(one, Tensor)}
         return {i: output for i, output in places.items() if output is not None}
 
+    def on_copies(self, plain: Boxed) -> Boxed:
+        """A backward that runs plain, with zeros of its own: what it makes of them is its caller's, on whichever stream it is."""
+
+        def call(args: list[Any]) -> Any:
+            for i in self.among(args):
+                args[i] = args[i].clone()
+            return plain(args)
+
+        call._boxed_call = True  # type: ignore[attr-defined]
+        return call
+
     @contextmanager
     def asked(self, args: list[Any], places: Mapping[int, int]) -> Iterator[None]:
         """While it lasts, what is given at these places lies where the zeros lie, which a graph reads at each call."""
         lent = []
-        with torch.no_grad():
-            for i, output in places.items():
-                zeros = self._of(output, Form.of(args[i]))
-                if args[i].data_ptr() != zeros.data_ptr():
-                    self.wanted.add(output)
-                    args[i] = zeros.copy_(args[i])
-                    lent.append(zeros)
         try:
+            with torch.no_grad():
+                for i, output in places.items():
+                    zeros = self._of(output, Form.of(args[i]))
+                    if args[i].data_ptr() != zeros.data_ptr():
+                        self.wanted.add(output)
+                        lent.append(zeros)
+                        args[i] = zeros.copy_(args[i])
             yield
         finally:
             for zeros in lent:
                 zeros.zero_()
+
+    def apart(self, gradients: Sequence[Any]) -> list[Any]:
+        """What a backward has made, without what lies in the zeros: autograd would keep that, and add to it."""
+        from fuseplan.runtime.capture_place import copied
+
+        known = {zeros.untyped_storage().data_ptr() for zeros in self.zeros.values()}
+        return [
+            copied(one) if isinstance(one, Tensor) and one.untyped_storage().data_ptr() in known else one
+            for one in gradients
+        ]
+
+
+class CapturedBackward:
+    """A backward that is captured at its first call, since it is known then which of its arguments are zeros that stay."""
+
+    def __init__(self, capture: partial[Any], plain: Boxed, unasked: Unasked) -> None:
+        self.capture, self.plain, self.unasked = capture, plain, unasked
+        self.captured: Boxed | None = None
+        self.zeros: Mapping[int, int] = {}
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        if self.captured is None:
+            self.zeros = self.unasked.among(args)
+            static = (*self.capture.keywords["static_input_idxs"], *self.zeros)
+            self.captured = self.capture(self.plain, static_input_idxs=static)
+        with self.unasked.asked(args, self.zeros):
+            made = self.captured(args)
+            return self.unasked.apart(made) if self.zeros else made
 
 
 class _Passed(torch.autograd.Function):
@@ -143,5 +204,5 @@ def compiled_backward(output: Any) -> Any:
     """The backward that AOTAutograd has compiled for an output; None where it has another, or none."""
     node: Any = output.grad_fn if isinstance(output, Tensor) else None
     if type(node).__name__ == f"{_Passed.__name__}Backward":
-        node = node.next_functions[1][0]
+        node = next((before for before, _ in node.next_functions if type(before).__name__ == _BACKWARD), None)
     return node if type(node).__name__ == _BACKWARD else None

@@ -137,6 +137,63 @@ def test_outputs_that_lie_alike_have_zeros_of_their_own(monkeypatch: pytest.Monk
     assert len(training.launch.unasked.zeros) == 2
 
 
+class Escaping(nn.Module):
+    """The gradient of an output is that of a weight, as it is or seen otherwise."""
+
+    def __init__(self, seen_otherwise: bool) -> None:
+        super().__init__()
+        self.inner, self.seen_otherwise = nn.Linear(8, 8), seen_otherwise
+        self.weight = nn.Parameter(torch.randn(600, 500))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        loss = self.inner(x).square().mean()
+        return loss, self.weight.view(-1).clone() if self.seen_otherwise else self.weight + x.sum()
+
+
+@pytest.mark.parametrize("seen_otherwise", [False, True])
+@pytest.mark.parametrize("way", ["captured", "plain", "another thread's"])
+def test_a_gradient_that_leaves_the_backward_is_its_callers(
+    monkeypatch: pytest.MonkeyPatch, x: Tensor, seen_otherwise: bool, way: str
+) -> None:
+    model = Escaping(seen_otherwise)
+    training = Training(model, monkeypatch)
+    training.here = None if way == "another thread's" else training.trees
+    for asks, adds_up in ((False, True), (True, False), (False, False), (True, True), (False, True), (False, False)):
+        grads = []
+        for module in (training.call, model):
+            training.trees.alive = way == "plain"
+            model.zero_grad()
+            loss, out = module(x)
+            (loss + out.square().sum() if asks else loss).backward()
+            if adds_up:
+                model.weight.square().sum().backward()
+            assert model.weight.grad is not None or module is model
+            grads.append(torch.zeros(600, 500) if model.weight.grad is None else model.weight.grad)
+            training.trees.alive = False
+        torch.testing.assert_close(*grads)
+        assert not any(zeros.any() for zeros in training.launch.unasked.zeros.values())
+
+
+def test_of_one_output_alone_nothing_is_passed_on(monkeypatch: pytest.MonkeyPatch, x: Tensor) -> None:
+    training = Training(nn.Linear(8, 600), monkeypatch)
+    found = training.call(x)
+    assert unasked.compiled_backward(found) is found.grad_fn
+
+
+def test_the_compiled_backward_is_found_behind_what_is_passed_on(training: Training, x: Tensor) -> None:
+    loss, logits, _ = training.call(x)
+    found = {unasked.compiled_backward(one) for one in (loss, logits)}
+    assert [type(one).__name__ for one in found] == ["CompiledFunctionBackward"]
+    assert logits.grad_fn not in found
+
+
+def test_nothing_is_lent_where_sizes_vary(training: Training, model: WithLoss) -> None:
+    for rows in (500, 501, 502):
+        x = torch.randn(rows, 8)
+        torch.testing.assert_close(step(training.call, model, x, loss_alone), step(model, model, x, loss_alone))
+    assert len(training.launch.unasked.zeros) == 1, "of the sizes that were the first, and did not vary yet"
+
+
 def test_what_is_small_is_left_to_autograd(training: Training, model: WithLoss) -> None:
     few = torch.randn(3, 8)
     torch.testing.assert_close(step(training.call, model, few, loss_alone), step(model, model, few, loss_alone))

@@ -112,3 +112,36 @@ def test_streams_of_a_caller() -> None:
         close(loss, expected)
         wants(*twin(x, labels)).backward()
         assert_same_gradients(net, twin)
+
+
+class Escaping(nn.Module):
+    """The gradient of an output is that of a weight, as it is or seen otherwise."""
+
+    def __init__(self, seen_otherwise: bool) -> None:
+        super().__init__()
+        self.inner, self.seen_otherwise = nn.Linear(64, 64), seen_otherwise
+        self.weight = nn.Parameter(torch.randn(600, 500))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        loss = self.inner(x).square().mean()
+        return loss, self.weight.view(-1).clone() if self.seen_otherwise else self.weight + x.mean()
+
+
+@pytest.mark.parametrize("seen_otherwise", [False, True])
+@pytest.mark.parametrize("host", ["inductor", "aten"])
+def test_a_gradient_that_leaves_the_backward_is_its_callers(host: str, seen_otherwise: bool) -> None:
+    torch._dynamo.reset()
+    net = Escaping(seen_otherwise).cuda()
+    twin = copy.deepcopy(net)
+    compiled = torch.compile(net, backend="fuseplan", options={"plan": host, "launch": "cudagraph", "tune": "off"})
+    for step in range(3 * LEARNING):
+        x = torch.randn(512, 64, device="cuda")
+        for module, call in ((net, compiled), (twin, twin)):
+            module.zero_grad()
+            loss, out = call(x)
+            (loss + out.square().mean() if step % 3 == 1 else loss).backward()
+            if step % 2:
+                module.weight.square().mean().backward()
+            if module.weight.grad is None:
+                module.weight.grad = torch.zeros_like(module.weight)
+        assert_same_gradients(net, twin)
