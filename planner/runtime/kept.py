@@ -19,6 +19,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx import GraphModule
 
 from fuseplan import __version__
+from fuseplan.capture.dynamo.symbols import is_symbolic
 from fuseplan.capture.fx.targets import NAMESPACES
 from fuseplan.executors import executors
 from fuseplan.executors.flat import Boxed
@@ -30,7 +31,6 @@ from fuseplan.runtime.record import Program
 from fuseplan.runtime.regions import KeptRegion
 from fuseplan.runtime.settings import settings
 from fuseplan.runtime.torch_cache import NotToBeKept, OutputCode
-from fuseplan.runtime.unasked import is_symbolic
 from fuseplan.segment import Region, Segmentation
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def tag(plan: Plan, gm: GraphModule, example_inputs: Sequence[Any], program: Pro
     """
     if program.fuel is not None or program.key is None or not torch_cache.is_on():
         return None
-    if any(is_symbolic(value) for value in example_inputs) or _has_others_operators(gm):
+    if any(map(is_symbolic, example_inputs)) or _has_others_operators(gm):
         return None
     # Hooks are applied to what a backward may overwrite, which is nothing here.
     if hasattr(gm, "saved_tensors_hooks_pack_0"):

@@ -16,19 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fuseplan.capture.dynamo.symbols import is_symbolic
 from fuseplan.executors.flat import Boxed
 
 LEAST = 2**20
 """Bytes from which on zeros are kept: less is as quickly made."""
 _BACKWARD = "CompiledFunctionBackward"
 """What AOTAutograd's outputs have as their grad_fn: one for all of them."""
-
-
-def is_symbolic(value: object) -> bool:
-    """Whether an input of a program is of a size that varies, or is such a size."""
-    if isinstance(value, Tensor):
-        return not all(type(size) is int for size in (*value.shape, *value.stride(), value.storage_offset()))
-    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
 @dataclass(frozen=True)
@@ -55,8 +49,8 @@ class Form:
 class Unasked:
     """The gradients of one program that nobody asks for."""
 
-    zeros: dict[tuple[int, Form], Tensor] = field(default_factory=dict)
-    """Of each output that may be large. Nobody ever writes to them but for `asked`, which makes them zeros again."""
+    zeros: dict[int, Tensor] = field(default_factory=dict)
+    """Of each output whose gradient was missing. Nobody ever writes to them but for `lying`, which makes them zeros again."""
     wanted: set[int] = field(default_factory=set)
     """The outputs whose gradient somebody has asked for after all: of these nobody but the graph reads zeros any more."""
     lends: bool = True
@@ -75,7 +69,7 @@ class Unasked:
 
         return call
 
-    def watched(self, outputs: Sequence[Any], args: Sequence[Any] = ()) -> Sequence[Any]:
+    def watched(self, outputs: Sequence[Any], args: Sequence[Any]) -> Sequence[Any]:
         """The same outputs, passed on by what sees their gradients first. What is a view, or an argument, stays what it is."""
         inputs = set(map(id, args))
         nodes = {
@@ -98,10 +92,9 @@ class Unasked:
         """The gradients, with zeros in the place of large ones that nobody asks for."""
         if torch.compiler.is_compiling():  # of all the backward together, where autograd makes none
             return [one if one is not None else form.zeros() for form, one in zip(forms, gradients, strict=True)]
-        from fuseplan.runtime.capture_place import (
-            is_capturing,
-        )  # brings Inductor, which who only counts calls never needs
+        from fuseplan.runtime.capture_place import is_capturing  # it brings Inductor, which a recording does without
 
+        self.wanted |= {i for i in self.zeros if gradients[i] is not None}
         if is_capturing():  # what is made in a capture of the caller's is in that one's memory
             return gradients
         try:
@@ -113,18 +106,20 @@ class Unasked:
             return gradients
 
     def _of(self, output: int, form: Form) -> Tensor:
-        found = self.zeros.get((output, form))
-        if found is None:
-            found = self.zeros[output, form] = form.zeros()
-            if found.is_cuda:  # another stream may read them next
-                torch.cuda.current_stream(found.device).synchronize()
-        return found
+        if output not in self.zeros:
+            made = self.zeros[output] = form.zeros()
+            if made.is_cuda:  # another stream may read them next
+                torch.cuda.current_stream(made.device).synchronize()
+        return self.zeros[output]
 
-    def among(self, args: Sequence[Any]) -> dict[int, int]:
-        """Where they are among the arguments of a backward, and of which output each is."""
-        known = {zeros.data_ptr(): output for (output, _), zeros in self.zeros.items()}
-        places = {i: known.get(one.data_ptr()) for i, one in enumerate(args) if known and isinstance(one, Tensor)}
-        return {i: output for i, output in places.items() if output is not None}
+    def among(self, args: Sequence[Any]) -> dict[int, Tensor]:
+        """Those of the zeros that are arguments of a backward, by their places."""
+        known = {zeros.data_ptr(): zeros for zeros in self.zeros.values()}
+        if not known:
+            return {}
+        return {
+            i: known[at] for i, one in enumerate(args) if isinstance(one, Tensor) and (at := one.data_ptr()) in known
+        }
 
     def on_copies(self, plain: Boxed) -> Boxed:
         """A backward that runs plain, with zeros of its own: what it makes of them is its caller's, on whichever stream it is."""
@@ -136,23 +131,6 @@ class Unasked:
 
         call._boxed_call = True  # type: ignore[attr-defined]
         return call
-
-    @contextmanager
-    def asked(self, args: list[Any], places: Mapping[int, int]) -> Iterator[None]:
-        """While it lasts, what is given at these places lies where the zeros lie, which a graph reads at each call."""
-        lent = []
-        try:
-            with torch.no_grad():
-                for i, output in places.items():
-                    zeros = self._of(output, Form.of(args[i]))
-                    if args[i].data_ptr() != zeros.data_ptr():
-                        self.wanted.add(output)
-                        lent.append(zeros)
-                        args[i] = zeros.copy_(args[i])
-            yield
-        finally:
-            for zeros in lent:
-                zeros.zero_()
 
     def apart(self, gradients: Sequence[Any]) -> list[Any]:
         """What a backward has made, without what lies in the zeros: autograd would keep that, and add to it."""
@@ -171,16 +149,33 @@ class CapturedBackward:
     def __init__(self, capture: partial[Any], plain: Boxed, unasked: Unasked) -> None:
         self.capture, self.plain, self.unasked = capture, plain, unasked
         self.captured: Boxed | None = None
-        self.zeros: Mapping[int, int] = {}
+        self.zeros: Mapping[int, Tensor] = {}
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         if self.captured is None:
             self.zeros = self.unasked.among(args)
             static = (*self.capture.keywords["static_input_idxs"], *self.zeros)
             self.captured = self.capture(self.plain, static_input_idxs=static)
-        with self.unasked.asked(args, self.zeros):
-            made = self.captured(args)
-            return self.unasked.apart(made) if self.zeros else made
+        if not self.zeros:
+            return self.captured(args)
+        with lying(args, self.zeros):
+            return self.unasked.apart(self.captured(args))
+
+
+@contextmanager
+def lying(args: list[Any], places: Mapping[int, Tensor]) -> Iterator[None]:
+    """While it lasts, what is given at these places lies where the zeros lie, which a graph reads at each call."""
+    lent = []
+    try:
+        with torch.no_grad():
+            for i, zeros in places.items():
+                if args[i].data_ptr() != zeros.data_ptr():
+                    lent.append(zeros)
+                    args[i] = zeros.copy_(args[i])
+        yield
+    finally:
+        for zeros in lent:
+            zeros.zero_()
 
 
 class _Passed(torch.autograd.Function):

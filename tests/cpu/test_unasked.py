@@ -9,46 +9,23 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from captured import Escaping, WithLoss, both, logits_alone, loss_alone
 from cudagraph_stub import CAPTURED, Training
 from fuseplan.runtime import capture_place, unasked
-
-
-class WithLoss(nn.Module):
-    """As models of a library that give their loss, and what it was made of."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(8, 600, bias=False)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        logits = self.head(x.tanh())
-        return torch.logsumexp(logits, -1).mean(), logits, x.exp()
 
 
 def step(module: Callable[..., Any], model: WithLoss, x: Tensor, asked: Callable[..., Tensor]) -> Tensor:
     """The gradient of the weights after one step on what was asked for."""
     model.zero_grad()
-    asked(*module(x)[:2]).backward()
+    asked(*module(x)).backward()
     assert model.head.weight.grad is not None
     return model.head.weight.grad
-
-
-def loss_alone(loss: Tensor, logits: Tensor) -> Tensor:
-    return loss
-
-
-def both(loss: Tensor, logits: Tensor) -> Tensor:
-    return loss + logits.square().mean()
-
-
-def logits_alone(loss: Tensor, logits: Tensor) -> Tensor:
-    return logits.square().mean()
 
 
 @pytest.fixture
 def training(monkeypatch: pytest.MonkeyPatch) -> Training:
     torch.manual_seed(0)
-    return Training(WithLoss(), monkeypatch)
+    return Training(WithLoss(8, 600), monkeypatch)
 
 
 @pytest.fixture
@@ -123,7 +100,7 @@ class TwoOutputs(WithLoss):
 
 
 def test_outputs_that_lie_alike_have_zeros_of_their_own(monkeypatch: pytest.MonkeyPatch, x: Tensor) -> None:
-    model = TwoOutputs()
+    model = TwoOutputs(8, 600)
     training = Training(model, monkeypatch)
     for asks in ((), (1,), (2,), (1, 2), ()):
         grads = []
@@ -137,25 +114,12 @@ def test_outputs_that_lie_alike_have_zeros_of_their_own(monkeypatch: pytest.Monk
     assert len(training.launch.unasked.zeros) == 2
 
 
-class Escaping(nn.Module):
-    """The gradient of an output is that of a weight, as it is or seen otherwise."""
-
-    def __init__(self, seen_otherwise: bool) -> None:
-        super().__init__()
-        self.inner, self.seen_otherwise = nn.Linear(8, 8), seen_otherwise
-        self.weight = nn.Parameter(torch.randn(600, 500))
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        loss = self.inner(x).square().mean()
-        return loss, self.weight.view(-1).clone() if self.seen_otherwise else self.weight + x.sum()
-
-
 @pytest.mark.parametrize("seen_otherwise", [False, True])
 @pytest.mark.parametrize("way", ["captured", "plain", "another thread's"])
 def test_a_gradient_that_leaves_the_backward_is_its_callers(
     monkeypatch: pytest.MonkeyPatch, x: Tensor, seen_otherwise: bool, way: str
 ) -> None:
-    model = Escaping(seen_otherwise)
+    model = Escaping(8, seen_otherwise)
     training = Training(model, monkeypatch)
     training.here = None if way == "another thread's" else training.trees
     for asks, adds_up in ((False, True), (True, False), (False, False), (True, True), (False, True), (False, False)):
@@ -214,8 +178,9 @@ def test_without_memory_for_them_autograd_makes_them(
     def none(*args: Any, **options: Any) -> Tensor:
         raise torch.OutOfMemoryError("none is left")
 
+    large = unasked.Form.of(torch.zeros(600, 500))
     monkeypatch.setattr(unasked.torch, "empty_strided", none)
-    assert training.launch.unasked.given([unasked.Form.of(x)], [None]) == [None]
+    assert training.launch.unasked.given([large], [None]) == [None]
 
 
 def test_a_gradient_of_gradients_does_not_reach_the_zeros(training: Training, model: WithLoss, x: Tensor) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -14,86 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch._inductor.utils import run_and_get_code
-from torch.fx import GraphModule
 
 import fuseplan
 from agreement import assert_as_accurate, in_double
 from fuseplan.backend import programs_of
 from fuseplan.explain import compiled_by
 from fuseplan.plan import Plan, Rewrite
-from fuseplan.rewrites.apply import rewritten
-from fuseplan.rewrites.written.missed import MissedSite
-from fuseplan.rewrites.written.site import WrittenAttention, find_written
 from written_attention import SPELLINGS, Sizes
-
-KIND = "written-attention"
-KERNELS = ("math", "flash", "auto")
-
-
-@dataclass
-class Backend:
-    """Rewrites all that it finds in one way, where that is legal, and runs the graph as it then is."""
-
-    way: str | None = "math"
-    sites: list[WrittenAttention] = field(default_factory=list)
-    missed: list[MissedSite] = field(default_factory=list)
-    targets: list[str] = field(default_factory=list)
-
-    def __call__(self, gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        self.sites, self.missed = find_written(gm)
-        ways = {site: self.way or site.preferred for site in self.sites}
-        legal = [Rewrite(KIND, site.number, way) for site, way in ways.items() if site.refusal(way) is None]
-        new = rewritten(gm, tuple(legal)).gm if legal else gm
-        self.targets = [getattr(node.target, "__name__", str(node.target)) for node in new.graph.nodes]
-        return new.forward
-
-    @property
-    def reasons(self) -> list[str]:
-        """Why softmaxes are no sites."""
-        return [miss.reason for miss in self.missed]
-
-
-def compiled(
-    function: Callable[..., Any], way: str | None = "math", **options: Any
-) -> tuple[Callable[..., Any], Backend]:
-    torch._dynamo.reset()
-    backend = Backend(way)
-    return torch.compile(function, backend=backend, fullgraph=True, **options), backend
-
-
-def step(function: Callable[..., Any], inputs: Sequence[Any]) -> tuple[Tensor, list[Tensor | None]]:
-    """What a function gives, and the gradients of its inputs."""
-    leaves = [each for each in inputs if isinstance(each, Tensor) and each.requires_grad]
-    result = function(*inputs)
-    if not leaves:
-        return result, []
-    weight = torch.linspace(-1, 1, result.numel(), dtype=torch.float64).reshape(result.shape)
-    return result.detach(), list(torch.autograd.grad((result * weight.to(result.dtype)).sum(), leaves))
-
-
-def assert_same_step(function: Callable[..., Any], run: Callable[..., Any], inputs: Sequence[Any]) -> None:
-    assert_as_accurate(step(run, inputs), step(function, inputs), step(function, in_double(tuple(inputs))))
-
-
-def found_in(function: Callable[..., Any], *inputs: Any) -> Backend:
-    run, backend = compiled(function, None)
-    run(*inputs)
-    return backend
-
-
-def missed_in(function: Callable[..., Any], *inputs: Any) -> str:
-    """The reason why the one softmax of a function is no site; its result must be what it is all the same."""
-    backend = found_in(function, *inputs)
-    assert not backend.sites
-    (reason,) = backend.reasons
-    return reason
-
-
-def qkv(*shape: int, grad: bool = True, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
-    generator = torch.Generator().manual_seed(0)
-    drawn = [torch.randn(shape or (2, 3, 8, 16), generator=generator).to(dtype) for _ in range(3)]
-    return tuple(each.requires_grad_(grad) for each in drawn)
-
+from written_sites import KERNELS, KIND, assert_same_step, compiled, missed_in, qkv, step
 
 # spellings
 
@@ -296,153 +223,6 @@ def test_dropout_that_does_not_train_is_none() -> None:
     run, backend = compiled(dropped, "flash")
     assert_same_step(dropped, run, qkv())
     assert backend.sites[0].known["dropout_p"] == 0.0
-
-
-# what does not match
-
-
-def test_weights_that_are_returned() -> None:
-    def returned(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        weights = (q @ k.mT).softmax(-1)
-        return weights @ v, weights
-
-    assert missed_in(returned, *qkv()) == "the attention weights are read by the program's output, too"
-
-
-def test_scores_that_are_read_twice() -> None:
-    def twice(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        scores = q @ k.mT
-        return scores.softmax(-1) @ v + scores.mean()
-
-    assert missed_in(twice, *qkv()) == "the scores are read by mean, too"
-
-
-def test_a_bias_of_another_broadcast() -> None:
-    def wider(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-        return (q @ k.mT + bias).softmax(-1) @ v
-
-    bias = torch.randn(5, 1, 1, 8, 8)
-    assert missed_in(wider, *qkv(), bias) == "no matmul gives the scores: they come through add"
-
-
-def test_softmax_over_another_axis() -> None:
-    def queries(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return (q @ k.mT).softmax(-2) @ v
-
-    def over_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return (q @ k.mT).softmax(1) @ v
-
-    assert missed_in(queries, *qkv()).startswith("softmax goes over another axis than the one over which values")
-    assert missed_in(over_heads, *qkv()) == "softmax goes over an axis that queries and keys share"
-
-
-def test_heads_that_talk() -> None:
-    def before(q: Tensor, k: Tensor, v: Tensor, mix: Tensor) -> Tensor:
-        scores = torch.einsum("hg,bhij->bgij", mix, q @ k.mT)
-        return scores.softmax(-1) @ v
-
-    def behind(q: Tensor, k: Tensor, v: Tensor, mix: Tensor) -> Tensor:
-        weights = torch.einsum("bhij,hg->bgij", (q @ k.mT).softmax(-1), mix)
-        return weights @ v
-
-    def between(q: Tensor, k: Tensor, v: Tensor, mix: Tensor) -> Tensor:
-        weights = F.linear((q @ k.mT).softmax(-1).permute(0, 2, 3, 1), mix).permute(0, 3, 1, 2)
-        return weights @ v
-
-    mix = torch.randn(3, 3)
-    assert missed_in(before, *qkv(), mix) == "the queries have no axis of their own"
-    assert missed_in(behind, *qkv(), mix).startswith("softmax goes over another axis")
-    assert missed_in(between, *qkv(), mix) == "the attention weights go through linear before they meet the values"
-
-
-def test_weights_that_are_changed_before_they_meet_the_values() -> None:
-    def gated(q: Tensor, k: Tensor, v: Tensor, gate: Tensor) -> Tensor:
-        return ((q @ k.mT).softmax(-1) * gate) @ v
-
-    def capped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return (torch.tanh(q @ k.mT / 30) * 30).softmax(-1) @ v
-
-    assert missed_in(gated, *qkv(), torch.randn(8, 8)).startswith("the attention weights go through mul")
-    assert missed_in(capped, *qkv()) == "no matmul gives the scores: they come through tanh"
-
-
-def test_scores_that_are_written_to_in_part() -> None:
-    def part(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        scores = q @ k.mT
-        scores[:, :, :, 0] = 0.0
-        return scores.softmax(-1) @ v
-
-    def in_a_view(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        scores = q @ k.mT
-        scores[:, 0].mul_(2.0)
-        return scores.softmax(-1) @ v
-
-    for function in (part, in_a_view):
-        assert "written to by" in missed_in(function, *qkv())
-
-
-def test_what_is_read_is_written_to_meanwhile() -> None:
-    def value(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        keys = k + 2
-        weights = (q @ keys.mT).softmax(-1)
-        keys.add_(1.0)
-        return weights @ v + keys.sum()
-
-    def bias(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-        weights = (q @ k.mT + mask).softmax(-1)
-        mask.add_(1.0)
-        return weights @ v
-
-    assert missed_in(value, *qkv()) == "keys is written to by add_ in between"
-    assert "is written to by add_ in between" in missed_in(bias, *qkv(), torch.zeros(8, 8))
-
-
-def test_values_that_are_written_to_before_are_read_as_they_are_then() -> None:
-    def later(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        weights = (q @ k.mT).softmax(-1)
-        values = v * 2
-        values += 1.0
-        q = q * 1.0
-        q += 1.0
-        return weights @ values + q
-
-    run, backend = compiled(later, "math")
-    assert_same_step(later, run, qkv())
-    assert len(backend.sites) == 1
-
-
-def test_a_tensor_of_another_kind_is_left_alone() -> None:
-    def integers(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return (q @ k.mT).float().softmax(-1) @ v
-
-    whole = torch.ones(2, 3, 8, 16, dtype=torch.int64)
-    assert "floats" in missed_in(integers, whole, whole, torch.ones(2, 3, 8, 16))
-
-
-def test_a_factor_that_differs_between_scores() -> None:
-    def weighed(q: Tensor, k: Tensor, v: Tensor, each: Tensor) -> Tensor:
-        return (q @ k.mT * each).softmax(-1) @ v
-
-    assert "differs between queries and between keys" in missed_in(weighed, *qkv(), torch.randn(8, 8))
-    run, backend = compiled(weighed, "math")
-    inputs = (*qkv(), torch.randn(3, 1, 8))
-    assert_same_step(weighed, run, inputs)
-    assert len(backend.sites) == 1
-
-
-def test_a_number_that_hides_nothing() -> None:
-    def filled(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor) -> Tensor:
-        return (q @ k.mT).masked_fill(hidden, -5.0).softmax(-1) @ v
-
-    assert missed_in(filled, *qkv(), torch.rand(8, 8) < 0.5) == "scores are replaced by -5, which does not hide them"
-
-
-def test_a_plain_softmax_is_no_attention() -> None:
-    def classified(x: Tensor, weight: Tensor) -> Tensor:
-        return F.linear(x, weight).softmax(-1)
-
-    reason = missed_in(classified, torch.randn(4, 8), torch.randn(5, 8))
-    assert reason == "no matmul gives the scores: they come through linear"
 
 
 # rules under which a program runs

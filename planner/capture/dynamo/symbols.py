@@ -75,3 +75,10 @@ class Symbols:
 
 def _bound(limit: Any) -> int | None:
     return int(limit) if getattr(limit, "is_Integer", False) and abs(int(limit)) < 2**62 else None
+
+
+def is_symbolic(value: object) -> bool:
+    """Whether an input of a program is of a size that varies, or is such a size."""
+    if isinstance(value, torch.Tensor):
+        return not all(type(size) is int for size in (*value.shape, *value.stride(), value.storage_offset()))
+    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))

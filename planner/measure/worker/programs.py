@@ -146,8 +146,8 @@ class _Trial:
         self.place.at(self.entry.name, "compiling")
         begin, peak, seeds = perf_counter(), Peak(self.place.device), SEEDS * ROUNDS
         compiled = compile_entry(self.entry, self.case.loaded)
-        given = [self._call(compiled, seeds[0])]
-        if _overwrites(self.entry):
+        given, is_lasting = [self._call(compiled, seeds[0])], not _overwrites(self.entry)
+        if not is_lasting:
             given.clear()
         self.stage = RUN
         self.row = replace(self.row, compile_s=round(perf_counter() - begin, 6))
@@ -157,7 +157,7 @@ class _Trial:
         peak.settle()
         given.append(self._call(compiled, seeds[1]))
         self.row = replace(self.row, peak_bytes=peak.bytes())
-        if _overwrites(self.entry):
+        if not is_lasting:
             given.clear()
         expectation = self._expected()
         self.place.at(self.entry.name, "checking")

@@ -1,0 +1,153 @@
+"""What looks like written-out attention and is none, or none that one call computes: each is left alone, with its reason."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from written_sites import assert_same_step, compiled, missed_in, qkv
+
+
+def test_weights_that_are_returned() -> None:
+    def returned(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        weights = (q @ k.mT).softmax(-1)
+        return weights @ v, weights
+
+    assert missed_in(returned, *qkv()) == "the attention weights are read by the program's output, too"
+
+
+def test_scores_that_are_read_twice() -> None:
+    def twice(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = q @ k.mT
+        return scores.softmax(-1) @ v + scores.mean()
+
+    assert missed_in(twice, *qkv()) == "the scores are read by mean, too"
+
+
+def test_a_bias_of_another_broadcast() -> None:
+    def wider(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        return (q @ k.mT + bias).softmax(-1) @ v
+
+    bias = torch.randn(5, 1, 1, 8, 8)
+    assert missed_in(wider, *qkv(), bias) == "no matmul gives the scores: they come through add"
+
+
+def test_softmax_over_another_axis() -> None:
+    def queries(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (q @ k.mT).softmax(-2) @ v
+
+    def over_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (q @ k.mT).softmax(1) @ v
+
+    assert missed_in(queries, *qkv()).startswith("softmax goes over another axis than the one over which values")
+    assert missed_in(over_heads, *qkv()) == "softmax goes over an axis that queries and keys share"
+
+
+def test_heads_that_talk() -> None:
+    def before(q: Tensor, k: Tensor, v: Tensor, mix: Tensor) -> Tensor:
+        scores = torch.einsum("hg,bhij->bgij", mix, q @ k.mT)
+        return scores.softmax(-1) @ v
+
+    def behind(q: Tensor, k: Tensor, v: Tensor, mix: Tensor) -> Tensor:
+        weights = torch.einsum("bhij,hg->bgij", (q @ k.mT).softmax(-1), mix)
+        return weights @ v
+
+    def between(q: Tensor, k: Tensor, v: Tensor, mix: Tensor) -> Tensor:
+        weights = F.linear((q @ k.mT).softmax(-1).permute(0, 2, 3, 1), mix).permute(0, 3, 1, 2)
+        return weights @ v
+
+    mix = torch.randn(3, 3)
+    assert missed_in(before, *qkv(), mix) == "the queries have no axis of their own"
+    assert missed_in(behind, *qkv(), mix).startswith("softmax goes over another axis")
+    assert missed_in(between, *qkv(), mix) == "the attention weights go through linear before they meet the values"
+
+
+def test_weights_that_are_changed_before_they_meet_the_values() -> None:
+    def gated(q: Tensor, k: Tensor, v: Tensor, gate: Tensor) -> Tensor:
+        return ((q @ k.mT).softmax(-1) * gate) @ v
+
+    def capped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (torch.tanh(q @ k.mT / 30) * 30).softmax(-1) @ v
+
+    assert missed_in(gated, *qkv(), torch.randn(8, 8)).startswith("the attention weights go through mul")
+    assert missed_in(capped, *qkv()) == "no matmul gives the scores: they come through tanh"
+
+
+def test_scores_that_are_written_to_in_part() -> None:
+    def part(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = q @ k.mT
+        scores[:, :, :, 0] = 0.0
+        return scores.softmax(-1) @ v
+
+    def in_a_view(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = q @ k.mT
+        scores[:, 0].mul_(2.0)
+        return scores.softmax(-1) @ v
+
+    for function in (part, in_a_view):
+        assert "written to by" in missed_in(function, *qkv())
+
+
+def test_what_is_read_is_written_to_meanwhile() -> None:
+    def value(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        keys = k + 2
+        weights = (q @ keys.mT).softmax(-1)
+        keys.add_(1.0)
+        return weights @ v + keys.sum()
+
+    def bias(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        weights = (q @ k.mT + mask).softmax(-1)
+        mask.add_(1.0)
+        return weights @ v
+
+    assert missed_in(value, *qkv()) == "keys is written to by add_ in between"
+    assert "is written to by add_ in between" in missed_in(bias, *qkv(), torch.zeros(8, 8))
+
+
+def test_values_that_are_written_to_before_are_read_as_they_are_then() -> None:
+    def later(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        weights = (q @ k.mT).softmax(-1)
+        values = v * 2
+        values += 1.0
+        q = q * 1.0
+        q += 1.0
+        return weights @ values + q
+
+    run, backend = compiled(later, "math")
+    assert_same_step(later, run, qkv())
+    assert len(backend.sites) == 1
+
+
+def test_a_tensor_of_another_kind_is_left_alone() -> None:
+    def integers(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (q @ k.mT).float().softmax(-1) @ v
+
+    whole = torch.ones(2, 3, 8, 16, dtype=torch.int64)
+    assert "floats" in missed_in(integers, whole, whole, torch.ones(2, 3, 8, 16))
+
+
+def test_a_factor_that_differs_between_scores() -> None:
+    def weighed(q: Tensor, k: Tensor, v: Tensor, each: Tensor) -> Tensor:
+        return (q @ k.mT * each).softmax(-1) @ v
+
+    assert "differs between queries and between keys" in missed_in(weighed, *qkv(), torch.randn(8, 8))
+    run, backend = compiled(weighed, "math")
+    inputs = (*qkv(), torch.randn(3, 1, 8))
+    assert_same_step(weighed, run, inputs)
+    assert len(backend.sites) == 1
+
+
+def test_a_number_that_hides_nothing() -> None:
+    def filled(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor) -> Tensor:
+        return (q @ k.mT).masked_fill(hidden, -5.0).softmax(-1) @ v
+
+    assert missed_in(filled, *qkv(), torch.rand(8, 8) < 0.5) == "scores are replaced by -5, which does not hide them"
+
+
+def test_a_plain_softmax_is_no_attention() -> None:
+    def classified(x: Tensor, weight: Tensor) -> Tensor:
+        return F.linear(x, weight).softmax(-1)
+
+    reason = missed_in(classified, torch.randn(4, 8), torch.randn(5, 8))
+    assert reason == "no matmul gives the scores: they come through linear"
