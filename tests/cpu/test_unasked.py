@@ -70,6 +70,18 @@ def test_who_asks_after_all_is_given_a_gradient_and_the_next_step_zeros(
         assert tangents(training) == {len(training.saved) - 1: zeros.data_ptr()}
 
 
+def test_zeros_that_were_written_to_once_are_lent_to_nobody_else(
+    training: Training, model: WithLoss, x: Tensor
+) -> None:
+    """A backward on another stream could read them while they are written to again."""
+    forms = [unasked.Form.of(one) for one in model(x)[:2]]
+    lent = []
+    for asked in (loss_alone, both):
+        step(training.call, model, x, asked)
+        lent.append(training.launch.unasked.given(forms, [torch.ones(()), None])[1] is not None)
+    assert lent == [True, False]
+
+
 def test_what_is_asked_for_from_the_first_is_no_matter_of_it(training: Training, model: WithLoss, x: Tensor) -> None:
     for asked in (both, logits_alone, loss_alone, both):
         found = step(training.call, model, x, asked)
