@@ -19,11 +19,11 @@ from torch.nn.attention.flex_attention import create_block_mask
 from torch.testing import assert_close
 
 import fuseplan
+import written_sites
 from agreement import assert_as_accurate, assert_same, in_double
 from cpu.test_attention_ways import by_expand, found_in
 from cpu.test_measure import FLAGS
 from cpu.test_measure_programs import trace_of
-from cpu.test_written_attention import found_in as written_in
 from fuseplan.capture.fx import flex
 from fuseplan.capture.fx.flex import Sight
 from fuseplan.errors import PlanError
@@ -342,7 +342,7 @@ def test_a_bias_beside_a_window_is_not_dropped_with_it(biased: bool) -> None:
         scores = q @ k.mT / 4 + (bias.tanh() if biased else 0.0)
         return scores.masked_fill(~shown(q.shape[-2]), float("-inf")).softmax(-1) @ v
 
-    (site,) = written_in(program, *heads(4), torch.randn(LENGTH)).sites
+    (site,) = written_sites.found_in(program, *heads(4), torch.randn(LENGTH)).sites
     for way in ("flex+window", "flash+window"):
         reason = str(site.refusal(way))
         assert (reason == "its mask is not proven a window: it adds a bias to the scores") is biased, (way, reason)
