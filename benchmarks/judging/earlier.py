@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from fuseplan.judge.compare import elsewhere, too_many
+from fuseplan.judge.exact import CHUNK
 from fuseplan.judge.memory import is_float, same_strides, spread_out
-from fuseplan.judge.spread import CHUNK
 
 Layout = Literal["eager", "gaps", "any"]
 """How outputs may lie in memory."""

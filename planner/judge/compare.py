@@ -8,14 +8,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fuseplan.judge.exact import Exact, all_finite, chunks
 from fuseplan.judge.memory import is_float
 from fuseplan.judge.output import JudgedOutput
-from fuseplan.judge.spread import DOUBT, Deviation, NaturalSpread, chunks
+from fuseplan.judge.spread import DOUBT, Deviation, NaturalSpread
 
 ELSEWHERE = 16.0
 """From so many units in its last place on, a float behind a jump counts as being on its other side."""
@@ -32,6 +34,16 @@ class Leaf:
     """Of floats, how far they move while nothing is wrong."""
     sizes: tuple[float, ...] | None = None
     """Of what is random: how large eager had it under other random numbers."""
+
+    @cached_property
+    def right(self) -> Exact:
+        """What floats are held against."""
+        return Exact(self.eager if self.exact is None else self.exact)
+
+    @cached_property
+    def finite(self) -> bool:
+        """Whether eager gives numbers alone, and would if it were exact."""
+        return all_finite(self.eager) and self.right.finite_in(self.eager.dtype)
 
 
 @dataclass(frozen=True)
@@ -58,17 +70,20 @@ def judge_floats(name: str, got: Tensor, leaf: Leaf, wider: float = 1.0, *, any_
     """
     assert leaf.spread is not None
     assert isinstance(leaf.eager, Tensor)
-    exact = leaf.eager if leaf.exact is None else leaf.exact
-    found = leaf.spread.measure(got, exact, wider)
+    found = leaf.spread.measure(got, leaf.right, wider)
     worst: Deviation = max(found, key=lambda one: one.share)
     evidence = JudgedOutput(name, worst.measure, worst.error, worst.allowed, worst.natural)
-    dtype = got.dtype.to_real()
-    if any(_other_kind(*parts, dtype=dtype, any_infinite=any_infinite) for parts in chunks(got, leaf.eager, exact)):
+    if not (leaf.finite and all_finite(got)) and _other_kinds(got, leaf, any_infinite):
         return JudgedLeaf(f"{name} is NaN or infinite where eager is not, or the other way round", evidence)
     if worst.share <= 1:
         return JudgedLeaf(None, evidence)
     problem = f"{name} is off by {worst.error:.3g} ({worst.measure}), where {worst.allowed:.3g} is allowed"
     return JudgedLeaf(problem, evidence, doubtful=worst.share <= DOUBT, off=worst.share)
+
+
+def _other_kinds(got: Tensor, leaf: Leaf, any_infinite: bool) -> bool:
+    dtype, parts = got.dtype.to_real(), chunks(got, leaf.eager, leaf.right.values)
+    return any(_other_kind(*part, dtype=dtype, any_infinite=any_infinite) for part in parts)
 
 
 def _other_kind(mine: Tensor, theirs: Tensor, right: Tensor, *, dtype: torch.dtype, any_infinite: bool) -> bool:

@@ -8,7 +8,7 @@ of one output is pooled.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from time import perf_counter
@@ -131,7 +131,7 @@ def _expected(loaded: Loaded, seeds: Sequence[int], seconds: float, where: Surro
     first, *turns = _turns(seeds)
     moved, draws = first.run(loaded)
     random = {seed: _random(loaded, seed, eager[seed]) if draws else {} for seed in seeds}
-    spreads = Spreads(eager, exact, {name for names in random.values() for name in names})
+    spreads = Spreads(eager, exact, random)
     spreads.learn(first.seed, moved)
     del moved
     skipped = 0
@@ -141,14 +141,10 @@ def _expected(loaded: Loaded, seeds: Sequence[int], seconds: float, where: Surro
             skipped += 1
         else:
             spreads.learn(turn.seed, turn.run(loaded)[0])
-    leaves = {
-        seed: {name: replace(leaf, sizes=random[seed].get(name)) for name, leaf in known.items()}
-        for seed, known in spreads.leaves().items()
-    }
     more = _MoreDraws(loaded, spreads, _further_turns(seeds), where, seconds - (perf_counter() - begin))
     how += f", without {skipped} moved runs for want of time" if skipped else ""
-    chances = _chances(loaded, seeds[0], leaves[seeds[0]], CHANCES_SHARE * seconds)
-    return Expectation(leaves, how, more, perf_counter() - begin, chances)
+    chances = _chances(loaded, seeds[0], spreads.leaves[seeds[0]], CHANCES_SHARE * seconds)
+    return Expectation(spreads.leaves, how, more, perf_counter() - begin, chances)
 
 
 def _chances(loaded: Loaded, seed: int, leaves: Mapping[str, Leaf], seconds: float) -> Chances | None:
@@ -239,42 +235,48 @@ def leaves_of(eager: Results, exact: Results | None = None, draws: Sequence[Resu
     spreads = Spreads({0: eager}, None if exact is None else {0: exact})
     for draw in draws:
         spreads.learn(0, draw)
-    return spreads.leaves()[0]
+    return spreads.leaves[0]
 
 
 class Spreads:
-    """The spread of each output, while it is being learnt: by seed, what eager gives and what is exact, and which names are random."""
+    """The spread of each output, while it is being learnt, and what each output should be, for each input.
+
+    `sizes` is how large eager had what is random, by seed and name: of that nothing is compared with what is exact.
+    """
 
     def __init__(
-        self, eager: Mapping[int, Results], exact: Mapping[int, Results] | None, random: Collection[str] = ()
+        self,
+        eager: Mapping[int, Results],
+        exact: Mapping[int, Results] | None,
+        sizes: Mapping[int, Mapping[str, tuple[float, ...]]] | None = None,
     ) -> None:
-        self.eager = eager
-        self.exact = {seed: comparable(eager[seed], {} if exact is None else exact[seed]) for seed in eager}
-        for name in random:  # in higher precision other numbers are drawn
-            for results in self.exact.values():
-                results.pop(name, None)
+        sizes = sizes or {}
+        random = {name for known in sizes.values() for name in known}  # in higher precision other numbers are drawn
         first = next(iter(eager.values()))
         self.known = {name: NaturalSpread.of(value) for name, value in first.items() if is_float(value)}
-        for seed in eager if exact is not None else ():
-            self.learn(seed, eager[seed])
+        self.leaves: dict[int, dict[str, Leaf]] = {}
+        for seed, results in eager.items():
+            known = {} if exact is None else comparable(results, exact[seed])
+            self.leaves[seed] = {
+                name: Leaf(
+                    value,
+                    None if name in random else known.get(name),
+                    self.known.get(name),
+                    sizes.get(seed, {}).get(name),
+                )
+                for name, value in results.items()
+            }
+            if exact is not None:
+                self.learn(seed, results)
 
     def learn(self, seed: int, found: Results) -> None:
         """Take in a run of eager that is right."""
-        for name, spread in self.known.items():
-            draw, want = found.get(name), self.exact[seed].get(name, self.eager[seed].get(name))
-            if draw is want:
-                continue  # eager, beside itself
-            if isinstance(draw, Tensor) and isinstance(want, Tensor) and draw.shape == want.shape:
-                spread.learn(draw, want)
-
-    def leaves(self) -> dict[int, dict[str, Leaf]]:
-        """What each output should be, for each input."""
-        return {
-            seed: {
-                name: Leaf(value, self.exact[seed].get(name), self.known.get(name)) for name, value in results.items()
-            }
-            for seed, results in self.eager.items()
-        }
+        for name, leaf in self.leaves[seed].items():
+            draw = found.get(name)
+            if leaf.spread is None or not isinstance(draw, Tensor) or not isinstance(leaf.eager, Tensor):
+                continue
+            if draw is not leaf.right.values and draw.shape == leaf.eager.shape:  # not eager beside itself
+                leaf.spread.learn(draw, leaf.right)
 
 
 def comparable(eager: Results, exact: Results) -> dict[str, Tensor]:

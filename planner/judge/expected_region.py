@@ -23,10 +23,9 @@ from fuseplan.judge.compare import JudgedLeaf, Leaf, elsewhere, judge_floats, us
 from fuseplan.judge.evaluate import evaluate
 from fuseplan.judge.expect import MORE, Spreads
 from fuseplan.judge.fused import RoundedAttention
-from fuseplan.judge.memory import is_float, like, owners, same_bits, storage, twin
+from fuseplan.judge.memory import like, owners, same_bits, storage, twin
 from fuseplan.judge.moved import MovedRun
 from fuseplan.judge.reference import WIDENINGS, Nature, natures, pin, widen
-from fuseplan.judge.spread import NaturalSpread
 from fuseplan.judge.trials import INFINITE, Trial, trials
 
 MOVED = (False, False, True)
@@ -183,9 +182,9 @@ class ExpectedTrial:
         """What each output should be, given the random numbers that a run itself drew and shows."""
         spreads = self._spreads
         if self.of.pinned is None:
-            return spreads.leaves()[0]
+            return spreads.leaves[0]
         eager, exact, _ = self._right(outputs)
-        mine = Spreads({0: eager}, None if exact is None else {0: exact}).leaves()[0]
+        mine = Spreads({0: eager}, None if exact is None else {0: exact}).leaves[0]
         return {name: replace(leaf, spread=spreads.known.get(name)) for name, leaf in mine.items()}
 
     @cached_property
@@ -194,14 +193,14 @@ class ExpectedTrial:
         eager, exact, self.how = self._right(self.eager)
         spreads = Spreads({0: eager}, None if exact is None else {0: exact})
         for name in self._fragile(eager):
-            right = spreads.exact[0].get(name)
+            leaf = spreads.leaves[0][name]
             self.jumps[name] = 0
-            if right is not None and is_float(eager[name]):  # learnt anew, without what is on the other side
-                self.usual[name] = usual_error(eager[name], right)
-                spreads.known[name] = NaturalSpread.of(eager[name])
-                spreads.known[name].learn(self._count(name, eager[name], right), right)
-            elif right is not None:
-                self._count(name, eager[name], right)
+            if leaf.exact is not None and leaf.spread is not None:  # learnt anew, without what is on the other side
+                self.usual[name] = usual_error(eager[name], leaf.exact)
+                leaf.spread.forget()
+                leaf.spread.learn(self._count(name, eager[name], leaf.exact), leaf.right)
+            elif leaf.exact is not None:
+                self._count(name, eager[name], leaf.exact)
         for reordered in MOVED:
             self._learn(spreads, reordered)
         return spreads
@@ -225,8 +224,7 @@ class ExpectedTrial:
             found = self.of.moved(given, 1000 * self.trial.seed + self._runs, reordered)
         self._runs += 1
         for name in self._fragile(found):
-            exact: Tensor = spreads.exact[0][name] if name in spreads.exact[0] else spreads.eager[0][name]
-            found[name] = self._count(name, found[name], exact)
+            found[name] = self._count(name, found[name], spreads.leaves[0][name].right.values)
         spreads.learn(0, found)
 
     def _count(self, name: str, right: Tensor, exact: Tensor) -> Tensor:

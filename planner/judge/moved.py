@@ -39,6 +39,7 @@ class MovedRun(TorchDispatchMode):
         numerics = Numerics.here()
         self._tf32 = numerics.matmul_precision != "highest" or numerics.cudnn_tf32
         self._given: dict[int, torch.UntypedStorage] = {}
+        self._all_stays: dict[tuple[Any, ...], bool] = {}
         for value in given:
             self.know(value)
 
@@ -48,7 +49,15 @@ class MovedRun(TorchDispatchMode):
         kwargs = dict(kwargs or {})
         if any(issubclass(kind, FakeTensor) for kind in types):  # flex_attention looks at what its functions would give
             return func(*args, **kwargs)
-        self.random = self.random or torch.Tag.nondeterministic_seeded in func.tags
+        if self.random or torch.Tag.nondeterministic_seeded not in func.tags:
+            return self._dispatched(func, args, kwargs)
+        before = _generators(args)
+        result = self._dispatched(func, args, kwargs)
+        after = _generators(args)  # with a share of 0 nothing is drawn
+        self.random = not before or any(not torch.equal(*pair) for pair in zip(before, after, strict=True))
+        return result
+
+    def _dispatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func in _COPIES:
             result = func(*args, **kwargs)
             floats = [arg for arg in _flat(args) if is_float(arg)]
@@ -82,8 +91,25 @@ class MovedRun(TorchDispatchMode):
         if not self._moves(arg):
             return arg
         eps = torch.finfo(arg.dtype).eps
+        stays = self._stays(arg)
+        if stays is True:
+            return arg
         moved = self.noise(arg, max(eps, _TENSOR_CORES) if coarsely else eps)
-        return torch.where(_whole(arg) | ~_finite(arg), arg, moved)
+        return moved if stays is False else torch.where(stays, arg, moved)
+
+    def _stays(self, arg: Tensor) -> Tensor | bool:
+        """Which elements are not moved. A weight is read by the forward and by the backward: that it all is, is found out once."""
+        place = None if arg.is_inference() else _place(arg)  # nobody counts how often those are written to
+        known = None if place is None else self._all_stays.get(place)
+        if known is not None:
+            return known
+        large = ~_finite(arg)
+        if bool(large.any()):
+            return _whole(arg) | large
+        found = bool(_whole(arg))
+        if place is not None:
+            self._all_stays[place] = found
+        return found
 
     def _moves(self, arg: Any) -> bool:
         return is_float(arg) and arg.dtype.itemsize > 1 and self._is_given(arg)
@@ -120,6 +146,22 @@ _APPROXIMATE = {
     aten.pow.Scalar,
 }  # fmt: skip
 """What no two libraries round alike: in the last place, which is a lot of `1 + tanh(x)` where that is nearly nothing."""
+
+
+def _generators(args: Sequence[Any]) -> list[Tensor]:
+    """The states of torch's generators on the devices of these, if there are any."""
+    devices = {arg.device for arg in _flat(args) if isinstance(arg, Tensor)}
+    return [
+        torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+        for device in devices
+        if device.type in ("cuda", "cpu")
+    ]
+
+
+def _place(tensor: Tensor) -> tuple[Any, ...]:
+    """Where the elements of a tensor lie, in whichever order of its dims, and how often that has been written to."""
+    dims = tuple(sorted(zip(tensor.stride(), tensor.shape, strict=True)))
+    return (tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.dtype, tensor._version, dims)
 
 
 def _whole(tensor: Tensor) -> Tensor:

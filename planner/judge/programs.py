@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from fuseplan.judge.compare import JudgedLeaf, Leaf, elsewhere, judge_floats, too_many
+from fuseplan.judge.exact import chunks
 from fuseplan.judge.memory import is_float, same_strides, spread_out
 from fuseplan.judge.output import JudgedOutput, Wider, wider_for
-from fuseplan.judge.spread import FEW, chunks
+from fuseplan.judge.spread import FEW
 
 Layout = Literal["eager", "gaps", "any"]
 """How outputs may lie in memory."""
@@ -83,7 +84,7 @@ def judge(
         names = sorted(actual.keys() ^ leaves.keys())
         return JudgedRun(f"{names[0]} is given by one of the two alone")
     if same_numbers:
-        leaves = {name: replace(leaf, sizes=None) for name, leaf in leaves.items()}
+        leaves = {name: leaf if leaf.sizes is None else replace(leaf, sizes=None) for name, leaf in leaves.items()}
     found = [_judge_one(name, actual[name], leaf, layout, wider_for(wider, name)) for name, leaf in leaves.items()]
     evidence = [one.evidence for one in found if one.evidence is not None]
     evidence.sort(key=lambda one: -one.share)

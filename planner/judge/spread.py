@@ -13,14 +13,13 @@ nobody has the time to draw more, it is wrong.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-CHUNK = 1 << 24
-"""Elements compared at a time: a language model's logits in fp64, several times over, would fill a GPU."""
+from fuseplan.judge.exact import ORDERS, Errors, Exact, Part, numbers
+
 FACTOR = 2.0
 """A right result is at most so many times as far off as the draws are."""
 NOISE_FACTOR = 4.0
@@ -41,41 +40,42 @@ class WorstByOrder:
     Of few elements the largest error may be small by luck: the least orders that have few of them together count as one.
     """
 
-    ORDERS = 2200  # of fp64, denormals included
     WINDOW = 3  # so many orders up, errors still say something
     ENOUGH = 64
     BESIDE = 256
     """On a GPU, so many tables are filled beside each other."""
 
     def __init__(self, device: torch.device) -> None:
-        self.worst = torch.zeros(self.ORDERS, dtype=torch.float64, device=device)
-        self.counts = torch.zeros(self.ORDERS, dtype=torch.float64, device=device)
+        self.worst = torch.zeros(ORDERS, dtype=torch.float64, device=device)
+        self.counts = torch.zeros(ORDERS, dtype=torch.float64, device=device)
         self._table: Tensor | None = None
 
-    def learn(self, error: Tensor, exact: Tensor) -> None:
-        """Take in the errors of one more run, which are finite and not negative."""
-        beside = self.BESIDE if error.is_cuda and error.numel() > self.BESIDE**2 else 1
-        order = _order(exact)
-        if beside > 1:  # threads that write to one place wait for each other, and most elements are of a few orders
-            order = order.mul_(beside).add_(torch.arange(order.numel(), device=order.device).remainder_(beside))
-        worst, counts = (torch.zeros(self.ORDERS * beside, dtype=error.dtype, device=error.device) for _ in range(2))
-        worst.scatter_reduce_(0, order, error, "amax")
-        counts.scatter_add_(0, order, torch.ones_like(error))
-        self.worst = torch.maximum(self.worst, worst.view(-1, beside).amax(1))
-        self.counts += counts.view(-1, beside).sum(1)
+    def learn(self, found: Errors) -> None:
+        """Take in the errors of one more run."""
+        error, order = found.error.abs(), found.part.order
+        if error.is_cuda and error.numel() > self.BESIDE**2:
+            self._learn_beside(error, order)
+        else:
+            self.worst.scatter_reduce_(0, order, error, "amax")
+            self.counts += found.part.counts
         self._table = None
 
-    def __call__(self, exact: Tensor) -> Tensor:
+    def _learn_beside(self, error: Tensor, order: Tensor) -> None:
+        """Threads that write to one place wait for each other, and most elements are of a few orders."""
+        order = order * self.BESIDE + torch.arange(order.numel(), device=order.device).remainder_(self.BESIDE)
+        worst, counts = (torch.zeros(ORDERS * self.BESIDE, dtype=error.dtype, device=error.device) for _ in range(2))
+        worst.scatter_reduce_(0, order, error, "amax")
+        counts.scatter_add_(0, order, torch.ones_like(error))
+        self.worst = torch.maximum(self.worst, worst.view(-1, self.BESIDE).amax(1))
+        self.counts += counts.view(-1, self.BESIDE).sum(1)
+
+    def __call__(self, exact: Part) -> Tensor:
         """For each element the largest error of elements of no much larger size."""
         if self._table is None:
             worst = self.worst.cummax(0).values
-            enough = (self.counts.cumsum(0) < self.ENOUGH).sum().clamp(max=self.ORDERS - 1)
-            self._table = torch.maximum(worst, worst[enough])
-        return self._table[_order(exact) + self.WINDOW]
-
-
-def _order(exact: Tensor) -> Tensor:
-    return torch.frexp(exact.abs()).exponent.long().clamp_(-1090, 1080) + 1100
+            enough = (self.counts.cumsum(0) < self.ENOUGH).sum().clamp(max=ORDERS - 1)
+            self._table = torch.maximum(worst, worst[enough]).roll(-self.WINDOW)
+        return self._table.take(exact.order)
 
 
 @dataclass(frozen=True)
@@ -106,11 +106,11 @@ class _Sums:
     along: float = 0.0
     values: float = 0.0
 
-    def add(self, error: Tensor, exact: Tensor) -> None:
-        self.count += exact.numel()
-        self.errors += float(error.square().sum())
-        self.along += float((error * exact).sum())
-        self.values += float(exact.square().sum())
+    def add(self, found: Errors) -> None:
+        self.count += found.error.numel()
+        self.errors += found.squares
+        self.along += found.along
+        self.values += found.part.squares
 
     @property
     def rms(self) -> float:
@@ -143,24 +143,30 @@ class NaturalSpread:
         """The spread of an output, before any draw."""
         return NaturalSpread(value.dtype, WorstByOrder(value.device), count=value.numel())
 
-    def learn(self, draw: Tensor, exact: Tensor) -> None:
+    def forget(self) -> None:
+        """Be as before any draw."""
+        self.worst, self.size = WorstByOrder(self.worst.worst.device), 0.0
+        self.rms.clear()
+        self.scales.clear()
+
+    def learn(self, draw: Tensor, exact: Exact) -> None:
         """Take in one more draw."""
         sums = _Sums()
-        for mine, right in chunks(draw, exact):
-            error, right = _finite_error(mine, right)
-            self.worst.learn(error.abs(), right)
-            sums.add(error, right)
+        for mine, part in exact.beside(draw):
+            found = part.compared(mine)
+            self.worst.learn(found)
+            sums.add(found)
         self.rms.append(sums.rms)
         self.scales.append(sums.scale)
         self.size = max(self.size, sums.size)
 
-    def measure(self, got: Tensor, exact: Tensor, wider: float = 1.0) -> list[Deviation]:
+    def measure(self, got: Tensor, exact: Exact, wider: float = 1.0) -> list[Deviation]:
         """How far a result is off, in each way; `wider` widens what the draws allow, and nothing else."""
         largest, sums = Deviation("largest", 0.0, 0.0, 0.0), _Sums()
-        for mine, right in chunks(got, exact):
-            error, right = _finite_error(mine, right)
-            sums.add(error, right)
-            largest = max(largest, self._largest(error.abs(), right.abs(), wider), key=lambda one: one.share)
+        for mine, part in exact.beside(got):
+            errors = part.compared(mine)
+            sums.add(errors)
+            largest = max(largest, self._largest(errors, wider), key=lambda one: one.share)
         found = [largest, self._mean(sums, wider)]
         return found if self.count <= FEW or self._is_noise() else [*found, self._scaled(sums, wider)]
 
@@ -173,12 +179,12 @@ class NaturalSpread:
         """How many times as far off as the draws a result may be."""
         return NOISE_FACTOR if self._is_noise() else FACTOR
 
-    def _largest(self, error: Tensor, size: Tensor, wider: float) -> Deviation:
-        natural = self.worst(size)
-        least = self._rounding() * size + torch.finfo(self.dtype).tiny
+    def _largest(self, found: Errors, wider: float) -> Deviation:
+        error, natural = found.error.abs(), self.worst(found.part)
+        least = self._rounding() * found.part.size + torch.finfo(self.dtype).tiny
         allowed = torch.maximum(wider * self.factor * natural, least)
-        where = int((error / allowed).argmax())
-        return Deviation("largest", *(float(each[where]) for each in (error, allowed, natural)))
+        where = (error / allowed).argmax()
+        return Deviation("largest", *numbers(*(each.take(where) for each in (error, allowed, natural))))
 
     def _mean(self, sums: _Sums, wider: float) -> Deviation:
         natural = max(self.rms, default=0.0)
@@ -199,17 +205,3 @@ class NaturalSpread:
         """
         eps = torch.finfo(self.dtype).eps
         return _ULPS * eps if eps <= _INNER else ulps * eps + _ULPS * _INNER
-
-
-def chunks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The same part of each, wide and real, so many elements at a time; nothing of what has none."""
-    flat = [torch.view_as_real(t.detach().resolve_conj()) if t.is_complex() else t.detach() for t in tensors]
-    for parts in zip(*(tensor.reshape(-1).split(CHUNK) for tensor in flat), strict=True):
-        if parts[0].numel():
-            yield tuple(part.double() for part in parts)
-
-
-def _finite_error(mine: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """Error and exact value of each element, 0 where either is not finite."""
-    finite = torch.isfinite(mine) & torch.isfinite(right)
-    return torch.where(finite, mine - right, 0.0), torch.where(finite, right, 0.0)

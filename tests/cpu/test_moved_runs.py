@@ -111,3 +111,37 @@ def test_functions_that_no_two_libraries_round_alike_are_moved_in_the_last_place
     low = torch.randn(64).bfloat16()
     with MovedRun([], 0, reordered=True):
         assert torch.equal(torch.tanh(low), low.tanh())  # which has been rounded by more
+
+
+def test_what_was_all_whole_is_moved_once_it_has_been_written_to() -> None:
+    buffer = torch.ones(8)
+    with MovedRun([buffer], 0):
+        whole = buffer * 1
+        buffer.fill_(1 / 3)
+        moved = buffer * 1
+    assert torch.equal(whole, torch.ones(8))
+    assert not torch.equal(moved, buffer)
+
+
+def test_parts_of_one_memory_are_looked_at_each_by_itself() -> None:
+    both = torch.tensor([1.0, 0.3, 2.0, 0.7])
+    with MovedRun([both], 0):
+        whole, turned, rest = both[::2] * 1, both.view(2, 2).t()[0] * 1, both[:2] * 1
+    assert torch.equal(whole, both[::2])
+    assert torch.equal(turned, both[::2])
+    assert not torch.equal(rest, both[:2])
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_a_run_is_random_only_if_numbers_were_drawn(inference: bool) -> None:
+    x = torch.rand(4, 8)
+    with torch.inference_mode(inference):
+        for share, drawn in ((0.0, False), (0.5, True)):
+            run = MovedRun([x], 0)
+            with run:
+                F.dropout(x, share) + F.scaled_dot_product_attention(x[None], x[None], x[None], dropout_p=share)
+            assert run.random is drawn
+        run = MovedRun([x], 0)
+        with run:
+            torch.rand(3)
+        assert run.random

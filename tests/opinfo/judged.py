@@ -77,7 +77,7 @@ def judged(case: Case, given: Any) -> dict[str, Any]:
             sides[name] = {"raises": " ".join(outcome.error.split())[:300]}
             continue
         while True:
-            found = judge(_named(outcome), spreads.leaves()[0], layout, wider)
+            found = judge(_named(outcome), spreads.leaves[0], layout, wider)
             if not found.doubtful or not steps:
                 break
             for number in range(steps.pop(0)):
