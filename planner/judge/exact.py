@@ -28,23 +28,23 @@ class Exact:
     def __init__(self, values: Tensor) -> None:
         self.values = values
 
-    def beside(self, found: Tensor) -> Iterator[tuple[Tensor, Part]]:
+    def beside(self, found: Tensor) -> Iterator[tuple[Tensor, ExactPart]]:
         """The same elements of a result and of these, wide and real, so many at a time; nothing of what has none."""
         if self.values.numel() > _KEPT:
-            yield from ((mine, Part(right)) for mine, right in chunks(found, self.values))
+            yield from ((mine, ExactPart(right)) for mine, right in chunks(found, self.values))
         elif self.values.numel():
             yield _wide(found), self._only
 
     @cached_property
-    def _only(self) -> Part:
-        return Part(_wide(self.values))
+    def _only(self) -> ExactPart:
+        return ExactPart(_wide(self.values))
 
     def finite_in(self, dtype: torch.dtype) -> bool:
         """Whether all of these are numbers, and still are in another precision."""
         return all(math.isfinite(_total(part.to(dtype))) for part in self.values.reshape(-1).split(CHUNK))
 
 
-class Part:
+class ExactPart:
     """Some of the exact values, as float64, and what is known of them whatever they are compared with."""
 
     def __init__(self, right: Tensor) -> None:
@@ -79,7 +79,7 @@ class Part:
         if math.isfinite(squares):
             return Errors(error, self, squares, along)
         finite = torch.isfinite(mine) & torch.isfinite(self.right)
-        error, part = torch.where(finite, error, 0.0), Part(torch.where(finite, self.right, 0.0))
+        error, part = torch.where(finite, error, 0.0), ExactPart(torch.where(finite, self.right, 0.0))
         return Errors(error, part, *numbers(error.dot(error), error.dot(part.right)))
 
 
@@ -89,7 +89,7 @@ class Errors:
 
     error: Tensor
     """0 where either of the two is no number."""
-    part: Part
+    part: ExactPart
     """0 there, too."""
     squares: float
     """The sum of the squares of the errors."""

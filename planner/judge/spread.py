@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fuseplan.judge.exact import ORDERS, Errors, Exact, Part, numbers
+from fuseplan.judge.exact import ORDERS, Errors, Exact, ExactPart, numbers
 
 FACTOR = 2.0
 """A right result is at most so many times as far off as the draws are."""
@@ -69,7 +69,7 @@ class WorstByOrder:
         self.worst = torch.maximum(self.worst, worst.view(-1, self.BESIDE).amax(1))
         self.counts += counts.view(-1, self.BESIDE).sum(1)
 
-    def __call__(self, exact: Part) -> Tensor:
+    def __call__(self, exact: ExactPart) -> Tensor:
         """For each element the largest error of elements of no much larger size."""
         if self._table is None:
             worst = self.worst.cummax(0).values
