@@ -8,6 +8,8 @@ operator of low precision widens what depends on it, and nothing else.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -49,7 +51,7 @@ class MovedRun(TorchDispatchMode):
         kwargs = dict(kwargs or {})
         if any(issubclass(kind, FakeTensor) for kind in types):  # flex_attention looks at what its functions would give
             return func(*args, **kwargs)
-        if self.random or torch.Tag.nondeterministic_seeded not in func.tags:
+        if self.random or not _nature(func).seeded:
             return self._dispatched(func, args, kwargs)
         before = _generators(args)
         result = self._dispatched(func, args, kwargs)
@@ -58,22 +60,22 @@ class MovedRun(TorchDispatchMode):
         return result
 
     def _dispatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if func in _COPIES:
+        nature = _nature(func)
+        if nature.copies:
             result = func(*args, **kwargs)
             floats = [arg for arg in _flat(args) if is_float(arg)]
             if floats and all(self._is_given(arg) for arg in floats):
                 self.know(result)
             return result
-        if func.is_view:
+        if nature.is_view:
             return func(*args, **kwargs)
-        if func._can_decompose():  # in inference mode nobody has taken it apart before
+        if nature.decomposes:  # in inference mode nobody has taken it apart before
             with self:
                 return func.decompose(*args, **kwargs)
         if not any(self._moves(arg) for arg in _flat(args)):
             return self._run(func, args, kwargs)
         coarsely = self._tf32 and func in _PRODUCTS and _of_tensor_cores(args)
-        written = _written(func)
-        args = tuple(arg if i in written else self._moved(arg, coarsely) for i, arg in enumerate(args))
+        args = tuple(arg if i in nature.written else self._moved(arg, coarsely) for i, arg in enumerate(args))
         return self._run(func, args, kwargs)
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -196,10 +198,24 @@ def _flat(args: Sequence[Any]) -> Iterable[Any]:
             yield arg
 
 
-def _written(func: Any) -> frozenset[int]:
-    """The positions of arguments that an operator writes to."""
+@dataclass(frozen=True)
+class _Nature:
+    """What is asked of an operator at each call, thousands of them in a run."""
+
+    seeded: bool
+    copies: bool
+    is_view: bool
+    decomposes: bool
+    written: frozenset[int]
+    """The positions of arguments that it writes to."""
+
+
+@cache
+def _nature(func: Any) -> _Nature:
     arguments = func._schema.arguments
-    return frozenset(i for i, arg in enumerate(arguments) if arg.alias_info is not None and arg.alias_info.is_write)
+    written = frozenset(i for i, arg in enumerate(arguments) if arg.alias_info is not None and arg.alias_info.is_write)
+    seeded = torch.Tag.nondeterministic_seeded in func.tags
+    return _Nature(seeded, func in _COPIES, func.is_view, func._can_decompose(), written)
 
 
 def _of_tensor_cores(args: Sequence[Any]) -> bool:
