@@ -24,6 +24,7 @@ from torch import nn
 from benchmarks.given import nothing
 from fuseplan.capture.trace.calls import Calls
 from fuseplan.capture.trace.format import Trace
+from fuseplan.measure.crew import Ask
 from fuseplan.measure.jobs import Capture, Job, Outcome
 from fuseplan.measure.pool import OnDone, Workers
 from fuseplan.tune import tune
@@ -150,6 +151,9 @@ def _first_capture(trace: Trace, database: Path) -> tuple[float, float]:
             if any(isinstance(job, Capture) for job in jobs):
                 raise Started
             return found
+
+        def stream(self, ask: Ask, on_done: OnDone | None = None) -> list[Outcome]:
+            return self.inner.stream(ask, on_done)
 
     @contextmanager
     def workers(device: str, effort: Effort) -> Iterator[First]:

@@ -21,9 +21,9 @@ from fuseplan.plan import LAUNCHES, Plan
 from fuseplan.tuning.effort import LEAST_RACE_S, QUICK
 from fuseplan.tuning.meant import meant
 from fuseplan.tuning.program.baseline import defaults
-from fuseplan.tuning.program.check_plans import Rows, checked
 from fuseplan.tuning.program.race import Verdict, race
 from fuseplan.tuning.program.services import Services
+from fuseplan.tuning.program.vet_plans import Rows, checked
 from fuseplan.tuning.progress import Progress, shown
 from fuseplan.tuning.queue.devices import OpenPool, own_workers
 from fuseplan.tuning.traces import box_of, check_device, device_of, sizes_of, title, title_of

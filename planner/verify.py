@@ -19,12 +19,12 @@ from fuseplan.measure.jobs import Capture
 from fuseplan.measure.pool import Workers
 from fuseplan.tuning.effort import QUICK, RACE_SHARE
 from fuseplan.tuning.program.baseline import defaults, planned
-from fuseplan.tuning.program.check_plans import Rows, checked
 from fuseplan.tuning.program.evidence import raced_of
 from fuseplan.tuning.program.problem import ProgramLaunch
 from fuseplan.tuning.program.race import Verdict, race
 from fuseplan.tuning.program.result import keep_defaults
 from fuseplan.tuning.program.services import Pool, Services
+from fuseplan.tuning.program.vet_plans import Rows, checked
 from fuseplan.tuning.progress import Progress, Silent
 from fuseplan.tuning.traces import check_device, title_of
 from fuseplan.tuning_db import Environment, Run, Store, StoredPlan, clock, places

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 
+from fuseplan.measure.crew import Ask
 from fuseplan.measure.jobs import (
     Calibrate,
     Capture,
@@ -38,6 +39,10 @@ class AnsweringPool(ABC):
                 on_done(job, outcomes[-1])
         return outcomes
 
+    def stream(self, ask: Ask, on_done: OnDone | None = None) -> list[Outcome]:
+        """Round by round: all that is given is done before more is asked for."""
+        return in_rounds(self.map, ask, on_done, self.WORKERS)
+
     def carry_out(self, job: Job) -> Outcome:
         """One job, and what else comes with it."""
         return self._answer(job)
@@ -61,6 +66,7 @@ class AnsweringPool(ABC):
         raise TypeError(f"nobody answers {job}")
 
     CALIBRATING_S = 0.0
+    WORKERS = 4
 
     @abstractmethod
     def captured(self, job: Capture) -> Outcome:
@@ -85,6 +91,16 @@ class AnsweringPool(ABC):
     def found_fault(self, job: FindFault) -> Outcome:
         """Which part of a program torch.compile gets wrong."""
         raise TypeError(f"nobody answers {job}")
+
+
+def in_rounds(
+    mapped: Callable[[Sequence[Job], OnDone | None], list[Outcome]], ask: Ask, on_done: OnDone | None, workers: int
+) -> list[Outcome]:
+    """The outcomes of all that is asked for by whoever does one round of jobs after the other."""
+    outcomes: list[Outcome] = []
+    while jobs := ask(workers):
+        outcomes += mapped(jobs, on_done)
+    return outcomes
 
 
 def raced(

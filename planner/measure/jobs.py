@@ -96,8 +96,6 @@ class VetPlan(Job):
     entry: RaceEntry
     race: bool = False
     """Whether it is to race next: if it is right, the racer prepares it while others are still being vetted."""
-    early: bool = False
-    """Whether the racer does so before it is known to be right: nothing that its vetter compiles is of use to another."""
     limit_s: float | None = None
     """How long its worker may be silent, where that is less than for others."""
     judging_s: float = 3600.0

@@ -7,21 +7,19 @@ with nothing beside it. The parent never runs a candidate, and alone knows of th
 from __future__ import annotations
 
 import os
-import queue
 import sys
-import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from time import monotonic
 from types import TracebackType
 from typing import Any
 
-from fuseplan.errors import FuseplanError, OptionError
+from fuseplan.errors import OptionError
 from fuseplan.executors.known import registered
-from fuseplan.graph import Graph
-from fuseplan.measure.entry import RaceEntry
+from fuseplan.measure.ahead import Ahead
+from fuseplan.measure.crew import Ask, Crew, once
 from fuseplan.measure.jobs import (
     Calibrate,
     Capture,
@@ -137,42 +135,39 @@ class Workers:
         `limit_s` hangs, where the limits of the pool are not less. Whatever interrupts this, Ctrl-C or an error of
         `on_done`, ends the workers before it goes on.
         """
+        beside, alone = ([i for i, job in enumerate(jobs) if job.alone is kind] for kind in (False, True))
         outcomes: dict[int, Outcome] = {}
-
-        ahead = _Ahead(lambda job: self._answer(self.racer, job, limit_s))
-
-        def settle(i: int, outcome: Outcome) -> None:
-            outcomes[i] = outcome
-            if on_done is not None:
-                on_done(jobs[i], outcome)
-
-        def settle_beside(i: int, outcome: Outcome) -> None:
-            ahead.vetted(jobs[i], outcome)
-            settle(i, outcome)
-
-        try:
-            if any(job.alone for job in jobs):
+        with self._ended_by_errors():
+            if alone:
                 self.racer.start()
-            ahead.begin(jobs)
-            crowded = self._vet(jobs, settle_beside, limit_s)
-            prepared = ahead.finish()
-            if crowded and self.racer.holds:
-                self._answer(self.racer, Rest())
-                prepared = set()
-            if crowded:
-                self._rest(self.vetters[1:])
-            for i in crowded:  # what did not fit beside the others may fit alone
-                settle(i, self._answer(self.vetters[0], jobs[i], limit_s))
-            if any(job.alone for job in jobs):
+            crew = self._crew(len(beside), limit_s)
+            outcomes |= zip(beside, self._vet(crew, once([jobs[i] for i in beside]), on_done, limit_s), strict=True)
+            if alone:
                 self._rest(self.vetters)  # the racer has the memory to itself, as a program would
-            for i, job in enumerate(jobs):
-                if job.alone:
-                    settle(i, self._raced(job, limit_s))
+            for i in alone:
+                outcomes[i] = self._raced(jobs[i], limit_s)
+                _tell(on_done, jobs[i], outcomes[i])
+        return [outcomes[i] for i in range(len(jobs))]
+
+    def stream(self, ask: Ask, on_done: OnDone | None = None) -> list[Outcome]:
+        """Return the outcomes of jobs that only vet, and of which what is done says what comes next: whoever asks is asked for more
+        whenever a worker is free. On a GPU what is right is prepared for its race meanwhile. Else as `map`.
+        """
+        with self._ended_by_errors():
+            return self._vet(self._crew(len(self.vetters), None), ask, on_done, None)
+
+    @contextmanager
+    def _ended_by_errors(self) -> Iterator[None]:
+        try:
+            yield
         except BaseException:
             self.close()
-            ahead.drop()
             raise
-        return [_told(jobs[i], outcomes[i], prepared) for i in range(len(jobs))]
+
+    def _crew(self, most: int, limit_s: float | None) -> Crew:
+        """So many workers, if there are as many; each may take its share of the memory."""
+        crew = self.vetters[:most]
+        return Crew(crew, lambda process, job: self._answer(process, replace(job, share=1 / len(crew)), limit_s))
 
     def _raced(self, job: Job, limit_s: float | None) -> Outcome:
         """What the racer answers; where a region finds no memory, because of plans that were prepared it may be, once more."""
@@ -189,39 +184,36 @@ class Workers:
             if process.holds:
                 self._answer(process, Rest())
 
-    def _vet(self, jobs: Sequence[Job], settle: Callable[[int, Outcome], None], limit_s: float | None) -> list[int]:
-        """Run the jobs that may run beside each other; returns those that found no memory while they did."""
-        waiting = _Waiting({i: job for i, job in enumerate(jobs) if not job.alone})
-        crew = self.vetters[: len(waiting)]
-        told: queue.Queue[tuple[int, Outcome | BaseException]] = queue.Queue()
+    def _vet(self, crew: Crew, ask: Ask, on_done: OnDone | None, limit_s: float | None) -> list[Outcome]:
+        """Have a crew do what may be done beside each other; what found no memory there may fit alone, and is done once more."""
+        ahead = Ahead(lambda job: self._answer(self.racer, job, limit_s))
+        outcomes: dict[int, Outcome] = {}
+        crowded: list[int] = []
 
-        def serve(process: WorkerProcess) -> None:
-            while (i := waiting.next_for(process)) is not None:
-                found = self._answer_or_error(process, replace(jobs[i], share=1 / len(crew)), limit_s)
-                told.put((i, found))
-                if isinstance(found, BaseException):
-                    return
-
-        left = len(waiting)
-        for process in crew:
-            threading.Thread(target=serve, args=(process,), daemon=True).start()
-        crowded = []
-        for _ in range(left):
-            i, outcome = told.get()
-            if isinstance(outcome, BaseException):
-                raise outcome
+        def settle(i: int, outcome: Outcome) -> None:
             others = [self.racer, *self.vetters[1:]]
-            if outcome.status == "out-of-memory" and (len(crew) > 1 or any(process.holds for process in others)):
+            if outcome.status == "out-of-memory" and (crew.size > 1 or any(process.holds for process in others)):
                 crowded.append(i)
-            else:
-                settle(i, outcome)
-        return crowded
+                return
+            outcomes[i] = outcome
+            ahead.vetted(crew.jobs[i], outcome)
+            _tell(on_done, crew.jobs[i], outcome)
 
-    def _answer_or_error(self, process: WorkerProcess, job: Job, limit_s: float | None) -> Outcome | BaseException:
         try:
-            return self._answer(process, job, limit_s)
-        except BaseException as error:  # noqa: BLE001 -- raised again where the caller waits
-            return error
+            crew.carry_out(ask, settle)
+            ahead.finish()
+        except BaseException:
+            ahead.drop()
+            raise
+        if crowded and self.racer.holds:
+            self._answer(self.racer, Rest())
+            ahead.forget()
+        if crowded:
+            self._rest(self.vetters[1:])
+        for i in crowded:
+            outcomes[i] = self._answer(self.vetters[0], crew.jobs[i], limit_s)
+            _tell(on_done, crew.jobs[i], outcomes[i])
+        return [ahead.told(job, outcomes[i]) for i, job in enumerate(crew.jobs)]
 
     def _answer(self, process: WorkerProcess, job: Job, limit_s: float | None = None) -> Outcome:
         """The outcome of a job; a race goes on without the candidate that its worker died of."""
@@ -239,96 +231,9 @@ class Workers:
         return replace(again, seconds=spent + again.seconds, rows=_ordered(job, [*again.rows, *rows]))
 
 
-class _Waiting:
-    """Jobs that wait for a worker. One that has judged a region gets the next job on it: what is expected of it is known there."""
-
-    def __init__(self, jobs: Mapping[int, Job]) -> None:
-        self._jobs = dict(jobs)
-        self._at: dict[WorkerProcess, Graph | None] = {}
-        self._lock = threading.Lock()
-
-    def __len__(self) -> int:
-        return len(self._jobs)
-
-    def next_for(self, process: WorkerProcess) -> int | None:
-        """The number of the worker's next job: on the region it is at, else on one that nobody is at, else any."""
-        with self._lock:
-            if not self._jobs:
-                return None
-            mine = self._at.get(process)
-            others = [region for region in self._at.values() if region is not None and region is not mine]
-
-            def rank(i: int) -> tuple[int, int]:
-                region = _region(self._jobs[i])
-                known = region is not None and region is mine
-                return 0 if known else 2 if any(region is other for other in others) else 1, i
-
-            chosen = min(self._jobs, key=rank)
-            self._at[process] = _region(self._jobs.pop(chosen))
-            return chosen
-
-
-def _region(job: Job) -> Graph | None:
-    """The region that a job is about."""
-    return job.graph if isinstance(job, VetRegion) else None
-
-
-class _Ahead:
-    """Gives jobs to the racer while the vetters are at theirs."""
-
-    def __init__(self, answer: Callable[[Job], Outcome]) -> None:
-        self._answer = answer
-        self._jobs: queue.Queue[Prepare | None] = queue.Queue()
-        self._thread: threading.Thread | None = None
-        self._dropped = False
-        self._prepared: set[RaceEntry] = set()
-        self._error: BaseException | None = None
-
-    def begin(self, jobs: Sequence[Job]) -> None:
-        """Prepare what need not be vetted before."""
-        for job in jobs:
-            if isinstance(job, VetPlan) and job.race and job.early:
-                self._put(job)
-
-    def vetted(self, job: Job, outcome: Outcome) -> None:
-        """Prepare what was vetted, if it is right."""
-        if isinstance(job, VetPlan) and job.race and not job.early and outcome.ok:
-            self._put(job)
-
-    def _put(self, job: VetPlan) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._serve, name="preparing", daemon=True)
-            self._thread.start()
-        self._jobs.put(Prepare(job.trace, job.entry, job.limit_s))
-
-    def finish(self) -> set[RaceEntry]:
-        """Wait until all are done; return what the racer keeps."""
-        if self._thread is not None:
-            self._jobs.put(None)
-            self._thread.join()
-            self._thread = None
-        if self._error is not None:
-            raise self._error
-        return self._prepared
-
-    def drop(self) -> None:
-        """Begin no more of them."""
-        self._dropped = True
-        self._jobs.put(None)
-
-    def _serve(self) -> None:
-        try:
-            while (job := self._jobs.get()) is not None and not self._dropped:
-                with suppress(FuseplanError):  # of a worker that does not start: the race will say so
-                    if self._answer(job).ok:
-                        self._prepared.add(job.entry)
-        except BaseException as error:  # noqa: BLE001 -- raised again where the caller waits
-            self._error = error
-
-
-def _told(job: Job, outcome: Outcome, prepared: set[RaceEntry]) -> Outcome:
-    """The outcome, with whether the racer has the plan ready."""
-    return replace(outcome, prepared=True) if isinstance(job, VetPlan) and job.entry in prepared else outcome
+def _tell(on_done: OnDone | None, job: Job, outcome: Outcome) -> None:
+    if on_done is not None:
+        on_done(job, outcome)
 
 
 def _names(job: Job) -> list[str]:

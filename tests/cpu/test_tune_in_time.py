@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.replay.answers import OnDone
+from benchmarks.replay.answers import OnDone, in_rounds
 from fuseplan.judge.output import Inquiry, JudgedOutput
+from fuseplan.measure.crew import Ask
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import PLAN_RULE, Job, Outcome, OutcomeRow, VetPlan
 from fuseplan.plan import LAUNCHES, Plan, Rewrite
@@ -17,8 +18,9 @@ from fuseplan.tuning.effort import FULL, JUDGING_SHARE, LEAST_JUDGING_S, STARTIN
 from fuseplan.tuning.program import budget, check_plans
 from fuseplan.tuning.program.baseline import defaults, planned
 from fuseplan.tuning.program.budget import Budget
-from fuseplan.tuning.program.check_plans import Rows, TimedChecks
+from fuseplan.tuning.program.check_plans import TimedChecks
 from fuseplan.tuning.program.services import Services
+from fuseplan.tuning.program.vet_plans import Rows
 from fuseplan.tuning.progress import Silent
 from stored import HERE as GPU
 
@@ -50,6 +52,9 @@ class Host:
             if on_done is not None:
                 on_done(job, outcome)
         return outcomes
+
+    def stream(self, ask: Ask, on_done: OnDone | None = None) -> list[Outcome]:
+        return in_rounds(self.map, ask, on_done, 4)
 
     def _is_there(self, name: str) -> bool:
         """Whether the same plan was compiled under another launch."""
@@ -223,7 +228,12 @@ def test_all_judging_has_one_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def mapped(jobs: Sequence[Job], on_done: OnDone | None = None, limit_s: float | None = None) -> list[Outcome]:
         granted.extend(job.judging_s for job in jobs if isinstance(job, VetPlan))
-        return [replace(outcome, judging_s=30.0) for outcome in run(jobs, on_done, limit_s)]
+
+        def done(job: Job, outcome: Outcome) -> None:
+            assert on_done is not None
+            on_done(job, replace(outcome, judging_s=30.0))
+
+        return run(jobs, done, limit_s)
 
     monkeypatch.setattr(host, "map", mapped)
     looking = checks(monkeypatch, host, 0.001)
@@ -233,4 +243,4 @@ def test_all_judging_has_one_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     assert granted == [fifth, fifth - 30, fifth - 60, fifth - 90, LEAST_JUDGING_S]
     assert looking.budget.judging_left_s == LEAST_JUDGING_S
     looking.budget.judged([Outcome(judging_s=2.0), Outcome(judging_s=4.0)], at_once=2)
-    assert looking.budget.judged_s == 5 * 30.0 + 4.0  # beside each other
+    assert looking.budget.judged_s == 5 * 30.0 + 3.0  # beside each other

@@ -67,9 +67,8 @@ class Budget:
         self._unprepared += sum(outcome.ok and not outcome.prepared for outcome in outcomes)
 
     def judged(self, outcomes: Sequence[Outcome], at_once: int) -> None:
-        """Count what was judged in jobs of which so many ran at once."""
-        spent = [outcome.judging_s for outcome in outcomes]
-        self.judged_s += max(sum(spent) / at_once, max(spent, default=0.0))
+        """Count what was judged in jobs of which so many were at work at once."""
+        self.judged_s += sum(outcome.judging_s for outcome in outcomes) / max(1, at_once)
 
     def raced(self, plans: int, outcome: Outcome) -> None:
         """Count a race of so many whole plans, which keeps nothing for the next."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.failures import line
 from fuseplan.tuning.program.baseline import planned
-from fuseplan.tuning.program.check_plans import Rows, holds_too_much
+from fuseplan.tuning.program.check_plans import holds_too_much
 from fuseplan.tuning.program.evidence import evidence_of, raced_of
 from fuseplan.tuning.program.moves import moves_of
 from fuseplan.tuning.program.propose import Candidate
@@ -16,6 +16,7 @@ from fuseplan.tuning.program.race import Verdict, among
 from fuseplan.tuning.program.result import Tuned, plan_to_store, store
 from fuseplan.tuning.program.search import LaunchSearch
 from fuseplan.tuning.program.services import Services
+from fuseplan.tuning.program.vet_plans import Rows
 from fuseplan.tuning_db import Environment, StoredPlan
 from fuseplan.tuning_db.evidence import Raced
 from fuseplan.tuning_db.launches import faster_launch, of_launch

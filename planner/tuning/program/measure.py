@@ -129,7 +129,7 @@ class Measuring:
             self._keep(regions[job.graph.key], [(choice, bad)])
 
         found = self.services.carry_out("compiling and checking regions", jobs, heard, self.budget.region_s)
-        self.budget.judged(found, self.services.at_once)
+        self.budget.judged(found, min(len(found), self.services.at_once))
         return {key: sorted(choices, key=choices_order) for key, choices in fit.items()}
 
     def _keep(self, case: Case, rows: Sequence[tuple[Choice, OutcomeRow]]) -> None:

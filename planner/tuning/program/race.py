@@ -11,8 +11,8 @@ from fuseplan.measure.jobs import PLAN_RULE, OutcomeRow, RacePlans
 from fuseplan.measure.race import RaceResult
 from fuseplan.noise import NOISY, faster, slower
 from fuseplan.tuning.program.budget import Budget
-from fuseplan.tuning.program.check_plans import Rows
 from fuseplan.tuning.program.services import Services
+from fuseplan.tuning.program.vet_plans import Rows
 
 
 @dataclass(frozen=True)

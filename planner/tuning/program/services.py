@@ -33,6 +33,16 @@ class Pool(Protocol):
         """
         ...
 
+    def stream(
+        self,
+        ask: Callable[[int], Sequence[Job]],
+        on_done: Callable[[Job, Outcome], None] | None = None,
+    ) -> list[Outcome]:
+        """The outcomes of what `ask` gives, which is told how many workers have nothing to do, and asked again whenever something is
+        done: until it gives nothing, and nothing is left to be done.
+        """
+        ...
+
 
 @dataclass(frozen=True)
 class Services:
@@ -83,16 +93,49 @@ class Services:
         listed = list(jobs)
         if not listed:
             return []
-        self.progress.stage(self.title, text, len(listed))
-        waiting = [job.entry.name for job in listed if isinstance(job, VetPlan)]
-        self.progress.waits(waiting)
+        watched = _Watched(self, text, heard)
+        watched.begin(listed)
+        return self.pool.map(listed, watched.done, limit_s)
 
-        def done(job: Job, outcome: Outcome) -> None:
-            if isinstance(job, VetPlan):
-                waiting.remove(job.entry.name)
-                self.progress.waits(waiting)
-            if heard is not None:
-                heard(job, outcome)
-            self.progress.advance(outcome.detail if not outcome.ok else "")
+    def stream(
+        self,
+        text: str,
+        ask: Callable[[int], Sequence[Job]],
+        heard: Callable[[Job, Outcome], None] | None = None,
+    ) -> list[Outcome]:
+        """Run what `ask` gives, for as long as it gives something, with a bar of what is left whenever that is more."""
+        watched = _Watched(self, text, heard)
 
-        return self.pool.map(listed, done, limit_s)
+        def asked(idle: int) -> Sequence[Job]:
+            jobs = ask(idle)
+            if jobs:
+                watched.begin(jobs)
+            return jobs
+
+        return self.pool.stream(asked, watched.done)
+
+
+class _Watched:
+    """Jobs at work, as who watches hears of them."""
+
+    def __init__(self, services: Services, text: str, heard: Callable[[Job, Outcome], None] | None) -> None:
+        self.services, self.text, self.heard = services, text, heard
+        self._left = 0
+        self._names: list[str] = []
+
+    def begin(self, jobs: Sequence[Job]) -> None:
+        """These are begun, or wait for a worker."""
+        self._left += len(jobs)
+        self._names += [job.entry.name for job in jobs if isinstance(job, VetPlan)]
+        self.services.progress.stage(self.services.title, self.text, self._left)
+        self.services.progress.waits(self._names)
+
+    def done(self, job: Job, outcome: Outcome) -> None:
+        """One is done."""
+        self._left -= 1
+        if isinstance(job, VetPlan):
+            self._names.remove(job.entry.name)
+            self.services.progress.waits(self._names)
+        if self.heard is not None:
+            self.heard(job, outcome)
+        self.services.progress.advance(outcome.detail if not outcome.ok else "")

@@ -105,14 +105,27 @@ class LazyPool:
         limit_s: float | None = None,
     ) -> list[Outcome]:
         """As any pool; StoppedError after `close`."""
+        return self._carried_out(lambda pool: pool.map(jobs, self._hearing(on_done), limit_s))
 
+    def stream(
+        self,
+        ask: Callable[[int], Sequence[Job]],
+        on_done: Callable[[Job, Outcome], None] | None = None,
+    ) -> list[Outcome]:
+        """As any pool; StoppedError after `close`."""
+        return self._carried_out(lambda pool: pool.stream(ask, self._hearing(on_done)))
+
+    def _hearing(self, on_done: Callable[[Job, Outcome], None] | None) -> Callable[[Job, Outcome], None]:
         def heard(job: Job, outcome: Outcome) -> None:
             self._check()  # that a worker was ended says nothing of the job it was at
             if on_done is not None:
                 on_done(job, outcome)
 
+        return heard
+
+    def _carried_out(self, work: Callable[[Pool], list[Outcome]]) -> list[Outcome]:
         try:
-            outcomes = self._opened().map(jobs, heard, limit_s)
+            outcomes = work(self._opened())
         except FuseplanError:
             self._check()  # nor does what a worker says that was ended while it started
             raise

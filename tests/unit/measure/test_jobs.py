@@ -44,7 +44,7 @@ EACH = [
     VetRegion(GRAPH, "inductor", "tuned"),
     RaceRegion(GRAPH, (("aten", "default"), ("inductor", "tuned")), RULE),
     Capture('{"a":"trace\\nwith a line"}', True, (Rewrite("attention", 0, "flash"),), "all"),
-    VetPlan("{}", RaceEntry("tuned", PLAN), race=True, early=True, limit_s=9.0),
+    VetPlan("{}", RaceEntry("tuned", PLAN), race=True, limit_s=9.0),
     Prepare("{}", RaceEntry("tuned", PLAN)),
     RacePlans(
         "{}",

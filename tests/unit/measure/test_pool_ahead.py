@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from fuseplan.graph import Graph
+from fuseplan.measure.crew import Waiting
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import Job, Outcome, Prepare, RaceRegion, Rest, VetPlan, VetRegion
-from fuseplan.measure.pool import Workers, _Waiting
+from fuseplan.measure.pool import Workers
 
 SMALL, BIG, WRONG = (VetPlan("{}", RaceEntry(name), race=True) for name in ("small", "big", "wrong"))
 WAIT_S = 30.0
@@ -59,19 +60,10 @@ def test_what_found_no_room_is_tried_again_alone_and_races_unprepared() -> None:
     assert shares == {"small": [0.5], "wrong": [0.5], "big": [0.5, 1.0]}, "of the memory, alone all of it"
 
 
-def test_what_nobody_else_could_compile_for_it_is_prepared_at_once() -> None:
-    prepared = threading.Event()
-
-    def answer(racer: bool, job: Job) -> Outcome:
-        if isinstance(job, Prepare):
-            prepared.set()
-        assert prepared.wait(WAIT_S), "it waits until it is known to be right"
-        return Outcome("wrong" if isinstance(job, VetPlan) else "ok")
-
-    pool = Answering(answer)
-    (outcome,) = pool.map([VetPlan("{}", RaceEntry("greedy"), race=True, early=True)])
-    assert outcome.status == "wrong"
-    assert sorted(pool.asked) == [("Prepare", "greedy"), ("VetPlan", "greedy")]
+def test_what_is_wrong_costs_the_racer_nothing() -> None:
+    pool = Answering(lambda racer, job: Outcome("crashed" if job == WRONG else "ok"))
+    assert [outcome.status for outcome in pool.map([WRONG, SMALL])] == ["crashed", "ok"]
+    assert [one for one in pool.asked if one[0] == "Prepare"] == [("Prepare", "small")]
 
 
 @pytest.mark.parametrize("kept", [True, False])
@@ -160,10 +152,72 @@ def test_a_plan_may_have_a_limit_of_its_own() -> None:
 
 def test_jobs_on_one_region_go_to_the_worker_that_knows_it() -> None:
     first, second = Graph((), (), ()), Graph((), (), ())
-    jobs: dict[int, Job] = {
-        0: VetRegion(first, "a"), 1: VetRegion(first, "b"), 2: VetRegion(second, "a"), 3: VetRegion(second, "b"), 4: SMALL
-    }  # fmt: skip
-    waiting, (one, other) = _Waiting(jobs), Workers("cpu", vetters=2, flags={}).vetters
+    jobs = [VetRegion(first, "a"), VetRegion(first, "b"), VetRegion(second, "a"), VetRegion(second, "b"), SMALL]
+    waiting, (one, other) = Waiting(), Workers("cpu", vetters=2, flags={}).vetters
+    for number, job in enumerate(jobs):
+        waiting.add(number, job)
     order = [waiting.next_for(who) for who in (one, other, other, one, one, other, one)]
     assert order == [0, 2, 3, 1, 4, None, None]
     assert len(waiting) == 0
+
+
+def test_what_comes_next_begins_while_others_are_at_work() -> None:
+    """The second is begun once the first is done; the long one is not waited for."""
+    ended, told = threading.Event(), list[tuple[int, list[str]]]()
+    first, second, long = (VetPlan("{}", RaceEntry(name)) for name in ("first", "second", "long"))
+    done: list[str] = []
+
+    def answer(racer: bool, job: Job) -> Outcome:
+        if job.entry.name == "long":
+            assert ended.wait(WAIT_S), "it was waited for"
+        if job.entry.name == "second":
+            ended.set()
+        return Outcome(detail=job.entry.name)
+
+    def ask(idle: int) -> list[Job]:
+        told.append((idle, [*done]))
+        return [first, long] if len(told) == 1 else [second] if done == ["first"] else []
+
+    pool = Answering(answer)
+    outcomes = pool.stream(ask, lambda job, outcome: done.append(job.entry.name))
+    assert [outcome.detail for outcome in outcomes] == ["first", "long", "second"]
+    assert told[:2] == [(2, []), (1, ["first"])]
+    assert told[-1][0] == 2
+
+
+def test_what_finds_no_memory_beside_others_is_done_once_nothing_more_is_asked_for() -> None:
+    tries: list[str] = []
+
+    def answer(racer: bool, job: Job) -> Outcome:
+        if isinstance(job, Rest):
+            return Outcome()
+        tries.append(job.entry.name)
+        return Outcome("out-of-memory" if job.entry.name == "big" and tries.count("big") == 1 else "ok")
+
+    given = [[BIG, SMALL], [WRONG], []]
+    pool, heard = Answering(answer), list[str]()
+    outcomes = pool.stream(
+        lambda idle: given.pop(0) if given else [], lambda job, outcome: heard.append(job.entry.name)
+    )
+    assert [outcome.status for outcome in outcomes] == ["ok", "ok", "ok"]
+    assert heard[-1] == "big"
+    assert tries.count("big") == 2
+
+
+def test_an_error_while_more_is_asked_for_ends_the_pool() -> None:
+    closed = threading.Event()
+
+    class Closing(Answering):
+        def close(self) -> None:
+            closed.set()
+            super().close()
+
+    def ask(idle: int) -> list[Job]:
+        if pool.asked:
+            raise KeyboardInterrupt
+        return [SMALL]
+
+    pool = Closing(lambda racer, job: Outcome())
+    with pytest.raises(KeyboardInterrupt):
+        pool.stream(ask)
+    assert closed.is_set()

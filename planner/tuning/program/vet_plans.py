@@ -1,0 +1,121 @@
+"""Jobs that vet whole plans: whether they compile here and compute what eager computes, and what is made of their outcomes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fuseplan.judge.output import OTHERS, WIDER, Wider, widened_by
+from fuseplan.measure.entry import RaceEntry
+from fuseplan.measure.jobs import Job, Outcome, OutcomeRow, VetPlan
+from fuseplan.tuning.effort import GREEDY_SHARE, JUDGING_SHARE, PATIENCE_S
+from fuseplan.tuning.program.baseline import planned
+from fuseplan.tuning.program.services import Services
+
+CHECKING, AGAIN = "compiling and checking plans", "checking plans again"
+"""What a run says while it does that."""
+TORCHS = "inductor"
+"""What torch.compile's default is called in a race."""
+Rows = dict[str, OutcomeRow]
+"""What came of each plan, by its name in the race."""
+
+
+def checked(
+    services: Services, trace: str, entries: Sequence[RaceEntry], rows: Rows, parts_right: int = 0
+) -> list[RaceEntry]:
+    """Those of `entries` that are right, of plans that somebody has named: none is left out for want of time. Torch.compile's default may
+    have been found right in so many parts.
+    """
+    limits = [None if is_torchs(one) else PATIENCE_S * (GREEDY_SHARE if one.default else 1.0) for one in entries]
+    _check(services, trace, entries, limits, services.on_gpu, rows, PATIENCE_S * JUDGING_SHARE, parts_right)
+    return right_of(entries, rows)
+
+
+def _check(
+    services: Services,
+    trace: str,
+    entries: Sequence[RaceEntry],
+    limits: Sequence[float | None],
+    prepares: bool,
+    rows: Rows,
+    judging_s: float,
+    parts_right: int = 0,
+) -> None:
+    def heard(job: Job, outcome: Outcome) -> None:
+        note_row(services, rows, job, outcome)
+
+    jobs = [
+        vet_job(trace, one, limit, prepares, rows, judging_s, parts_right)
+        for one, limit in zip(entries, limits, strict=True)
+    ]
+    services.carry_out(CHECKING, jobs, heard)
+    services.carry_out(AGAIN, wrongly_judged(jobs, rows), heard)
+
+
+def vet_job(
+    trace: str,
+    entry: RaceEntry,
+    limit_s: float | None,
+    prepares: bool,
+    rows: Rows,
+    judging_s: float,
+    parts_right: int,
+) -> VetPlan:
+    """The job that vets a plan, which is granted what is known by now of torch.compile's default."""
+    return VetPlan(
+        trace, entry, prepares, limit_s=limit_s, judging_s=judging_s, wider=_wider(entry, rows),
+        parts_right=parts_right if is_inductors(entry) else 0,
+    )  # fmt: skip
+
+
+def note_row(services: Services, rows: Rows, job: Job, outcome: Outcome) -> str:
+    """Keep the row of a plan, and say so where it is out; return its name."""
+    assert isinstance(job, VetPlan)
+    name = job.entry.name
+    row = next(iter(outcome.rows), OutcomeRow(name, outcome.status, outcome.detail))
+    rows[name] = row
+    if row.status != "ok":
+        services.note(f"{name} is out: {row.status}, {row.detail}")
+    return name
+
+
+def wrongly_judged(jobs: Sequence[VetPlan], rows: Rows) -> list[VetPlan]:
+    """Those that were found wrong, and to which more is allowed by now: torch.compile's default was not known when they began."""
+    return [
+        replace(job, wider=wider)
+        for job in jobs
+        if rows[job.entry.name].status == "wrong" and (wider := _wider(job.entry, rows)) != job.wider
+    ]
+
+
+def _wider(entry: RaceEntry, rows: Rows) -> Wider:
+    """How many times further off than what rounding explains the outputs of a plan may be: each as far as torch.compile has it, up
+    to a factor, and that one up to the factor.
+
+    >>> from fuseplan.plan import Plan
+    >>> _wider(RaceEntry("cut", Plan("aten")), {}), _wider(RaceEntry("inductor", Plan("inductor"), default=True), {}) == {OTHERS: WIDER}
+    ({}, True)
+    """
+    if is_inductors(entry):
+        return {OTHERS: WIDER}
+    row = rows.get(TORCHS)
+    return widened_by(row.outputs) if row is not None and row.status == "ok" else {}
+
+
+def right_of(entries: Sequence[RaceEntry], rows: Rows) -> list[RaceEntry]:
+    """Those that were found right.
+
+    >>> right_of([RaceEntry("a"), RaceEntry("b"), RaceEntry("c")], {"a": OutcomeRow("a"), "b": OutcomeRow("b", "wrong")})
+    [RaceEntry(name='a', plan=None, mode=None, predicted_us=None, default=False, searching_s=None)]
+    """
+    return [entry for entry in entries if entry.name in rows and rows[entry.name].status == "ok"]
+
+
+def is_torchs(entry: RaceEntry) -> bool:
+    """Whether it is a default of torch's own, which is waited for whatever it takes."""
+    return entry.default and planned(entry).host != "aten"
+
+
+def is_inductors(entry: RaceEntry) -> bool:
+    """Whether it is what torch.compile makes of the program, under whichever launch."""
+    return entry.default and planned(entry).host == "inductor"

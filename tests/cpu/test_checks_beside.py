@@ -1,0 +1,166 @@
+"""Plans are checked beside each other: each begins once a worker is free and what it hangs on is known, not when a round ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from benchmarks.replay.answers import OnDone
+from fuseplan.judge.output import Inquiry, JudgedOutput
+from fuseplan.measure.crew import Ask
+from fuseplan.measure.entry import RaceEntry
+from fuseplan.measure.jobs import Job, Outcome, OutcomeRow, VetPlan
+from fuseplan.plan import Plan, Rewrite
+from fuseplan.tuning.effort import FULL
+from fuseplan.tuning.program import budget, check_plans
+from fuseplan.tuning.program.budget import Budget
+from fuseplan.tuning.program.check_plans import TimedChecks
+from fuseplan.tuning.program.services import Services
+from fuseplan.tuning.progress import Silent
+from stored import HERE as GPU
+
+INDUCTOR = RaceEntry("inductor", Plan("inductor"), default=True)
+CAPTURED = RaceEntry("inductor, cudagraph", Plan("inductor", launch="cudagraph"), default=True)
+GREEDY = RaceEntry("nvfuser-greedy", Plan("aten"), default=True)
+WRITTEN = [
+    RaceEntry(f"written {place}", Plan("inductor", (Rewrite("attention", place, "math"),))) for place in range(9)
+]
+
+
+@dataclass
+class Simulated:
+    """Four workers, each of which takes as long over a plan as is said, by a clock of its own."""
+
+    seconds: Mapping[str, float]
+    statuses: dict[str, str] = field(default_factory=dict)
+    """Of those that are not right, at the first time."""
+    now: float = 0.0
+    begun: dict[str, float] = field(default_factory=dict)
+    ended: dict[str, float] = field(default_factory=dict)
+    most: int = 0
+
+    def start(self) -> None: ...
+
+    def map(self, jobs: Sequence[Job], on_done: OnDone | None = None, limit_s: float | None = None) -> list[Outcome]:
+        given = [list(jobs)]
+        return self.stream(lambda idle: given.pop() if given else [], on_done)
+
+    def stream(self, ask: Ask, on_done: OnDone | None = None) -> list[Outcome]:
+        waiting: list[VetPlan] = []
+        busy: dict[float, VetPlan] = {}
+        outcomes: list[Outcome] = []
+        while True:
+            waiting += [job for job in ask(4 - len(busy)) if isinstance(job, VetPlan)]
+            while waiting and len(busy) < 4:
+                job = waiting.pop(0)
+                self.begun[job.entry.name] = self.now
+                busy[self.now + self.seconds.get(job.entry.name, 20.0) + 1e-6 * len(self.begun)] = job
+            self.most = max(self.most, len(busy))
+            if not busy:
+                return outcomes
+            self.now = min(busy)
+            job = busy.pop(self.now)
+            self.ended[job.entry.name] = self.now
+            outcomes.append(self._outcome(job.entry.name))
+            if on_done is not None:
+                on_done(job, outcomes[-1])
+
+    def _outcome(self, name: str) -> Outcome:
+        status = self.statuses.pop(name, "ok")
+        outputs = (JudgedOutput("output 0", "mean", 3.0, 2.0, 1.0),) if status == "wrong" else ()
+        row = OutcomeRow(name, status, compile_s=20.0, outputs=outputs, near=status == "wrong")
+        return Outcome(rows=(row,), prepared=True, judging_s=4.0)
+
+
+@pytest.fixture
+def looking(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def made(pool: Simulated) -> TimedChecks:
+        monkeypatch.setattr(budget, "monotonic", lambda: pool.now)
+        store: Any = None
+        time = Budget(FULL, on_gpu=True, started=0.0)
+        time.traced(4.0)
+        return TimedChecks(Services(store, GPU, pool, Silent()), time, "", 1000.0)
+
+    return made
+
+
+def test_a_default_under_cuda_graphs_begins_once_its_plain_one_is_known(looking: Any) -> None:
+    """It does not wait for nvFuser, which takes a while; nor do candidates."""
+    pool = Simulated({"nvfuser-greedy": 60.0})
+    right = looking(pool).checked([INDUCTOR, GREEDY, CAPTURED, *WRITTEN[:4]])
+    assert len(right) == 7
+    assert pool.begun["inductor, cudagraph"] == pytest.approx(pool.ended["inductor"])
+    assert max(pool.ended.values()) == pytest.approx(60.0, abs=1.0)
+
+
+def test_no_more_are_at_work_than_there_are_workers_for(looking: Any) -> None:
+    pool = Simulated({one.name: 5.0 + place for place, one in enumerate(WRITTEN)})
+    right = looking(pool).checked([INDUCTOR, GREEDY, CAPTURED, *WRITTEN])
+    assert len(right) == 3 + len(WRITTEN)
+    assert pool.most == 4
+
+
+@pytest.mark.parametrize("left_s", [60.0, 90.0, 150.0])
+def test_what_is_begun_ends_in_time(looking: Any, left_s: float) -> None:
+    """Candidates are as many as there is time for, with their race; the more time, the more of them."""
+    found = []
+    for seconds in (left_s, 2 * left_s):
+        pool = Simulated({}, now=FULL.wall_s - seconds)
+        checks = looking(pool)
+        checks.checked([INDUCTOR])
+        checks.checked(WRITTEN)
+        tried = [name for name in pool.begun if name != "inductor"]
+        assert not tried or pool.now <= FULL.wall_s - checks.budget.fair_race_s(1 + len(tried), 1000.0)
+        found.append(len(tried))
+    assert found[0] <= found[1]
+    assert found[1] > 0
+
+
+def test_what_torch_gets_wrong_is_looked_at_before_more_is_begun(looking: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it is off by for rounding, others may be, too, and no candidate takes the time that looking needs."""
+    pool = Simulated({"nvfuser-greedy": 40.0}, {"inductor": "wrong"})
+    begun: list[list[str]] = []
+
+    def inquired(*given: Any) -> Inquiry:
+        begun.append(list(pool.begun))
+        return Inquiry(rounding=4)
+
+    monkeypatch.setattr(check_plans, "inquired", inquired)
+    entries = [INDUCTOR, GREEDY, CAPTURED, *WRITTEN[:5]]
+    assert looking(pool).checked(entries) == entries
+    assert begun == [["inductor", "nvfuser-greedy", "written 0", "written 1"]]
+
+
+def test_the_same_plan_is_not_compiled_twice_at_once(looking: Any) -> None:
+    """Under another launch it has the same code, and comes when that is there."""
+    captured = [
+        replace(one, name=f"{one.name}, cudagraph", plan=Plan("inductor", one.plan.rewrites, launch="cudagraph"))
+        for one in WRITTEN[:3]
+        if one.plan is not None
+    ]
+    pool = Simulated({})
+    right = looking(pool).checked([INDUCTOR, CAPTURED, *WRITTEN[:3], *captured])
+    assert len(right) == 8
+    for one in WRITTEN[:3]:
+        assert pool.begun[one.name] >= pool.ended[f"{one.name}, cudagraph"]
+
+
+def test_a_default_that_fails_plain_fails_under_cuda_graphs_without_a_try(looking: Any) -> None:
+    greedy = RaceEntry("nvfuser-greedy, cudagraph", Plan("aten", launch="cudagraph"), default=True)
+    pool = Simulated({}, {"nvfuser-greedy": "timeout"})
+    checks = looking(pool)
+    assert checks.checked([INDUCTOR, GREEDY, CAPTURED, greedy]) == [INDUCTOR, CAPTURED]
+    assert checks.rows[greedy.name].status == "timeout"
+    assert greedy.name not in pool.begun
+
+
+def test_what_is_judged_beside_others_counts_once_for_all(looking: Any) -> None:
+    pool = Simulated({})
+    checks = looking(pool)
+    checks.checked([INDUCTOR])
+    assert checks.budget.judged_s == 4.0
+    checks.checked(WRITTEN[:4])
+    assert checks.budget.judged_s == 8.0
