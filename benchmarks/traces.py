@@ -24,9 +24,9 @@ from torch import nn
 from benchmarks.given import nothing
 from fuseplan.capture.trace.calls import Calls
 from fuseplan.capture.trace.format import Trace
-from fuseplan.measure.crew import Ask
 from fuseplan.measure.jobs import Capture, Job, Outcome
 from fuseplan.measure.pool import OnDone, Workers
+from fuseplan.measure.vetters import Ask
 from fuseplan.tune import tune
 from fuseplan.tuning.effort import Effort
 from fuseplan.tuning.progress import Silent

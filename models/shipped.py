@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from fuseplan.errors import OptionError
@@ -27,6 +28,9 @@ from fuseplan.models.rows import Rows, device_name, packaged, read_header, read_
 from fuseplan.models.table import work_of
 from fuseplan.models.work import Work
 
+_READING = Lock()
+"""Held while a model is read or fitted. Threads that tune for several devices ask at once: the second finds what the first has kept, and
+Python 3.11 may raise a SystemError where two threads parse at once, as numpy does for each table that it reads."""
 _CODE = ("conformal", "facts", "features", "fit", "fitting", "flops", "heads", "kinds", "learners", "machine", "support", "table",
          "terms", "traits", "trees", "work")  # fmt: skip
 """The modules that a fit depends on: a change of one is another fit."""
@@ -40,9 +44,10 @@ def planner_model(machine: Machine, folder: Path | None = None, files: Sequence[
     >>> type(planner_model(Machine.guess("NVIDIA H200"), files=())).__name__
     'Roofline'
     """
-    own = None if folder is None else _kept(own_fit(folder, machine))
-    path = rows_for(machine, packaged() if files is None else files)
-    found = own or (None if path is None else shipped_heads(path, folder))
+    with _READING:
+        own = None if folder is None else _kept(own_fit(folder, machine))
+        path = rows_for(machine, packaged() if files is None else files)
+        found = own or (None if path is None else shipped_heads(path, folder))
     return Roofline(machine) if found is None else Learned(replace(found, machine=machine))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 
-from fuseplan.measure.crew import Ask
 from fuseplan.measure.jobs import (
     Calibrate,
     Capture,
@@ -19,6 +18,7 @@ from fuseplan.measure.jobs import (
     VetRegion,
 )
 from fuseplan.measure.race import AGAIN, ReplayClock, Rule, Sample, fastest, race
+from fuseplan.measure.vetters import Ask
 
 OnDone = Callable[[Job, Outcome], None]
 

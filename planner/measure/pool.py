@@ -19,7 +19,6 @@ from typing import Any
 from fuseplan.errors import OptionError
 from fuseplan.executors.known import registered
 from fuseplan.measure.ahead import Ahead
-from fuseplan.measure.crew import Ask, Crew, once
 from fuseplan.measure.jobs import (
     Calibrate,
     Capture,
@@ -36,6 +35,7 @@ from fuseplan.measure.jobs import (
     choice_name,
 )
 from fuseplan.measure.process import WorkerLostError, WorkerProcess
+from fuseplan.measure.vetters import Ask, Vetters, once
 from fuseplan.rewrites.kinds import from_outside
 
 OnDone = Callable[[Job, Outcome], None]
@@ -164,10 +164,10 @@ class Workers:
             self.close()
             raise
 
-    def _crew(self, most: int, limit_s: float | None) -> Crew:
+    def _crew(self, most: int, limit_s: float | None) -> Vetters:
         """So many workers, if there are as many; each may take its share of the memory."""
         crew = self.vetters[:most]
-        return Crew(crew, lambda process, job: self._answer(process, replace(job, share=1 / len(crew)), limit_s))
+        return Vetters(crew, lambda process, job: self._answer(process, replace(job, share=1 / len(crew)), limit_s))
 
     def _raced(self, job: Job, limit_s: float | None) -> Outcome:
         """What the racer answers; where a region finds no memory, because of plans that were prepared it may be, once more."""
@@ -184,7 +184,7 @@ class Workers:
             if process.holds:
                 self._answer(process, Rest())
 
-    def _vet(self, crew: Crew, ask: Ask, on_done: OnDone | None, limit_s: float | None) -> list[Outcome]:
+    def _vet(self, crew: Vetters, ask: Ask, on_done: OnDone | None, limit_s: float | None) -> list[Outcome]:
         """Have a crew do what may be done beside each other; what found no memory there may fit alone, and is done once more."""
         ahead = Ahead(lambda job: self._answer(self.racer, job, limit_s))
         outcomes: dict[int, Outcome] = {}

@@ -10,9 +10,9 @@ import pytest
 
 from benchmarks.replay.answers import OnDone
 from fuseplan.judge.output import Inquiry, JudgedOutput
-from fuseplan.measure.crew import Ask
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import Job, Outcome, OutcomeRow, VetPlan
+from fuseplan.measure.vetters import Ask
 from fuseplan.plan import Plan, Rewrite
 from fuseplan.tuning.effort import FULL
 from fuseplan.tuning.program import budget, check_plans

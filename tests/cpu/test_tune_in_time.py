@@ -10,9 +10,9 @@ import pytest
 
 from benchmarks.replay.answers import OnDone, in_rounds
 from fuseplan.judge.output import Inquiry, JudgedOutput
-from fuseplan.measure.crew import Ask
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import PLAN_RULE, Job, Outcome, OutcomeRow, VetPlan
+from fuseplan.measure.vetters import Ask
 from fuseplan.plan import LAUNCHES, Plan, Rewrite
 from fuseplan.tuning.effort import FULL, JUDGING_SHARE, LEAST_JUDGING_S, STARTING_S
 from fuseplan.tuning.program import budget, check_plans

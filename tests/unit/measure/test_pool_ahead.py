@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from fuseplan.graph import Graph
-from fuseplan.measure.crew import Waiting
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import Job, Outcome, Prepare, RaceRegion, Rest, VetPlan, VetRegion
 from fuseplan.measure.pool import Workers
+from fuseplan.measure.vetters import JobQueue
 
 SMALL, BIG, WRONG = (VetPlan("{}", RaceEntry(name), race=True) for name in ("small", "big", "wrong"))
 WAIT_S = 30.0
@@ -153,7 +153,7 @@ def test_a_plan_may_have_a_limit_of_its_own() -> None:
 def test_jobs_on_one_region_go_to_the_worker_that_knows_it() -> None:
     first, second = Graph((), (), ()), Graph((), (), ())
     jobs = [VetRegion(first, "a"), VetRegion(first, "b"), VetRegion(second, "a"), VetRegion(second, "b"), SMALL]
-    waiting, (one, other) = Waiting(), Workers("cpu", vetters=2, flags={}).vetters
+    waiting, (one, other) = JobQueue(), Workers("cpu", vetters=2, flags={}).vetters
     for number, job in enumerate(jobs):
         waiting.add(number, job)
     order = [waiting.next_for(who) for who in (one, other, other, one, one, other, one)]

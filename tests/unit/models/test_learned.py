@@ -7,6 +7,8 @@ import math
 import random
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
+from time import sleep
 
 import numpy as np
 import pytest
@@ -295,3 +297,22 @@ def test_rows_of_the_same_product_are_preferred_and_of_another_type_of_device_re
     assert rows_for(H200, [a100, h200]) == h200
     assert rows_for(Machine.guess("NVIDIA B200"), [a100, h200]) == a100
     assert rows_for(Machine.guess("AMD EPYC"), [a100, h200]) is None
+
+
+def test_threads_that_ask_at_once_read_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where several devices are tuned for: Python 3.11 may raise a SystemError where two threads parse at once."""
+    inside, most = list[int](), list[int]()
+
+    def read(path: Path, folder: Path | None = None) -> None:
+        inside.append(1)
+        most.append(len(inside))
+        sleep(0.05)
+        inside.pop()
+
+    monkeypatch.setattr(shipping, "shipped_heads", read)
+    asking = [Thread(target=shipping.planner_model, args=(Machine.guess("NVIDIA H200"), tmp_path)) for _ in range(4)]
+    for thread in asking:
+        thread.start()
+    for thread in asking:
+        thread.join()
+    assert most == [1, 1, 1, 1]

@@ -15,8 +15,8 @@ Ask = Callable[[int], Sequence[Job]]
 asked again whenever something is done; the work ends when it gives nothing and nobody is at work."""
 
 
-class Crew:
-    """Workers, and who answers for them."""
+class Vetters:
+    """Workers that vet, and who answers for them."""
 
     def __init__(self, processes: Sequence[WorkerProcess], answer: Callable[[WorkerProcess, Job], Outcome]) -> None:
         self._answer = answer
@@ -29,7 +29,7 @@ class Crew:
 
     def carry_out(self, ask: Ask, settle: Callable[[int, Outcome], None]) -> None:
         """Do all that there is to do. `settle` hears of each outcome, by the number of its job, in this thread."""
-        waiting, busy = Waiting(), 0
+        waiting, busy = JobQueue(), 0
         while True:
             for job in ask(max(0, len(self._free) - len(waiting))):
                 waiting.add(len(self.jobs), job)
@@ -56,7 +56,7 @@ class Crew:
         self._told.put((process, i, found))
 
 
-class Waiting:
+class JobQueue:
     """Jobs that wait for a worker. One that has judged a region gets the next job on it: what is expected of it is known there."""
 
     def __init__(self) -> None:
