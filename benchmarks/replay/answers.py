@@ -18,7 +18,7 @@ from fuseplan.measure.jobs import (
     VetRegion,
 )
 from fuseplan.measure.race import AGAIN, ReplayClock, Rule, Sample, fastest, race
-from fuseplan.measure.vetters import Ask
+from fuseplan.measure.vetters import Ask, Standing
 
 OnDone = Callable[[Job, Outcome], None]
 
@@ -98,7 +98,7 @@ def in_rounds(
 ) -> list[Outcome]:
     """The outcomes of all that is asked for by whoever does one round of jobs after the other."""
     outcomes: list[Outcome] = []
-    while jobs := ask(workers):
+    while jobs := ask(Standing(workers)):
         outcomes += mapped(jobs, on_done)
     return outcomes
 

@@ -41,7 +41,8 @@ class MovedRun(TorchDispatchMode):
         numerics = Numerics.here()
         self._tf32 = numerics.matmul_precision != "highest" or numerics.cudnn_tf32
         self._given: dict[int, torch.UntypedStorage] = {}
-        self._all_stays: dict[tuple[Any, ...], bool] = {}
+        self._all_stays: dict[int, dict[tuple[Any, ...], bool]] = {}
+        """Whether all of a tensor stays as it is, by its memory and where it lies there."""
         for value in given:
             self.know(value)
 
@@ -53,14 +54,19 @@ class MovedRun(TorchDispatchMode):
             return func(*args, **kwargs)
         if self.random or not _nature(func).seeded:
             return self._dispatched(func, args, kwargs)
-        before = _generators(args)
+        before = _generators(func, args, kwargs)
         result = self._dispatched(func, args, kwargs)
-        after = _generators(args)  # with a share of 0 nothing is drawn
-        self.random = not before or any(not torch.equal(*pair) for pair in zip(before, after, strict=True))
+        after = _generators(func, args, kwargs)  # with a share of 0 nothing is drawn
+        drawn = not before or any(not torch.equal(*pair) for pair in zip(before, after, strict=True))
+        self.random = self.random or drawn
         return result
 
     def _dispatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         nature = _nature(func)
+        for i in nature.written:
+            for arg in _flat(args[i : i + 1]):
+                if isinstance(arg, Tensor):  # not all writes are counted: those of operators of a library, for one
+                    self._all_stays.pop(arg.untyped_storage()._cdata, None)
         if nature.copies:
             result = func(*args, **kwargs)
             floats = [arg for arg in _flat(args) if is_float(arg)]
@@ -101,17 +107,14 @@ class MovedRun(TorchDispatchMode):
 
     def _stays(self, arg: Tensor) -> Tensor | bool:
         """Which elements are not moved. A weight is read by the forward and by the backward: that it all is, is found out once."""
-        place = None if arg.is_inference() else _place(arg)  # nobody counts how often those are written to
-        known = None if place is None else self._all_stays.get(place)
-        if known is not None:
-            return known
+        known, place = self._all_stays.setdefault(arg.untyped_storage()._cdata, {}), _place(arg)
+        if place in known:
+            return known[place]
         large = ~_finite(arg)
         if bool(large.any()):
             return _whole(arg) | large
-        found = bool(_whole(arg))
-        if place is not None:
-            self._all_stays[place] = found
-        return found
+        known[place] = bool(_whole(arg))
+        return known[place]
 
     def _moves(self, arg: Any) -> bool:
         return is_float(arg) and arg.dtype.itemsize > 1 and self._is_given(arg)
@@ -150,20 +153,24 @@ _APPROXIMATE = {
 """What no two libraries round alike: in the last place, which is a lot of `1 + tanh(x)` where that is nearly nothing."""
 
 
-def _generators(args: Sequence[Any]) -> list[Tensor]:
-    """The states of torch's generators on the devices of these, if there are any."""
-    devices = {arg.device for arg in _flat(args) if isinstance(arg, Tensor)}
-    return [
-        torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
-        for device in devices
-        if device.type in ("cuda", "cpu")
-    ]
+def _generators(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """The states of torch's generators that an operator may draw from; none where it may draw from any other."""
+    tensors = [arg for arg in _flat(args) if isinstance(arg, Tensor)]
+    if func.namespace != "aten" or {"generator", "device"} & kwargs.keys():
+        return []
+    devices = {tensor.device for tensor in tensors}
+    if not all(device.type in ("cuda", "cpu") for device in devices):
+        return []
+    return [torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state() for device in devices]
 
 
 def _place(tensor: Tensor) -> tuple[Any, ...]:
-    """Where the elements of a tensor lie, in whichever order of its dims, and how often that has been written to."""
+    """Where the elements of a tensor lie in its memory, in whichever order of its dims, and how often that was written to, if that is
+    counted.
+    """
     dims = tuple(sorted(zip(tensor.stride(), tensor.shape, strict=True)))
-    return (tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.dtype, tensor._version, dims)
+    written = None if tensor.is_inference() else tensor._version
+    return (tensor.storage_offset(), tensor.dtype, written, dims)
 
 
 def _whole(tensor: Tensor) -> Tensor:

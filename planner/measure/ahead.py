@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from time import monotonic
 
 from fuseplan.errors import FuseplanError
 from fuseplan.measure.entry import RaceEntry
@@ -23,6 +24,18 @@ class Ahead:
         self._dropped = False
         self._prepared: set[RaceEntry] = set()
         self._error: BaseException | None = None
+        self._put = self._done = 0
+        self._spent_s = 0.0
+
+    @property
+    def waiting(self) -> int:
+        """How many plans are yet to be prepared."""
+        return self._put - self._done
+
+    @property
+    def each_s(self) -> float:
+        """What preparing one has taken so far, about."""
+        return self._spent_s / self._done if self._done else 0.0
 
     def vetted(self, job: Job, outcome: Outcome) -> None:
         """Prepare what was vetted, if it is right. What is not has cost the racer nothing, which may have died of it."""
@@ -30,6 +43,7 @@ class Ahead:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._serve, name="preparing", daemon=True)
                 self._thread.start()
+            self._put += 1
             self._jobs.put(Prepare(job.trace, job.entry, job.limit_s))
 
     def finish(self) -> None:
@@ -58,8 +72,11 @@ class Ahead:
     def _serve(self) -> None:
         try:
             while (job := self._jobs.get()) is not None and not self._dropped:
+                began = monotonic()
                 with suppress(FuseplanError):  # of a worker that does not start: the race will say so
                     if self._answer(job).ok:
                         self._prepared.add(job.entry)
+                self._spent_s += monotonic() - began
+                self._done += 1
         except BaseException as error:  # noqa: BLE001 -- raised again where the caller waits
             self._error = error

@@ -35,7 +35,7 @@ from fuseplan.measure.jobs import (
     choice_name,
 )
 from fuseplan.measure.process import WorkerLostError, WorkerProcess
-from fuseplan.measure.vetters import Ask, Vetters, once
+from fuseplan.measure.vetters import Ask, Standing, Vetters, once
 from fuseplan.rewrites.kinds import from_outside
 
 OnDone = Callable[[Job, Outcome], None]
@@ -165,9 +165,8 @@ class Workers:
             raise
 
     def _crew(self, most: int, limit_s: float | None) -> Vetters:
-        """So many workers, if there are as many; each may take its share of the memory."""
-        crew = self.vetters[:most]
-        return Vetters(crew, lambda process, job: self._answer(process, replace(job, share=1 / len(crew)), limit_s))
+        """So many workers, if there are as many."""
+        return Vetters(self.vetters[:most], lambda process, job: self._answer(process, job, limit_s))
 
     def _raced(self, job: Job, limit_s: float | None) -> Outcome:
         """What the racer answers; where a region finds no memory, because of plans that were prepared it may be, once more."""
@@ -199,20 +198,26 @@ class Workers:
             ahead.vetted(crew.jobs[i], outcome)
             _tell(on_done, crew.jobs[i], outcome)
 
+        def do_alone() -> bool:
+            if not crowded:
+                return False
+            ahead.finish()
+            if self.racer.holds:
+                self._answer(self.racer, Rest())
+                ahead.forget()
+            self._rest(self.vetters[1:])
+            for i in crowded:
+                outcomes[i] = self._answer(self.vetters[0], crew.jobs[i], limit_s)
+                _tell(on_done, crew.jobs[i], outcomes[i])
+            crowded.clear()
+            return True
+
         try:
-            crew.carry_out(ask, settle)
+            crew.carry_out(lambda idle: ask(Standing(idle, ahead.waiting, ahead.each_s)), settle, do_alone)
             ahead.finish()
         except BaseException:
             ahead.drop()
             raise
-        if crowded and self.racer.holds:
-            self._answer(self.racer, Rest())
-            ahead.forget()
-        if crowded:
-            self._rest(self.vetters[1:])
-        for i in crowded:
-            outcomes[i] = self._answer(self.vetters[0], crew.jobs[i], limit_s)
-            _tell(on_done, crew.jobs[i], outcomes[i])
         return [ahead.told(job, outcomes[i]) for i, job in enumerate(crew.jobs)]
 
     def _answer(self, process: WorkerProcess, job: Job, limit_s: float | None = None) -> Outcome:

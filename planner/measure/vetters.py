@@ -5,18 +5,32 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from fuseplan.graph import Graph
 from fuseplan.measure.jobs import Job, Outcome, VetRegion
 from fuseplan.measure.process import WorkerProcess
 
-Ask = Callable[[int], Sequence[Job]]
-"""What gives the jobs that are to be done next. It is told how many workers have nothing to do, may give more than these or fewer, and is
-asked again whenever something is done; the work ends when it gives nothing and nobody is at work."""
+
+@dataclass(frozen=True)
+class Standing:
+    """How the workers stand while they vet."""
+
+    idle: int
+    """How many vetters have nothing to do."""
+    preparing: int = 0
+    """How many plans the racer is yet to prepare, one after the other."""
+    preparing_s: float = 0.0
+    """What preparing one has taken it so far, about."""
+
+
+Ask = Callable[[Standing], Sequence[Job]]
+"""What gives the jobs that are to be done next. It may give more than there are workers with nothing to do, or fewer, and is asked again
+whenever something is done; the work ends when it gives nothing and nobody is at work."""
 
 
 class Vetters:
-    """Workers that vet, and who answers for them."""
+    """Workers that vet, and who answers for them: for a job and its share of the memory."""
 
     def __init__(self, processes: Sequence[WorkerProcess], answer: Callable[[WorkerProcess, Job], Outcome]) -> None:
         self._answer = answer
@@ -24,33 +38,51 @@ class Vetters:
         self.size = len(processes)
         self._order = {process: i for i, process in enumerate(processes)}
         self._told: queue.Queue[tuple[WorkerProcess, int, Outcome | BaseException]] = queue.Queue()
+        self._shares: dict[WorkerProcess, float] = {}
+        """What of the memory those have that are at work."""
         self.jobs: list[Job] = []
         """All that were given, in their order."""
 
-    def carry_out(self, ask: Ask, settle: Callable[[int, Outcome], None]) -> None:
-        """Do all that there is to do. `settle` hears of each outcome, by the number of its job, in this thread."""
-        waiting, busy = JobQueue(), 0
+    def carry_out(
+        self, ask: Callable[[int], Sequence[Job]], settle: Callable[[int, Outcome], None], rest: Callable[[], bool]
+    ) -> None:
+        """Do all that there is to do. `settle` hears of each outcome, by the number of its job, in this thread; once nobody is at work
+        and nothing is given, `rest` does what was left for then, and says whether there was anything: then more may be asked for.
+        """
+        waiting = JobQueue()
         while True:
             for job in ask(max(0, len(self._free) - len(waiting))):
                 waiting.add(len(self.jobs), job)
                 self.jobs.append(job)
-            for process in sorted(self._free, key=self._order.__getitem__):
-                if (i := waiting.next_for(process)) is not None:
-                    self._free.remove(process)
-                    busy += 1
-                    threading.Thread(target=self._serve, args=(process, i), daemon=True).start()
-            if not busy:
+            self._start(waiting)
+            if not self._shares:
+                if rest():
+                    continue
                 return
             process, i, found = self._told.get()
-            busy -= 1
+            del self._shares[process]
             self._free.append(process)
             if isinstance(found, BaseException):
                 raise found
             settle(i, found)
 
-    def _serve(self, process: WorkerProcess, i: int) -> None:
+    def _start(self, waiting: JobQueue) -> None:
+        """Give jobs to those that are free. Together they may take what of the memory those that are at work leave, each its even share
+        at least: who is alone may take all.
+        """
+        starting = sorted(self._free, key=self._order.__getitem__)[: len(waiting)]
+        left = 1 - sum(self._shares.values())
+        for process in starting:
+            if (i := waiting.next_for(process)) is None:
+                return
+            self._free.remove(process)
+            self._shares[process] = max(1 / self.size, left / len(starting))
+            job = replace(self.jobs[i], share=self._shares[process])
+            threading.Thread(target=self._serve, args=(process, i, job), daemon=True).start()
+
+    def _serve(self, process: WorkerProcess, i: int, job: Job) -> None:
         try:
-            found: Outcome | BaseException = self._answer(process, self.jobs[i])
+            found: Outcome | BaseException = self._answer(process, job)
         except BaseException as error:  # noqa: BLE001 -- raised again where the caller waits
             found = error
         self._told.put((process, i, found))
@@ -91,11 +123,11 @@ def once(jobs: Sequence[Job]) -> Ask:
     """Give all of these at once, and nothing later.
 
     >>> ask = once(["any", "other"])
-    >>> list(ask(1)), list(ask(2))
+    >>> list(ask(Standing(1))), list(ask(Standing(2)))
     (['any', 'other'], [])
     """
     left = [list(jobs)]
-    return lambda idle: left.pop() if left else []
+    return lambda standing: left.pop() if left else []
 
 
 def _region(job: Job) -> Graph | None:

@@ -141,7 +141,22 @@ def test_a_run_is_random_only_if_numbers_were_drawn(inference: bool) -> None:
             with run:
                 F.dropout(x, share) + F.scaled_dot_product_attention(x[None], x[None], x[None], dropout_p=share)
             assert run.random is drawn
-        run = MovedRun([x], 0)
-        with run:
-            torch.rand(3)
-        assert run.random
+        for draw in (
+            lambda: torch.rand(3),
+            lambda: torch.bernoulli(x, generator=torch.Generator()),
+            lambda: torch.rand_like(x, device="cpu"),
+        ):
+            run = MovedRun([x], 0)
+            with run:
+                draw()
+            assert run.random
+
+
+def test_writes_that_nobody_counts_are_seen() -> None:
+    zeros = torch.zeros(8)
+    with MovedRun([zeros], 0):
+        whole = zeros * 1
+        zeros.data.fill_(1 / 3)  # an alias with a count of its own
+        moved = zeros * 1
+    assert torch.equal(whole, torch.zeros(8))
+    assert not torch.equal(moved, zeros)

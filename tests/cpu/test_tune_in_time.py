@@ -242,5 +242,3 @@ def test_all_judging_has_one_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     fifth = JUDGING_SHARE * FULL.wall_s
     assert granted == [fifth, fifth - 30, fifth - 60, fifth - 90, LEAST_JUDGING_S]
     assert looking.budget.judging_left_s == LEAST_JUDGING_S
-    looking.budget.judged([Outcome(judging_s=2.0), Outcome(judging_s=4.0)], at_once=2)
-    assert looking.budget.judged_s == 5 * 30.0 + 3.0  # beside each other

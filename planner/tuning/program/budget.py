@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from time import monotonic
 
@@ -66,9 +66,9 @@ class Budget:
         """Count the whole plans that are right without being compiled for their race."""
         self._unprepared += sum(outcome.ok and not outcome.prepared for outcome in outcomes)
 
-    def judged(self, outcomes: Sequence[Outcome], at_once: int) -> None:
-        """Count what was judged in jobs of which so many were at work at once."""
-        self.judged_s += sum(outcome.judging_s for outcome in outcomes) / max(1, at_once)
+    def judged(self, seconds: float) -> None:
+        """Count what was judged, and nothing beside it."""
+        self.judged_s += seconds
 
     def raced(self, plans: int, outcome: Outcome) -> None:
         """Count a race of so many whole plans, which keeps nothing for the next."""
@@ -138,14 +138,24 @@ class Budget:
         return max(FAIR_RACE_S, PLAN_RULE.least * (plans + 1) * block_s)
 
     def left_beside_s(
-        self, racing: int, more: int, compile_s: float, step_us: float | None, again_s: float | None = None
+        self,
+        racing: int,
+        more: int,
+        compile_s: float,
+        step_us: float | None,
+        again_s: float | None = None,
+        *,
+        preparing: int = 0,
+        prepare_s: float = 0.0,
     ) -> float:
         """Seconds that are left beside compiling and checking so many more plans at once, each of which takes about `compile_s`,
-        and a fair race of all with those that are `racing` already; `again_s` is what those take whose code is there.
+        and a fair race of all with those that are `racing` already; `again_s` is what those take whose code is there. The racer is
+        yet to prepare `preparing` others, in `prepare_s` each.
         """
         # a cut one compiles about as much as all at once
         checking = max(2 * self.traced_s, compile_s) if again_s is None else again_s
         checking *= max(1.0, more / COMPILING)  # beyond these the cores are taken
-        preparing = more * (self.traced_s if again_s is None else again_s)
+        prepare_s = max(self.traced_s, prepare_s)
+        racer_s = preparing * prepare_s + more * (prepare_s if again_s is None else again_s)
         racing_s = self.starting_s(racing) + self.fair_race_s(racing + more, step_us)
-        return self.left_s - LATE * (checking + preparing) - racing_s
+        return self.left_s - LATE * (checking + racer_s) - racing_s

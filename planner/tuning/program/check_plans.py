@@ -10,13 +10,13 @@ from time import monotonic
 from fuseplan.judge.output import Inquiry
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import FindFault, Job, Outcome, OutcomeRow, VetPlan
+from fuseplan.measure.vetters import Standing
 from fuseplan.plan import Plan
 from fuseplan.tuning.effort import GREEDY_SHARE, LATE, LEAST_LIMIT_S
 from fuseplan.tuning.program.baseline import planned, searches
 from fuseplan.tuning.program.budget import Budget
 from fuseplan.tuning.program.services import Services
 from fuseplan.tuning.program.vet_plans import (
-    AGAIN,
     CHECKING,
     TORCHS,
     Rows,
@@ -62,6 +62,10 @@ class TimedChecks:
     """Those that were not begun."""
     _beside: dict[str, int] = field(default_factory=dict, init=False)
     """Those that are at work by name, with how many have been at once since each began."""
+    _vetted: list[VetPlan] = field(default_factory=list, init=False)
+    """The last job on each that was begun."""
+    _racer: Standing = field(default=Standing(0), init=False)
+    """How many plans the racer is yet to prepare, and what one takes it."""
 
     def hear(self, rows: Rows) -> None:
         """Take in what came of plans in a race."""
@@ -80,6 +84,7 @@ class TimedChecks:
         self._fail_with_what_runs_plain()
         self._stream()
         self._waiting.clear()
+        self._vetted.clear()
         for entry in entries:
             if searches(entry) and not entry.default and entry.name not in self.rows:
                 takes = f": it takes some {spelled(entry.searching_s)}" if entry.searching_s else ""
@@ -93,15 +98,26 @@ class TimedChecks:
 
     def _stream(self) -> None:
         """Check what waits, as long as there is time for it."""
-        begun: list[VetPlan] = []
+        self.budget.checked(self.services.stream(CHECKING, self._ask, self._heard))
+        self._racer = replace(self._racer, preparing=0)
 
-        def ask(idle: int) -> list[VetPlan]:
-            jobs = [] if self._is_to_inquire else self._next_jobs(min(idle, self.services.at_once))
-            begun.extend(jobs)
-            return jobs
+    def _ask(self, standing: Standing) -> list[VetPlan]:
+        """What is begun now; nothing where what torch.compile gets wrong is to be looked for first."""
+        self._racer = standing
+        if self._is_to_inquire:
+            return []
+        self._reconsider()
+        return self._next_jobs(min(standing.idle, self.services.at_once))
 
-        found = self.services.stream(CHECKING, ask, self._heard)
-        self.budget.checked(found + self._again(begun))
+    def _reconsider(self) -> None:
+        """Have those wait once more that were wrong, where more is allowed by now: of torch.compile's default nothing was known when
+        they began.
+        """
+        known = [job for job in self._vetted if job.entry.name in self.rows and job.entry.name not in self._beside]
+        again = wrongly_judged(known, self.rows)
+        self._waiting = [*(job.entry for job in again), *self._waiting]
+        names = {job.entry.name for job in again}
+        self._vetted = [job for job in self._vetted if job.entry.name not in names]
 
     def _next_jobs(self, idle: int) -> list[VetPlan]:
         """What is begun now: defaults of which nothing more is to be known, and candidates for the workers that these leave."""
@@ -110,6 +126,7 @@ class TimedChecks:
         racing, more = self._expected, self._busy + len(candidates)
         budget = self.budget
         most = budget.left_s - budget.starting_s(racing) - budget.fair_race_s(racing + more, self.step_us)
+        most -= self._racer.preparing * self._prepare_s
         limits = [*(_patience(one, budget) for one in defaults), *(_limit(one, most) for one in candidates)]
         chosen = [*defaults, *candidates]
         self._waiting = [one for one in self._waiting if one not in chosen]
@@ -121,20 +138,16 @@ class TimedChecks:
         )
 
     def _begun(self, jobs: list[VetPlan]) -> list[VetPlan]:
-        together = len(self._beside) + len(jobs)
+        together = min(len(self._beside) + len(jobs), self.services.at_once)
         self._beside = {name: max(most, together) for name, most in self._beside.items()}
         self._beside |= {job.entry.name: together for job in jobs}
+        self._vetted += jobs
         return jobs
 
     def _heard(self, job: Job, outcome: Outcome) -> None:
-        """Take in what came of one, and count what was judged beside others."""
+        """Take in what came of one. Judging it took its share of the time that went by, where others were at work beside it."""
         name = note_row(self.services, self.rows, job, outcome)
-        self.budget.judged([outcome], self._beside.pop(name))
-
-    def _again(self, jobs: Sequence[VetPlan]) -> list[Outcome]:
-        """Check once more what was wrong, where more is allowed by now."""
-        again = self._begun(wrongly_judged(jobs, self.rows))
-        return self.services.carry_out(AGAIN, again, self._heard)
+        self.budget.judged(outcome.judging_s / self._beside.pop(name))
 
     def _is_ready(self, default: RaceEntry) -> bool:
         """Whether nothing is to be known before it is checked: of a default the plain one comes first, which may fail or be wrong."""
@@ -224,7 +237,7 @@ class TimedChecks:
             told = f"not one of {found.rounding} parts of this program is wrong by itself: it is rounding"
             self.services.note(f"torch.compile is off by more than is allowed, and {told}")
             near = {name for name, row in self.rows.items() if row.near}
-            again = [one for one in self._asked_for if is_inductors(one) and one.name in near]
+            again = [one for one in dict.fromkeys(self._asked_for) if is_inductors(one) and one.name in near]
             jobs = self._begun([self._job(one, _patience(one, self.budget)) for one in again])
             found_again = self.services.carry_out(CHECKING, jobs, self._heard)
             self.budget.checked(found_again)
@@ -259,18 +272,27 @@ class TimedChecks:
         """How many more plans there is time to compile, in about so long each, and to check beside those that are at work, and to race."""
         busy = self._busy
         left = partial(
-            self.budget.left_beside_s, self._expected, compile_s=compile_s, step_us=self.step_us, again_s=again_s
-        )
+            self.budget.left_beside_s, self._expected, compile_s=compile_s, step_us=self.step_us, again_s=again_s,
+            preparing=self._racer.preparing, prepare_s=self._prepare_s,
+        )  # fmt: skip
         return next((more for more in range(self.services.at_once - busy, 0, -1) if left(more + busy) >= 0), 0)
 
     def _left(self, others: Sequence[RaceEntry]) -> list[RaceEntry]:
         """Those that are not known to take longer than there is time for, nor to have a launch that does not suit."""
-        left_s = self.budget.left_beside_s(self._expected, 1 + self._busy, self._compile_s, self.step_us)
+        left_s = self.budget.left_beside_s(
+            self._expected, 1 + self._busy, self._compile_s, self.step_us,
+            preparing=self._racer.preparing, prepare_s=self._prepare_s,
+        )  # fmt: skip
         return [
             one
             for one in others
             if self._suits(planned(one).launch) and (not searches(one) or LATE * one.searching_s <= left_s)
         ]
+
+    @property
+    def _prepare_s(self) -> float:
+        """What preparing a plan takes the racer, about."""
+        return max(self._racer.preparing_s, self.budget.traced_s)
 
     @property
     def _again_s(self) -> float:

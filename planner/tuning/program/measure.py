@@ -129,7 +129,8 @@ class Measuring:
             self._keep(regions[job.graph.key], [(choice, bad)])
 
         found = self.services.carry_out("compiling and checking regions", jobs, heard, self.budget.region_s)
-        self.budget.judged(found, min(len(found), self.services.at_once))
+        spent = [outcome.judging_s for outcome in found]
+        self.budget.judged(max(sum(spent) / self.services.at_once, max(spent, default=0.0)))
         return {key: sorted(choices, key=choices_order) for key, choices in fit.items()}
 
     def _keep(self, case: Case, rows: Sequence[tuple[Choice, OutcomeRow]]) -> None:

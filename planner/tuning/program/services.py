@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from fuseplan.measure.jobs import Job, Outcome, VetPlan
+from fuseplan.measure.vetters import Ask, Standing
 from fuseplan.tuning.progress import Progress
 from fuseplan.tuning.queue.region_locks import RegionLocks
 from fuseplan.tuning_db.environment import Environment
@@ -35,10 +36,10 @@ class Pool(Protocol):
 
     def stream(
         self,
-        ask: Callable[[int], Sequence[Job]],
+        ask: Ask,
         on_done: Callable[[Job, Outcome], None] | None = None,
     ) -> list[Outcome]:
-        """The outcomes of what `ask` gives, which is told how many workers have nothing to do, and asked again whenever something is
+        """The outcomes of what `ask` gives, which is told how the workers stand, and asked again whenever something is
         done: until it gives nothing, and nothing is left to be done.
         """
         ...
@@ -100,14 +101,14 @@ class Services:
     def stream(
         self,
         text: str,
-        ask: Callable[[int], Sequence[Job]],
+        ask: Ask,
         heard: Callable[[Job, Outcome], None] | None = None,
     ) -> list[Outcome]:
         """Run what `ask` gives, for as long as it gives something, with a bar of what is left whenever that is more."""
         watched = _Watched(self, text, heard)
 
-        def asked(idle: int) -> Sequence[Job]:
-            jobs = ask(idle)
+        def asked(standing: Standing) -> Sequence[Job]:
+            jobs = ask(standing)
             if jobs:
                 watched.begin(jobs)
             return jobs

@@ -105,8 +105,9 @@ def _wider(entry: RaceEntry, rows: Rows) -> Wider:
 def right_of(entries: Sequence[RaceEntry], rows: Rows) -> list[RaceEntry]:
     """Those that were found right.
 
-    >>> right_of([RaceEntry("a"), RaceEntry("b"), RaceEntry("c")], {"a": OutcomeRow("a"), "b": OutcomeRow("b", "wrong")})
-    [RaceEntry(name='a', plan=None, mode=None, predicted_us=None, default=False, searching_s=None)]
+    >>> entries = [RaceEntry("a"), RaceEntry("b"), RaceEntry("c")]
+    >>> [one.name for one in right_of(entries, {"a": OutcomeRow("a"), "b": OutcomeRow("b", "wrong")})]
+    ['a']
     """
     return [entry for entry in entries if entry.name in rows and rows[entry.name].status == "ok"]
 

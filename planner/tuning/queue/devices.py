@@ -12,6 +12,7 @@ from fuseplan.errors import FuseplanError, OptionError
 from fuseplan.measure.environment import environment
 from fuseplan.measure.jobs import Job, Outcome
 from fuseplan.measure.pool import OnStage, Workers
+from fuseplan.measure.vetters import Ask
 from fuseplan.tuning.effort import Effort
 from fuseplan.tuning.program.services import Pool
 from fuseplan.tuning.traces import check_device
@@ -109,7 +110,7 @@ class LazyPool:
 
     def stream(
         self,
-        ask: Callable[[int], Sequence[Job]],
+        ask: Ask,
         on_done: Callable[[Job, Outcome], None] | None = None,
     ) -> list[Outcome]:
         """As any pool; StoppedError after `close`."""

@@ -12,7 +12,7 @@ from fuseplan.graph import Graph
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import Job, Outcome, Prepare, RaceRegion, Rest, VetPlan, VetRegion
 from fuseplan.measure.pool import Workers
-from fuseplan.measure.vetters import JobQueue
+from fuseplan.measure.vetters import JobQueue, Standing
 
 SMALL, BIG, WRONG = (VetPlan("{}", RaceEntry(name), race=True) for name in ("small", "big", "wrong"))
 WAIT_S = 30.0
@@ -174,8 +174,8 @@ def test_what_comes_next_begins_while_others_are_at_work() -> None:
             ended.set()
         return Outcome(detail=job.entry.name)
 
-    def ask(idle: int) -> list[Job]:
-        told.append((idle, [*done]))
+    def ask(standing: Standing) -> list[Job]:
+        told.append((standing.idle, [*done]))
         return [first, long] if len(told) == 1 else [second] if done == ["first"] else []
 
     pool = Answering(answer)
@@ -197,7 +197,7 @@ def test_what_finds_no_memory_beside_others_is_done_once_nothing_more_is_asked_f
     given = [[BIG, SMALL], [WRONG], []]
     pool, heard = Answering(answer), list[str]()
     outcomes = pool.stream(
-        lambda idle: given.pop(0) if given else [], lambda job, outcome: heard.append(job.entry.name)
+        lambda standing: given.pop(0) if given else [], lambda job, outcome: heard.append(job.entry.name)
     )
     assert [outcome.status for outcome in outcomes] == ["ok", "ok", "ok"]
     assert heard[-1] == "big"
@@ -212,7 +212,7 @@ def test_an_error_while_more_is_asked_for_ends_the_pool() -> None:
             closed.set()
             super().close()
 
-    def ask(idle: int) -> list[Job]:
+    def ask(standing: Standing) -> list[Job]:
         if pool.asked:
             raise KeyboardInterrupt
         return [SMALL]
@@ -221,3 +221,36 @@ def test_an_error_while_more_is_asked_for_ends_the_pool() -> None:
     with pytest.raises(KeyboardInterrupt):
         pool.stream(ask)
     assert closed.is_set()
+
+
+def test_who_is_alone_may_take_all_of_the_memory_and_others_share_it() -> None:
+    shares: list[float] = []
+
+    def answer(racer: bool, job: Job) -> Outcome:
+        if isinstance(job, VetPlan):
+            shares.append(job.share)
+        return Outcome()
+
+    given: list[list[Job]] = [[SMALL], [SMALL, BIG, WRONG]]
+    Answering(answer).stream(lambda standing: given.pop(0) if given else [])
+    assert shares == [1.0, 0.5, 0.5, 0.5]
+
+
+def test_whoever_gives_jobs_hears_what_is_yet_to_be_prepared() -> None:
+    """The racer does one after the other, and its race waits for all of them."""
+    go_on, told = threading.Event(), list[int]()
+
+    def answer(racer: bool, job: Job) -> Outcome:
+        if isinstance(job, Prepare):
+            assert go_on.wait(WAIT_S)
+        return Outcome()
+
+    def ask(standing: Standing) -> list[Job]:
+        told.append(standing.preparing)
+        if len(told) == 3:
+            go_on.set()
+        return [[SMALL], [BIG], []][min(len(told), 3) - 1]
+
+    outcomes = Answering(answer).stream(ask)
+    assert told == [0, 1, 2]
+    assert all(outcome.prepared for outcome in outcomes)
