@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from fuseplan.graph import Graph
+from fuseplan.measure.ahead import Ahead
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import Job, Outcome, Prepare, RaceRegion, Rest, VetPlan, VetRegion
 from fuseplan.measure.pool import Workers
@@ -254,3 +255,30 @@ def test_whoever_gives_jobs_hears_what_is_yet_to_be_prepared() -> None:
     outcomes = Answering(answer).stream(ask)
     assert told == [0, 1, 2]
     assert all(outcome.prepared for outcome in outcomes)
+
+
+def test_more_is_asked_for_once_what_found_no_memory_is_done_alone() -> None:
+    tries, heard = list[str](), list[str]()
+
+    def answer(racer: bool, job: Job) -> Outcome:
+        if isinstance(job, VetPlan):
+            tries.append(job.entry.name)
+            return Outcome("out-of-memory" if tries == ["big"] else "ok")
+        return Outcome()
+
+    def ask(standing: Standing) -> list[Job]:
+        return [BIG] if not tries else [WRONG] if heard == ["big"] else []
+
+    outcomes = Answering(answer).stream(ask, lambda job, outcome: heard.append(job.entry.name))
+    assert [outcome.status for outcome in outcomes] == ["ok", "ok"]
+    assert tries == ["big", "big", "wrong"]
+
+
+def test_what_is_prepared_is_no_longer_waited_for() -> None:
+    ahead = Ahead(lambda job: Outcome())
+    ahead.vetted(SMALL, Outcome())
+    ahead.vetted(WRONG, Outcome("wrong"))
+    ahead.finish()
+    assert ahead.waiting == 0
+    assert ahead.each_s > 0
+    assert [ahead.told(job, Outcome()).prepared for job in (SMALL, WRONG)] == [True, False]
