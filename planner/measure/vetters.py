@@ -34,9 +34,8 @@ class Vetters:
 
     def __init__(self, processes: Sequence[WorkerProcess], answer: Callable[[WorkerProcess, Job], Outcome]) -> None:
         self._answer = answer
-        self._free = list(processes)
+        self._processes = processes
         self.size = len(processes)
-        self._order = {process: i for i, process in enumerate(processes)}
         self._told: queue.Queue[tuple[WorkerProcess, int, Outcome | BaseException]] = queue.Queue()
         self._shares: dict[WorkerProcess, float] = {}
         """What of the memory those have that are at work."""
@@ -51,7 +50,7 @@ class Vetters:
         """
         waiting = JobQueue()
         while True:
-            for job in ask(max(0, len(self._free) - len(waiting))):
+            for job in ask(max(0, self.size - len(self._shares) - len(waiting))):
                 waiting.add(len(self.jobs), job)
                 self.jobs.append(job)
             self._start(waiting)
@@ -61,7 +60,6 @@ class Vetters:
                 return
             process, i, found = self._told.get()
             del self._shares[process]
-            self._free.append(process)
             if isinstance(found, BaseException):
                 raise found
             settle(i, found)
@@ -70,12 +68,11 @@ class Vetters:
         """Give jobs to those that are free. Together they may take what of the memory those that are at work leave, each its even share
         at least: who is alone may take all.
         """
-        starting = sorted(self._free, key=self._order.__getitem__)[: len(waiting)]
+        starting = [process for process in self._processes if process not in self._shares][: len(waiting)]
         left = 1 - sum(self._shares.values())
         for process in starting:
             if (i := waiting.next_for(process)) is None:
                 return
-            self._free.remove(process)
             self._shares[process] = max(1 / self.size, left / len(starting))
             job = replace(self.jobs[i], share=self._shares[process])
             threading.Thread(target=self._serve, args=(process, i, job), daemon=True).start()

@@ -62,8 +62,8 @@ class TimedChecks:
     """Those that were not begun."""
     _beside: dict[str, int] = field(default_factory=dict, init=False)
     """Those that are at work by name, with how many have been at once since each began."""
-    _vetted: list[VetPlan] = field(default_factory=list, init=False)
-    """The last job on each that was begun."""
+    _vetted: dict[str, VetPlan] = field(default_factory=dict, init=False)
+    """The last job on each that was begun, by name."""
     _racer: Standing = field(default=Standing(0), init=False)
     """How many plans the racer is yet to prepare, and what one takes it."""
 
@@ -113,11 +113,11 @@ class TimedChecks:
         """Have those wait once more that were wrong, where more is allowed by now: of torch.compile's default nothing was known when
         they began.
         """
-        known = [job for job in self._vetted if job.entry.name in self.rows and job.entry.name not in self._beside]
-        again = wrongly_judged(known, self.rows)
-        self._waiting = [*(job.entry for job in again), *self._waiting]
-        names = {job.entry.name for job in again}
-        self._vetted = [job for job in self._vetted if job.entry.name not in names]
+        known = [job for name, job in self._vetted.items() if name in self.rows and name not in self._beside]
+        again = [job.entry for job in wrongly_judged(known, self.rows)]
+        self._waiting = [*again, *self._waiting]
+        for entry in again:
+            del self._vetted[entry.name]
 
     def _next_jobs(self, idle: int) -> list[VetPlan]:
         """What is begun now: defaults of which nothing more is to be known, and candidates for the workers that these leave."""
@@ -141,7 +141,7 @@ class TimedChecks:
         together = min(len(self._beside) + len(jobs), self.services.at_once)
         self._beside = {name: max(most, together) for name, most in self._beside.items()}
         self._beside |= {job.entry.name: together for job in jobs}
-        self._vetted += jobs
+        self._vetted |= {job.entry.name: job for job in jobs}
         return jobs
 
     def _heard(self, job: Job, outcome: Outcome) -> None:
@@ -231,7 +231,7 @@ class TimedChecks:
         row, self._inquired = self.rows[TORCHS], True
         began = monotonic()
         found = inquired(self.services, self.trace, row, self.budget.judging_left_s)
-        self.budget.judged_s += monotonic() - began
+        self.budget.judged(monotonic() - began)
         if found.rounding:
             self.parts_right = found.rounding
             told = f"not one of {found.rounding} parts of this program is wrong by itself: it is rounding"
