@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.bars import bars
 from benchmarks.fleet import Report, Task, slug
 from benchmarks.harness import LAUNCHES, Row, Rows, logs_of, measure_models, model_options, print_lines
-from benchmarks.result import RESULTS
+from benchmarks.result import result_file
 from benchmarks.zoo import EVERY
 
 SIDES = ("torch.compile", "eager", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune", "fuseplan")
@@ -33,7 +33,7 @@ def measure(arguments: list[str]) -> Rows:
     """Tune and measure the chosen models."""
     chosen = options("models", __doc__, tuple(EVERY)).parse_args(arguments)
     rows = measured(Rows("models", arguments, results_of, keep=chosen.append), chosen, SIDES)
-    chart = (RESULTS if chosen.device != "cpu" else logs_of(chosen)) / "models.svg"
+    chart = result_file("models", "svg") if chosen.device != "cpu" else logs_of(chosen) / "models.svg"
     chart.write_text(_chart(rows()["models"]), encoding="utf-8")
     return rows
 

@@ -25,7 +25,7 @@ PACKAGES = ("torch", "triton", "numpy", "transformers", "timm", "nvfuser-cu130-t
 def write_result(name: str, arguments: Sequence[str], results: Any, file: str = "") -> Path:
     """Write what benchmark `name` measured to benchmarks/results/, under its own name or that of a `file`, and return the file.
 
-    On a GPU machine the file is NAME.gpu.json: a figure of a CPU must not stand in the place of one of a GPU.
+    A figure of a CPU must not stand in the place of one of a GPU, nor that of one kind of GPU in the place of another's.
     """
     machine = environment()
     path = result_file(file or name)
@@ -60,15 +60,38 @@ def write_json(path: Path, content: Any) -> Path:
     return path
 
 
-def result_file(name: str) -> Path:
-    """Where the results of a benchmark are on this kind of machine."""
-    return RESULTS / (f"{name}.gpu.json" if _gpu() else f"{name}.json")
+def result_file(name: str, suffix: str = "json") -> Path:
+    """Where the results of a benchmark are on this kind of machine: NAME.json of a CPU, NAME.gpu.json of the kind of GPU that was
+    measured first, and of each other kind a file that has the kind in its name.
+    """
+    gpu = _gpu()
+    if not gpu:
+        return RESULTS / f"{name}.{suffix}"
+    first = RESULTS / f"{name}.gpu.json"
+    kind = kind_of(gpu["gpu"])
+    if first.exists() and kind_of(read_json(first)["environment"]["gpu"]) != kind:
+        return RESULTS / f"{name}.{kind}.gpu.{suffix}"
+    return RESULTS / f"{name}.gpu.{suffix}"
+
+
+def kind_of(gpu: str) -> str:
+    """The kind of a GPU, as a part of a file's name, from what a result file says of it: its name and its driver.
+
+    >>> kind_of("NVIDIA H100 80GB HBM3, 580.159.04")
+    'nvidia-h100-80gb-hbm3'
+    """
+    return "-".join(gpu.partition(",")[0].lower().split())
+
+
+def read_json(path: Path) -> Any:
+    """What a file of JSON holds."""
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def earlier_results(name: str) -> dict[str, Any]:
     """What an earlier run of a benchmark has written here; nothing where there was none."""
     path = result_file(name)
-    found: Any = json.loads(path.read_text(encoding="utf-8"))["results"] if path.exists() else {}
+    found: Any = read_json(path)["results"] if path.exists() else {}
     return found if isinstance(found, dict) else {}
 
 

@@ -49,7 +49,7 @@ def parts(file: Rows, drawn: Rows) -> Iterator[str]:
     kinds = {row["gpu"].partition(",")[0] for row in models.values() if row.get("gpu")}
     if len(kinds) > 1:
         yield f"Rows are of several kinds of GPU: {', '.join(sorted(kinds))}."
-    yield "![Steps a second of each side, torch.compile = 1](../benchmarks/results/models.svg)"
+    yield "![Steps a second of each side, torch.compile = 1](../benchmarks/results/models.gpu.svg)"
     yield "What tuning took, which plan won, and how far the two clocks were off for the whole plans that raced:"
     yield "\n".join(_tuning(models))
     yield from _against(models)

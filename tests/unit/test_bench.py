@@ -34,6 +34,26 @@ def test_a_result_says_what_was_measured_where(tmp_path: Path, monkeypatch: pyte
     assert content["environment"]["python"].startswith(f"{sys.version_info.major}.{sys.version_info.minor}.")
 
 
+def test_rows_of_one_kind_of_gpu_are_not_put_among_those_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every kind has a file of its own, beside which its chart stands, and none is written over."""
+    monkeypatch.setattr(result, "RESULTS", tmp_path)
+    machines = {"first": "NVIDIA H200, 580.1", "other": "NVIDIA H100 80GB HBM3, 580.1", "newer": "NVIDIA H200, 590.2"}
+    found = {}
+    for name, gpu in machines.items():
+        monkeypatch.setattr(result, "_gpu", lambda gpu=gpu: {"gpu": gpu, "gpus": 1})
+        earlier = result.earlier_results("models")
+        found[name] = result.write_result("models", ["--append"], {**earlier, name: 1.0})
+        chart = result.result_file("models", "svg")
+        assert chart.name == found[name].with_suffix(".svg").name
+    assert [path.name for path in found.values()] == [
+        "models.gpu.json", "models.nvidia-h100-80gb-hbm3.gpu.json", "models.gpu.json",
+    ]  # fmt: skip
+    assert result.read_json(found["first"])["results"] == {"first": 1.0, "newer": 1.0}
+    assert result.read_json(found["other"])["results"] == {"other": 1.0}
+
+
 def test_ctrl_c_ends_what_a_step_has_started() -> None:
     step = """if True:
         import signal, subprocess, sys
