@@ -22,7 +22,6 @@ from fuseplan.backend import fuseplan_backend
 from fuseplan.capture.trace.format import Trace
 from fuseplan.capture.trace.write import write_trace
 from fuseplan.tune import tune
-from fuseplan.tuning.effort import Effort
 from fuseplan.tuning.program.result import TOLD, Tuned
 from fuseplan.tuning.queue.devices import own_workers
 from fuseplan.tuning.traces import EITHER, traces_of
@@ -77,11 +76,10 @@ def tuned(task: Task, case: Case, report: Report) -> dict[str, Any]:
 
     def tune_these(traces: Sequence[Trace], launch: str) -> None:
         log, workers = LogProgress(report.at), partial(own_workers, on_stage=heard)
-        # what the effort grants a program is enough for a model of several
-        seconds = Effort.named(given["effort"]).wall_s
+        # each program gets what the effort grants it, as it does where a user asks for nothing else
         found = tune(
-            traces, effort=given["effort"], launch=asked(launch).get("launch"), db=db, budget=seconds, progress=log, workers=workers
-        )  # fmt: skip
+            traces, effort=given["effort"], launch=asked(launch).get("launch"), db=db, progress=log, workers=workers
+        )
         kept.add(found, launch)
 
     traces = traced(name, case, device)
