@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +22,9 @@ from benchmarks.judging.more_models import MORE
 from benchmarks.small_zoo import TRANSFORMERS, Entry
 from fuseplan.capture.trace.format import Trace
 from fuseplan.capture.trace.load import load_trace
+from fuseplan.judge.expect import Expectation
 from fuseplan.judge.output import WIDER
+from fuseplan.judge.spread import MEAN_FACTOR
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.worker.programs import compile_entry
 from fuseplan.plan import Plan
@@ -110,6 +113,9 @@ def run(task: Task) -> None:
         seconds = {**report.fields.get("seconds", {}), name: round(perf_counter() - begin, 3)}
         for side, said in told.items():
             sides.setdefault(side, {})[name] = summary(said)
+        if isinstance(expectation, Expectation):
+            for side, runs in found.items():
+                sides[side][name] |= mean_beside_draws(expectation, runs)
         report.put(seconds=seconds, sides=sides, how=expectation.how)
     report.put(nodes=len(loaded.trace.fields["nodes"]), at="", at_side="")
 
@@ -141,6 +147,23 @@ def summary(said: Sequence[Said]) -> dict[str, Any]:
         share, name, measure = shares[0]
         found |= {"share": float(f"{share:.3g}"), "of": name, "measure": measure}
     return found
+
+
+def mean_beside_draws(expectation: Expectation, runs: Mapping[int, Mapping[str, Any]]) -> dict[str, float]:
+    """How far results are off in the mean beside the draws, at most, where that is what decides: by as much may all be in float32."""
+    spreads = [
+        (one[name], leaf)
+        for seed, one in runs.items()
+        for name, leaf in expectation.leaves[seed].items()
+        if leaf.spread is not None and isinstance(one.get(name), torch.Tensor)
+    ]
+    ratios = [
+        mean.error / mean.natural
+        for got, leaf in spreads
+        if leaf.spread is not None and (mean := leaf.spread.mean(got, leaf.right)).natural
+        if math.isclose(mean.allowed, MEAN_FACTOR * mean.natural)
+    ]
+    return {"mean": float(f"{max(ratios):.3g}")} if ratios else {}
 
 
 def _shares(said: Sequence[Said]) -> Iterator[tuple[float, str, str]]:

@@ -25,6 +25,11 @@ FACTOR = 2.0
 NOISE_FACTOR = 4.0
 """The same where the draws have not one digit right: of what cancels out nothing is left but rounding, and no kernel rounds as
 another does. The largest seen of right ones is 2.3, which no number of draws makes any less."""
+MEAN_FACTOR = math.sqrt(2)
+"""The same of the mean error of many elements where all is computed in float32, of which little is luck: the draws have other
+orders of summation, and nothing else differs. The largest seen of right ones is 1.15 beside five draws."""
+IN_SINGLE = 256.0
+"""Up to so many units in float32's last place are draws off in the mean where all is computed in it; TF32 alone costs a thousand."""
 DOUBT = 8.0
 """What is beyond so many times of what is allowed is wrong, whatever more draws would say."""
 FEW = 64
@@ -32,6 +37,8 @@ FEW = 64
 _INNER = torch.finfo(torch.float32).eps
 _ULPS = 8.0
 """What floats in which things are computed may be off by, however little the draws are: reordering a sum, or another exp(), costs that."""
+_MEAN_ULPS = 4.0
+"""The same of the mean of many elements: errors of up to seven units, each as likely, are four in the mean."""
 
 
 class WorstByOrder:
@@ -170,6 +177,10 @@ class NaturalSpread:
         found = [largest, self._mean(sums, wider)]
         return found if self.count <= FEW or self._is_noise() else [*found, self._scaled(sums, wider)]
 
+    def mean(self, got: Tensor, exact: Exact) -> Deviation:
+        """How far a result is off in the mean alone."""
+        return self.measure(got, exact)[1]
+
     def _is_noise(self) -> bool:
         """Whether the draws have not one digit right. By how much that is scaled says nothing: exact values are rounding, too."""
         return max(self.rms, default=0.0) > self.size
@@ -187,9 +198,13 @@ class NaturalSpread:
         return Deviation("largest", *numbers(*(each.take(where) for each in (error, allowed, natural))))
 
     def _mean(self, sums: _Sums, wider: float) -> Deviation:
-        natural = max(self.rms, default=0.0)
-        least = self._rounding(0.5) * sums.size + torch.finfo(self.dtype).tiny
-        return Deviation("mean", sums.rms, max(wider * self.factor * natural, least), natural)
+        natural, least = max(self.rms, default=0.0), self._rounding(0.5)
+        factor = self.factor
+        if self.count > FEW and natural <= IN_SINGLE * _INNER * self.size:
+            factor = MEAN_FACTOR
+            least = min(least, _MEAN_ULPS * _INNER)
+        least = least * sums.size + torch.finfo(self.dtype).tiny
+        return Deviation("mean", sums.rms, max(wider * factor * natural, least), natural)
 
     def _scaled(self, sums: _Sums, wider: float) -> Deviation:
         """One number a draw, which may be small by luck; errors that have nothing to do with each other make it so small."""

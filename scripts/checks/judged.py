@@ -62,6 +62,7 @@ def _alarms(found: Rows) -> Iterator[str]:
                 *(f"called wrong by {JUDGES[judge]}" for judge in judges),
                 "largest share, median",
                 "highest",
+                "mean error beside the draws', highest",
                 "seconds, times",
             ]
         )
@@ -71,7 +72,9 @@ def _alarms(found: Rows) -> Iterator[str]:
         wrong = [str(sum(_wrong(row, judge) for row in chosen.values())) for judge in judges]
         shares = sorted(share for row in chosen.values() if (share := _share(row)) is not None)
         times = sorted(ratio for row in chosen.values() if (ratio := _times(row)) is not None)
-        lines.append(line([kind, str(len(chosen)), *wrong, _middle(shares), _number(shares[-1:]), _middle(times)]))
+        means = sorted(mean for row in chosen.values() if (mean := _mean(row)) is not None)
+        cells = [_middle(shares), _number(shares[-1:]), _number(means[-1:]), _middle(times)]
+        lines.append(line([kind, str(len(chosen)), *wrong, *cells]))
     yield "\n".join(lines)
     alarms = [
         f"- {name}, {side}, {JUDGES[judge]}: {one[judge]['problem']}"
@@ -120,6 +123,12 @@ def _wrong(row: Rows, judge: str) -> bool:
 def _share(row: Rows) -> float | None:
     return max(
         (one["expect"]["share"] for one in row["sides"].values() if "share" in one.get("expect", {})), default=None
+    )
+
+
+def _mean(row: Rows) -> float | None:
+    return max(
+        (one["expect"]["mean"] for one in row["sides"].values() if "mean" in one.get("expect", {})), default=None
     )
 
 

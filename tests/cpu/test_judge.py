@@ -22,7 +22,7 @@ from fuseplan.judge.compare import Leaf
 from fuseplan.judge.expect import expect, leaves_of
 from fuseplan.judge.moved import MovedRun
 from fuseplan.judge.programs import judge, sizes_of
-from fuseplan.judge.spread import NaturalSpread
+from fuseplan.judge.spread import FACTOR, MEAN_FACTOR, NaturalSpread
 
 torch.manual_seed(0)
 TESTS = Path(__file__).parents[1]
@@ -90,7 +90,7 @@ def test_the_spread_of_right_runs_is_the_measure(spread: tuple[Tensor, dict[str,
 
 def test_what_is_allowed_widens_by_a_factor_and_no_further(spread: tuple[Tensor, dict[str, Leaf]]) -> None:
     exact, leaves = spread
-    off = (exact + 3e-5 * torch.randn(1000, dtype=torch.float64)).float()
+    off = (exact + 2.5e-5 * torch.randn(1000, dtype=torch.float64)).float()
     assert wrong(off, leaves) != "None"
     assert wrong(off, leaves, wider=2.0) == "None"
     assert wrong(off, leaves, wider={"y": 2.0}) == "None"
@@ -137,10 +137,33 @@ def test_a_scalar_of_which_few_draws_are_known_is_allowed_no_more_for_that() -> 
 
 def test_rounding_in_float32_is_no_more_than_the_draws_have_of_it() -> None:
     exact = torch.linspace(1, 2, 1000, dtype=torch.float64)
-    eager, *draws = [{"y": (exact + 1e-6 * torch.randn(1000, dtype=torch.float64)).float()} for _ in range(6)]
+    eager, *draws = [{"y": (exact + 2e-6 * torch.randn(1000, dtype=torch.float64)).float()} for _ in range(6)]
     leaves = leaves_of(eager, {"y": exact}, draws)
     (found,) = judge(eager, leaves).evidence
-    assert found.allowed == pytest.approx(2 * found.natural)
+    assert found.allowed == pytest.approx(MEAN_FACTOR * found.natural)
+    assert found.measure == "mean"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "count", "off", "factor"),
+    [
+        pytest.param(torch.float32, 1000, 2e-6, MEAN_FACTOR, id="float32"),
+        pytest.param(torch.float32, 64, 2e-6, FACTOR, id="few elements"),
+        pytest.param(torch.float32, 1000, 3e-4, FACTOR, id="as far off as TF32"),
+        pytest.param(torch.float64, 1000, 1e-14, MEAN_FACTOR, id="float64"),
+        pytest.param(torch.bfloat16, 1000, 1e-2, FACTOR, id="bfloat16"),
+    ],
+)
+def test_the_mean_error_says_more_where_all_is_computed_in_float32(
+    dtype: torch.dtype, count: int, off: float, factor: float
+) -> None:
+    """Of the mean of many elements little is luck. What is rounded by fusing otherwise may be off by more."""
+    exact = torch.linspace(1, 2, count, dtype=torch.float64)
+    eager, *draws = [{"y": (exact + off * torch.randn(count, dtype=torch.float64)).to(dtype)} for _ in range(6)]
+    leaf = leaves_of(eager, {"y": exact}, draws)["y"]
+    assert leaf.spread is not None
+    mean = next(one for one in leaf.spread.measure(eager["y"], leaf.right) if one.measure == "mean")
+    assert mean.allowed == pytest.approx(factor * mean.natural)
 
 
 def test_strides_of_outputs_count_and_those_of_gradients_do_not() -> None:
