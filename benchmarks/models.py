@@ -18,6 +18,7 @@ from typing import Any
 from benchmarks.bars import bars
 from benchmarks.fleet import Report, Task, slug
 from benchmarks.harness import LAUNCHES, Row, Rows, logs_of, measure_models, model_options, print_lines
+from benchmarks.other_checkout import commit_of
 from benchmarks.result import result_file
 from benchmarks.zoo import EVERY
 
@@ -69,8 +70,14 @@ def measured(rows: Rows, chosen: argparse.Namespace, usual_sides: Sequence[str],
 
 def finished(task: Task, report: Mapping[str, Any]) -> bool:
     """Whether a report has all sides that are asked for, raced, and the other checkout's."""
+    known = bool(report.get("done")) and (not task.arguments.get("against") or "against" in report)
+    return known and set(task.arguments["sides"]) <= report.get("sides", {}).keys()
+
+
+def lacks_the_other_alone(task: Task, report: Mapping[str, Any]) -> bool:
+    """Whether all sides that are asked for have raced, and another checkout is left."""
     sides = set(task.arguments["sides"]) <= report.get("sides", {}).keys()
-    return bool(report.get("done")) and sides and (not task.arguments.get("against") or "against" in report)
+    return "rounds" in report and sides and bool(task.arguments.get("against")) and "against" not in report
 
 
 def settled(task: Task, report: dict[str, Any], failed: str) -> tuple[Row, Task | None]:
@@ -85,6 +92,8 @@ def settled(task: Task, report: dict[str, Any], failed: str) -> tuple[Row, Task 
             task,
         )  # a process of its own for what one had no time for, or that cannot run beside what was given up
     why = left or f"{failed}, at: {at or 'the start'} {side}".strip()
+    if lacks_the_other_alone(task, report):  # a later call may measure it
+        return {**row, "against": {"commit": commit_of(Path(task.arguments["against"])), "failed": why}}, None
     if side in task.arguments["sides"] and failed and "within" not in failed:
         Report(task.out, resumed=True).put(sides={**row.get("sides", {}), side: {"failed": why}})
         return row, task

@@ -9,7 +9,7 @@ from typing import Any
 
 from checks import whole_models
 from checks.project import ROOT
-from checks.tables import BEGIN, between, file_of, head, line, ms, percent, ratio, results_of
+from checks.tables import BEGIN, between, file_of, head, line, ms, of_other_kinds, percent, ratio, results_of
 from checks.whole_models import LAUNCHES
 
 README = ROOT / "README.md"
@@ -42,7 +42,7 @@ def _page() -> Iterator[str]:
         " [benchmarks/results](../benchmarks/results), which holds the environment, the commit of each row, and more than is"
         " shown here. Milliseconds are medians; ratios come from blocks of calls that ran beside each other."
     )
-    yield from whole_models.parts(models, file_of("drawn"))
+    yield from whole_models.parts(models, file_of("drawn"), of_other_kinds("models"))
     yield "## What each stage of tuning adds"
     ablation = results_of("ablation")
     yield (

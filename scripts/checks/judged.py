@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from checks.project import ROOT
-from checks.tables import between, file_of, head, line
+from checks.tables import between, file_of, head, line, of_other_kinds
 
 PAGE = ROOT / "docs" / "judge.md"
 JUDGES = {"expect": "this rule", "today": "the rule before"}
@@ -146,24 +146,35 @@ def _number(values: list[float]) -> str:
 
 
 def _large() -> Iterator[str]:
-    """Models at the size that people run, on a GPU."""
+    """Models at the size that people run, on each kind of GPU."""
     found = file_of("judging_large")
     if not found:
         return
-    machine, rows = found["environment"], found["results"]["rows"]
     yield "### False alarms at full size"
     yield (
-        f"On an {machine['gpu'].split(',')[0]} with torch {machine['packages']['torch']}: models as people run them, judged as"
+        f"On {_machine(found)}: models as people run them, judged as"
         " tuning does it (`scripts/bench judging_large`), under torch.compile, host `aten`, and torch.compile with attention kept"
         " whole: the largest error as a share of what is allowed, and what is called wrong."
     )
+    yield _large_rows(found)
+    for other in of_other_kinds("judging_large").values():
+        yield f"The same on {_machine(other)}:"
+        yield _large_rows(other)
+
+
+def _machine(found: Rows) -> str:
+    machine = found["environment"]
+    return f"an {machine['gpu'].split(',')[0]} with torch {machine['packages']['torch']}"
+
+
+def _large_rows(found: Rows) -> str:
     sides = ("torch.compile", "aten", "attention proven")
     lines = list(head(["configuration", *sides, "judged", "commit"]))
-    for name, row in rows.items():
+    for name, row in found["results"]["rows"].items():
         said = [row.get("sides", {}).get(side, {}) for side in sides]
         how = next((one["how"].split(",")[0] for one in said if one.get("how")), row.get("failed", "-"))
         lines.append(line([name, *map(_said, said), how, row["commit"][:7]]))
-    yield "\n".join(lines)
+    return "\n".join(lines)
 
 
 def _said(one: Mapping[str, Any]) -> str:

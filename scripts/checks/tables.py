@@ -33,6 +33,12 @@ def results_of(name: str, suffix: str = "gpu.json") -> Any:
     return file_of(name, suffix).get("results", {})
 
 
+def of_other_kinds(name: str) -> dict[str, Any]:
+    """The files of the same benchmark on other kinds of GPU, by their names without the ending."""
+    paths = sorted(RESULTS.glob(f"{name}.*.gpu.json"))
+    return {path.name.removesuffix(".json"): json.loads(path.read_text("utf-8")) for path in paths}
+
+
 def head(cells: Sequence[str]) -> Iterable[str]:
     """The first two lines of a table."""
     yield line(cells)

@@ -23,19 +23,34 @@ ASKED = {"either": "the faster", **LAUNCHES}
 SIDES = ("eager", "torch.compile", *(side for side in TORCH if side not in ("eager", "torch.compile")), *TUNED)
 
 
-def parts(file: Rows, drawn: Rows) -> Iterator[str]:
-    """All sections about whole models, from their result file and that of drawn sizes."""
-    found = file.get("results", {"models": {}})
-    models: Rows = found["models"]
-    libraries = " and ".join(sorted({row.get("library", "transformers") for row in models.values()}))
+def parts(file: Rows, drawn: Rows, others: Mapping[str, Rows] | None = None) -> Iterator[str]:
+    """All sections about whole models, from their result file, that of drawn sizes, and those of other kinds of GPU by name."""
+    models: Rows = file.get("results", {"models": {}})["models"]
     yield "## Whole models"
     yield (
-        f"bf16, unmodified models of {libraries} with random weights, all sides of a model interleaved in one process:"
+        f"bf16, unmodified models of {_libraries(models)} with random weights, all sides of a model interleaved in one process:"
         " `scripts/bench models`. Tuning had effort `quick`, and the tuned sides found their plans in the database; `fuseplan` is asked"
         " for without a launch, and the tuned ones with theirs. `best` is the"
         " best of torch's, and `faster` the better tuned side over that; then each tuned side over what torch does at the same"
         f" launch. `noise` is how far the best of torch's was from itself{_of_compile(models)}."
     )
+    yield from _of_kind(file, "models.gpu")
+    for name, other in (others or {}).items():
+        machine = other["environment"]
+        yield f"## Whole models on an {machine['gpu'].split(',')[0]}"
+        yield f"The same there, with torch {machine['packages']['torch']}: no table has rows of two kinds of GPU."
+        yield from _of_kind(other, name)
+    yield from _drawn(drawn.get("results", {}), models)
+
+
+def _libraries(models: Rows) -> str:
+    return " and ".join(sorted({row.get("library", "transformers") for row in models.values()}))
+
+
+def _of_kind(file: Rows, name: str) -> Iterator[str]:
+    """What was measured on one kind of GPU, whose chart has such a name."""
+    found = file.get("results", {"models": {}})
+    models: Rows = found["models"]
     yield "\n".join(table(models))
     geomean = found.get("summary", {}).get("geomean over the best of torch")
     told = "" if geomean is None else f"Geomean over the best of torch's: {geomean:.2f} ×. "
@@ -49,11 +64,10 @@ def parts(file: Rows, drawn: Rows) -> Iterator[str]:
     kinds = {row["gpu"].partition(",")[0] for row in models.values() if row.get("gpu")}
     if len(kinds) > 1:
         yield f"Rows are of several kinds of GPU: {', '.join(sorted(kinds))}."
-    yield "![Steps a second of each side, torch.compile = 1](../benchmarks/results/models.gpu.svg)"
+    yield f"![Steps a second of each side, torch.compile = 1](../benchmarks/results/{name}.svg)"
     yield "What tuning took, which plan won, and how far the two clocks were off for the whole plans that raced:"
     yield "\n".join(_tuning(models))
     yield from _against(models)
-    yield from _drawn(drawn.get("results", {}), models)
 
 
 def table(models: Rows, brief: bool = False) -> Iterator[str]:

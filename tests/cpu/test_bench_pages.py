@@ -31,9 +31,12 @@ def row(**fields: Any) -> dict[str, Any]:
     return {**usual, **fields}
 
 
-def page(models: dict[str, Any], drawn: dict[str, Any] | None = None) -> str:
-    file = {"results": {"models": models, "summary": {"geomean over the best of torch": 1.6}}}
-    return "\n\n".join(whole_models.parts(file, {"results": drawn} if drawn else {}))
+def file_of(models: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"results": {"models": models, "summary": {"geomean over the best of torch": 1.6}}, **more}
+
+
+def page(models: dict[str, Any], drawn: dict[str, Any] | None = None, **others: dict[str, Any]) -> str:
+    return "\n\n".join(whole_models.parts(file_of(models), {"results": drawn} if drawn else {}, others))
 
 
 def cells(text: str, name: str, section: str = "## Whole models") -> dict[str, str]:
@@ -42,6 +45,18 @@ def cells(text: str, name: str, section: str = "## Whole models") -> dict[str, s
     table = [[cell.strip() for cell in one.strip("|").split("|")] for one in lines if one.startswith("|")]
     found = next(one for one in table if one[0] == name)
     return dict(zip(table[0], found, strict=True))
+
+
+def test_another_kind_of_gpu_has_a_table_of_its_own() -> None:
+    other = row(gpu="NVIDIA H100 80GB HBM3, number 0", sides={**row()["sides"], "fuseplan": side(1.5)}, speedup=1.33)
+    machine = {"gpu": "NVIDIA H100 80GB HBM3, 580.1", "packages": {"torch": "2.11.0"}}
+    text = page(
+        {"bert 32x128": row()}, **{"models.nvidia-h100.gpu": file_of({"bert 32x128": other}, environment=machine)}
+    )
+    assert cells(text, "bert 32x128")["fuseplan"] == "1.25"
+    assert cells(text, "bert 32x128", "## Whole models on an NVIDIA H100 80GB HBM3")["fuseplan"] == "1.50"
+    assert "results/models.nvidia-h100.gpu.svg" in text
+    assert "Rows are of several kinds" not in text
 
 
 def test_a_side_without_a_time_says_why() -> None:
