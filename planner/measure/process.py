@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -12,6 +13,8 @@ from fuseplan.measure.jobs import ANSWERS, JOBS, At, DeviceGone, Job, Outcome, R
 from fuseplan.wire.process import Child, LostError
 
 _COMMAND = (sys.executable, *(("-P",) if sys.version_info >= (3, 11) else ()), "-m", "fuseplan.measure.worker")
+_ERROR = re.compile(r"[\w.]*(?:Error|Exception|Interrupt)\b")
+"""How the line of a traceback begins that says what has happened."""
 
 
 class WorkerLostError(FuseplanError):
@@ -127,7 +130,9 @@ class WorkerProcess:
 
 
 def _last_words(child: Child) -> str:
+    """The error that it told last, if it did: CUDA's have lines of advice behind what has happened."""
     from fuseplan.measure.failures import line  # which imports torch
 
     said = [entry for entry in child.stderr.splitlines() if entry.strip()]
-    return f": {line(said[-1])}" if said else ""
+    told = [entry for entry in said if _ERROR.match(entry)] or said
+    return f": {line(told[-1])}" if told else ""
