@@ -76,6 +76,8 @@ _TIMM: dict[str, dict[str, Any]] = {
     "vitamin_small_224": {},
 }
 """Names of timm, and what makes them small."""
+_DISENTANGLED = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8}
+"""Of DeBERTa as its models are published, with scores of what is where."""
 
 
 def measure(arguments: list[str]) -> dict[str, Any]:
@@ -89,18 +91,18 @@ def measure(arguments: list[str]) -> dict[str, Any]:
 
 
 def _all() -> Iterator[tuple[str, Callable[[], tuple[nn.Module, dict[str, Any]]]]]:
-    for library, entries in (("transformers", TRANSFORMERS), ("transformers", MORE)):
-        for name, entry in entries.items():
-            yield f"{library} {name}", lambda entry=entry: _eager(entry).build()  # type: ignore[misc]
+    by_places = {"deberta_v2 by places": _with(MORE["deberta_v2"], **_DISENTANGLED)}
+    for name, entry in {**TRANSFORMERS, **MORE, **by_places}.items():
+        yield f"transformers {name}", _with(entry, attn_implementation="eager").build
     if importlib.util.find_spec("timm") is not None:
         for name, sizes in _TIMM.items():
             yield f"timm {name}", lambda name=name, sizes=sizes: _of_timm(name, sizes)  # type: ignore[misc]
 
 
-def _eager(entry: Entry) -> Entry:
-    """The same with attention written out."""
+def _with(entry: Entry, **extra: Any) -> Entry:
+    """The same with more in its configuration, such as attention written out."""
     assert isinstance(entry.model, Hf)
-    return replace(entry, model=replace(entry.model, extra={**entry.model.extra, "attn_implementation": "eager"}))
+    return replace(entry, model=replace(entry.model, extra={**entry.model.extra, **extra}))
 
 
 def _of_timm(name: str, sizes: dict[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
@@ -114,7 +116,9 @@ def _of_timm(name: str, sizes: dict[str, Any]) -> tuple[nn.Module, dict[str, Any
 
 
 def _measured(build: Callable[[], tuple[nn.Module, dict[str, Any]]]) -> dict[str, Any]:
-    """How much attention one model computes, how much of it is found, and why the rest is not."""
+    """How much attention one model computes, how much of it is found, and why the rest is not; and in how much of it a fused kernel
+    gives the gradients of what is written.
+    """
     found = Counter[str]()
     missed: list[str] = []
 
@@ -132,15 +136,21 @@ def _measured(build: Callable[[], tuple[nn.Module, dict[str, Any]]]) -> dict[str
         compiled: Callable[..., Any] = aot_autograd(fw_compiler=count)(gm, inputs)
         return compiled
 
-    torch._dynamo.reset()
+    def training(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        found["in training"] += sum(not site.written.loses_rows for site in find_written(gm)[0])
+        eager: Callable[..., Any] = gm.forward
+        return eager
+
     try:
         model, inputs = build()
-        with torch.no_grad():
-            torch.compile(model.eval(), backend=backend)(**inputs)
+        for one, mode in ((backend, torch.no_grad), (training, torch.enable_grad)):
+            torch._dynamo.reset()
+            with mode():
+                torch.compile(model.eval(), backend=one)(**inputs)
     except (RuntimeError, TypeError, ValueError, AttributeError, KeyError) as error:  # a row that says so
         return {"failed": f"{type(error).__name__}: {str(error)[:160]}"}
     unfound = found["attention"] - found["found"]
-    row = {key: found[key] for key in ("attention", "found", "proven", "fused here")}
+    row = {key: found[key] for key in ("attention", "found", "proven", "fused here", "in training")}
     return {**row, "missed": dict(Counter(missed).most_common()) if unfound else {}}
 
 

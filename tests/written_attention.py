@@ -438,6 +438,31 @@ def espnet_masked_minimum(q: Tensor, k: Tensor, v: Tensor, kept: Tensor) -> Tens
     return torch.matmul(torch.softmax(scores.masked_fill(mask, torch.finfo(scores.dtype).min), dim=-1), v)
 
 
+def disentangled(draw: Draw, s: Sizes) -> tuple[Any, ...]:
+    """Beside the usual, what is learned of 2 × 4 distances, which of them each pair has, and what is kept of pairs of tokens."""
+    distances = [draw(s.b * s.h, 8, s.d) for _ in range(2)]
+    pairs = (torch.arange(s.n)[:, None] - torch.arange(s.n) + 4).clamp(0, 7)
+    tokens = draw.kept(s.b, s.n)
+    return *flat(draw, s), *distances, pairs, tokens[:, None, :, None] * tokens[:, None, None, :]
+
+
+@spelling(disentangled, square=True)
+def deberta_disentangled_positions(
+    q: Tensor, k: Tensor, v: Tensor, of_keys: Tensor, of_queries: Tensor, pairs: Tensor, kept: Tensor
+) -> Tensor:
+    scale = torch.sqrt(torch.tensor(q.size(-1), dtype=torch.float) * 3)
+    scores = torch.bmm(q, k.transpose(-1, -2) / scale.to(dtype=q.dtype))
+    index = pairs.expand([q.size(0), *pairs.shape])
+    by_place = torch.gather(torch.bmm(q, of_keys.transpose(-1, -2)), -1, index) / scale.to(dtype=q.dtype)
+    by_place += torch.gather(torch.bmm(k, of_queries.transpose(-1, -2)), -1, index).transpose(-1, -2) / scale.to(
+        dtype=q.dtype
+    )
+    scores = (scores + by_place).view(kept.size(0), -1, q.size(1), k.size(1))
+    scores = scores.masked_fill(~kept.bool(), torch.finfo(q.dtype).min)
+    weights = F.dropout(torch.softmax(scores, dim=-1), 0.1, False)
+    return torch.bmm(weights.view(-1, q.size(1), k.size(1)), v)
+
+
 @spelling(lambda draw, s: (draw(s.n, s.d), draw(s.m, s.d), draw(s.m, s.d)))
 def of_one_head_and_no_batch(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.softmax(q @ k.T / math.sqrt(k.shape[-1]), dim=-1) @ v

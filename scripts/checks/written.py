@@ -12,6 +12,8 @@ from checks.tables import between, file_of, head, line
 
 PAGE = ROOT / "docs" / "written-attention.md"
 Rows = Mapping[str, Mapping[str, Any]]
+MORE = ("proven", "fused here", "in training")
+"""What is told of the attention that is found."""
 
 
 def pages() -> dict[Path, str]:
@@ -34,7 +36,7 @@ def _parts() -> Iterator[str]:
     )
     libraries = list(dict.fromkeys(name.split()[0] for name in attending))
     yield "\n".join([
-        *head(["", "models", "attention", "found", "share", "masks proven", "a fused kernel of the CPU takes it"]),
+        *head(["", "models", "attention", "found", "share", "masks proven", "a fused kernel of the CPU takes it", "open to fused kernels in training"]),
         *(_sums(library, {k: v for k, v in attending.items() if k.startswith(library)}) for library in libraries),
         _sums("all", attending),
     ])  # fmt: skip
@@ -53,10 +55,10 @@ def _parts() -> Iterator[str]:
 def _sums(name: str, rows: Rows) -> str:
     sums = Counter[str]()
     for row in rows.values():
-        sums.update({key: row[key] for key in ("attention", "found", "proven", "fused here")})
+        sums.update({key: row.get(key, 0) for key in ("attention", "found", *MORE)})
     share = f"{sums['found'] / sums['attention']:.1%}"
     return line([name, str(len(rows)), *(str(sums[key]) for key in ("attention", "found")), share,
-                 *(str(sums[key]) for key in ("proven", "fused here"))])  # fmt: skip
+                 *(str(sums[key]) for key in MORE)])  # fmt: skip
 
 
 def _missed(name: str, row: Mapping[str, Any]) -> str:

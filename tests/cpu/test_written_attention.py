@@ -68,6 +68,7 @@ _UNKNOWN_SCALE = "scores are multiplied by a tensor after some of them were repl
 MISSED_WITHOUT_SIZES = {
     "fairseq_esm": _NAMELESS,  # its heads are what is left of a batch that has them
     "opt_bmm": _NAMELESS,  # so are these
+    "deberta_disentangled_positions": "softmax goes over an axis that queries and keys share",  # and as many are both
     "gpt_j_in_float32": _UNKNOWN_SCALE,  # the scale hangs on the width of a head, which no model leaves open
     "loftr_softmax_over_the_third": _UNKNOWN_SCALE,
 }

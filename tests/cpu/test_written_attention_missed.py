@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -151,3 +154,43 @@ def test_a_plain_softmax_is_no_attention() -> None:
 
     reason = missed_in(classified, torch.randn(4, 8), torch.randn(5, 8))
     assert reason == "no matmul gives the scores: they come through linear"
+
+
+BOUNDED: dict[str, Callable[[Tensor], Tensor]] = {
+    "exp": lambda x: x.tanh().exp(),
+    "sqrt": lambda x: x.sigmoid().sqrt(),
+    "rsqrt": lambda x: (x.sigmoid() + 1).rsqrt(),
+    "relu and abs": lambda x: x.relu() + x.abs(),
+    "square": lambda x: x.square() - torch.square(x - 1),
+    "maximum and minimum": lambda x: torch.maximum(x, -x) + torch.minimum(x, 2 * x),
+    "dropout": lambda x: F.dropout(x, 0.5, False),
+}
+"""What a bias is made by, of which it is known that it hides nothing."""
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_what_is_learned_hides_nothing_through_functions_whose_range_is_known(name: str) -> None:
+    """In training, since there a row that two things may hide stays as it is."""
+    mask = torch.rand(8, 8) < 0.5
+    mask[2] = True  # a row that is hidden as a whole
+
+    def biased(q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:
+        scores = q @ k.mT + BOUNDED[name](x @ x.mT)
+        return scores.masked_fill(mask, torch.finfo(scores.dtype).min).softmax(-1) @ v
+
+    inputs = (*(one.requires_grad_() for one in qkv()), torch.randn(8, 8).requires_grad_())
+    run, backend = compiled(biased, "auto")
+    assert_same_step(biased, run, inputs)
+    assert (len(backend.sites), backend.missed) == (1, [])
+    assert backend.sites[0].refusal("auto") is None
+
+
+def test_a_bias_of_which_nothing_is_known_may_hide_a_row() -> None:
+    mask = torch.rand(8, 8) < 0.5
+
+    def divided(q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:
+        scores = q @ k.mT + 1 / x
+        return scores.masked_fill(mask, torch.finfo(scores.dtype).min).softmax(-1) @ v
+
+    inputs = (*(one.requires_grad_() for one in qkv()), torch.randn(8, 8).requires_grad_())
+    assert missed_in(divided, *inputs).startswith("a row may be hidden by what is filled in and what is added")

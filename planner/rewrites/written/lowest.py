@@ -22,6 +22,7 @@ UNKNOWN: Range = (-math.inf, math.inf)
 FINITE: Range = (-1e3, 1e3)
 """Of what is learned or multiplied: no numbers that hide anything."""
 _DEEPEST = 40
+_LARGEST_LOG = math.log(torch.finfo(torch.float64).max)
 _OF_ONE = frozenset(
     "to float half bfloat16 double type view reshape flatten unflatten unsqueeze squeeze view_as reshape_as contiguous clone alias "
     "permute transpose mT T t expand expand_as repeat detach getitem select narrow chunk unbind index_select gather roll flip "
@@ -95,6 +96,51 @@ def quotient(left: Range, right: Range) -> Range:
     return UNKNOWN if right[0] <= 0.0 <= right[1] else product(left, (1 / right[1], 1 / right[0]))
 
 
+def _rising(function: Callable[[float], float], least: float = -math.inf) -> Callable[[Node, _Of], Range]:
+    """The rule of a function that never falls; below `least` it gives no number."""
+
+    def rule(node: Node, of: _Of) -> Range:
+        low, high = of(first(node))
+        return (function(low), function(high)) if low >= least else UNKNOWN
+
+    return rule
+
+
+def _exp(number: float) -> float:
+    return math.exp(number) if number < _LARGEST_LOG else math.inf
+
+
+def _even(function: Callable[[float], float]) -> Callable[[Node, _Of], Range]:
+    """The rule of a function of an absolute value that never falls."""
+
+    def rule(node: Node, of: _Of) -> Range:
+        low, high = of(first(node))
+        least = 0.0 if low <= 0.0 <= high else min(abs(low), abs(high))
+        return function(least), function(max(abs(low), abs(high)))
+
+    return rule
+
+
+def _one_over_root(node: Node, of: _Of) -> Range:
+    low, high = of(first(node))
+    return (1 / math.sqrt(high), 1 / math.sqrt(low)) if low > 0.0 else UNKNOWN
+
+
+def _both(choose: Callable[[float, float], float]) -> Callable[[Node, _Of], Range]:
+    def rule(node: Node, of: _Of) -> Range:
+        (low, high), (other_low, other_high) = of(first(node)), of(_second(node))
+        return choose(low, other_low), choose(high, other_high)
+
+    return rule
+
+
+def _dropped(node: Node, of: _Of) -> Range:
+    share = number_of(argument(node, 1, "p", default=0.5))
+    if share is None or not 0.0 <= share < 1.0:
+        return UNKNOWN
+    return _either([(0.0, 0.0), product(of(first(node)), (1 / (1 - share), 1 / (1 - share)))])
+
+
 def _full(node: Node, of: _Of) -> Range:
     place = 2 if node.op == "call_method" else 1
     return of(argument(node, place, "fill_value"))
@@ -139,6 +185,15 @@ _RULES: dict[str, Callable[[Node, _Of], Range]] = {
     "mul": lambda node, of: product(of(first(node)), of(_second(node))),
     "div": lambda node, of: quotient(of(first(node)), of(_second(node))),
     "neg": lambda node, of: product(of(first(node)), (-1.0, -1.0)),
+    "sqrt": _rising(math.sqrt, 0.0),
+    "rsqrt": _one_over_root,
+    "exp": _rising(_exp),
+    "relu": _rising(lambda number: max(0.0, number)),
+    "abs": _even(float),
+    "square": _even(lambda number: number * number),
+    "maximum": _both(max),
+    "minimum": _both(min),
+    "dropout": _dropped,
     "tanh": lambda node, of: (-1.0, 1.0),
     "sigmoid": lambda node, of: (0.0, 1.0),
     "softmax": lambda node, of: (0.0, 1.0),
