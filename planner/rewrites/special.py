@@ -15,6 +15,17 @@ def example(node: Node) -> Any:
     return node.meta.get("example_value", node.meta.get("val"))
 
 
+def memory_of(value: Any) -> set[int]:
+    """What the tensors of a value lie in: equal for those that share memory, also where a transformation such as vmap holds them."""
+    found = set()
+    for leaf in tree_leaves(value):
+        if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
+            while torch._C._functorch.is_functorch_wrapped_tensor(leaf):
+                leaf = torch._C._functorch.get_unwrapped(leaf)
+            found.add(leaf.untyped_storage()._cdata)
+    return found
+
+
 def special(value: Any) -> str | None:
     """What a value is, or one in it, that is no plain tensor; None where all are."""
     for tensor in tree_leaves(value):

@@ -132,6 +132,30 @@ def test_vmap_keeps_its_meaning() -> None:
     assert len(rewrites_of(compiled)) == 2
 
 
+def test_what_is_written_to_beside_vmap_and_within() -> None:
+    """Who shares memory is known there, too: of what vmap maps, the tensor that it holds lies somewhere."""
+
+    def program(q: Tensor) -> Tensor:
+        def mapped(one: Tensor) -> Tensor:
+            moved = one.sin()
+            moved.add_(1.0)
+            return moved
+
+        queries = torch.vmap(mapped)(q)
+        shifted = queries[0].clone()
+        shifted.mul_(0.5)
+        return both(shifted) + both(queries[1])
+
+    q = torch.randn(3, 1, 2, 6, 8)
+    sites = told(program, q)
+    assert sorted(site.kind for site in sites) == ["attention"] * 2 + ["written-attention"] * 2
+    torch._dynamo.reset()
+    rewrites = tuple(Rewrite(*site.named, site.preferred, site.digest) for site in sites if site.preferred)
+    compiled = fuseplan.compile(program, plan=Plan("aten", rewrites))
+    assert_close(compiled(q), program(q), rtol=1e-5, atol=1e-5)
+    assert len(rewrites_of(compiled)) == len(rewrites) == 4
+
+
 def test_a_distributed_tensor_refuses_its_site(peers: None) -> None:
     def unmasked(q: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, q, q)

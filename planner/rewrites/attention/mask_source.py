@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,10 +14,10 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_leaves
 
 from fuseplan.capture.fx.from_fx import from_fx
 from fuseplan.graph import Ref
+from fuseplan.rewrites.special import memory_of
 from fuseplan.segment.masks import MaskProof, UnprovenError, classify_mask
 
 _SHAPE_METHODS = frozenset({"size", "dim", "numel", "new_empty", "new_full", "new_ones", "new_zeros"})
@@ -203,10 +203,4 @@ def _ends_in_place(name: str) -> bool:
 
 def memory(node: Node) -> set[int]:
     """What the tensors of a node lie in: equal for those that share memory."""
-    return set(_storages(node.meta.get("example_value")))
-
-
-def _storages(value: Any) -> Iterator[int]:
-    for leaf in tree_leaves(value):
-        if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
-            yield leaf.untyped_storage()._cdata
+    return memory_of(node.meta.get("example_value"))

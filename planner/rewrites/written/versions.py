@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, Node
-from torch.utils._pytree import tree_leaves
 
 from fuseplan.rewrites.attention.mask_source import written_by
 from fuseplan.rewrites.reading import name_of
+from fuseplan.rewrites.special import memory_of
 from fuseplan.rewrites.written.missed import MissedError
 
 _SHAPE_METHODS = frozenset(
@@ -85,7 +85,7 @@ class Versions:
     def memory(self, node: Node) -> set[int]:
         """The storages that a value lies in."""
         if node not in self._memory:
-            self._memory[node] = set(_storages(node.meta.get("example_value")))
+            self._memory[node] = memory_of(node.meta.get("example_value"))
         return self._memory[node]
 
     @cached_property
@@ -125,11 +125,5 @@ def _in_place_of(writer: Node, written: Node) -> bool:
     new, old = writer.meta.get("example_value"), written.meta.get("example_value")
     if not isinstance(new, torch.Tensor) or not isinstance(old, torch.Tensor):
         return False
-    same_memory = set(_storages(new)) == set(_storages(old))
+    same_memory = memory_of(new) == memory_of(old)
     return same_memory and new.dtype == old.dtype and new.shape == old.shape and new.stride() == old.stride()
-
-
-def _storages(value: Any) -> Iterator[int]:
-    for leaf in tree_leaves(value):
-        if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
-            yield leaf.untyped_storage()._cdata
