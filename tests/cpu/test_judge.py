@@ -293,7 +293,10 @@ def test_without_time_fewer_runs_say_how_far_results_move() -> None:
 
 
 def test_what_few_runs_leave_in_doubt_is_decided_by_more() -> None:
-    """Eager moved by rounding once more is right; of five runs some numbers are small by luck, so that it seems to be off."""
+    """Eager moved by rounding once more is right; of five runs some numbers are small by luck, so that it seems to be off. Of 37 one in
+    thousands still is, so that numbers which are drawn anew in each run would fail this once in a while.
+    """
+    torch.manual_seed(0)
     program = loaded(Small().bfloat16(), torch.randn(16, 32, dtype=torch.bfloat16))
     seemed, told = 0, list[str]()
     for start in range(3):
