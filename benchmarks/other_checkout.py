@@ -60,11 +60,12 @@ def measured(task: Task, seconds: float) -> dict[str, Any] | None:
 
 
 def commit_of(checkout: Path) -> str:
-    """What git says, or, of a copy without a history, the name of its folder."""
+    """What git says, or, of a copy without a history, or one that git does not read, the name of its folder."""
     if not (checkout / ".git").exists():
         return checkout.name
     command = ("git", "-C", str(checkout), "rev-parse", "--short=12", "HEAD")
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    ran = subprocess.run(command, check=False, capture_output=True, text=True)
+    return ran.stdout.strip() if ran.returncode == 0 else checkout.name
 
 
 def variables_of(checkout: Path, place: Path) -> dict[str, str]:

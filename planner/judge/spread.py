@@ -202,7 +202,8 @@ class NaturalSpread:
     def _mean(self, sums: _Sums, wider: float) -> Deviation:
         natural, least = max(self.rms, default=0.0), self._rounding(0.5)
         factor = self.factor
-        if self.count >= MANY and natural <= IN_SINGLE * _INNER * self.size:
+        in_single = torch.finfo(self.dtype).eps <= _INNER and natural <= IN_SINGLE * _INNER * self.size
+        if in_single and self.count >= MANY:
             factor = MEAN_FACTOR
             least = min(least, _MEAN_ULPS * _INNER)
         least = least * sums.size + torch.finfo(self.dtype).tiny

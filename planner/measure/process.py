@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -13,8 +12,7 @@ from fuseplan.measure.jobs import ANSWERS, JOBS, At, DeviceGone, Job, Outcome, R
 from fuseplan.wire.process import Child, LostError
 
 _COMMAND = (sys.executable, *(("-P",) if sys.version_info >= (3, 11) else ()), "-m", "fuseplan.measure.worker")
-_ERROR = re.compile(r"[\w.]*(?:Error|Exception|Interrupt)\b")
-"""How the line of a traceback begins that says what has happened."""
+_TRACEBACK = "Traceback (most recent call last):\n"
 
 
 class WorkerLostError(FuseplanError):
@@ -130,9 +128,11 @@ class WorkerProcess:
 
 
 def _last_words(child: Child) -> str:
-    """The error that it told last, if it did: CUDA's have lines of advice behind what has happened."""
+    """What it said last; of a traceback the error, behind which CUDA has lines of advice."""
     from fuseplan.measure.failures import line  # which imports torch
 
-    said = [entry for entry in child.stderr.splitlines() if entry.strip()]
-    told = [entry for entry in said if _ERROR.match(entry)] or said
-    return f": {line(told[-1])}" if told else ""
+    _, _, traceback = child.stderr.rpartition(_TRACEBACK)
+    said = [entry for entry in traceback.splitlines() if entry.strip()]
+    if _TRACEBACK in child.stderr:
+        said = [entry for entry in said if not entry.startswith(" ")][:1] or said
+    return f": {line(said[-1])}" if said else ""

@@ -166,6 +166,15 @@ def test_the_mean_error_says_more_where_all_is_computed_in_float32(
     assert mean.allowed == pytest.approx(factor * mean.natural)
 
 
+def test_where_all_draws_of_bfloat16_agree_one_may_still_be_rounded_otherwise() -> None:
+    """Nothing more precise runs, and what is read hangs on whole numbers: eager gives the same whatever is moved."""
+    eager = {"y": torch.linspace(1, 2, 4096).bfloat16()}
+    mine = eager["y"].clone()
+    mine[7] *= 1 + torch.finfo(torch.bfloat16).eps
+    assert not torch.equal(mine, eager["y"])
+    assert wrong(mine, leaves_of(eager, None, [eager] * 4)) == "None"
+
+
 def test_strides_of_outputs_count_and_those_of_gradients_do_not() -> None:
     x = torch.randn(4, 6)
     turned = x.t().contiguous().t()

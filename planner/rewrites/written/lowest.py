@@ -46,8 +46,9 @@ def range_of(versions: Versions, value: Any, depth: int = _DEEPEST) -> Range:
         return FINITE if learned else UNKNOWN
     low, high = _computed(versions, value, depth - 1)
     if isinstance(fake, torch.Tensor) and fake.is_floating_point():
-        most = torch.finfo(fake.dtype).max
+        most, least = torch.finfo(fake.dtype).max, torch.finfo(fake.dtype).tiny
         low, high = (-math.inf if low < -most else low), (math.inf if high > most else high)
+        low, high = (0.0 if 0.0 < low < least else low), (0.0 if -least < high < 0.0 else high)
     return UNKNOWN if math.isnan(low) or math.isnan(high) else (low, high)
 
 
@@ -111,9 +112,12 @@ def _exp(number: float) -> float:
 
 
 def _even(function: Callable[[float], float]) -> Callable[[Node, _Of], Range]:
-    """The rule of a function of an absolute value that never falls."""
+    """The rule of a function of an absolute value that never falls. Of whole numbers it may run over."""
 
     def rule(node: Node, of: _Of) -> Range:
+        fake = node.meta.get("example_value")
+        if not (isinstance(fake, torch.Tensor) and fake.is_floating_point()):
+            return UNKNOWN
         low, high = of(first(node))
         least = 0.0 if low <= 0.0 <= high else min(abs(low), abs(high))
         return function(least), function(max(abs(low), abs(high)))

@@ -23,6 +23,13 @@ Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.
 sys.stderr.flush()
 os.kill(os.getpid(), signal.SIGKILL)
 """
+CHAINED = """import sys
+sys.stdin.readline()
+try:
+    raise KeyError("first")
+except KeyError:
+    raise StopIteration("second")
+"""
 NO_MODULE = "import sys; sys.exit('no module of that name')"
 
 
@@ -30,6 +37,7 @@ NO_MODULE = "import sys; sys.exit('no module of that name')"
     ("script", "told"),
     [
         pytest.param(NO_MEMORY, "AcceleratorError: CUDA error: out of memory$", id="advice behind the error"),
+        pytest.param(CHAINED, "exited with 1: StopIteration: second$", id="an error after another"),
         pytest.param(NO_MODULE, "exited with 1: no module of that name$", id="no traceback"),
         pytest.param("import sys; sys.exit(3)", "exited with 3$", id="nothing"),
     ],
