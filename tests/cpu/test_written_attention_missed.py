@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.fx import GraphModule
 
+from fuseplan.rewrites.written.lowest import range_of
+from fuseplan.rewrites.written.versions import Versions
 from written_sites import assert_same_step, compiled, missed_in, qkv
 
 
@@ -194,3 +199,34 @@ def test_a_bias_of_which_nothing_is_known_may_hide_a_row() -> None:
 
     inputs = (*(one.requires_grad_() for one in qkv()), torch.randn(8, 8).requires_grad_())
     assert missed_in(divided, *inputs).startswith("a row may be hidden by what is filled in and what is added")
+
+
+EDGES: dict[str, Callable[[Tensor], Tensor]] = {
+    **BOUNDED,
+    "dropout in training": lambda x: F.dropout(x.tanh(), 0.5, True),
+    "one over a root that underflows": lambda x: -(x.square() + 1e-8).rsqrt(),
+    "one over a root of a small exponential": lambda x: -(x.clamp(-17.4, 0.0).exp()).rsqrt(),
+    "one over a root of what may be negative": lambda x: -x.rsqrt(),
+    "whole numbers that run over": lambda x: (x.sign().int() * 50_000).square().to(x.dtype),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", EDGES)
+def test_no_range_is_too_narrow(name: str, dtype: torch.dtype) -> None:
+    """What is computed lies in it, also where a dtype has no number as small or as large."""
+    ranges: list[tuple[float, float]] = []
+
+    def look(gm: GraphModule, _: list[Tensor]) -> Callable[..., Any]:
+        (given,) = gm.graph.output_node().args[0]
+        ranges.append(range_of(Versions(gm.graph), given))
+        return gm.forward
+
+    x = torch.cat([torch.zeros(1), torch.randn(200) * 3, torch.tensor([-20.0, 20.0])]).to(dtype).requires_grad_()
+    torch._dynamo.reset()
+    found = torch.compile(EDGES[name], backend=look)(x).detach().double()
+    ((low, high),) = ranges
+    known = found[~found.isnan()]
+    rounded = 2 * torch.finfo(dtype).eps
+    assert low - abs(low) * rounded <= known.min() if math.isfinite(low) else low < 0
+    assert known.max() <= high + abs(high) * rounded if math.isfinite(high) else high > 0
