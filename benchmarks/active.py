@@ -16,10 +16,10 @@ from statistics import geometric_mean
 from time import monotonic
 from typing import Any
 
-from benchmarks.fleet import CACHES, Report, Task, slug
+from benchmarks.fleet import CACHES, Report, Task
 from benchmarks.harness import LAUNCHES, Rows, measure_models, model_options, print_lines
 from benchmarks.progress import LogProgress, heard
-from benchmarks.result import commit, earlier_results
+from benchmarks.result import commit, earlier_results, slug
 from benchmarks.timing import compared
 from benchmarks.tuned_model import Accounts, account, clear, traced
 from benchmarks.zoo import EVERY, SHOWN

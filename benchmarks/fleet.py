@@ -10,7 +10,6 @@ import ctypes
 import json
 import os
 import queue
-import re
 import signal
 import subprocess
 import sys
@@ -167,15 +166,6 @@ def read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found
-
-
-def slug(name: str) -> str:
-    """A name as part of a file's.
-
-    >>> slug("bert 32x128")
-    'bert-32x128'
-    """
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 def _start(task: Task, slot: Slot) -> subprocess.Popen[bytes]:

@@ -13,8 +13,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.fleet import CACHES, CUT_SHORT, Task, read, run_all, slug
-from benchmarks.result import ROOT, alone, earlier_results, write_result
+from benchmarks.fleet import CACHES, CUT_SHORT, Task, read, run_all
+from benchmarks.result import ROOT, alone, earlier_results, slug, write_result
 from benchmarks.zoo import EVERY, SHOWN, case_of
 
 Row = dict[str, Any]

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bars import bars
-from benchmarks.fleet import Report, Task, slug
+from benchmarks.fleet import Report, Task
 from benchmarks.harness import LAUNCHES, Row, Rows, logs_of, measure_models, model_options, print_lines
 from benchmarks.other_checkout import commit_of
-from benchmarks.result import result_file
+from benchmarks.result import result_file, slug
 from benchmarks.zoo import EVERY
 
 SIDES = ("torch.compile", "eager", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune", "fuseplan")

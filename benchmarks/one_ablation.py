@@ -13,10 +13,10 @@ from typing import Any
 from unittest import mock
 
 from benchmarks.ablation import STAGES, own_copy
-from benchmarks.fleet import Report, Task, slug
+from benchmarks.fleet import Report, Task
 from benchmarks.kernels import differences, kernels_of
 from benchmarks.progress import LogProgress, heard
-from benchmarks.result import commit
+from benchmarks.result import commit, slug
 from benchmarks.timing import compared
 from benchmarks.tuned_model import clear, traced
 from benchmarks.zoo import EVERY

@@ -13,8 +13,9 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from benchmarks.fleet import GRACE_S, Task, read, run_one, slug
+from benchmarks.fleet import GRACE_S, Task, read, run_one
 from benchmarks.mutation.tree import paths_of
+from benchmarks.result import slug
 
 LEAST_S = 240.0
 """With less time left it is not begun: it tunes each launch by itself."""

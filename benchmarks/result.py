@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import platform
+import re
 import shlex
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -80,7 +81,16 @@ def kind_of(gpu: str) -> str:
     >>> kind_of("NVIDIA H100 80GB HBM3, 580.159.04")
     'nvidia-h100-80gb-hbm3'
     """
-    return "-".join(gpu.partition(",")[0].lower().split())
+    return slug(gpu.partition(",")[0])
+
+
+def slug(name: str) -> str:
+    """A name as part of a file's.
+
+    >>> slug("bert 32x128")
+    'bert-32x128'
+    """
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 def read_json(path: Path) -> Any:

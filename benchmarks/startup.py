@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.fleet import CACHES, Task, slug
+from benchmarks.fleet import CACHES, Task
 from benchmarks.harness import LAUNCHES, Row, Rows, db_of, model_options, print_lines, run_rows, task_of
-from benchmarks.result import commit
+from benchmarks.result import commit, slug
 from benchmarks.zoo import EVERY, TINY
 
 SIDES = ("torch.compile", "fuseplan tuned")

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.fleet import Report, Task, slug
+from benchmarks.fleet import Report, Task
 from benchmarks.progress import LogProgress, heard
-from benchmarks.result import commit, write_json
+from benchmarks.result import commit, slug, write_json
 from benchmarks.zoo import Case, fresh, load
 from fuseplan.backend import fuseplan_backend
 from fuseplan.capture.trace.format import Trace

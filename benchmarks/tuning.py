@@ -10,10 +10,10 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from benchmarks.fleet import CACHES, Report, Task, slug
+from benchmarks.fleet import CACHES, Report, Task
 from benchmarks.harness import LAUNCHES, Row, Rows, measure_models, model_options, print_lines, settled
 from benchmarks.progress import LogProgress, heard
-from benchmarks.result import commit
+from benchmarks.result import commit, slug
 from benchmarks.tuned_model import account, clear, traced
 from benchmarks.zoo import EVERY, SECOND, Case
 from fuseplan.tune import tune

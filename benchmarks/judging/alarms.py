@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 
-from benchmarks.fleet import Report, Task, slug
+from benchmarks.fleet import Report, Task
 from benchmarks.judging.earlier import Layout
 from benchmarks.judging.judges import SEEDS, Said, judges
 from benchmarks.judging.more_models import MORE
+from benchmarks.result import slug
 from benchmarks.small_zoo import TRANSFORMERS, Entry
 from fuseplan.capture.trace.format import Trace
 from fuseplan.capture.trace.load import load_trace
@@ -156,8 +157,8 @@ def mean_beside_draws(expectation: Expectation, runs: Mapping[int, Mapping[str, 
         for seed, one in runs.items()
         for name, leaf in expectation.leaves[seed].items()
         if leaf.spread is not None and isinstance(one.get(name), torch.Tensor)
-        if (mean := leaf.spread.mean(one[name], leaf.right)).natural
-        and math.isclose(mean.allowed, MEAN_FACTOR * mean.natural)
+        for mean in leaf.spread.measure(one[name], leaf.right)
+        if mean.measure == "mean" and mean.natural and math.isclose(mean.allowed, MEAN_FACTOR * mean.natural)
     ]
     return {"mean": float(f"{max(found):.3g}")} if found else {}
 
