@@ -57,8 +57,10 @@ class Trees:
 class Training:
     """Runs a program under the guards, and keeps a log of which of its steps were captured."""
 
-    def __init__(self, module: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, module: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, learning: int = 0) -> None:
+        """`learning`: so many calls run plain at first."""
         torch._dynamo.reset()
+        monkeypatch.setattr(capture_place, "LEARNING", learning)
         self.module = module
         self.trees, self.log = Trees(), list[str]()
         self.here: Trees | None = self.trees

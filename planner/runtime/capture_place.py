@@ -16,9 +16,9 @@ from fuseplan.stats import count
 
 OFTEN = 100
 """After so many calls that had to run plain for an output that is held, whoever asks is told."""
-LEARNING = 8
-"""In so many first calls all outputs are copied: of an output that was not, a caller that holds it for good would have all
-later calls run plain."""
+LEARNING = 3
+"""So many first calls run plain, and show what callers hold: the first gives, the second shows what is held of it, the third
+whether gradients add up."""
 _LAST: WeakKeyDictionary[CUDAGraphTreeManager, Any] = WeakKeyDictionary()
 """The stream on which graphs of these trees were sent last."""
 _PLACES: WeakKeyDictionary[CUDAGraphTreeManager, WeakValueDictionary[Any, Copies]] = WeakKeyDictionary()
@@ -39,40 +39,41 @@ class Copies:
     """Those of `large` that a caller was seen to hold."""
     added: set[int] = field(default_factory=set)
     """Those of `held` that are gradients which add up: while the first is held, those after it are let go."""
-    learning: int = LEARNING
-    """In so many calls to come all of `large` are copied, to see which of them are held."""
+    learning: int = field(default_factory=lambda: LEARNING)
+    """So many calls to come run plain, to see which of `large` are held."""
     last: dict[int, StorageWeakRef] = field(default_factory=dict)
-    """The copies that were given last; of those that add up, the first."""
+    """What was given last in memory of its own; of what adds up, the first."""
     watched: dict[int, StorageWeakRef] = field(default_factory=dict)
-    """The copies of the last call, which are looked at when the next one comes."""
+    """What the last plain call gave, which is looked at when the next one comes."""
     originals: list[Any] = field(default_factory=list)
     """What the last call has made, as long as its step lasts."""
     lasts: Any = None
     """The reference to something of that step that nobody else has: once it is gone, the step is over."""
 
-    def give(self, outputs: list[Any], lasts: Any = None) -> None:
-        """Replace what a caller may hold by copies, which no later call writes to.
+    def watch(self, outputs: Sequence[Any]) -> None:
+        """Take note of what a plain call gives, to see when the next one comes what is held of it.
 
-        A graph that is captured while something is let go writes over it at each call. A caller that is given a copy now,
-        and the original once it is known that it holds none across steps, may hold that within its step all the same: so
-        no graph sees an original go before the step is over.
+        So no function is captured on copies of what another one gives, which later come from that one's graph.
         """
-        if self.trains and (self.learning or not self.gradients):
+        self.watched = {i: StorageWeakRef(outputs[i].untyped_storage()) for i in self.large}
+        self.learning -= 1
+
+    def give(self, outputs: list[Any], lasts: Any = None) -> None:
+        """Replace what a caller holds by copies, which no later call writes to.
+
+        A graph that is captured while something is let go writes over it at each call. A caller that has let go of all within
+        a step may hold that longer within another: so no graph sees an original go before the step is over.
+        """
+        if self.trains and not self.gradients:
             self.originals, self.lasts = [outputs[i].detach() for i in self.large], lasts
-        chosen = list(self.large) if self.learning else [i for i in self.held if not self._is_added(i)]
+        chosen = [i for i in self.held if not self._is_added(i)]
         try:
             copies = copies_of([outputs[i] for i in chosen])
         except torch.OutOfMemoryError:  # then the next call runs plain, if they are held
-            chosen, copies, self.learning = [], [], 0
-        refs = {}
+            return
         for i, copy in zip(chosen, copies, strict=True):
             outputs[i] = copy
-            refs[i] = StorageWeakRef(copy.untyped_storage())
-        if self.learning:
-            self.watched = refs
-            self.learning -= 1
-        else:
-            self.last.update(refs)
+            self.last[i] = StorageWeakRef(copy.untyped_storage())
 
     def let_go(self, begins: bool) -> None:
         """Let go of what was made in a step that is over: another one begins, or no backward will come."""
@@ -83,7 +84,7 @@ class Copies:
         return output in self.added and not self.last[output].expired()
 
     def learn(self) -> None:
-        """See which of the copies that the last call gave are held now, as the next step comes."""
+        """See what is held now of what the last plain call gave, as the next step comes."""
         for output, ref in self.watched.items():
             last = self.last.get(output)
             is_older_held = last is not None and not last.expired()

@@ -1,8 +1,8 @@
 """CUDA graphs as a launch over any plan, through PyTorch's own cudagraph trees.
 
 What a caller keeps stays the caller's. The trees would overwrite the outputs of an earlier step. Small outputs, such as a
-loss, are copied out of the graph's memory; larger ones in the first calls, which show what the caller holds when the next
-call comes (as a loop does that overwrites `logits` only when it has the next), and those that are held from then on. Where
+loss, are copied out of the graph's memory, and so are those larger ones that the caller is seen to hold when the next call
+comes (as a loop does that overwrites `logits` only when it has the next): the first calls run plain, and show that. Where
 something is still alive that was not copied when a new step begins, this step runs plain instead, and is counted.
 
 So does a call in another thread than that which has captured, whose trees would know nothing of it; one within a capture of
@@ -226,6 +226,10 @@ def _guard_forward(captured: Boxed, plain: Boxed, place: CapturePlace, facts: Ca
             return plain(args)
         manager = get_manager(place.device, create_if_none_exists=False)
         place.learn(manager)
+        if place.outputs.learning:
+            outputs = plain(args)
+            place.outputs.watch(outputs)
+            return outputs
         if manager is not None and _would_overwrite(manager):
             place.keep(manager)
             return plain(args)
@@ -308,6 +312,12 @@ def _guard_backward(
             count("backward calls run plain")
             return plain(args)
         manager = get_manager(place.device, create_if_none_exists=False)
+        if place.gradients.learning:
+            if manager is not None:
+                manager.set_to_running_backward()
+            gradients = plain(args)
+            place.gradients.watch(gradients)
+            return gradients
         if manager is not None and (keeps_graph() or _would_overwrite(manager) or not follows_capture(args)):
             count("backward calls run plain")
             manager.set_to_running_backward()

@@ -12,8 +12,9 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.fx import GraphModule
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from cudagraph_stub import CAPTURED, Training, boxed
+from cudagraph_stub import CAPTURED, PLAIN, Training, boxed
 from fuseplan.runtime import capture_place, cudagraph
+from fuseplan.runtime.capture_place import LEARNING
 
 
 def large_and_larger(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -21,12 +22,12 @@ def large_and_larger(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def test_what_is_held_from_the_first_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    training = Training(large_and_larger, monkeypatch)
+    training = Training(large_and_larger, monkeypatch, LEARNING)
     training.trees.reuses, training.trees.trains = True, False
-    inputs = [torch.randn(4, 4) for _ in range(capture_place.LEARNING + 5)]
+    inputs = [torch.randn(4, 4) for _ in range(LEARNING + 5)]
     with torch.no_grad():
         held = [training.call(x)[0] for x in inputs]
-    assert training.log == ["forward captured"] * len(inputs)
+    assert training.log == ["forward plain"] * LEARNING + ["forward captured"] * 5
     for x, y in zip(inputs, held, strict=True):
         assert torch.equal(y, x @ x.mT)
     assert training.launch.place.outputs.held == (0,)  # nobody held the other
@@ -36,11 +37,11 @@ def test_what_is_held_from_the_first_is_copied(monkeypatch: pytest.MonkeyPatch) 
 
 def test_what_is_held_later_runs_plain_once_and_is_copied_then(monkeypatch: pytest.MonkeyPatch) -> None:
     """A loop that overwrites the last output once it has the next holds one at each call."""
-    training = Training(large_and_larger, monkeypatch)
+    training = Training(large_and_larger, monkeypatch, LEARNING)
     training.trees.reuses, training.trees.trains = True, False
     x = torch.randn(4, 4)
     with torch.no_grad():
-        for _ in range(capture_place.LEARNING + 2):
+        for _ in range(LEARNING + 2):
             training.call(x)
         assert training.launch.place.outputs.held == ()
         training.log.clear()
@@ -71,7 +72,7 @@ def add_up(training: Training, zero: str, steps: int) -> Tensor:
 @pytest.mark.parametrize("zero", ["first", "behind the forward", "every third", "never", "to zero"])
 def test_gradients_are_copied_where_they_are_held_across_steps(monkeypatch: pytest.MonkeyPatch, zero: str) -> None:
     """All steps are captured, wherever a loop has its zero_grad(); what is added to a gradient that is held is not copied."""
-    training = Training(nn.Linear(8, 8, bias=False), monkeypatch)
+    training = Training(nn.Linear(8, 8, bias=False), monkeypatch, LEARNING)
     training.trees.reuses = True
     copies: list[int] = []
     copies_of = capture_place.copies_of
@@ -80,7 +81,8 @@ def test_gradients_are_copied_where_they_are_held_across_steps(monkeypatch: pyte
         copies.append(len(tensors))
         return copies_of(tensors)
 
-    add_up(training, zero, capture_place.LEARNING)
+    add_up(training, zero, LEARNING)
+    assert training.log == PLAIN * LEARNING
     training.log.clear()
     monkeypatch.setattr(capture_place, "copies_of", counted)
     expected = add_up(training, zero, 9)
@@ -110,10 +112,37 @@ def test_what_is_given_lives_until_the_next_step_begins(monkeypatch: pytest.Monk
         return boxed(call)
 
     monkeypatch.setattr(cudagraph, "cudagraphify", looking)
-    for _ in range(capture_place.LEARNING + 2):
+    for _ in range(4):
         training.step(torch.randn(4, 8))
-    assert training.log == CAPTURED * (capture_place.LEARNING + 2)
-    assert seen == [0, 1] * (capture_place.LEARNING + 2)  # in each forward, and in each backward
+    assert training.log == CAPTURED * 4
+    assert seen == [0, 1] * 4  # in each forward, and in each backward
+
+
+def test_what_follows_is_captured_over_what_is_given_not_over_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a graph break comes before the loss: the trees leave what lies in their own memory where it is, and copy what
+    did not when a graph was captured at each replay.
+    """
+    first, second = (Training(nn.Linear(8, 8), monkeypatch, LEARNING) for _ in range(2))
+    first.trees = first.here = second.trees
+    where: list[bool] = []
+
+    def looking(plain: Any, *, is_backward: bool, **told: Any) -> Any:
+        captured = second.cudagraphify(plain, is_backward=is_backward, **told)
+
+        def call(args: list[Any]) -> Any:
+            made = {one.untyped_storage().data_ptr() for one in second.trees.made if isinstance(one, Tensor)}
+            where.append(any(one.untyped_storage().data_ptr() in made for one in args if isinstance(one, Tensor)))
+            return captured(args)
+
+        return boxed(call)
+
+    monkeypatch.setattr(cudagraph, "cudagraphify", looking)
+    for _ in range(LEARNING + 2):
+        hidden = first.call(torch.randn(4, 8))
+        second.call(hidden).square().sum().backward()
+        del hidden
+        second.trees.pending = False
+    assert where == [False, True, True, True] * 2  # both forwards, and both backwards
 
 
 def test_a_step_is_over_once_no_backward_can_come() -> None:
@@ -142,9 +171,6 @@ def test_autograd_holds_none_of_the_tensors_that_the_trees_give_anew(monkeypatch
         return boxed(call)
 
     monkeypatch.setattr(training, "plain", noted)
-    for _ in range(capture_place.LEARNING):
-        training.call(torch.randn(4, 8))
-    given.clear()
     out = training.call(torch.randn(4, 8))
     outputs = training.launch.place.outputs
     assert (outputs.trains, outputs.held) == (True, ())
@@ -172,31 +198,33 @@ def test_what_alone_is_saved_is_copied_for_its_caller(
 
 def test_gradients_that_are_kept_one_by_one_are_all_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing adds up what torch.autograd.grad() gives."""
-    training = Training(nn.Linear(8, 8, bias=False), monkeypatch)
+    training = Training(nn.Linear(8, 8, bias=False), monkeypatch, LEARNING)
     training.trees.reuses = True
-    inputs = [torch.full((4, 8), float(n)) for n in range(capture_place.LEARNING + 6)]
+    inputs = [torch.full((4, 8), float(n)) for n in range(LEARNING + 6)]
     kept = [torch.autograd.grad((training.call(x) * x).sum(), training.weight)[0] for x in inputs]
     for x, gradient in zip(inputs, kept, strict=True):
         assert torch.equal(gradient, x.mT @ x)
-    assert training.log == CAPTURED * len(inputs)
+    assert training.log == PLAIN * LEARNING + CAPTURED * 6
 
 
 def test_where_there_is_no_memory_for_copies_the_next_call_runs_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused: list[int] = []
+
     def full(tensors: Sequence[Tensor]) -> list[Tensor]:
         if tensors:
+            refused.append(len(tensors))
             raise torch.OutOfMemoryError
         return []
 
-    training = Training(nn.Linear(8, 8, bias=False), monkeypatch)
+    training = Training(nn.Linear(8, 8, bias=False), monkeypatch, LEARNING)
     training.trees.reuses = True
+    inputs = [torch.full((4, 8), float(n)) for n in range(LEARNING + 2)]
     monkeypatch.setattr(capture_place, "copies_of", full)
-    add_up(training, "first", 1)
-    held = training.weight.grad
-    expected = add_up(training, "first", 3)
-    assert held is not None
-    assert torch.equal(held, torch.zeros(8, 8))
-    assert training.weight.grad is not None
-    assert torch.equal(training.weight.grad, expected)
+    kept = [torch.autograd.grad((training.call(x) * x).sum(), training.weight)[0] for x in inputs]
+    for x, gradient in zip(inputs, kept, strict=True):
+        assert torch.equal(gradient, x.mT @ x)
+    assert refused == [1]
+    assert training.log == PLAIN * LEARNING + CAPTURED + PLAIN
 
 
 def test_outputs_that_share_memory_are_not_copied_apart(monkeypatch: pytest.MonkeyPatch) -> None:

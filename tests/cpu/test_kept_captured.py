@@ -43,6 +43,7 @@ class Captures:
 @pytest.fixture
 def captures(monkeypatch: pytest.MonkeyPatch) -> Iterator[Captures]:
     found = Captures()
+    monkeypatch.setattr(capture_place, "LEARNING", 0)
     monkeypatch.setattr(cudagraph, "get_manager", lambda *args, **options: None)
     monkeypatch.setattr(capture_place, "get_manager", lambda *args, **options: None)
     monkeypatch.setattr(capture_place, "is_capturing", lambda: False)

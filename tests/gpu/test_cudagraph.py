@@ -22,7 +22,7 @@ def test_inference_with_inputs_that_move(launch: Callable[..., Any]) -> None:
     net = model().eval()
     compiled = launch(net)
     with torch.no_grad():
-        for _ in range(6):
+        for _ in range(LEARNING + 6):
             x = torch.randn(32, 64, device="cuda")
             close(compiled(x), net(x))
 
@@ -76,7 +76,7 @@ def test_a_loop_that_holds_the_last_outputs_is_captured(launch: Callable[..., An
     twin = copy.deepcopy(net)
     compiled = launch(net)
     held = before = None
-    for step in range(8):
+    for step in range(LEARNING + 8):
         x = torch.randn(LARGE, 64, device="cuda")
         for module in (net, twin):
             module.zero_grad()
@@ -87,7 +87,7 @@ def test_a_loop_that_holds_the_last_outputs_is_captured(launch: Callable[..., An
         expected = twin(x)
         expected[0].backward()
         held = given[1], expected[1].detach()
-        before = kept_plain() if step == 3 else before
+        before = kept_plain() if step == LEARNING + 3 else before
     assert_same_gradients(net, twin)
     assert kept_plain() == before
 
@@ -97,7 +97,7 @@ def test_a_small_output_that_is_kept_costs_no_plain_call(launch: Callable[..., A
     compiled = launch(net)
     with torch.no_grad():
         before = kept_plain()
-        inputs = [torch.randn(32, 64, device="cuda") for _ in range(6)]
+        inputs = [torch.randn(32, 64, device="cuda") for _ in range(LEARNING + 6)]
         kept = [compiled(x) for x in inputs]
         for x, y in zip(inputs, kept, strict=True):
             close(y, net(x))
@@ -108,7 +108,7 @@ def test_a_kept_view_of_an_output_counts_as_kept(launch: Callable[..., Any]) -> 
     net = model().eval()
     compiled = launch(net)
     with torch.no_grad():
-        for _ in range(4):
+        for _ in range(LEARNING + 4):
             compiled(torch.randn(LARGE, 64, device="cuda"))
         x = torch.randn(LARGE, 64, device="cuda")
         view = compiled(x)[3:5]
@@ -122,7 +122,7 @@ def test_an_output_fed_back_as_input(launch: Callable[..., Any]) -> None:
     compiled = launch(net)
     with torch.no_grad():
         mine = theirs = torch.randn(32, 64, device="cuda")
-        for _ in range(6):
+        for _ in range(LEARNING + 6):
             mine, theirs = compiled(mine), net(theirs)
         close(mine, theirs)
 
@@ -131,7 +131,7 @@ def test_another_shape_and_back(launch: Callable[..., Any]) -> None:
     net = model().eval()
     compiled = launch(net)
     with torch.no_grad():
-        for rows in (32, 32, 16, 48, 32, 16, 48):
+        for rows in (32, 32, 16, 48, 32, 16, 48) * 2:
             x = torch.randn(rows, 64, device="cuda")
             close(compiled(x), net(x))
 
@@ -144,7 +144,7 @@ def test_dropout_draws_anew_at_each_replay_and_repeats_under_a_seed(launch: Call
         torch.manual_seed(3)
         return [compiled(x).clone() for _ in range(4)]
 
-    for _ in range(3):
+    for _ in range(LEARNING + 3):
         compiled(x)
     first, second = draws(), draws()
     assert not torch.equal(first[1], first[2])
@@ -163,7 +163,7 @@ def test_two_programs_around_a_graph_break(launch: Callable[..., Any]) -> None:
 
     compiled = launch(broken)
     with torch.no_grad():
-        for _ in range(6):
+        for _ in range(LEARNING + 6):
             x = torch.randn(32, 64, device="cuda")
             close(compiled(x), broken(x))
 

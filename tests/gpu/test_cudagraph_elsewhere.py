@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import fuseplan
 from captured import LARGE, close, counted_since, model
+from fuseplan.runtime.capture_place import LEARNING
 
 pytestmark = pytest.mark.gpu
 
@@ -31,7 +32,7 @@ def test_calls_of_another_thread_overwrite_nothing(launch: Callable[..., Any]) -
         torch.cuda.synchronize()
 
     with torch.no_grad():
-        for _ in range(4):
+        for _ in range(LEARNING + 4):
             compiled(mine)
         before, kept = fuseplan.stats(), compiled(mine)
         thread = threading.Thread(target=call)
@@ -49,7 +50,7 @@ def test_a_caller_may_capture_the_program_in_a_graph_of_its_own(launch: Callable
     compiled = launch(net)
     x = torch.randn(32, 64, device="cuda")
     with torch.no_grad():
-        for _ in range(4):
+        for _ in range(LEARNING + 4):
             compiled(x)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
@@ -69,7 +70,7 @@ def test_steps_on_two_streams_do_not_meet(launch: Callable[..., Any]) -> None:
     inputs = [torch.randn(16, 512, device="cuda") for _ in range(8)]  # whose outputs are small: they are copied out
     with torch.no_grad():
         expected = [net(x) for x in inputs]
-        for _ in range(4):
+        for _ in range(LEARNING + 4):
             compiled(inputs[0])
         torch.cuda.synchronize()
         found = []

@@ -31,7 +31,7 @@ def test_training(launch: Callable[..., Any], set_to_none: bool, accumulate: int
         torch.manual_seed(1)
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
         seen = []
-        for _ in range(5):
+        for _ in range(LEARNING + 5):
             for _ in range(accumulate):
                 loss = call(torch.randn(32, 64, device="cuda")).square().mean()
                 loss.backward()
@@ -138,7 +138,7 @@ def assert_captured(net: nn.Module, compiled: Callable[..., Any]) -> None:
     """Forward and backward of a step, in every step."""
     x = torch.randn(32, 64, device="cuda")
     before = fuseplan.stats()
-    for _ in range(6):
+    for _ in range(LEARNING + 6):
         net.zero_grad()
         compiled(x).square().mean().backward()
     plain = {event: n for event, n in fuseplan.stats().items() if "run plain" in event and n > before.get(event, 0)}
@@ -176,8 +176,9 @@ def test_what_the_next_process_finds_is_captured_too(launch: Callable[..., Any])
             twin = copy.deepcopy(net)
             x = torch.randn(32, 64, device="cuda")
             for module, call in ((net, launch(net)), (twin, twin)):
-                module.zero_grad()
-                call(x).square().mean().backward()
+                for _ in range(LEARNING + 3):
+                    module.zero_grad()
+                    call(x).square().mean().backward()
             assert_same_gradients(net, twin)
 
 
@@ -191,7 +192,7 @@ def test_training_what_saves_nothing_of_its_own(launch: Callable[..., Any], accu
     for module, call in ((net, compiled), (twin, twin)):
         torch.manual_seed(1)
         kept.append([])
-        for _ in range(5):
+        for _ in range(LEARNING + 5):
             module.zero_grad()
             for _ in range(accumulate):
                 y = call(torch.randn(LARGE, 64, device="cuda"))
@@ -206,7 +207,7 @@ def test_a_second_backward_through_one_forward(launch: Callable[..., Any]) -> No
     net = model()
     twin = copy.deepcopy(net)
     compiled = launch(net)
-    for _ in range(4):
+    for _ in range(LEARNING + 4):
         a, b = (torch.randn(32, 64, device="cuda") for _ in range(2))
         for module, call in ((net, compiled), (twin, twin)):
             module.zero_grad()
@@ -242,7 +243,7 @@ def test_two_forwards_before_one_backward(launch: Callable[..., Any]) -> None:
     net = model()
     twin = copy.deepcopy(net)
     compiled = launch(net)
-    for _ in range(4):
+    for _ in range(LEARNING + 4):
         a, b = (torch.randn(32, 64, device="cuda") for _ in range(2))
         for module, call in ((net, compiled), (twin, twin)):
             module.zero_grad()
@@ -254,7 +255,7 @@ def test_buffers_are_updated_as_by_eager(launch: Callable[..., Any]) -> None:
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).cuda()
     twin = copy.deepcopy(net)
     compiled = launch(net)
-    for _ in range(5):
+    for _ in range(LEARNING + 5):
         x = torch.randn(4, 3, 16, 16, device="cuda")
         for call in (compiled, twin):
             call(x).mean().backward()
@@ -273,7 +274,7 @@ def test_a_backward_that_cannot_be_captured_after_a_forward_that_can(launch: Cal
 
     w = torch.randn(8, 8, device="cuda", requires_grad=True)
     compiled = launch(lambda x: Through.apply(x @ w).relu())
-    for _ in range(5):
+    for _ in range(LEARNING + 5):
         x = torch.randn(4, 8, device="cuda")
         w.grad = None
         compiled(x).sum().backward()
@@ -290,7 +291,7 @@ def test_forwards_whose_backward_never_comes_are_not_captured_without_end(
     compiled = launch(net)
     event = "calls run plain behind forwards without a backward"
     before, held = fuseplan.stats(), []
-    for _ in range(12):
+    for _ in range(LEARNING + 12):
         x = torch.randn(LARGE, 64, device="cuda")
         held.append((x, compiled(x)))
     for x, y in held:

@@ -43,7 +43,7 @@ from fuseplan.explain import compiled_by
 net = model()
 compiled = torch.compile(net, backend="fuseplan", options={{"db": sys.argv[1]}})
 with torch.no_grad():
-    inputs = [torch.randn(16, 64, device="cuda") for _ in range(6)]
+    inputs = [torch.randn(16, 64, device="cuda") for _ in range(10)]
     kept = [compiled(x) for x in inputs]  # all outputs are held
     for x, y in zip(inputs, kept):
         torch.testing.assert_close(y, net(x), rtol=2e-4, atol=2e-4)
@@ -111,7 +111,7 @@ def test_a_program_that_writes_to_its_input_does_what_eager_does(own_database: P
     assert verdict.plan is not None, verdict.detail
     compiled = fuseplan.compile(double, db=own_database)
     with torch.no_grad():
-        for _ in range(6):
+        for _ in range(10):
             mine = torch.randn(16, SIZE, device="cuda")
             theirs = mine.clone()
             torch.testing.assert_close(compiled(mine), double(theirs))
@@ -132,7 +132,7 @@ def test_two_programs_around_a_graph_break_keep_what_is_held(own_database: Path)
     assert all(verdict.plan is not None for verdict in verdicts)
     compiled = fuseplan.compile(broken, db=own_database)
     with torch.no_grad():
-        inputs = [torch.randn(16, SIZE, device="cuda") for _ in range(6)]
+        inputs = [torch.randn(16, SIZE, device="cuda") for _ in range(10)]
         kept = [compiled(x) for x in inputs]
         for x, y in zip(inputs, kept, strict=True):
             torch.testing.assert_close(y, broken(x), rtol=2e-4, atol=2e-4)

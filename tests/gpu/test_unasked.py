@@ -42,7 +42,7 @@ def test_gradients_are_right_whoever_asks(host: str, asked: tuple[Callable[..., 
     net = WithLoss(64, WORDS).cuda()
     twin = copy.deepcopy(net)
     compiled = torch.compile(net, backend="fuseplan", options={"plan": host, "launch": "cudagraph", "tune": "off"})
-    for step in range(2 * LEARNING):
+    for step in range(LEARNING + 8):
         x = batch()
         wants = asked[step % len(asked)]
         before = fuseplan.stats()
@@ -83,7 +83,7 @@ def test_streams_of_a_caller() -> None:
         net, backend="fuseplan", options={"plan": "inductor", "launch": "cudagraph", "tune": "off"}
     )
     streams = [torch.cuda.Stream(), torch.cuda.Stream()]
-    for step in range(2 * LEARNING):
+    for step in range(LEARNING + 8):
         x = batch()
         torch.cuda.synchronize()
         net.zero_grad()
@@ -106,7 +106,7 @@ def test_a_gradient_that_leaves_the_backward_is_its_callers(host: str, seen_othe
     net = Escaping(64, seen_otherwise).cuda()
     twin = copy.deepcopy(net)
     compiled = torch.compile(net, backend="fuseplan", options={"plan": host, "launch": "cudagraph", "tune": "off"})
-    for step in range(3 * LEARNING):
+    for step in range(LEARNING + 12):
         x = batch()
         for module, call in ((net, compiled), (twin, twin)):
             module.zero_grad()

@@ -42,6 +42,15 @@ class RaceCourse:
         ]
 
 
+def calls_to_settle(entry: RaceEntry) -> int:
+    """How many calls of an entry run otherwise than all that follow: CUDA graphs are captured once it is known what is held."""
+    if entry.plan is None or entry.plan.launch == "plain":
+        return 0
+    from fuseplan.runtime.capture_place import LEARNING  # it brings Inductor, which a plain launch may do without
+
+    return LEARNING
+
+
 class LoadedPrograms:
     """Loads traces, and keeps the last one: the next job is about the same program."""
 

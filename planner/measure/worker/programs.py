@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import cycle, islice
 from time import perf_counter
 from typing import Any
 
@@ -37,7 +38,7 @@ from fuseplan.measure.jobs import (
     VetPlan,
 )
 from fuseplan.measure.memory import Peak, holds_much, roomy
-from fuseplan.measure.worker.loaded import LoadedProgram
+from fuseplan.measure.worker.loaded import LoadedProgram, calls_to_settle
 from fuseplan.measure.worker.racing import enter, run_race
 from fuseplan.measure.worker.workplace import Workplace
 from fuseplan.plan import Plan
@@ -47,7 +48,7 @@ from fuseplan.runtime import Program
 from fuseplan.stats import stats
 
 ROUNDS = 2
-"""Calls on each of them: what a CUDA graph replays shows at the third call at the earliest."""
+"""Calls on each of them: what a CUDA graph replays shows at the third call at the earliest, once it is captured at all."""
 NO_ROOM = Outcome("refused", "it takes too much of the device's memory to be kept")
 """What comes of preparing where there is no room."""
 _FAILED = "regions failed at run time"
@@ -155,6 +156,8 @@ class _Trial:
         if stood_in is not None:
             return self.fail(*stood_in)
         peak.settle()
+        for _ in range(calls_to_settle(self.entry)):
+            self._call(compiled, seeds[0])
         given.append(self._call(compiled, seeds[1]))
         self.row = replace(self.row, peak_bytes=peak.bytes())
         if not is_lasting:
@@ -324,10 +327,11 @@ def prepare(job: Prepare, place: Workplace) -> Outcome:
     failed_before = stats().get(_FAILED, 0)
     place.at(job.entry.name, "compiling")
     compiled: Any = compile_entry(job.entry, case.loaded)
+    calls = course.calls(compiled, case.loaded)
     with case.loaded.modes():
-        for call in course.calls(compiled, case.loaded):
+        for call in islice(cycle(calls), len(calls) + calls_to_settle(job.entry)):
             call()
-    del call
+    del calls, call
     if stats().get(_FAILED, 0) > failed_before:
         return Outcome(RUN, "a region failed, and ATen stood in for it")
     course.prepared[job.entry] = compiled
