@@ -24,9 +24,9 @@ from fuseplan.measure.race import LaneError, Sample
 
 Call = Callable[[], object]
 
-WARM_UPS = 5
-"""Calls before any is timed, behind one that compiles: two more show what is held, the next record a CUDA graph, forward and
-backward."""
+WARM_UPS = 6
+"""Calls before any is timed, behind one that compiles: two more show what is held, one whether inputs stay where they are, the next
+record a CUDA graph, forward and backward."""
 CALLS = 20
 """Calls in a block on a GPU at most."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,6 +46,8 @@ class Copies:
     """What was given last in memory of its own; of what adds up, the first."""
     watched: dict[int, StorageWeakRef] = field(default_factory=dict)
     """What the last plain call gave, which is looked at when the next one comes."""
+    collected: bool = False
+    """What compiling has left in cycles is collected: of a first call that holds all, and would do so for long."""
     originals: list[Any] = field(default_factory=list)
     """What the last call has made, as long as its step lasts."""
     lasts: Any = None
@@ -85,6 +88,9 @@ class Copies:
 
     def learn(self) -> None:
         """See what is held now of what the last plain call gave, as the next step comes."""
+        if not self.collected and not all(ref.expired() for ref in self.watched.values()):
+            gc.collect()
+            self.collected = True
         for output, ref in self.watched.items():
             last = self.last.get(output)
             is_older_held = last is not None and not last.expired()

@@ -32,6 +32,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from fuseplan.executors.flat import Boxed
 from fuseplan.log import logger
 from fuseplan.runtime.capture_place import CapturePlace, Copies, keeps_graph
+from fuseplan.runtime.in_place import ReadInPlace, lie_at
 from fuseplan.runtime.unasked import CapturedBackward, Unasked
 from fuseplan.stats import count
 
@@ -126,7 +127,7 @@ class CudaGraphLaunch:
         self.made = made = _Made(facts.made)
         outputs = Copies(facts.large, self.remarks, trains=facts.saved is not None)
         self.place = place = CapturePlace(device, self.remarks, outputs)
-        return lambda plain: _guard_forward(capture(plain), plain, place, facts, made)
+        return lambda plain: _guard_forward(ReadInPlace(capture, plain), plain, place, facts, made)
 
     def _plain_backward(self, plain: Boxed) -> Boxed:
         """The backward of a captured forward ends its step, whether captured itself or not."""
@@ -176,7 +177,7 @@ class _Made:
                 if number not in expected:
                     pointers = dict(zip(chosen, place, strict=True))
                     expected[number] = [pointers.get(i) for i in range(len(args))]
-                if _lie_at(args, expected[number], chosen):
+                if lie_at(args, expected[number], chosen):
                     return True
             return not chosen
 
@@ -193,11 +194,6 @@ class _Made:
             if place not in self.places:
                 self.places.append(place)
             self.noted.add(node)
-
-
-def _lie_at(args: list[Any], pointers: list[int | None], chosen: list[int]) -> bool:
-    """Whether the chosen ones of `args` lie where they should; a step of training has hundreds of them."""
-    return torch._C._tensors_data_ptrs_at_indices_equal(args, pointers, chosen)
 
 
 def _made_by(gm: GraphModule) -> dict[str, int]:

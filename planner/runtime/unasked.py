@@ -18,9 +18,8 @@ from torch import Tensor
 
 from fuseplan.capture.dynamo.symbols import is_symbolic
 from fuseplan.executors.flat import Boxed
+from fuseplan.runtime.in_place import LEAST, ReadInPlace
 
-LEAST = 2**20
-"""Bytes from which on zeros are kept: less is as quickly made."""
 _BACKWARD = "CompiledFunctionBackward"
 """What AOTAutograd's outputs have as their grad_fn: one for all of them."""
 
@@ -155,7 +154,7 @@ class CapturedBackward:
         if self.captured is None:
             self.zeros = self.unasked.among(args)
             static = (*self.capture.keywords["static_input_idxs"], *self.zeros)
-            self.captured = self.capture(self.plain, static_input_idxs=static)
+            self.captured = ReadInPlace(partial(self.capture, static_input_idxs=static), self.plain)
         if not self.zeros:
             return self.captured(args)
         with lying(args, self.zeros):

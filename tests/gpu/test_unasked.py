@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import fuseplan
 from captured import (
@@ -73,6 +73,33 @@ def test_no_zeros_are_made_and_none_are_copied() -> None:
     written = [event.key for event in profile.key_averages() if "Fill" in event.key or "Memcpy DtoD" in event.key]
     assert len(written) <= 2, "the loss and its gradient"
     assert not [event for event in profile.events() if "FillFunctor" in event.name and event.device_time > 20]
+
+
+@pytest.mark.parametrize("launches", ["both", "the first"])
+@pytest.mark.parametrize("host", ["inductor", "aten"])
+def test_nothing_is_copied_from_one_program_to_the_next(host: str, launches: str) -> None:
+    """Logits that go to their loss over a graph break, and their gradient that comes back."""
+    torch._dynamo.reset()
+    head = nn.Linear(64, 2**16, bias=False).cuda()
+    twin = copy.deepcopy(head)
+    second = {"plan": host, "launch": "cudagraph" if launches == "both" else "plain", "tune": "off"}
+    logits_of = torch.compile(lambda x: head(x.tanh()), backend="fuseplan", options={**second, "launch": "cudagraph"})
+    loss_of = torch.compile(lambda logits: torch.logsumexp(logits, -1).mean(), backend="fuseplan", options=second)
+    given = batch()
+
+    def step() -> None:
+        head.zero_grad()
+        loss_of(logits_of(given)).backward()
+
+    for _ in range(LEARNING + 4):
+        step()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        step()
+        torch.cuda.synchronize()
+    moved = [event.name for event in profile.events() if "copy" in event.name.lower() and event.device_time > 20]
+    assert moved == [], "134 MB take 60 microseconds"
+    torch.logsumexp(twin(given.tanh()), -1).mean().backward()
+    assert_same_gradients(head, twin)
 
 
 def test_streams_of_a_caller() -> None:

@@ -43,12 +43,14 @@ class RaceCourse:
 
 
 def calls_to_settle(entry: RaceEntry) -> int:
-    """How many calls of an entry run otherwise than all that follow: CUDA graphs are captured once it is known what is held."""
+    """How many calls of an entry run otherwise than all that follow: CUDA graphs are captured once it is known what is held, and
+    anew where large inputs have moved since, as they do from one set to the next.
+    """
     if entry.plan is None or entry.plan.launch == "plain":
         return 0
     from fuseplan.runtime.capture_place import LEARNING  # it brings Inductor, which a plain launch may do without
 
-    return LEARNING
+    return LEARNING + 1
 
 
 class LoadedPrograms:

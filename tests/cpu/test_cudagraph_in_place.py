@@ -1,0 +1,102 @@
+"""Large inputs that a CUDA graph reads where they lie, seen without a GPU: capturing is played by a stub."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from cudagraph_stub import CAPTURED, Training, boxed, lie_at
+from fuseplan.runtime import in_place
+from fuseplan.runtime.in_place import ReadInPlace
+
+LARGE = 2**18 + 1
+"""Elements of float32 that take over a mebibyte."""
+
+
+class Captures:
+    """Plays torch: it remembers for each capture what it was told to be read in place, and what there was at that time."""
+
+    def __init__(self) -> None:
+        self.read: list[tuple[int, ...]] = []
+        self.calls: list[int] = []
+        """For each call, the number of the capture that ran."""
+
+    def cudagraphify(
+        self, plain: Any, *, static_input_idxs: Sequence[int], mutated_input_idxs: Sequence[int] = ()
+    ) -> Any:
+        number, places = len(self.read), dict[int, int]()
+        self.read.append(tuple(static_input_idxs))
+
+        def call(args: list[Any]) -> Any:
+            self.calls.append(number)
+            for i in static_input_idxs:
+                assert places.setdefault(i, args[i].data_ptr()) == args[i].data_ptr(), "read where it lay before"
+            return plain(args)
+
+        return boxed(call)
+
+
+@pytest.fixture
+def captures(monkeypatch: pytest.MonkeyPatch) -> Captures:
+    monkeypatch.setattr(in_place, "lie_at", lie_at)
+    return Captures()
+
+
+def summed(args: list[Any]) -> list[Tensor]:
+    return [sum((one.sum() for one in args if isinstance(one, Tensor)), torch.zeros(()))]
+
+
+def made(captures: Captures, static: Sequence[int] = (), mutated: Sequence[int] = ()) -> ReadInPlace:
+    capture = partial(captures.cudagraphify, static_input_idxs=tuple(static), mutated_input_idxs=tuple(mutated))
+    return ReadInPlace(capture, boxed(summed))
+
+
+def test_what_is_large_and_stays_is_read_where_it_lies(captures: Captures) -> None:
+    weight, large, small, written = torch.ones(LARGE), torch.ones(LARGE), torch.ones(3), torch.ones(LARGE)
+    call = made(captures, static=[0], mutated=[4])
+    for _ in range(3):
+        call([weight, large, 7, small.clone(), written])
+    assert captures.read == [(0, 1)]
+
+
+def test_what_has_moved_is_copied_from_then_on(captures: Captures) -> None:
+    stays = torch.ones(LARGE)
+    call = made(captures)
+    for number in range(4):
+        moves = torch.full((LARGE,), float(number))
+        (found,) = call([stays, moves])
+        assert found == LARGE * (1 + number)
+        kept = moves  # so that the next lies elsewhere
+    assert kept is moves
+    assert captures.read == [(0, 1), (0,)]
+    assert captures.calls == [0, 1, 1, 1]
+
+
+def test_a_program_is_captured_anew_few_times(captures: Captures) -> None:
+    """However many of its inputs move, one after the other."""
+    inputs = [torch.ones(LARGE) for _ in range(6)]
+    call = made(captures)
+    for number in range(8):
+        call(list(inputs))
+        inputs[number % 6] = torch.ones(LARGE)
+        assert len(inputs) == 6
+    assert captures.read == [(0, 1, 2, 3, 4, 5), (1, 2, 3, 4, 5), ()]
+
+
+def test_the_gradient_that_a_plain_program_gives_is_read_where_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of logits is, where a graph break comes before the loss."""
+    training = Training(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 600)), monkeypatch)
+    gradient = torch.ones(500, 600)
+    seen = []
+    for _ in range(3):
+        training.call(torch.randn(500, 8)).backward(gradient)
+        seen.append(gradient.data_ptr() in training.read_at["backward"].values())
+    assert seen == [True] * 3
+    assert training.log == CAPTURED * 3
+    training.call(torch.randn(500, 8)).backward(gradient.clone())
+    assert gradient.data_ptr() not in training.read_at["backward"].values()
