@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,9 +16,9 @@ from fuseplan.stats import count
 
 OFTEN = 100
 """After so many calls that had to run plain for an output that is held, whoever asks is told."""
-LEARNING = 3
-"""So many first calls run plain, and show what callers hold: the first gives, the second shows what is held of it, the third
-whether gradients add up."""
+LEARNING = 4
+"""So many first calls run plain, and show what callers hold, but for the very first: it compiles, and compilers keep what they were
+given there, for long."""
 _LAST: WeakKeyDictionary[CUDAGraphTreeManager, Any] = WeakKeyDictionary()
 """The stream on which graphs of these trees were sent last."""
 _PLACES: WeakKeyDictionary[CUDAGraphTreeManager, WeakValueDictionary[Any, Copies]] = WeakKeyDictionary()
@@ -45,9 +44,9 @@ class Copies:
     last: dict[int, StorageWeakRef] = field(default_factory=dict)
     """What was given last in memory of its own; of what adds up, the first."""
     watched: dict[int, StorageWeakRef] = field(default_factory=dict)
-    """What the last plain call gave, which is looked at when the next one comes."""
-    collected: bool = False
-    """What compiling has left in cycles is collected: of a first call that holds all, and would do so for long."""
+    """What the last plain call gave, which is looked at when the next one comes; and copies of what may add up."""
+    is_compiling: bool = True
+    """No call was seen yet."""
     originals: list[Any] = field(default_factory=list)
     """What the last call has made, as long as its step lasts."""
     lasts: Any = None
@@ -58,7 +57,9 @@ class Copies:
 
         So no function is captured on copies of what another one gives, which later come from that one's graph.
         """
-        self.watched = {i: StorageWeakRef(outputs[i].untyped_storage()) for i in self.large}
+        chosen = () if self.is_compiling else self.large
+        self.watched = {i: StorageWeakRef(outputs[i].untyped_storage()) for i in chosen}
+        self.is_compiling = False
         self.learning -= 1
 
     def give(self, outputs: list[Any], lasts: Any = None) -> None:
@@ -76,7 +77,8 @@ class Copies:
             return
         for i, copy in zip(chosen, copies, strict=True):
             outputs[i] = copy
-            self.last[i] = StorageWeakRef(copy.untyped_storage())
+            refs = self.watched if self._is_older_held(i) else self.last
+            refs[i] = StorageWeakRef(copy.untyped_storage())
 
     def let_go(self, begins: bool) -> None:
         """Let go of what was made in a step that is over: another one begins, or no backward will come."""
@@ -84,16 +86,16 @@ class Copies:
             self.originals, self.lasts = [], None
 
     def _is_added(self, output: int) -> bool:
-        return output in self.added and not self.last[output].expired()
+        return output in self.added and self._is_older_held(output)
+
+    def _is_older_held(self, output: int) -> bool:
+        last = self.last.get(output)
+        return last is not None and not last.expired()
 
     def learn(self) -> None:
         """See what is held now of what the last plain call gave, as the next step comes."""
-        if not self.collected and not all(ref.expired() for ref in self.watched.values()):
-            gc.collect()
-            self.collected = True
         for output, ref in self.watched.items():
-            last = self.last.get(output)
-            is_older_held = last is not None and not last.expired()
+            is_older_held = self._is_older_held(output)
             if not ref.expired():
                 self.hold(output, adds_up=not is_older_held)
                 self.last[output] = ref

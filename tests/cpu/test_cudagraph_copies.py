@@ -81,8 +81,8 @@ def test_gradients_are_copied_where_they_are_held_across_steps(monkeypatch: pyte
         copies.append(len(tensors))
         return copies_of(tensors)
 
-    add_up(training, zero, LEARNING)
-    assert training.log == PLAIN * LEARNING
+    add_up(training, zero, LEARNING + 2)
+    assert training.log == PLAIN * LEARNING + CAPTURED * 2
     training.log.clear()
     monkeypatch.setattr(capture_place, "copies_of", counted)
     expected = add_up(training, zero, 9)
@@ -93,7 +93,7 @@ def test_gradients_are_copied_where_they_are_held_across_steps(monkeypatch: pyte
     of_gradients = copies[1::2]
     assert of_gradients == {"behind the forward": [1] * 9, "every third": [1, 0, 0] * 3}.get(zero, [0] * 9)
     held = training.launch.place.gradients.held
-    assert held == (() if zero == "first" else (0,))
+    assert held == ((0,) if zero in {"behind the forward", "every third"} else ())
     assert len(training.launch.remarks) == len(held)
 
 
@@ -116,6 +116,21 @@ def test_what_is_given_lives_until_the_next_step_begins(monkeypatch: pytest.Monk
         training.step(torch.randn(4, 8))
     assert training.log == CAPTURED * 4
     assert seen == [0, 1] * 4  # in each forward, and in each backward
+
+
+@pytest.mark.parametrize("holds", ["the first call's", "all calls'"])
+def test_what_the_first_call_gave_says_nothing(monkeypatch: pytest.MonkeyPatch, holds: str) -> None:
+    """It compiles, and compilers keep what they were given, in frames and in threads of their own."""
+    training = Training(large_and_larger, monkeypatch, LEARNING)
+    training.trees.reuses, training.trees.trains = True, False
+    kept = []
+    with torch.no_grad():
+        for number in range(LEARNING + 2):
+            found = training.call(torch.randn(4, 4))
+            kept += [found] if number == 0 or holds == "all calls'" else []
+            del found
+    assert training.launch.place.outputs.held == ((0, 1) if holds == "all calls'" else ())
+    assert training.log == ["forward plain"] * LEARNING + ["forward captured"] * 2
 
 
 def test_what_follows_is_captured_over_what_is_given_not_over_copies(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,7 +91,7 @@ def test_nothing_is_copied_from_one_program_to_the_next(host: str, launches: str
         head.zero_grad()
         loss_of(logits_of(given)).backward()
 
-    for _ in range(LEARNING + 4):
+    for _ in range(LEARNING + 6):
         step()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         step()
