@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import cycle
+from itertools import cycle, islice
 from statistics import median
 from typing import Any
 
@@ -28,10 +28,11 @@ Clock = CpuClock | GpuClock
 class QuickGpuClock(GpuClock):
     """Device and host time as tuning takes them, in blocks that are short for slow calls too; no wall time."""
 
-    def add(self, name: str, calls: Sequence[Callable[[], object]], first: str = RUN) -> None:
+    def add(self, name: str, calls: Sequence[Callable[[], object]], first: str = RUN, more: int = 0) -> None:
         """Take a candidate in, after no more calls than it needs to have compiled and allocated all."""
         try:
-            calls[0]()
+            for call in islice(cycle(calls), 1 + more):
+                call()
             torch.cuda.synchronize()
             self.lanes[name] = self._prepare(cycle(calls))
         except Exception as error:

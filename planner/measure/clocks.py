@@ -24,9 +24,8 @@ from fuseplan.measure.race import LaneError, Sample
 
 Call = Callable[[], object]
 
-WARM_UPS = 6
-"""Calls before any is timed, behind one that compiles: two more show what is held, one whether inputs stay where they are, the next
-record a CUDA graph, forward and backward."""
+WARM_UPS = 5
+"""Calls before any is timed, behind one that compiles: those that record a CUDA graph, forward and backward, are among them."""
 CALLS = 20
 """Calls in a block on a GPU at most."""
 
@@ -51,15 +50,16 @@ class _LiveClock(ABC):
     def __init__(self) -> None:
         self.lanes: dict[str, Any] = {}
 
-    def add(self, name: str, calls: Sequence[Call], first: str = RUN) -> None:
+    def add(self, name: str, calls: Sequence[Call], first: str = RUN, more: int = 0) -> None:
         """Take a candidate in: warm it up, and see how many of its calls make a block. LaneError if it fails.
 
-        `first` is the stage at which it is when its first call fails: some compile in it.
+        `first` is the stage at which it is when its first call fails: some compile in it. `more`: what it needs beside other
+        candidates until its calls are like all that follow.
         """
         with _failing(first):
             calls[0]()
         with _failing():
-            for call in islice(cycle(calls), max(WARM_UPS, 2 * len(calls))):
+            for call in islice(cycle(calls), max(WARM_UPS, 2 * len(calls)) + more):
                 call()
             self.lanes[name] = self._prepare(cycle(calls))
 

@@ -3,7 +3,8 @@
 PyTorch's trees copy to memory of the graph whatever is no parameter and was made by no graph: at each step the gradient that a
 program which runs plain gives to one that is captured, which for logits is as large as they are. Most loops have it at the
 same place each time, since the allocator is asked for the same in the same order. Where one comes from elsewhere, the program
-is captured anew, and copies that one from then on.
+is captured anew: the first time over the new place, as where the allocator had to settle, and then without that one, which is
+copied from then on.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from fuseplan.executors.flat import Boxed
 
 LEAST = 2**20
 """Bytes from which on it matters: less is as quickly copied, or made."""
-PATIENCE = 2
-"""So often a program is captured anew for some that have moved; then all are copied."""
+PATIENCE = 3
+"""The third time that some have moved, all are copied."""
 
 
 class ReadInPlace:
@@ -42,7 +43,7 @@ class ReadInPlace:
             self._captured_over(args, [i for i, one in enumerate(args) if i not in self.others and _is_large(one)])
         elif self.chosen and not lie_at(args, self.pointers, self.chosen):
             self.moves += 1
-            still = [i for i in self.chosen if args[i].data_ptr() == self.pointers[i]]
+            still = [i for i in self.chosen if self.moves == 1 or args[i].data_ptr() == self.pointers[i]]
             self._captured_over(args, still if self.moves < PATIENCE else [])
         assert self.captured is not None
         return self.captured(args)

@@ -64,17 +64,24 @@ def test_what_is_large_and_stays_is_read_where_it_lies(captures: Captures) -> No
     assert captures.read == [(0, 1)]
 
 
-def test_what_has_moved_is_copied_from_then_on(captures: Captures) -> None:
+def test_what_has_moved_once_is_read_where_it_lies_now(captures: Captures) -> None:
+    """As where the allocator has to settle, once the graphs have memory of their own."""
+    call, first, then = made(captures), torch.ones(LARGE), torch.full((LARGE,), 2.0)
+    found = [call([one])[0] for one in (first, then, then, then)]
+    assert found == [LARGE, 2 * LARGE, 2 * LARGE, 2 * LARGE]
+    assert captures.read == [(0,), (0,)]
+    assert captures.calls == [0, 1, 1, 1]
+
+
+def test_what_moves_is_copied_from_then_on(captures: Captures) -> None:
     stays = torch.ones(LARGE)
+    moving = [torch.full((LARGE,), float(number)) for number in range(5)]
     call = made(captures)
-    for number in range(4):
-        moves = torch.full((LARGE,), float(number))
+    for number, moves in enumerate(moving):
         (found,) = call([stays, moves])
         assert found == LARGE * (1 + number)
-        kept = moves  # so that the next lies elsewhere
-    assert kept is moves
-    assert captures.read == [(0, 1), (0,)]
-    assert captures.calls == [0, 1, 1, 1]
+    assert captures.read == [(0, 1), (0, 1), (0,)]
+    assert captures.calls == [0, 1, 2, 2, 2]
 
 
 def test_a_program_is_captured_anew_few_times(captures: Captures) -> None:
@@ -84,8 +91,8 @@ def test_a_program_is_captured_anew_few_times(captures: Captures) -> None:
     for number in range(8):
         call(list(inputs))
         inputs[number % 6] = torch.ones(LARGE)
-        assert len(inputs) == 6
-    assert captures.read == [(0, 1, 2, 3, 4, 5), (1, 2, 3, 4, 5), ()]
+    everything = (0, 1, 2, 3, 4, 5)
+    assert captures.read == [everything, everything, (0, 2, 3, 4, 5), ()]
 
 
 def test_the_gradient_that_a_plain_program_gives_is_read_where_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,5 +105,7 @@ def test_the_gradient_that_a_plain_program_gives_is_read_where_it_lies(monkeypat
         seen.append(gradient.data_ptr() in training.read_at["backward"].values())
     assert seen == [True] * 3
     assert training.log == CAPTURED * 3
-    training.call(torch.randn(500, 8)).backward(gradient.clone())
-    assert gradient.data_ptr() not in training.read_at["backward"].values()
+    others = [gradient.clone() for _ in range(2)]
+    for other in others:
+        training.call(torch.randn(500, 8)).backward(other)
+    assert not {gradient.data_ptr(), *(one.data_ptr() for one in others)} & set(training.read_at["backward"].values())

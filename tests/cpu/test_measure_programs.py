@@ -176,6 +176,7 @@ def test_what_is_right_is_compiled_ahead_of_its_race(training: tuple[str, Outcom
             pool.racer.kill()
         heard.clear()
         (raced,) = pool.map([RacePlans(trace, (RaceEntry("eager"), good, RaceEntry("more")), "eager", SHORT)])
+    assert raced.ok, raced
     assert {row.name: row.status for row in raced.rows} == dict.fromkeys(("eager", "aten", "more"), "ok")
     compiled = [name for name, stage in heard if stage == "compiling"]
     assert compiled == (["eager", "aten", "more"] if lost else ["more"])

@@ -50,7 +50,7 @@ def calls_to_settle(entry: RaceEntry) -> int:
         return 0
     from fuseplan.runtime.capture_place import LEARNING  # it brings Inductor, which a plain launch may do without
 
-    return LEARNING + 1
+    return LEARNING + 2
 
 
 class LoadedPrograms:

@@ -306,7 +306,8 @@ def race_entries(job: RacePlans, place: Workplace) -> Outcome:
                     place.clear()  # of the entry before: memory that is let go meanwhile would be this one's gain
                 compiled = compile_entry(entry, loaded) if prepared is None else prepared
                 failed_before = stats().get(_FAILED, 0)
-                row = enter(clock, OutcomeRow(entry.name), course.calls(compiled, loaded), place.device)
+                calls, more = course.calls(compiled, loaded), 0 if prepared is not None else calls_to_settle(entry)
+                row = enter(clock, OutcomeRow(entry.name), calls, place.device, more)
                 if prepared is not None:  # of its first calls, vetting has told
                     row = replace(row, compile_s=None, peak_bytes=None)
                 rows[entry.name] = row if row.status != "ok" else _as_planned(row, entry, compiled, failed_before)

@@ -16,11 +16,15 @@ from fuseplan.measure.race import Clock, LaneError, RaceResult, Rule, fastest, r
 from fuseplan.measure.worker.workplace import Workplace
 
 
-def enter(clock: Any, row: OutcomeRow, calls: Sequence[Callable[[], object]], device: torch.device) -> OutcomeRow:
-    """Add a candidate to a clock; its row says how much memory its first calls took, or what they raised."""
+def enter(
+    clock: Any, row: OutcomeRow, calls: Sequence[Callable[[], object]], device: torch.device, more: int = 0
+) -> OutcomeRow:
+    """Add a candidate to a clock, with so many calls `more` to warm up than others; its row says how much memory its first
+    calls took, or what they raised.
+    """
     begin, peak = perf_counter(), Peak(device)
     try:
-        clock.add(row.name, calls, COMPILE if row.compile_s is None else RUN)
+        clock.add(row.name, calls, COMPILE if row.compile_s is None else RUN, more)
         spent = (row.compile_s or 0.0) + perf_counter() - begin
         peak.settle()
         clock.block(row.name)
