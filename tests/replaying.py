@@ -36,9 +36,9 @@ from fuseplan.measure.race import Sample
 from fuseplan.models import CostModel, work_of
 from fuseplan.plan import Plan
 from fuseplan.rewrites.base import Kind
-from fuseplan.rewrites.found import SiteFound
+from fuseplan.rewrites.found import MissedPlaces, SiteFound
 from fuseplan.rewrites.kinds import KINDS
-from fuseplan.rewrites.sites import Sites
+from fuseplan.rewrites.sites import Sites, missed_places
 
 
 @dataclass
@@ -123,10 +123,13 @@ def _captured(text: str, preferring: bool, kinds: tuple[tuple[str, Kind[Any]], .
     """`kinds` are those of the sites that can be found: tests add some."""
     loaded = load_trace(Trace.from_json(text))
     told: list[SiteFound] = []
+    missed: list[MissedPlaces] = []
 
     def look(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        sites = Sites.of(settled(gm, example_inputs).gm)
+        whole = settled(gm, example_inputs).gm
+        sites = Sites.of(whole)
         told.extend(sites.told())
+        missed.extend(missed_places(whole))
         plan = sites.preferring(Plan("aten")) if preferring else Plan("aten")
         return fuseplan_backend(gm, example_inputs, options={"plan": plan})
 
@@ -134,7 +137,7 @@ def _captured(text: str, preferring: bool, kinds: tuple[tuple[str, Kind[Any]], .
     loaded.step(compiled)
     (program,) = programs_of(compiled_by(compiled))
     graphs = tuple((record.role, record.graph) for record in program.graphs)
-    return CapturedProgram(program.key, graphs, tuple(told))
+    return CapturedProgram(program.key, graphs, tuple(told), missed=tuple(missed))
 
 
 def cut_plans(jobs: Sequence[Job]) -> list[Plan]:

@@ -15,7 +15,7 @@ from statistics import median
 from typing import Annotated, Any
 
 from fuseplan.errors import StoreError
-from fuseplan.graph.words import runs_of
+from fuseplan.graph.words import counted, runs_of
 from fuseplan.judge.output import JudgedOutput
 from fuseplan.tuning_db.columns import MAX_EVIDENCE, ROLES, STATUSES
 from fuseplan.wire import codec
@@ -29,6 +29,8 @@ MOST_OUTPUTS = 8
 MOST_REGIONS = 20_000
 MOST_SITES = 200
 """Groups of equal sites that are told of."""
+MOST_MISSED = 20
+"""Reasons why what looks like a site is none."""
 MOST_WAYS = 100
 MOST_OPS = 50_000
 """Ops of the cuts that moves start from."""
@@ -229,6 +231,23 @@ class SiteEvidence:
 
 
 @dataclass(frozen=True)
+class MissedEvidence:
+    """Places that look like sites of a kind and are none, for one reason."""
+
+    kind: Text
+    reason: Text
+    count: Count = 1
+    first: Text = ""
+    """The name of the first in the graph."""
+
+    @property
+    def line(self) -> str:
+        """One line on them, for people."""
+        others = f" and {counted(self.count - 1, 'other')}" if self.count > 1 else ""
+        return f"no {self.kind} at {self.first}{others}: {self.reason}"
+
+
+@dataclass(frozen=True)
 class Evidence:
     """Evidence for a plan: its race, its regions, and the cut that its moves start from.
 
@@ -244,6 +263,8 @@ class Evidence:
     """Whether the search that led to it came to its end: nothing was left that seemed worth measuring."""
     sites: Annotated[tuple[SiteEvidence, ...], _at_most(MOST_SITES)] = field(default=(), metadata=UNLESS_DEFAULT)
     """What could be written in another way, equal sites together."""
+    missed: Annotated[tuple[MissedEvidence, ...], _at_most(MOST_MISSED)] = field(default=(), metadata=UNLESS_DEFAULT)
+    """What looks like that and is not, by reason."""
 
     def to_json(self) -> str:
         """One line of canonical JSON; nothing where there is no evidence."""
@@ -285,8 +306,8 @@ class Evidence:
             raced = raced[: len(raced) // 2]
         order = {id(one): place for place, one in enumerate(self.regions)}
         regions = tuple(sorted(kept, key=lambda one: order[id(one)]))
-        found = Evidence(raced, regions, start, self.searched, self.sites[:MOST_SITES])
-        return found if len(found._text()) <= MAX_EVIDENCE else replace(found, sites=())
+        found = Evidence(raced, regions, start, self.searched, self.sites[:MOST_SITES], self.missed[:MOST_MISSED])
+        return found if len(found._text()) <= MAX_EVIDENCE else replace(found, sites=(), missed=())
 
 
 NO_EVIDENCE = Evidence()

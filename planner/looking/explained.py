@@ -53,6 +53,7 @@ class Explained:
             "stored": None if stored is None else fields_of(Listed(stored, self.name)),
             "moves": [] if stored is None else [move.line for move in stored.moves],
             "sites": [] if stored is None else [_site_fields(one) for one in stored.evidence.sites],
+            "missed": [] if stored is None else [dict(vars(one)) for one in stored.evidence.missed],
             "raced": [] if stored is None else [_raced_fields(stored, one) for one in stored.evidence.raced],
             "graphs": [self._graph_fields(role, graph) for role, graph in self.graphs],
             "others": [fields_of(one) for one in self.others],
@@ -140,6 +141,9 @@ def _evidence(stored: StoredPlan) -> Iterator[str]:
         yield "  moves, from fusing all that can be fused:"
         yield from (f"    {move.line}" for move in stored.moves)
     yield from (f"  {line}" for line in sites_lines(stored.evidence.sites))
+    if stored.evidence.missed:
+        yield "  what is left as it is written:"
+        yield from (f"    {one.line}" for one in stored.evidence.missed)
     yield from (f"  {line}" for line in raced_lines(stored))
 
 

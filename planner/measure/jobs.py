@@ -16,7 +16,7 @@ from fuseplan.judge.output import Inquiry, JudgedOutput, Wider
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.race import RaceResult, Rule
 from fuseplan.plan import SAVING, Rewrite
-from fuseplan.rewrites.found import SiteFound
+from fuseplan.rewrites.found import MissedPlaces, SiteFound
 from fuseplan.segment import Choice
 from fuseplan.tuning_db.columns import STATUSES
 from fuseplan.tuning_db.records import NO_REPEATS, Repeats
@@ -228,6 +228,8 @@ class CapturedProgram:
     """Why there are no graphs: something in them cannot be written down, and the program has whole plans alone."""
     traced_s: float = 0.0
     """What tracing and running it once took."""
+    missed: tuple[MissedPlaces, ...] = ()
+    """What looks like sites and is none."""
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,10 @@ class Kind(ABC, Generic[S]):
     def about(self, site: S) -> str:
         """What is known of a site, in a few words for people."""
 
+    def missed(self, gm: GraphModule) -> Mapping[str, str]:
+        """What looks like a site to people and is none, by the name of its node, and why."""
+        return {}
+
     def preferred(self, site: S) -> str | None:
         """The way to try first, which a program that is cut has; None to leave the site as it is."""
         return next((way for way in self.ways(site) if self.refusal(site, way) is None), None)

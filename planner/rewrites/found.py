@@ -34,3 +34,13 @@ class SiteFound:
     def named(self) -> tuple[str, int]:
         """What a plan calls it."""
         return self.kind, self.number
+
+
+@dataclass(frozen=True)
+class MissedPlaces:
+    """What looks like sites of a kind and is none, for one reason."""
+
+    kind: str
+    reason: str
+    nodes: tuple[str, ...]
+    """Their names in the graph."""

@@ -16,7 +16,7 @@ from fuseplan.log import logger
 from fuseplan.plan import Plan, Rewrite
 from fuseplan.rewrites.base import Kind, Site
 from fuseplan.rewrites.blocks import block_at, blocks_in
-from fuseplan.rewrites.found import SiteFound
+from fuseplan.rewrites.found import MissedPlaces, SiteFound
 from fuseplan.rewrites.kinds import KINDS
 from fuseplan.rewrites.special import example, special
 from fuseplan.rewrites.unfolded import unfolded
@@ -105,6 +105,21 @@ def _found(name: str, kind: Kind[Any], graph: GraphModule) -> Sequence[Site]:
     except Exception as error:  # noqa: BLE001 -- a kind may be anybody's: what it cannot read runs as it is written
         logger.warning("no %s is rewritten: its kind cannot read this program: %s", kind.noun, type(error).__name__)
         return []
+
+
+def missed_places(gm: GraphModule, kinds: Collection[str] | None = None) -> tuple[MissedPlaces, ...]:
+    """What looks like sites of these kinds, else of all, and is none: all that is so for one reason together."""
+    found: dict[tuple[str, str], list[str]] = {}
+    graphs = [graph for _, graph, _ in graphs_in(unfolded(gm).gm)]
+    for name, kind in KINDS.items():
+        for graph in graphs if kinds is None or name in kinds else ():
+            try:
+                missed = kind.missed(graph)
+            except Exception:  # noqa: BLE001 -- `find` has said already that it cannot read this program
+                continue
+            for node, reason in missed.items():
+                found.setdefault((name, reason), []).append(node)
+    return tuple(MissedPlaces(kind, reason, tuple(nodes)) for (kind, reason), nodes in found.items())
 
 
 def graphs_in(

@@ -17,7 +17,7 @@ from browsing import Server, serving, shown, sql
 from fuseplan.judge.output import JudgedOutput
 from fuseplan.segment.moves import Move
 from fuseplan.tuning_db import Evidence, Raced, RegionEvidence, StoredPlan
-from fuseplan.tuning_db.evidence import SiteEvidence, WayEvidence
+from fuseplan.tuning_db.evidence import MissedEvidence, SiteEvidence, WayEvidence
 from stored import HERE, INDUCTOR, store_at
 from tuned_samples import add_program, key_of, sample_database
 
@@ -50,9 +50,10 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         SiteEvidence("attention", (0, 1, 2), HOSTILE[:390], "auto+causal", ways),
         SiteEvidence("{{ 7 * 7 }}", (4,)),
     )
+    missed = (MissedEvidence("written-attention", HOSTILE[:390], 3, "softmax_1"),)
     odd = StoredPlan(
         key_of(8), HERE, INDUCTOR, status="tuned", wall_us=10.0, best_default=HOSTILE[:90], best_default_us=20.0,
-        moves=(Move("note", role="forward", change_us=-1.0, words=HOSTILE), Move("run", region=1, executor=HOSTILE)) * 2, evidence=Evidence(raced, regions, sites=sites),
+        moves=(Move("note", role="forward", change_us=-1.0, words=HOSTILE), Move("run", region=1, executor=HOSTILE)) * 2, evidence=Evidence(raced, regions, sites=sites, missed=missed),
     )  # fmt: skip
     store.add_program(key_of(8), HOSTILE)
     store.add_plan(odd)
@@ -83,6 +84,8 @@ def test_sites_are_shown_with_their_ways_and_what_was_refused(server: Server, op
     first.locator("summary").click()
     expect(first.locator("details li").first).to_have_text("not tried: math")
     expect(first.locator("details li").nth(1)).to_contain_text("refused: flash, cudnn, since <script>")
+    left = opened.page.get_by_text("no written-attention at softmax_1 and 2 others: <script>")
+    expect(left).to_be_visible()
     assert opened.page.evaluate("window.hacked") is None
 
 

@@ -134,6 +134,34 @@ def test_each_site_is_told_of_with_its_ways_their_times_and_refusals(
     assert Evidence.from_json(stored.evidence.to_json()) == stored.evidence
 
 
+def gated(q: Tensor, gate: Tensor) -> Tensor:
+    """Attention whose weights meet something else before the values, twice, and a softmax that has nothing to do with it."""
+    for _ in range(2):
+        q = (q @ q.mT / 4).softmax(-1).mul(gate) @ q
+    return q.softmax(-1)
+
+
+def test_what_looks_like_a_site_and_is_none_is_told_of_with_the_reason(store: Store, tmp_path: Path) -> None:
+    with torch.no_grad():
+        (trace,) = traces_of(gated, torch.randn(2, 6, 8), torch.randn(6, 6), name="gated")
+    with Workers("cpu") as workers:
+        (outcome,) = workers.map([Capture(trace.to_json())])
+    assert outcome.found is not None, outcome.detail
+    others, one = outcome.found.missed
+    assert (others.kind, len(others.nodes), one.nodes) == ("written-attention", 2, ("softmax_2",))
+    assert others.reason == "the attention weights go through mul before they meet the values"
+    pool = ReplayingPool({"eager": 2000.0, "inductor": 1000.0})
+    (made,) = Tuner(store, pool, "cpu", QUICK, Settings(), Silent()).tune(trace, ("plain",))
+    assert made.plan is not None, made.detail
+    (stored,) = store.plans()
+    assert [each.count for each in stored.evidence.missed] == [2, 1]
+    assert Evidence.from_json(stored.evidence.to_json()) == stored.evidence
+    text = fuseplan.explain(stored.program, db=tmp_path / "tuning.db")
+    assert f"    no written-attention at softmax and 1 other: {others.reason}\n" in text
+    (told,) = explained(stored.program, db=tmp_path / "tuning.db")
+    assert [each["first"] for each in told.as_dict()["missed"]] == ["softmax", "softmax_2"]
+
+
 def test_a_kind_that_loses_is_left_out_of_the_plan_that_wins(products: None, store: Store) -> None:
     times = {"eager": 2000.0, "inductor": 1000.0, PREFERRED: 900.0, "inductor, product as is": 500.0}
     found = tuned(store, ReplayingPool(times))

@@ -42,8 +42,8 @@ from fuseplan.measure.worker.loaded import LoadedProgram, calls_to_settle
 from fuseplan.measure.worker.racing import enter, run_race
 from fuseplan.measure.worker.workplace import Workplace
 from fuseplan.plan import Plan
-from fuseplan.rewrites.found import SiteFound
-from fuseplan.rewrites.sites import Sites
+from fuseplan.rewrites.found import MissedPlaces, SiteFound
+from fuseplan.rewrites.sites import Sites, missed_places
 from fuseplan.runtime import Program
 from fuseplan.stats import stats
 
@@ -77,10 +77,13 @@ def capture(job: Capture, place: Workplace) -> Outcome:
     place.at("capture", "capturing")
     loaded = place.programs.case(job.trace).loaded
     told: list[SiteFound] = []
+    missed: list[MissedPlaces] = []
 
     def look(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        sites = Sites.of(settled(gm, example_inputs).gm, job.kinds)
+        whole = settled(gm, example_inputs).gm
+        sites = Sites.of(whole, job.kinds)
         told.extend(sites.told())
+        missed.extend(missed_places(whole, job.kinds))
         plan = Plan("aten", job.rewrites, saving=job.saving)
         options = {"plan": sites.preferring(plan) if job.preferring else plan}
         return fuseplan_backend(gm, example_inputs, options=options)
@@ -95,10 +98,9 @@ def capture(job: Capture, place: Workplace) -> Outcome:
         return Outcome("refused", f"the trace becomes {len(programs)} programs, not one")
     (program,) = programs
     opaque = [why for record in program.graphs for why in record.graph.opaque]
-    if opaque:
-        return Outcome(found=CapturedProgram(program.key, (), tuple(told), line(opaque[0]), traced_s))
-    graphs = tuple((record.role, record.graph) for record in program.graphs)
-    return Outcome(found=CapturedProgram(program.key, graphs, tuple(told), traced_s=traced_s))
+    graphs = () if opaque else tuple((record.role, record.graph) for record in program.graphs)
+    uncut = line(opaque[0]) if opaque else ""
+    return Outcome(found=CapturedProgram(program.key, graphs, tuple(told), uncut, traced_s, tuple(missed)))
 
 
 def _programs(compiled: Any) -> list[Program]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch.fx import GraphModule
 
@@ -18,6 +18,10 @@ class WrittenOut(AttentionKind[WrittenAttention]):
     def find(self, gm: GraphModule) -> Sequence[WrittenAttention]:
         """All of it in a graph, in order."""
         return find_written(gm)[0]
+
+    def missed(self, gm: GraphModule) -> Mapping[str, str]:
+        """Softmaxes that are not between two matmuls, or not in a way that one call has."""
+        return {one.softmax.name: one.reason for one in find_written(gm)[1]}
 
     def about(self, site: WrittenAttention) -> str:
         """Where it is, how much is added to its scores or masks them, and what is proven of that."""

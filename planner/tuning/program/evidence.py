@@ -11,7 +11,7 @@ from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import OutcomeRow
 from fuseplan.models import Cost, Machine, Work
 from fuseplan.plan import Plan
-from fuseplan.rewrites.found import SiteFound
+from fuseplan.rewrites.found import MissedPlaces, SiteFound
 from fuseplan.segment import Region, Segmentation
 from fuseplan.solver.costs import Case, RegionCosts, units_of
 from fuseplan.tuning.program.knowledge import Knowledge
@@ -20,9 +20,11 @@ from fuseplan.tuning.program.moves import all_fused
 from fuseplan.tuning.program.rewriting import groups_of
 from fuseplan.tuning.program.services import Services
 from fuseplan.tuning_db.evidence import (
+    MOST_MISSED,
     MOST_WALLS,
     MOST_WAYS,
     Evidence,
+    MissedEvidence,
     Raced,
     RegionEvidence,
     SiteEvidence,
@@ -82,9 +84,11 @@ def evidence_of(knowledge: Knowledge, plan: Plan) -> Evidence:
     """What is known of a plan but for its race."""
     regions = regions_of(knowledge, plan)
     start = start_of(knowledge) if regions else ()
+    found = knowledge.problem.found
     return Evidence(
-        regions=regions, start=start, searched=knowledge.searched, sites=sites_of(knowledge.problem.found.sites, plan)
-    )
+        regions=regions, start=start, searched=knowledge.searched, sites=sites_of(found.sites, plan),
+        missed=missed_of(found.missed),
+    )  # fmt: skip
 
 
 def sites_of(sites: Sequence[SiteFound], plan: Plan) -> tuple[SiteEvidence, ...]:
@@ -99,6 +103,13 @@ def sites_of(sites: Sequence[SiteFound], plan: Plan) -> tuple[SiteEvidence, ...]
             numbers = tuple(site.number for site in its)
             found.append(SiteEvidence(kind, numbers, told(its[0].about), way, tuple(ways[:MOST_WAYS])))
     return tuple(found)
+
+
+def missed_of(missed: Sequence[MissedPlaces]) -> tuple[MissedEvidence, ...]:
+    """What looks like a place to write in another way and is none."""
+    return tuple(
+        MissedEvidence(one.kind, told(one.reason), len(one.nodes), told(one.nodes[0])) for one in missed[:MOST_MISSED]
+    )
 
 
 def with_times(
