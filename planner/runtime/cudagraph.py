@@ -64,6 +64,8 @@ class CaptureFacts:
     """Where something of that is which nobody else gets."""
     taken: tuple[int, ...] | None = None
     """Where a backward has that among its arguments; None where it has not all of it, or has an order of its own."""
+    passed_on: tuple[int, ...] = ()
+    """Positions of inputs in whose memory something of what it gives lies."""
 
 
 class CudaGraphLaunch:
@@ -94,16 +96,17 @@ class CudaGraphLaunch:
             "placeholders": get_placeholder_info(gm.graph),
             "mutated_input_idxs": tuple(find_input_mutations(gm.graph)),
         }
-        device = _device_index(gm)
+        device, passed_on = _device_index(gm), _passed_on(gm)
         if role == "backward":
-            return CaptureFacts(role, None, device, told, large=_gradients(gm), taken=self.made.taken_by(gm))
+            gradients, taken = _gradients(gm), self.made.taken_by(gm)
+            return CaptureFacts(role, None, device, told, large=gradients, taken=taken, passed_on=passed_on)
         small, large = _own_outputs(gm)
         made = _made_by(gm)
         saved = _saved_alone(gm, made)
         if saved is None:  # whether a step is over can't be seen: who gets what is saved, too, gets a copy
             large, both = _split(gm, large, made)
             small += both
-        return CaptureFacts(role, None, device, told, small, large, made, saved)
+        return CaptureFacts(role, None, device, told, small, large, made, saved, passed_on=passed_on)
 
     def wrapping(self, facts: CaptureFacts) -> Callable[[Boxed], Boxed]:
         """What wraps the callable of the graph that the facts are of."""
@@ -123,11 +126,12 @@ class CudaGraphLaunch:
             follows = self.made.follows(facts.taken)
             self.place.gradients = Copies(facts.large, self.remarks, gradients=True, trains=True)
             guard, ours = partial(_guard_backward, place=self.place, follows_capture=follows), self.unasked
-            return lambda plain: guard(CapturedBackward(capture, plain, ours), ours.on_copies(plain))
+            copied = facts.passed_on
+            return lambda plain: guard(CapturedBackward(capture, plain, ours, copied), ours.on_copies(plain))
         self.made = made = _Made(facts.made)
         outputs = Copies(facts.large, self.remarks, trains=facts.saved is not None)
         self.place = place = CapturePlace(device, self.remarks, outputs)
-        return lambda plain: _guard_forward(ReadInPlace(capture, plain), plain, place, facts, made)
+        return lambda plain: _guard_forward(ReadInPlace(capture, plain, facts.passed_on), plain, place, facts, made)
 
     def _plain_backward(self, plain: Boxed) -> Boxed:
         """The backward of a captured forward ends its step, whether captured itself or not."""
@@ -276,6 +280,13 @@ def _gradients(gm: GraphModule) -> tuple[int, ...]:
     nodes: Any = gm.graph.output_node().args[0]
     given = {None, *map(_storage, gm.graph.find_nodes(op="placeholder"))}
     return tuple(i for i, node in enumerate(nodes) if _storage(node) not in given)
+
+
+def _passed_on(gm: GraphModule) -> tuple[int, ...]:
+    """Positions of inputs in whose memory something lies that the graph gives, such as what is saved as it is for the backward."""
+    given = set(map(_storage, gm.graph.output_node().args[0]))  # type: ignore[arg-type]
+    inputs = gm.graph.find_nodes(op="placeholder")
+    return tuple(i for i, node in enumerate(inputs) if (storage := _storage(node)) is not None and storage in given)
 
 
 def _returned(outputs: Sequence[Any]) -> int:

@@ -9,7 +9,7 @@ copied from then on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -27,10 +27,13 @@ PATIENCE = 3
 class ReadInPlace:
     """A function that is captured at its first call, since it is known then which of its arguments are large, and where they are."""
 
-    def __init__(self, capture: partial[Any], plain: Boxed) -> None:
-        """`capture` tells which arguments always lie where they do, and which are written to: these are not looked at."""
+    def __init__(self, capture: partial[Any], plain: Boxed, copied: Collection[int] = ()) -> None:
+        """`capture` tells which arguments always lie where they do, and which are written to: these are not looked at, nor are
+        those that are to be `copied` wherever they lie, since they are passed on: the trees would keep them for good.
+        """
         self.capture, self.plain = capture, plain
-        self.others = {*capture.keywords["static_input_idxs"], *capture.keywords["mutated_input_idxs"]}
+        told = capture.keywords
+        self.others = {*told["static_input_idxs"], *told["mutated_input_idxs"], *copied}
         self.captured: Boxed | None = None
         self.chosen: list[int] = []
         """Which are read in place …"""

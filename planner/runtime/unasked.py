@@ -7,7 +7,7 @@ copied there, and there are zeros again after it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -145,8 +145,8 @@ class Unasked:
 class CapturedBackward:
     """A backward that is captured at its first call, since it is known then which of its arguments are zeros that stay."""
 
-    def __init__(self, capture: partial[Any], plain: Boxed, unasked: Unasked) -> None:
-        self.capture, self.plain, self.unasked = capture, plain, unasked
+    def __init__(self, capture: partial[Any], plain: Boxed, unasked: Unasked, copied: Collection[int]) -> None:
+        self.capture, self.plain, self.unasked, self.copied = capture, plain, unasked, copied
         self.captured: Boxed | None = None
         self.zeros: Mapping[int, Tensor] = {}
 
@@ -154,7 +154,7 @@ class CapturedBackward:
         if self.captured is None:
             self.zeros = self.unasked.among(args)
             static = (*self.capture.keywords["static_input_idxs"], *self.zeros)
-            self.captured = ReadInPlace(partial(self.capture, static_input_idxs=static), self.plain)
+            self.captured = ReadInPlace(partial(self.capture, static_input_idxs=static), self.plain, self.copied)
         if not self.zeros:
             return self.captured(args)
         with lying(args, self.zeros):

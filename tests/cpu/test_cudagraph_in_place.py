@@ -51,16 +51,18 @@ def summed(args: list[Any]) -> list[Tensor]:
     return [sum((one.sum() for one in args if isinstance(one, Tensor)), torch.zeros(()))]
 
 
-def made(captures: Captures, static: Sequence[int] = (), mutated: Sequence[int] = ()) -> ReadInPlace:
+def made(
+    captures: Captures, static: Sequence[int] = (), mutated: Sequence[int] = (), copied: Sequence[int] = ()
+) -> ReadInPlace:
     capture = partial(captures.cudagraphify, static_input_idxs=tuple(static), mutated_input_idxs=tuple(mutated))
-    return ReadInPlace(capture, boxed(summed))
+    return ReadInPlace(capture, boxed(summed), copied)
 
 
 def test_what_is_large_and_stays_is_read_where_it_lies(captures: Captures) -> None:
-    weight, large, small, written = torch.ones(LARGE), torch.ones(LARGE), torch.ones(3), torch.ones(LARGE)
-    call = made(captures, static=[0], mutated=[4])
+    weight, large, written, saved = (torch.ones(LARGE) for _ in range(4))
+    call = made(captures, static=[0], mutated=[4], copied=[5])
     for _ in range(3):
-        call([weight, large, 7, small.clone(), written])
+        call([weight, large, 7, torch.ones(3), written, saved])
     assert captures.read == [(0, 1)]
 
 
@@ -93,6 +95,17 @@ def test_a_program_is_captured_anew_few_times(captures: Captures) -> None:
         inputs[number % 6] = torch.ones(LARGE)
     everything = (0, 1, 2, 3, 4, 5)
     assert captures.read == [everything, everything, (0, 2, 3, 4, 5), ()]
+
+
+def test_what_is_saved_as_it_is_was_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trees would keep it with the graph, and with it the memory of a caller's batch."""
+    training = Training(nn.Linear(600, 8), monkeypatch)
+    x = torch.randn(500, 600)
+    training.step(x)
+    assert x.data_ptr() not in training.read_at["forward"].values()
+    with torch.no_grad():
+        training.call(x)
+    assert x.data_ptr() in training.read_at["forward"].values()
 
 
 def test_the_gradient_that_a_plain_program_gives_is_read_where_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
