@@ -36,7 +36,7 @@ def kernels_of(trace: Trace, plan: Plan) -> Kernels:
     options: dict[str, Any] = {"plan": plan}
     compiled: Any = torch.compile(loaded.module, backend="fuseplan", options=options)
     args = loaded.inputs(0)
-    for _ in range(5):
+    for _ in range(10):
         loaded.step(compiled, args)
     activity = torch.profiler.ProfilerActivity
     with torch.profiler.profile(activities=[activity.CUDA if on_gpu else activity.CPU]) as profile:

@@ -17,6 +17,8 @@ from fuseplan.noise import bounds
 ROUNDS = (9, 31)
 MORE = 16
 """Rounds that a contest gets at a time while it is too noisy."""
+SETTLING = 6
+"""Calls that CUDA graphs need beside others until they are captured, and are replayed."""
 QUIET = 0.02
 """The noise at which a contest is good enough."""
 
@@ -76,7 +78,7 @@ def contest(
     for name, step in steps.items():
         at("warming up", name)
         try:
-            clock.add(name, [step])
+            clock.add(name, [step], more=SETTLING)
             costs[name] = clock.block(name)
         except LaneError as failed:
             rows[name] = {"failed": f"{failed.status}: {failed.detail}"}

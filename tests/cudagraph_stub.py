@@ -13,7 +13,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.fx import GraphModule
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from fuseplan.runtime import capture_place, cudagraph, in_place
+from fuseplan.runtime import capture_place, cudagraph, in_place, made
 
 
 class Captured:
@@ -71,7 +71,7 @@ class Training:
         monkeypatch.setattr(capture_place, "follow", lambda manager, device: None)
         monkeypatch.setattr(cudagraph, "cudagraphify", self.cudagraphify)
         monkeypatch.setattr(cudagraph, "_obstacle", lambda gm: None)
-        monkeypatch.setattr(cudagraph, "lie_at", lie_at)
+        monkeypatch.setattr(made, "lie_at", lie_at)
         monkeypatch.setattr(in_place, "lie_at", lie_at)
         monkeypatch.setattr(cudagraph, "_device_index", lambda gm: 0)
         monkeypatch.setattr(cudagraph, "SMALL", 0)  # of what is copied nobody holds the original

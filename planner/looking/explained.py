@@ -142,7 +142,7 @@ def _evidence(stored: StoredPlan) -> Iterator[str]:
         yield from (f"    {move.line}" for move in stored.moves)
     yield from (f"  {line}" for line in sites_lines(stored.evidence.sites))
     if stored.evidence.missed:
-        yield "  what is left as it is written:"
+        yield "  what is no such place:"
         yield from (f"    {one.line}" for one in stored.evidence.missed)
     yield from (f"  {line}" for line in raced_lines(stored))
 

@@ -71,7 +71,7 @@ class Kind(ABC, Generic[S]):
         """What is known of a site, in a few words for people."""
 
     def missed(self, gm: GraphModule) -> Mapping[str, str]:
-        """What looks like a site to people and is none, by the name of its node, and why."""
+        """Where it has looked for a site and found none: by the name of a node, why."""
         return {}
 
     def preferred(self, site: S) -> str | None:

@@ -18,7 +18,8 @@ OFTEN = 100
 """After so many calls that had to run plain for an output that is held, whoever asks is told."""
 LEARNING = 4
 """So many first calls run plain, and show what callers hold, but for the very first: it compiles, and compilers keep what they were
-given there, for long."""
+given there, for long. Those of a program that gives nothing large run plain too, so that one that takes what another gives is
+captured when that one is."""
 _LAST: WeakKeyDictionary[CUDAGraphTreeManager, Any] = WeakKeyDictionary()
 """The stream on which graphs of these trees were sent last."""
 _PLACES: WeakKeyDictionary[CUDAGraphTreeManager, WeakValueDictionary[Any, Copies]] = WeakKeyDictionary()

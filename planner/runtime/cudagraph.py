@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
-from weakref import WeakSet
 
 import torch
 from torch._dynamo.backends.cudagraphs import find_input_mutations, get_stack_traces
@@ -32,7 +31,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from fuseplan.executors.flat import Boxed
 from fuseplan.log import logger
 from fuseplan.runtime.capture_place import CapturePlace, Copies, keeps_graph
-from fuseplan.runtime.in_place import ReadInPlace, lie_at
+from fuseplan.runtime.in_place import ReadInPlace
+from fuseplan.runtime.made import Made
 from fuseplan.runtime.unasked import CapturedBackward, Unasked
 from fuseplan.stats import count
 
@@ -64,8 +64,8 @@ class CaptureFacts:
     """Where something of that is which nobody else gets."""
     taken: tuple[int, ...] | None = None
     """Where a backward has that among its arguments; None where it has not all of it, or has an order of its own."""
-    passed_on: tuple[int, ...] = ()
-    """Positions of inputs in whose memory something of what it gives lies."""
+    copied: tuple[int, ...] = ()
+    """Positions of inputs that are copied wherever they lie."""
 
 
 class CudaGraphLaunch:
@@ -75,7 +75,7 @@ class CudaGraphLaunch:
         self.remarks = remarks
         self.refused: str | None = None
         self.device: int | None = None
-        self.made = _Made()
+        self.made = Made()
         self.place = CapturePlace()
         self.unasked = Unasked()
 
@@ -96,17 +96,17 @@ class CudaGraphLaunch:
             "placeholders": get_placeholder_info(gm.graph),
             "mutated_input_idxs": tuple(find_input_mutations(gm.graph)),
         }
-        device, passed_on = _device_index(gm), _passed_on(gm)
+        device, copied = _device_index(gm), _copied(gm)
         if role == "backward":
             gradients, taken = _gradients(gm), self.made.taken_by(gm)
-            return CaptureFacts(role, None, device, told, large=gradients, taken=taken, passed_on=passed_on)
+            return CaptureFacts(role, None, device, told, large=gradients, taken=taken, copied=copied)
         small, large = _own_outputs(gm)
         made = _made_by(gm)
         saved = _saved_alone(gm, made)
         if saved is None:  # whether a step is over can't be seen: who gets what is saved, too, gets a copy
             large, both = _split(gm, large, made)
             small += both
-        return CaptureFacts(role, None, device, told, small, large, made, saved, passed_on=passed_on)
+        return CaptureFacts(role, None, device, told, small, large, made, saved, copied=copied)
 
     def wrapping(self, facts: CaptureFacts) -> Callable[[Boxed], Boxed]:
         """What wraps the callable of the graph that the facts are of."""
@@ -126,12 +126,11 @@ class CudaGraphLaunch:
             follows = self.made.follows(facts.taken)
             self.place.gradients = Copies(facts.large, self.remarks, gradients=True, trains=True)
             guard, ours = partial(_guard_backward, place=self.place, follows_capture=follows), self.unasked
-            copied = facts.passed_on
-            return lambda plain: guard(CapturedBackward(capture, plain, ours, copied), ours.on_copies(plain))
-        self.made = made = _Made(facts.made)
+            return lambda plain: guard(CapturedBackward(capture, plain, ours, facts.copied), ours.on_copies(plain))
+        self.made = made = Made(facts.made)
         outputs = Copies(facts.large, self.remarks, trains=facts.saved is not None)
         self.place = place = CapturePlace(device, self.remarks, outputs)
-        return lambda plain: _guard_forward(ReadInPlace(capture, plain, facts.passed_on), plain, place, facts, made)
+        return lambda plain: _guard_forward(ReadInPlace(capture, plain, facts.copied), plain, place, facts, made)
 
     def _plain_backward(self, plain: Boxed) -> Boxed:
         """The backward of a captured forward ends its step, whether captured itself or not."""
@@ -146,58 +145,6 @@ class CudaGraphLaunch:
             return plain(args)
 
         return _boxed(call)
-
-
-@dataclass
-class _Made:
-    """What a forward makes for its backward, by which the backward sees whether its forward was captured.
-
-    A graph's memory is its own: what a plain forward makes lies elsewhere, and so does what somebody has moved to the host
-    and back since. A view of a parameter, which is saved just as well, would say nothing.
-    """
-
-    outputs: Mapping[str, int] = field(default_factory=dict)
-    """By its name in both graphs, where it is among the forward's outputs."""
-    places: list[tuple[int, ...]] = field(default_factory=list)
-    """Where captured forwards have put all of it."""
-    noted: WeakSet[Any] = field(default_factory=WeakSet)
-    """The captured graphs of these: each puts it where it always does."""
-
-    def taken_by(self, gm: GraphModule) -> tuple[int, ...] | None:
-        """Where a backward graph has all of it among its arguments, in the order of `outputs`."""
-        names = {node.name: i for i, node in enumerate(gm.graph.find_nodes(op="placeholder"))}
-        order = tuple(names[name] for name in self.outputs if name in names)
-        return order if len(order) == len(self.outputs) else None
-
-    def follows(self, taken: tuple[int, ...] | None) -> Callable[[list[Any]], bool]:
-        """What says of the arguments of a backward whether its forward was captured; True where it has made nothing."""
-        if taken is None:  # such a backward is never captured
-            return lambda args: False
-        chosen = list(taken)
-        expected: dict[int, list[int | None]] = {}  # by the number of a place, its pointers among all arguments
-
-        def call(args: list[Any]) -> bool:
-            for number, place in enumerate(self.places):
-                if number not in expected:
-                    pointers = dict(zip(chosen, place, strict=True))
-                    expected[number] = [pointers.get(i) for i in range(len(args))]
-                if lie_at(args, expected[number], chosen):
-                    return True
-            return not chosen
-
-        return call
-
-    def note(self, outputs: Sequence[Any], device: int) -> None:
-        """Take note of where a forward has put what it made, unless the trees had reasons of their own not to capture it."""
-        manager = get_manager(device, create_if_none_exists=False)
-        if not self.outputs or manager is None or (node := manager.current_node) is None or node in self.noted:
-            return
-        made = [outputs[i] for i in self.outputs.values()]
-        if manager._get_cuda_graph_recorded_tensor_checker()(made[0]):
-            place = tuple(tensor.data_ptr() for tensor in made)
-            if place not in self.places:
-                self.places.append(place)
-            self.noted.add(node)
 
 
 def _made_by(gm: GraphModule) -> dict[str, int]:
@@ -219,7 +166,7 @@ def _as_it_is(plain: Boxed) -> Boxed:
     return plain
 
 
-def _guard_forward(captured: Boxed, plain: Boxed, place: CapturePlace, facts: CaptureFacts, made: _Made) -> Boxed:
+def _guard_forward(captured: Boxed, plain: Boxed, place: CapturePlace, facts: CaptureFacts, made: Made) -> Boxed:
     def call(args: list[Any]) -> Sequence[Any]:
         if place.is_elsewhere():
             count("calls run plain in another thread, or while their caller captures")
@@ -237,7 +184,7 @@ def _guard_forward(captured: Boxed, plain: Boxed, place: CapturePlace, facts: Ca
             count("calls run plain behind forwards without a backward")
             return plain(args)
         outputs = list(place.captured(captured, args))
-        made.note(outputs, place.device)
+        made.note(outputs, place.manager)
         return place.given(outputs, place.outputs, facts.small, facts.saved)
 
     return _boxed(call)
@@ -282,11 +229,14 @@ def _gradients(gm: GraphModule) -> tuple[int, ...]:
     return tuple(i for i, node in enumerate(nodes) if _storage(node) not in given)
 
 
-def _passed_on(gm: GraphModule) -> tuple[int, ...]:
-    """Positions of inputs in whose memory something lies that the graph gives, such as what is saved as it is for the backward."""
+def _copied(gm: GraphModule) -> tuple[int, ...]:
+    """Positions of inputs in whose memory something lies that the graph gives, such as what is saved as it is for the backward:
+    the trees would keep that with the graph. Of a graph of sizes that vary, all.
+    """
     given = set(map(_storage, gm.graph.output_node().args[0]))  # type: ignore[arg-type]
     inputs = gm.graph.find_nodes(op="placeholder")
-    return tuple(i for i, node in enumerate(inputs) if (storage := _storage(node)) is not None and storage in given)
+    varies = any(isinstance(node.meta.get("val"), torch.SymInt) for node in inputs)
+    return tuple(i for i, node in enumerate(inputs) if varies or _storage(node) in given - {None})
 
 
 def _returned(outputs: Sequence[Any]) -> int:
@@ -325,7 +275,9 @@ def _guard_backward(
             gradients = plain(args)
             place.gradients.watch(gradients)
             return gradients
-        if manager is not None and (keeps_graph() or _would_overwrite(manager) or not follows_capture(args)):
+        if manager is None or place.outputs.learning:  # of two backwards of one forward, the second learns as well
+            return plain(args)
+        if keeps_graph() or _would_overwrite(manager) or not follows_capture(args):
             count("backward calls run plain")
             manager.set_to_running_backward()
             return plain(args)

@@ -42,14 +42,20 @@ class ReadInPlace:
         self.moves = 0
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
-        if self.captured is None:
+        before = (
+            self.captured
+        )  # the trees end with the last function that they know: until this call is over there are two
+        if before is None:
             self._captured_over(args, [i for i, one in enumerate(args) if i not in self.others and _is_large(one)])
         elif self.chosen and not lie_at(args, self.pointers, self.chosen):
             self.moves += 1
             still = [i for i in self.chosen if self.moves == 1 or args[i].data_ptr() == self.pointers[i]]
             self._captured_over(args, still if self.moves < PATIENCE else [])
         assert self.captured is not None
-        return self.captured(args)
+        try:
+            return self.captured(args)
+        finally:
+            del before
 
     def _captured_over(self, args: list[Any], chosen: list[int]) -> None:
         pointers = {i: args[i].data_ptr() for i in chosen}

@@ -156,7 +156,8 @@ class CapturedBackward:
             static = (*self.capture.keywords["static_input_idxs"], *self.zeros)
             self.captured = ReadInPlace(partial(self.capture, static_input_idxs=static), self.plain, self.copied)
         if not self.zeros:
-            return self.captured(args)
+            found = self.captured(args)
+            return self.unasked.apart(found) if self.unasked.zeros else found  # there may be zeros since
         with lying(args, self.zeros):
             return self.unasked.apart(self.captured(args))
 

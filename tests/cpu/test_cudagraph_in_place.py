@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._inductor import cudagraph_trees
+from torch._inductor.compile_fx import cudagraphify
 
 from cudagraph_stub import CAPTURED, Training, boxed, lie_at
-from fuseplan.runtime import in_place
+from fuseplan.runtime import capture_place, in_place
+from fuseplan.runtime.capture_place import LEARNING
 from fuseplan.runtime.in_place import ReadInPlace
 
 LARGE = 2**18 + 1
@@ -97,6 +100,41 @@ def test_a_program_is_captured_anew_few_times(captures: Captures) -> None:
     assert captures.read == [everything, everything, (0, 2, 3, 4, 5), ()]
 
 
+class Manager:
+    """Torch's manager of trees, without a GPU: its container ends it with the last function that it knows."""
+
+    def __init__(self, device: int) -> None:
+        self.device = device
+
+    def add_function(self, model: Any, inputs: Any, *told: Any) -> tuple[Any, Any]:
+        def run(args: list[Any]) -> Any:
+            return model(args)
+
+        cudagraph_trees.get_container(self.device).add_strong_reference(run)
+        return run, run(inputs)
+
+
+def test_the_trees_stay_where_the_only_program_is_captured_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_place, "lie_at", lie_at)
+    monkeypatch.setattr(cudagraph_trees, "CUDAGraphTreeManager", Manager)
+    monkeypatch.setattr(cudagraph_trees, "get_input_idxs_to_check", lambda *told: [])
+    monkeypatch.setattr(cudagraph_trees, "copy_misaligned_inputs", lambda *told: None)
+    monkeypatch.setattr(capture_place, "follow", lambda *told: None)
+    monkeypatch.setattr(capture_place, "is_capturing", lambda: False)
+    capture = partial(
+        cudagraphify, device_index=99, stack_traces=[], is_backward=False, is_inference=True, static_input_idxs=(),
+        mutated_input_idxs=(),
+    )  # fmt: skip
+    call, place = ReadInPlace(capture, boxed(lambda args: [args.pop(0).sum()])), capture_place.CapturePlace(99)
+    moving = [torch.ones(LARGE) for _ in range(4)]
+    elsewhere = []
+    for one in moving:
+        place.captured(call, [one])
+        elsewhere.append(place.is_elsewhere())
+    assert call.moves == 2
+    assert elsewhere == [False] * 4
+
+
 def test_what_is_saved_as_it_is_was_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     """The trees would keep it with the graph, and with it the memory of a caller's batch."""
     training = Training(nn.Linear(600, 8), monkeypatch)
@@ -122,3 +160,41 @@ def test_the_gradient_that_a_plain_program_gives_is_read_where_it_lies(monkeypat
     for other in others:
         training.call(torch.randn(500, 8)).backward(other)
     assert not {gradient.data_ptr(), *(one.data_ptr() for one in others)} & set(training.read_at["backward"].values())
+
+
+def test_two_backwards_of_one_forward_wait_until_that_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each counts as one call to learn from, and the second learns sooner than its forward."""
+    training = Training(nn.Linear(8, 8), monkeypatch, LEARNING)  # which saves nothing of its own that would tell
+    for _ in range(LEARNING - 1):
+        out = training.call(torch.randn(4, 8)).sum()
+        out.backward(retain_graph=True)
+        out.backward()
+    assert training.log == ["forward plain", "backward plain", "backward plain"] * (LEARNING - 1)
+    training.log.clear()
+    for _ in range(2):
+        training.step(torch.randn(4, 8))
+    assert training.log[-2:] == CAPTURED
+
+
+def passing(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient of the weight is that of the large output."""
+    return x.square().sum(), x + weight
+
+
+def test_zeros_that_come_later_do_not_reach_a_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever writes to a gradient would write to what is read as zeros from then on."""
+    training = Training(passing, monkeypatch)
+    weight = torch.randn(500, 600, requires_grad=True)
+    for asks in (True, True, False, False, False):
+        x = torch.randn(500, 600, requires_grad=True)
+        expected, found = [
+            torch.autograd.grad(
+                outputs[0] + (outputs[1].square().mean() if asks else 0.0), (x, weight), allow_unused=True
+            )
+            for outputs in (passing(x, weight), training.call(x, weight))
+        ]
+        torch.testing.assert_close(found[0], expected[0])
+        torch.testing.assert_close(found[1], torch.zeros_like(weight) if expected[1] is None else expected[1])
+        found[1].add_(1.0)
+        assert not any(zeros.any() for zeros in training.launch.unasked.zeros.values())
+    assert training.launch.unasked.zeros

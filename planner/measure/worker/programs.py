@@ -159,7 +159,7 @@ class _Trial:
             return self.fail(*stood_in)
         peak.settle()
         for _ in range(calls_to_settle(self.entry)):
-            self._call(compiled, seeds[0])
+            self._call(compiled, seeds[0], settles=True)
         given.append(self._call(compiled, seeds[1]))
         self.row = replace(self.row, peak_bytes=peak.bytes())
         if not is_lasting:
@@ -186,13 +186,13 @@ class _Trial:
         self.row = replace(self.row, how=self._how(expectation))
         return None
 
-    def _call(self, compiled: Callable[..., Any], seed: int) -> Mapping[str, Any]:
-        """What the next call gives."""
+    def _call(self, compiled: Callable[..., Any], seed: int, *, settles: bool = False) -> Mapping[str, Any]:
+        """What the next call gives. One that `settles` is not judged, and what fails in it has failed at the next one."""
         failed_before = stats().get(_FAILED, 0)
         found = self.case.loaded.run(compiled, seed)
-        self.calls += 1
+        self.calls += not settles
         if self.failed_at is None and stats().get(_FAILED, 0) > failed_before:
-            self.failed_at = self.calls
+            self.failed_at = self.calls + settles
         return found
 
     def _expected(self) -> Expectation:
