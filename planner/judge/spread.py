@@ -27,7 +27,7 @@ NOISE_FACTOR = 4.0
 another does. The largest seen of right ones is 2.3, which no number of draws makes any less."""
 MEAN_FACTOR = math.sqrt(2)
 """The same of the mean error of many elements where all is computed in float32, of which little is luck: the draws have other
-orders of summation, and nothing else differs. Right ones that benchmarks/results/judging.json has are off by 1.04 times at most."""
+orders of summation, and nothing else differs. Right ones that benchmarks/results/judging.json has are off by 1.37 times at most."""
 IN_SINGLE = 256.0
 """Up to so many units in float32's last place are draws off in the mean where all is computed in it; TF32 alone costs a thousand."""
 DOUBT = 8.0
