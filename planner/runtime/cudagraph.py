@@ -275,9 +275,9 @@ def _guard_backward(
             gradients = plain(args)
             place.gradients.watch(gradients)
             return gradients
-        if manager is None or place.outputs.learning:  # of two backwards of one forward, the second learns as well
+        if place.outputs.learning:  # of two backwards of one forward, the second learns as well
             return plain(args)
-        if keeps_graph() or _would_overwrite(manager) or not follows_capture(args):
+        if manager is not None and (keeps_graph() or _would_overwrite(manager) or not follows_capture(args)):
             count("backward calls run plain")
             manager.set_to_running_backward()
             return plain(args)
