@@ -233,10 +233,10 @@ def _copied(gm: GraphModule) -> tuple[int, ...]:
     """Positions of inputs in whose memory something lies that the graph gives, such as what is saved as it is for the backward:
     the trees would keep that with the graph. Of a graph of sizes that vary, all.
     """
-    given = set(map(_storage, gm.graph.output_node().args[0]))  # type: ignore[arg-type]
+    given = set(map(_storage, gm.graph.output_node().args[0])) - {None}  # type: ignore[arg-type]
     inputs = gm.graph.find_nodes(op="placeholder")
     varies = any(isinstance(node.meta.get("val"), torch.SymInt) for node in inputs)
-    return tuple(i for i, node in enumerate(inputs) if varies or _storage(node) in given - {None})
+    return tuple(i for i, node in enumerate(inputs) if varies or _storage(node) in given)
 
 
 def _returned(outputs: Sequence[Any]) -> int:

@@ -42,9 +42,7 @@ class ReadInPlace:
         self.moves = 0
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
-        before = (
-            self.captured
-        )  # the trees end with the last function that they know: until this call is over there are two
+        before = self.captured  # kept until this call is over: the trees end with the last function that they know
         if before is None:
             self._captured_over(args, [i for i, one in enumerate(args) if i not in self.others and _is_large(one)])
         elif self.chosen and not lie_at(args, self.pointers, self.chosen):
@@ -65,7 +63,7 @@ class ReadInPlace:
 
 
 def _is_large(one: Any) -> bool:
-    return isinstance(one, Tensor) and one.nbytes >= LEAST
+    return isinstance(one, Tensor) and one.layout is torch.strided and one.nbytes >= LEAST
 
 
 def lie_at(args: list[Any], pointers: Sequence[int | None], chosen: list[int]) -> bool:

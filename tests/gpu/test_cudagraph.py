@@ -27,6 +27,19 @@ def test_inference_with_inputs_that_move(launch: Callable[..., Any]) -> None:
             close(compiled(x), net(x))
 
 
+def test_a_program_whose_large_inputs_move_stays_captured(launch: Callable[..., Any]) -> None:
+    """It is captured anew for them, and the only one that the trees know."""
+    net = model().eval()
+    compiled = launch(net)
+    inputs = [torch.randn(2 * LARGE, 64, device="cuda") for _ in range(3)]
+    before = fuseplan.stats()
+    with torch.no_grad():
+        for _ in range(LEARNING + 3):
+            for x in inputs:
+                close(compiled(x), net(x))
+    assert not [event for event, n in fuseplan.stats().items() if "run plain" in event and n > before.get(event, 0)]
+
+
 def test_an_output_that_is_kept_stays_as_it_was(launch: Callable[..., Any]) -> None:
     net = model().eval()
     compiled = launch(net)
