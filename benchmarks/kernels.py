@@ -12,6 +12,7 @@ import torch
 from fuseplan.capture.trace.format import Trace
 from fuseplan.capture.trace.load import load_trace
 from fuseplan.plan import Plan
+from fuseplan.runtime.capture_place import SETTLING
 from fuseplan.tuning.traces import device_of
 
 STEPS = 5
@@ -36,7 +37,7 @@ def kernels_of(trace: Trace, plan: Plan) -> Kernels:
     options: dict[str, Any] = {"plan": plan}
     compiled: Any = torch.compile(loaded.module, backend="fuseplan", options=options)
     args = loaded.inputs(0)
-    for _ in range(10):
+    for _ in range(5 + SETTLING):
         loaded.step(compiled, args)
     activity = torch.profiler.ProfilerActivity
     with torch.profiler.profile(activities=[activity.CUDA if on_gpu else activity.CPU]) as profile:

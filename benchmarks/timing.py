@@ -13,12 +13,11 @@ from benchmarks.harness import print_lines
 from fuseplan.measure.clocks import clock_for
 from fuseplan.measure.race import Clock, LaneError, RaceResult, Rule, Sample, race
 from fuseplan.noise import bounds
+from fuseplan.runtime.capture_place import SETTLING
 
 ROUNDS = (9, 31)
 MORE = 16
 """Rounds that a contest gets at a time while it is too noisy."""
-SETTLING = 6
-"""Calls that CUDA graphs need beside others until they are captured, and are replayed."""
 QUIET = 0.02
 """The noise at which a contest is good enough."""
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from fuseplan.measure.clocks import CpuClock, GpuClock
-from fuseplan.measure.failures import RUN, check_device, failure
+from fuseplan.measure.clocks import CpuClock, GpuClock, failing
+from fuseplan.measure.failures import RUN
 from fuseplan.measure.race import LaneError, Sample
 
 ROUNDS = 7
@@ -30,14 +30,11 @@ class QuickGpuClock(GpuClock):
 
     def add(self, name: str, calls: Sequence[Callable[[], object]], first: str = RUN, more: int = 0) -> None:
         """Take a candidate in, after no more calls than it needs to have compiled and allocated all."""
-        try:
+        with failing(first):
             for call in islice(cycle(calls), 1 + more):
                 call()
             torch.cuda.synchronize()
             self.lanes[name] = self._prepare(cycle(calls))
-        except Exception as error:
-            check_device(error)
-            raise LaneError(*failure(error, first)) from error
 
     def _prepare(self, calls: Iterator[Callable[[], object]]) -> Any:
         lane = super()._prepare(calls)

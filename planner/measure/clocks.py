@@ -56,9 +56,9 @@ class _LiveClock(ABC):
         `first` is the stage at which it is when its first call fails: some compile in it. `more`: what it needs beside other
         candidates until its calls are like all that follow.
         """
-        with _failing(first):
+        with failing(first):
             calls[0]()
-        with _failing():
+        with failing():
             for call in islice(cycle(calls), max(WARM_UPS, 2 * len(calls)) + more):
                 call()
             self.lanes[name] = self._prepare(cycle(calls))
@@ -66,7 +66,7 @@ class _LiveClock(ABC):
     def block(self, name: str) -> Sample:
         """Run one block of a candidate; LaneError if it fails."""
         begin = perf_counter()
-        with _failing(), no_collection():
+        with failing(), no_collection():
             device, host, wall = self._measure(self.lanes[name])
         return Sample(device * 1e6, host * 1e6, wall * 1e6, perf_counter() - begin)
 
@@ -224,7 +224,7 @@ def _seconds(call: Call) -> float:
 
 
 @contextmanager
-def _failing(stage: str = RUN) -> Iterator[None]:
+def failing(stage: str = RUN) -> Iterator[None]:
     """What a call raises is data: it costs one candidate."""
     try:
         yield

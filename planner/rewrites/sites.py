@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.fx import GraphModule, Node
@@ -21,6 +21,7 @@ from fuseplan.rewrites.kinds import KINDS
 from fuseplan.rewrites.special import example, special
 from fuseplan.rewrites.unfolded import unfolded
 
+T = TypeVar("T")
 Path = tuple[str, ...]
 """Where a nested graph stands: the name of its module in the graph that holds it, and so on; empty for the outermost."""
 
@@ -94,17 +95,18 @@ def sites_of(name: str, gm: GraphModule) -> list[PlacedSite]:
         raise PlanError(f"there is no kind of rewrite {name!r}; known are {', '.join(KINDS)}")
     kind, placed = KINDS[name], list[PlacedSite]()
     for path, graph, around in graphs_in(unfolded(gm).gm):
-        for site in _found(name, kind, graph):
+        for site in _read(kind, kind.find, graph) or ():
             placed.append(PlacedSite(name, kind, site, len(placed), _digest(site, path), path, around))
     return placed
 
 
-def _found(name: str, kind: Kind[Any], graph: GraphModule) -> Sequence[Site]:
+def _read(kind: Kind[Any], read: Callable[[GraphModule], T], graph: GraphModule) -> T | None:
+    """What a kind says of a graph; None where it fails."""
     try:
-        return kind.find(graph)
+        return read(graph)
     except Exception as error:  # noqa: BLE001 -- a kind may be anybody's: what it cannot read runs as it is written
         logger.warning("no %s is rewritten: its kind cannot read this program: %s", kind.noun, type(error).__name__)
-        return []
+        return None
 
 
 def missed_places(gm: GraphModule, kinds: Collection[str] | None = None) -> tuple[MissedPlaces, ...]:
@@ -113,11 +115,7 @@ def missed_places(gm: GraphModule, kinds: Collection[str] | None = None) -> tupl
     graphs = [graph for _, graph, _ in graphs_in(unfolded(gm).gm)]
     for name, kind in KINDS.items():
         for graph in graphs if kinds is None or name in kinds else ():
-            try:
-                missed = kind.missed(graph)
-            except Exception:  # noqa: BLE001 -- `find` has said already that it cannot read this program
-                continue
-            for node, reason in missed.items():
+            for node, reason in (_read(kind, kind.missed, graph) or {}).items():
                 found.setdefault((name, reason), []).append(node)
     return tuple(MissedPlaces(kind, reason, tuple(nodes)) for (kind, reason), nodes in found.items())
 

@@ -48,9 +48,9 @@ def calls_to_settle(entry: RaceEntry) -> int:
     """
     if entry.plan is None or entry.plan.launch == "plain":
         return 0
-    from fuseplan.runtime.capture_place import LEARNING  # it brings Inductor, which a plain launch may do without
+    from fuseplan.runtime.capture_place import SETTLING  # it brings Inductor, which a plain launch may do without
 
-    return LEARNING + 2
+    return SETTLING
 
 
 class LoadedPrograms:
