@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
@@ -118,18 +119,16 @@ def run_all(
     """Run the tasks, so many at a time, in their order; returns those that no time was left for, or less than `least_s`.
 
     `on_done` hears, one at a time and in this thread, of each: what it has reported, and why it failed if it did. It may
-    return a task to run in its stead.
+    return a task to run in its stead, which is the next: what was begun is finished first.
     """
     deadline = monotonic() + within_s
-    waiting: queue.Queue[Task] = queue.Queue()
-    for task in tasks:
-        waiting.put(task)
+    waiting = deque(tasks)
     done: queue.Queue[tuple[Slot, Task, str]] = queue.Queue()
     free, running = slots(count), 0
     with _children() as children:
-        while running or not waiting.empty():
-            while free and not waiting.empty() and monotonic() + least_s < deadline:
-                slot, task = free.pop(0), waiting.get()
+        while running or waiting:
+            while free and waiting and monotonic() + least_s < deadline:
+                slot, task = free.pop(0), waiting.popleft()
                 limit = min(task.limit_s, deadline - monotonic())
                 process = _start(replace(task, cores=slot.cores, limit_s=limit), slot)
                 children.append((process, task.grace_s))
@@ -142,8 +141,8 @@ def run_all(
             free.insert(0, slot)
             again = on_done(task, read(task.out), failed)
             if again is not None:
-                waiting.put(again)
-    return list(waiting.queue)
+                waiting.appendleft(again)
+    return list(waiting)
 
 
 def run_one(

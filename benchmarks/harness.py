@@ -148,7 +148,7 @@ def run_rows(
 
     def done(task: Task, report: dict[str, Any], failed: str) -> Task | None:
         row, again = settle(task, report, failed)
-        if again is None:
+        if again is None or "rounds" in row:  # what has raced stands there at once, whatever is to come
             name = label(task.name)
             rows.put(name, row, whole=not failed.endswith(CUT_SHORT) if finished is None else "failed" not in row)
             show({name: row})

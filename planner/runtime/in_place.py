@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fuseplan.executors.flat import Boxed
+from fuseplan.garbage import no_collection
 
 LEAST = 2**20
 """Bytes from which on it matters: less is as quickly copied, or made."""
@@ -31,7 +32,7 @@ class ReadInPlace:
         """`capture` tells which arguments always lie where they do, and which are written to: these are not looked at, nor are
         those that are to be `copied` wherever they lie, since they are passed on: the trees would keep them for good.
         """
-        self.capture, self.plain = capture, plain
+        self.capture, self.plain = capture, _undisturbed(plain)
         told = capture.keywords
         self.others = {*told["static_input_idxs"], *told["mutated_input_idxs"], *copied}
         self.captured: Boxed | None = None
@@ -60,6 +61,19 @@ class ReadInPlace:
         self.chosen, self.pointers = chosen, [pointers.get(i) for i in range(len(args))]
         static = (*self.capture.keywords["static_input_idxs"], *chosen)
         self.captured = self.capture(self.plain, static_input_idxs=static)
+
+
+def _undisturbed(plain: Boxed) -> Boxed:
+    """What the trees call to record it. Were garbage collected meanwhile, and another graph in it, CUDA would refuse to destroy
+    that while it records, and the process end.
+    """
+
+    def call(args: list[Any]) -> Sequence[Any]:
+        with no_collection():
+            return plain(args)
+
+    call._boxed_call = True  # type: ignore[attr-defined]
+    return call
 
 
 def _is_large(one: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -98,6 +99,18 @@ def test_a_program_is_captured_anew_few_times(captures: Captures) -> None:
         inputs[number % 6] = torch.ones(LARGE)
     everything = (0, 1, 2, 3, 4, 5)
     assert captures.read == [everything, everything, (0, 2, 3, 4, 5), ()]
+
+
+def test_no_garbage_is_collected_while_a_graph_is_recorded(captures: Captures) -> None:
+    """Another graph may be in it, which CUDA refuses to destroy then."""
+
+    def looks(args: list[Any]) -> list[Tensor]:
+        return [torch.tensor(gc.isenabled())]
+
+    capture = partial(captures.cudagraphify, static_input_idxs=(), mutated_input_idxs=())
+    assert gc.isenabled()
+    assert not ReadInPlace(capture, boxed(looks))([torch.ones(3)])[0]
+    assert gc.isenabled()
 
 
 class Manager:

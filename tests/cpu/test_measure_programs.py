@@ -21,6 +21,7 @@ from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import Capture, Outcome, RacePlans, VetPlan
 from fuseplan.measure.pool import Limits, Workers
 from fuseplan.measure.race import Rule
+from fuseplan.measure.worker.loaded import LoadedPrograms
 from fuseplan.plan import CarveOuts, Plan, Rewrite
 from fuseplan.segment import Region, Segmentation
 
@@ -264,3 +265,24 @@ def test_a_layout_of_outputs_that_is_torch_compiles_own_is_right(workers: Worker
         [VetPlan(trace, side) for side in (RaceEntry("inductor", Plan("inductor")), RaceEntry("eager"))]
     )
     assert [(outcome.status, outcome.detail) for outcome in vetted] == [("ok", "")] * 2
+
+
+def test_what_another_program_would_give_lies_still_in_a_race() -> None:
+    """As it does around a graph break: at each step from the same place, and nobody keeps its gradient."""
+
+    def loss(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
+        return F.cross_entropy(logits @ weight, labels)
+
+    weight = nn.Parameter(torch.randn(8, 8))
+    trace = trace_of(loss, torch.randn(4, 8, requires_grad=True) * 2, torch.zeros(4, dtype=torch.int64), weight)
+    programs = LoadedPrograms(torch.device("cpu"), lambda text: None)
+    loaded, course = programs.case(trace).loaded, programs.course(trace)
+    (logits, labels), (logits_again, other_labels) = (args[:2] for args in course.inputs)
+    assert logits is logits_again
+    assert not logits.is_leaf
+    assert labels is not other_labels
+    kept = []
+    for call in course.calls(loaded.module, loaded) * 2:
+        call()
+        kept += [one.grad for one in (logits, *loaded.tensors.owned.values()) if one.is_leaf and one.grad is not None]
+    assert kept == []

@@ -84,6 +84,19 @@ class LoadedPrograms:
         self._case, self._text = None, ""
 
 
+class _PassedOn(torch.autograd.Function):
+    """What another program would have given: its gradient goes back to that one, and nobody here keeps it."""
+
+    @staticmethod
+    def forward(_: Any, given: Tensor) -> Tensor:
+        """In memory of its own: it may be written to."""
+        return given.clone()
+
+    @staticmethod
+    def backward(_: Any, *gradients: Tensor) -> None:
+        """The end of the way."""
+
+
 def _course(loaded: Loaded) -> RaceCourse:
     inputs = [loaded.inputs(seed) for seed in SEEDS]
     owned = {i: one._version for i, one in loaded.tensors.owned.items() if _counts(one)}
@@ -94,8 +107,21 @@ def _course(loaded: Loaded) -> RaceCourse:
     loaded.tensors.make_anew(numbers)
     if places:
         inputs[0] = loaded.inputs(SEEDS[0])
+    if tangents:
+        _share_what_is_passed_on(inputs)
     written = [[*(loaded.tensors.owned[i] for i in numbers), *(args[i] for i in places)] for args in inputs]
     return RaceCourse(inputs, tangents, [(found, [one.clone() for one in found]) for found in written], {})
+
+
+def _share_what_is_passed_on(inputs: Sequence[list[Any]]) -> None:
+    """What has a gradient and is no parameter comes from another program of the model, as around a graph break: at each step
+    from the same place, no leaf, and as much in the cache as it can be.
+    """
+    for i, one in enumerate(inputs[0]):
+        if isinstance(one, Tensor) and one.requires_grad:
+            passed_on = _PassedOn.apply(one)  # type: ignore[no-untyped-call]
+            for args in inputs:
+                args[i] = passed_on
 
 
 def _counts(one: Any) -> bool:
@@ -123,7 +149,7 @@ class _Step:
     ) -> None:  # fmt: skip
         self.call, self.args, self.counters = call, args, counters
         self.numbers, self.tangents = list(tangents), list(tangents.values())
-        self.leaves = [leaf for _, leaf in loaded.tensors.leaves(list(args))] if tangents else []
+        self.leaves = [one for _, one in loaded.tensors.leaves(list(args)) if one.is_leaf] if tangents else []
         self.autocast = bool(loaded.trace.fields["modes"]["autocast"])
 
     def __call__(self) -> None:
