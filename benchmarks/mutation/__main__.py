@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import argparse
-import gzip
+import hashlib
 import json
 import math
+import os
+import queue
 import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from benchmarks.mutation.probes import file_number, probed, probes
 from benchmarks.mutation.sites import Mutant, drawn
 from benchmarks.mutation.tree import Tree
 
 ROOT = Path(__file__).resolve().parents[2]
-Lines = Mapping[str, Sequence[int]]
-"""The lines of each file that a test reaches."""
 LONGEST_S = 15.0
 """Tests that take longer are not run against mutants."""
 ENOUGH_S, LIMIT_S = 30.0, 60
@@ -30,25 +32,48 @@ HANGS_S = 900.0
 CAUGHT = ("failed", "hangs")
 
 
+@dataclass(frozen=True)
+class Reach:
+    """What one test reaches, by the numbers of `probes`, and how long it takes; one that fails as it is says nothing."""
+
+    test: str
+    seconds: float
+    failed: bool
+    hits: frozenset[int]
+
+
 def main(arguments: Sequence[str]) -> int:
     """Go on where an earlier run with the same files was."""
     given = _arguments(arguments)
     tree = given.tree.resolve()
+    chosen = drawn(tree, "planner", given.count, given.seed)
     with TemporaryDirectory(prefix="mutants-") as folder:
-        copy = Tree(tree, Path(folder) / "tree")
-        reached = _reached(copy, given.tests, given.out.with_suffix(".reached"))
+        reached = _reached(tree, chosen, given, Path(folder) / "probed")
         done = _done(given.out)
-        for number, mutant in enumerate(drawn(tree, "planner", given.count, given.seed)):
-            name = f"{given.seed}/{number}"
-            if done.get(name, {"status": "unreached"})["status"] == "unreached":  # there may be more tests than before
-                done[name] = {"name": name, **asdict(mutant), **_outcome(copy, mutant, reached)}
+        todo = [
+            number
+            for number in range(len(chosen))
+            if done.get(f"{given.seed}/{number}", {"status": "unreached"})["status"] == "unreached"  # there may be more tests now
+        ]  # fmt: skip
+        copies: queue.Queue[Tree] = queue.Queue()
+        for number in range(min(given.jobs, len(todo))):
+            copies.put(Tree(tree, Path(folder) / f"tree{number}"))
+
+        def outcome(number: int) -> dict[str, Any]:
+            mutant, copy = chosen[number], copies.get()
+            try:
+                told = _outcome(copy, mutant, met_by(number, chosen, reached))
+            finally:
+                copies.put(copy)
+            return {"name": f"{given.seed}/{number}", **asdict(mutant), **told}
+
+        with ThreadPoolExecutor(given.jobs) as threads:
+            for found in threads.map(outcome, todo):
+                done[found["name"]] = found
                 with given.out.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(done[name]) + "\n")
-                print(
-                    f"{name} {done[name]['status']}: {mutant.file}:{mutant.line} {mutant.after}",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                    file.write(json.dumps(found) + "\n")
+                told = f"{found['name']} {found['status']}: {found['file']}:{found['line']} {found['after']}"
+                print(told, file=sys.stderr, flush=True)
     tried = [one for name, one in done.items() if name.startswith(f"{given.seed}/")]
     found = summary(tried)
     print(json.dumps(found))
@@ -66,32 +91,38 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--tree", type=Path, default=ROOT, help="the checkout whose planner/ is changed, in a copy")
     parser.add_argument("--count", type=int, default=150)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes that test at a time")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "mutants.jsonl", help="what was done, a line each")
     parser.add_argument("--write", metavar="NAME", help="write benchmarks/results/NAME.json, too")
     parser.add_argument("--label", default="", help="what the result file calls the tree, such as its commit")
-    parser.add_argument(
-        "tests", nargs="*", help="files or folders of tests; else tests/unit, and each file of tests/cpu"
-    )
+    parser.add_argument("tests", nargs="*", help="files or folders of tests; else tests/unit and tests/cpu")
     given = parser.parse_args(arguments)
-    cpu = sorted(str(path.relative_to(given.tree)) for path in (given.tree / "tests" / "cpu").glob("test_*.py"))
-    given.tests = given.tests or ["tests/unit", *cpu]
+    given.tests = given.tests or ["tests/unit", "tests/cpu"]
     given.out.parent.mkdir(parents=True, exist_ok=True)
     return given
 
 
-def _reached(copy: Tree, tests: Sequence[str], folder: Path) -> list[tuple[str, float, Lines]]:
-    """Every test with its seconds and the lines that it reaches, by file. Each argument is run once, and what it told is kept."""
-    folder.mkdir(exist_ok=True)
-    found: list[tuple[str, float, Lines]] = []
-    for argument in tests:
-        file = folder / f"{argument.replace('/', '.')}.json.gz"
-        if not file.exists():
-            print(f"seeing which lines are reached by {argument}", file=sys.stderr, flush=True)
-            env = {"REACHED": str(file.resolve()), "REACHED_SOURCE": str(copy.place / "planner")}
-            _, said = copy.pytest(["-p", "reached_plugin", "--timeout", "300", argument], env)
-            print(said.splitlines()[-1:], file=sys.stderr, flush=True)
-        found += json.loads(gzip.decompress(file.read_bytes())) if file.exists() else []
-    return found
+def _reached(tree: Path, chosen: Sequence[Mutant], given: argparse.Namespace, place: Path) -> list[Reach]:
+    """What every test reaches of the mutants. What was seen is kept beside the results, and is of these mutants alone."""
+    drawn_so = hashlib.sha256(repr(chosen).encode()).hexdigest()[:16]
+    folder = given.out.with_suffix(".reached") / drawn_so
+    folder.mkdir(parents=True, exist_ok=True)
+    told = probes(tree, chosen)
+    copy = Tree(tree, place, {file: probed((tree / file).read_bytes(), places) for file, places in told.items()})
+    known = place / "build" / "known"
+    known.write_text("".join(f"{one.test}\n" for one in _seen(folder)), encoding="utf-8")
+    print("seeing which mutants the tests reach", file=sys.stderr, flush=True)
+    env = {"REACHED": str(folder.resolve()), "KNOWN": str(known)}
+    workers = ["-n", str(given.jobs), "--dist", "worksteal"]
+    _, said = copy.pytest(["-p", "reached_plugin", "--timeout", "300", *workers, *given.tests], env)
+    print(*said.splitlines()[-1:], file=sys.stderr, flush=True)
+    return _seen(folder)
+
+
+def _seen(folder: Path) -> list[Reach]:
+    rows = [json.loads(line) for file in sorted(folder.glob("*.jsonl")) for line in file.read_text().splitlines()]
+    found = [Reach(row["test"], row["seconds"], row["failed"], frozenset(row["hits"])) for row in rows]
+    return list({one.test: one for one in found}.values())
 
 
 def _done(out: Path) -> dict[str, dict[str, Any]]:
@@ -99,9 +130,8 @@ def _done(out: Path) -> dict[str, dict[str, Any]]:
     return {one["name"]: one for one in map(json.loads, lines)}
 
 
-def _outcome(copy: Tree, mutant: Mutant, reached: Sequence[tuple[str, float, Lines]]) -> dict[str, Any]:
-    """Run the tests that reach a mutant's line against it."""
-    tests = chosen(mutant, reached)
+def _outcome(copy: Tree, mutant: Mutant, tests: Sequence[str]) -> dict[str, Any]:
+    """Run the tests that reach a mutant against it."""
     if not tests:
         return {"status": "unreached", "tests": 0}
     path = copy.place / mutant.file
@@ -117,19 +147,23 @@ def _outcome(copy: Tree, mutant: Mutant, reached: Sequence[tuple[str, float, Lin
     return {"status": word, "tests": len(tests), "seconds": round(time.monotonic() - begin, 1), "by": last}
 
 
-def chosen(mutant: Mutant, reached: Sequence[tuple[str, float, Lines]]) -> list[str]:
-    """The tests that reach the mutant's line, the quick ones first, for `ENOUGH_S`. A line that no test reaches runs when its
-    file is imported, if ever: there it is all tests of that file.
+def met_by(number: int, chosen: Sequence[Mutant], reached: Sequence[Reach]) -> list[str]:
+    """The tests that reach a mutant, the quick ones first, for `ENOUGH_S`. One that no test reaches runs when its file is
+    imported, if ever: there it is all tests of that file.
     """
-    of_file = [(seconds, name, lines[mutant.file]) for name, seconds, lines in reached if mutant.file in lines]
-    of_line = [one for one in of_file if mutant.line in one[2]]
-    found, spent = [], 0.0
-    for seconds, name, _ in sorted(of_line or of_file):
-        if seconds > LONGEST_S or spent + seconds > ENOUGH_S:
+    able = [one for one in reached if not one.failed]
+    found = [one for one in able if number in one.hits]
+    if not found:
+        file = chosen[number].file
+        of_file = {file_number(chosen, file), *(i for i, one in enumerate(chosen) if one.file == file)}
+        found = [one for one in able if of_file & one.hits]
+    names, spent = [], 0.0
+    for one in sorted(found, key=lambda one: (one.seconds, one.test)):
+        if one.seconds > LONGEST_S or spent + one.seconds > ENOUGH_S:
             break
-        found.append(name)
-        spent += seconds
-    return found
+        names.append(one.test)
+        spent += one.seconds
+    return names
 
 
 def summary(outcomes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

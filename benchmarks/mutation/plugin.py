@@ -1,33 +1,37 @@
-"""For pytest in a copied tree: which lines each test reaches, and how long it takes. `REACHED` names the file that it writes."""
+"""For pytest in a copied tree whose expressions tell when they are evaluated: what each test reaches, and how long it takes.
+
+`REACHED` names a folder, where each process adds a line for each test that is over, so that what was seen is not lost; `KNOWN`
+a file with the tests that were seen before.
+"""
 
 from __future__ import annotations
 
-import gzip
+import builtins
 import json
 import os
 import time
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-coverage: Any = import_module("coverage")  # which only this script needs
-_coverage = coverage.Coverage(data_file=None, source=[os.environ["REACHED_SOURCE"]], config_file=False)
-_coverage.start()
-_seconds: dict[str, float] = {}
+_hits: set[int] = set()
+vars(builtins)["__reached__"] = _hits.add
 _failed: set[str] = set()
+_out = Path(os.environ["REACHED"], f"{os.environ.get('PYTEST_XDIST_WORKER', 'here')}-{os.getpid()}.jsonl")
 
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Note under the name of the test what it reaches, its fixtures included."""
-    _coverage.switch_context(item.nodeid)
+    """Keep under the name of the test what it reaches, its fixtures included."""
+    _hits.clear()
     begin = time.process_time()
     yield
-    _seconds[item.nodeid] = round(time.process_time() - begin, 2)
-    _coverage.switch_context("")
+    seconds = round(time.process_time() - begin, 2)
+    row = {"test": item.nodeid, "seconds": seconds, "failed": item.nodeid in _failed, "hits": sorted(_hits)}
+    with _out.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")
 
 
 def pytest_runtest_logreport(report: Any) -> None:
@@ -36,15 +40,8 @@ def pytest_runtest_logreport(report: Any) -> None:
         _failed.add(report.nodeid)
 
 
-def pytest_sessionfinish() -> None:
-    """Write it down."""
-    _coverage.stop()
-    data, tree = _coverage.get_data(), Path.cwd().resolve()
-    lines: dict[str, dict[str, list[int]]] = {name: {} for name in _seconds.keys() - _failed}
-    for file in data.measured_files():
-        name = str(Path(file).resolve().relative_to(tree))
-        for line, tests in data.contexts_by_lineno(file).items():
-            for test in lines.keys() & set(tests):
-                lines[test].setdefault(name, []).append(line)
-    content = [[test, _seconds[test], lines[test]] for test in sorted(lines)]
-    Path(os.environ["REACHED"]).write_bytes(gzip.compress(json.dumps(content).encode(), mtime=0))
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Run what was not seen before."""
+    known = set(Path(os.environ["KNOWN"]).read_text(encoding="utf-8").splitlines())
+    config.hook.pytest_deselected(items=[one for one in items if one.nodeid in known])
+    items[:] = [one for one in items if one.nodeid not in known]

@@ -8,14 +8,16 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 _SITE = """
-import sys
+import builtins, sys
 sys.meta_path[:] = [finder for finder in sys.meta_path if getattr(finder, "__name__", "") != "_EditableFinder"]
+builtins.__reached__ = lambda number: None
 """
-"""Whoever runs in the copy, workers included, finds the copy's package and not the one that is installed."""
+"""Whoever runs in the copy, workers included, finds the copy's package and not the one that is installed. What processes that tests
+start reach is not known."""
 
 
 def paths_of(checkout: Path, site: Path) -> list[str]:
@@ -28,16 +30,27 @@ def paths_of(checkout: Path, site: Path) -> list[str]:
     return [str(site), linked]
 
 
-class Tree:
-    """A copy of the files that git knows of a checkout."""
+def files_of(checkout: Path) -> list[str]:
+    """Those that git knows; of a checkout without a history, those of folders and files that are not hidden, but for `build`."""
+    if (checkout / ".git").exists():
+        listed = ["git", "-C", str(checkout), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        names = subprocess.run(listed, check=True, capture_output=True, text=True).stdout.split("\0")
+        return [name for name in names if name and (checkout / name).is_file()]
+    shown = [one for one in checkout.iterdir() if not one.name.startswith(".") and one.name != "build"]
+    every = [path for one in shown for path in ([one] if one.is_file() else one.rglob("*"))]
+    return [str(path.relative_to(checkout)) for path in every if path.is_file() and path.suffix != ".pyc"]
 
-    def __init__(self, source: Path, place: Path) -> None:
+
+class Tree:
+    """A copy of the files of a checkout, some of them changed."""
+
+    def __init__(self, source: Path, place: Path, changed: Mapping[str, bytes] | None = None) -> None:
         self.place = place
-        listed = ["git", "-C", str(source), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-        for name in subprocess.run(listed, check=True, capture_output=True, text=True).stdout.split("\0"):
-            if name and (source / name).is_file():
-                (place / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(source / name, place / name)
+        for name in files_of(source):
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source / name, place / name)
+        for name, content in (changed or {}).items():
+            (place / name).write_bytes(content)
         fits = source / "build" / "fits"
         if fits.is_dir():  # under the hash of what went into them
             shutil.copytree(fits, place / "build" / "fits")

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+from benchmarks.mutation.__main__ import Reach, met_by
+from benchmarks.mutation.probes import probed, probes
 from benchmarks.mutation.sites import drawn, mutants
+from benchmarks.mutation.tree import files_of
 
 SOURCE = '''"""Text."""
 def f(a: int | None, b=1):
@@ -30,3 +34,42 @@ def test_the_same_seed_draws_the_same_mutants(tmp_path: Path) -> None:
     (tmp_path / "planner" / "f.py").write_text(SOURCE)
     assert drawn(tmp_path, "planner", 5, 1) == drawn(tmp_path, "planner", 5, 1) != drawn(tmp_path, "planner", 5, 2)
     assert len(set(drawn(tmp_path, "planner", 100, 0))) == 10
+
+
+def test_a_copy_tells_which_mutants_are_reached(tmp_path: Path) -> None:
+    (tmp_path / "planner").mkdir()
+    (tmp_path / "planner" / "f.py").write_text(SOURCE)
+    chosen = drawn(tmp_path, "planner", 100, 0)
+    places = probes(tmp_path, chosen)["planner/f.py"]
+    hits: list[int] = []
+    scope: dict[str, Any] = {"__reached__": hits.append}
+    exec(compile(probed(SOURCE.encode(), places), "f.py", "exec"), scope)
+    at_import = {chosen[number].before for number in hits}
+    hits.clear()
+    assert scope["f"](3, [1]) is True
+    assert at_import == {"1"}
+    assert {chosen[number].before for number in hits if number >= 0} == {"a in b and not a", "a in b", "True"}
+
+
+def test_a_mutant_meets_the_tests_that_reach_it_the_quick_ones_first(tmp_path: Path) -> None:
+    (tmp_path / "planner").mkdir()
+    (tmp_path / "planner" / "f.py").write_text(SOURCE)
+    chosen = drawn(tmp_path, "planner", 100, 0)
+    (inner,) = (number for number, one in enumerate(chosen) if one.before == "True")
+    (default,) = (number for number, one in enumerate(chosen) if one.before == "1" and one.line == 2)
+    rows = [
+        ("slow", 9.0, False, {inner}),
+        ("quick", 1.0, False, {inner}),
+        ("fails", 0.5, True, {inner}),
+        ("elsewhere", 1.0, False, set()),
+    ]
+    reached = [Reach(name, seconds, failed, frozenset(hits)) for name, seconds, failed, hits in rows]
+    assert met_by(inner, chosen, reached) == ["quick", "slow"]
+    assert met_by(default, chosen, reached) == ["quick", "slow"], "it runs at import: all tests of the file"
+
+
+def test_without_a_history_a_checkout_is_what_is_not_hidden(tmp_path: Path) -> None:
+    for name in ("planner/f.py", "planner/__pycache__/f.pyc", "build/out.py", ".venv/g.py", "README.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    assert sorted(files_of(tmp_path)) == ["README.md", "planner/f.py"]
