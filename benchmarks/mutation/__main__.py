@@ -12,7 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,6 +29,8 @@ ENOUGH_S, LIMIT_S = 30.0, 60
 """Tests are chosen for so many seconds of the CPU; a mutant that makes them take twice as long hangs."""
 HANGS_S = 900.0
 """The same for whoever waits and does nothing, on a machine that may have much else to do."""
+LEAST_S = 0.02
+"""What each test takes at least, around it."""
 CAUGHT = ("failed", "hangs")
 
 
@@ -68,7 +70,8 @@ def main(arguments: Sequence[str]) -> int:
             return {"name": f"{given.seed}/{number}", **asdict(mutant), **told}
 
         with ThreadPoolExecutor(given.jobs) as threads:
-            for found in threads.map(outcome, todo):
+            for future in as_completed([threads.submit(outcome, number) for number in todo]):
+                found = future.result()
                 done[found["name"]] = found
                 with given.out.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(found) + "\n")
@@ -134,12 +137,14 @@ def _outcome(copy: Tree, mutant: Mutant, tests: Sequence[str]) -> dict[str, Any]
     """Run the tests that reach a mutant against it."""
     if not tests:
         return {"status": "unreached", "tests": 0}
+    names = copy.place / "build" / "tests"
+    names.write_text("\n".join(tests), encoding="utf-8")  # hundreds of names are too long for a command
     path = copy.place / mutant.file
     source = path.read_bytes()
     begin = time.monotonic()
     try:
         path.write_bytes(mutant.applied(source))
-        status, said = copy.pytest(["-x", *tests], cpu_s=LIMIT_S, wall_s=HANGS_S)
+        status, said = copy.pytest(["-x", f"@{names}"], cpu_s=LIMIT_S, wall_s=HANGS_S)
     finally:
         path.write_bytes(source)
     word = "survived" if status == 0 else "hangs" if status < 0 else "failed"
@@ -159,10 +164,11 @@ def met_by(number: int, chosen: Sequence[Mutant], reached: Sequence[Reach]) -> l
         found = [one for one in able if of_file & one.hits]
     names, spent = [], 0.0
     for one in sorted(found, key=lambda one: (one.seconds, one.test)):
-        if one.seconds > LONGEST_S or spent + one.seconds > ENOUGH_S:
+        seconds = max(one.seconds, LEAST_S)
+        if seconds > LONGEST_S or spent + seconds > ENOUGH_S:
             break
         names.append(one.test)
-        spent += one.seconds
+        spent += seconds
     return names
 
 

@@ -20,8 +20,9 @@ LEARNING = 4
 """So many first calls run plain, and show what callers hold, but for the very first: it compiles, and compilers keep what they were
 given there, for long. Those of a program that gives nothing large run plain too, so that one that takes what another gives is
 captured when that one is."""
-SETTLING = LEARNING + 2
-"""So many calls run otherwise than those that follow: large inputs may move twice before it is known which stay."""
+SETTLING = LEARNING + 4
+"""So many calls run otherwise than those that follow: large inputs may lie at two places in turn, over each of which a program is
+captured, and the first call over each records nothing yet."""
 _LAST: WeakKeyDictionary[CUDAGraphTreeManager, Any] = WeakKeyDictionary()
 """The stream on which graphs of these trees were sent last."""
 _PLACES: WeakKeyDictionary[CUDAGraphTreeManager, WeakValueDictionary[Any, Copies]] = WeakKeyDictionary()

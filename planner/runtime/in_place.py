@@ -1,15 +1,16 @@
-"""Large inputs that a CUDA graph reads where they lie, as long as they lie there at each call.
+"""Large inputs that a CUDA graph reads where they lie.
 
 PyTorch's trees copy to memory of the graph whatever is no parameter and was made by no graph: at each step the gradient that a
 program which runs plain gives to one that is captured, which for logits is as large as they are. Most loops have it at the
-same place each time, since the allocator is asked for the same in the same order. Where one comes from elsewhere, the program
-is captured anew: the first time over the new place, as where the allocator had to settle, and then without that one, which is
-copied from then on.
+same place each time, since the allocator is asked for the same in the same order, or at a few in turn: behind an evaluation
+they begin elsewhere than behind a step, and who loads batches ahead has two buffers. So a program is captured over each of the
+first few places; what comes from more than these is copied.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -21,8 +22,19 @@ from fuseplan.garbage import no_collection
 
 LEAST = 2**20
 """Bytes from which on it matters: less is as quickly copied, or made."""
-PATIENCE = 3
-"""The third time that some have moved, all are copied."""
+MOST = 4
+"""Over so many places a program is captured beside each other. What has come from as many is copied, once there is another one."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Over:
+    """A program, captured."""
+
+    captured: Boxed
+    chosen: list[int]
+    """Which of its arguments are read in place …"""
+    pointers: list[int | None]
+    """… and where those are, by the numbers of all arguments."""
 
 
 class ReadInPlace:
@@ -35,32 +47,37 @@ class ReadInPlace:
         self.capture, self.plain = capture, _undisturbed(plain)
         told = capture.keywords
         self.others = {*told["static_input_idxs"], *told["mutated_input_idxs"], *copied}
-        self.captured: Boxed | None = None
-        self.chosen: list[int] = []
-        """Which are read in place …"""
-        self.pointers: list[int | None] = []
-        """… and where those are, by the numbers of all arguments."""
-        self.moves = 0
+        self.known: list[_Over] = []
+        """The one that ran last comes first."""
+        self.settles = True
+        """What lies at many places is not known yet."""
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
-        before = self.captured  # kept until this call is over: the trees end with the last function that they know
-        if before is None:
-            self._captured_over(args, [i for i, one in enumerate(args) if i not in self.others and _is_large(one)])
-        elif self.chosen and not lie_at(args, self.pointers, self.chosen):
-            self.moves += 1
-            still = [i for i in self.chosen if self.moves == 1 or args[i].data_ptr() == self.pointers[i]]
-            self._captured_over(args, still if self.moves < PATIENCE else [])
-        assert self.captured is not None
+        before = self.known  # kept until this call is over: the trees end with the last function that they know
+        if not before or not _lies(args, before[0]):
+            self._look_further(args)
         try:
-            return self.captured(args)
+            return self.known[0].captured(args)
         finally:
             del before
 
-    def _captured_over(self, args: list[Any], chosen: list[int]) -> None:
+    def _look_further(self, args: list[Any]) -> None:
+        for one in self.known[1:]:
+            if _lies(args, one):
+                self.known.remove(one)
+                self.known.insert(0, one)
+                return
+        if not self.known:
+            chosen = [i for i, one in enumerate(args) if i not in self.others and _is_large(one)]
+        elif len(self.known) < MOST and self.settles:
+            chosen = self.known[0].chosen
+        else:
+            still = [i for i in self.known[0].chosen if {one.pointers[i] for one in self.known} == {args[i].data_ptr()}]
+            chosen, self.known, self.settles = still if self.settles else [], [], False
         pointers = {i: args[i].data_ptr() for i in chosen}
-        self.chosen, self.pointers = chosen, [pointers.get(i) for i in range(len(args))]
         static = (*self.capture.keywords["static_input_idxs"], *chosen)
-        self.captured = self.capture(self.plain, static_input_idxs=static)
+        captured = self.capture(self.plain, static_input_idxs=static)
+        self.known.insert(0, _Over(captured, chosen, [pointers.get(i) for i in range(len(args))]))
 
 
 def _undisturbed(plain: Boxed) -> Boxed:
@@ -74,6 +91,10 @@ def _undisturbed(plain: Boxed) -> Boxed:
 
     call._boxed_call = True  # type: ignore[attr-defined]
     return call
+
+
+def _lies(args: list[Any], one: _Over) -> bool:
+    return not one.chosen or lie_at(args, one.pointers, one.chosen)
 
 
 def _is_large(one: Any) -> bool:
