@@ -23,6 +23,8 @@ SIDES = ("eager", "torch.compile", "reduce-overhead", "fuseplan tuned", "fusepla
 """What every version knows: torch's own, beside which times are compared, and each launch tuned."""
 
 
+REFUSED = 2
+"""What a benchmark ends with that does not know what it is told: of all that, the model may be newer than the checkout."""
 KEPT = ("sides", "noise", "rounds", "best_tuned", "best_torch", "gpu")
 """Of its report, what becomes of its row."""
 
@@ -57,6 +59,8 @@ def measured(task: Task, seconds: float) -> dict[str, Any] | None:
         return {"commit": commit, **{key: report[key] for key in KEPT if key in report}}
     if monotonic() - begun >= limit_s:
         return None
+    if ended == REFUSED and not report:
+        return {"commit": commit, "failed": "its benchmark does not know this model"}
     return {"commit": commit, "failed": f"its benchmark ended with {ended}, at: {report.get('at', 'the start')}"}
 
 

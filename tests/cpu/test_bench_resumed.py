@@ -231,6 +231,8 @@ out = Path(told["--logs"]) / "tiny-bert.json"
 out.parent.mkdir(parents=True, exist_ok=True)
 if os.environ["FUSEPLAN_COMMIT"] == "4a9fd47":
     out.write_text(json.dumps(row))
+elif os.environ["FUSEPLAN_COMMIT"] == "older":
+    sys.exit(2)
 else:
     out.write_text(json.dumps({"at": "tuning"}))
     sys.exit(3)
@@ -257,6 +259,7 @@ def test_another_checkout_runs_its_own_code_beside_this_one(task: Task, tmp_path
     assert (row["commit"], row["gpu"], row["best_tuned"]) == ("4a9fd47", "its own code", "fuseplan tuned")
     assert row["sides"]["fuseplan tuned"] == {"wall_us": 2.0}
     assert found("other")["failed"] == "its benchmark ended with 3, at: tuning"
+    assert found("older")["failed"] == "its benchmark does not know this model"
     assert found("another", seconds=32.0) is None, "it had no time"
     astray = found("astray", tree=str(tmp_path / "4a9fd47" / "tree"))["failed"]
     assert astray == f"{tmp_path / 'astray'} would run {tmp_path / '4a9fd47' / 'tree' / 'fuseplan' / 'plan.py'}"
