@@ -98,9 +98,9 @@ def _program(program: Program, title: str, graphs: bool) -> str:
     lines = [f"{title}: {identity}", f"  plan: {describe(program.plan)}", f"  why: {program.why}"]
     lines.extend(f"  {line}" for line in (*program.remarks, *program.rewrites))
     for record in program.graphs:
-        lines.extend(f"  {line}" for line in _graph(record, graphs))
+        lines.extend(f"  {line}" for line in _graph(record, graphs, _REST[program.plan.host]))
         lines.extend(f"    {line}" for line in _left_out(program.plan, record))
-    if program.plan.host != "aten":
+    if program.plan.host != "aten" and not program.graphs:
         lines.append(f"  its Dynamo graph goes to {program.plan.host} as it is, so there is no ATen graph to show")
     return "\n".join(lines)
 
@@ -119,25 +119,28 @@ def _left_out(plan: Plan, record: GraphRecord) -> Iterator[str]:
         yield f"left to ATen: {times} × {target}, since {reason}"
 
 
-def _region(region: RegionRecord) -> str:
+def _region(region: RegionRecord, rest: str) -> str:
     size = counted(len(region.ops), "op")
     if region.fallback is None:
         return f"{size} under {region.executor} ({region.variant})"
-    return f"{size} under ATen, not {region.executor}: {region.fallback}"
+    return f"{size} under {rest}, not {region.executor}: {region.fallback}"
 
 
-def _graph(record: GraphRecord, listing: bool) -> Iterator[str]:
+_REST = {"aten": "ATen", "inductor": "Inductor", "eager": "eager"}
+"""Who runs what no region has, by host."""
+
+
+def _graph(record: GraphRecord, listing: bool, rest: str) -> Iterator[str]:
     graph = record.graph
     opaque = graph.opaque
     name = f"{record.role} graph, no key" if opaque else f"{record.role} graph {graph.key}"
     inside = sum(len(region.ops) for region in record.regions if region.fallback is None)
-    where = (
-        "all under ATen" if not inside else f"{inside} in {counted(len(record.regions), 'region')}, the rest under ATen"
-    )
+    regions = counted(len(record.regions), "region")
+    where = f"{inside} in {regions}, the rest under {rest}" if inside else f"all under {rest}"
     yield f"{name}: {counted(len(graph.ops), 'op')}, {where}"
     for why in opaque:
         yield f"  cannot be exported: {why}"
-    for text, times in Counter(map(_region, record.regions)).items():
+    for text, times in Counter(_region(region, rest) for region in record.regions).items():
         yield f"  region of {text}" if times == 1 else f"  {times} regions of {text}"
     if listing:
         yield from (f"  {line}" for line in str(graph).splitlines())

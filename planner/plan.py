@@ -20,6 +20,11 @@ from fuseplan.wire.codec import AMONG_OTHERS, CodecError
 
 HOSTS = ("inductor", "aten", "eager")
 """Who compiles a program: Inductor as one, ATen op by op, or nobody: then the Dynamo graph runs as it is."""
+CARVED: Mapping[str, tuple[str, ...]] = {
+    "aten": ("inference", "forward", "backward"),
+    "inductor": ("inference", "joint"),
+}
+"""The graphs out of which regions are carved, by host: those that torch has cut, or forward and backward in one."""
 SETTINGS = tuple(BUNDLES)
 SAVING = ("min-cut", "all")
 LAUNCHES = ("plain", "cudagraph")
@@ -75,7 +80,7 @@ class Rewrite:
 class CarveOuts:
     """The regions that others than the host run in one graph of a program, by the role and the key of that graph."""
 
-    role: str  # "inference", "forward" or "backward"
+    role: str  # "inference", "forward", "backward" or "joint"
     graph: str
     segmentation: Segmentation = field(metadata=AMONG_OTHERS)
 
@@ -93,7 +98,7 @@ class Plan:
     host: str
     rewrites: tuple[Rewrite, ...] = ()
     carve_outs: tuple[CarveOuts, ...] = ()
-    """Under host `aten` alone; a graph without any runs as the host runs it."""
+    """A graph without any runs as the host runs it."""
     saving: str = "min-cut"
     """What host `aten` saves for the backward; the other hosts leave that to torch."""
     settings: str = "default"
@@ -122,10 +127,14 @@ class Plan:
     def _check_cuts(self) -> None:
         if self.name is not None and not _GREEDY.fullmatch(self.name):
             raise PlanError(f"a plan that has a name is called EXECUTOR-greedy, not {self.name!r}")
+        if self.carve_outs and self.host == "eager":
+            raise PlanError("carve-outs need a host that compiles, and eager does not")
+        for one in self.carve_outs:
+            if one.role not in CARVED[self.host]:
+                known = " and ".join(CARVED[self.host])
+                raise PlanError(f"host {self.host} has carve-outs of {known} graphs, and no {one.role} one")
         if self.host == "aten":
             return
-        if self.carve_outs:
-            raise PlanError(f"carve-outs need host aten: host {self.host} runs a program as a whole so far")
         if self.name is not None:
             raise PlanError(f"{self.name} needs host aten, not {self.host}")
         if self.saving != "min-cut":

@@ -120,7 +120,8 @@ def summary(plan: Plan) -> str:
     if not plan.carve_outs:
         return (plan.name or plan.host) + (f" {plan.settings}" if plan.settings != "default" else "")
     who = Counter(region.executor for region in plan.regions)
-    return " + ".join(f"{times} {name}" for name, times in sorted(who.items())) or plan.host
+    others = [f"{times} {name}" for name, times in sorted(who.items())]
+    return " + ".join([plan.host, *others] if plan.host != "aten" else others) or plan.host
 
 
 def _beside(store: Store, chosen: StoredPlan) -> list[StoredPlan]:

@@ -50,6 +50,7 @@ def describe(plan: Plan) -> str:
             f"whole program under {plan.host}"
             + (f", mode {plan.settings}" if plan.settings != "default" else "")
             + _rewrites(plan)
+            + (f", {counted(len(plan.regions), 'region')} carved out" if plan.carve_outs else "")
             + (f", launch {plan.launch}" if plan.launch != "plain" else "")
         )
     greedy = f", all that {plan.greedy} takes in maximal fusions" if plan.greedy else ""

@@ -50,7 +50,7 @@ def with_declared_strides(call: Compiled, region: Graph, risky: frozenset[str]) 
             value = args[i]
             if isinstance(value, torch.Tensor) and value.stride() != stride:
                 given = [*args] if given is args else given  # those of the caller may yet be needed as they are
-                given[i] = _laid_out(value, stride)
+                given[i] = laid_out(value, stride)
         return call(given)
 
     return checked
@@ -81,7 +81,8 @@ def _static(kind: TensorType) -> bool:
     return all(isinstance(dim, int) for dim in (*kind.shape, *kind.stride))
 
 
-def _laid_out(value: torch.Tensor, stride: Sequence[int | str]) -> torch.Tensor:
+def laid_out(value: torch.Tensor, stride: Sequence[int | str]) -> torch.Tensor:
+    """The same in memory of these strides; itself where it lies so."""
     wanted = [int(step) for step in stride]
     differ = any(s != w for s, w, size in zip(value.stride(), wanted, value.shape, strict=True) if size > 1)
     if not differ:

@@ -1,4 +1,4 @@
-"""Host `inductor`: the Dynamo graph goes to torch.compile's own compiler as it is."""
+"""Host `inductor`: the Dynamo graph goes to torch.compile's own compiler, as it is or with regions carved out for others."""
 
 from __future__ import annotations
 
@@ -29,17 +29,21 @@ def compile_under_inductor(plan: Plan, gm: GraphModule, example_inputs: Sequence
     # The import takes seconds and a machine without a compiler never needs it.
     from torch._inductor.compile_fx import compile_fx
 
-    patches = _options(plan.settings)
+    told: dict[str, Any] = {"config_patches": _options(plan.settings)}
+    if plan.carve_outs:
+        from fuseplan.runtime.carved import carving  # it brings Inductor, too
+
+        told = carving(plan, program, told["config_patches"])
     if plan.launch == "plain":
         with known_to_torchs_cache(plan):
-            compiled: Any = compile_fx(gm, list(example_inputs), config_patches=patches)
+            compiled: Any = compile_fx(gm, list(example_inputs), **told)
         return compiled  # type: ignore[no-any-return]
     from fuseplan.runtime.cudagraph import CudaGraphLaunch
 
     launch, tag = CudaGraphLaunch(program.remarks), kept.tag(plan, gm, example_inputs, program)
     inner: Any = partial(_compile_captured, launch, tag)
     with _keeping(plan, launch, tag):
-        captured: Any = compile_fx(gm, list(example_inputs), inner, config_patches=patches)
+        captured: Any = compile_fx(gm, list(example_inputs), inner, **told)
     return launch.unasked.watching(captured, example_inputs)
 
 

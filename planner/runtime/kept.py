@@ -162,7 +162,7 @@ def tag(plan: Plan, gm: GraphModule, example_inputs: Sequence[Any], program: Pro
         return None  # what cannot be had is said again at each start
     decides = [
         __version__,
-        _source(),
+        source(),
         program.key,  # which inputs share memory, too
         plan.identity,
         {name: known[name].version() for name in sorted(named)},
@@ -187,7 +187,7 @@ def _static_inputs(gm: GraphModule) -> list[int]:
 
 
 @cache
-def _source() -> str:
+def source() -> str:
     """A digest of fuseplan's own code, as torch takes one of its: a version number does not tell two checkouts apart."""
     root = Path(__file__).parents[1]
     files = sorted(path for part in _DECIDES for path in (root / part, *(root / part).rglob("*.py")) if path.is_file())

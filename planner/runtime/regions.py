@@ -112,13 +112,7 @@ class RegionCompiler:
             self._fall_back(region, graph, error)
             return self._alone(region, graph) if region.recompute else None
         self._record(region, None)
-        return call if plain else self._guarded(call, graph, region.executor)
-
-    def _guarded(self, call: Compiled, graph: Graph, executor: str) -> Compiled:
-        if executor == "aten":  # takes what comes
-            return _or_aten(lambda args: call, graph, executor)
-        laid_out = with_declared_strides(call, graph, self.risky)
-        return _or_aten(partial(with_declared_dtypes, laid_out, graph), graph, executor)
+        return call if plain else guarded(call, graph, region.executor, self.risky)
 
     def _alone(self, region: Region, graph: Graph) -> Compiled:
         """The region under ATen as one call: the values that it computes again may be nowhere else to be had."""
@@ -159,15 +153,28 @@ class RegionCompiler:
         return frozenset([*found, *parts])
 
     def _fall_back(self, region: Region, graph: Graph, error: FuseplanError) -> None:
-        count("regions fallen back")
-        status = "refused" if isinstance(error, UnsupportedError) else "compile-error"
-        self.records.append(RegionRecord(region.ops, region.executor, region.variant, str(error), graph, status))
-        text = f"a region of {len(region.ops)} ops runs under ATen: {error}"
-        logger.warning(text)
-        warnings.warn(f"fuseplan: {text}", stacklevel=2)
+        self.records.append(fallen_back(region, graph, error, "ATen"))
 
     def _record(self, region: Region, fallback: str | None) -> None:
         self.records.append(RegionRecord(region.ops, region.executor, region.variant, fallback))
+
+
+def fallen_back(region: Region, graph: Graph, error: FuseplanError, instead: str) -> RegionRecord:
+    """Note that a region runs under another than its executor."""
+    count("regions fallen back")
+    status = "refused" if isinstance(error, UnsupportedError) else "compile-error"
+    text = f"a region of {len(region.ops)} ops runs under {instead}: {error}"
+    logger.warning(text)
+    warnings.warn(f"fuseplan: {text}", stacklevel=3)
+    return RegionRecord(region.ops, region.executor, region.variant, str(error), graph, status)
+
+
+def guarded(call: Compiled, graph: Graph, executor: str, risky: frozenset[str]) -> Compiled:
+    """What runs a region, with real tensors made what its code was compiled for, and ATen where it fails at run time."""
+    if executor == "aten":  # takes what comes
+        return _or_aten(lambda args: call, graph, executor)
+    as_declared = with_declared_strides(call, graph, risky)
+    return _or_aten(partial(with_declared_dtypes, as_declared, graph), graph, executor)
 
 
 def _given(region: Graph) -> list[Ref]:

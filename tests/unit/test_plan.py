@@ -93,7 +93,7 @@ def region(**fields: object) -> list[object]:
         (changed(carve_outs=[{"role": "forward", "graph": "a", "regions": region(ops=[-1])}]), "not a position in the graph"),
         (changed(carve_outs=[{"role": "forward", "graph": "a", "regions": region(ops=["0"])}]), r"Plan.carve_outs\[0\].regions\[0\].ops\[0\] is '0'"),
         (changed(carve_outs=[{"role": "forward", "graph": "a", "regions": region(why="")}]), "has no why"),
-        (changed(host="inductor"), "carve-outs need host aten"), (changed(host="eager"), "eager does not"),
+        (changed(host="inductor"), "host inductor has carve-outs of inference and joint graphs, and no forward one"), (changed(host="eager"), "eager does not"),
         (changed(settings="max-autotune"), "host aten has none"),
         (changed(host="inductor", carve_outs=[]), "saving policy 'all' needs host aten"),
         (changed(host="inductor", carve_outs=[], saving="min-cut", name="nvfuser-greedy"), "nvfuser-greedy needs host aten"),

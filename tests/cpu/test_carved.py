@@ -1,0 +1,275 @@
+"""Regions carved out of a program that Inductor compiles as one: the same results, and the host's all that is not theirs to have."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+from torch.fx import GraphModule
+from torch.utils.checkpoint import checkpoint
+
+import fuseplan
+from fuseplan.backend import programs_of
+from fuseplan.errors import PlanError
+from fuseplan.explain import compiled_by
+from fuseplan.graph import Graph
+from fuseplan.host.carving import check_carving, kept_from
+from fuseplan.plan import CarveOuts, Plan
+from fuseplan.runtime.carved import joint_graphs
+from fuseplan.segment import Region, Segmentation, extract, maximal_regions
+
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+
+
+class Block(nn.Module):
+    """A layer of a transformer, with all that a region may meet: views, reductions, matmuls, a residual."""
+
+    def __init__(self, width: int = 16, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.norm, self.last = nn.LayerNorm(width), nn.Linear(2 * width, width)
+        self.qkv, self.first = nn.Linear(width, 3 * width), nn.Linear(width, 2 * width)
+        self.dropout = dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
+        x = x + (q @ k.mT / 4).softmax(-1) @ v
+        hidden = F.gelu(self.first(self.norm(x)))
+        return x + F.dropout(self.last(hidden), self.dropout, self.training)
+
+
+def graphs_of(program: Callable[..., Any], *args: Any) -> dict[str, Graph]:
+    """Those out of which regions may be carved."""
+    found: dict[str, Graph] = {}
+
+    def look(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        found.update(joint_graphs(gm, example_inputs))
+        return gm.forward
+
+    torch.compile(program, backend=look)(*args)
+    torch._dynamo.reset()
+    return found
+
+
+def trained(net: Callable[..., Any], x: Tensor) -> dict[str, Graph]:
+    """Those of a step of training."""
+    return graphs_of(net, x.clone().requires_grad_())
+
+
+def carved(graphs: Mapping[str, Graph], regions: Callable[[Graph], Sequence[Region]], **more: Any) -> Plan:
+    """A plan with these regions of each graph."""
+    parts = (CarveOuts(role, graph.key, Segmentation(tuple(regions(graph)))) for role, graph in graphs.items())
+    return Plan("inductor", carve_outs=tuple(parts), **more)
+
+
+def alone(graph: Graph, executor: str, of: Callable[[str], bool] = lambda target: True) -> list[Region]:
+    """Each op by itself that may be carved out."""
+    able = [i for i, op in enumerate(graph.ops) if of(op.target) and kept_from(extract(graph, [i])) is None]
+    return [Region((i,), executor) for i in able]
+
+
+def compiled(program: Callable[..., Any], plan: Plan, **options: Any) -> Callable[..., Any]:
+    return torch.compile(program, backend="fuseplan", options={"plan": plan}, **options)
+
+
+def step(call: Callable[..., Any], net: nn.Module, x: Tensor) -> list[Tensor]:
+    """What a step of training gives."""
+    net.zero_grad()
+    x = x.clone().requires_grad_()
+    out = call(x)
+    out.square().sum().backward()
+    return [out.detach(), x.grad, *(one.grad.clone() for one in net.parameters())]
+
+
+def regions_of(program: Callable[..., Any]) -> list[Any]:
+    (found,) = programs_of(compiled_by(program))
+    return [region for record in found.graphs for region in record.regions]
+
+
+@pytest.mark.parametrize("executor", ["aten", "inductor"])
+def test_every_second_op_may_be_another_s(executor: str) -> None:
+    net, x = Block(), torch.randn(2, 4, 16)
+    plan = carved(trained(net, x), lambda graph: alone(graph, executor)[::2])
+    assert len(plan.regions) > 8
+    call = compiled(net, plan)
+    torch.testing.assert_close(step(call, net, x), step(net, net, x))
+    assert [region for region in regions_of(call) if region.fallback] == []
+    with torch.no_grad():
+        plan = carved(graphs_of(net, x), lambda graph: alone(graph, executor)[::2])
+        torch.testing.assert_close(compiled(net, plan)(x), net(x))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_regions(seed: int) -> None:
+    """Of any size, with views inside, in the forward and in the backward, beside each other."""
+    draw = random.Random(seed)
+    net, x = Block(), torch.randn(2, 4, 16)
+
+    def regions(graph: Graph) -> list[Region]:
+        able = {region.ops[0] for region in alone(graph, "inductor")}
+        found: list[Region] = []
+        for executor in ("aten", "inductor"):
+            takes = [i in able and draw.random() < 0.7 for i in range(len(graph.ops))]
+            for region in maximal_regions(graph, takes, executor, max_ops=draw.choice((1, 3, 8))).regions:
+                cut = Segmentation((*found, region))
+                if fits(graph, cut):
+                    found.append(region)
+        return found
+
+    plan = carved(trained(net, x), regions)
+    assert len(plan.regions) > 4
+    call = compiled(net, plan)
+    torch.testing.assert_close(step(call, net, x), step(net, net, x))
+    assert [region for region in regions_of(call) if region.fallback] == []
+
+
+def fits(graph: Graph, cut: Segmentation) -> bool:
+    try:
+        check_carving(graph, cut)
+    except PlanError:
+        return False
+    return True
+
+
+def test_any_size_where_sizes_vary() -> None:
+    net = Block()
+    graphs: dict[str, Graph] = {}
+
+    def look(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        graphs.update(joint_graphs(gm, example_inputs))
+        return gm.forward
+
+    torch.compile(net, backend=look, dynamic=True)(torch.randn(3, 5, 16).requires_grad_())
+    torch._dynamo.reset()
+    plan = carved(graphs, lambda graph: alone(graph, "aten", lambda target: "gelu" in target or "softmax" in target))
+    assert len(plan.regions) == 4
+    call = compiled(net, plan, dynamic=True)
+    for shape in ((3, 5, 16), (4, 7, 16), (2, 9, 16)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(step(call, net, x), step(net, net, x))
+    assert len(regions_of(call)) == 4
+
+
+def test_dropout_around_a_region_draws_what_it_draws_without_one() -> None:
+    net, x = Block(dropout=0.5), torch.randn(2, 4, 16)
+    plan = carved(trained(net, x), lambda graph: alone(graph, "aten", lambda target: "gelu" in target))
+    assert plan.regions
+    torch.manual_seed(3)
+    found = step(compiled(net, plan), net, x)
+    torch._dynamo.reset()
+    torch.manual_seed(3)
+    torch.testing.assert_close(found, step(torch.compile(net), net, x))
+
+
+def saved_bytes(call: Callable[..., Any], x: Tensor) -> int:
+    kept: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        out = call(x.clone().requires_grad_())
+    del out
+    return sum(kept.values())
+
+
+def test_what_torch_computes_again_it_computes_again_in_a_region() -> None:
+    """A pointwise op is not kept for the backward since somebody else runs it."""
+
+    def program(x: Tensor) -> Tensor:
+        return (x * 2).cos().sin().exp().sum()
+
+    x = torch.randn(64, 64)
+    plan = carved(
+        trained(program, x),
+        lambda graph: alone(graph, "inductor", lambda target: "aten.cos" in target),
+    )
+    assert plan.regions
+    assert saved_bytes(compiled(program, plan), x) == saved_bytes(torch.compile(program), x)
+
+
+def test_a_checkpointed_block_is_computed_again() -> None:
+    net, x = Block(), torch.randn(2, 4, 16)
+
+    def program(x: Tensor) -> Tensor:
+        return checkpoint(net, x, use_reentrant=False)
+
+    plan = carved(trained(program, x), lambda graph: alone(graph, "aten")[::3])
+    assert plan.regions
+    torch.testing.assert_close(step(compiled(program, plan), net, x), step(net, net, x))
+    torch._dynamo.reset()
+    before = saved_bytes(torch.compile(program), x)
+    assert saved_bytes(compiled(program, plan), x) == before
+
+
+@pytest.mark.parametrize(
+    ("program", "of", "why"),
+    [
+        (lambda x: x.view(8, 8).t(), "aten.view", "shares memory"),
+        (lambda x: F.dropout(x, 0.5), "dropout", "draws random numbers"),
+        (lambda x: x.view(8, 8).cos() @ x.view(8, 8), "twice", "no ops"),
+    ],
+)
+def test_what_stays_the_host_s(program: Callable[..., Any], of: str, why: str) -> None:
+    x = torch.randn(64)
+    with torch.no_grad():
+        (graph,) = graphs_of(program, x).values()
+        ops = [i for i, op in enumerate(graph.ops) if of in op.target]
+        plan = carved({"inference": graph}, lambda graph: [Region(tuple(ops[:1]), "aten")])
+        with pytest.raises(Exception, match=why):
+            compiled(program, plan)(x)
+
+
+def test_a_region_holds_no_ops_of_both_forward_and_backward() -> None:
+    def program(x: Tensor) -> Tensor:
+        return x.cos()
+
+    x = torch.randn(8, requires_grad=True)
+    (graph,) = graphs_of(program, x).values()
+    plan = carved({"joint": graph}, lambda graph: [Region(tuple(range(len(graph.ops))), "inductor")])
+    with pytest.raises(Exception, match="of the forward and of the backward"):
+        compiled(program, plan)(x)
+
+
+def test_a_plan_of_another_graph_is_told() -> None:
+    plan = carved(graphs_of(torch.cos, torch.randn(3)), lambda graph: alone(graph, "aten"))
+    with pytest.raises(Exception, match="the plan was made for inference graph"):
+        compiled(torch.sin, plan)(torch.randn(3))
+
+
+def test_torch_s_caches_know_a_program_by_its_regions() -> None:
+    net, x = Block(), torch.randn(2, 4, 16)
+    graphs = trained(net, x)
+    plans = [carved(graphs, lambda graph, n=n: alone(graph, "aten")[::n]) for n in (2, 3)]
+    for _ in range(2):
+        before = counters["aot_autograd"]["autograd_cache_hit"]
+        for plan in plans:
+            torch._dynamo.reset()
+            torch.testing.assert_close(step(compiled(net, plan), net, x), step(net, net, x))
+    assert counters["aot_autograd"]["autograd_cache_hit"] == before + len(plans)
+
+
+def test_a_region_that_its_executor_refuses_stays_the_host_s() -> None:
+    net, x = Block(), torch.randn(2, 4, 16)
+    plan = carved(trained(net, x), lambda graph: alone(graph, "nvfuser", lambda target: "gelu" in target))
+    call = compiled(net, plan)
+    with pytest.warns(UserWarning, match="runs under the host"):
+        torch.testing.assert_close(step(call, net, x), step(net, net, x))
+    assert all(region.fallback for region in regions_of(call))
+
+
+def test_it_is_told_who_runs_what() -> None:
+    net, x = Block(), torch.randn(2, 4, 16)
+    plan = carved(trained(net, x), lambda graph: alone(graph, "aten", lambda target: "gelu" in target))
+    call = compiled(net, plan)
+    step(call, net, x)
+    text = fuseplan.explain(call, graphs=False)
+    assert "whole program under inductor, 2 regions carved out" in text
+    assert "2 in 2 regions, the rest under Inductor" in text
+    assert Plan.from_json(plan.to_json()) == plan
