@@ -100,7 +100,9 @@ def _program(program: Program, title: str, graphs: bool) -> str:
     for record in program.graphs:
         lines.extend(f"  {line}" for line in _graph(record, graphs, _REST[program.plan.host]))
         lines.extend(f"    {line}" for line in _left_out(program.plan, record))
-    if program.plan.host != "aten" and not program.graphs:
+    if program.plan.carve_outs and not program.graphs:
+        lines.append("  it was found in torch's cache, so there is no graph to show")
+    elif program.plan.host != "aten" and not program.graphs:
         lines.append(f"  its Dynamo graph goes to {program.plan.host} as it is, so there is no ATen graph to show")
     return "\n".join(lines)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -25,6 +26,14 @@ from fuseplan.runtime.carved import joint_graphs
 from fuseplan.segment import Region, Segmentation, extract, maximal_regions
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
+
+
+@pytest.fixture(autouse=True)
+def traced_anew(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What torch finds in its cache is not carved again, and nothing is told of its regions."""
+    on = "cache" in request.node.name and torch._functorch.config.enable_autograd_cache
+    with torch._functorch.config.patch(enable_autograd_cache=on):
+        yield
 
 
 class Block(nn.Module):
@@ -166,6 +175,30 @@ def test_dropout_around_a_region_draws_what_it_draws_without_one() -> None:
     torch.testing.assert_close(found, step(torch.compile(net), net, x))
 
 
+def test_what_a_program_writes_to_around_a_region_is_written() -> None:
+    """Running statistics in training, and what a caller gave, where nothing is trained."""
+
+    def program(x: Tensor) -> Tensor:
+        y = x.cos()
+        x.add_(y)
+        return y.exp()
+
+    x = torch.randn(6, 8)
+    net = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.GELU(), nn.Linear(8, 4))
+    other = copy.deepcopy(net)
+    plan = carved(trained(net, x), lambda graph: alone(graph, "aten", lambda target: "gelu" in target))
+    assert len(plan.regions) == 2
+    net.load_state_dict(other.state_dict())
+    call = compiled(net, plan)
+    for _ in range(2):
+        torch.testing.assert_close(step(call, net, x), step(other, other, x))
+    torch.testing.assert_close(net.state_dict(), other.state_dict())
+    plan = carved(graphs_of(program, x.clone()), lambda graph: alone(graph, "inductor", lambda target: "cos" in target))
+    assert len(plan.regions) == 1
+    given, expected = x.clone(), x.clone()
+    torch.testing.assert_close((compiled(program, plan)(given), given), (program(expected), expected))
+
+
 def saved_bytes(call: Callable[..., Any], x: Tensor) -> int:
     kept: dict[int, int] = {}
 
@@ -253,6 +286,10 @@ def test_torch_s_caches_know_a_program_by_its_regions() -> None:
             torch._dynamo.reset()
             torch.testing.assert_close(step(compiled(net, plan), net, x), step(net, net, x))
     assert counters["aot_autograd"]["autograd_cache_hit"] == before + len(plans)
+    call = compiled(net, plans[0])
+    torch._dynamo.reset()
+    step(call, net, x)
+    assert "found in torch's cache" in fuseplan.explain(call)
 
 
 def test_a_region_that_its_executor_refuses_stays_the_host_s() -> None:
