@@ -11,14 +11,14 @@ import queue
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.mutation.probes import file_number, probed, probes
+from benchmarks.mutation.probes import file_number, probed, probes, run_at_import, told_by
 from benchmarks.mutation.sites import Mutant, drawn
 from benchmarks.mutation.tree import Tree
 
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
     chosen = drawn(tree, "planner", given.count, given.seed)
     with TemporaryDirectory(prefix="mutants-") as folder:
         reached = _reached(tree, chosen, given, Path(folder) / "probed")
-        done = _done(given.out)
+        done, imported = _done(given.out), run_at_import(tree, chosen)
         todo = [
             number
             for number in range(len(chosen))
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str]) -> int:
         def outcome(number: int) -> dict[str, Any]:
             mutant, copy = chosen[number], copies.get()
             try:
-                told = _outcome(copy, mutant, met_by(number, chosen, reached))
+                told = _outcome(copy, mutant, met_by(number, chosen, reached, imported))
             finally:
                 copies.put(copy)
             return {"name": f"{given.seed}/{number}", **asdict(mutant), **told}
@@ -152,13 +152,14 @@ def _outcome(copy: Tree, mutant: Mutant, tests: Sequence[str]) -> dict[str, Any]
     return {"status": word, "tests": len(tests), "seconds": round(time.monotonic() - begin, 1), "by": last}
 
 
-def met_by(number: int, chosen: Sequence[Mutant], reached: Sequence[Reach]) -> list[str]:
-    """The tests that reach a mutant, the quick ones first, for `ENOUGH_S`. One that no test reaches runs when its file is
-    imported, if ever: there it is all tests of that file.
+def met_by(number: int, chosen: Sequence[Mutant], reached: Sequence[Reach], imported: Collection[int]) -> list[str]:
+    """The tests that reach a mutant, the quick ones first, for `ENOUGH_S`. Of one that runs when its file is `imported` it is all
+    tests of that file.
     """
     able = [one for one in reached if not one.failed]
-    found = [one for one in able if number in one.hits]
-    if not found:
+    told = told_by(number, chosen)
+    found = [one for one in able if told in one.hits]
+    if not found and number in imported:
         file = chosen[number].file
         of_file = {file_number(chosen, file), *(i for i, one in enumerate(chosen) if one.file == file)}
         found = [one for one in able if of_file & one.hits]

@@ -34,6 +34,24 @@ def probes(tree: Path, chosen: Sequence[Mutant]) -> Probes:
     return found
 
 
+def run_at_import(tree: Path, chosen: Sequence[Mutant]) -> set[int]:
+    """The numbers of those that no function holds."""
+    found = set()
+    for number, one in enumerate(chosen):
+        functions = list(_functions(ast.parse((tree / one.file).read_text(encoding="utf-8"))))
+        if _function(functions, one.line) is None:
+            found.add(number)
+    return found
+
+
+def told_by(number: int, chosen: Sequence[Mutant]) -> int:
+    """The number that a mutant's expression tells: that of the first one that changes it."""
+    one = chosen[number]
+    return next(
+        i for i, other in enumerate(chosen) if (other.file, other.start, other.end) == (one.file, one.start, one.end)
+    )
+
+
 def file_number(chosen: Sequence[Mutant], file: str) -> int:
     """What functions of a file tell, where one of its mutants runs when it is imported."""
     return -1 - list(dict.fromkeys(one.file for one in chosen)).index(file)

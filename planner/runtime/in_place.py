@@ -81,8 +81,8 @@ class ReadInPlace:
 
 
 def _undisturbed(plain: Boxed) -> Boxed:
-    """What the trees call to record it. Were garbage collected meanwhile, and another graph in it, CUDA would refuse to destroy
-    that while it records, and the process end.
+    """What the trees call to record it: nearly all that Python does while CUDA records. Were garbage collected meanwhile, and
+    another graph in it, CUDA would refuse to destroy that, and the process end.
     """
 
     def call(args: list[Any]) -> Sequence[Any]:

@@ -29,22 +29,26 @@ def compile_under_inductor(plan: Plan, gm: GraphModule, example_inputs: Sequence
     # The import takes seconds and a machine without a compiler never needs it.
     from torch._inductor.compile_fx import compile_fx
 
-    told: dict[str, Any] = {"config_patches": _options(plan.settings)}
-    if plan.carve_outs:
-        from fuseplan.runtime.carved import carving  # it brings Inductor, too
-
-        told = carving(plan, program, told["config_patches"])
+    patches, whole = _options(plan.settings), partial(compile_fx, gm, list(example_inputs))
     if plan.launch == "plain":
         with known_to_torchs_cache(plan):
-            compiled: Any = compile_fx(gm, list(example_inputs), **told)
-        return compiled  # type: ignore[no-any-return]
+            return _around(plan, program, patches, whole)
     from fuseplan.runtime.cudagraph import CudaGraphLaunch
 
     launch, tag = CudaGraphLaunch(program.remarks), kept.tag(plan, gm, example_inputs, program)
     inner: Any = partial(_compile_captured, launch, tag)
     with _keeping(plan, launch, tag):
-        captured: Any = compile_fx(gm, list(example_inputs), inner, **told)
+        captured = _around(plan, program, patches, partial(whole, inner_compile=inner))
     return launch.unasked.watching(captured, example_inputs)
+
+
+def _around(plan: Plan, program: Program, patches: dict[str, Any] | None, compiler: Callable[..., Any]) -> Callee:
+    """The program compiled around what the plan carves out, if anything."""
+    if not plan.carve_outs:
+        return compiler(config_patches=patches)  # type: ignore[no-any-return]
+    from fuseplan.runtime.carving import compiled_around  # it brings Inductor
+
+    return compiled_around(plan, program, patches, compiler)
 
 
 def _options(settings: str) -> dict[str, Any] | None:

@@ -200,15 +200,18 @@ def _or_aten(choose: Callable[[list[Any]], Compiled], graph: Graph, executor: st
             if final or len(args) != len(graph.inputs):
                 raise
             final, chosen = True, executors()["aten"].compile(graph)
-            count("regions failed at run time")
-            text = (
-                f"a region of {len(graph.ops)} ops failed under {executor} and runs under ATen: {error}".splitlines()[0]
-            )
-            logger.warning(text)
-            warnings.warn(f"fuseplan: {text}", stacklevel=2)
+            failed_at_run_time(graph, executor, error)
         return chosen(args)
 
     return guarded
+
+
+def failed_at_run_time(graph: Graph, executor: str, error: Exception) -> None:
+    """Say that a region runs under ATen from now on."""
+    count("regions failed at run time")
+    text = f"a region of {len(graph.ops)} ops failed under {executor} and runs under ATen: {error}".splitlines()[0]
+    logger.warning(text)
+    warnings.warn(f"fuseplan: {text}", stacklevel=3)
 
 
 def segmentation_of(plan: Plan, role: str, graph: Graph) -> Segmentation:

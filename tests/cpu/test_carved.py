@@ -17,13 +17,16 @@ from torch.utils.checkpoint import checkpoint
 
 import fuseplan
 from fuseplan.backend import programs_of
-from fuseplan.errors import PlanError
+from fuseplan.errors import PlanError, UnsupportedError
+from fuseplan.executors import executors
 from fuseplan.explain import compiled_by
 from fuseplan.graph import Graph
 from fuseplan.host.carving import check_carving, kept_from
 from fuseplan.plan import CarveOuts, Plan
-from fuseplan.runtime.carved import joint_graphs
+from fuseplan.runtime import carved, carving
+from fuseplan.runtime.carving import joint_graphs
 from fuseplan.segment import Region, Segmentation, extract, maximal_regions
+from toy_executor import ToyExecutor
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
@@ -34,6 +37,13 @@ def traced_anew(request: pytest.FixtureRequest) -> Iterator[None]:
     on = "cache" in request.node.name and torch._functorch.config.enable_autograd_cache
     with torch._functorch.config.patch(enable_autograd_cache=on):
         yield
+
+
+class Refusing(ToyExecutor):
+    """One that takes everything, and then has nothing."""
+
+    def compile(self, region: Graph, variant: str = "default") -> Any:
+        raise UnsupportedError("not today")
 
 
 class Block(nn.Module):
@@ -70,7 +80,7 @@ def trained(net: Callable[..., Any], x: Tensor) -> dict[str, Graph]:
     return graphs_of(net, x.clone().requires_grad_())
 
 
-def carved(graphs: Mapping[str, Graph], regions: Callable[[Graph], Sequence[Region]], **more: Any) -> Plan:
+def plan_of(graphs: Mapping[str, Graph], regions: Callable[[Graph], Sequence[Region]], **more: Any) -> Plan:
     """A plan with these regions of each graph."""
     parts = (CarveOuts(role, graph.key, Segmentation(tuple(regions(graph)))) for role, graph in graphs.items())
     return Plan("inductor", carve_outs=tuple(parts), **more)
@@ -103,13 +113,13 @@ def regions_of(program: Callable[..., Any]) -> list[Any]:
 @pytest.mark.parametrize("executor", ["aten", "inductor"])
 def test_every_second_op_may_be_another_s(executor: str) -> None:
     net, x = Block(), torch.randn(2, 4, 16)
-    plan = carved(trained(net, x), lambda graph: alone(graph, executor)[::2])
+    plan = plan_of(trained(net, x), lambda graph: alone(graph, executor)[::2])
     assert len(plan.regions) > 8
     call = compiled(net, plan)
     torch.testing.assert_close(step(call, net, x), step(net, net, x))
     assert [region for region in regions_of(call) if region.fallback] == []
     with torch.no_grad():
-        plan = carved(graphs_of(net, x), lambda graph: alone(graph, executor)[::2])
+        plan = plan_of(graphs_of(net, x), lambda graph: alone(graph, executor)[::2])
         torch.testing.assert_close(compiled(net, plan)(x), net(x))
 
 
@@ -130,7 +140,7 @@ def test_random_regions(seed: int) -> None:
                     found.append(region)
         return found
 
-    plan = carved(trained(net, x), regions)
+    plan = plan_of(trained(net, x), regions)
     assert len(plan.regions) > 4
     call = compiled(net, plan)
     torch.testing.assert_close(step(call, net, x), step(net, net, x))
@@ -155,7 +165,7 @@ def test_any_size_where_sizes_vary() -> None:
 
     torch.compile(net, backend=look, dynamic=True)(torch.randn(3, 5, 16).requires_grad_())
     torch._dynamo.reset()
-    plan = carved(graphs, lambda graph: alone(graph, "aten", lambda target: "gelu" in target or "softmax" in target))
+    plan = plan_of(graphs, lambda graph: alone(graph, "aten", lambda target: "gelu" in target or "softmax" in target))
     assert len(plan.regions) == 4
     call = compiled(net, plan, dynamic=True)
     for shape in ((3, 5, 16), (4, 7, 16), (2, 9, 16)):
@@ -166,7 +176,7 @@ def test_any_size_where_sizes_vary() -> None:
 
 def test_dropout_around_a_region_draws_what_it_draws_without_one() -> None:
     net, x = Block(dropout=0.5), torch.randn(2, 4, 16)
-    plan = carved(trained(net, x), lambda graph: alone(graph, "aten", lambda target: "gelu" in target))
+    plan = plan_of(trained(net, x), lambda graph: alone(graph, "aten", lambda target: "gelu" in target))
     assert plan.regions
     torch.manual_seed(3)
     found = step(compiled(net, plan), net, x)
@@ -186,14 +196,16 @@ def test_what_a_program_writes_to_around_a_region_is_written() -> None:
     x = torch.randn(6, 8)
     net = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.GELU(), nn.Linear(8, 4))
     other = copy.deepcopy(net)
-    plan = carved(trained(net, x), lambda graph: alone(graph, "aten", lambda target: "gelu" in target))
+    plan = plan_of(trained(net, x), lambda graph: alone(graph, "aten", lambda target: "gelu" in target))
     assert len(plan.regions) == 2
     net.load_state_dict(other.state_dict())
     call = compiled(net, plan)
     for _ in range(2):
         torch.testing.assert_close(step(call, net, x), step(other, other, x))
     torch.testing.assert_close(net.state_dict(), other.state_dict())
-    plan = carved(graphs_of(program, x.clone()), lambda graph: alone(graph, "inductor", lambda target: "cos" in target))
+    plan = plan_of(
+        graphs_of(program, x.clone()), lambda graph: alone(graph, "inductor", lambda target: "cos" in target)
+    )
     assert len(plan.regions) == 1
     given, expected = x.clone(), x.clone()
     torch.testing.assert_close((compiled(program, plan)(given), given), (program(expected), expected))
@@ -219,7 +231,7 @@ def test_what_torch_computes_again_it_computes_again_in_a_region() -> None:
         return (x * 2).cos().sin().exp().sum()
 
     x = torch.randn(64, 64)
-    plan = carved(
+    plan = plan_of(
         trained(program, x),
         lambda graph: alone(graph, "inductor", lambda target: "aten.cos" in target),
     )
@@ -233,7 +245,7 @@ def test_a_checkpointed_block_is_computed_again() -> None:
     def program(x: Tensor) -> Tensor:
         return checkpoint(net, x, use_reentrant=False)
 
-    plan = carved(trained(program, x), lambda graph: alone(graph, "aten")[::3])
+    plan = plan_of(trained(program, x), lambda graph: alone(graph, "aten")[::3])
     assert plan.regions
     torch.testing.assert_close(step(compiled(program, plan), net, x), step(net, net, x))
     torch._dynamo.reset()
@@ -254,7 +266,7 @@ def test_what_stays_the_host_s(program: Callable[..., Any], of: str, why: str) -
     with torch.no_grad():
         (graph,) = graphs_of(program, x).values()
         ops = [i for i, op in enumerate(graph.ops) if of in op.target]
-        plan = carved({"inference": graph}, lambda graph: [Region(tuple(ops[:1]), "aten")])
+        plan = plan_of({"inference": graph}, lambda graph: [Region(tuple(ops[:1]), "aten")])
         with pytest.raises(Exception, match=why):
             compiled(program, plan)(x)
 
@@ -265,13 +277,13 @@ def test_a_region_holds_no_ops_of_both_forward_and_backward() -> None:
 
     x = torch.randn(8, requires_grad=True)
     (graph,) = graphs_of(program, x).values()
-    plan = carved({"joint": graph}, lambda graph: [Region(tuple(range(len(graph.ops))), "inductor")])
+    plan = plan_of({"joint": graph}, lambda graph: [Region(tuple(range(len(graph.ops))), "inductor")])
     with pytest.raises(Exception, match="of the forward and of the backward"):
         compiled(program, plan)(x)
 
 
 def test_a_plan_of_another_graph_is_told() -> None:
-    plan = carved(graphs_of(torch.cos, torch.randn(3)), lambda graph: alone(graph, "aten"))
+    plan = plan_of(graphs_of(torch.cos, torch.randn(3)), lambda graph: alone(graph, "aten"))
     with pytest.raises(Exception, match="the plan was made for inference graph"):
         compiled(torch.sin, plan)(torch.randn(3))
 
@@ -279,7 +291,7 @@ def test_a_plan_of_another_graph_is_told() -> None:
 def test_torch_s_caches_know_a_program_by_its_regions() -> None:
     net, x = Block(), torch.randn(2, 4, 16)
     graphs = trained(net, x)
-    plans = [carved(graphs, lambda graph, n=n: alone(graph, "aten")[::n]) for n in (2, 3)]
+    plans = [plan_of(graphs, lambda graph, n=n: alone(graph, "aten")[::n]) for n in (2, 3)]
     for _ in range(2):
         before = counters["aot_autograd"]["autograd_cache_hit"]
         for plan in plans:
@@ -294,7 +306,7 @@ def test_torch_s_caches_know_a_program_by_its_regions() -> None:
 
 def test_a_region_that_its_executor_refuses_stays_the_host_s() -> None:
     net, x = Block(), torch.randn(2, 4, 16)
-    plan = carved(trained(net, x), lambda graph: alone(graph, "nvfuser", lambda target: "gelu" in target))
+    plan = plan_of(trained(net, x), lambda graph: alone(graph, "nvfuser", lambda target: "gelu" in target))
     call = compiled(net, plan)
     with pytest.warns(UserWarning, match="runs under the host"):
         torch.testing.assert_close(step(call, net, x), step(net, net, x))
@@ -303,10 +315,153 @@ def test_a_region_that_its_executor_refuses_stays_the_host_s() -> None:
 
 def test_it_is_told_who_runs_what() -> None:
     net, x = Block(), torch.randn(2, 4, 16)
-    plan = carved(trained(net, x), lambda graph: alone(graph, "aten", lambda target: "gelu" in target))
+    plan = plan_of(trained(net, x), lambda graph: alone(graph, "aten", lambda target: "gelu" in target))
     call = compiled(net, plan)
     step(call, net, x)
     text = fuseplan.explain(call, graphs=False)
     assert "whole program under inductor, 2 regions carved out" in text
     assert "2 in 2 regions, the rest under Inductor" in text
     assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_a_backward_under_autocast_computes_what_was_traced() -> None:
+    """Autocast is whoever's who calls it, and not the program's."""
+    a, b, x = nn.Linear(16, 16), nn.Linear(16, 16), torch.randn(4, 16)
+    net = nn.ModuleList([a, b])
+
+    def program(x: Tensor) -> Tensor:
+        return b(a(x).cos()).cos()
+
+    plan = plan_of(trained(program, x), lambda graph: alone(graph, "aten", lambda target: "mm" in target))
+    assert len(plan.regions) > 3
+
+    def gradients(call: Callable[..., Any]) -> list[Tensor]:
+        net.zero_grad()
+        out = call(x.clone().requires_grad_())
+        with torch.autocast("cpu", torch.bfloat16):
+            out.sum().backward()
+        return [one.grad.clone() for one in net.parameters()]
+
+    expected = gradients(torch.compile(program))
+    torch._dynamo.reset()
+    torch.testing.assert_close(gradients(compiled(program, plan)), expected)
+
+
+def test_equal_regions_may_be_given_other_dtypes() -> None:
+    """As statistics of norms have, of which tracing does not tell."""
+
+    def program(x: Tensor) -> Tensor:
+        return x.cos() + 1
+
+    (graph,) = graphs_of(program, torch.randn(8)).values()
+    text, x = extract(graph, range(len(graph.ops))).to_json(), torch.randn(8)
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        (found,) = torch.ops.fuseplan.carved([x.to(dtype)], [], "inductor", "default", text, "here")
+        torch.testing.assert_close(found, program(x.to(dtype).float()))
+
+
+def test_draws_keep_their_turns_around_a_region() -> None:
+    def program(x: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+        return F.dropout(x.cos()), F.dropout(z), z.sin()
+
+    x, z = torch.randn(64), torch.randn(64)
+
+    def regions(graph: Graph) -> list[Region]:
+        return [
+            Region(
+                tuple(i for i, op in enumerate(graph.ops) if op.target in ("aten.cos.default", "aten.sin.default")),
+                "aten",
+            )
+        ]
+
+    with torch._inductor.config.patch(fallback_random=True):
+        plan = plan_of(graphs_of(program, x, z), regions)
+        assert len(plan.regions[0].ops) == 2
+        torch.manual_seed(1)
+        expected = program(x, z)
+        torch.manual_seed(1)
+        torch.testing.assert_close(compiled(program, plan)(x, z), expected)
+
+
+def test_a_region_holds_no_ops_of_which_a_checkpoint_keeps_some() -> None:
+    def program(x: Tensor) -> Tensor:
+        return checkpoint(torch.cos, x, use_reentrant=False).exp()
+
+    def regions(graph: Graph) -> list[Region]:
+        return [
+            Region(
+                tuple(i for i, op in enumerate(graph.ops) if op.target in ("aten.cos.default", "aten.exp.default")),
+                "aten",
+            )
+        ]
+
+    x = torch.randn(8, requires_grad=True)
+    plan = plan_of(graphs_of(program, x), regions)
+    with pytest.raises(Exception, match="some by themselves"):
+        compiled(program, plan)(x)
+
+
+def test_what_an_executor_cannot_have_is_said_at_each_start() -> None:
+    """The program that torch's cache keeps is the one with all of its regions, or none."""
+    net, x = Block(), torch.randn(2, 4, 16)
+    plan = plan_of(trained(net, x), lambda graph: alone(graph, "refuses", lambda target: "gelu" in target))
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (carved, carving):
+            patch.setattr(module, "executors", lambda: {**executors(), "refuses": Refusing()})
+        for _ in range(2):
+            torch._dynamo.reset()
+            call = compiled(net, plan)
+            with pytest.warns(UserWarning, match="runs under the host: not today"):
+                torch.testing.assert_close(step(call, net, x), step(net, net, x))
+            assert [region.fallback for region in regions_of(call)] == ["not today"] * 2
+
+
+def test_what_is_taken_apart_may_lie_otherwise() -> None:
+    """A region's operands lie as they did when the whole op gave them, whatever its parts give."""
+    linear, x = nn.Linear(8, 8), torch.randn(2, 4, 8)
+
+    def program(x: Tensor) -> Tensor:
+        k = linear(x).view(2, 4, 2, 4).transpose(1, 2)
+        return F.gelu(torch.cat([k.new_empty(0), k], -2)).sum(1) * 2
+
+    plan = plan_of(trained(program, x), lambda graph: alone(graph, "inductor", lambda target: "gelu" in target))
+    assert plan.regions
+    with torch._inductor.config.patch(size_asserts=False):
+        torch.testing.assert_close(step(compiled(program, plan), linear, x), step(program, linear, x))
+
+
+def test_a_region_that_cannot_be_had_in_a_later_process_runs_under_aten(monkeypatch: pytest.MonkeyPatch) -> None:
+    def program(x: Tensor) -> Tensor:
+        return x.cos() + 1
+
+    (graph,) = graphs_of(program, torch.randn(8)).values()
+    text, x = extract(graph, range(len(graph.ops))).to_json(), torch.randn(8)
+    monkeypatch.setattr(carved, "executors", lambda: {**executors(), "refuses": Refusing()})
+    monkeypatch.setattr(carved, "_failed", set())
+    with pytest.warns(UserWarning, match="failed under refuses and runs under ATen: not today"):
+        (found,) = torch.ops.fuseplan.carved([x], [], "refuses", "default", text, "here")
+    torch.testing.assert_close(found, program(x))
+
+
+def test_a_caller_s_own_pass_still_runs() -> None:
+    seen: list[list[str]] = []
+
+    def look(graph: torch.fx.Graph) -> None:
+        seen.append([str(node.target) for node in graph.nodes if node.op == "call_function"])
+
+    net, x = Block(), torch.randn(2, 4, 16)
+    plan = plan_of(trained(net, x), lambda graph: alone(graph, "aten", lambda target: "gelu" in target))
+    with torch._inductor.config.patch(joint_custom_pre_pass=look):
+        step(compiled(net, plan), net, x)
+    assert [sum("carved" in target for target in targets) for targets in seen] == [2]
+    assert not any("layer_norm" in target for target in seen[0]), "it sees what is taken apart"
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_program_with_branches_says_why_nothing_is_carved_out() -> None:
+    def program(x: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,)).cos()
+
+    plan = plan_of(graphs_of(torch.cos, torch.randn(3)), lambda graph: alone(graph, "aten"))
+    with torch.no_grad(), pytest.raises(Exception, match="the plan was made for"):
+        compiled(program, plan)(torch.randn(3))

@@ -118,7 +118,7 @@ def another_version(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def other_code(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    monkeypatch.setattr(kept, "_source", lambda: "other")
+    monkeypatch.setattr(kept, "source", lambda: "other")
     return {}
 
 

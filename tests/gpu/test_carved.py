@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cpu.test_carved import Block, alone, carved, compiled, regions_of, step, trained
+from cpu.test_carved import Block, alone, compiled, plan_of, regions_of, step, trained
 from fuseplan.runtime.capture_place import SETTLING
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
@@ -18,7 +18,7 @@ def test_regions_of_a_step_of_training(executor: str, launch: str) -> None:
     net = Block(64).cuda()
     x = torch.randn(32, 16, 64, device="cuda")
     graphs = trained(net, x)
-    plan = carved(
+    plan = plan_of(
         graphs,
         lambda graph: alone(graph, executor, lambda target: any(one in target for one in POINTWISE)),
         launch=launch,

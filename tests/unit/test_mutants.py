@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.mutation.__main__ import Reach, met_by
-from benchmarks.mutation.probes import probed, probes
+from benchmarks.mutation.probes import probed, probes, run_at_import, told_by
 from benchmarks.mutation.sites import drawn, mutants
 from benchmarks.mutation.tree import files_of
 
@@ -64,8 +64,13 @@ def test_a_mutant_meets_the_tests_that_reach_it_the_quick_ones_first(tmp_path: P
         ("elsewhere", 1.0, False, set()),
     ]
     reached = [Reach(name, seconds, failed, frozenset(hits)) for name, seconds, failed, hits in rows]
-    assert met_by(inner, chosen, reached) == ["quick", "slow"]
-    assert met_by(default, chosen, reached) == ["quick", "slow"], "it runs at import: all tests of the file"
+    imported = run_at_import(tmp_path, chosen)
+    assert met_by(inner, chosen, reached, imported) == ["quick", "slow"]
+    assert met_by(default, chosen, reached, imported) == ["quick", "slow"], "it runs at import: all tests of the file"
+    (unreached,) = (number for number, one in enumerate(chosen) if one.before == "2")
+    assert met_by(unreached, chosen, reached, imported) == []
+    both = [number for number, one in enumerate(chosen) if one.before == "a < 2"]
+    assert len({told_by(number, chosen) for number in both}) == 1 < len(both), "an operator and a condition"
 
 
 def test_without_a_history_a_checkout_is_what_is_not_hidden(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ class _PassedOn(torch.autograd.Function):
 
     @staticmethod
     def forward(_: Any, given: Tensor) -> Tensor:
-        """In memory of its own: it may be written to."""
+        """In memory of its own. A program that writes to it cannot be raced, as to a leaf that has a gradient."""
         return given.clone()
 
     @staticmethod
