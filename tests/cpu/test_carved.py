@@ -34,7 +34,10 @@ pytestmark = pytest.mark.usefixtures("fresh_compiler")
 @pytest.fixture(autouse=True)
 def traced_anew(request: pytest.FixtureRequest) -> Iterator[None]:
     """What torch finds in its cache is not carved again, and nothing is told of its regions."""
-    on = "cache" in request.node.name and torch._functorch.config.enable_autograd_cache
+    on = (
+        any(word in request.node.name for word in ("cache", "each_start"))
+        and torch._functorch.config.enable_autograd_cache
+    )
     with torch._functorch.config.patch(enable_autograd_cache=on):
         yield
 
