@@ -27,7 +27,7 @@ SCRIPT = Path(__file__).with_name("killed_tuning.py")
 def test_killed_at_random_moments_and_started_again(kills: int, model: str, tmp_path: Path) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
-    paths = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+    paths = os.pathsep.join([str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")])
     ran = subprocess.run(
         [sys.executable, str(SCRIPT), str(tmp_path), str(kills), str(seed), model],
         capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": paths},
