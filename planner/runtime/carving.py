@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import operator
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
@@ -114,7 +114,7 @@ class Carving(CustomGraphPass):
             one(graph)
 
     def _carve(self, captured: Captured, role: str, cut: Segmentation) -> Iterator[RegionRecord]:
-        wanted = flow_of(captured.graph, cut).wanted
+        wanted, calls = flow_of(captured.graph, cut).wanted, dict[int, Node]()
         for region in cut.regions:
             if region.executor not in executors():
                 raise PlanError(f"there is no executor {region.executor!r}; known are {', '.join(executors())}")
@@ -135,9 +135,9 @@ class Carving(CustomGraphPass):
             except (UnsupportedError, ExecutorError, GraphError) as error:
                 self.refused[role, region] = fallen_back(region, part, error, "the host")
                 continue
-            _replace(captured, region, part, (text, self.under))
+            calls |= dict.fromkeys(region.ops, _replace(captured, region, part, (text, self.under)))
             yield RegionRecord(region.ops, region.executor, region.variant, None)
-        _in_order(captured, cut)
+        _in_order(captured, calls)
 
 
 def _captured(graph: FxGraph) -> Captured:
@@ -152,19 +152,13 @@ def role_of(graph: FxGraph) -> str:
     )
 
 
-def _in_order(captured: Captured, cut: Segmentation) -> None:
+def _in_order(captured: Captured, calls: Mapping[int, Node]) -> None:
     """What reads stands behind what it reads, and what has an effect where it stood among the others: draws and writes keep
-    their turns.
+    their turns. `calls` are what runs instead of ops that were carved out.
     """
     graph = captured.gm.graph
     nodes, place = list(graph.nodes), {node: i for i, node in enumerate(graph.nodes)}
-    unit = dict(enumerate(captured.nodes))
-    for region in cut.regions:
-        kept = [
-            captured.values[name] for op in region.ops for name in _names(captured.graph, op) if name in captured.values
-        ]
-        call = next((node for one in kept if (node := _producer(one)) in place), None)
-        unit.update({op: call for op in region.ops if call is not None and unit[op] not in place})
+    unit = {**dict(enumerate(captured.nodes)), **calls}
     before: dict[Node, set[Node]] = {node: set(node.all_input_nodes) for node in nodes}
     for first, then in order_edges(captured.graph):
         a, b = unit[first], unit[then]
@@ -191,15 +185,7 @@ def _in_order(captured: Captured, cut: Segmentation) -> None:
         raise PlanError("the regions wait for each other")
 
 
-def _names(graph: Graph, op: int) -> list[str]:
-    return [value.name for value in graph.ops[op].outputs]
-
-
-def _producer(node: Node) -> Node:
-    return node.args[0] if node.target is operator.getitem and isinstance(node.args[0], Node) else node
-
-
-def _replace(captured: Captured, region: Region, part: Graph, told: tuple[str, str]) -> None:
+def _replace(captured: Captured, region: Region, part: Graph, told: tuple[str, str]) -> Node:
     """One operator instead of the ops of a region, which is `told` it as text, and under which settings it was compiled."""
     graph, values = captured.gm.graph, captured.values
     nodes = [captured.nodes[op] for op in sorted(region.ops)]
@@ -226,6 +212,7 @@ def _replace(captured: Captured, region: Region, part: Graph, told: tuple[str, s
         node.replace_all_uses_with(after)
     for node in sorted({*nodes, *parts}, reverse=True):
         graph.erase_node(node)
+    return call
 
 
 def _is_computed_again(text: str, given: Sequence[Any]) -> bool:
