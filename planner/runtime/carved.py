@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from fuseplan.errors import ExecutorError, GraphError, UnsupportedError
 from fuseplan.executors import Compiled, executors
 from fuseplan.graph import Graph, TensorType
 from fuseplan.host.carving import given_by
-from fuseplan.runtime.declared import laid_out
+from fuseplan.runtime.declared import is_static, laid_out
 from fuseplan.runtime.regions import failed_at_run_time
 
 _SCHEMA = "(Tensor[] inputs, SymInt[] sizes, str executor, str variant, str graph, str settings) -> Tensor[]"
@@ -71,11 +71,7 @@ def _as_declared(value: Any, kind: Any) -> Any:
     if not isinstance(kind, TensorType):
         return value
     value = value.to(getattr(torch, kind.dtype))
-    return laid_out(value, kind.stride) if _is_static(kind) else value
-
-
-def _is_static(kind: Any) -> TypeGuard[TensorType]:
-    return isinstance(kind, TensorType) and all(isinstance(dim, int) for dim in (*kind.shape, *kind.stride))
+    return laid_out(value, kind.stride) if is_static(kind) else value
 
 
 _failed: set[tuple[str, str, str]] = set()
@@ -104,7 +100,7 @@ def _carved_fake(
     found = played(text)(*_arguments(graph, inputs, sizes))
     kinds = [graph.types[ref.name] for ref in given_by(graph)]
     return [
-        one.new_empty_strided(kind.shape, kind.stride) if _is_static(kind) else one
+        one.new_empty_strided(kind.shape, kind.stride) if is_static(kind) else one
         for one, kind in zip(found, kinds, strict=True)
     ]
 

@@ -53,6 +53,10 @@ _TAGS = ("recompute", "ac_graph_id", "partitioner_tag")
 _OF_ONE_OP = ("val", "tensor_meta", "eager_input_vals")
 
 
+class _OnceMoreError(PlanError):
+    """A region stays the host's after torch has asked for the name under which its caches know the program with all regions."""
+
+
 class Carving(CustomGraphPass):
     """Carves the regions of a plan out of a graph that Inductor is about to compile, and then takes apart what is left of it."""
 
@@ -66,9 +70,7 @@ class Carving(CustomGraphPass):
         self.theirs = theirs if isinstance(theirs, list) else [theirs]
         """Passes of the caller's own, which see the program as they would without ours."""
         self.refused: dict[tuple[str, Region], RegionRecord] = {}
-        """What stays the host's since its executor cannot have it …"""
-        self.again = False
-        """… and whether that was not known when torch asked for the name of the program."""
+        """What stays the host's since its executor cannot have it."""
 
     def uuid(self) -> str | None:
         """What torch's caches know it by: all that decides what becomes of a graph. None where nothing is to be kept: fuel is
@@ -105,8 +107,7 @@ class Carving(CustomGraphPass):
         known = len(self.refused)
         records = list(self._carve(captured, role, cut))
         if len(self.refused) > known:
-            self.again = True
-            raise PlanError("it is compiled once more, without what its executor cannot have")
+            raise _OnceMoreError("it is compiled once more, without what its executor cannot have")
         record = GraphRecord(role, captured.graph, tuple(records))
         self.program.graphs[:] = [*(one for one in self.program.graphs if one.role != role), record]
         take_apart(captured.gm)
@@ -233,7 +234,6 @@ def _cheap_ops() -> frozenset[Any]:
 def _known_to_torchs_cut() -> Iterator[None]:
     """While it lasts, torch's cut computes our operator again, too, for regions of what it computes again."""
     told = partitioners.get_default_op_list
-    _cheap_ops()
 
     def with_ours() -> Any:
         found = told()
@@ -293,10 +293,8 @@ def compiled_around(
     with _known_to_torchs_cut():
         try:
             return compiler(**told)  # type: ignore[no-any-return]
-        except Exception:
-            if not pass_.again:
-                raise
-        return compiler(**told)  # type: ignore[no-any-return]
+        except _OnceMoreError:
+            return compiler(**told)  # type: ignore[no-any-return]
 
 
 class _Looking(CustomGraphPass):

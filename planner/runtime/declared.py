@@ -8,7 +8,7 @@ cannot always tell, or do not. ATen takes what comes; compiled code does not.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -39,7 +39,7 @@ def with_declared_strides(call: Compiled, region: Graph, risky: frozenset[str]) 
     checks = [
         (i, tuple(value.type.stride))
         for i, value in enumerate(region.inputs)
-        if value.name in risky and isinstance(value.type, TensorType) and _static(value.type)
+        if value.name in risky and is_static(value.type)
     ]
     if not checks:
         return call
@@ -77,8 +77,9 @@ def with_declared_dtypes(call: Compiled, region: Graph, args: Sequence[Any]) -> 
     return converted
 
 
-def _static(kind: TensorType) -> bool:
-    return all(isinstance(dim, int) for dim in (*kind.shape, *kind.stride))
+def is_static(kind: object) -> TypeGuard[TensorType]:
+    """Whether it is the type of a tensor whose sizes and strides are numbers."""
+    return isinstance(kind, TensorType) and all(isinstance(dim, int) for dim in (*kind.shape, *kind.stride))
 
 
 def laid_out(value: torch.Tensor, stride: Sequence[int | str]) -> torch.Tensor:

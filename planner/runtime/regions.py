@@ -17,7 +17,8 @@ from fuseplan.capture.fx.from_fx import Captured
 from fuseplan.errors import ExecutorError, FuseplanError, GraphError, PlanError, UnsupportedError
 from fuseplan.executors import GAPS, Compiled, Executor, Recalling, executors
 from fuseplan.executors.flat import RegionCall
-from fuseplan.graph import Graph, Ref
+from fuseplan.graph import Graph
+from fuseplan.host.carving import given_by
 from fuseplan.log import logger
 from fuseplan.options import Fuel, Fusion
 from fuseplan.plan import Plan
@@ -95,7 +96,7 @@ class RegionCompiler:
         if call is None:
             return None
         values = self.captured.values
-        outputs = tuple(values[ref.name] for ref in _given(graph))
+        outputs = tuple(values[ref.name] for ref in given_by(graph))
         return RegionCall(self._nodes(region.ops), tuple(values[v.name] for v in graph.inputs), outputs, call)
 
     def _call(self, region: Region, graph: Graph, plain: bool) -> Compiled | None:
@@ -105,14 +106,20 @@ class RegionCompiler:
             self._record(region, "the fuel is spent")
             return self._alone(region, graph) if region.recompute else None
         try:
-            if region.variant == GAPS and any(ref.name not in self.leaving for ref in _given(graph)):
+            if region.variant == GAPS and any(ref.name not in self.leaving for ref in given_by(graph)):
                 raise UnsupportedError("gaps may be left in what an inference program gives out, and nowhere else")
             call = self._shared(self.executors[region.executor], graph, region.variant, region)
         except (UnsupportedError, ExecutorError, GraphError) as error:
             self._fall_back(region, graph, error)
             return self._alone(region, graph) if region.recompute else None
         self._record(region, None)
-        return call if plain else guarded(call, graph, region.executor, self.risky)
+        return call if plain else self._guarded(call, graph, region.executor)
+
+    def _guarded(self, call: Compiled, graph: Graph, executor: str) -> Compiled:
+        if executor == "aten":  # takes what comes
+            return _or_aten(lambda args: call, graph, executor)
+        as_declared = with_declared_strides(call, graph, self.risky)
+        return _or_aten(partial(with_declared_dtypes, as_declared, graph), graph, executor)
 
     def _alone(self, region: Region, graph: Graph) -> Compiled:
         """The region under ATen as one call: the values that it computes again may be nowhere else to be had."""
@@ -167,18 +174,6 @@ def fallen_back(region: Region, graph: Graph, error: FuseplanError, instead: str
     logger.warning(text)
     warnings.warn(f"fuseplan: {text}", stacklevel=3)
     return RegionRecord(region.ops, region.executor, region.variant, str(error), graph, status)
-
-
-def guarded(call: Compiled, graph: Graph, executor: str, risky: frozenset[str]) -> Compiled:
-    """What runs a region, with real tensors made what its code was compiled for, and ATen where it fails at run time."""
-    if executor == "aten":  # takes what comes
-        return _or_aten(lambda args: call, graph, executor)
-    as_declared = with_declared_strides(call, graph, risky)
-    return _or_aten(partial(with_declared_dtypes, as_declared, graph), graph, executor)
-
-
-def _given(region: Graph) -> list[Ref]:
-    return [arg for arg in region.outputs if isinstance(arg, Ref)]
 
 
 def _or_aten(choose: Callable[[list[Any]], Compiled], graph: Graph, executor: str) -> Compiled:

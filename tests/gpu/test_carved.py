@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cpu.test_carved import Block, alone, compiled, plan_of, regions_of, step, trained
+from carving import Block, alone, compiled, plan_of, regions_of, step, trained
 from fuseplan.runtime.capture_place import SETTLING
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
