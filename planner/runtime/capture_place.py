@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -12,6 +12,7 @@ from torch._inductor.cudagraph_trees import CUDAGraphTreeManager, get_manager
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from fuseplan.executors.flat import Boxed
+from fuseplan.runtime.held import held_outputs
 from fuseplan.stats import count
 
 OFTEN = 100
@@ -201,15 +202,6 @@ class CapturePlace:
                 f"{OFTEN} calls ran plain, since something was still held of what an earlier one had made: the launch plain"
                 " suits such a program better"
             )
-
-
-def held_outputs(node: Any) -> Iterator[tuple[Any, int]]:
-    """The outputs that are held of a graph of the trees and of those before it: each by its function, and where it is there."""
-    while node is not None:
-        for i, ref in enumerate(node.outputs_weakrefs):
-            if ref is not None and not ref.expired():
-                yield node.wrapped_function.id, i
-        node = node.parent
 
 
 def copied(tensor: torch.Tensor) -> torch.Tensor:

@@ -129,7 +129,7 @@ class Carving(CustomGraphPass):
             if fuel is not None and not fuel.take(Fusion(role, region.executor, region.variant, region.ops, part)):
                 yield RegionRecord(region.ops, region.executor, region.variant, "the fuel is spent")
                 continue
-            text = part.to_json()
+            text = part.to_json().replace("\n", "")  # Inductor writes it into comments of kernels
             try:
                 with config.patch(self.before):
                     compiled_region(region.executor, region.variant, text, self.under)

@@ -31,6 +31,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from fuseplan.executors.flat import Boxed
 from fuseplan.log import logger
 from fuseplan.runtime.capture_place import CapturePlace, Copies, keeps_graph
+from fuseplan.runtime.held import is_held
 from fuseplan.runtime.in_place import ReadInPlace
 from fuseplan.runtime.made import Made
 from fuseplan.runtime.unasked import CapturedBackward, Unasked
@@ -289,7 +290,7 @@ def _guard_backward(
 def _would_overwrite(manager: CUDAGraphTreeManager) -> bool:
     """Whether a new step would begin now, over memory that a caller still holds."""
     node = manager.current_node
-    return node is not None and manager.can_start_new_generation() and _is_held(node)
+    return node is not None and manager.can_start_new_generation() and is_held(node)
 
 
 def _goes_too_deep(manager: CUDAGraphTreeManager) -> bool:
@@ -297,7 +298,7 @@ def _goes_too_deep(manager: CUDAGraphTreeManager) -> bool:
     node = manager.current_node
     if node is None or manager.can_start_new_generation():
         return False
-    return _is_deep(node) and _is_held(node)
+    return _is_deep(node) and is_held(node)
 
 
 def _is_deep(node: Any) -> bool:
@@ -307,14 +308,6 @@ def _is_deep(node: Any) -> bool:
     while node is not None and before < DEEPEST:
         node, before = node.parent, before + 1
     return before >= DEEPEST
-
-
-def _is_held(node: Any) -> bool:
-    """Whether a caller, or autograd for one, still holds something that the graphs up to this one have made."""
-    if not isinstance(node, CUDAGraphNode):
-        return any(True for _ in node.path_live_weakrefs())
-    held = (node.path_weakrefs[depth][index] for depth, index in node.live_indices_after_graph)
-    return any(ref is not None and not ref.expired() for ref in held)
 
 
 def _obstacle(gm: GraphModule) -> str | None:

@@ -9,7 +9,7 @@ from carving import Block, alone, compiled, plan_of, regions_of, step, trained
 from fuseplan.runtime.capture_place import SETTLING
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
-POINTWISE = ("gelu", "layer_norm", "softmax", "aten.mul", "aten.add")
+POINTWISE = ("gelu", "layer_norm", "softmax", "aten.mul.", "aten.add.")
 
 
 @pytest.mark.parametrize("launch", ["plain", "cudagraph"])
