@@ -18,6 +18,8 @@ from fuseplan.errors import StoreError
 from fuseplan.graph.words import counted, runs_of
 from fuseplan.judge.output import JudgedOutput
 from fuseplan.tuning_db.columns import MAX_EVIDENCE, ROLES, STATUSES
+from fuseplan.tuning_db.evidence_fields import Count, Script, Text, Time, at_most, is_text, one_of, told
+from fuseplan.tuning_db.profile_evidence import ProfileEvidence
 from fuseplan.wire import codec
 from fuseplan.wire.codec import UNLESS_DEFAULT, CodecError, Only
 
@@ -34,29 +36,11 @@ MOST_MISSED = 20
 MOST_WAYS = 100
 MOST_OPS = 50_000
 """Ops of the cuts that moves start from."""
-_LONGEST = 400
-_LONGEST_SCRIPT = 20_000
 _FORMAT = 1
-
-
-def _at_most(most: int) -> Only:
-    return Only(lambda values: None if len(values) <= most else f"a list of at most {most}")
-
-
-def _one_of(words: tuple[str, ...]) -> Only:
-    return Only(lambda word: None if word in words else f"one of {', '.join(words)}")
 
 
 def _too_many_ops(regions: tuple[tuple[int, ...], ...]) -> str | None:
     return None if sum(map(len, regions)) <= MOST_OPS else f"regions of at most {MOST_OPS} ops"
-
-
-def _is_text(value: str) -> bool:
-    return len(value) <= _LONGEST and value.isprintable()
-
-
-def _is_script(value: str) -> bool:
-    return len(value) <= _LONGEST_SCRIPT and all(line.isprintable() for line in value.split("\n"))
 
 
 def _is_error(value: float) -> bool:
@@ -68,20 +52,10 @@ def _no_output(output: JudgedOutput) -> str | None:
     for name, value in errors.items():
         if not _is_error(value):
             return f"an output: {name} is {value}, by which nothing can be off"
-    return None if _is_text(output.name) and _is_text(output.measure) else "an output with short names"
+    return None if is_text(output.name) and is_text(output.measure) else "an output with short names"
 
 
-Text = Annotated[str, Only(lambda value: None if _is_text(value) else "a short line of text")]
-Script = Annotated[str, Only(lambda value: None if _is_script(value) else "lines of a short script")]
-Time = Annotated[
-    float,
-    Only(
-        lambda value: None if type(value) is float and 0 <= value < 1e14 else "a time",
-        lambda value: round(float(value), 3) + 0.0,
-    ),
-]
-Count = Annotated[int, Only(lambda value: None if 0 <= value < 2**63 else "a count")]
-Role = Annotated[str, _one_of(ROLES)]
+Role = Annotated[str, one_of(ROLES)]
 Output = Annotated[JudgedOutput, Only(_no_output)]
 
 
@@ -91,19 +65,19 @@ class Raced:
 
     name: Text
     default: bool = False
-    status: Annotated[str, _one_of(STATUSES)] = "ok"
+    status: Annotated[str, one_of(STATUSES)] = "ok"
     detail: Text = ""
     wall_us: Time | None = None
     device_us: Time | None = None
     host_us: Time | None = None
     peak_bytes: Count | None = None
     predicted_us: Time | None = None
-    walls: Annotated[tuple[Time, ...], _at_most(MOST_WALLS)] = ()
+    walls: Annotated[tuple[Time, ...], at_most(MOST_WALLS)] = ()
     """The wall time of a call in each block of the race, in the order they were taken. Blocks of one number ran side by
     side; whoever was dropped has fewer."""
     how: Text = field(default="", metadata=UNLESS_DEFAULT)
     """How it was judged; nothing where it was not, or before this was kept."""
-    outputs: Annotated[tuple[Output, ...], _at_most(MOST_OUTPUTS)] = field(default=(), metadata=UNLESS_DEFAULT)
+    outputs: Annotated[tuple[Output, ...], at_most(MOST_OUTPUTS)] = field(default=(), metadata=UNLESS_DEFAULT)
     """How far its outputs were off and what they were allowed, the worst first."""
     script: Script = field(default="", metadata=UNLESS_DEFAULT)
     """Of torch.compile's default where it is wrong, and the ops were found: Python that shows it without fuseplan."""
@@ -203,7 +177,7 @@ class SiteEvidence:
     about: Text = ""
     chosen: Text = "as-is"
     """The way that the plan has."""
-    ways: Annotated[tuple[WayEvidence, ...], _at_most(MOST_WAYS)] = ()
+    ways: Annotated[tuple[WayEvidence, ...], at_most(MOST_WAYS)] = ()
 
     @property
     def name(self) -> str:
@@ -256,15 +230,17 @@ class Evidence:
     (True, '')
     """
 
-    raced: Annotated[tuple[Raced, ...], _at_most(MOST_RACED)] = ()
-    regions: Annotated[tuple[RegionEvidence, ...], _at_most(MOST_REGIONS)] = ()
-    start: Annotated[tuple[Start, ...], _at_most(len(ROLES))] = ()
+    raced: Annotated[tuple[Raced, ...], at_most(MOST_RACED)] = ()
+    regions: Annotated[tuple[RegionEvidence, ...], at_most(MOST_REGIONS)] = ()
+    start: Annotated[tuple[Start, ...], at_most(len(ROLES))] = ()
     searched: bool = field(default=False, metadata=UNLESS_DEFAULT)
     """Whether the search that led to it came to its end: nothing was left that seemed worth measuring."""
-    sites: Annotated[tuple[SiteEvidence, ...], _at_most(MOST_SITES)] = field(default=(), metadata=UNLESS_DEFAULT)
+    sites: Annotated[tuple[SiteEvidence, ...], at_most(MOST_SITES)] = field(default=(), metadata=UNLESS_DEFAULT)
     """What could be written in another way, equal sites together."""
-    missed: Annotated[tuple[MissedEvidence, ...], _at_most(MOST_MISSED)] = field(default=(), metadata=UNLESS_DEFAULT)
+    missed: Annotated[tuple[MissedEvidence, ...], at_most(MOST_MISSED)] = field(default=(), metadata=UNLESS_DEFAULT)
     """What looks like that and is not, by reason."""
+    profile: ProfileEvidence | None = field(default=None, metadata=UNLESS_DEFAULT)
+    """Where the time of the default under Inductor goes."""
 
     def to_json(self) -> str:
         """One line of canonical JSON; nothing where there is no evidence."""
@@ -306,8 +282,10 @@ class Evidence:
             raced = raced[: len(raced) // 2]
         order = {id(one): place for place, one in enumerate(self.regions)}
         regions = tuple(sorted(kept, key=lambda one: order[id(one)]))
-        found = Evidence(raced, regions, start, self.searched, self.sites[:MOST_SITES], self.missed[:MOST_MISSED])
-        return found if len(found._text()) <= MAX_EVIDENCE else replace(found, sites=(), missed=())
+        found = Evidence(
+            raced, regions, start, self.searched, self.sites[:MOST_SITES], self.missed[:MOST_MISSED], self.profile
+        )
+        return found if len(found._text()) <= MAX_EVIDENCE else replace(found, sites=(), missed=(), profile=None)
 
 
 NO_EVIDENCE = Evidence()
@@ -318,25 +296,6 @@ def _read(data: Any) -> Evidence:
         return codec.read_fields(Evidence, data)
     except CodecError as error:
         raise StoreError(f"what is kept as evidence is none: {error}") from None
-
-
-def told(text: str) -> str:
-    """A text as evidence keeps it: one short line that prints.
-
-    >>> told("out of\\n memory")
-    'out of memory'
-    """
-    line = "".join(letter for letter in " ".join(text.split()) if letter.isprintable())
-    return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
-
-
-def told_script(text: str) -> str:
-    """A script as evidence keeps it: whole, or not at all.
-
-    >>> told_script("import torch"), told_script("#" * 100_000)
-    ('import torch', '')
-    """
-    return text if _is_script(text) else ""
 
 
 def told_outputs(outputs: Sequence[JudgedOutput]) -> tuple[JudgedOutput, ...]:

@@ -18,7 +18,8 @@ from fuseplan.plan import Plan
 from fuseplan.tuning_db import clock, columns
 from fuseplan.tuning_db.columns import Record, Value, content_key, stored
 from fuseplan.tuning_db.environment import Difference, Environment
-from fuseplan.tuning_db.evidence import NO_EVIDENCE, Evidence, Time
+from fuseplan.tuning_db.evidence import NO_EVIDENCE, Evidence
+from fuseplan.tuning_db.evidence_fields import Time
 from fuseplan.tuning_db.sizes import STATIC, Box
 from fuseplan.wire import codec
 from fuseplan.wire.codec import UNLESS_DEFAULT, CodecError

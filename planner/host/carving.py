@@ -14,7 +14,7 @@ TANGENTS = "tangents"
 def check_carving(graph: Graph, cut: Segmentation) -> None:
     """Raise PlanError, saying where, unless the regions may be carved out."""
     check_segmentation(graph, cut)
-    wanted, later = flow_of(graph, cut).wanted, _of_the_backward(graph)
+    wanted, later = flow_of(graph, cut).wanted, of_the_backward(graph)
     for region in cut.regions:
         if len({op in later for op in region.ops}) > 1:
             raise PlanError(f"the region at op {region.ops[0]} holds ops of the forward and of the backward")
@@ -23,7 +23,7 @@ def check_carving(graph: Graph, cut: Segmentation) -> None:
             raise PlanError(f"the region at op {region.ops[0]} cannot be carved out: {why}")
 
 
-def _of_the_backward(graph: Graph) -> set[int]:
+def of_the_backward(graph: Graph) -> set[int]:
     """The ops that need a gradient: no forward waits for one."""
     told = {value.name for value in graph.inputs if value.name.startswith(TANGENTS)}
     found = set()

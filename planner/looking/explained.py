@@ -9,6 +9,7 @@ from typing import Any
 
 from fuseplan.graph import Graph
 from fuseplan.graph.words import counted
+from fuseplan.looking.gaps import gap_lines, profile_fields
 from fuseplan.looking.judged import judged_lines, output_fields
 from fuseplan.looking.marked import marked
 from fuseplan.looking.subject import Subject, cut_of, graphs_for
@@ -41,6 +42,15 @@ class Explained:
         """Text for people; without `graphs`, the operators are left out."""
         return "\n".join(self._lines(graphs))
 
+    def gaps(self) -> str:
+        """Text for people: where its time goes, and what is left of it."""
+        told = (
+            ["no plan is stored for it, so nobody has looked"]
+            if self.stored is None
+            else gap_lines(self.stored.evidence)
+        )
+        return "\n".join([*self._titles(), *(f"  {line}" for line in told)])
+
     def as_dict(self) -> dict[str, Any]:
         """Plain data of all of it, for JSON."""
         stored = self.stored
@@ -54,16 +64,20 @@ class Explained:
             "moves": [] if stored is None else [move.line for move in stored.moves],
             "sites": [] if stored is None else [_site_fields(one) for one in stored.evidence.sites],
             "missed": [] if stored is None else [dict(vars(one)) for one in stored.evidence.missed],
+            "profile": None if stored is None else profile_fields(stored.evidence.profile),
             "raced": [] if stored is None else [_raced_fields(stored, one) for one in stored.evidence.raced],
             "graphs": [self._graph_fields(role, graph) for role, graph in self.graphs],
             "others": [fields_of(one) for one in self.others],
         }
 
-    def _lines(self, graphs: bool) -> Iterator[str]:
+    def _titles(self) -> Iterator[str]:
         yield f"program {self.program}" + (f", {self.name}" if self.name else "")
         if self.plan is not None:
             yield f"  plan: {describe(self.plan)}"
         yield f"  why: {self.why}"
+
+    def _lines(self, graphs: bool) -> Iterator[str]:
+        yield from self._titles()
         yield from (f"  {line}" for line in self.remarks)
         if self.stored is not None:
             yield from _evidence(self.stored)

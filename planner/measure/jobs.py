@@ -14,6 +14,7 @@ from fuseplan.errors import OptionError
 from fuseplan.graph import Graph
 from fuseplan.judge.output import Inquiry, JudgedOutput, Wider
 from fuseplan.measure.entry import RaceEntry
+from fuseplan.measure.profile import Profile
 from fuseplan.measure.race import RaceResult, Rule
 from fuseplan.plan import SAVING, Rewrite
 from fuseplan.rewrites.found import MissedPlaces, SiteFound
@@ -143,6 +144,17 @@ class RacePlans(Job):
 
 
 @dataclass(frozen=True)
+class ProfilePlan(Job):
+    """What a program takes kernel by kernel under the plan of an entry, whose host is Inductor."""
+
+    trace: str
+    entry: RaceEntry
+    limit_s: float | None = None
+    """How long its worker may be silent, where that is less than for others."""
+    alone: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
 class Calibrate(Job):
     """Measure the machine: copy bandwidth, matrix products by dtype, what a launch costs."""
 
@@ -154,7 +166,7 @@ class Rest(Job):
     """Let go of the programs that were loaded, and of the memory of the device, so that another worker finds it free."""
 
 
-JOBS = VetRegion | RaceRegion | Capture | VetPlan | FindFault | Prepare | RacePlans | Calibrate | Rest
+JOBS = VetRegion | RaceRegion | Capture | VetPlan | FindFault | Prepare | RacePlans | ProfilePlan | Calibrate | Rest
 """All jobs, as `codec` reads one.
 
 >>> from fuseplan.wire import codec
@@ -250,6 +262,8 @@ class Outcome:
     """Of a plan that was vetted: whether the racer has it ready."""
     inquiry: Inquiry | None = None
     """What `FindFault` found."""
+    profile: Profile | None = None
+    """What `ProfilePlan` found."""
     judging_s: float = 0.0
     """What of the seconds went into finding out what is right, and comparing with it."""
 

@@ -26,6 +26,7 @@ from fuseplan.measure.jobs import (
     Outcome,
     OutcomeRow,
     Prepare,
+    ProfilePlan,
     RacePlans,
     RaceRegion,
     Rest,
@@ -62,7 +63,7 @@ class Limits:
     def of(self, job: Job, limit_s: float | None = None) -> float:
         """The limit of one job: its own, or `limit_s`, where that is less."""
         own = self.region_s if isinstance(job, (VetRegion, RaceRegion)) else self.plan_s
-        jobs = job.limit_s if isinstance(job, (VetPlan, Prepare)) else None
+        jobs = job.limit_s if isinstance(job, (VetPlan, Prepare, ProfilePlan)) else None
         return min(limit for limit in (own, jobs, limit_s) if limit is not None)
 
 

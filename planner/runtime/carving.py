@@ -18,6 +18,7 @@ from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from torch import Tensor
 from torch._dispatch.python import enable_python_dispatcher
 from torch._functorch import partitioners
 from torch._guards import detect_fake_mode
@@ -46,10 +47,11 @@ from fuseplan.segment import Region, Segmentation, extract, flow_of, order_edges
 if TYPE_CHECKING:
     from torch._inductor.output_code import OutputCode
 
-_OURS = "joint_custom_pre_pass"
+PASS = "joint_custom_pre_pass"
 """The option of Inductor under which it runs a pass of ours before its own."""
 _TAGS = ("recompute", "ac_graph_id", "partitioner_tag")
 """What tells of an op whether it is the forward's or the backward's, and what a checkpoint does with it."""
+_OF_STRIDES = (torch.ops.aten.view.default, torch.ops.aten.as_strided.default)
 _OF_ONE_OP = ("val", "tensor_meta", "eager_input_vals")
 
 
@@ -65,8 +67,8 @@ class Carving(CustomGraphPass):
         finds the program in torch's caches.
         """
         self.plan, self.program, self.under = plan, program, settings()
-        self.before = {name: getattr(config, name) for name in (*options, _OURS)}
-        theirs = getattr(config, _OURS) or []
+        self.before = {name: getattr(config, name) for name in (*options, PASS)}
+        theirs = getattr(config, PASS) or []
         self.theirs = theirs if isinstance(theirs, list) else [theirs]
         """Passes of the caller's own, which see the program as they would without ours."""
         self.refused: dict[tuple[str, Region], RegionRecord] = {}
@@ -99,7 +101,7 @@ class Carving(CustomGraphPass):
         """In place, as Inductor wants it."""
         role = role_of(graph)
         try:
-            captured = _captured(graph)
+            captured = captured_of(graph)
             cut = segmentation_of(self.plan, role, captured.graph)
             check_carving(captured.graph, cut)
         except GraphError as error:
@@ -141,7 +143,8 @@ class Carving(CustomGraphPass):
         _in_order(captured, calls)
 
 
-def _captured(graph: FxGraph) -> Captured:
+def captured_of(graph: FxGraph) -> Captured:
+    """The Graph of what Inductor's joint passes are given, with its nodes."""
     assert graph.owning_module is not None
     return capture_fx(graph.owning_module)
 
@@ -231,7 +234,7 @@ def _cheap_ops() -> frozenset[Any]:
 
 
 @contextmanager
-def _known_to_torchs_cut() -> Iterator[None]:
+def known_to_torchs_cut() -> Iterator[None]:
     """While it lasts, torch's cut computes our operator again, too, for regions of what it computes again."""
     told = partitioners.get_default_op_list
 
@@ -254,7 +257,7 @@ def take_apart(gm: GraphModule) -> None:
     values = [node.meta["val"] for node in places]
 
     def left(*args: Any) -> Any:
-        return Interpreter(gm).run(*args, enable_io_processing=False)
+        return _AsTraced(gm).run(*args, enable_io_processing=False)
 
     with detect_fake_mode(values) or nullcontext(), enable_python_dispatcher(), preserve_node_meta():
         traced = make_fx(left, decomposition_table=select_decomp_table())(*values)
@@ -265,7 +268,11 @@ def take_apart(gm: GraphModule) -> None:
     for node in traced.graph.nodes:
         if node.op == "get_attr":
             name = f"_of_what_is_left_{node.target}"
-            setattr(gm, name, getattr(traced, str(node.target)))
+            value = getattr(traced, str(node.target))
+            if isinstance(value, Tensor):
+                gm.register_buffer(name, value, persistent=False)
+            else:
+                setattr(gm, name, value)
             became[node] = graph.get_attr(name)
             became[node].meta = dict(node.meta)
         elif node.op != "placeholder":
@@ -274,13 +281,41 @@ def take_apart(gm: GraphModule) -> None:
     gm.recompile()
 
 
+class _AsTraced(Interpreter):
+    """Runs the ops of a graph while they are taken apart. Their parts may give other strides than they: what was traced on strides
+    gets those that it was traced on.
+    """
+
+    def fetch_args_kwargs_from_env(self, n: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What a node is given."""
+        args, kwargs = super().fetch_args_kwargs_from_env(n)
+        if n.target in _OF_STRIDES and isinstance(n.args[0], Node) and n.args[0].op != "placeholder":
+            args = (_laid_as(args[0], n.args[0].meta["val"]), *args[1:])
+        return args, kwargs
+
+
+def _laid_as(value: Tensor, told: Tensor) -> Tensor:
+    strides, wanted = ([_expression(one) for one in tensor.stride()] for tensor in (value, told))
+    if strides == wanted:
+        return value
+    if not all(isinstance(one, int) for one in (*wanted, *map(_expression, value.shape))):
+        return value.contiguous()  # of sizes that vary it is not known by which of them a stride is made
+    place = value.new_empty_strided(value.shape, told.stride())
+    return torch.ops.aten.copy.default(place, value)  # type: ignore[no-any-return]
+
+
+def _expression(size: Any) -> Any:
+    """A size as it is written: to compare sizes that vary would be traced."""
+    return size.node.expr if isinstance(size, torch.SymInt) else size
+
+
 def joint_graphs(gm: GraphModule, example_inputs: Sequence[Any]) -> dict[str, Graph]:
     """The graphs out of which a plan of host `inductor` may carve regions, by their roles; nothing is compiled."""
     from torch._inductor.compile_fx import compile_fx
 
     looking, nothing = _Looking(), cast("Callable[..., OutputCode]", lambda gm, inputs, **options: gm.forward)
     with torch._functorch.config.patch(enable_autograd_cache=False):
-        compile_fx(gm, list(example_inputs), nothing, config_patches={_OURS: looking}, decompositions={})
+        compile_fx(gm, list(example_inputs), nothing, config_patches={PASS: looking}, decompositions={})
     return looking.found
 
 
@@ -289,8 +324,8 @@ def compiled_around(
 ) -> Callable[..., Any]:
     """What `compiler` makes, a call of `compile_fx` that lacks its options, with the regions of the plan carved out."""
     pass_ = Carving(plan, program, patches or {})
-    told = {"config_patches": {**(patches or {}), _OURS: pass_}, "decompositions": {}}  # whole operators first
-    with _known_to_torchs_cut():
+    told = {"config_patches": {**(patches or {}), PASS: pass_}, "decompositions": {}}  # whole operators first
+    with known_to_torchs_cut():
         try:
             return compiler(**told)  # type: ignore[no-any-return]
         except _OnceMoreError:
@@ -305,4 +340,4 @@ class _Looking(CustomGraphPass):
         """None: nothing is to be kept."""
 
     def __call__(self, graph: FxGraph) -> None:
-        self.found[role_of(graph)] = _captured(graph).graph
+        self.found[role_of(graph)] = captured_of(graph).graph

@@ -29,7 +29,7 @@ def compile_under_inductor(plan: Plan, gm: GraphModule, example_inputs: Sequence
     # The import takes seconds and a machine without a compiler never needs it.
     from torch._inductor.compile_fx import compile_fx
 
-    patches, whole = _options(plan.settings), partial(compile_fx, gm, list(example_inputs))
+    patches, whole = options_under(plan.settings), partial(compile_fx, gm, list(example_inputs))
     if plan.launch == "plain":
         with known_to_torchs_cache(plan):
             return _around(plan, program, patches, whole)
@@ -51,7 +51,7 @@ def _around(plan: Plan, program: Program, patches: dict[str, Any] | None, compil
     return compiled_around(plan, program, patches, compiler)
 
 
-def _options(settings: str) -> dict[str, Any] | None:
+def options_under(settings: str) -> dict[str, Any] | None:
     """The options of Inductor that a bundle of settings means here; None where it leaves them as they are."""
     from torch._inductor import list_mode_options
 

@@ -167,6 +167,8 @@ LEAST_JUDGING_S = 2.0
 """What judging one plan or region may take at least, whatever others have taken."""
 LATE = 1.2
 """So many times as long as is expected may a plan take to be compiled and checked."""
+PROFILE_SHARE = 0.25
+"""Of the wall time of an effort, what compiling a default once more may take to see where its time goes."""
 LEAST_LIMIT_S = 20.0
 """How long a plan that is no default may keep a worker silent at least, however little of the budget is left."""
 PATIENCE_S = 3600.0

@@ -12,6 +12,7 @@ from fuseplan.measure.jobs import (
     Job,
     Outcome,
     Prepare,
+    ProfilePlan,
     RacePlans,
     RaceRegion,
     Rest,
@@ -19,7 +20,7 @@ from fuseplan.measure.jobs import (
     VetRegion,
 )
 from fuseplan.measure.memory import limit_memory
-from fuseplan.measure.worker import machine, programs, regions
+from fuseplan.measure.worker import machine, profiling, programs, regions
 from fuseplan.measure.worker.workplace import Workplace
 
 
@@ -54,6 +55,8 @@ def _answer(job: Job, place: Workplace) -> Outcome:
             return programs.prepare(job, place)
         case RacePlans():
             return programs.race_entries(job, place)
+        case ProfilePlan():
+            return profiling.profile(job, place)
         case Calibrate():
             place.at("machine", "calibrating")
             return Outcome(machine=machine.calibrate(place.device))

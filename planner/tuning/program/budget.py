@@ -19,6 +19,7 @@ from fuseplan.tuning.effort import (
     LEAST_RACE_S,
     LEAST_REGION_S,
     PREPARED,
+    PROFILE_SHARE,
     RACE_SHARE,
     REGION_SHARE,
     RESERVE,
@@ -103,6 +104,10 @@ class Budget:
     def prepares(self) -> bool:
         """Whether the racer compiles its plans while others are vetted; a CPU has its cores for one."""
         return self.on_gpu
+
+    def may_profile(self, compile_s: float) -> bool:
+        """Whether a default that took so long to compile may be compiled once more to be profiled: nearly as long does that take."""
+        return compile_s <= min(PROFILE_SHARE * self.effort.wall_s, self.left_s / 2)
 
     @property
     def region_s(self) -> float:

@@ -9,11 +9,12 @@ from dataclasses import replace
 
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import OutcomeRow
-from fuseplan.models import Cost, Machine, Work
+from fuseplan.models import Cost, Machine
 from fuseplan.plan import Plan
 from fuseplan.rewrites.found import MissedPlaces, SiteFound
 from fuseplan.segment import Region, Segmentation
 from fuseplan.solver.costs import Case, RegionCosts, units_of
+from fuseplan.tuning.program.bounds import bound_us
 from fuseplan.tuning.program.knowledge import Knowledge
 from fuseplan.tuning.program.measure import measurable
 from fuseplan.tuning.program.moves import all_fused
@@ -30,10 +31,9 @@ from fuseplan.tuning_db.evidence import (
     SiteEvidence,
     Start,
     WayEvidence,
-    told,
     told_outputs,
-    told_script,
 )
+from fuseplan.tuning_db.evidence_fields import told, told_script
 
 AS_IS = "as-is"
 ALONE = -1
@@ -87,7 +87,7 @@ def evidence_of(knowledge: Knowledge, plan: Plan) -> Evidence:
     found = knowledge.problem.found
     return Evidence(
         regions=regions, start=start, searched=knowledge.searched, sites=sites_of(found.sites, plan),
-        missed=missed_of(found.missed),
+        missed=missed_of(found.missed), profile=knowledge.profile,
     )  # fmt: skip
 
 
@@ -190,18 +190,6 @@ def _predicted(costs: RegionCosts, case: Case, unit: Region) -> Cost:
     if found is None:
         (found,) = costs.model.predict([(case.work, *choice)])
     return found
-
-
-def bound_us(work: Work, machine: Machine) -> float:
-    """What a region takes at least, however it is run: what goes in and out, and its arithmetic, at the machine's rates.
-
-    >>> round(bound_us(Work(bytes_in=43_000_000, bytes_out=43_000_000), Machine.guess("NVIDIA H200")), 1)
-    20.0
-    """
-    memory = (work.bytes_in + work.bytes_out) * 1e-3 / machine.bandwidth_gbs
-    arithmetic = sum(anchor.flops * 1e-6 / machine.matmul_rate(anchor.dtype) for anchor in work.anchors)
-    elements = (work.pointwise + work.reduced) * 1e-6 / machine.pointwise_tops
-    return max(memory, arithmetic, elements)
 
 
 def _finite(time: float | None) -> float | None:

@@ -15,6 +15,7 @@ from fuseplan.tuning.program.check_plans import TimedChecks
 from fuseplan.tuning.program.evidence import evidence_of, keep_regions
 from fuseplan.tuning.program.launches import keep_launches, left_out, shared_out, why_not
 from fuseplan.tuning.program.moves import moves_of
+from fuseplan.tuning.program.profile import look
 from fuseplan.tuning.program.race import Verdict, among, race
 from fuseplan.tuning.program.result import Tuned, keep, keep_failure, keep_prediction
 from fuseplan.tuning.program.rounds import Proposed
@@ -51,6 +52,7 @@ class Stages:
         fit = checks.checked([entry for entry in worth if entry not in late])
         if not any(entry.default for entry in fit):
             fit += checks.checked(self.searches[0].eager())
+        look(self.services, self.budget, trace.to_json(), fit, checks.rows, [one.knowledge for one in self.searches])
         here = self.services.environment
         reasons = {search.launch: why_not(search, fit, checks.rows, here) for search in self.searches}
         able = [search for search in self.searches if not reasons[search.launch]] or self.searches

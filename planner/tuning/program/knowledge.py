@@ -16,6 +16,7 @@ from fuseplan.segment import Choice, Region, Segmentation
 from fuseplan.solver.costs import Case, Expected, RegionCosts, Timings, units_of
 from fuseplan.solver.two_clock import two_clock
 from fuseplan.tuning.program.problem import Problem
+from fuseplan.tuning_db.profile_evidence import ProfileEvidence
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,8 @@ class Knowledge:
     """By how many spreads predictions are lowered where a cut is looked for."""
     default_us: float | None = field(default=None, init=False)
     """What the best default takes, as far as anything is known of it."""
+    profile: ProfileEvidence | None = field(default=None, init=False)
+    """Where the time of the default under Inductor goes, if anybody has looked."""
     measured: int = field(default=0, init=False)
     reused: int = field(default=0, init=False)
     """Measurements that the database had."""
@@ -108,6 +111,10 @@ class Knowledge:
     def default_takes(self, us: float | None) -> None:
         """Note what the best default takes."""
         self.default_us = us
+
+    def profiled(self, profile: ProfileEvidence) -> None:
+        """Note where the time of a default goes."""
+        self.profile = profile
 
     # What stages ask
 

@@ -15,7 +15,8 @@ from fuseplan.errors import StoreError
 from fuseplan.judge.output import JudgedOutput
 from fuseplan.tuning_db import Box, Evidence, Hit, Raced, RegionEvidence
 from fuseplan.tuning_db.columns import MAX_EVIDENCE
-from fuseplan.tuning_db.evidence import MOST_OPS, MOST_OUTPUTS, MOST_RACED, told, told_outputs, told_script
+from fuseplan.tuning_db.evidence import MOST_OPS, MOST_OUTPUTS, MOST_RACED, told_outputs
+from fuseplan.tuning_db.evidence_fields import told, told_script
 from fuseplan.tuning_db.exchange.intake import merge
 from stored import EVIDENCE, PROGRAM, TRACE, plan, question, store_at
 
