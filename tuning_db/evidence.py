@@ -240,7 +240,7 @@ class Evidence:
     missed: Annotated[tuple[MissedEvidence, ...], at_most(MOST_MISSED)] = field(default=(), metadata=UNLESS_DEFAULT)
     """What looks like that and is not, by reason."""
     profile: ProfileEvidence | None = field(default=None, metadata=UNLESS_DEFAULT)
-    """Where the time of the default under Inductor goes."""
+    """Where the time of the program under Inductor goes."""
 
     def to_json(self) -> str:
         """One line of canonical JSON; nothing where there is no evidence."""

@@ -45,6 +45,8 @@ class MadeKernel:
     """Whether it is a call of ATen, which may take several kernels or none."""
     ops: tuple[int, ...]
     """Those of the joint graph of which something went into it."""
+    ends_apart: bool = False
+    """Whether it leaves parts of sums that ATen adds up right behind it."""
 
 
 @dataclass
@@ -55,13 +57,13 @@ class MadeOf:
     """The joint graph, or that of a program that is not trained, by its role there."""
     kernels: list[MadeKernel] = field(default_factory=list)
 
-    def of_library(self, last: Node | None, origins: Collection[Node]) -> set[int]:
+    def of_library(self, last: Node | None, origins: Collection[Node]) -> tuple[int, ...]:
         """The ops of a call of ATen, of which Inductor says `last`, where that is one node's. It tells of what its arguments were
         made as well, which other kernels have computed.
         """
         marks, own = set(_marks(origins)), set(_marks([] if last is None else [last]))
         ops = [op for graph in self.graphs.values() for op in graph.ops]
-        return {mark for mark in marks if is_anchor(ops[mark])} | own or marks
+        return tuple(sorted({mark for mark in marks if is_anchor(ops[mark])} | own or marks))
 
 
 class _Marking(CustomGraphPass):
@@ -128,22 +130,36 @@ def _told(found: MadeOf, role: str) -> Iterator[None]:
     tells: Any = getattr(debug, _TELLS)
 
     def hear(schedule: Any, name: str, is_extern: bool = False) -> Any:
-        if is_extern:
-            made = found.of_library(schedule.origin_node, schedule.origins)
-        else:
-            nodes = [one.node for one in schedule if getattr(one, "node", None) is not None]
-            made = set(_marks(origin for node in nodes for origin in node.origins))
-        found.kernels.append(MadeKernel(role, name, is_extern, tuple(sorted(made))))
+        made = found.of_library(schedule.origin_node, schedule.origins) if is_extern else _of_schedule(schedule)
+        found.kernels.append(MadeKernel(role, name, is_extern, made))
         return tells(schedule, name, is_extern)
 
+    def define(scheduling: Any, source: str, schedule: Any, kernel: Any) -> Any:
+        name = defines(scheduling, source, schedule, kernel)
+        if getattr(kernel, "mix_order_reduction", False):  # of which it says nothing
+            found.kernels.append(MadeKernel(role, name, False, _of_schedule(schedule), ends_apart=True))
+        return name
+
+    scheduling: Any = getattr(sys.modules.get("torch._inductor.codegen.triton"), "TritonScheduling", None)
+    defines: Any = getattr(scheduling, "define_kernel", None)
     places = [module for name in _WHERE if getattr(module := sys.modules.get(name), _TELLS, None) is tells]
     for place in places:
         setattr(place, _TELLS, hear)
+    if defines is not None:
+        scheduling.define_kernel = define
     try:
         yield
     finally:
+        if defines is not None:
+            scheduling.define_kernel = defines
         for place in places:
             setattr(place, _TELLS, tells)
+
+
+def _of_schedule(schedule: Any) -> tuple[int, ...]:
+    """The ops of a kernel that Inductor has scheduled."""
+    nodes = [one.node for one in schedule if getattr(one, "node", None) is not None]
+    return tuple(sorted(set(_marks(origin for node in nodes for origin in node.origins))))
 
 
 def _marks(origins: Iterable[Node]) -> Iterator[int]:

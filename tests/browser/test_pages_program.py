@@ -18,6 +18,7 @@ from fuseplan.judge.output import JudgedOutput
 from fuseplan.segment.moves import Move
 from fuseplan.tuning_db import Evidence, Raced, RegionEvidence, StoredPlan
 from fuseplan.tuning_db.evidence import MissedEvidence, SiteEvidence, WayEvidence
+from fuseplan.tuning_db.profile_evidence import GapEvidence, ProfileEvidence
 from stored import HERE, INDUCTOR, store_at
 from tuned_samples import add_program, key_of, sample_database
 
@@ -51,9 +52,14 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         SiteEvidence("{{ 7 * 7 }}", (4,)),
     )
     missed = (MissedEvidence("written-attention", HOSTILE[:390], 3, "softmax_1"),)
+    gaps = (
+        GapEvidence("backward", HOSTILE[:390], (HOSTILE[:390],), 12, 500.0, 200.0, "memory"),
+        GapEvidence("forward", "mm", ("extern_kernels.mm",), 1, 300.0, 300.5, "arithmetic"),
+    )
+    profile = ProfileEvidence("inductor", 1000.0, 200.0, (HOSTILE[:390],), gaps)
     odd = StoredPlan(
         key_of(8), HERE, INDUCTOR, status="tuned", wall_us=10.0, best_default=HOSTILE[:90], best_default_us=20.0,
-        moves=(Move("note", role="forward", change_us=-1.0, words=HOSTILE), Move("run", region=1, executor=HOSTILE)) * 2, evidence=Evidence(raced, regions, sites=sites, missed=missed),
+        moves=(Move("note", role="forward", change_us=-1.0, words=HOSTILE), Move("run", region=1, executor=HOSTILE)) * 2, evidence=Evidence(raced, regions, sites=sites, missed=missed, profile=profile),
     )  # fmt: skip
     store.add_program(key_of(8), HOSTILE)
     store.add_plan(odd)
@@ -86,6 +92,18 @@ def test_sites_are_shown_with_their_ways_and_what_was_refused(server: Server, op
     expect(first.locator("details li").nth(1)).to_contain_text("refused: flash, cudnn, since <script>")
     left = opened.page.get_by_text("no written-attention at softmax_1 and 2 others: <script>")
     expect(left).to_be_visible()
+    assert opened.page.evaluate("window.hacked") is None
+
+
+def test_what_is_left_of_the_time_is_shown_by_what_takes_it(server: Server, open_page: Callable[..., Any]) -> None:
+    opened = open_page(f"{server.url}/program?key={key_of(8)}")
+    expect(opened.page.get_by_role("heading", name="What is left of 1.00 ms on the device: 300.0 µs")).to_be_visible()
+    first, second = opened.page.locator("table.gaps tbody tr").all()
+    expect(first.locator("th")).to_contain_text("<script>")
+    cells = first.locator("td").all_inner_texts()
+    assert [cells[0], *cells[2:]] == ["500.0 µs", "200.0 µs", "300.0 µs 30.0 %", "memory", "backward", "×12"]
+    assert second.locator("td").all_inner_texts()[3] == "0.0 µs 0.0 %"
+    expect(opened.page.get_by_text("200.0 µs are in kernels of which nobody knows what they compute")).to_be_visible()
     assert opened.page.evaluate("window.hacked") is None
 
 

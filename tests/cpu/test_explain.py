@@ -27,6 +27,7 @@ from fuseplan.plan import CarveOuts, Plan
 from fuseplan.segment import Region, Segmentation
 from fuseplan.segment.moves import Move
 from fuseplan.tuning_db import Box, Evidence, Raced, RegionEvidence, StoredPlan
+from fuseplan.tuning_db.profile_evidence import GapEvidence, ProfileEvidence
 from replaying import ReplayingPool
 from stored import store_at
 from tuned_samples import sample_database
@@ -99,6 +100,46 @@ def stored(trace: Trace, untuned: Explained, tmp_path: Path) -> tuple[Path, Stor
     store.add_plan(plan)
     store.close()
     return path, plan, graph
+
+
+def test_where_the_time_goes_is_told_with_what_is_left(trace: Trace, tmp_path: Path) -> None:
+    gaps = (
+        GapEvidence("backward", "sum, mul", ("triton_red_fused_mul_sum_0",), 12, 500.0, 200.0, "memory"),
+        GapEvidence("forward", "mm", ("extern_kernels.mm",), 1, 300.0, 310.0, "arithmetic"),
+    )
+    profile = ProfileEvidence("inductor", 1000.0, 200.0, ("Memcpy DtoD 200 µs",), gaps)
+    path = tmp_path / "tuning.db"
+    store = store_at(path)
+    store.add_program(trace.key, "ramp")
+    evidence = Evidence((Raced("inductor", True, wall_us=1250.0),), profile=profile)
+    store.add_plan(StoredPlan(trace.key, environment("cpu"), Plan("inductor"), status="default", evidence=evidence))
+    store.close()
+
+    found = CliRunner().invoke(main, ["explain", trace.key[:10], "--gaps", "--db", str(path)])
+    assert found.exit_code == 0, found.output
+    lines = [line.strip() for line in found.output.splitlines()]
+    assert "where the time of inductor goes, 1.00 ms on the device in a step:" in lines
+    assert "the device waits 250.0 µs of 1.25 ms in a step, for the host" in lines
+    assert "left: 300.0 µs, 30.0 %, above what these ops could take on this machine" in lines
+    assert any(
+        re.fullmatch(r"500.0 µs +50.0 % +200.0 µs +300.0 µs +30.0 % +memory +backward +×12 +sum, mul", one)
+        for one in lines
+    )
+    assert any(
+        re.fullmatch(r"300.0 µs +30.0 % +310.0 µs +0.0 µs +0.0 % +arithmetic +forward +mm", one) for one in lines
+    )
+    assert lines[-1].startswith("200.0 µs, 20.0 %, in kernels of which nobody knows what they compute: Memcpy DtoD")
+    told = json.loads(CliRunner().invoke(main, ["explain", trace.key[:10], "--json", "--db", str(path)]).output)
+    assert told[0]["profile"]["gaps"][0]["gap_us"] == 300.0
+
+
+def test_what_nobody_has_profiled_says_so(stored: tuple[Path, StoredPlan, Graph]) -> None:
+    path, plan, _ = stored
+    found = CliRunner().invoke(main, ["explain", plan.key[:10], "--gaps", "--db", str(path)])
+    assert (
+        "where its time goes was not looked at: that is done on a GPU, or with effort full, where there is time"
+        in found.output
+    )
 
 
 def test_a_stored_plan_is_explained_with_its_evidence(stored: tuple[Path, StoredPlan, Graph]) -> None:

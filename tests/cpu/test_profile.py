@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,9 +18,10 @@ from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import ProfilePlan
 from fuseplan.measure.pool import Limits, Workers
 from fuseplan.measure.profile import KernelTime, Profile
+from fuseplan.measure.worker import profiling
 from fuseplan.models import Machine
 from fuseplan.plan import Plan
-from fuseplan.runtime.made_of import MadeOf, compile_to_tell
+from fuseplan.runtime.made_of import MadeKernel, MadeOf, compile_to_tell
 from fuseplan.segment import is_anchor
 from fuseplan.tuning.program.gaps import Grouping, profiled
 from fuseplan.tuning.traces import traces_of
@@ -152,3 +154,70 @@ class TestGroups:
         kernels = tuple(KernelTime("inference", "k", 2.0, (i,)) for i in range(len(graph.ops)))
         found = profiled("inductor", Profile((("inference", graph),), kernels), MACHINE)
         assert sorted((one.what, one.times, one.us) for one in found.gaps) == [("mm", 3, 6.0), ("relu", 3, 6.0)]
+
+
+def event(name: str, us: float = 0.0, kernels: Any = (), within: Any = ()) -> Any:
+    """As a profiler has it: `kernels` are those that it has sent to the device itself."""
+    found = SimpleNamespace(
+        name=name, cpu_time_total=us, kernels=list(kernels), cpu_children=list(within), cpu_parent=None
+    )
+    found.device_type = SimpleNamespace(name="CPU")
+    for child in within:
+        child.cpu_parent = found
+    return found
+
+
+def kernel(name: str, us: float) -> Any:
+    return SimpleNamespace(name=name, duration=us)
+
+
+def call_of(operator: str, us: float) -> Any:
+    return event(operator, within=[event("aten::inner", kernels=[kernel("gemm", us)])])
+
+
+class TestReading:
+    """What a profiler has seen, beside what Inductor has told: each in its order."""
+
+    def read(self, made: list[MadeKernel], *within: Any, beside: Any = ()) -> list[KernelTime]:
+        step = [event("fuseplan forward", within=[event("## Call CompiledFxGraph ##", within=within)])]
+        return list(profiling._read([*step, *beside], MadeOf(kernels=made), on_gpu=True))
+
+    def test_a_kernel_that_is_called_twice_has_the_ops_of_each_call(self) -> None:
+        made = [MadeKernel("forward", "triton_a", False, (1,)), MadeKernel("forward", "triton_a", False, (2,))]
+        calls = [event("triton_a", kernels=[kernel("triton_a", us)]) for us in (5.0, 10.0)]
+        found = self.read(made, *calls)
+        assert [(one.ops, one.us * profiling.STEPS) for one in found] == [((1,), 5.0), ((2,), 10.0)]
+
+    def test_calls_of_libraries_are_told_apart_by_their_order(self) -> None:
+        names = ("extern_kernels.mm", "torch.ops.aten.convolution.default", "extern_kernels.mm")
+        made = [MadeKernel("forward", name, True, (i,)) for i, name in enumerate(names)]
+        found = self.read(made, call_of("aten::mm", 5.0), call_of("aten::convolution", 10.0), call_of("aten::mm", 15.0))
+        assert [(one.ops, one.us * profiling.STEPS) for one in found] == [((0,), 5.0), ((1,), 10.0), ((2,), 15.0)]
+
+    def test_one_that_takes_no_kernel_is_passed_by(self) -> None:
+        made = [MadeKernel("forward", "aten.empty", True, (0,)), MadeKernel("forward", "extern_kernels.mm", True, (1,))]
+        (found,) = self.read(made, event("aten::empty"), call_of("aten::mm", 5.0))
+        assert found.ops == (1,)
+
+    def test_sums_that_a_kernel_leaves_to_others_are_its_own(self) -> None:
+        made = [
+            MadeKernel("forward", "triton_a", False, (1,), ends_apart=True),
+            MadeKernel("forward", "extern_kernels.mm", True, (2,)),
+        ]
+        found = self.read(
+            made,
+            event("triton_a", kernels=[kernel("triton_a", 5.0)]),
+            call_of("aten::sum", 10.0),
+            call_of("aten::mm", 1.0),
+        )
+        assert [(one.ops, one.us * profiling.STEPS) for one in found] == [((1,), 15.0), ((2,), 1.0)]
+
+    def test_what_nobody_told_of_is_named(self) -> None:
+        made = [MadeKernel("forward", "extern_kernels.mm", True, (2,))]
+        copy = event("aten::copy_", kernels=[kernel("Memcpy DtoD", 20.0)])
+        found = self.read(
+            made, call_of("aten::sum", 10.0), event("triton_b", kernels=[kernel("triton_b", 5.0)]), beside=[copy]
+        )
+        assert sorted((one.role, one.name, one.us * profiling.STEPS, one.ops) for one in found) == [
+            ("", "Memcpy DtoD", 20.0, ()), ("forward", "aten::sum", 10.0, ()), ("forward", "triton_b", 5.0, ()),
+        ]  # fmt: skip

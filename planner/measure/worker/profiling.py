@@ -92,6 +92,7 @@ class _Called:
         """A call of the graph begins."""
         self._next = {name: iter(places) for name, places in self._named.items()}
         self._at = 0
+        self._last: int | None = None
 
     def kernel(self, name: str, us: float) -> bool:
         """Whether a kernel of this name was compiled for the graph; then that is what its next call takes."""
@@ -99,6 +100,7 @@ class _Called:
         place = next(self._next[known], None) if known is not None else None
         if place is None:
             return False
+        self._last = place
         self.total[place] += us
         return True
 
@@ -107,10 +109,13 @@ class _Called:
         for at in range(self._at, len(self._libraries)):
             place = self._libraries[at]
             if _is_call_of(name, self.made[place].name):
-                self._at = at + 1
+                self._at, self._last = at + 1, place
                 self.total[place] += us
                 return
-        self.others[name] += us
+        if self._last is not None and self.made[self._last].ends_apart:
+            self.total[self._last] += us
+        else:
+            self.others[name] += us
 
     def kernels(self, steps: int) -> Iterator[KernelTime]:
         """Each call, and what nobody told of."""

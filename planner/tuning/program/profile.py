@@ -1,4 +1,4 @@
-"""Where the time of the best known program goes: its default under Inductor is profiled once, and what is left of it is told."""
+"""Where the time of a program goes under Inductor: it is profiled once, and what is left of it is told."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import OutcomeRow, ProfilePlan
 from fuseplan.models import Machine
 from fuseplan.tuning.effort import FULL
+from fuseplan.tuning.program.baseline import planned
 from fuseplan.tuning.program.budget import Budget
 from fuseplan.tuning.program.gaps import profiled
 from fuseplan.tuning.program.knowledge import Knowledge
@@ -22,11 +23,14 @@ def look(
     rows: Mapping[str, OutcomeRow],
     known: Sequence[Knowledge],
 ) -> None:
-    """Profile the default under Inductor, if it is right and there is time to compile it once more, and note what was found.
-
-    On a CPU, whose kernels have to be compiled anew for it, only where there is much time.
+    """Profile the program as torch.compile has it, with what is preferred of rewrites where that is right, if there is time to compile
+    it once more, and note what was found. On a CPU, whose kernels have to be compiled anew for it, only where there is much time.
     """
-    entry = next((one for one in fit if one.default and one.plan is not None and one.plan.host == "inductor"), None)
+    whole = [
+        one for one in fit if one.plan is not None and (one.plan.host, one.plan.settings) == ("inductor", "default")
+    ]
+    written = (known[0].problem.rewrites, ())
+    entry = next((one for rewrites in written for one in whole if planned(one).rewrites == rewrites), None)
     machine = next((one for each in known if isinstance(one := getattr(each.model, "machine", None), Machine)), None)
     if entry is None or machine is None or not (services.on_gpu or budget.effort.name == FULL.name):
         return
