@@ -18,6 +18,7 @@ from fuseplan.capture.trace.format import Trace
 from fuseplan.capture.trace.load import load_trace
 from fuseplan.explain import compiled_by
 from fuseplan.graph import Graph
+from fuseplan.host.carving import of_the_backward
 from fuseplan.judge.output import Fault, Inquiry, JudgedOutput
 from fuseplan.measure.jobs import (
     Capture,
@@ -26,12 +27,14 @@ from fuseplan.measure.jobs import (
     Job,
     Outcome,
     OutcomeRow,
+    ProfilePlan,
     RacePlans,
     RaceRegion,
     VetPlan,
     VetRegion,
     choice_name,
 )  # fmt: skip
+from fuseplan.measure.profile import KernelTime, Profile
 from fuseplan.measure.race import Sample
 from fuseplan.models import CostModel, work_of
 from fuseplan.plan import Plan
@@ -39,6 +42,8 @@ from fuseplan.rewrites.base import Kind
 from fuseplan.rewrites.found import MissedPlaces, SiteFound
 from fuseplan.rewrites.kinds import KINDS
 from fuseplan.rewrites.sites import Sites, missed_places
+from fuseplan.runtime.carving import joint_graphs
+from fuseplan.segment import is_anchor, islands
 
 
 @dataclass
@@ -50,6 +55,8 @@ class ReplayingPool(AnsweringPool):
     """Choices or sides, by name, that fail when they are vetted, with their status."""
     like: CostModel | None = None
     """What the times of regions are like, give or take a few percent; without one they are any."""
+    kernel_us: float = 100.0
+    """What each kernel takes in a profile."""
     fail_after: int | None = None
     """After so many jobs the run is interrupted, as by Ctrl-C."""
     inquiry: Inquiry | None = None
@@ -82,6 +89,22 @@ class ReplayingPool(AnsweringPool):
         return Outcome(
             inquiry=self.inquiry or Inquiry(Fault("softmax", 3, "output 0 is off", "import torch", job.trace))
         )
+
+    def profiled(self, job: ProfilePlan) -> Outcome:
+        """As if each island of the program were a kernel, and each anchor the call of a library."""
+        kernels = []
+        graphs = joint(job.trace)
+        for role, graph in graphs:
+            anchors = [is_anchor(op) for op in graph.ops]
+            works = [not op.is_view and not anchor for op, anchor in zip(graph.ops, anchors, strict=True)]
+            called = [(ops, False) for ops in islands(graph, works)] + [
+                ((i,), True) for i, one in enumerate(anchors) if one
+            ]
+            later = of_the_backward(graph)
+            for ops, is_library in sorted(called):
+                its = role if role != "joint" else "backward" if later.intersection(ops) else "forward"
+                kernels.append(KernelTime(its, f"kernel_{ops[0]}", self.kernel_us, ops, is_library))
+        return Outcome(profile=Profile(graphs, tuple(kernels)))
 
     def raced_region(self, job: RaceRegion) -> Outcome:
         times = {choice_name(choice): self._region_us(job.graph, choice) for choice in job.choices}
@@ -138,6 +161,20 @@ def _captured(text: str, preferring: bool, kinds: tuple[tuple[str, Kind[Any]], .
     (program,) = programs_of(compiled_by(compiled))
     graphs = tuple((record.role, record.graph) for record in program.graphs)
     return CapturedProgram(program.key, graphs, tuple(told), missed=tuple(missed))
+
+
+@cache
+def joint(text: str) -> tuple[tuple[str, Graph], ...]:
+    """The graphs of a trace that regions may be carved out of, where Inductor is the host."""
+    loaded, found = load_trace(Trace.from_json(text)), dict[str, Graph]()
+
+    def look(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        found.update(joint_graphs(gm, example_inputs))
+        return gm.forward
+
+    loaded.step(torch.compile(loaded.module, backend=look))
+    torch._dynamo.reset()
+    return tuple(found.items())
 
 
 def cut_plans(jobs: Sequence[Job]) -> list[Plan]:

@@ -55,7 +55,7 @@ def _no_output(output: JudgedOutput) -> str | None:
     return None if is_text(output.name) and is_text(output.measure) else "an output with short names"
 
 
-Role = Annotated[str, one_of(ROLES)]
+Role = Annotated[str, one_of((*ROLES, "joint"))]
 Output = Annotated[JudgedOutput, Only(_no_output)]
 
 

@@ -12,6 +12,7 @@ from fuseplan.measure.jobs import (
     Job,
     Outcome,
     OutcomeRow,
+    ProfilePlan,
     RacePlans,
     RaceRegion,
     VetPlan,
@@ -61,6 +62,8 @@ class AnsweringPool(ABC):
                 return self.vetted_plan(job)
             case RacePlans():
                 return self.raced_plans(job)
+            case ProfilePlan():
+                return self.profiled(job)
             case FindFault():
                 return self.found_fault(job)
         raise TypeError(f"nobody answers {job}")
@@ -87,6 +90,10 @@ class AnsweringPool(ABC):
     @abstractmethod
     def raced_plans(self, job: RacePlans) -> Outcome:
         """What each plan takes."""
+
+    def profiled(self, job: ProfilePlan) -> Outcome:
+        """Where the time of a program goes: of recorded timings, nobody knows."""
+        return Outcome("refused", f"nobody has profiled {job.entry.name} here")
 
     def found_fault(self, job: FindFault) -> Outcome:
         """Which part of a program torch.compile gets wrong."""

@@ -152,7 +152,8 @@ def _evidence(stored: StoredPlan) -> Iterator[str]:
         off = f", off by {share(stored.predicted_us / stored.wall_us - 1)}" if stored.wall_us else ""
         yield f"  predicted: {us(stored.predicted_us)}{off}"
     if stored.moves:
-        yield "  moves, from fusing all that can be fused:"
+        carved = stored.plan.host == "inductor"
+        yield f"  {'carved out of what torch.compile makes of it' if carved else 'moves, from fusing all that can be fused'}:"
         yield from (f"    {move.line}" for move in stored.moves)
     yield from (f"  {line}" for line in sites_lines(stored.evidence.sites))
     if stored.evidence.missed:

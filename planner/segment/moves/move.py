@@ -23,7 +23,7 @@ MOST_TEXT = 2**20
 """Characters of the moves of one plan, as they are stored."""
 
 _LINE = re.compile(
-    r"(?:(?P<role>inference|forward|backward): )?(?:(?P<times>[1-9]\d{0,6}) × )?(?:(?P<change>[+-]\d{1,15}\.\d) µs: )?(?P<words>.*)",
+    r"(?:(?P<role>inference|joint|forward|backward): )?(?:(?P<times>[1-9]\d{0,6}) × )?(?:(?P<change>[+-]\d{1,15}\.\d) µs: )?(?P<words>.*)",
     re.DOTALL,
 )
 _ALIKE = ", and the like"

@@ -82,13 +82,19 @@ def start_of(knowledge: Knowledge) -> tuple[Start, ...]:
 
 def evidence_of(knowledge: Knowledge, plan: Plan) -> Evidence:
     """What is known of a plan but for its race."""
-    regions = regions_of(knowledge, plan)
-    start = start_of(knowledge) if regions else ()
+    known = knowledge_of(knowledge, plan)
+    regions = regions_of(known, plan)
+    start = start_of(known) if regions and plan.host == "aten" else ()
     found = knowledge.problem.found
     return Evidence(
         regions=regions, start=start, searched=knowledge.searched, sites=sites_of(found.sites, plan),
         missed=missed_of(found.missed), profile=knowledge.profile,
     )  # fmt: skip
+
+
+def knowledge_of(knowledge: Knowledge, plan: Plan) -> Knowledge:
+    """What is known of the graphs that a plan has its regions of."""
+    return knowledge.carving or knowledge if plan.host == "inductor" else knowledge
 
 
 def sites_of(sites: Sequence[SiteFound], plan: Plan) -> tuple[SiteEvidence, ...]:
@@ -164,6 +170,9 @@ def _units(knowledge: Knowledge, plan: Plan) -> Iterator[tuple[int, int, Region]
     for number, role in enumerate(problem.roles):
         cut = cuts.get(role, Segmentation())
         places = {region.ops: place for place, region in enumerate(cut.regions)}
+        if plan.host == "inductor":  # which runs the rest as one
+            yield from ((number, place, region) for place, region in enumerate(cut.regions))
+            continue
         for unit in units_of(problem.graphs[number], cut):
             yield number, places.get(unit.ops, ALONE), unit
 

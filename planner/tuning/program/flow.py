@@ -11,9 +11,11 @@ from fuseplan.measure.entry import RaceEntry
 from fuseplan.tuning.effort import QUICK, Effort
 from fuseplan.tuning.program.baseline import default_us, planned, searches
 from fuseplan.tuning.program.budget import Budget
+from fuseplan.tuning.program.carve import Carver, carving_knowledge
 from fuseplan.tuning.program.check_plans import TimedChecks
 from fuseplan.tuning.program.evidence import evidence_of, keep_regions
 from fuseplan.tuning.program.launches import keep_launches, left_out, shared_out, why_not
+from fuseplan.tuning.program.measure import Measuring
 from fuseplan.tuning.program.moves import moves_of
 from fuseplan.tuning.program.profile import look
 from fuseplan.tuning.program.race import Verdict, among, race
@@ -52,7 +54,7 @@ class Stages:
         fit = checks.checked([entry for entry in worth if entry not in late])
         if not any(entry.default for entry in fit):
             fit += checks.checked(self.searches[0].eager())
-        look(self.services, self.budget, trace.to_json(), fit, checks.rows, [one.knowledge for one in self.searches])
+        fit += self._carved(checks, fit)
         here = self.services.environment
         reasons = {search.launch: why_not(search, fit, checks.rows, here) for search in self.searches}
         able = [search for search in self.searches if not reasons[search.launch]] or self.searches
@@ -65,6 +67,17 @@ class Stages:
         fit += self._fit_cuts(able, checks, proposed, [entry for search in able for entry in search.entries.of(late)])
         verdict = self._raced(able, checks, proposed, fit)
         return replace(verdict, detail=verdict.detail or left_out(reasons))
+
+    def _carved(self, checks: TimedChecks, fit: Sequence[RaceEntry]) -> list[RaceEntry]:
+        """Of the plans with carve-outs from what torch.compile makes of the program, those that are right."""
+        known = [search.knowledge for search in self.searches]
+        looked = look(self.services, self.budget, checks.trace, fit, checks.rows, known)
+        if looked is None:
+            return []
+        knowledge = carving_knowledge(known[0], looked.profile, self.effort, self.services.environment.device)
+        carver = Carver(knowledge, looked.profile, looked.machine)
+        carver.measure(Measuring(self.services, self.budget, knowledge))
+        return checks.checked([one for search in self.searches for one in search.carved(carver, looked.plan)])
 
     def _fit_cuts(
         self,

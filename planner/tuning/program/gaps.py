@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -11,7 +11,7 @@ from fuseplan.errors import GraphError
 from fuseplan.graph import Graph, Ref
 from fuseplan.host.carving import of_the_backward
 from fuseplan.measure.profile import KernelTime, Profile
-from fuseplan.models import Machine, Work
+from fuseplan.models import CostModel, Machine, Work
 from fuseplan.models.table import WorkTable
 from fuseplan.segment import extract, is_anchor
 from fuseplan.segment.region import reads_from_outside, symbol_holders
@@ -38,6 +38,11 @@ class Group:
     def us(self) -> float:
         """What they take in a step."""
         return sum(one.us for one in self.kernels)
+
+    @property
+    def own(self) -> set[int]:
+        """What they are there for: of kernels that only compute again what others have, that."""
+        return self.ops or self.again
 
 
 def profiled(name: str, profile: Profile, machine: Machine) -> ProfileEvidence:
@@ -69,20 +74,43 @@ def _together(alike: Sequence[GapEvidence]) -> GapEvidence:
     )  # fmt: skip
 
 
+def machine_of(model: CostModel) -> Machine | None:
+    """The machine that a model predicts for, if it knows one."""
+    found = getattr(model, "machine", None)
+    return found if isinstance(found, Machine) else None
+
+
 def _gaps(graph: Graph, kernels: Iterable[KernelTime], machine: Machine) -> Iterator[tuple[str, GapEvidence]]:
-    grouping = Grouping(graph)
-    groups = grouping.of(kernels)
-    wanted = grouping.wanted(groups)
-    for group in groups:
-        own, again = (group.ops, group.again) if group.ops else (group.again, set[int]())
-        least_us, bound = least_of(grouping.table.of(own, again, wanted), machine)
+    grouped = Grouped(graph, kernels, machine)
+    for group in grouped.groups:
+        least_us, bound = grouped.least(group.own, group.again)
         names = tuple(dict.fromkeys(told(one.name) for one in group.kernels))[:_NAMES]
-        what = told(_words(graph.ops[i].target for i in sorted(own) if grouping.works(i)))
+        yield grouped.key(group), GapEvidence(group.role, grouped.words(group), names, 1, group.us, least_us, bound)
+
+
+class Grouped:
+    """The kernels of one graph in groups, beside the least that these could take on a machine."""
+
+    def __init__(self, graph: Graph, kernels: Iterable[KernelTime], machine: Machine) -> None:
+        self.graph, self.machine, self.grouping = graph, machine, Grouping(graph)
+        self.groups = self.grouping.of(kernels)
+        self._wanted = self.grouping.wanted(self.groups)
+
+    def least(self, ops: Collection[int], again: Collection[int]) -> tuple[float, str]:
+        """What these ops take at least, and what bounds them."""
+        own = set(ops)
+        return least_of(self.grouping.table.of(own, set(again) - own, self._wanted), self.machine)
+
+    def words(self, group: Group) -> str:
+        """The ops of a group."""
+        return told(_words(self.graph.ops[i].target for i in sorted(group.own) if self.grouping.works(i)))
+
+    def key(self, group: Group) -> str:
+        """Equal for groups of equal ops."""
         try:
-            key = extract(graph, own, again).key
+            return extract(self.graph, group.own, group.again - group.own).key
         except GraphError:  # of an op that cannot be written down
-            key = what
-        yield key, GapEvidence(group.role, what, names, 1, group.us, least_us, bound)
+            return self.words(group)
 
 
 class Grouping:

@@ -45,6 +45,10 @@ class Knowledge:
     """What the best default takes, as far as anything is known of it."""
     profile: ProfileEvidence | None = field(default=None, init=False)
     """Where the time of the default under Inductor goes, if anybody has looked."""
+    carving: Knowledge | None = field(default=None, init=False)
+    """What is known of the graphs that regions are carved out of where Inductor is the host."""
+    saved_us: dict[str, float] = field(default_factory=dict, init=False)
+    """Of those, what carving a region out should save each time, by its key."""
     measured: int = field(default=0, init=False)
     reused: int = field(default=0, init=False)
     """Measurements that the database had."""
@@ -115,6 +119,14 @@ class Knowledge:
     def profiled(self, profile: ProfileEvidence) -> None:
         """Note where the time of a default goes."""
         self.profile = profile
+
+    def carves(self, carving: Knowledge) -> None:
+        """Note that the program is carved up under Inductor as well."""
+        self.carving = carving
+
+    def saves(self, key: str, us: float) -> None:
+        """Note what carving out a region should save."""
+        self.saved_us[key] = us
 
     # What stages ask
 

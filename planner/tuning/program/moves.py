@@ -26,6 +26,8 @@ def moves_of(knowledge: Knowledge, plan: Plan) -> tuple[Move, ...]:
     """
     if not plan.carve_outs:
         return ()
+    if plan.host == "inductor":
+        return _carved(knowledge.carving or knowledge, plan)
     problem = knowledge.problem
     start = [all_fused(problem, number) for number in range(len(problem.graphs))]
     target = [_part(plan, role) for role in problem.roles]
@@ -46,6 +48,23 @@ def moves_of(knowledge: Knowledge, plan: Plan) -> tuple[Move, ...]:
             # What failed here takes forever, and what it is worth to leave that is no number.
             worth = round(change, 1) + 0.0 if math.isfinite(change) else None
             steps.append(replace(move, role=role, change_us=worth))
+    return tuple(_alike(steps))
+
+
+def _carved(knowledge: Knowledge, plan: Plan) -> tuple[Move, ...]:
+    """What was carved out of the program, each with what it should save by what was measured before the race."""
+    problem, steps = knowledge.problem, list[Move]()
+    for number, role in enumerate(problem.roles):
+        graph, costs = problem.graphs[number], knowledge.costs[number]
+        for region in _part(plan, role).regions:
+            saved = knowledge.saved_us.get(costs.case(region.ops, region.recompute).region.key)
+            worth = None if saved is None else round(-saved, 1) + 0.0
+            target = graph.ops[region.ops[0]].target
+            steps.append(
+                Move(
+                    "run", region.ops, None, region.executor, region.variant, target=target, role=role, change_us=worth
+                )
+            )
     return tuple(_alike(steps))
 
 

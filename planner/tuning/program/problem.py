@@ -22,8 +22,8 @@ from fuseplan.tuning.program.rewriting import preferred_ways, rewrites_of
 from fuseplan.tuning.program.services import Services
 from fuseplan.tuning_db import Box
 
-ORDER = ("inference", "forward", "backward")
-"""In which the graphs of a program run."""
+ORDER = ("inference", "joint", "forward", "backward")
+"""In which the graphs of a program run; the joint one is both that come after it."""
 JOINER = next(traits.name for traits in EXECUTORS if traits.joins_anchors)
 """Who runs regions that hold anchors: what it has no kernel of its own for, it calls."""
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import OutcomeRow
 from fuseplan.measure.race import RaceResult
+from fuseplan.plan import Plan
 from fuseplan.tuning.program.baseline import EAGER, defaults, rewrites_under, rewritten_entry, whole_candidates
 from fuseplan.tuning.program.budget import Budget
+from fuseplan.tuning.program.carve import Carver
 from fuseplan.tuning.program.combine import PlanStudy, Settings, distinct
 from fuseplan.tuning.program.entries import LaunchEntries
 from fuseplan.tuning.program.knowledge import Knowledge
@@ -96,6 +98,11 @@ class LaunchSearch:
     def cuts(self, count: int, proposed: Sequence[Candidate]) -> list[RaceEntry]:
         """The next so many cuts that are worth a race."""
         return self.entries.enter(self.study.next_entries(count, proposed))
+
+    def carved(self, carver: Carver, host: Plan) -> list[RaceEntry]:
+        """Plans of Inductor as the host, with what others do better carved out."""
+        self.knowledge.carves(carver.knowledge)
+        return self.entries.enter(carver.entries(replace(host, launch=self.launch)))
 
     def joined(self, result: RaceResult) -> list[RaceEntry]:
         """What the alternatives make together that were faster than what is preferred, where these are several decisions."""

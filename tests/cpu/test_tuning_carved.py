@@ -1,0 +1,139 @@
+"""Carve-outs that tuning finds: by a profile of the program, and by what was measured for others on the same ops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fuseplan
+import toy_executor
+from fuseplan.executors import known, register
+from fuseplan.explain import explained
+from fuseplan.measure.jobs import VetPlan
+from fuseplan.plan import Plan
+from fuseplan.tune import tune
+from fuseplan.tuning.effort import QUICK
+from fuseplan.tuning.program import profile
+from replaying import ReplayingPool, joint
+
+SLOW = {"eager": 9000.0, "inductor": 9000.0}
+
+
+class Pool(ReplayingPool):
+    """One on whose machine all that is cut up is slower than what is compiled as one."""
+
+    def _us(self, name: str, subject: str, scale: float = 10.0) -> float:
+        return 8000.0 if name.startswith("cut ") else super()._us(name, subject, scale)
+
+
+class Waves(nn.Module):
+    """Two equal layers with what the toy runs between matmuls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in (self.first, self.last):
+            x = layer(x).sin().cos().relu()
+        return x
+
+
+@pytest.fixture(autouse=True)
+def toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known, "_registered", {})
+    toy_executor.calls.clear()
+    register(toy_executor.TOY)
+    monkeypatch.setattr(profile, "FULL", QUICK)  # as on a GPU
+
+
+def tuned(pool: ReplayingPool, train: bool = False) -> tuple[Any, Any]:
+    """What tuning says of the program, and its trace."""
+
+    @contextmanager
+    def workers(*_: Any) -> Iterator[ReplayingPool]:
+        yield pool
+
+    x = torch.randn(8, 16, requires_grad=train)
+    with torch.set_grad_enabled(train):
+        (trace,) = fuseplan.traces_of(Waves(), x, name="waves")
+    torch._dynamo.reset()
+    (found,) = tune(trace, effort="quick", workers=workers)
+    return found, trace
+
+
+def carved(pool: Pool) -> list[str]:
+    """The plans with carve-outs that were tried."""
+    return [job.entry.name for job in pool.jobs if isinstance(job, VetPlan) and "carved" in job.entry.name]
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_what_others_do_better_is_carved_out(own_database: Path, train: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fuseplan.lookup.missing_compiler", lambda *_: None)
+    found, trace = tuned(Pool(times={**SLOW, "toy": 0.5}), train)
+    assert found.winner.startswith("inductor, carved"), found.winner
+    assert found.plan.host == "inductor"
+    ((role, graph),) = joint(trace.to_json())
+    (part,) = found.plan.carve_outs
+    assert (part.role, part.graph) == (role, graph.key)
+    assert {region.executor for region in part.segmentation.regions} == {"toy"}
+    named = [[graph.ops[i].target.split(".")[1] for i in one.ops] for one in part.segmentation.regions]
+    assert [one[:3] for one in named[:2]] == [["sin", "cos", "relu"]] * 2
+    assert train is (len(named) > 2)  # the gradients of sines are cosines
+    move = found.moves[0]
+    assert (move.times, move.executor, move.role) == (2, "toy", role)
+    assert move.change_us == pytest.approx(-100 + 0.5, abs=0.1)
+
+    text = fuseplan.explain(trace.key)
+    assert "carved out of what torch.compile makes of it:" in text
+    assert f"{role}: 2 × {move.change_us:+.1f} µs: run op" in text
+    assert "above what these ops could take" in "".join(one.gaps() for one in explained(trace.key))
+
+    torch._dynamo.reset()
+    net, x = Waves(), torch.randn(8, 16, requires_grad=train)
+    with torch.set_grad_enabled(train):
+        out = torch.compile(net, backend="fuseplan")(x)
+        torch.testing.assert_close(out, net(x))
+    assert toy_executor.calls[:2] == [len(one) for one in named[:2]]
+    if train:
+        (given,) = torch.autograd.grad(out.sum(), x)
+        torch.testing.assert_close(given, torch.autograd.grad(net(x).sum(), x)[0])
+
+
+def test_equal_regions_are_measured_once_and_as_the_host_has_them() -> None:
+    pool = Pool(times={**SLOW, "toy": 0.5})
+    tuned(pool)
+    toys = [key for key, choice in pool.measured if choice == "toy"]
+    assert len(toys) == len(set(toys))
+    assert {key for key, choice in pool.measured if choice == "inductor"} >= set(toys[:1])
+
+
+def test_what_is_slower_stays_the_host_s(own_database: Path) -> None:
+    found, _ = tuned(pool := Pool(times={**SLOW, "inductor": 1.0, "toy": 50.0}))
+    assert carved(pool) == []
+    assert found.plan == Plan("inductor")
+
+
+def test_a_region_that_is_faster_in_a_cache_alone_saves_nothing(own_database: Path) -> None:
+    """Inductor by itself takes as little as the toy: what it takes longer in the program, the toy would, too."""
+    times = {"eager": 9000.0, "toy": 1.0, "inductor": 1.0}
+    tuned(pool := Pool(times=times))
+    assert carved(pool) == []
+
+
+def test_what_cannot_be_profiled_is_tuned_all_the_same(own_database: Path) -> None:
+    class Unseen(Pool):
+        def profiled(self, job: Any) -> Any:
+            return super(ReplayingPool, self).profiled(job)
+
+    found, trace = tuned(pool := Unseen(times={**SLOW, "toy": 0.5}))
+    assert carved(pool) == []
+    assert found.plan is not None
+    (told,) = explained(trace.key)
+    assert "was not looked at" in told.gaps()
