@@ -42,7 +42,7 @@ from fuseplan.rewrites.base import Kind
 from fuseplan.rewrites.found import MissedPlaces, SiteFound
 from fuseplan.rewrites.kinds import KINDS
 from fuseplan.rewrites.sites import Sites, missed_places
-from fuseplan.runtime.carving import joint_graphs
+from fuseplan.runtime.carving import joint_parts
 from fuseplan.segment import is_anchor, islands
 
 
@@ -93,18 +93,20 @@ class ReplayingPool(AnsweringPool):
     def profiled(self, job: ProfilePlan) -> Outcome:
         """As if each island of the program were a kernel, and each anchor the call of a library."""
         kernels = []
-        graphs = joint(job.trace)
-        for role, graph in graphs:
+        found = joint(job.trace)
+        for role, graph, parts in found:
             anchors = [is_anchor(op) for op in graph.ops]
             works = [not op.is_view and not anchor for op, anchor in zip(graph.ops, anchors, strict=True)]
-            called = [(ops, False) for ops in islands(graph, works)] + [
+            each = [[one and part == its for one, its in zip(works, parts, strict=True)] for part in set(parts)]
+            called = [(ops, False) for one in each for ops in islands(graph, one)] + [
                 ((i,), True) for i, one in enumerate(anchors) if one
             ]
             later = of_the_backward(graph)
             for ops, is_library in sorted(called):
                 its = role if role != "joint" else "backward" if later.intersection(ops) else "forward"
                 kernels.append(KernelTime(its, f"kernel_{ops[0]}", self.kernel_us, ops, is_library))
-        return Outcome(profile=Profile(graphs, tuple(kernels)))
+        graphs = tuple((role, graph) for role, graph, _ in found)
+        return Outcome(profile=Profile(graphs, tuple(kernels), tuple(parts for *_, parts in found)))
 
     def raced_region(self, job: RaceRegion) -> Outcome:
         times = {choice_name(choice): self._region_us(job.graph, choice) for choice in job.choices}
@@ -164,17 +166,17 @@ def _captured(text: str, preferring: bool, kinds: tuple[tuple[str, Kind[Any]], .
 
 
 @cache
-def joint(text: str) -> tuple[tuple[str, Graph], ...]:
-    """The graphs of a trace that regions may be carved out of, where Inductor is the host."""
-    loaded, found = load_trace(Trace.from_json(text)), dict[str, Graph]()
+def joint(text: str) -> tuple[tuple[str, Graph, tuple[int, ...]], ...]:
+    """The graphs of a trace that regions may be carved out of, where Inductor is the host, with the parts of their ops."""
+    loaded, found = load_trace(Trace.from_json(text)), dict[str, tuple[Graph, tuple[int, ...]]]()
 
     def look(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        found.update(joint_graphs(gm, example_inputs))
+        found.update(joint_parts(gm, example_inputs))
         return gm.forward
 
     loaded.step(torch.compile(loaded.module, backend=look))
     torch._dynamo.reset()
-    return tuple(found.items())
+    return tuple((role, *one) for role, one in found.items())
 
 
 def cut_plans(jobs: Sequence[Job]) -> list[Plan]:

@@ -27,6 +27,8 @@ class Profile:
     graphs: tuple[tuple[str, Graph], ...]
     """The graph that `ops` are places in, by its role: `joint`, or `inference`."""
     kernels: tuple[KernelTime, ...]
+    parts: tuple[tuple[int, ...], ...] = ()
+    """Of each op of each graph a number: those of one may be carved out together."""
 
     @property
     def device_us(self) -> float:

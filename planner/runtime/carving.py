@@ -149,6 +149,16 @@ def captured_of(graph: FxGraph) -> Captured:
     return capture_fx(graph.owning_module)
 
 
+def parts_of(captured: Captured) -> tuple[int, ...]:
+    """Of each op a number, by what torch tells of it that its cut goes by: a region is of ops of one number."""
+    numbers: dict[Any, int] = {}
+    return tuple(numbers.setdefault(_part_of(node), len(numbers)) for node in captured.nodes)
+
+
+def _part_of(node: Node) -> tuple[Any, ...]:
+    return tuple(node.meta.get(tag) for tag in _TAGS)
+
+
 def role_of(graph: FxGraph) -> str:
     """Of a graph as Inductor's joint passes see it: `joint`, with its backward; or that of a program that is not trained."""
     return (
@@ -200,7 +210,7 @@ def _replace(captured: Captured, region: Region, part: Graph, told: tuple[str, s
     given = [values[one.name].meta["val"] for one in part.inputs]
     ours = torch.ops.fuseplan
     target = ours.carved_cheap.default if _is_computed_again(told[0], given) else ours.carved.default
-    if len({tuple(node.meta.get(tag) for tag in _TAGS) for node in nodes}) > 1:
+    if len(set(map(_part_of, nodes))) > 1:
         raise PlanError(
             f"the region at op {region.ops[0]} holds ops of which torch keeps, or computes again, some by themselves"
         )
@@ -311,6 +321,11 @@ def _expression(size: Any) -> Any:
 
 def joint_graphs(gm: GraphModule, example_inputs: Sequence[Any]) -> dict[str, Graph]:
     """The graphs out of which a plan of host `inductor` may carve regions, by their roles; nothing is compiled."""
+    return {role: graph for role, (graph, _) in joint_parts(gm, example_inputs).items()}
+
+
+def joint_parts(gm: GraphModule, example_inputs: Sequence[Any]) -> dict[str, tuple[Graph, tuple[int, ...]]]:
+    """The same, each with the parts that its ops are of."""
     from torch._inductor.compile_fx import compile_fx
 
     looking, nothing = _Looking(), cast("Callable[..., OutputCode]", lambda gm, inputs, **options: gm.forward)
@@ -334,10 +349,11 @@ def compiled_around(
 
 class _Looking(CustomGraphPass):
     def __init__(self) -> None:
-        self.found: dict[str, Graph] = {}
+        self.found: dict[str, tuple[Graph, tuple[int, ...]]] = {}
 
     def uuid(self) -> None:
         """None: nothing is to be kept."""
 
     def __call__(self, graph: FxGraph) -> None:
-        self.found[role_of(graph)] = captured_of(graph).graph
+        captured = captured_of(graph)
+        self.found[role_of(graph)] = captured.graph, parts_of(captured)

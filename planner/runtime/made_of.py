@@ -19,7 +19,7 @@ from torch.fx import GraphModule, Node
 
 from fuseplan.graph import Graph
 from fuseplan.plan import Plan
-from fuseplan.runtime.carving import PASS, captured_of, known_to_torchs_cut, role_of, take_apart
+from fuseplan.runtime.carving import PASS, captured_of, known_to_torchs_cut, parts_of, role_of, take_apart
 from fuseplan.runtime.inductor_host import options_under
 from fuseplan.segment import is_anchor
 
@@ -55,6 +55,8 @@ class MadeOf:
 
     graphs: dict[str, Graph] = field(default_factory=dict)
     """The joint graph, or that of a program that is not trained, by its role there."""
+    parts: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Of each op of these a number: those of one may be carved out together."""
     kernels: list[MadeKernel] = field(default_factory=list)
 
     def of_library(self, last: Node | None, origins: Collection[Node]) -> tuple[int, ...]:
@@ -78,6 +80,7 @@ class _Marking(CustomGraphPass):
         for number, node in enumerate(captured.nodes):
             node.meta["custom"] = {**(node.meta.get("custom") or {}), _MARK: number}
         self.found.graphs[role_of(graph)] = captured.graph
+        self.found.parts[role_of(graph)] = parts_of(captured)
         take_apart(captured.gm)
 
 

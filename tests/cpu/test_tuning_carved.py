@@ -79,7 +79,7 @@ def test_what_others_do_better_is_carved_out(own_database: Path, train: bool, mo
     found, trace = tuned(Pool(times={**SLOW, "toy": 0.5}), train)
     assert found.winner.startswith("inductor, carved"), found.winner
     assert found.plan.host == "inductor"
-    ((role, graph),) = joint(trace.to_json())
+    ((role, graph, _),) = joint(trace.to_json())
     (part,) = found.plan.carve_outs
     assert (part.role, part.graph) == (role, graph.key)
     assert {region.executor for region in part.segmentation.regions} == {"toy"}

@@ -46,7 +46,7 @@ def profile(job: ProfilePlan, place: Workplace) -> Outcome:
     finally:
         torch._dynamo.reset()
     kernels = tuple(_read(events, found, place.device.type == "cuda"))
-    return Outcome(profile=Profile(tuple(found.graphs.items()), kernels))
+    return Outcome(profile=Profile(tuple(found.graphs.items()), kernels, tuple(found.parts.values())))
 
 
 def _compiled(plan: Plan, loaded: Loaded, found: MadeOf) -> Callable[..., Any]:

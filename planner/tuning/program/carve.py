@@ -136,7 +136,11 @@ class Carver:
 
     def _places(self, number: int) -> list[Carvable]:
         problem, costs = self.knowledge.problem, self.knowledge.costs[number]
-        looked = _Places(Grouped(problem.graphs[number], self.profile.kernels, self.machine))
+        graph = problem.graphs[number]
+        parts = {one.key: part for (_, one), part in zip(self.profile.graphs, self.profile.parts, strict=True)}[
+            graph.key
+        ]
+        looked = _Places(Grouped(graph, self.profile.kernels, self.machine), parts)
         found: dict[str, Carvable] = {}
         for group in looked.groups(LEAST_GAP * self.profile.device_us):
             for part in looked.parts(group, problem.runners[number]):
@@ -180,7 +184,8 @@ def carving_knowledge(knowledge: Knowledge, profile: Profile, effort: Effort, de
 class _Places:
     """What of one graph could be carved out where its host leaves a gap."""
 
-    def __init__(self, grouped: Grouped) -> None:
+    def __init__(self, grouped: Grouped, parts: Sequence[int]) -> None:
+        self.of_part = parts
         self.grouped, self.graph, self.works = grouped, grouped.graph, grouped.grouping.works
         self._may_go: dict[int, bool] = {}
 
@@ -195,13 +200,14 @@ class _Places:
     def parts(self, group: Group, runners: Sequence[Runner]) -> Iterator[Ops]:
         """The regions that a group could become, each once: what an executor takes of it in one, and anchors alone."""
         inside = {*group.ops, *(i for i in group.again if not self.works(i))}
-        able = [i in inside and self._goes(i) for i in range(len(self.graph.ops))]
+        able = {i for i in inside if self._goes(i)}
         found: dict[Ops, None] = {}
-        for runner in runners:
-            takes = [one and takes for one, takes in zip(able, runner.takes, strict=True)]
-            cut = maximal_regions(self.graph, takes, runner.name) if runner.name != PLAIN[0] else Segmentation()
-            found |= dict.fromkeys((region.ops, region.recompute) for region in cut.regions)
-        found |= {((i,), ()): None for i in sorted(group.ops) if able[i] and is_anchor(self.graph.ops[i])}
+        for part in sorted({self.of_part[i] for i in able if self.works(i)}):
+            for runner in runners:
+                takes = [i in able and self.of_part[i] == part and one for i, one in enumerate(runner.takes)]
+                cut = maximal_regions(self.graph, takes, runner.name) if runner.name != PLAIN[0] else Segmentation()
+                found |= dict.fromkeys((region.ops, region.recompute) for region in cut.regions)
+        found |= {((i,), ()): None for i in sorted(able & group.ops) if is_anchor(self.graph.ops[i])}
         for ops, recompute in found:
             if any(map(self.works, ops)) and stands(self.graph, Segmentation((Region(ops, *HOST, recompute),))):
                 yield ops, recompute
