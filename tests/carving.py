@@ -10,14 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from fuseplan.backend import programs_of
+from fuseplan.backend import fuseplan_backend, programs_of
 from fuseplan.errors import UnsupportedError
 from fuseplan.explain import compiled_by
 from fuseplan.graph import Graph
-from fuseplan.host.carving import kept_from
 from fuseplan.plan import CarveOuts, Plan
 from fuseplan.runtime.carving import joint_graphs
-from fuseplan.segment import Region, Segmentation, extract
+from fuseplan.segment import Region, Segmentation
+from fuseplan.tuning.program.carve import stands
 from toy_executor import ToyExecutor
 
 
@@ -70,8 +70,20 @@ def plan_of(graphs: Mapping[str, Graph], regions: Callable[[Graph], Sequence[Reg
 
 def alone(graph: Graph, executor: str, of: Callable[[str], bool] = lambda target: True) -> list[Region]:
     """Each op by itself that may be carved out."""
-    able = [i for i, op in enumerate(graph.ops) if of(op.target) and kept_from(extract(graph, [i])) is None]
-    return [Region((i,), executor) for i in able]
+    regions = [Region((i,), executor) for i, op in enumerate(graph.ops) if of(op.target)]
+    return [region for region in regions if stands(graph, Segmentation((region,)))]
+
+
+def every_second(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """A Dynamo backend: Inductor compiles the program, with every second op carved out that may be, for ATen. Random numbers are
+    eager's.
+    """
+    with torch._inductor.config.patch(fallback_random=True), torch._functorch.config.patch(enable_autograd_cache=False):
+        graphs = joint_graphs(gm, example_inputs)
+        plan = plan_of(
+            {role: graph for role, graph in graphs.items() if not graph.opaque}, lambda graph: alone(graph, "aten")[::2]
+        )
+        return fuseplan_backend(gm, example_inputs, options={"plan": plan})
 
 
 def compiled(program: Callable[..., Any], plan: Plan, **options: Any) -> Callable[..., Any]:

@@ -15,9 +15,14 @@ def check_carving(graph: Graph, cut: Segmentation) -> None:
     """Raise PlanError, saying where, unless the regions may be carved out."""
     check_segmentation(graph, cut)
     wanted, later = flow_of(graph, cut).wanted, of_the_backward(graph)
+    constants = {one.value.name for one in graph.constants}
     for region in cut.regions:
         if len({op in later for op in region.ops}) > 1:
             raise PlanError(f"the region at op {region.ops[0]} holds ops of the forward and of the backward")
+        if any(not constants.isdisjoint(graph.ops[i].reads) for i in (*region.ops, *region.recompute)):
+            raise PlanError(
+                f"the region at op {region.ops[0]} cannot be carved out: it reads a constant of the program"
+            )
         why = kept_from(extract(graph, region.ops, region.recompute, wanted))
         if why is not None:
             raise PlanError(f"the region at op {region.ops[0]} cannot be carved out: {why}")

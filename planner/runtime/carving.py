@@ -150,9 +150,18 @@ def captured_of(graph: FxGraph) -> Captured:
 
 
 def parts_of(captured: Captured) -> tuple[int, ...]:
-    """Of each op a number, by what torch tells of it that its cut goes by: a region is of ops of one number."""
+    """Of each op a number, by what torch tells of it that its cut goes by: a region is of ops of one number. Of one that reads a
+    constant, a number below zero: none is carved out.
+    """
     numbers: dict[Any, int] = {}
-    return tuple(numbers.setdefault(_part_of(node), len(numbers)) for node in captured.nodes)
+    return tuple(
+        -1 if any(map(_is_constant, node.all_input_nodes)) else numbers.setdefault(_part_of(node), len(numbers))
+        for node in captured.nodes
+    )
+
+
+def _is_constant(node: Node) -> bool:
+    return node.op == "get_attr"
 
 
 def _part_of(node: Node) -> tuple[Any, ...]:
@@ -209,6 +218,8 @@ def _replace(captured: Captured, region: Region, part: Graph, told: tuple[str, s
     outputs = [values[ref.name] for ref in given_by(part)]
     given = [values[one.name].meta["val"] for one in part.inputs]
     ours = torch.ops.fuseplan
+    if any(_is_constant(values[one.name]) for one in part.inputs):
+        raise PlanError(f"the region at op {region.ops[0]} reads a constant of the program")
     target = ours.carved_cheap.default if _is_computed_again(told[0], given) else ours.carved.default
     if len(set(map(_part_of, nodes))) > 1:
         raise PlanError(

@@ -43,7 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--backend",
         default="fuseplan",
-        help="what to test; `aot_eager` tests the tester, `written` runs every graph from its JSON",
+        help="what to test; `aot_eager` tests the tester, `written` runs every graph from its JSON, `carved` carves every second op out of it",
     )
     add("--plan", default="aten", help="fuseplan's plan")
     add("--both", action="store_true", help="run aot_eager for passing cases too")

@@ -87,6 +87,10 @@ def prepare(settings: Settings) -> None:
         from opinfo.written import register
 
         register()
+    if settings.backend == "carved":
+        from carving import every_second
+
+        torch._dynamo.register_backend(every_second, name="carved")
     if settings.plan == "inductor":
         from torch._inductor import config
 

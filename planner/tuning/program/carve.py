@@ -202,7 +202,7 @@ class _Places:
         inside = {*group.ops, *(i for i in group.again if not self.works(i))}
         able = {i for i in inside if self._goes(i)}
         found: dict[Ops, None] = {}
-        for part in sorted({self.of_part[i] for i in able if self.works(i)}):
+        for part in sorted({self.of_part[i] for i in able if self.works(i) and self.of_part[i] >= 0}):
             for runner in runners:
                 takes = [i in able and self.of_part[i] == part and one for i, one in enumerate(runner.takes)]
                 cut = maximal_regions(self.graph, takes, runner.name) if runner.name != PLAIN[0] else Segmentation()
