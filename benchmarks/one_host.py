@@ -102,12 +102,15 @@ def _carved(graphs: Sequence[tuple[str, Graph]], launch: str) -> Iterator[tuple[
 
 
 def _first(graph: Graph, targets: Sequence[str]) -> int | None:
-    """The largest op of the forward, of the first kind that there is, which may be carved out."""
+    """The largest op of the forward, of the first kind that there is, which may be carved out. Of matmuls one that is aligned: what is
+    not, Inductor pads, and ATen takes several times as long.
+    """
     later, table = of_the_backward(graph), WorkTable(graph)
     for target in targets:
         able = [
             i for i, op in enumerate(graph.ops)
             if op.target.startswith(target) and i not in later and kept_from(extract(graph, [i])) is None
+            and all(anchor.kind == "matmul" for anchor in table.of([i]).anchors)
         ]  # fmt: skip
         if able:
             return max(able, key=lambda i: table.of([i]).bytes_out)

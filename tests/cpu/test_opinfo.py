@@ -27,6 +27,22 @@ def test_sampled_cases_run_the_same_from_their_written_graphs(chunk: int) -> Non
     _check_sample(1, chunk, Settings(backend="written"))
 
 
+@pytest.mark.slow
+def test_sampled_cases_pass_with_every_second_op_carved_out() -> None:
+    """Inductor compiles each for a second: these are some; `scripts/opinfo --backend carved` runs as many as are wanted. What Inductor
+    gets wrong by itself is not the carving's.
+    """
+    groups = tuple(cases.sample_groups(cases.groups("cpu", None, ["float32"]), 1)[7::18])
+    rows: dict[str, list[Row]] = {"carved": [], "host": []}
+    pool.run(pool.Job(groups, Settings(backend="carved"), pick=1), rows["carved"].append)
+    assert len([row for row in rows["carved"] if row.status == "passed"]) >= 0.8 * len(groups)
+    bad = {pool.case_of(row).key: row for row in summary.bad(rows["carved"])}
+    if bad:
+        pool.run(pool.Job(groups, Settings(plan="inductor"), pick=1), rows["host"].append)
+    known = {pool.case_of(row).key for row in summary.bad(rows["host"])}
+    assert [(key, row.reason, row.detail) for key, row in bad.items() if key not in known] == []
+
+
 def _check_sample(dtypes_per_op: int, chunk: int, settings: Settings) -> None:
     """One case of each of some dtypes of every op: about 700 cases for each dtype."""
     groups = cases.sample_groups(cases.groups("cpu", None, list(cases.DTYPES)), dtypes_per_op)[chunk::CHUNKS]
