@@ -14,7 +14,7 @@ from benchmarks.tuned_model import traced
 from benchmarks.zoo import EVERY
 from fuseplan.capture.trace.format import Trace
 from fuseplan.graph import Graph
-from fuseplan.host.carving import kept_from, of_the_backward
+from fuseplan.host.carving import of_the_backward
 from fuseplan.looking.gaps import profile_fields
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.environment import environment
@@ -23,8 +23,9 @@ from fuseplan.measure.race import Rule
 from fuseplan.models import Machine
 from fuseplan.models.table import WorkTable
 from fuseplan.plan import CarveOuts, Plan
-from fuseplan.segment import Region, Segmentation, extract
+from fuseplan.segment import Region, Segmentation
 from fuseplan.tuning.effort import QUICK
+from fuseplan.tuning.program.carve import stands
 from fuseplan.tuning.program.gaps import profiled
 from fuseplan.tuning.queue.devices import own_workers
 from fuseplan.tuning.traces import device_of
@@ -109,7 +110,7 @@ def _first(graph: Graph, targets: Sequence[str]) -> int | None:
     for target in targets:
         able = [
             i for i, op in enumerate(graph.ops)
-            if op.target.startswith(target) and i not in later and kept_from(extract(graph, [i])) is None
+            if op.target.startswith(target) and i not in later and stands(graph, Segmentation((Region((i,), "aten"),)))
             and all(anchor.kind == "matmul" for anchor in table.of([i]).anchors)
         ]  # fmt: skip
         if able:

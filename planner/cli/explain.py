@@ -34,7 +34,7 @@ def explain(what: str, brief: bool, gaps: bool, file: Path | None, as_json: bool
 
     found = explained(what, db=file)
     tell(
-        [one.as_dict() for one in found],
+        [one.gaps_as_dict() if gaps else one.as_dict() for one in found],
         lambda: "\n\n".join(one.gaps() if gaps else one.text(not brief) for one in found),
         as_json,
     )

@@ -51,6 +51,10 @@ class Explained:
         )
         return "\n".join([*self._titles(), *(f"  {line}" for line in told)])
 
+    def gaps_as_dict(self) -> dict[str, Any]:
+        """Plain data of that, for JSON."""
+        return {key: value for key, value in self.as_dict().items() if key in ("program", "name", "plan", "profile")}
+
     def as_dict(self) -> dict[str, Any]:
         """Plain data of all of it, for JSON."""
         stored = self.stored
@@ -153,7 +157,7 @@ def _evidence(stored: StoredPlan) -> Iterator[str]:
         yield f"  predicted: {us(stored.predicted_us)}{off}"
     if stored.moves:
         carved = stored.plan.host == "inductor"
-        yield f"  {'carved out of what torch.compile makes of it' if carved else 'moves, from fusing all that can be fused'}:"
+        yield f"  {'carved out of what torch.compile makes of it, by the ops of its uncut graph' if carved else 'moves, from fusing all that can be fused'}:"
         yield from (f"    {move.line}" for move in stored.moves)
     yield from (f"  {line}" for line in sites_lines(stored.evidence.sites))
     if stored.evidence.missed:

@@ -17,7 +17,7 @@ def gap_lines(evidence: Evidence) -> Iterator[str]:
     """The profile of a program as a table, what leaves the most first."""
     profile = evidence.profile
     if profile is None:
-        yield "where its time goes was not looked at: that is done on a GPU, or with effort full, where there is time"
+        yield "nobody has looked where its time goes: tuning does, on a GPU or with effort full, where there is time"
         return
     whole = profile.device_us or 1.0
     yield f"where the time of {profile.name} goes, {us(profile.device_us)} on the device in a step:"

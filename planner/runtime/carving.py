@@ -51,7 +51,8 @@ PASS = "joint_custom_pre_pass"
 """The option of Inductor under which it runs a pass of ours before its own."""
 _TAGS = ("recompute", "ac_graph_id", "partitioner_tag")
 """What tells of an op whether it is the forward's or the backward's, and what a checkpoint does with it."""
-_OF_STRIDES = (torch.ops.aten.view.default, torch.ops.aten.as_strided.default)
+_VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
+_OF_STRIDES = (*_VIEWS, torch.ops.aten.as_strided.default)
 _OF_ONE_OP = ("val", "tensor_meta", "eager_input_vals")
 
 
@@ -145,8 +146,14 @@ class Carving(CustomGraphPass):
 
 def captured_of(graph: FxGraph) -> Captured:
     """The Graph of what Inductor's joint passes are given, with its nodes."""
-    assert graph.owning_module is not None
-    return capture_fx(graph.owning_module)
+    gm = graph.owning_module
+    assert gm is not None
+    within = (getattr(gm, str(node.target), None) for node in graph.find_nodes(op="get_attr"))
+    if not isinstance(graph.output_node().args[0], (list, tuple)) or any(
+        isinstance(one, GraphModule) for one in within
+    ):
+        raise GraphError("it is a graph within a graph, or has one in it")
+    return capture_fx(gm)
 
 
 def parts_of(captured: Captured) -> tuple[int, ...]:
@@ -311,15 +318,17 @@ class _AsTraced(Interpreter):
         """What a node is given."""
         args, kwargs = super().fetch_args_kwargs_from_env(n)
         if n.target in _OF_STRIDES and isinstance(n.args[0], Node) and n.args[0].op != "placeholder":
-            args = (_laid_as(args[0], n.args[0].meta["val"]), *args[1:])
+            args = (_laid_as(args[0], n.args[0].meta["val"], n.target in _VIEWS), *args[1:])
         return args, kwargs
 
 
-def _laid_as(value: Tensor, told: Tensor) -> Tensor:
+def _laid_as(value: Tensor, told: Tensor, is_view: bool) -> Tensor:
     strides, wanted = ([_expression(one) for one in tensor.stride()] for tensor in (value, told))
     if strides == wanted:
         return value
     if not all(isinstance(one, int) for one in (*wanted, *map(_expression, value.shape))):
+        if not is_view:
+            raise PlanError("memory is looked at by strides that vary")
         return value.contiguous()  # of sizes that vary it is not known by which of them a stride is made
     place = value.new_empty_strided(value.shape, told.stride())
     return torch.ops.aten.copy.default(place, value)  # type: ignore[no-any-return]

@@ -129,7 +129,9 @@ def test_where_the_time_goes_is_told_with_what_is_left(trace: Trace, tmp_path: P
         re.fullmatch(r"300.0 µs +30.0 % +310.0 µs +0.0 µs +0.0 % +arithmetic +forward +mm", one) for one in lines
     )
     assert lines[-1].startswith("200.0 µs, 20.0 %, in kernels of which nobody knows what they compute: Memcpy DtoD")
-    told = json.loads(CliRunner().invoke(main, ["explain", trace.key[:10], "--json", "--db", str(path)]).output)
+    told = json.loads(
+        CliRunner().invoke(main, ["explain", trace.key[:10], "--gaps", "--json", "--db", str(path)]).output
+    )
     assert told[0]["profile"]["gaps"][0]["gap_us"] == 300.0
 
 
@@ -137,7 +139,7 @@ def test_what_nobody_has_profiled_says_so(stored: tuple[Path, StoredPlan, Graph]
     path, plan, _ = stored
     found = CliRunner().invoke(main, ["explain", plan.key[:10], "--gaps", "--db", str(path)])
     assert (
-        "where its time goes was not looked at: that is done on a GPU, or with effort full, where there is time"
+        "nobody has looked where its time goes: tuning does, on a GPU or with effort full, where there is time"
         in found.output
     )
 

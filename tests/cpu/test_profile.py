@@ -10,15 +10,20 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._dynamo.exc import BackendCompilerFailed
+from torch._dynamo.utils import counters
 
 from carving import Block
 from cpu.test_measure import FLAGS
 from fuseplan.graph import Graph
 from fuseplan.measure.entry import RaceEntry
-from fuseplan.measure.jobs import ProfilePlan
+from fuseplan.measure.jobs import Prepare, ProfilePlan, RacePlans, Setup
 from fuseplan.measure.pool import Limits, Workers
 from fuseplan.measure.profile import KernelTime, Profile
+from fuseplan.measure.race import Rule
 from fuseplan.measure.worker import profiling
+from fuseplan.measure.worker.answer import answer
+from fuseplan.measure.worker.workplace import Workplace
 from fuseplan.models import Machine
 from fuseplan.plan import Plan
 from fuseplan.runtime.made_of import MadeKernel, MadeOf, compile_to_tell
@@ -28,6 +33,7 @@ from fuseplan.tuning.traces import traces_of
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 MACHINE = Machine.guess("NVIDIA H200")
+SHORT = Rule(most=2, least=2)
 
 
 def told(program: Any, *args: Tensor) -> MadeOf:
@@ -57,10 +63,10 @@ def test_results_are_those_of_eager() -> None:
 
     class Cache(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            keys = torch.cat([torch.empty(0), x.view(2, 4, 3, 5).transpose(1, 2)], -2)
+            keys = torch.cat([torch.empty(0, dtype=x.dtype), x.view(2, 4, 3, 5).transpose(1, 2)], -2)
             return (keys.mT * 0.5).view(6, 5, 4).sum(0) + F.softmax(x, -1).sum()
 
-    x = torch.randn(2, 4, 15, requires_grad=True)
+    x = torch.randn(2, 4, 15, dtype=torch.float64, requires_grad=True)
     found = MadeOf()
     compiled: Any = torch.compile(Cache(), backend=lambda gm, given: compile_to_tell(gm, given, {}, found))
     torch.testing.assert_close(compiled(x), Cache()(x))
@@ -90,6 +96,31 @@ def test_a_worker_profiles_a_step(workers: Workers) -> None:
     assert {one.role for one in found.gaps} == {"forward", "backward"}
     matmuls = [one for one in profile.kernels if one.is_library and any(is_anchor(graph.ops[i]) for i in one.ops)]
     assert len(matmuls) == sum(is_anchor(op) for op in graph.ops)
+
+
+def test_what_is_prepared_for_a_race_stays_so() -> None:
+    (trace,) = traces_of(lambda x: x.sin().exp(), torch.randn(64, 64), name="waves")
+    entry, place = RaceEntry("inductor", Plan("inductor")), Workplace(Setup(), Silent())
+    assert answer(Prepare(trace.to_json(), entry), place).ok
+    assert answer(ProfilePlan(trace.to_json(), entry), place).profile is not None
+    before = counters["stats"]["unique_graphs"]
+    assert answer(RacePlans(trace.to_json(), (entry,), "inductor", SHORT), place).ok
+    assert counters["stats"]["unique_graphs"] == before, "it was compiled once more"
+
+
+class Silent:
+    def at(self, name: str, stage: str) -> None:
+        """Nobody listens."""
+
+
+def test_a_program_with_a_graph_in_it_is_refused_in_one_line(workers: Workers) -> None:
+    def program(x: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,))
+
+    found = MadeOf()
+    compiled: Any = torch.compile(program, backend=lambda gm, given: compile_to_tell(gm, given, {}, found))
+    with torch.no_grad(), pytest.raises(BackendCompilerFailed, match="it is a graph within a graph, or has one in it"):
+        compiled(torch.randn(4))
 
 
 def graph_of(program: Any, *args: Tensor) -> Graph:
@@ -211,6 +242,23 @@ class TestReading:
             call_of("aten::mm", 1.0),
         )
         assert [(one.ops, one.us * profiling.STEPS) for one in found] == [((1,), 15.0), ((2,), 1.0)]
+
+    def test_a_call_that_nobody_told_of_takes_the_place_of_no_other(self) -> None:
+        """The sum is the kernel's own, though much later another one is told of."""
+        names = ("extern_kernels.mm", "extern_kernels.mm", "aten.sum.default")
+        made = [MadeKernel("forward", "triton_a", False, (1,), ends_apart=True)]
+        made += [MadeKernel("forward", name, True, (2 + i,)) for i, name in enumerate(names)]
+        calls = [
+            call_of(name, us)
+            for name, us in (("aten::sum", 1.0), ("aten::mm", 100.0), ("aten::mm", 200.0), ("aten::sum", 7.0))
+        ]
+        found = self.read(made, event("triton_a", kernels=[kernel("triton_a", 5.0)]), *calls)
+        assert [(one.ops, one.us * profiling.STEPS) for one in found] == [
+            ((1,), 6.0),
+            ((2,), 100.0),
+            ((3,), 200.0),
+            ((4,), 7.0),
+        ]
 
     def test_what_nobody_told_of_is_named(self) -> None:
         made = [MadeKernel("forward", "extern_kernels.mm", True, (2,))]

@@ -123,7 +123,8 @@ def _whole(graph: Graph) -> Segmentation:
 
 def _tuned(graph: Graph, plan: Plan | None, cut: Segmentation | None, labels: Mapping[int, str]) -> Drawing:
     if cut is not None:
-        text = f"{counted(len(cut.regions), 'region')}; what is in none runs under ATen, op by op"
+        rest = "under ATen, op by op" if plan is None or plan.host == "aten" else f"under {plan.host}, as one"
+        text = f"{counted(len(cut.regions), 'region')}; what is in none runs {rest}"
         return _drawn(graph, cut, "the plan", text, labels)
     if plan is not None and plan.host == "inductor":
         return _drawn(graph, _whole(graph), "the plan", "all of it goes to Inductor" + _how(plan), {})

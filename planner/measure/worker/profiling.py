@@ -6,6 +6,7 @@ import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from difflib import SequenceMatcher
 from itertools import cycle, islice
 from typing import Any
 
@@ -35,16 +36,15 @@ def profile(job: ProfilePlan, place: Workplace) -> Outcome:
     place.clear()
     assert job.entry.plan is not None
     found = MadeOf()
-    try:
-        compiled = _compiled(job.entry.plan, case.loaded, found)
-        with case.loaded.modes():
-            calls = islice(cycle(course.calls(compiled, case.loaded)), WARM + STEPS)
-            for call in islice(calls, WARM):
-                call()
-            place.at(job.entry.name, "profiling")
-            events = _events(list(calls), place.device)
-    finally:
-        torch._dynamo.reset()
+    compiled = _compiled(job.entry.plan, case.loaded, found)
+    with case.loaded.modes():
+        calls = list(islice(cycle(course.calls(compiled, case.loaded)), WARM + STEPS))
+        for call in calls[:WARM]:
+            call()
+        place.at(job.entry.name, "profiling")
+        events = _events(calls[WARM:], place.device)
+    del compiled, calls, call  # what was prepared for a race stays as it is
+    place.clear()
     kernels = tuple(_read(events, found, place.device.type == "cuda"))
     return Outcome(profile=Profile(tuple(found.graphs.items()), kernels, tuple(found.parts.values())))
 
@@ -91,8 +91,8 @@ class _Called:
     def begin(self) -> None:
         """A call of the graph begins."""
         self._next = {name: iter(places) for name, places in self._named.items()}
-        self._at = 0
         self._last: int | None = None
+        self._seen: list[tuple[str, float, int | None]] = []
 
     def kernel(self, name: str, us: float) -> bool:
         """Whether a kernel of this name was compiled for the graph; then that is what its next call takes."""
@@ -106,16 +106,22 @@ class _Called:
 
     def library(self, name: str, us: float) -> None:
         """What the next call of an operator takes."""
-        for at in range(self._at, len(self._libraries)):
-            place = self._libraries[at]
-            if _is_call_of(name, self.made[place].name):
-                self._at, self._last = at + 1, place
-                self.total[place] += us
-                return
-        if self._last is not None and self.made[self._last].ends_apart:
-            self.total[self._last] += us
-        else:
-            self.others[name] += us
+        self._seen.append((name, us, self._last))
+
+    def end(self) -> None:
+        """The call is over: the operators that were called are matched with those that were told of, as many as can be in order."""
+        told = [_called(self.made[place].name) for place in self._libraries]
+        seen = [_called(name) for name, *_ in self._seen]
+        matched: dict[int, int] = {}
+        for block in SequenceMatcher(None, told, seen, autojunk=False).get_matching_blocks():
+            matched |= {block.b + i: self._libraries[block.a + i] for i in range(block.size)}
+        for i, (name, us, behind) in enumerate(self._seen):
+            if i in matched:
+                self.total[matched[i]] += us
+            elif behind is not None and self.made[behind].ends_apart:
+                self.total[behind] += us
+            else:
+                self.others[name] += us
 
     def kernels(self, steps: int) -> Iterator[KernelTime]:
         """Each call, and what nobody told of."""
@@ -135,6 +141,7 @@ def _read(events: Sequence[Any], found: MadeOf, on_gpu: bool) -> Iterator[Kernel
             if event.name == range_of(role):
                 called.begin()
                 _take(event, called, on_gpu)
+                called.end()
         for one in called.kernels(STEPS):
             seen += one.us
             yield one
@@ -185,12 +192,15 @@ def _plain(name: str) -> str:
     return name.partition("_")[2].partition("_")[2]
 
 
-def _is_call_of(operator: str, called: str) -> bool:
-    """Whether an event of the profiler is the call of a library that Inductor names.
+def _called(name: str) -> str:
+    """The operator that a call is of, by its name for a profiler or for Inductor.
 
-    >>> _is_call_of("aten::addmm", "extern_kernels.addmm"), _is_call_of("aten::mm", "extern_kernels.bmm")
-    (True, False)
-    >>> _is_call_of("aten::_scaled_dot_product_flash_attention", "torch.ops.aten._scaled_dot_product_flash_attention.default")
-    True
+    >>> _called("aten::addmm"), _called("extern_kernels.addmm"), _called("aten.randint.low_out")
+    ('addmm', 'addmm', 'randint')
+    >>> _called("torch.ops.aten._scaled_dot_product_flash_attention.default")
+    '_scaled_dot_product_flash_attention'
     """
-    return operator.rpartition("::")[2] in called.split(".")
+    if "::" in name:
+        return name.rpartition("::")[2]
+    parts = name.removeprefix("torch.ops.").split(".")
+    return parts[1] if len(parts) > 1 else name

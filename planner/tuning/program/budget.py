@@ -16,6 +16,7 @@ from fuseplan.tuning.effort import (
     KEEPING_S,
     LATE,
     LEAST_JUDGING_S,
+    LEAST_LIMIT_S,
     LEAST_RACE_S,
     LEAST_REGION_S,
     PREPARED,
@@ -108,6 +109,11 @@ class Budget:
     def may_profile(self, compile_s: float) -> bool:
         """Whether a default that took so long to compile may be compiled once more to be profiled: nearly as long does that take."""
         return compile_s <= min(PROFILE_SHARE * self.effort.wall_s, self.left_s / 2)
+
+    @property
+    def profile_limit_s(self) -> float:
+        """How long a worker may be silent that profiles."""
+        return max(LEAST_LIMIT_S, LATE * PROFILE_SHARE * self.effort.wall_s)
 
     @property
     def region_s(self) -> float:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from fuseplan.errors import PlanError
 from fuseplan.graph import Graph
@@ -82,29 +83,34 @@ class Carver:
             choices = tuple(one for one in unmeasured if one in place.choices or one == HOST)
             if choices:
                 wanted.append((case, choices))
-        self.knowledge.note_work(bool(wanted))
         for start in range(0, len(wanted), AT_ONCE):
             if not budget.may_measure():
                 return
             measuring.measure(wanted[start : start + AT_ONCE])
 
+    @cached_property
     def found(self) -> list[Carved]:
         """What saves time by what was measured, the most first, as far as it does not overlap."""
         least = LEAST_GAP * self.profile.device_us
         able = [best for place in self.places if (best := self._best(place)) is not None and best.gain_us >= least]
-        chosen: list[Carved] = []
-        taken: dict[int, set[int]] = {}
+        apart: list[Carved] = []
+        taken: dict[int, set[int]] = defaultdict(set)
         for one in sorted(able, key=lambda one: -one.gain_us):
             ops = {op for part, _ in one.place.parts for op in part}
-            if taken.setdefault(one.place.number, set()).isdisjoint(ops) and self._may_stand([*chosen, one]):
+            if taken[one.place.number].isdisjoint(ops):
                 taken[one.place.number] |= ops
-                chosen.append(one)
-                self.knowledge.saves(one.place.case.region.key, one.gain_us / len(one.place.parts))
+                apart.append(one)
+        chosen = apart if self._may_stand(apart) else []
+        for one in apart if not chosen else ():
+            if self._may_stand([*chosen, one]):
+                chosen = [*chosen, one]
+        for one in chosen:
+            self.knowledge.saves(one.place.case.region.key, one.gain_us / len(one.place.parts))
         return chosen
 
     def entries(self, host: Plan) -> list[RaceEntry]:
         """The plan of the host with all that saves time carved out, and with the best few by themselves."""
-        found = self.found()
+        found = self.found
         sets = [found, *([one] for one in found[:ALONE])] if len(found) > 1 else [found] if found else []
         return [self._entry(host, one) for one in sets]
 
@@ -135,21 +141,24 @@ class Carver:
     # What could be carved out
 
     def _places(self, number: int) -> list[Carvable]:
+        """Of kernels that compute the same in several layers, what the first could be is what all could be."""
         problem, costs = self.knowledge.problem, self.knowledge.costs[number]
         graph = problem.graphs[number]
-        parts = {one.key: part for (_, one), part in zip(self.profile.graphs, self.profile.parts, strict=True)}[
-            graph.key
-        ]
-        looked = _Places(Grouped(graph, self.profile.kernels, self.machine), parts)
+        of_part = {one.key: part for (_, one), part in zip(self.profile.graphs, self.profile.parts, strict=True)}
+        looked = _Places(Grouped(graph, self.profile.kernels, self.machine), of_part[graph.key])
         found: dict[str, Carvable] = {}
-        for group in looked.groups(LEAST_GAP * self.profile.device_us):
-            for part in looked.parts(group, problem.runners[number]):
-                case = costs.case(*part)
+        for alike in looked.alike(LEAST_GAP * self.profile.device_us):
+            layers = [sorted(group.own | group.again) for group in alike]
+            for part in looked.parts(alike[0], problem.runners[number]):
+                case = costs.case(*(tuple(layers[0][i] for i in ops) for ops in part))
                 choices = [one for one in case.choices if one not in (PLAIN, HOST)]
                 if choices:
                     place = found.setdefault(case.region.key, Carvable(number, case))
-                    place.parts.append(part)
-                    place.host_us += looked.share(group, part[0])
+                    for layer in layers:
+                        ops, recompute = (tuple(layer[i] for i in ops) for ops in part)
+                        place.parts.append((ops, recompute))
+                    share = looked.share(alike[0], place.parts[-len(layers)][0])
+                    place.host_us += share * sum(group.us for group in alike)
                     place.choices |= dict.fromkeys(choices)
         return list(found.values())
 
@@ -161,14 +170,11 @@ class Carver:
         """
         known = self.knowledge.timings.of(place.case.region.key)
         able = {one: known[one] for one in place.choices if one in known and known[one].status == "ok"}
-        if not able:
+        if not able or known.get(HOST, Cost(status="error")).status != "ok" or not known[HOST].device_us:
             return None
         choice = min(able, key=lambda one: (able[one].device_us, one))
         each_us = place.host_us / len(place.parts)
-        takes_us = able[choice].device_us
-        host = known.get(HOST, Cost(status="error"))
-        if host.status == "ok" and host.device_us:
-            takes_us = max(takes_us, each_us * takes_us / host.device_us)
+        takes_us = max(able[choice].device_us, each_us * able[choice].device_us / known[HOST].device_us)
         return Carved(place, choice, len(place.parts) * (each_us - takes_us))
 
 
@@ -189,40 +195,52 @@ class _Places:
         self.grouped, self.graph, self.works = grouped, grouped.graph, grouped.grouping.works
         self._may_go: dict[int, bool] = {}
 
-    def groups(self, least_us: float) -> list[Group]:
-        """The groups of kernels that leave so much, with all that compute the same elsewhere."""
-        left: dict[tuple[str, str], float] = defaultdict(float)
-        keys = [(group.role, self.grouped.key(group)) for group in self.grouped.groups]
-        for group, key in zip(self.grouped.groups, keys, strict=True):
-            left[key] += group.us - self.grouped.least(group.own, group.again)[0]
-        return [one for one, key in zip(self.grouped.groups, keys, strict=True) if one.ops and left[key] >= least_us]
+    def alike(self, least_us: float) -> list[list[Group]]:
+        """The groups of kernels that compute the same, where they leave so much together."""
+        found: dict[tuple[str, str], list[Group]] = defaultdict(list)
+        for group in self.grouped.groups:
+            if group.ops:
+                found[group.role, self.grouped.key(group)].append(group)
+        return [groups for groups in found.values() if sum(map(self._left, groups)) >= least_us]
 
     def parts(self, group: Group, runners: Sequence[Runner]) -> Iterator[Ops]:
-        """The regions that a group could become, each once: what an executor takes of it in one, and anchors alone."""
-        inside = {*group.ops, *(i for i in group.again if not self.works(i))}
-        able = {i for i in inside if self._goes(i)}
+        """The regions that a group could become, each once, by the places of their ops among all of the group: what an executor takes
+        of it in one, and anchors alone.
+        """
+        all_ops = sorted(group.own | group.again)
+        inside = extract(self.graph, all_ops)
+        able = {place for place, i in enumerate(all_ops) if (i in group.ops or not self.works(i)) and self._goes(i)}
+        numbers = [self.of_part[i] for i in all_ops]
         found: dict[Ops, None] = {}
-        for part in sorted({self.of_part[i] for i in able if self.works(i) and self.of_part[i] >= 0}):
+        for part in sorted({numbers[place] for place in able if self.works(all_ops[place])}):
             for runner in runners:
-                takes = [i in able and self.of_part[i] == part and one for i, one in enumerate(runner.takes)]
-                cut = maximal_regions(self.graph, takes, runner.name) if runner.name != PLAIN[0] else Segmentation()
+                takes = [
+                    place in able and numbers[place] == part and runner.takes[i] for place, i in enumerate(all_ops)
+                ]
+                cut = maximal_regions(inside, takes, runner.name) if runner.name != PLAIN[0] else Segmentation()
                 found |= dict.fromkeys((region.ops, region.recompute) for region in cut.regions)
-        found |= {((i,), ()): None for i in sorted(able & group.ops) if is_anchor(self.graph.ops[i])}
+        found |= {((place,), ()): None for place in sorted(able) if is_anchor(self.graph.ops[all_ops[place]])}
         for ops, recompute in found:
-            if any(map(self.works, ops)) and stands(self.graph, Segmentation((Region(ops, *HOST, recompute),))):
+            region = extract(inside, ops, recompute)
+            if any(self.works(all_ops[place]) for place in ops) and kept_from(region) is None:
                 yield ops, recompute
 
     def share(self, group: Group, ops: Collection[int]) -> float:
-        """What the kernels of a group would not take any more without some of its ops."""
+        """Which part of what the kernels of a group take they would not without some of its ops."""
         rest = [i for i in group.ops.difference(ops) if self.works(i)]
         if not rest:
-            return group.us
+            return 1.0
         whole = self.grouped.least(group.ops, group.again)[0]
-        return group.us * max(0.0, 1 - self.grouped.least(rest, group.again)[0] / whole)
+        return max(0.0, 1 - self.grouped.least(rest, group.again)[0] / whole)
+
+    def _left(self, group: Group) -> float:
+        return group.us - self.grouped.least(group.own, group.again)[0]
 
     def _goes(self, op: int) -> bool:
+        """Whether it may be carved out by itself; what reads a constant may not."""
         if op not in self._may_go:
-            self._may_go[op] = kept_from(extract(self.graph, [op])) is None
+            alone = self.graph.ops[op].is_view or kept_from(extract(self.graph, [op])) is None
+            self._may_go[op] = self.of_part[op] >= 0 and alone
         return self._may_go[op]
 
 

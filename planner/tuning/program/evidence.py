@@ -127,7 +127,7 @@ def with_times(
         row, plan = rows.get(entry.name), entry.plan
         if row is None or row.status != "ok" or row.wall_us is None or plan is None:
             continue
-        if (plan.host, plan.settings) != ("inductor", "default"):
+        if (plan.host, plan.settings) != ("inductor", "default") or plan.carve_outs:
             continue
         its = {(one.kind, one.site): one.way for one in plan.rewrites}
         for place, group in enumerate(sites):
@@ -145,6 +145,12 @@ def with_times(
 
 def keep_regions(services: Services, knowledge: Knowledge, plans: Sequence[Plan]) -> None:
     """Write down which regions the graphs were cut into: it is how what was measured of a program is found again."""
+    for known in (knowledge, knowledge.carving):
+        if known is not None:
+            _keep_regions(services, known, [plan for plan in plans if knowledge_of(knowledge, plan) is known])
+
+
+def _keep_regions(services: Services, knowledge: Knowledge, plans: Sequence[Plan]) -> None:
     often: dict[int, dict[str, int]] = {}
     cases: dict[str, Case] = {}
     for plan in plans:
@@ -166,7 +172,9 @@ def _units(knowledge: Knowledge, plan: Plan) -> Iterator[tuple[int, int, Region]
     """All that a plan runs: the number of its graph, its place among the regions of that, and what it is."""
     if not plan.carve_outs:
         return
-    problem, cuts = knowledge.problem, {one.role: one.segmentation for one in plan.carve_outs}
+    problem = knowledge.problem
+    keys = {role: graph.key for role, graph in zip(problem.roles, problem.graphs, strict=True) if not graph.opaque}
+    cuts = {one.role: one.segmentation for one in plan.carve_outs if keys.get(one.role) == one.graph}
     for number, role in enumerate(problem.roles):
         cut = cuts.get(role, Segmentation())
         places = {region.ops: place for place, region in enumerate(cut.regions)}

@@ -56,7 +56,7 @@ def _carved(knowledge: Knowledge, plan: Plan) -> tuple[Move, ...]:
     problem, steps = knowledge.problem, list[Move]()
     for number, role in enumerate(problem.roles):
         graph, costs = problem.graphs[number], knowledge.costs[number]
-        for region in _part(plan, role).regions:
+        for region in _part(plan, role).regions if any(one.graph == graph.key for one in plan.carve_outs) else ():
             saved = knowledge.saved_us.get(costs.case(region.ops, region.recompute).region.key)
             worth = None if saved is None else round(-saved, 1) + 0.0
             target = graph.ops[region.ops[0]].target

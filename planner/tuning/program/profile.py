@@ -49,7 +49,7 @@ def look(
     if not budget.may_profile(rows[entry.name].compile_s or 0.0):
         services.note("there is no time to see where its time goes")
         return None
-    (outcome,) = services.carry_out("seeing where its time goes", [ProfilePlan(trace, entry)])
+    (outcome,) = services.carry_out("seeing where its time goes", [ProfilePlan(trace, entry, budget.profile_limit_s)])
     budget.measured([outcome])
     if outcome.profile is None:
         services.note(f"where its time goes could not be seen: {outcome.detail}")
