@@ -54,7 +54,8 @@ class Stages:
         fit = checks.checked([entry for entry in worth if entry not in late])
         if not any(entry.default for entry in fit):
             fit += checks.checked(self.searches[0].eager())
-        fit += self._carved(checks, fit)
+        trains = "backward" in self.searches[0].problem.roles  # where what is cut up has never won
+        fit += self._carved(checks, fit) if trains else []
         here = self.services.environment
         reasons = {search.launch: why_not(search, fit, checks.rows, here) for search in self.searches}
         able = [search for search in self.searches if not reasons[search.launch]] or self.searches
@@ -65,6 +66,7 @@ class Stages:
             for search in reversed(able)
         }
         fit += self._fit_cuts(able, checks, proposed, [entry for search in able for entry in search.entries.of(late)])
+        fit += self._carved(checks, fit) if not trains and checks.has_room else []
         verdict = self._raced(able, checks, proposed, fit)
         return replace(verdict, detail=verdict.detail or left_out(reasons))
 
@@ -74,6 +76,7 @@ class Stages:
         looked = look(self.services, self.budget, checks.trace, fit, checks.rows, known)
         if looked is None:
             return []
+        self.searches[-1].rounds.wait()
         knowledge = carving_knowledge(known[0], looked.profile, self.effort, self.services.environment.device)
         carver = Carver(knowledge, looked.profile, looked.machine)
         carver.measure(Measuring(self.services, self.budget, knowledge))

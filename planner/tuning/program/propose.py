@@ -50,6 +50,11 @@ class Proposer:
         begun, self._begun = self._begun, None
         return self._solve(self.knowledge.costs) if begun is None else begun.result()
 
+    def wait(self) -> None:
+        """Wait for what was begun, and keep what it finds: it reads what others are about to write."""
+        if self._begun is not None:
+            self._begun.result()
+
     def leave(self) -> None:
         """Have what was begun come to its end: it reads what others are about to write."""
         begun, self._begun = self._begun, None

@@ -66,6 +66,12 @@ class Rounds:
         else:
             self.proposer.begin()
 
+    def wait(self) -> None:
+        """Wait for what was begun, and keep what it finds: it reads and writes what others are about to write."""
+        if self._recalling is not None:
+            self._recalling.result()
+        self.proposer.wait()
+
     def leave(self) -> Proposed:
         """Look for nothing; what was begun comes to its end."""
         if self._recalling is not None:
