@@ -21,7 +21,8 @@ def gap_lines(evidence: Evidence) -> Iterator[str]:
         return
     whole = profile.device_us or 1.0
     yield f"where the time of {profile.name} goes, {us(profile.device_us)} on the device in a step:"
-    wall_us = next((one.wall_us for one in evidence.raced if one.name == profile.name), None)
+    raced = next((one for one in evidence.raced if one.name == profile.name), None)
+    wall_us = raced.wall_us if raced is not None and raced.host_us else None  # a CPU is both
     if wall_us is not None and wall_us > profile.device_us:
         yield f"  the device waits {us(wall_us - profile.device_us)} of {us(wall_us)} in a step, for the host"
     yield f"  left: {us(profile.gap_us)}, {share(profile.gap_us / whole)}, above what these ops could take on this machine"

@@ -111,7 +111,7 @@ def test_where_the_time_goes_is_told_with_what_is_left(trace: Trace, tmp_path: P
     path = tmp_path / "tuning.db"
     store = store_at(path)
     store.add_program(trace.key, "ramp")
-    evidence = Evidence((Raced("inductor", True, wall_us=1250.0),), profile=profile)
+    evidence = Evidence((Raced("inductor", True, wall_us=1250.0, host_us=900.0),), profile=profile)
     store.add_plan(StoredPlan(trace.key, environment("cpu"), Plan("inductor"), status="default", evidence=evidence))
     store.close()
 
