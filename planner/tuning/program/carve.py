@@ -49,6 +49,11 @@ class Carvable:
     parts: list[Ops] = field(default_factory=list)
     choices: dict[Choice, None] = field(default_factory=dict)
 
+    @property
+    def as_host(self) -> Choice:
+        """What the host does with it, by itself: it calls ATen for what it does not compile."""
+        return HOST if HOST in self.case.choices else PLAIN
+
 
 @dataclass(frozen=True)
 class Carved:
@@ -79,8 +84,9 @@ class Carver:
         wanted = []
         for place in self.places[:most]:
             costs = self.knowledge.costs[place.number]
-            case, unmeasured = costs.unmeasured(Region(*place.parts[0][:1], *HOST, place.parts[0][1]))
-            choices = tuple(one for one in unmeasured if one in place.choices or one == HOST)
+            ops, recompute = place.parts[0]
+            case, unmeasured = costs.unmeasured(Region(ops, *place.as_host, recompute))
+            choices = tuple(one for one in unmeasured if one in place.choices or one == place.as_host)
             if choices:
                 wanted.append((case, choices))
         for start in range(0, len(wanted), AT_ONCE):
@@ -144,7 +150,8 @@ class Carver:
         """Of kernels that compute the same in several layers, what the first could be is what all could be."""
         problem, costs = self.knowledge.problem, self.knowledge.costs[number]
         graph = problem.graphs[number]
-        of_part = {one.key: part for (_, one), part in zip(self.profile.graphs, self.profile.parts, strict=True)}
+        pairs = zip(self.profile.graphs, self.profile.parts, strict=True)
+        of_part = {one.key: part for (_, one), part in pairs if not one.opaque}
         looked = _Places(Grouped(graph, self.profile.kernels, self.machine), of_part[graph.key])
         found: dict[str, Carvable] = {}
         for alike in looked.alike(LEAST_GAP * self.profile.device_us):
@@ -165,16 +172,17 @@ class Carver:
     # What it is worth
 
     def _best(self, place: Carvable) -> Carved | None:
-        """The choice that saves most. What a region takes by itself is told as a share of what Inductor takes for it by itself, if
+        """The choice that saves most. What a region takes by itself is told as a share of what the host takes for it by itself, if
         that is less than in the program: there nothing is in the cache.
         """
         known = self.knowledge.timings.of(place.case.region.key)
         able = {one: known[one] for one in place.choices if one in known and known[one].status == "ok"}
-        if not able or known.get(HOST, Cost(status="error")).status != "ok" or not known[HOST].device_us:
+        host = known.get(place.as_host, Cost(status="error"))
+        if not able or host.status != "ok" or not host.device_us:
             return None
         choice = min(able, key=lambda one: (able[one].device_us, one))
         each_us = place.host_us / len(place.parts)
-        takes_us = max(able[choice].device_us, each_us * able[choice].device_us / known[HOST].device_us)
+        takes_us = max(able[choice].device_us, each_us * able[choice].device_us / host.device_us)
         return Carved(place, choice, len(place.parts) * (each_us - takes_us))
 
 
