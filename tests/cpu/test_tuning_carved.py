@@ -89,7 +89,8 @@ def carved(pool: Pool) -> list[str]:
 @pytest.mark.parametrize("train", [False, True])
 def test_what_others_do_better_is_carved_out(own_database: Path, train: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fuseplan.lookup.missing_compiler", lambda *_: None)
-    found, trace = tuned(Pool(times={**SLOW, "toy": 0.5}), train)
+    found, trace = tuned(pool := Pool(times={**SLOW, "toy": 0.5}), train)
+    assert train is (not any(job.entry.name.startswith("cut ") for job in pool.jobs if isinstance(job, VetPlan)))
     assert found.winner.startswith("inductor, carved"), found.winner
     assert found.plan.host == "inductor"
     ((role, graph, _),) = joint(trace.to_json())
