@@ -55,8 +55,6 @@ class ReplayingPool(AnsweringPool):
     """Choices or sides, by name, that fail when they are vetted, with their status."""
     like: CostModel | None = None
     """What the times of regions are like, give or take a few percent; without one they are any."""
-    kernel_us: float = 100.0
-    """What each kernel takes in a profile."""
     fail_after: int | None = None
     """After so many jobs the run is interrupted, as by Ctrl-C."""
     inquiry: Inquiry | None = None
@@ -90,24 +88,6 @@ class ReplayingPool(AnsweringPool):
             inquiry=self.inquiry or Inquiry(Fault("softmax", 3, "output 0 is off", "import torch", job.trace))
         )
 
-    def profiled(self, job: ProfilePlan) -> Outcome:
-        """As if each island of the program were a kernel, and each anchor the call of a library."""
-        kernels = []
-        found = joint(job.trace)
-        for role, graph, parts in found:
-            anchors = [is_anchor(op) for op in graph.ops]
-            works = [not op.is_view and not anchor for op, anchor in zip(graph.ops, anchors, strict=True)]
-            each = [[one and part == its for one, its in zip(works, parts, strict=True)] for part in set(parts)]
-            called = [(ops, False) for one in each for ops in islands(graph, one)] + [
-                ((i,), True) for i, one in enumerate(anchors) if one
-            ]
-            later = of_the_backward(graph)
-            for ops, is_library in sorted(called):
-                its = role if role != "joint" else "backward" if later.intersection(ops) else "forward"
-                kernels.append(KernelTime(its, f"kernel_{ops[0]}", self.kernel_us, ops, is_library))
-        graphs = tuple((role, graph) for role, graph, _ in found)
-        return Outcome(profile=Profile(graphs, tuple(kernels), tuple(parts for *_, parts in found)))
-
     def raced_region(self, job: RaceRegion) -> Outcome:
         times = {choice_name(choice): self._region_us(job.graph, choice) for choice in job.choices}
         return self._raced(times, next(iter(times)))
@@ -136,6 +116,32 @@ class ReplayingPool(AnsweringPool):
     def _us(self, name: str, subject: str, scale: float = 10.0) -> float:
         digest = hashlib.sha256(f"{subject} {name}".encode()).digest()
         return self.times.get(name, scale * (1 + digest[0] / 256))
+
+
+@dataclass
+class ProfilingPool(ReplayingPool):
+    """One that knows where the time of a program goes, too, on a CPU."""
+
+    kernel_us: float = 100.0
+    """What each kernel takes in a profile."""
+
+    def profiled(self, job: ProfilePlan) -> Outcome:
+        """As if each island of the program were a kernel, and each anchor the call of a library."""
+        kernels = []
+        found = joint(job.trace)
+        for role, graph, parts in found:
+            anchors = [is_anchor(op) for op in graph.ops]
+            works = [not op.is_view and not anchor for op, anchor in zip(graph.ops, anchors, strict=True)]
+            each = [[one and part == its for one, its in zip(works, parts, strict=True)] for part in set(parts)]
+            called = [(ops, False) for one in each for ops in islands(graph, one)] + [
+                ((i,), True) for i, one in enumerate(anchors) if one
+            ]
+            later = of_the_backward(graph)
+            for ops, is_library in sorted(called):
+                its = role if role != "joint" else "backward" if later.intersection(ops) else "forward"
+                kernels.append(KernelTime(its, f"kernel_{ops[0]}", self.kernel_us, ops, is_library))
+        graphs = tuple((role, graph) for role, graph, _ in found)
+        return Outcome(profile=Profile(graphs, tuple(kernels), tuple(parts for *_, parts in found)))
 
 
 def captured(text: str, preferring: bool = False) -> CapturedProgram:

@@ -26,12 +26,12 @@ from fuseplan.tuning.effort import QUICK
 from fuseplan.tuning.program import profile
 from fuseplan.tuning.program.carve import _Places
 from fuseplan.tuning.program.gaps import Grouped
-from replaying import ReplayingPool, joint
+from replaying import ProfilingPool, ReplayingPool, joint
 
 SLOW = {"eager": 9000.0, "inductor": 9000.0}
 
 
-class Pool(ReplayingPool):
+class Pool(ProfilingPool):
     """One on whose machine all that is cut up is slower than what is compiled as one."""
 
     def _us(self, name: str, subject: str, scale: float = 10.0) -> float:
@@ -176,7 +176,7 @@ def test_a_region_that_is_faster_in_a_cache_alone_saves_nothing(own_database: Pa
 def test_what_cannot_be_profiled_is_tuned_all_the_same(own_database: Path) -> None:
     class Unseen(Pool):
         def profiled(self, job: Any) -> Any:
-            return super(ReplayingPool, self).profiled(job)
+            return super(ProfilingPool, self).profiled(job)
 
     found, trace = tuned(pool := Unseen(times={**SLOW, "toy": 0.5}))
     assert carved(pool) == []
