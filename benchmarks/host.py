@@ -59,4 +59,5 @@ def _costs(races: Mapping[str, Any], carved: str) -> Iterator[str]:
     for launch, race in races.items():
         cost = race.get("costs", {}).get(carved)
         if cost is not None:
-            yield f"{launch} {cost['time']['ratio']:.3f} / {cost['memory']:.3f}"
+            memory = "-" if cost["memory"] is None else f"{cost['memory']:.3f}"
+            yield f"{launch} {cost['time']['ratio']:.3f} / {memory}"

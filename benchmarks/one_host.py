@@ -84,12 +84,17 @@ def _raced(
     costs = {
         name: {
             "time": compared(outcome.race, PLAIN, name),
-            "memory": (row["peak_bytes"] or 0) / (rows[PLAIN]["peak_bytes"] or 1),
+            "memory": _share(row["peak_bytes"], rows[PLAIN]["peak_bytes"]),
         }
         for name, row in rows.items()
         if name != PLAIN and row["status"] == "ok"
     }
     return {"noise": outcome.race.noise, "rows": rows, "costs": costs}
+
+
+def _share(bytes_: int | None, of: int | None) -> float | None:
+    """What one takes as a multiple of another; None where nobody could see it, as where memory of a graph is there already."""
+    return round(bytes_ / of, 4) if bytes_ and of else None
 
 
 def _carved(graphs: Sequence[tuple[str, Graph]], launch: str) -> Iterator[tuple[str, Plan]]:
