@@ -6,6 +6,8 @@ Called as ``python ddp_worker.py RANK WORLD_SIZE STORE_FILE PLAN``.
 from __future__ import annotations
 
 import copy
+import faulthandler
+import os
 import sys
 
 import torch
@@ -54,6 +56,7 @@ def train(net: DistributedDataParallel, call: nn.Module, rank: int) -> tuple[lis
 def main(rank: int, world: int, store: str, plan: str) -> None:
     """Compare and leave; an assertion that fails is the exit status."""
     torch.set_num_threads(1)
+    faulthandler.dump_traceback_later(120, exit=True)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     torch.manual_seed(0)
     net = Net()
@@ -70,6 +73,10 @@ def main(rank: int, world: int, store: str, plan: str) -> None:
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     assert graphs >= 1, "nothing was compiled"
     dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(
+        0
+    )  # all was compared: to let go of what is left of DDP may wait for ever for the other process, which has gone
 
 
 if __name__ == "__main__":
