@@ -80,8 +80,8 @@ class _Kept:
 
 @dataclass
 class _Free:
-    """A step of which nothing was held. As long as all counts are what they were then, nothing is: that is several times as fast as
-    to look at each output as the trees do, whose answer follows from these counts.
+    """A step of which nothing was held. As long as all counts are what they were then, nothing is: the trees' own answer follows
+    from these counts, which are taken without a call of Python for each output.
     """
 
     kept: list[_Kept] = field(default_factory=list)

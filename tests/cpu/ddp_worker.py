@@ -74,9 +74,8 @@ def main(rank: int, world: int, store: str, plan: str) -> None:
     assert graphs >= 1, "nothing was compiled"
     dist.destroy_process_group()
     sys.stdout.flush()
-    os._exit(
-        0
-    )  # all was compared: to let go of what is left of DDP may wait for ever for the other process, which has gone
+    # All was compared: to let go of what is left of DDP may wait for ever for the other process, which has gone.
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -134,7 +134,7 @@ class _Called:
 
 def _read(events: Sequence[Any], found: MadeOf, on_gpu: bool) -> Iterator[KernelTime]:
     roles = list(dict.fromkeys(one.role for one in found.kernels))
-    seen, own = 0.0, [event for event in events if event.device_type.name == "CPU"]
+    own = [event for event in events if event.device_type.name == "CPU"]
     for role in roles:
         called = _Called([one for one in found.kernels if one.role == role])
         for event in own:
@@ -142,9 +142,7 @@ def _read(events: Sequence[Any], found: MadeOf, on_gpu: bool) -> Iterator[Kernel
                 called.begin()
                 _take(event, called, on_gpu)
                 called.end()
-        for one in called.kernels(STEPS):
-            seen += one.us
-            yield one
+        yield from called.kernels(STEPS)
     elsewhere: dict[str, float] = defaultdict(float)
     for event in own:
         if on_gpu and event.cpu_parent is None and event.name not in map(range_of, roles):

@@ -9,12 +9,13 @@ from dataclasses import replace
 
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import OutcomeRow
-from fuseplan.models import Cost, Machine
+from fuseplan.models import Cost
 from fuseplan.plan import Plan
 from fuseplan.rewrites.found import MissedPlaces, SiteFound
 from fuseplan.segment import Region, Segmentation
 from fuseplan.solver.costs import Case, RegionCosts, units_of
 from fuseplan.tuning.program.bounds import bound_us
+from fuseplan.tuning.program.gaps import machine_of
 from fuseplan.tuning.program.knowledge import Knowledge
 from fuseplan.tuning.program.measure import measurable
 from fuseplan.tuning.program.moves import all_fused
@@ -190,12 +191,12 @@ def _region(knowledge: Knowledge, number: int, place: int, unit: Region) -> Regi
     case = costs.case(unit.ops, unit.recompute)
     predicted = _predicted(costs, case, unit)
     measured = costs.timings.of(case.region.key).get((unit.executor, unit.variant), Cost())
-    machine = getattr(knowledge.model, "machine", None)
+    machine = machine_of(knowledge.model)
     return RegionEvidence(
         knowledge.problem.roles[number], place, case.region.key, unit.executor, unit.variant, len(case.region.ops), 1,
         _finite(predicted.device_us), _finite(predicted.host_us), _finite(predicted.spread),
         _finite(measured.device_us), _finite(measured.host_us),
-        _finite(bound_us(case.work, machine)) if isinstance(machine, Machine) else None,
+        _finite(bound_us(case.work, machine)) if machine is not None else None,
         type(knowledge.model).__name__.lower(),
     )  # fmt: skip
 

@@ -133,9 +133,8 @@ class Grouping:
                 continue
             if kernel.is_library:
                 own |= self._unseen(own, owner)
-            early = (
-                own & self._later if kernel.role == "forward" else set[int]()
-            )  # of which a part does not need a gradient
+            # of some ops that need a gradient a part does not, and is computed early
+            early = own & self._later if kernel.role == "forward" else set[int]()
             parted = [owner[i] for i in own if i in owner and owner[i].role == kernel.role and self._reduces(i)]
             group = parted[0] if parted else Group(kernel.role)
             if not parted:

@@ -44,7 +44,7 @@ class Knowledge:
     default_us: float | None = field(default=None, init=False)
     """What the best default takes, as far as anything is known of it."""
     profile: ProfileEvidence | None = field(default=None, init=False)
-    """Where the time of the default under Inductor goes, if anybody has looked."""
+    """Where the time of the program goes under Inductor, if anybody has looked."""
     carving: Knowledge | None = field(default=None, init=False)
     """What is known of the graphs that regions are carved out of where Inductor is the host."""
     saved_us: dict[str, float] = field(default_factory=dict, init=False)
@@ -117,7 +117,7 @@ class Knowledge:
         self.default_us = us
 
     def profiled(self, profile: ProfileEvidence) -> None:
-        """Note where the time of a default goes."""
+        """Note where its time goes."""
         self.profile = profile
 
     def carves(self, carving: Knowledge) -> None:
