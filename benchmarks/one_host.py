@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.fleet import Report, Task
 from benchmarks.host import CARVED, PLAIN
-from benchmarks.progress import heard
+from benchmarks.progress import LogProgress, heard
 from benchmarks.result import commit
 from benchmarks.timing import compared
 from benchmarks.tuned_model import traced
@@ -18,18 +21,30 @@ from fuseplan.host.carving import of_the_backward
 from fuseplan.looking.gaps import profile_fields
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.environment import environment
-from fuseplan.measure.jobs import Calibrate, Outcome, ProfilePlan, RacePlans
+from fuseplan.measure.jobs import Calibrate, ProfilePlan, RacePlans, choice_name
+from fuseplan.measure.profile import Profile
 from fuseplan.measure.race import Rule
 from fuseplan.models import Machine
 from fuseplan.models.table import WorkTable
 from fuseplan.plan import CarveOuts, Plan
 from fuseplan.segment import Region, Segmentation
-from fuseplan.tuning.effort import QUICK
-from fuseplan.tuning.program.carve import stands
+from fuseplan.solver.costs import Timings
+from fuseplan.tuning.effort import Effort
+from fuseplan.tuning.program.budget import Budget
+from fuseplan.tuning.program.carve import Carver, carving_knowledge, stands
+from fuseplan.tuning.program.combine import Settings
 from fuseplan.tuning.program.gaps import profiled
+from fuseplan.tuning.program.knowledge import Knowledge
+from fuseplan.tuning.program.measure import Measuring
+from fuseplan.tuning.program.model import cost_model
+from fuseplan.tuning.program.problem import ProgramLaunch, captured, problem_of
+from fuseplan.tuning.program.rewriting import preferred_name
+from fuseplan.tuning.program.services import Services
 from fuseplan.tuning.queue.devices import own_workers
-from fuseplan.tuning.traces import device_of
+from fuseplan.tuning.traces import box_of, device_of, title_of
+from fuseplan.tuning_db import Store
 
+SEARCHED = Settings()
 ROUNDS = (15, 25)
 MATMULS = ("aten.mm.", "aten.addmm.", "aten.bmm.")
 POINTWISE = ("aten.gelu.", "aten.silu.", "aten.tanh.", "aten.relu.", "aten.mul.", "aten.add.")
@@ -42,54 +57,91 @@ def run(task: Task) -> None:
     report, programs = Report(task.out, commit=commit()), list[dict[str, Any]]()
     report.at("loading, to be traced")
     traces = traced(task.name, EVERY[task.name], given["device"])
-    with own_workers(device_of(traces[0]), QUICK, heard) as pool:
+    here, effort = environment(device_of(traces[0])), Effort.named(given["effort"])
+    with own_workers(here.device, effort, heard) as pool, closing(Store.open(os.environ, given["db"])) as store:
         report.at("measuring what this machine can do")
         (calibrated,) = pool.map([Calibrate()])
-        here = environment(device_of(traces[0]))
         machine = Machine.guess(here.gpu or here.cpu or "").calibrated(calibrated.machine)
         report.put(machine=dict(calibrated.machine))
         for trace in traces:
-            report.at("profiling")
-            (outcome,) = pool.map([ProfilePlan(trace.to_json(), RaceEntry(PLAIN, Plan("inductor")))])
-            programs.append({"program": trace.key, "seconds": outcome.seconds})
-            report.put(programs=programs)
-            if outcome.profile is None:
-                programs[-1]["failed"] = f"{outcome.status}: {outcome.detail}"
-                continue
-            programs[-1]["profile"] = profile_fields(profiled(PLAIN, outcome.profile, machine))
-            report.put(programs=programs)
-            races: dict[str, Any] = {}
-            for launch in given["launches"]:
-                report.at(f"racing, {launch}")
-                races[launch] = _raced(pool.map, trace, outcome.profile.graphs, launch)
-                programs[-1]["races"] = races
+            services = Services(store, here, pool, LogProgress(report.at), title_of(trace))
+            programs.append({"program": trace.key})
+            for known in _looked(services, effort, trace, machine, given):
+                programs[-1] |= known
                 report.put(programs=programs)
     report.put(at="", done=True)
 
 
-def _raced(
-    carry_out: Callable[..., Sequence[Outcome]], trace: Trace, graphs: Sequence[tuple[str, Graph]], launch: str
-) -> dict[str, Any]:
-    """The program as it is beside itself with one op carved out."""
-    plain = RaceEntry(PLAIN, Plan("inductor", launch=launch))
-    sides = [plain, *(RaceEntry(name, plan) for name, plan in _carved(graphs, launch))]
+def _looked(
+    services: Services, effort: Effort, trace: Trace, machine: Machine, given: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """All that is found of one program, as it is found."""
+    found = captured(services, trace)
+    if isinstance(found, str):
+        yield {"failed": found}
+        return
+    device = services.environment.device
+    problem = problem_of(found, ProgramLaunch(trace.key, trace.name, "plain", box_of(trace)), effort, device)
+    entry = RaceEntry(PLAIN, Plan("inductor", problem.rewrites))
+    (outcome,) = services.carry_out("profiling", [ProfilePlan(trace.to_json(), entry)])
+    yield {"seconds": outcome.seconds}
+    profile = outcome.profile
+    if profile is None:
+        yield {"failed": f"{outcome.status}: {outcome.detail}"}
+        return
+    yield {"profile": profile_fields(profiled(preferred_name(found.sites) or PLAIN, profile, machine))}
+    carver = None
+    if given["carve"]:
+        knowledge = Knowledge(problem, cost_model(SEARCHED.model, machine, None), Timings(), effort.optimism)
+        carver = Carver(carving_knowledge(knowledge, profile, effort, device), profile, machine)
+        budget = Budget(effort, services.on_gpu)
+        carver.measure(Measuring(services, budget, carver.knowledge))
+        yield {"places": list(_places(carver)), "measured_s": round(budget.elapsed_s, 1)}
+    races: dict[str, Any] = {}
+    for launch in given["launches"]:
+        host = Plan("inductor", problem.rewrites, launch=launch)
+        races[launch] = _raced(services, trace, profile, host, carver)
+        yield {"races": races}
+
+
+def _places(carver: Carver) -> Iterator[dict[str, Any]]:
+    """Where something could be carved out, what the host takes there, and what others do."""
+    for place in carver.places:
+        known = carver.knowledge.timings.of(place.case.region.key)
+        best = carver.best(place)
+        yield {
+            "ops": [op.target for op in place.case.region.ops], "times": len(place.parts), "host_us": place.host_us,
+            "takes": {choice_name(one): cost.device_us if cost.status == "ok" else cost.status for one, cost in known.items()},
+            "gain_us": None if best is None else best.gain_us,
+        }  # fmt: skip
+
+
+def _raced(services: Services, trace: Trace, profile: Profile, host: Plan, carver: Carver | None) -> dict[str, Any]:
+    """The program as it is beside itself with one op carved out, and with what saves time."""
+    carved = [] if carver else [RaceEntry(name, plan) for name, plan in _carved(profile.graphs, host)]
+    gaining = carver.entries(host) if carver else []
     rule = Rule(by=("wall_us",), most=ROUNDS[1], least=ROUNDS[0], hopeless=1e9)
-    (outcome,) = carry_out([RacePlans(trace.to_json(), tuple(sides), PLAIN, rule)])
+    sides = (RaceEntry(PLAIN, host), *carved, *gaining)
+    (outcome,) = services.carry_out(f"racing, {host.launch}", [RacePlans(trace.to_json(), sides, PLAIN, rule)])
     rows = {
         row.name: {key: getattr(row, key) for key in ("status", "detail", "wall_us", "device_us", "peak_bytes")}
         for row in outcome.rows
     }
-    if outcome.race is None:
+    race = outcome.race
+    if race is None:
         return {"failed": f"{outcome.status}: {outcome.detail}", "rows": rows}
-    costs = {
-        name: {
-            "time": compared(outcome.race, PLAIN, name),
-            "memory": _share(row["peak_bytes"], rows[PLAIN]["peak_bytes"]),
-        }
-        for name, row in rows.items()
-        if name != PLAIN and row["status"] == "ok"
-    }
-    return {"noise": outcome.race.noise, "rows": rows, "costs": costs}
+
+    def compare(name: str) -> dict[str, Any]:
+        memory = _share(rows[name]["peak_bytes"], rows[PLAIN]["peak_bytes"])
+        return {"time": compared(race, PLAIN, name), "memory": memory}
+
+    able = {name for name, row in rows.items() if row["status"] == "ok"}
+    costs = {one.name: compare(one.name) for one in carved if one.name in able}
+    gains = {
+        one.name: {**compare(one.name), "predicted": (one.predicted_us or 0.0) / profile.device_us}
+        for one in gaining if one.name in able
+    }  # fmt: skip
+    return {"noise": race.noise, "rows": rows, "costs": costs, "gains": gains}
 
 
 def _share(bytes_: int | None, of: int | None) -> float | None:
@@ -97,14 +149,14 @@ def _share(bytes_: int | None, of: int | None) -> float | None:
     return round(bytes_ / of, 4) if bytes_ and of else None
 
 
-def _carved(graphs: Sequence[tuple[str, Graph]], launch: str) -> Iterator[tuple[str, Plan]]:
-    """Plans with one op of the forward carved out."""
+def _carved(graphs: Sequence[tuple[str, Graph]], host: Plan) -> Iterator[tuple[str, Plan]]:
+    """The plan of the host with one op of the forward carved out."""
     for name, targets, executor in zip(CARVED, (MATMULS, POINTWISE), ("aten", "inductor"), strict=True):
         for role, graph in graphs:
             op = _first(graph, targets)
             if op is not None:
                 cut = Segmentation((Region((op,), executor),))
-                yield name, Plan("inductor", carve_outs=(CarveOuts(role, graph.key, cut),), launch=launch)
+                yield name, replace(host, carve_outs=(CarveOuts(role, graph.key, cut),))
 
 
 def _first(graph: Graph, targets: Sequence[str]) -> int | None:

@@ -46,7 +46,11 @@ ATTENTION_WAYS = tuple(
 """How one site of attention may run: under which kernel; with which mask; with keys and values that are not repeated for
 each head of a group; and without copies of query, key and value that only lay them out.
 """
-WAYS: Mapping[str, tuple[str, ...]] = {"attention": ATTENTION_WAYS, "written-attention": ATTENTION_WAYS}
+WAYS: Mapping[str, tuple[str, ...]] = {
+    "attention": ATTENTION_WAYS,
+    "written-attention": ATTENTION_WAYS,
+    "matmul": ("padded",),
+}
 """The ways of those kinds of rewrite that have a closed set of them. Whether a site has a way is told where it is met."""
 _WORD = re.compile(r"[a-z0-9][a-z0-9+=._-]{0,79}")
 _DIGEST = re.compile(r"[0-9a-f]{16}")

@@ -9,9 +9,10 @@ from typing import Any
 from fuseplan.errors import OptionError
 from fuseplan.rewrites.attention.kind import Attention
 from fuseplan.rewrites.base import Kind
+from fuseplan.rewrites.matmul import Matmul
 from fuseplan.rewrites.written.kind import WrittenOut
 
-KINDS: dict[str, Kind[Any]] = {"attention": Attention(), "written-attention": WrittenOut()}
+KINDS: dict[str, Kind[Any]] = {"attention": Attention(), "written-attention": WrittenOut(), "matmul": Matmul()}
 """By the names that plans have for them. Of two that cannot both have a site, the first is preferred."""
 _OWN = frozenset(KINDS)
 

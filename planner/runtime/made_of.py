@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.fx import Graph as FxGraph
 from torch.fx import GraphModule, Node
 
-from fuseplan.graph import Graph
+from fuseplan.graph import Graph, TensorType
 from fuseplan.plan import Plan
 from fuseplan.runtime.carving import PASS, captured_of, known_to_torchs_cut, parts_of, role_of, take_apart
 from fuseplan.runtime.inductor_host import options_under
@@ -65,7 +66,21 @@ class MadeOf:
         """
         marks, own = set(_marks(origins)), set(_marks([] if last is None else [last]))
         ops = [op for graph in self.graphs.values() for op in graph.ops]
+        if last is not None and not own:
+            own = set(islice(self._anchors_like(last), 1))
         return tuple(sorted({mark for mark in marks if is_anchor(ops[mark])} | own or marks))
+
+    def _anchors_like(self, node: Node) -> Iterator[int]:
+        """The anchors that give what a node gives, and read what it reads, of which it does not say: a pattern of Inductor's has put it in
+        their place, such as a product with a sum behind it.
+        """
+        read, value = set(_marks(node.all_input_nodes)), node.meta.get("val")
+        for graph in self.graphs.values():
+            for i, op in enumerate(graph.ops):
+                kind = graph.types[op.outputs[0].name] if is_anchor(op) else None
+                alike = isinstance(kind, TensorType) and _sizes(kind.shape) == _sizes(getattr(value, "shape", ()))
+                if alike and any(graph.producer.get(name) in read for name in op.reads):
+                    yield i
 
 
 class _Marking(CustomGraphPass):
@@ -163,6 +178,10 @@ def _of_schedule(schedule: Any) -> tuple[int, ...]:
     """The ops of a kernel that Inductor has scheduled."""
     nodes = [one.node for one in schedule if getattr(one, "node", None) is not None]
     return tuple(sorted(set(_marks(origin for node in nodes for origin in node.origins))))
+
+
+def _sizes(shape: Iterable[Any]) -> list[str]:
+    return [str(size) for size in shape]
 
 
 def _marks(origins: Iterable[Node]) -> Iterator[int]:

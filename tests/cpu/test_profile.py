@@ -58,6 +58,35 @@ def test_each_kernel_is_told_of_with_its_ops() -> None:
     assert {"aten.gelu.default", "aten.native_layer_norm.default", "aten._softmax.default"} <= set(forward)
 
 
+@pytest.mark.parametrize("kept", [True, False], ids=["marked", "not marked, as where a version of torch forgets it"])
+def test_a_product_with_a_sum_behind_it_is_the_product(kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(100, 32)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return F.linear(self.words(ids).tanh(), self.words.weight)
+
+    of_library = MadeOf.of_library
+
+    def forget(self: MadeOf, last: Any, origins: Any) -> tuple[int, ...]:
+        if last is not None and "addmm" in last.name and not kept:
+            last.meta.pop("custom", None)
+        return of_library(self, last, origins)
+
+    monkeypatch.setattr(MadeOf, "of_library", forget)
+    found = told(Tied(), torch.randint(0, 100, (4, 8)))
+    (graph,) = found.graphs.values()
+    (kernel,) = (one for one in found.kernels if one.is_library and "addmm" in one.name)
+    products = [
+        i for i, op in enumerate(graph.ops) if is_anchor(op) and graph.types[op.outputs[0].name].shape == (100, 32)
+    ]  # type: ignore[union-attr]
+    assert len(products) == 1
+    (group,) = Grouping(graph).of([KernelTime(kernel.role, kernel.name, 9.0, kernel.ops, is_library=True)])
+    assert {*products} <= group.ops
+
+
 def test_results_are_those_of_eager() -> None:
     """A view of what a decomposition lays out otherwise than its op did, too."""
 
@@ -137,6 +166,17 @@ def place_of(graph: Graph, word: str) -> int:
 
 
 class TestGroups:
+    def test_an_op_in_several_steps_is_one(self) -> None:
+        """Room for sums is cleared, then filled, and rounded at last."""
+        graph = graph_of(
+            lambda x, i: torch.zeros(9, 4).index_put((i,), x, accumulate=True) * 2, torch.randn(8, 4), torch.arange(8)
+        )
+        ops = tuple(place_of(graph, word) for word in ("zeros", "index_put", "mul"))
+        kernels = [KernelTime("inference", "k", 9.0, of) for of in (ops[:2], ops[1:2], ops[1:], ops[1:])]
+        first, last = Grouping(graph).of(kernels)
+        assert (first.ops, len(first.kernels)) == (set(ops[:2]), 2)
+        assert (last.ops, len(last.kernels)) == (set(ops[2:]), 2)
+
     @pytest.fixture
     def graph(self) -> Graph:
         return graph_of(lambda x: F.gelu(F.layer_norm(x * 2, (16,)).view(8, 16)), torch.randn(2, 4, 16))

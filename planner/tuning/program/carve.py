@@ -31,6 +31,8 @@ LEAST_GAP = 0.005
 """Of a step, what equal kernels must leave together for others to be tried there, and a carve-out must save."""
 HOST: Choice = ("inductor", "default")
 """What the host runs, by itself: what its kernels take in the program is set against that."""
+MOSTLY = 0.5
+"""The share of what a kernel moves that an op has to have a part in for it to be tried by itself, without what is fused with it."""
 ALONE = 2
 """So many carve-outs race by themselves, beside all together."""
 Ops = tuple[tuple[int, ...], tuple[int, ...]]
@@ -98,7 +100,7 @@ class Carver:
     def found(self) -> list[Carved]:
         """What saves time by what was measured, the most first, as far as it does not overlap."""
         least = LEAST_GAP * self.profile.device_us
-        able = [best for place in self.places if (best := self._best(place)) is not None and best.gain_us >= least]
+        able = [best for place in self.places if (best := self.best(place)) is not None and best.gain_us >= least]
         apart: list[Carved] = []
         taken: dict[int, set[int]] = defaultdict(set)
         for one in sorted(able, key=lambda one: -one.gain_us):
@@ -158,7 +160,9 @@ class Carver:
             layers = [sorted(group.own | group.again) for group in alike]
             for part in looked.parts(alike[0], problem.runners[number]):
                 case = costs.case(*(tuple(layers[0][i] for i in ops) for ops in part))
-                choices = [one for one in case.choices if one not in (PLAIN, HOST)]
+                # of a product the host calls what ATen does
+                left_out = (PLAIN, HOST) if is_anchor(case.region.ops[0]) else (Carvable(number, case).as_host,)
+                choices = [one for one in case.choices if one not in left_out]
                 if choices:
                     place = found.setdefault(case.region.key, Carvable(number, case))
                     for layer in layers:
@@ -171,7 +175,7 @@ class Carver:
 
     # What it is worth
 
-    def _best(self, place: Carvable) -> Carved | None:
+    def best(self, place: Carvable) -> Carved | None:
         """The choice that saves most. What a region takes by itself is told as a share of what the host takes for it by itself, if
         that is less than in the program: there nothing is in the cache.
         """
@@ -227,7 +231,7 @@ class _Places:
                 ]
                 cut = maximal_regions(inside, takes, runner.name) if runner.name != PLAIN[0] else Segmentation()
                 found |= dict.fromkeys((region.ops, region.recompute) for region in cut.regions)
-        found |= {((place,), ()): None for place in sorted(able) if is_anchor(self.graph.ops[all_ops[place]])}
+        found |= {((place,), ()): None for place in sorted(able) if self._may_alone(group, all_ops[place])}
         for ops, recompute in found:
             region = extract(inside, ops, recompute)
             if any(self.works(all_ops[place]) for place in ops) and kept_from(region) is None:
@@ -240,6 +244,10 @@ class _Places:
             return 1.0
         whole = self.grouped.least(group.ops, group.again)[0]
         return max(0.0, 1 - self.grouped.least(rest, group.again)[0] / whole)
+
+    def _may_alone(self, group: Group, op: int) -> bool:
+        """Whether one op may be carved out by itself: an anchor, or what its kernel is mostly there for."""
+        return is_anchor(self.graph.ops[op]) or (self.works(op) and self.share(group, [op]) >= MOSTLY)
 
     def _left(self, group: Group) -> float:
         return group.us - self.grouped.least(group.own, group.again)[0]

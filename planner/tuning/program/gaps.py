@@ -123,7 +123,7 @@ class Grouping:
 
     def of(self, kernels: Iterable[KernelTime]) -> list[Group]:
         """Those of which it is known what they compute, in their order. An op that several compute is the first's; a reduction that
-        was split between some makes these one.
+        was split between some makes these one, and so does what was split into steps of which each is a kernel.
         """
         owner: dict[int, Group] = {}
         groups: list[Group] = []
@@ -135,7 +135,10 @@ class Grouping:
                 own |= self._unseen(own, owner)
             # of some ops that need a gradient a part does not, and is computed early
             early = own & self._later if kernel.role == "forward" else set[int]()
-            parted = [owner[i] for i in own if i in owner and owner[i].role == kernel.role and self._reduces(i)]
+            known = {i: owner[i] for i in sorted(own) if i in owner and owner[i].role == kernel.role}
+            parted = [group for i, group in known.items() if self._reduces(i)]
+            if own and len(known) == len(own):  # as where sums are scattered: room is cleared, filled, and rounded
+                parted = parted or [known[max(known)]]
             group = parted[0] if parted else Group(kernel.role)
             if not parted:
                 groups.append(group)
