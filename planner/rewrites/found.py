@@ -29,6 +29,8 @@ class SiteFound:
     """The sites of other kinds, each by kind and number, that cannot be rewritten beside this one."""
     about: str = ""
     """What is known of it, in a few words."""
+    doubtful: bool = True
+    """Whether what is preferred may turn out to be slower."""
 
     @property
     def named(self) -> tuple[str, int]:

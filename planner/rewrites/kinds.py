@@ -9,10 +9,16 @@ from typing import Any
 from fuseplan.errors import OptionError
 from fuseplan.rewrites.attention.kind import Attention
 from fuseplan.rewrites.base import Kind
+from fuseplan.rewrites.embedding import Embedding
 from fuseplan.rewrites.matmul import Matmul
 from fuseplan.rewrites.written.kind import WrittenOut
 
-KINDS: dict[str, Kind[Any]] = {"attention": Attention(), "written-attention": WrittenOut(), "matmul": Matmul()}
+KINDS: dict[str, Kind[Any]] = {
+    "attention": Attention(),
+    "written-attention": WrittenOut(),
+    "matmul": Matmul(),
+    "embedding": Embedding(),
+}
 """By the names that plans have for them. Of two that cannot both have a site, the first is preferred."""
 _OWN = frozenset(KINDS)
 

@@ -91,6 +91,7 @@ class Matmul(Kind[MatmulSite]):
     """Matmuls whose backward pays for where the rows of their result begin."""
 
     noun = "matmul"
+    doubtful = False
     functions: Mapping[str, str] = {f"{linear_of_padded_gradient.__module__}.linear_of_padded_gradient": _MEANING}
 
     def find(self, gm: GraphModule) -> Sequence[MatmulSite]:
@@ -177,15 +178,16 @@ def _unaligned(site: MatmulSite) -> bool:
 
 
 def _write(draft: Draft, site: MatmulSite) -> None:
-    old, like = draft.copies[site.result], example(site.result)
+    call, like = draft.copies[site.result], example(site.result)
+    operands = _operands(call)  # of another kind's, what it reads may be another node by now
+    assert operands is not None
+    rows, matrix, bias, turned = operands
 
     def cast(node: Node) -> Node:
         """As autocast would."""
-        copied = draft.copies[node]
-        return copied if example(node).dtype == site.dtype else draft.call("to", (copied, site.dtype), {}, like)
+        return node if example(node).dtype == site.dtype else draft.call("to", (node, site.dtype), {}, like)
 
-    with draft.graph.inserting_before(old):
-        matrix = cast(site.matrix)
-        weight = draft.call("t", (matrix,), {}, like) if site.turned else matrix
-        given = [cast(site.rows), weight, *([] if site.bias is None else [cast(site.bias)])]
-    old.op, old.target, old.args, old.kwargs = "call_function", linear_of_padded_gradient, tuple(given), {}
+    with draft.graph.inserting_before(call):
+        weight = draft.call("t", (cast(matrix),), {}, like) if turned else cast(matrix)
+        given = [cast(rows), weight, *([] if bias is None else [cast(bias)])]
+    call.op, call.target, call.args, call.kwargs = "call_function", linear_of_padded_gradient, tuple(given), {}

@@ -211,7 +211,7 @@ def _told(
     alike = repr((one.name, kind.group(site), ways, preferred, rivals, bool(excludes)))
     return SiteFound(
         one.name, one.number, one.digest, hashlib.sha256(alike.encode()).hexdigest()[:16], ways, refused, preferred,
-        rivals, tuple(other.named for other in excludes), kind.about(site),
+        rivals, tuple(other.named for other in excludes), kind.about(site), kind.doubtful,
     )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,13 +12,17 @@ import pytest
 from benchmarks.replay.answers import OnDone
 from fuseplan.judge.output import Inquiry, JudgedOutput
 from fuseplan.measure.entry import RaceEntry
-from fuseplan.measure.jobs import Job, Outcome, OutcomeRow, VetPlan
+from fuseplan.measure.jobs import Job, Outcome, OutcomeRow, ProfilePlan, VetPlan
+from fuseplan.measure.profile import Profile
 from fuseplan.measure.vetters import Ask, Standing
+from fuseplan.models import Machine
+from fuseplan.models.roofline import Roofline
 from fuseplan.plan import Plan, Rewrite
 from fuseplan.tuning.effort import FULL
 from fuseplan.tuning.program import budget, check_plans
 from fuseplan.tuning.program.budget import Budget
 from fuseplan.tuning.program.check_plans import TimedChecks
+from fuseplan.tuning.program.profile import Look
 from fuseplan.tuning.program.services import Services
 from fuseplan.tuning.progress import Silent
 from stored import HERE as GPU
@@ -25,6 +30,7 @@ from stored import HERE as GPU
 INDUCTOR = RaceEntry("inductor", Plan("inductor"), default=True)
 CAPTURED = RaceEntry("inductor, cudagraph", Plan("inductor", launch="cudagraph"), default=True)
 GREEDY = RaceEntry("nvfuser-greedy", Plan("aten"), default=True)
+PROFILE = "profile"
 WRITTEN = [
     RaceEntry(f"written {place}", Plan("inductor", (Rewrite("attention", place, "math"),))) for place in range(9)
 ]
@@ -55,12 +61,18 @@ class Simulated:
         return self.stream(lambda standing: given.pop() if given else [], on_done)
 
     def stream(self, ask: Ask, on_done: OnDone | None = None) -> list[Outcome]:
-        waiting: list[VetPlan] = []
+        waiting: list[VetPlan | ProfilePlan] = []
         alone: list[VetPlan] = []
-        busy: dict[float, VetPlan] = {}
+        busy: dict[float, VetPlan | ProfilePlan] = {}
         outcomes: list[Outcome] = []
 
-        def told(job: VetPlan) -> None:
+        def told(job: VetPlan | ProfilePlan) -> None:
+            if isinstance(job, ProfilePlan):
+                self.ended[PROFILE] = self.now
+                outcomes.append(Outcome(profile=Profile((), ())))
+                if on_done is not None:
+                    on_done(job, outcomes[-1])
+                return
             self.ended[job.entry.name] = self.now
             outcomes.append(self._outcome(job.entry.name))
             if outcomes[-1].ok:
@@ -71,16 +83,18 @@ class Simulated:
         while True:
             preparing = sum(at > self.now for at in self.prepared)
             asked = ask(Standing(4 - len(busy), preparing, self.preparing_s if self.prepared else 0.0))
-            waiting += [job for job in asked if isinstance(job, VetPlan)]
+            waiting += [job for job in asked if isinstance(job, VetPlan | ProfilePlan)]
             while waiting and len(busy) < 4:
                 job = waiting.pop(0)
-                self.begun[job.entry.name] = self.now
+                name = PROFILE if isinstance(job, ProfilePlan) else job.entry.name
+                assert name not in self.begun or name != PROFILE, "it is profiled once"
+                self.begun[name] = self.now
                 self.started += 1  # no two end at one moment
-                busy[self.now + self.seconds.get(job.entry.name, 20.0) + 1e-6 * self.started] = job
+                busy[self.now + self.seconds.get(name, 20.0) + 1e-6 * self.started] = job
             if busy:
                 self.now = min(busy)
                 job = busy.pop(self.now)
-                if job.entry.name in self.crowded:
+                if isinstance(job, VetPlan) and job.entry.name in self.crowded:
                     self.crowded.remove(job.entry.name)
                     alone.append(job)
                 else:
@@ -111,6 +125,47 @@ def looking(monkeypatch: pytest.MonkeyPatch) -> Any:
         return TimedChecks(Services(store, GPU, pool, Silent()), time, "", 1000.0)
 
     return made
+
+
+@dataclass
+class Known:
+    """What a look at a program asks of knowledge, and tells it."""
+
+    problem: Any = field(default_factory=lambda: SimpleNamespace(rewrites=WRITTEN[0].plan.rewrites))  # type: ignore[union-attr]
+    model: Any = field(default_factory=lambda: Roofline(Machine.guess("NVIDIA H200")))
+    profiles: list[Any] = field(default_factory=list)
+
+    def profiled(self, found: Any) -> None:
+        self.profiles.append(found)
+
+
+@pytest.mark.parametrize(
+    ("statuses", "profiled", "behind"),
+    [
+        ({}, "written 0", "written 0"),
+        ({"written 0": "error"}, "inductor", "written 0"),
+        ({"written 0": "error", "inductor": "error"}, None, None),
+    ],
+    ids=["as is preferred", "as it is written", "not at all"],
+)
+def test_a_program_is_profiled_where_a_worker_has_nothing_else_to_do(
+    looking: Any, statuses: dict[str, str], profiled: str | None, behind: str | None
+) -> None:
+    """As soon as it is known what of it is right, and beside plans that are still checked."""
+    pool, known = Simulated({"inductor": 10.0, "nvfuser-greedy": 60.0}, statuses), Known()
+    checks: TimedChecks = looking(pool)
+    checks.look = look = Look(checks.services, checks.budget, "", [known])  # type: ignore[list-item]
+    checks.checked([INDUCTOR, GREEDY, CAPTURED, WRITTEN[0]])
+    assert [one.name for one in known.profiles] == ([] if profiled is None else [profiled])
+    if behind is None:
+        assert look.now([], checks.rows) is None
+        return
+    assert pool.begun[PROFILE] == pytest.approx(pool.ended[behind])
+    assert look.looked is not None
+    assert look.now([], checks.rows) is look.looked
+    assert checks.budget._unprepared == 0
+    waits = [*WRITTEN[1:5]]
+    assert checks.checked(waits) == waits  # and nothing is profiled again
 
 
 def test_a_default_under_cuda_graphs_begins_once_its_plain_one_is_known(looking: Any) -> None:

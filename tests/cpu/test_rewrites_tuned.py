@@ -268,6 +268,13 @@ def test_a_small_effort_tries_rivals_where_a_step_is_short() -> None:
     assert names(LAYERS, QUICK, 1e6) == names(LAYERS, QUICK, None) == []
 
 
+def test_what_is_sure_to_pay_is_tried_without_by_a_large_effort_alone() -> None:
+    sure = [replace(site("head", 0, "one"), doubtful=False), replace(site("words", 0, "two"), doubtful=False)]
+    assert names(sure, QUICK, None) == []
+    assert names(sure, FULL, None) == ["head as is", "words as is"]
+    assert names([*sure, site("layer", 0, "self")], QUICK, None) == ["layer as is"]
+
+
 def test_no_more_race_than_the_effort_grants() -> None:
     many = [site("layer", i, f"group {i}", "flash") for i in range(40)]
     assert len(names(many, FULL, None)) == FULL.rewrites

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from itertools import cycle, islice
+from statistics import median
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch.fx import GraphModule
 
 from fuseplan.capture.trace.load import Loaded
 from fuseplan.measure.jobs import Outcome, ProfilePlan
+from fuseplan.measure.memory import roomy
 from fuseplan.measure.profile import KernelTime, Profile
 from fuseplan.measure.worker.workplace import Workplace
 from fuseplan.plan import Plan
@@ -22,7 +24,7 @@ from fuseplan.rewrites.apply import rewritten
 from fuseplan.runtime.made_of import MadeKernel, MadeOf, compile_to_tell, options_of, range_of
 
 STEPS = 5
-"""Over so many a profile is the mean."""
+"""Over so many a profile is the median of each call: others may be at work beside it."""
 WARM = 3
 ELSEWHERE = ""
 """The role of what no compiled graph calls, such as copies of inputs."""
@@ -41,8 +43,9 @@ def profile(job: ProfilePlan, place: Workplace) -> Outcome:
         calls = list(islice(cycle(course.calls(compiled, case.loaded)), WARM + STEPS))
         for call in calls[:WARM]:
             call()
-        place.at(job.entry.name, "profiling")
-        events = _events(calls[WARM:], place.device)
+        with roomy(place.device, lambda: place.at(job.entry.name, "waiting for its turn")):
+            place.at(job.entry.name, "profiling")
+            events = _events(calls[WARM:], place.device)
     del compiled, calls, call  # what was prepared for a race stays as it is
     place.clear()
     kernels = tuple(_read(events, found, place.device.type == "cuda"))
@@ -74,10 +77,11 @@ def _events(steps: Sequence[Callable[[], None]], device: torch.device) -> list[A
 
 @dataclass
 class _Called:
-    """The kernels of one compiled graph, each call in its place, and what they took in all steps."""
+    """The kernels of one compiled graph, each call in its place, and what they took in each step."""
 
     made: Sequence[MadeKernel]
-    total: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+    times: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+    """Of each what it took, call by call."""
     others: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Of kernels that Inductor did not tell of, by name."""
 
@@ -90,6 +94,7 @@ class _Called:
 
     def begin(self) -> None:
         """A call of the graph begins."""
+        self._total: dict[int, float] = defaultdict(float)
         self._next = {name: iter(places) for name, places in self._named.items()}
         self._last: int | None = None
         self._seen: list[tuple[str, float, int | None]] = []
@@ -101,7 +106,7 @@ class _Called:
         if place is None:
             return False
         self._last = place
-        self.total[place] += us
+        self._total[place] += us
         return True
 
     def library(self, name: str, us: float) -> None:
@@ -117,17 +122,20 @@ class _Called:
             matched |= {block.b + i: self._libraries[block.a + i] for i in range(block.size)}
         for i, (name, us, behind) in enumerate(self._seen):
             if i in matched:
-                self.total[matched[i]] += us
+                self._total[matched[i]] += us
             elif behind is not None and self.made[behind].ends_apart:
-                self.total[behind] += us
+                self._total[behind] += us
             else:
                 self.others[name] += us
+        for place, us in self._total.items():
+            self.times[place].append(us)
 
     def kernels(self, steps: int) -> Iterator[KernelTime]:
         """Each call, and what nobody told of."""
         for place, one in enumerate(self.made):
-            if self.total[place]:
-                yield KernelTime(one.role, one.name, self.total[place] / steps, one.ops, one.is_library)
+            if times := self.times[place]:
+                us = median(times) if len(times) == steps else sum(times) / steps
+                yield KernelTime(one.role, one.name, us, one.ops, one.is_library)
         for name, us in self.others.items():
             yield KernelTime(self.made[0].role, name, us / steps)
 

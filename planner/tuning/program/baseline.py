@@ -32,13 +32,13 @@ def planned(entry: RaceEntry) -> Plan:
     return entry.plan
 
 
-def defaults(here: Environment, launch: str) -> list[RaceEntry]:
-    """The plans that need no tuning; the first is the one that ties go to."""
+def defaults(here: Environment, launch: str, *, cut_up: bool = True) -> list[RaceEntry]:
+    """The plans that need no tuning, torch's own and those of ours that cut a program up; the first is the one that ties go to."""
     entries = [RaceEntry("inductor", Plan("inductor", launch=launch), default=True)]
     if launch == "plain":
         entries.append(EAGER)
     for traits in known_executors():
-        if traits.greedy_default and here.version(traits.name):
+        if cut_up and traits.greedy_default and here.version(traits.name):
             name = f"{traits.name}-greedy"
             entries.append(RaceEntry(name, Plan("aten", launch=launch, name=name), default=True))
     return [entry for entry in entries if here.version("inductor") or entry.name != "inductor"]

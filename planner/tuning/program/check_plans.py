@@ -9,12 +9,13 @@ from time import monotonic
 
 from fuseplan.judge.output import Inquiry
 from fuseplan.measure.entry import RaceEntry
-from fuseplan.measure.jobs import FindFault, Job, Outcome, OutcomeRow, VetPlan
+from fuseplan.measure.jobs import FindFault, Job, Outcome, OutcomeRow, ProfilePlan, VetPlan
 from fuseplan.measure.vetters import Standing
 from fuseplan.plan import Plan
 from fuseplan.tuning.effort import GREEDY_SHARE, LATE, LEAST_LIMIT_S
 from fuseplan.tuning.program.baseline import planned, searches
 from fuseplan.tuning.program.budget import Budget
+from fuseplan.tuning.program.profile import Look
 from fuseplan.tuning.program.services import Services
 from fuseplan.tuning.program.vet_plans import (
     CHECKING,
@@ -53,6 +54,8 @@ class TimedChecks:
     """About what a step of the program takes."""
     rows: Rows = field(default_factory=dict)
     """What came of each."""
+    look: Look | None = None
+    """What is to be profiled meanwhile."""
     parts_right: int = field(default=0, init=False)
     """In how many parts torch.compile was found right, each by itself, where it is off by more than is allowed: by rounding."""
     _inquired: bool = field(default=False, init=False)
@@ -98,16 +101,22 @@ class TimedChecks:
 
     def _stream(self) -> None:
         """Check what waits, as long as there is time for it."""
-        self.budget.checked(self.services.stream(CHECKING, self._ask, self._heard))
+        found = self.services.stream(CHECKING, self._ask, self._heard)
+        self.budget.checked(outcome for outcome in found if outcome.profile is None)
         self._racer = replace(self._racer, preparing=0)
 
-    def _ask(self, standing: Standing) -> list[VetPlan]:
+    def _ask(self, standing: Standing) -> list[Job]:
         """What is begun now; nothing where what torch.compile gets wrong is to be looked for first."""
         self._racer = standing
         if self._is_to_inquire:
             return []
         self._reconsider()
-        return self._next_jobs(min(standing.idle, self.services.at_once))
+        idle = min(standing.idle, self.services.at_once)
+        jobs: list[Job] = [*self._next_jobs(idle)]
+        if self.look is not None and len(jobs) < idle and self.services.at_once > 1:
+            aside = self.look.aside(self._asked_for, self.rows)
+            jobs += [aside] if aside is not None else []
+        return jobs
 
     def _reconsider(self) -> None:
         """Have those wait once more that were wrong, where more is allowed by now: of torch.compile's default nothing was known when
@@ -146,6 +155,10 @@ class TimedChecks:
 
     def _heard(self, job: Job, outcome: Outcome) -> None:
         """Take in what came of one. Judging it took its share of the time that went by, where others were at work beside it."""
+        if isinstance(job, ProfilePlan):
+            assert self.look is not None
+            self.look.heard(outcome)
+            return
         name = note_row(self.services, self.rows, job, outcome)
         self.budget.judged(outcome.judging_s / self._beside.pop(name))
 

@@ -17,7 +17,7 @@ from fuseplan.tuning.program.evidence import evidence_of, keep_regions
 from fuseplan.tuning.program.launches import keep_launches, left_out, shared_out, why_not
 from fuseplan.tuning.program.measure import Measuring
 from fuseplan.tuning.program.moves import moves_of
-from fuseplan.tuning.program.profile import look
+from fuseplan.tuning.program.profile import Look
 from fuseplan.tuning.program.race import Verdict, among, race
 from fuseplan.tuning.program.result import Tuned, keep, keep_failure, keep_prediction
 from fuseplan.tuning.program.rounds import Proposed
@@ -47,14 +47,16 @@ class Stages:
         for search, us in zip(self.searches, known_us, strict=True):
             search.knowledge.default_takes(us)
         step_us = min((us for us in known_us if us is not None), default=None)
-        checks = TimedChecks(self.services, self.budget, trace.to_json(), step_us)
+        known = [search.knowledge for search in self.searches]
+        look = Look(self.services, self.budget, trace.to_json(), known)
+        checks = TimedChecks(self.services, self.budget, trace.to_json(), step_us, look=look)
         worth = [entry for search in self.searches for entry in search.worth_trying()]
         late = [entry for entry in worth if searches(entry)]  # they would take the time to measure
         self.searches[-1].rounds.begin()
         fit = checks.checked([entry for entry in worth if entry not in late])
         if not any(entry.default for entry in fit):
             fit += checks.checked(self.searches[0].eager())
-        trains = "backward" in self.searches[0].problem.roles
+        trains = self.searches[0].problem.trains
         fit += self._carved(checks, fit) if trains else []
         # What is cut up gives up what Inductor fuses across the cuts: in training that has cost 6 to 10 %.
         cuts = not trains or self.searches[0].knowledge.profile is None
@@ -74,12 +76,14 @@ class Stages:
 
     def _carved(self, checks: TimedChecks, fit: Sequence[RaceEntry]) -> list[RaceEntry]:
         """Of the plans with carve-outs from what torch.compile makes of the program, those that are right."""
-        known = [search.knowledge for search in self.searches]
-        looked = look(self.services, self.budget, checks.trace, fit, checks.rows, known)
+        assert checks.look is not None
+        looked = checks.look.now(fit, checks.rows)
         if looked is None:
             return []
         self.searches[-1].rounds.wait()
-        knowledge = carving_knowledge(known[0], looked.profile, self.effort, self.services.environment.device)
+        knowledge = carving_knowledge(
+            self.searches[0].knowledge, looked.profile, self.effort, self.services.environment.device
+        )
         carver = Carver(knowledge, looked.profile, looked.machine)
         carver.measure(Measuring(self.services, self.budget, knowledge))
         return checks.checked([one for search in self.searches for one in search.carved(carver, looked.plan)])

@@ -56,6 +56,11 @@ class Problem:
         """How calls of the program reach the device."""
         return self.program.launch
 
+    @property
+    def trains(self) -> bool:
+        """Whether it has a backward."""
+        return "backward" in self.roles
+
     @cached_property
     def rewrites(self) -> tuple[Rewrite, ...]:
         """The preferred way of each site, of whatever kind: that of the graphs that are cut."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 from fuseplan.measure.entry import RaceEntry
-from fuseplan.measure.jobs import OutcomeRow, ProfilePlan
+from fuseplan.measure.jobs import Outcome, OutcomeRow, ProfilePlan
 from fuseplan.measure.profile import Profile
 from fuseplan.models import Machine
 from fuseplan.plan import Plan
@@ -27,34 +28,64 @@ class Looked:
     machine: Machine
 
 
-def look(
-    services: Services,
-    budget: Budget,
-    trace: str,
-    fit: Sequence[RaceEntry],
-    rows: Mapping[str, OutcomeRow],
-    known: Sequence[Knowledge],
-) -> Looked | None:
-    """Profile the program as torch.compile has it, with what is preferred of rewrites where that is right, if there is time to compile
-    it once more, and note what was found. On a CPU, whose kernels have to be compiled anew for it, only where there is much time.
+@dataclass
+class Look:
+    """Where the time of a program goes as torch.compile has it, with what is preferred of rewrites where that is right: it is profiled
+    once, beside checks where a worker has nothing else to do, and what was found is noted.
     """
-    whole = [
-        one for one in fit if one.plan is not None and (one.plan.host, one.plan.settings) == ("inductor", "default")
-    ]
-    written = (known[0].problem.rewrites, ())
-    entry = next((one for rewrites in written for one in whole if planned(one).rewrites == rewrites), None)
-    machine = machine_of(known[0].model)
-    if entry is None or machine is None or not (services.on_gpu or budget.effort.name == FULL.name):
+
+    services: Services
+    budget: Budget
+    trace: str
+    known: Sequence[Knowledge]
+    looked: Looked | None = field(default=None, init=False)
+    _job: ProfilePlan | None = field(default=None, init=False)
+
+    def aside(self, asked_for: Sequence[RaceEntry], rows: Mapping[str, OutcomeRow]) -> ProfilePlan | None:
+        """The job, once it is known what is to be profiled, if there is time to compile it once more. On a CPU, whose kernels have to
+        be compiled anew for it, only where there is much time.
+        """
+        entry = None if self._job is not None else self._entry(asked_for, rows)
+        if entry is None or not (self.services.on_gpu or self.budget.effort.name == FULL.name):
+            return None
+        if self._machine is None or not self.budget.may_profile(rows[entry.name].compile_s or 0.0):
+            return None
+        self._job = ProfilePlan(self.trace, entry, self.budget.profile_limit_s)
+        return self._job
+
+    def heard(self, outcome: Outcome) -> None:
+        """Take in what came of it."""
+        assert self._job is not None
+        assert self._machine is not None
+        if outcome.profile is None:
+            self.services.note(f"where its time goes could not be seen: {outcome.detail}")
+            return
+        found = profiled(self._job.entry.name, outcome.profile, self._machine)
+        for one in self.known:
+            one.profiled(found)
+        self.looked = Looked(planned(self._job.entry), outcome.profile, self._machine)
+
+    def now(self, asked_for: Sequence[RaceEntry], rows: Mapping[str, OutcomeRow]) -> Looked | None:
+        """What was found, looking now where that was not done yet."""
+        job = self.aside(asked_for, rows)
+        if job is not None:
+            (outcome,) = self.services.carry_out("seeing where its time goes", [job])
+            self.budget.measured([outcome])
+            self.heard(outcome)
+        elif self._job is None and self.services.on_gpu:
+            self.services.note("there is no time to see where its time goes")
+        return self.looked
+
+    def _entry(self, asked_for: Sequence[RaceEntry], rows: Mapping[str, OutcomeRow]) -> RaceEntry | None:
+        """What is right and was compiled; of what is preferred it is known by then whether it is."""
+        whole = [one for one in asked_for if (planned(one).host, planned(one).settings) == ("inductor", "default")]
+        for rewrites in (self.known[0].problem.rewrites, ()):
+            alike = [one for one in whole if planned(one).rewrites == rewrites]
+            right = next((one for one in alike if one.name in rows and rows[one.name].status == "ok"), None)
+            if right is not None or any(one.name not in rows for one in alike):
+                return right
         return None
-    if not budget.may_profile(rows[entry.name].compile_s or 0.0):
-        services.note("there is no time to see where its time goes")
-        return None
-    (outcome,) = services.carry_out("seeing where its time goes", [ProfilePlan(trace, entry, budget.profile_limit_s)])
-    budget.measured([outcome])
-    if outcome.profile is None:
-        services.note(f"where its time goes could not be seen: {outcome.detail}")
-        return None
-    found = profiled(entry.name, outcome.profile, machine)
-    for one in known:
-        one.profiled(found)
-    return Looked(planned(entry), outcome.profile, machine)
+
+    @cached_property
+    def _machine(self) -> Machine | None:
+        return machine_of(self.known[0].model)

@@ -55,7 +55,7 @@ def alternatives(sites: Sequence[SiteFound], effort: Effort, step_us: float | No
     Whole kinds come before single groups of equal sites. Where a step is short, what a kernel takes by itself matters, so
     that rivals race under a small effort too.
     """
-    found = [*_without_one_kind(sites), *_instead(sites)]
+    found = [*_without_one_kind(sites, effort), *_instead(sites)]
     if effort.name == "full" or (step_us is not None and step_us <= effort.rivals_us):
         found += _rivals(sites)
     if effort.name == "full":
@@ -103,8 +103,10 @@ def _key(ways: Ways) -> frozenset[tuple[Named, str | None]]:
     return frozenset((named, way) for named, way in ways.items() if way is not None)
 
 
-def _without_one_kind(sites: Sequence[SiteFound]) -> Iterator[Alternative]:
-    for kind in dict.fromkeys(site.kind for site in sites if site.preferred):
+def _without_one_kind(sites: Sequence[SiteFound], effort: Effort) -> Iterator[Alternative]:
+    for kind in dict.fromkeys(
+        site.kind for site in sites if site.preferred and (site.doubtful or effort.name == "full")
+    ):
         yield Alternative(f"{kind} as is", {site.named: None for site in sites if site.kind == kind and site.preferred})
 
 

@@ -11,6 +11,7 @@ from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import OutcomeRow
 from fuseplan.measure.race import RaceResult
 from fuseplan.plan import Plan
+from fuseplan.tuning.effort import FULL
 from fuseplan.tuning.program.baseline import EAGER, defaults, rewrites_under, rewritten_entry, whole_candidates
 from fuseplan.tuning.program.budget import Budget
 from fuseplan.tuning.program.carve import Carver
@@ -69,7 +70,9 @@ class LaunchSearch:
         """The whole plans as a study."""
         here = self.services.environment
         others = list(self.alternatives.values())
-        named = [*defaults(here, self.launch), *whole_candidates(self.problem, here, self.budget.effort, others)]
+        # in training, plans that are cut up were never the fastest, and take a small effort the time for others
+        known = defaults(here, self.launch, cut_up=not self.problem.trains or self.budget.effort.name == FULL.name)
+        named = [*known, *whole_candidates(self.problem, here, self.budget.effort, others)]
         return PlanStudy(self.knowledge, named, here.key, self.settings)
 
     @cached_property

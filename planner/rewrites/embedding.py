@@ -1,0 +1,194 @@
+"""Embeddings of large vocabularies, of which a step reads a few rows: going back, only these are touched.
+
+The gradient of the table is a sum over equal tokens. As a compiler writes it, the whole table is cleared in float32, filled, rounded,
+and, where the table is a head's matrix as well, added to that gradient: five times the table goes through memory. Here the rows of equal
+tokens are summed first, in a place as large as what was read; the sums then go to their rows of a table that is only cleared, or that
+is there already, as the gradient of the head.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from fuseplan.rewrites.base import Draft, Kind, Site, digest_of
+from fuseplan.rewrites.reading import argument, name_of
+from fuseplan.rewrites.special import example
+
+LEAST_ELEMENTS = 2**22
+"""Of a smaller table there is not much to save."""
+ROWS_EACH = 3
+"""The table has at least so many rows for each token: what is summed apart is written and read in float32, too."""
+OWN = "fuseplan.rewrites."
+_READERS = ("linear", "matmul", "mm", "addmm", "t", "T", "transpose", "embedding")
+"""Who may read the table behind an embedding, to have its gradient go into the same place: of what else reads it, nothing is known."""
+_ARGUMENTS = {"max_norm": 3, "scale_grad_by_freq": 5, "sparse": 6}
+_MEANING = "1"
+"""Another one, should the function ever do something else: torch counts it in."""
+
+
+class _OfRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, ids: Tensor, table: Tensor, padding: int | None) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(ids)
+        ctx.set_materialize_grads(False)
+        ctx.rows, ctx.padding = table.shape[0], padding
+        return F.embedding(ids, table, padding), table.view_as(table)
+
+    @staticmethod
+    def backward(ctx: Any, *given: Any) -> tuple[Tensor | None, ...]:
+        gradient, of_table = given
+        if gradient is None:
+            return None, of_table, None
+        (ids,) = ctx.saved_tensors
+        ids, gradient = ids.reshape(-1), gradient.reshape(-1, gradient.shape[-1])
+        if ctx.padding is not None:
+            gradient = gradient.masked_fill((ids == ctx.padding % ctx.rows)[:, None], 0.0)
+        # of equal tokens one stands for all: whichever is written last
+        places = torch.arange(ids.shape[0], device=ids.device)
+        place = places.new_zeros(ctx.rows).index_put((ids,), places)[ids]
+        precise = gradient.float() if gradient.dtype.itemsize < 4 else gradient
+        sums = torch.zeros_like(precise).index_add(0, place, precise).to(gradient.dtype)[place]
+        if of_table is None:
+            of_table = gradient.new_zeros((ctx.rows, gradient.shape[-1]))
+        else:
+            sums = sums + of_table[ids]
+        return None, of_table.index_put((ids,), sums), None  # equal tokens write the same
+
+
+def embedding_of_rows(ids: Tensor, table: Tensor, padding: int | None = None) -> tuple[Tensor, Tensor]:
+    """The embedding, and the table again, for who reads it later: its gradient goes into the same place.
+
+    >>> table = torch.zeros(4, 2, requires_grad=True)
+    >>> rows, _ = embedding_of_rows(torch.tensor([1, 3, 1]), table)
+    >>> rows.sum().backward()
+    >>> table.grad.tolist()
+    [[0.0, 0.0], [2.0, 2.0], [0.0, 0.0], [1.0, 1.0]]
+    """
+    found: tuple[Tensor, Tensor] = _OfRows.apply(ids, table, padding)  # type: ignore[no-untyped-call]
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class EmbeddingSite(Site):
+    """A look-up of rows in a table that takes a gradient."""
+
+    call: Node = field(repr=False)
+
+    @property
+    def ids(self) -> Any:
+        """Of tokens."""
+        return example(_ids(self.call))
+
+    @property
+    def table(self) -> Any:
+        """It has a row for each token that there could be."""
+        return example(_table(self.call))
+
+
+class Embedding(Kind[EmbeddingSite]):
+    """Embeddings of which the gradient is mostly zeros."""
+
+    noun = "embedding"
+    doubtful = False
+    functions: Mapping[str, str] = {f"{embedding_of_rows.__module__}.embedding_of_rows": _MEANING}
+
+    def find(self, gm: GraphModule) -> Sequence[EmbeddingSite]:
+        """Those that take a gradient."""
+        found = list[EmbeddingSite]()
+        for place, node in enumerate(gm.graph.nodes):
+            if node.target is F.embedding and all(isinstance(one, Node) for one in (_ids(node), _table(node))):
+                site = EmbeddingSite(len(found), digest_of("embedding", {place: node}), node)
+                found += [site] if _trained(site) else []
+        return found
+
+    def nodes(self, site: EmbeddingSite) -> Collection[Node]:
+        """Its call."""
+        return (site.call,)
+
+    def ways(self, site: EmbeddingSite) -> Sequence[str]:
+        """By the rows that were read."""
+        return ("rows",)
+
+    def refusal(self, site: EmbeddingSite, way: str) -> str | None:
+        """What changes the table or its gradient, or where as much would go through memory."""
+        if way not in self.ways(site):
+            return f"there is no embedding variant {way!r}"
+        for name, place in _ARGUMENTS.items():
+            if argument(site.call, place, name, default=None) not in (None, False):
+                return f"it has {name}"
+        rows, width = site.table.shape
+        if rows * width < LEAST_ELEMENTS:
+            return f"its table has {rows * width:,} elements: it pays from {LEAST_ELEMENTS:,} on"
+        if not statically_known_true(site.ids.numel() * ROWS_EACH <= rows):
+            return f"its table is not known to have {ROWS_EACH} rows for each token"
+        return None
+
+    def preferred(self, site: EmbeddingSite) -> str | None:
+        """On a GPU; elsewhere nobody has seen it pay."""
+        return super().preferred(site) if site.table.device.type == "cuda" else None
+
+    def rivals(self, site: EmbeddingSite) -> Mapping[str, str]:
+        """None: there is one way."""
+        return {}
+
+    def forbidden(self, site: EmbeddingSite, way: str) -> str | None:
+        """Sums of equal tokens are added in whatever order they come."""
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        return "it is not deterministic, which the caller asks for" if deterministic else None
+
+    def apply(self, draft: Draft, chosen: Mapping[EmbeddingSite, str]) -> None:
+        """Call the function that has other gradients, and have the table read from what that gives."""
+        order = {node: place for place, node in enumerate(draft.copies)}
+        for site in sorted(chosen, key=lambda one: order[one.call]):
+            _write(draft, site)
+
+    def about(self, site: EmbeddingSite) -> str:
+        """How much there is of it."""
+        rows, width = site.table.shape
+        return f"{site.ids.numel()} of {rows} rows of {width}"
+
+
+def _ids(call: Node) -> Any:
+    return argument(call, 0, "input")
+
+
+def _table(call: Node) -> Any:
+    return argument(call, 1, "weight")
+
+
+def _trained(site: EmbeddingSite) -> bool:
+    """Whether the table takes a gradient, and its size is known."""
+    ids, table = site.ids, site.table
+    if not (isinstance(ids, Tensor) and isinstance(table, Tensor) and table.requires_grad and table.dim() == 2):
+        return False
+    if not example(site.call).requires_grad:  # it is read where no gradients are taken
+        return False
+    return all(type(size) is int for size in table.shape) and table.dtype.is_floating_point
+
+
+def _write(draft: Draft, site: EmbeddingSite) -> None:
+    call, like = draft.copies[site.call], example(site.call)
+    ids, table = _ids(call), _table(call)
+    given = (ids, table, argument(call, 2, "padding_idx"))
+    behind = [user for user in table.users if user > call and _reads(user)]
+    with draft.graph.inserting_before(call):
+        both = draft.call(embedding_of_rows, given, {}, like)
+    with draft.graph.inserting_after(both):
+        rest = draft.call(operator.getitem, (both, 1), {}, like)
+    call.target, call.args, call.kwargs = operator.getitem, (both, 0), {}
+    for user in behind:
+        user.replace_input_with(table, rest)
+
+
+def _reads(node: Node) -> bool:
+    name = name_of(node)
+    return name in _READERS or name.startswith(OWN)

@@ -1,0 +1,185 @@
+"""Embeddings whose gradient touches the rows that were read alone: the same numbers, tied to a head or not, padded or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._dynamo.exc import BackendCompilerFailed
+from torch.fx import GraphModule
+
+import fuseplan
+from agreement import assert_same
+from fuseplan.backend import programs_of
+from fuseplan.explain import compiled_by
+from fuseplan.plan import Plan, Rewrite
+from fuseplan.rewrites import embedding, matmul
+from fuseplan.rewrites.sites import PlacedSite, sites_of
+
+VOCABULARY, WIDTH = 521, 16
+BY_ROWS = (Rewrite("embedding", 0, "rows"),)
+BESIDE = (*BY_ROWS, Rewrite("matmul", 0, "padded"))
+REPEATED = [[1, 5, 1, 520, 7, 7, 7, 0], [1, 1, 1, 5, 5, 300, 2, 520]]
+Call = Callable[..., Tensor]
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedding, "LEAST_ELEMENTS", 0)
+    monkeypatch.setattr(matmul, "LEAST_ELEMENTS", 0)
+
+
+class Words(nn.Module):
+    """A head that reads the table of the words, or one of its own."""
+
+    def __init__(self, tied: bool, padding: int | None = None) -> None:
+        super().__init__()
+        self.words = nn.Embedding(VOCABULARY, WIDTH, padding)
+        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        if tied:
+            self.head.weight = self.words.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        out: Tensor = self.head(self.words(ids).tanh())
+        return out
+
+
+def net(tied: bool, padding: int | None = None, dtype: torch.dtype = torch.float64) -> Words:
+    torch.manual_seed(0)
+    return Words(tied, padding).to(dtype)
+
+
+def trained(call: Call, net: nn.Module, ids: Tensor) -> list[Tensor]:
+    torch.manual_seed(1)
+    out = call(ids)
+    return [out, *torch.autograd.grad(out, list(net.parameters()), torch.randn_like(out))]
+
+
+def compiled(call: Call, host: str = "aten", rewrites: tuple[Rewrite, ...] = BY_ROWS) -> Call:
+    torch._dynamo.reset()
+    found: Call = fuseplan.compile(call, plan=Plan(host, rewrites))
+    return found
+
+
+def sites(call: Call, *inputs: Any) -> list[PlacedSite]:
+    found: list[GraphModule] = []
+    torch._dynamo.reset()
+    torch.compile(call, backend=lambda gm, _: found.append(gm) or gm.forward)(*inputs)  # type: ignore[arg-type, func-returns-value]
+    return sites_of("embedding", found[0])
+
+
+def targets(call: Call) -> list[str]:
+    return [
+        op.target for program in programs_of(compiled_by(call)) for record in program.graphs for op in record.graph.ops
+    ]
+
+
+@pytest.mark.parametrize("rewrites", [BY_ROWS, BESIDE], ids=["alone", "beside a matmul"])
+@pytest.mark.parametrize("host", ["aten", "inductor"])
+@pytest.mark.parametrize("padding", [None, 5, -1])
+@pytest.mark.parametrize("tied", [True, False])
+def test_gradients_are_the_same(tied: bool, padding: int | None, host: str, rewrites: tuple[Rewrite, ...]) -> None:
+    model, ids = net(tied, padding), torch.tensor(REPEATED)
+    made = compiled(model, host, rewrites)
+    assert_same(trained(made, model, ids), trained(model, model, ids), bitwise=False)
+    if host == "aten":
+        found = targets(made)
+        assert not any("embedding_dense_backward" in target for target in found)
+        assert (
+            found.count("aten.add.Tensor") == tied
+        )  # the sums go to what the head has given, and nothing else is added
+
+
+@pytest.mark.parametrize("host", ["aten", "inductor"])
+def test_equal_tokens_are_summed_in_float32(host: str) -> None:
+    """As eager does on a GPU: a sum of threes in bfloat16 goes astray from 256 on."""
+    words, ids = net(False, dtype=torch.bfloat16).words, torch.full((1, 173), 7)
+    given = torch.full((1, 173, WIDTH), 3.0, dtype=torch.bfloat16)
+    (actual,) = torch.autograd.grad(compiled(words, host)(ids), words.weight, given)
+    assert actual[7, 0] == torch.tensor(519.0).bfloat16()
+    assert actual.count_nonzero() == WIDTH
+
+
+@pytest.mark.parametrize("host", ["aten", "inductor"])
+def test_two_embeddings_and_a_head_of_one_table(host: str) -> None:
+    class Two(Words):
+        def forward(self, ids: Tensor) -> Tensor:
+            out: Tensor = self.head((self.words(ids) * 2 + self.words(ids.flip(-1)).sin()).tanh())
+            return out
+
+    torch.manual_seed(0)
+    model, ids = Two(True).double(), torch.tensor(REPEATED)
+    made = compiled(model, host, (*BY_ROWS, Rewrite("embedding", 1, "rows"), Rewrite("matmul", 0, "padded")))
+    assert_same(trained(made, model, ids), trained(model, model, ids), bitwise=False)
+
+
+def test_a_result_that_nobody_needs_a_gradient_of() -> None:
+    model, ids = net(True), torch.tensor(REPEATED)
+
+    def call(ids: Tensor) -> Tensor:
+        out: Tensor = model.head(model.words(ids).detach().tanh())
+        return out
+
+    assert_same(trained(compiled(call), model, ids), trained(call, model, ids), bitwise=False)
+
+
+def test_a_table_that_is_read_otherwise_too_is_left_there() -> None:
+    model, ids = net(True), torch.tensor(REPEATED)
+
+    def call(ids: Tensor) -> Tensor:
+        out: Tensor = model.head(model.words(ids).tanh()) + model.words.weight.square().mean()
+        return out
+
+    assert_same(trained(compiled(call), model, ids), trained(call, model, ids), bitwise=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"max_norm": 1.0}, "it has max_norm"),
+        ({"scale_grad_by_freq": True}, "it has scale_grad_by_freq"),
+        ({"sparse": True}, "it has sparse"),
+    ],
+)
+def test_what_changes_the_table_or_its_gradient_stays(options: dict[str, Any], why: str) -> None:
+    table = torch.randn(VOCABULARY, WIDTH, requires_grad=True)
+    for site in sites(lambda ids: F.embedding(ids, table, **options) * 2, torch.tensor(REPEATED)):
+        assert site.refusal("rows") == why
+
+
+def test_a_table_that_is_small_or_mostly_read_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = net(False)
+    (site,) = sites(model.words, torch.arange(174)[None])
+    assert site.refusal("rows") == "its table is not known to have 3 rows for each token"
+    with pytest.raises(BackendCompilerFailed, match="embedding 0 cannot be rows"):
+        compiled(model.words)(torch.arange(174)[None])
+    monkeypatch.setattr(embedding, "LEAST_ELEMENTS", 10_000)
+    (site,) = sites(model.words, torch.arange(8)[None])
+    assert site.refusal("rows") == "its table has 8,336 elements: it pays from 10,000 on"
+
+
+def test_without_a_gradient_there_is_no_site() -> None:
+    model = net(True)
+    with torch.no_grad():
+        assert sites(model, torch.tensor(REPEATED)) == []
+    assert sites(model.requires_grad_(False), torch.tensor(REPEATED)) == []
+
+
+def test_who_asks_for_determinism_gets_it() -> None:
+    model, ids = net(True), torch.tensor(REPEATED)
+    torch.use_deterministic_algorithms(True)
+    try:
+        (site,) = sites(model, ids)
+        assert site.forbidden("rows") == "it is not deterministic, which the caller asks for"
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_it_is_told_of() -> None:
+    made = compiled(net(True))
+    made(torch.tensor(REPEATED))
+    assert "embedding 0: 16 of 521 rows of 16; variant rows" in fuseplan.explain(made, graphs=False)
