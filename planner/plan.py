@@ -51,6 +51,7 @@ WAYS: Mapping[str, tuple[str, ...]] = {
     "written-attention": ATTENTION_WAYS,
     "matmul": ("padded",),
     "embedding": ("rows",),
+    "convolution": ("patches",),
 }
 """The ways of those kinds of rewrite that have a closed set of them. Whether a site has a way is told where it is met."""
 _WORD = re.compile(r"[a-z0-9][a-z0-9+=._-]{0,79}")

@@ -9,6 +9,7 @@ from typing import Any
 from fuseplan.errors import OptionError
 from fuseplan.rewrites.attention.kind import Attention
 from fuseplan.rewrites.base import Kind
+from fuseplan.rewrites.convolution import Convolution
 from fuseplan.rewrites.embedding import Embedding
 from fuseplan.rewrites.matmul import Matmul
 from fuseplan.rewrites.written.kind import WrittenOut
@@ -18,6 +19,7 @@ KINDS: dict[str, Kind[Any]] = {
     "written-attention": WrittenOut(),
     "matmul": Matmul(),
     "embedding": Embedding(),
+    "convolution": Convolution(),
 }
 """By the names that plans have for them. Of two that cannot both have a site, the first is preferred."""
 _OWN = frozenset(KINDS)

@@ -256,7 +256,7 @@ def test_what_minds_the_layout_of_the_result_finds_the_one_that_was_written(name
     made = in_ways(program, "auto+rows")
     assert_same(made(*arguments), program(*arguments), bitwise=False)
     edited = rewritten(gm, (Rewrite("attention", 0, "auto+rows"),)).gm
-    assert ("result_in_order" in edited.code) is (name in ("viewed", "scaled and viewed", "given out"))
+    assert ("in_order" in edited.code) is (name in ("viewed", "scaled and viewed", "given out"))
     torch._dynamo.reset()
     assert_same(fuseplan.compile(program, plan="aten")(*arguments), program(*arguments), bitwise=False)
 

@@ -12,12 +12,12 @@ from fuseplan.rewrites.attention.by_name import kernel_calls
 from fuseplan.rewrites.attention.calls import attention_calls
 from fuseplan.rewrites.attention.kernels import FUNCTIONS, attention_flex, attention_in_window
 from fuseplan.rewrites.attention.layouts import LAYOUTS, mask_once, without_repeats
-from fuseplan.rewrites.attention.result import result_in_order
 from fuseplan.rewrites.attention.rewrite import rewrite_sites
 from fuseplan.rewrites.attention.site import AttentionSite
 from fuseplan.rewrites.attention.switches import forbidden, not_deterministic
 from fuseplan.rewrites.attention.ways import AttentionWay
 from fuseplan.rewrites.base import Draft, Kind, likeness
+from fuseplan.rewrites.order import in_order
 
 _MEANING = "1"
 """Another one, should these functions ever do something else: torch counts it in."""
@@ -28,7 +28,7 @@ _OURS = (
     *LAYOUTS.values(),
     mask_once,
     without_repeats,
-    result_in_order,
+    in_order,
 )
 S = TypeVar("S", bound=AttentionSite)
 

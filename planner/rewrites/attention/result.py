@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch.fx import Node
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fuseplan.rewrites.attention.inputs import fake
+from fuseplan.rewrites.order import is_dense
 from fuseplan.rewrites.reading import name_of
 
 _MIND_LAYOUT = frozenset({"view", "view_as", "as_strided", "is_contiguous", "stride", "data_ptr"})
@@ -14,12 +13,6 @@ _LAY_OUT_ANEW = frozenset({"reshape", "contiguous", "flatten", "matmul", "bmm", 
 """What takes any layout, and gives one of its own."""
 ORDERS = ((0, 1, 2, 3), (0, 2, 1, 3))
 """Of the dimensions in memory, the outermost first: as matmuls give it, and as fused kernels do."""
-
-
-def result_in_order(result: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
-    """The result of attention with its dimensions in this order in memory; itself where they are."""
-    back = sorted(range(len(order)), key=order.__getitem__)
-    return result.permute(order).contiguous().permute(back)
 
 
 def order_that_matters(result: Node) -> tuple[int, ...] | None:
@@ -31,16 +24,7 @@ def order_that_matters(result: Node) -> tuple[int, ...] | None:
     value = fake(result)
     if value.dim() != 4:
         return None
-    return next((order for order in ORDERS if _is_dense(value.permute(order))), None)
-
-
-def _is_dense(value: torch.Tensor) -> bool:
-    expected = 1
-    for size, stride in zip(value.shape[::-1], value.stride()[::-1], strict=True):
-        if not (statically_known_true(size == 1) or statically_known_true(stride == expected)):
-            return False
-        expected = expected * size
-    return True
+    return next((order for order in ORDERS if is_dense(value.permute(order))), None)
 
 
 def _matters(result: Node) -> bool:

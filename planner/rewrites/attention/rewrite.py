@@ -11,10 +11,10 @@ from torch.fx import Node
 from fuseplan.rewrites.attention.kernels import FUNCTIONS, attention_flex, attention_in_window
 from fuseplan.rewrites.attention.laid_out import LaidOutMasks
 from fuseplan.rewrites.attention.mask_source import MaskSource, may_write
-from fuseplan.rewrites.attention.result import result_in_order
 from fuseplan.rewrites.attention.site import AttentionSite, with_mask
 from fuseplan.rewrites.attention.ways import AttentionWay
 from fuseplan.rewrites.base import Draft
+from fuseplan.rewrites.order import in_order
 
 _RANDOM = ("rand", "dropout", "bernoulli", "normal", "multinomial", "poisson", "rrelu", "gumbel", "seed")
 """What the names of functions that draw random numbers have in them: who draws fewer numbers gets others later."""
@@ -53,7 +53,7 @@ def _keep_order(draft: Draft, site: AttentionSite, way: AttentionWay) -> None:
     if order is not None:
         result = draft.copies[site.result]
         with draft.graph.inserting_after(result):
-            kept = draft.graph.call_function(result_in_order, (result, order))
+            kept = draft.graph.call_function(in_order, (result, order))
         kept.meta["example_value"] = result.meta["example_value"]
         result.replace_all_uses_with(kept, delete_user_cb=lambda user: user is not kept)
 

@@ -1,0 +1,166 @@
+"""Convolutions whose patches lie beside each other, as matmuls: the same numbers, in the same layout."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+import fuseplan
+from agreement import assert_same
+from fuseplan.backend import programs_of
+from fuseplan.explain import compiled_by
+from fuseplan.plan import Plan, Rewrite
+from fuseplan.rewrites.sites import PlacedSite, sites_of
+
+PATCHES = (Rewrite("convolution", 0, "patches"),)
+LAST = {"memory_format": torch.channels_last}
+Call = Callable[..., Tensor]
+CASES: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
+    "an image becomes tokens": (nn.Conv2d(3, 8, 4, 4), (2, 3, 16, 12)),
+    "without a bias": (nn.Conv2d(3, 8, 4, 4, bias=False), (2, 3, 16, 12)),
+    "something is left at the end": (nn.Conv2d(3, 8, (4, 3), (4, 3)), (2, 3, 18, 13)),
+    "many channels": (nn.Conv2d(16, 8, 2, 2, padding="valid"), (2, 16, 8, 8)),
+    "one patch": (nn.Conv2d(3, 8, 4, 4), (1, 3, 4, 4)),
+    "a signal": (nn.Conv1d(2, 5, 4, 4), (3, 2, 22)),
+    "a film": (nn.Conv3d(3, 4, (2, 4, 4), (2, 4, 4)), (2, 3, 4, 8, 8)),
+}
+
+
+def trained(call: Call, x: Tensor, inputs: list[Tensor]) -> list[Tensor]:
+    out = call(x)
+    torch.manual_seed(1)
+    return [out, *torch.autograd.grad(out, inputs, torch.randn_like(out))]
+
+
+def compiled(call: Call, host: str = "aten") -> Call:
+    torch._dynamo.reset()
+    found: Call = fuseplan.compile(call, plan=Plan(host, PATCHES))
+    return found
+
+
+def sites(call: Call, *inputs: Any, **options: Any) -> list[PlacedSite]:
+    found: list[GraphModule] = []
+    torch._dynamo.reset()
+    torch.compile(call, backend=lambda gm, _: found.append(gm) or gm.forward, **options)(*inputs)  # type: ignore[arg-type, func-returns-value]
+    return sites_of("convolution", found[0])
+
+
+@pytest.mark.parametrize("host", ["aten", "inductor"])
+@pytest.mark.parametrize("channels_last", [False, True], ids=["as it is", "channels last"])
+@pytest.mark.parametrize("case", CASES)
+def test_results_gradients_and_strides_are_the_same(case: str, channels_last: bool, host: str) -> None:
+    given, shape = CASES[case]
+    layer = copy.deepcopy(given).double()
+    torch.manual_seed(0)
+    x = torch.randn(shape, dtype=torch.float64)
+    if channels_last and x.dim() == 4:
+        x, layer = x.to(**LAST), layer.to(**LAST)
+    else:
+        x.requires_grad_()
+    inputs = [one for one in (x, *layer.parameters()) if one.requires_grad]
+    (site,) = sites(layer, x)
+    assert (site.refusal("patches"), site.preferred) == (None, None)  # on a CPU nobody has seen it pay
+    made = compiled(layer, host)
+    assert_same(trained(made, x, inputs), trained(layer, x, inputs), bitwise=False)
+
+
+@pytest.mark.parametrize("host", ["aten", "inductor"])
+def test_tokens_that_are_viewed(host: str) -> None:
+    """What reads the result by its strides finds them as they were."""
+    layer = nn.Conv2d(3, 8, 4, 4)
+
+    def tokens(x: Tensor) -> Tensor:
+        return layer(x).view(2, 8 * 12).view(2, 8, 12).transpose(1, 2).relu()
+
+    x = torch.randn(2, 3, 16, 12, requires_grad=True)
+    inputs = [x, *layer.parameters()]
+    assert_same(trained(compiled(tokens, host), x, inputs), trained(tokens, x, inputs), bitwise=False)
+
+
+def test_no_convolution_is_left() -> None:
+    layer, shape = CASES["an image becomes tokens"]
+    made = compiled(layer)
+    with torch.no_grad():
+        made(torch.randn(shape))
+    (program,) = programs_of(compiled_by(made))
+    targets = [op.target for record in program.graphs for op in record.graph.ops]
+    assert not any("convolution" in target for target in targets)
+    assert sum("mm" in target for target in targets) == 1
+    told = "convolution 0: patches of 4 × 4, 3 channels; variant patches"
+    assert told in fuseplan.explain(made, graphs=False)
+
+
+def test_a_batch_that_varies() -> None:
+    layer, _ = CASES["an image becomes tokens"]
+    made = compiled(layer)
+    for batch in (2, 3, 5):
+        x = torch.randn(batch, 3, 16, 12)
+        torch._dynamo.mark_dynamic(x, 0)
+        torch.testing.assert_close(made(x), layer(x))
+    assert len(programs_of(compiled_by(made))) == 1
+
+
+def test_autocast() -> None:
+    layer, shape = nn.Conv2d(3, 8, 4, 4), (2, 3, 16, 12)
+
+    def call(x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return layer(x)  # type: ignore[no-any-return]
+
+    x = torch.randn(shape, requires_grad=True)
+    inputs = [x, *layer.parameters()]
+    for got, want in zip(trained(compiled(call), x, inputs), trained(call, x, inputs), strict=True):
+        assert (got.dtype, got.stride()) == (want.dtype, want.stride())
+        torch.testing.assert_close(got, want, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"stride": 2}, {"stride": 4, "padding": 1}, {"stride": 4, "padding": "valid", "groups": 3}, {"stride": 4, "dilation": 2},
+    ],
+    ids=["patches overlap", "padding", "groups", "dilation"],
+)  # fmt: skip
+def test_other_convolutions_are_no_sites(options: dict[str, Any]) -> None:
+    weight = torch.randn(6, 3 // options.get("groups", 1), 4, 4)
+    assert sites(lambda x: F.conv2d(x, weight, **options), torch.randn(2, 3, 16, 16)) == []
+    assert sites(lambda x: F.conv2d(x, torch.randn(6, 3, 1, 1)), torch.randn(2, 3, 16, 16)) == []
+    assert sites(lambda x: F.conv2d(x, torch.randn(6, 3, 4, 4), stride=4), torch.randn(3, 16, 16)) == []
+
+
+def test_a_gradient_that_the_caller_gets_is_laid_out_as_it_was() -> None:
+    layer = nn.Conv2d(3, 8, 4, 4).to(**LAST)  # type: ignore[call-overload]
+    x = torch.randn(2, 3, 16, 12).to(**LAST).requires_grad_()
+    (site,) = sites(layer, x)
+    assert site.refusal("patches") == "the caller would get a gradient that is laid out otherwise"
+    (inner,) = sites(lambda x: layer(x * 2), x)
+    assert inner.refusal("patches") is None
+
+
+def test_sizes_that_vary_stay() -> None:
+    layer, _ = CASES["an image becomes tokens"]
+    x = torch.randn(2, 3, 16, 12)
+    torch._dynamo.mark_dynamic(x, 3)
+    (site,) = sites(layer, x)
+    assert site.refusal("patches") == "its sizes are known at run time only"
+
+
+def test_with_few_channels_on_a_gpu_it_is_preferred() -> None:
+    """As far as a machine without one can tell: a site is asked about what it is of."""
+    for channels, way in ((3, "patches"), (64, None)):
+        layer = nn.Conv2d(channels, 8, 4, 4)
+        (site,) = sites(layer, torch.randn(2, channels, 16, 12))
+        kind, found = site.kind, site.found
+        (x,) = (node for node in found.call.args[:1])
+        given = x.meta["example_value"]
+        with given.fake_mode:
+            x.meta["example_value"] = torch.empty(given.shape, device="cuda")
+        assert kind.preferred(found) == way
+        assert dict(kind.rivals(found)) == {"patches": "patches"}
