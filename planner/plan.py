@@ -50,7 +50,7 @@ WAYS: Mapping[str, tuple[str, ...]] = {
     "attention": ATTENTION_WAYS,
     "written-attention": ATTENTION_WAYS,
     "matmul": ("padded",),
-    "embedding": ("rows",),
+    "embedding": ("rows", "one-hot"),
     "convolution": ("patches",),
 }
 """The ways of those kinds of rewrite that have a closed set of them. Whether a site has a way is told where it is met."""

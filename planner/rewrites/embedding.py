@@ -1,9 +1,10 @@
-"""Embeddings of large vocabularies, of which a step reads a few rows: going back, only these are touched.
+"""Embeddings, of whose table the gradient is a sum over equal tokens: of large tables, few rows are touched, of small ones, all.
 
-The gradient of the table is a sum over equal tokens. As a compiler writes it, the whole table is cleared in float32, filled, rounded,
-and, where the table is a head's matrix as well, added to that gradient: five times the table goes through memory. Here the rows of equal
-tokens are summed first, in a place as large as what was read; the sums then go to their rows of a table that is only cleared, or that
-is there already, as the gradient of the head.
+As a compiler writes it, the whole table is cleared in float32, filled, rounded, and, where the table is a head's matrix as well, added
+to that gradient: five times the table goes through memory. Where a step reads few of the rows, those of equal tokens are summed first,
+in a place as large as what was read; the sums then go to their rows of a table that is only cleared, or that is there already, as the
+gradient of the head. Where thousands of tokens meet in a few rows, as types of tokens and distances between them do, they wait for each
+other: there it is a matmul with ones and zeros.
 """
 
 from __future__ import annotations
@@ -24,9 +25,13 @@ from fuseplan.rewrites.reading import argument, name_of
 from fuseplan.rewrites.special import example
 
 LEAST_ELEMENTS = 2**22
-"""Of a smaller table there is not much to save."""
+"""By rows: of a smaller table there is not much to save."""
 ROWS_EACH = 3
 """The table has at least so many rows for each token: what is summed apart is written and read in float32, too."""
+FEW_ROWS = 64
+"""A table of so many rows at most meets its tokens in a matmul …"""
+TOKENS_EACH = 256
+"""… if there are at least so many for each row."""
 OWN = "fuseplan.rewrites."
 _READERS = ("linear", "matmul", "mm", "addmm", "t", "T", "transpose", "embedding")
 """Who may read the table behind an embedding, to have its gradient go into the same place: of what else reads it, nothing is known."""
@@ -64,6 +69,36 @@ class _OfRows(torch.autograd.Function):
         return None, of_table.index_put((ids,), sums), None  # equal tokens write the same
 
 
+class _OneHot(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, ids: Tensor, table: Tensor, padding: int | None) -> Tensor:
+        ctx.save_for_backward(ids)
+        ctx.rows, ctx.padding = table.shape[0], padding
+        return F.embedding(ids, table, padding)
+
+    @staticmethod
+    def backward(ctx: Any, *given: Any) -> tuple[Tensor | None, ...]:
+        (ids,), (gradient,) = ctx.saved_tensors, given
+        tokens = torch.arange(ctx.rows, device=ids.device)
+        hot = ids.reshape(-1, 1) == tokens
+        if ctx.padding is not None:
+            hot = hot & (tokens != ctx.padding % ctx.rows)
+        with torch.autocast(ids.device.type, enabled=False):  # it may be on around a backward that is compiled
+            return None, hot.to(gradient.dtype).t() @ gradient.reshape(-1, gradient.shape[-1]), None
+
+
+def embedding_of_few(ids: Tensor, table: Tensor, padding: int | None = None) -> Tensor:
+    """The embedding; in its backward, tokens meet the rows of a small table in a matmul.
+
+    >>> table = torch.zeros(2, 3, requires_grad=True)
+    >>> embedding_of_few(torch.tensor([1, 1, 0, 1]), table).sum().backward()
+    >>> table.grad.tolist()
+    [[1.0, 1.0, 1.0], [3.0, 3.0, 3.0]]
+    """
+    found: Tensor = _OneHot.apply(ids, table, padding)  # type: ignore[no-untyped-call]
+    return found
+
+
 def embedding_of_rows(ids: Tensor, table: Tensor, padding: int | None = None) -> tuple[Tensor, Tensor]:
     """The embedding, and the table again, for who reads it later: its gradient goes into the same place.
 
@@ -99,7 +134,9 @@ class Embedding(Kind[EmbeddingSite]):
 
     noun = "embedding"
     doubtful = False
-    functions: Mapping[str, str] = {f"{embedding_of_rows.__module__}.embedding_of_rows": _MEANING}
+    functions: Mapping[str, str] = {
+        f"{one.__module__}.{one.__name__}": _MEANING for one in (embedding_of_rows, embedding_of_few)
+    }
 
     def find(self, gm: GraphModule) -> Sequence[EmbeddingSite]:
         """Those that take a gradient."""
@@ -115,8 +152,8 @@ class Embedding(Kind[EmbeddingSite]):
         return (site.call,)
 
     def ways(self, site: EmbeddingSite) -> Sequence[str]:
-        """By the rows that were read."""
-        return ("rows",)
+        """By the rows that were read, or by all."""
+        return ("rows", "one-hot")
 
     def refusal(self, site: EmbeddingSite, way: str) -> str | None:
         """What changes the table or its gradient, or where as much would go through memory."""
@@ -126,6 +163,8 @@ class Embedding(Kind[EmbeddingSite]):
             if argument(site.call, place, name, default=None) not in (None, False):
                 return f"it has {name}"
         rows, width = site.table.shape
+        if way == "one-hot":
+            return _no_matmul(site, rows)
         if rows * width < LEAST_ELEMENTS:
             return f"its table has {rows * width:,} elements: it pays from {LEAST_ELEMENTS:,} on"
         if not statically_known_true(site.ids.numel() * ROWS_EACH <= rows):
@@ -133,23 +172,27 @@ class Embedding(Kind[EmbeddingSite]):
         return None
 
     def preferred(self, site: EmbeddingSite) -> str | None:
-        """On a GPU; elsewhere nobody has seen it pay."""
+        """On a GPU; elsewhere nobody has seen it pay. No table has both."""
         return super().preferred(site) if site.table.device.type == "cuda" else None
 
     def rivals(self, site: EmbeddingSite) -> Mapping[str, str]:
-        """None: there is one way."""
+        """None: there is one way for each."""
         return {}
 
     def forbidden(self, site: EmbeddingSite, way: str) -> str | None:
         """Sums of equal tokens are added in whatever order they come."""
-        deterministic = torch.are_deterministic_algorithms_enabled()
+        deterministic = way == "rows" and torch.are_deterministic_algorithms_enabled()
         return "it is not deterministic, which the caller asks for" if deterministic else None
 
     def apply(self, draft: Draft, chosen: Mapping[EmbeddingSite, str]) -> None:
         """Call the function that has other gradients, and have the table read from what that gives."""
         order = {node: place for place, node in enumerate(draft.copies)}
         for site in sorted(chosen, key=lambda one: order[one.call]):
-            _write(draft, site)
+            if chosen[site] == "rows":
+                _write_rows(draft, site)
+                continue
+            call = draft.copies[site.call]
+            call.target, call.args, call.kwargs = embedding_of_few, _given(call), {}
 
     def about(self, site: EmbeddingSite) -> str:
         """How much there is of it."""
@@ -165,6 +208,21 @@ def _table(call: Node) -> Any:
     return argument(call, 1, "weight")
 
 
+def _given(call: Node) -> tuple[Any, ...]:
+    return _ids(call), _table(call), argument(call, 2, "padding_idx")
+
+
+def _no_matmul(site: EmbeddingSite, rows: int) -> str | None:
+    """Why its tokens do not meet its rows in a matmul."""
+    if rows > FEW_ROWS:
+        return f"its table has more than {FEW_ROWS} rows"
+    if not statically_known_true(site.ids.numel() >= TOKENS_EACH * rows):
+        return f"it is not known to have {TOKENS_EACH} tokens for each row"
+    if site.table.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
+        return "matmuls in float32 may be rounded, and sums may not"
+    return None
+
+
 def _trained(site: EmbeddingSite) -> bool:
     """Whether the table takes a gradient, and its size is known."""
     ids, table = site.ids, site.table
@@ -175,13 +233,12 @@ def _trained(site: EmbeddingSite) -> bool:
     return all(type(size) is int for size in table.shape) and table.dtype.is_floating_point
 
 
-def _write(draft: Draft, site: EmbeddingSite) -> None:
+def _write_rows(draft: Draft, site: EmbeddingSite) -> None:
     call, like = draft.copies[site.call], example(site.call)
-    ids, table = _ids(call), _table(call)
-    given = (ids, table, argument(call, 2, "padding_idx"))
+    table = _table(call)
     behind = [user for user in table.users if user > call and _reads(user)]
     with draft.graph.inserting_before(call):
-        both = draft.call(embedding_of_rows, given, {}, like)
+        both = draft.call(embedding_of_rows, _given(call), {}, like)
     with draft.graph.inserting_after(both):
         rest = draft.call(operator.getitem, (both, 1), {}, like)
     call.target, call.args, call.kwargs = operator.getitem, (both, 0), {}

@@ -45,11 +45,12 @@ class _Padded(torch.autograd.Function):
         of_x, of_weight, of_bias = ctx.needs_input_grad
         room = -columns % ROOM
         rows = F.pad(gradient.reshape(-1, columns), (0, room))
-        return (
-            (rows @ F.pad(weight, (0, 0, 0, room))).view(x.shape) if of_x else None,
-            (rows.t() @ x.reshape(-1, width))[:columns] if of_weight else None,
-            gradient.reshape(-1, columns).sum(0) if of_bias else None,
-        )
+        with torch.autocast(x.device.type, enabled=False):  # it may be on around a backward that is compiled
+            return (
+                (rows @ F.pad(weight, (0, 0, 0, room))).view(x.shape) if of_x else None,
+                (rows.t() @ x.reshape(-1, width))[:columns] if of_weight else None,
+                gradient.reshape(-1, columns).sum(0) if of_bias else None,
+            )
 
 
 def linear_of_padded_gradient(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -151,6 +151,41 @@ def test_what_changes_the_table_or_its_gradient_stays(options: dict[str, Any], w
         assert site.refusal("rows") == why
 
 
+@pytest.mark.parametrize("host", ["aten", "inductor"])
+@pytest.mark.parametrize("padding", [None, 1])
+def test_many_tokens_of_few_kinds_are_a_matmul(padding: int | None, host: str) -> None:
+    torch.manual_seed(0)
+    kinds, ids = nn.Embedding(3, WIDTH, padding).double(), torch.randint(0, 3, (4, 200))
+    (site,) = sites(kinds, ids)
+    assert (site.refusal("one-hot"), site.forbidden("one-hot")) == (None, None)
+    made = compiled(kinds, host, (Rewrite("embedding", 0, "one-hot"),))
+    assert_same(trained(made, kinds, ids), trained(kinds, kinds, ids), bitwise=False)
+    if host == "aten":
+        assert sum("mm" in target for target in targets(made)) == 1
+
+
+@pytest.mark.parametrize("host", ["aten", "inductor"])
+def test_autocast_around_it_rounds_no_sums(host: str) -> None:
+    """Eager takes gradients outside of it, or sums in float32 there, too."""
+    torch.manual_seed(0)
+    kinds, ids = nn.Embedding(3, WIDTH), torch.randint(0, 3, (4, 200))
+    made = compiled(kinds, host, (Rewrite("embedding", 0, "one-hot"),))
+    with torch.autocast("cpu", torch.bfloat16):
+        actual, expected = (trained(one, kinds, ids) for one in (made, kinds))
+    assert_same(actual, expected, bitwise=False)
+
+
+def test_what_is_no_matmul_of_few_kinds_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = torch.zeros(1, 1000, dtype=torch.int64)
+    (site,) = sites(nn.Embedding(65, 4), ids)
+    assert site.refusal("one-hot") == "its table has more than 64 rows"
+    (site,) = sites(nn.Embedding(4, 4), ids)
+    assert site.refusal("one-hot") == "it is not known to have 256 tokens for each row"
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
+    (site,) = sites(nn.Embedding(3, 4), ids)
+    assert site.refusal("one-hot") == "matmuls in float32 may be rounded, and sums may not"
+
+
 def test_a_table_that_is_small_or_mostly_read_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     model = net(False)
     (site,) = sites(model.words, torch.arange(174)[None])
