@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +24,7 @@ from fuseplan.segment import is_anchor
 from fuseplan.solver.costs import Runner
 from fuseplan.tune import tune
 from fuseplan.tuning.effort import QUICK
-from fuseplan.tuning.program import profile
+from fuseplan.tuning.program import carve, profile
 from fuseplan.tuning.program.carve import _Places
 from fuseplan.tuning.program.gaps import Grouped
 from replaying import ProfilingPool, ReplayingPool, joint
@@ -118,6 +119,18 @@ def test_what_others_do_better_is_carved_out(own_database: Path, train: bool, mo
     if train:
         (given,) = torch.autograd.grad(out.sum(), x)
         torch.testing.assert_close(given, torch.autograd.grad(net(x).sum(), x)[0])
+
+
+def test_where_little_is_left_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All kernels together leave what others could take over, but less than two percent of a step."""
+    notes: list[str] = []
+    monkeypatch.setattr(carve, "CLOSABLE", 1.1)
+    monkeypatch.setattr("fuseplan.tuning.program.services.Services.note", lambda self, text: notes.append(text))
+    tuned(pool := Pool(times={**SLOW, "toy": 0.5}), train=True)
+    assert carved(pool) == []
+    assert not any(choice == "toy" for _, choice in pool.measured)
+    (note,) = (one for one in notes if one.startswith("nothing is carved out"))
+    assert re.fullmatch(r"nothing is carved out: what others could do better is \d+\.\d% of a step at most", note)
 
 
 def test_equal_regions_are_measured_once_and_as_the_host_has_them() -> None:

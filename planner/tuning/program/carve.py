@@ -29,6 +29,8 @@ from fuseplan.tuning.program.rounds import AT_ONCE
 
 LEAST_GAP = 0.005
 """Of a step, what equal kernels must leave together for others to be tried there, and a carve-out must save."""
+CLOSABLE = 0.02
+"""Of a step, what kernels must leave together that somebody else could take over, for anything to be measured."""
 HOST: Choice = ("inductor", "default")
 """What the host runs, by itself: what its kernels take in the program is set against that."""
 MOSTLY = 0.5
@@ -76,8 +78,15 @@ class Carver:
 
     def __init__(self, knowledge: Knowledge, profile: Profile, machine: Machine) -> None:
         self.knowledge, self.profile, self.machine = knowledge, profile, machine
+        self.closable_us = 0.0
+        """What kernels leave that somebody else could take over, at most."""
         self.places = [place for number in range(len(knowledge.problem.graphs)) for place in self._places(number)]
         self.places.sort(key=lambda place: (-place.host_us, place.case.region.key))
+
+    @property
+    def is_worth_it(self) -> bool:
+        """Whether there is enough to gain."""
+        return self.closable_us >= CLOSABLE * self.profile.device_us
 
     def measure(self, measuring: Measuring) -> None:
         """Measure who could run what, the most time first, as long as there is time."""
@@ -150,28 +159,34 @@ class Carver:
 
     def _places(self, number: int) -> list[Carvable]:
         """Of kernels that compute the same in several layers, what the first could be is what all could be."""
-        problem, costs = self.knowledge.problem, self.knowledge.costs[number]
-        graph = problem.graphs[number]
+        graph = self.knowledge.problem.graphs[number]
         pairs = zip(self.profile.graphs, self.profile.parts, strict=True)
         of_part = {one.key: part for (_, one), part in pairs if not one.opaque}
         looked = _Places(Grouped(graph, self.profile.kernels, self.machine), of_part[graph.key])
         found: dict[str, Carvable] = {}
         for alike in looked.alike(LEAST_GAP * self.profile.device_us):
             layers = [sorted(group.own | group.again) for group in alike]
-            for part in looked.parts(alike[0], problem.runners[number]):
-                case = costs.case(*(tuple(layers[0][i] for i in ops) for ops in part))
-                # of a product the host calls what ATen does
-                left_out = (PLAIN, HOST) if is_anchor(case.region.ops[0]) else (Carvable(number, case).as_host,)
-                choices = [one for one in case.choices if one not in left_out]
-                if choices:
-                    place = found.setdefault(case.region.key, Carvable(number, case))
-                    for layer in layers:
-                        ops, recompute = (tuple(layer[i] for i in ops) for ops in part)
-                        place.parts.append((ops, recompute))
-                    share = looked.share(alike[0], place.parts[-len(layers)][0])
-                    place.host_us += share * sum(group.us for group in alike)
-                    place.choices |= dict.fromkeys(choices)
+            able = list(self._able(number, looked, alike[0]))
+            self.closable_us += sum(map(looked.left, alike)) if able else 0.0
+            for part, case, choices in able:
+                place = found.setdefault(case.region.key, Carvable(number, case))
+                for layer in layers:
+                    ops, recompute = (tuple(layer[i] for i in ops) for ops in part)
+                    place.parts.append((ops, recompute))
+                share = looked.share(alike[0], place.parts[-len(layers)][0])
+                place.host_us += share * sum(group.us for group in alike)
+                place.choices |= dict.fromkeys(choices)
         return list(found.values())
+
+    def _able(self, number: int, looked: _Places, group: Group) -> Iterator[tuple[Ops, Case, list[Choice]]]:
+        """The regions that a group could become by the places of their ops in it, each with what could run it beside the host."""
+        costs, ops = self.knowledge.costs[number], sorted(group.own | group.again)
+        for part in looked.parts(group, self.knowledge.problem.runners[number]):
+            case = costs.case(*(tuple(ops[i] for i in each) for each in part))
+            # of a product the host calls what ATen does
+            left_out = (PLAIN, HOST) if is_anchor(case.region.ops[0]) else (Carvable(number, case).as_host,)
+            if choices := [one for one in case.choices if one not in left_out]:
+                yield part, case, choices
 
     # What it is worth
 
@@ -213,7 +228,7 @@ class _Places:
         for group in self.grouped.groups:
             if group.ops:
                 found[group.role, self.grouped.key(group)].append(group)
-        return [groups for groups in found.values() if sum(map(self._left, groups)) >= least_us]
+        return [groups for groups in found.values() if sum(map(self.left, groups)) >= least_us]
 
     def parts(self, group: Group, runners: Sequence[Runner]) -> Iterator[Ops]:
         """The regions that a group could become, each once, by the places of their ops among all of the group: what an executor takes
@@ -249,7 +264,8 @@ class _Places:
         """Whether one op may be carved out by itself: an anchor, or what its kernel is mostly there for."""
         return is_anchor(self.graph.ops[op]) or (self.works(op) and self.share(group, [op]) >= MOSTLY)
 
-    def _left(self, group: Group) -> float:
+    def left(self, group: Group) -> float:
+        """What its kernels take beyond the least that its ops could."""
         return group.us - self.grouped.least(group.own, group.again)[0]
 
     def _goes(self, op: int) -> bool:

@@ -85,6 +85,10 @@ class Stages:
             self.searches[0].knowledge, looked.profile, self.effort, self.services.environment.device
         )
         carver = Carver(knowledge, looked.profile, looked.machine)
+        if not carver.is_worth_it:
+            share = carver.closable_us / looked.profile.device_us
+            self.services.note(f"nothing is carved out: what others could do better is {share:.1%} of a step at most")
+            return []
         carver.measure(Measuring(self.services, self.budget, knowledge))
         return checks.checked([one for search in self.searches for one in search.carved(carver, looked.plan)])
 
