@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.written_models import Classified, SmallGpt
+
 Inputs = dict[str, Tensor]
 LABELS = {i: str(i) for i in range(1000)}
 
@@ -95,11 +97,11 @@ _tiny_bert = partial(
 _tiny_gpt2 = partial(gpt2, n_embd=64, n_layer=1, n_head=2, vocab_size=100, n_positions=32)
 
 
-def _timm(name: str) -> nn.Module:
+def _timm(name: str, train: bool = False) -> nn.Module:
     import timm
 
     built: nn.Module = timm.create_model(name, pretrained=False)
-    return built
+    return Classified(built) if train else built
 
 
 def _tokens(
@@ -154,14 +156,21 @@ CASES = {
     "t5-small 16x512": Case(_t5_small, _two_texts(16, 512, 256, 32128), weight=5),
     "swin-t 64": Case(partial(_timm, "swin_tiny_patch4_window7_224"), _images(64, name="x"), weight=6),
     "timm vit-b 64": Case(partial(_timm, "vit_base_patch16_224"), _images(64, name="x"), weight=4),
+    "convnext-t 64": Case(partial(_timm, "convnext_tiny"), _images(64, name="x"), weight=6),
+    "mobilenetv3-l 128 train": Case(
+        partial(_timm, "mobilenetv3_large_100", train=True), _images(128, labels=True, name="x"), train=True, weight=9
+    ),
+    "small gpt 8x512 train": Case(SmallGpt, _tokens(8, 512, 50304, labels=True), train=True, weight=9),
 }
 TINY = {
     "tiny bert": Case(_tiny_bert, _tokens(2, 16, 100)),
     "tiny gpt2 train": Case(_tiny_gpt2, _tokens(2, 16, 100, labels=True), train=True),
+    "tiny gpt train": Case(partial(SmallGpt, 100, 64, 1, 2), _tokens(2, 16, 100, labels=True), train=True),
 }
 SHOWN = (
     "gpt2 8x1024", "gpt2 8x1024 train", "bert 32x128", "bert 1x128", "llama 4x2048", "llama 4x2048 train", "llama 1x16",
     "resnet50 64 train", "vit-b 64", "t5-small 16x512", "swin-t 64", "timm vit-b 64", "qwen2 2x1024 train",
+    "convnext-t 64", "mobilenetv3-l 128 train", "small gpt 8x512 train",
 )  # fmt: skip
 """The models that results are about."""
 EVERY = CASES | TINY
@@ -191,6 +200,13 @@ FAMILIES = {
     "vit-b": Family(lambda b, _: Case(_vit, _images(b), weight=4), (1, 128)),
     "swin-t": Family(lambda b, _: Case(EVERY["swin-t 64"].build, _images(b, name="x"), weight=6), (8, 128)),
     "timm vit-b": Family(lambda b, _: Case(EVERY["timm vit-b 64"].build, _images(b, name="x"), weight=4), (1, 128)),
+    "convnext-t": Family(lambda b, _: Case(EVERY["convnext-t 64"].build, _images(b, name="x"), weight=6), (8, 128)),
+    "mobilenetv3-l train": Family(
+        lambda b, _: Case(EVERY["mobilenetv3-l 128 train"].build, _images(b, True, "x"), True, 9), (16, 256)
+    ),
+    "small gpt train": Family(
+        lambda b, n: Case(SmallGpt, _tokens(b, n, 50304, labels=True), True, 9), (1, 16), (128, 1024)
+    ),
 }
 """Models whose size may be drawn, and from where."""
 

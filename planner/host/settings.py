@@ -14,12 +14,20 @@ class Bundle:
     options: Mapping[str, object] = field(default_factory=dict)
     captures: bool = False
     """Whether it brings CUDA graphs of torch's own, which go with no launch of ours."""
+    touches: tuple[str, ...] = ()
+    """Parts of the names of ops that a backward compiles otherwise; none where tuning does not propose it."""
 
+
+_SUMS = ("_norm_backward", "aten.sum.", "aten.mean.")
+"""What sums along rows and along columns, such as the gradients of norms: Inductor does both in one kernel."""
 
 BUNDLES: Mapping[str, Bundle] = {
     "default": Bundle(),
     "reduce-overhead": Bundle("reduce-overhead", captures=True),
     "max-autotune": Bundle("max-autotune", captures=True),
     "max-autotune-no-cudagraphs": Bundle("max-autotune-no-cudagraphs"),
+    "mix-order-off": Bundle(options={"triton.mix_order_reduction": False}, touches=_SUMS),
+    "split-64": Bundle(options={"triton.mix_order_reduction_split_size": 64}, touches=_SUMS),
+    "split-128": Bundle(options={"triton.mix_order_reduction_split_size": 128}, touches=_SUMS),
 }
 """By the names that plans have for them; a new bundle is one line."""

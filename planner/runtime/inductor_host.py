@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import GraphModule
 
+from fuseplan.errors import PlanError
 from fuseplan.executors.flat import Boxed
 from fuseplan.host.settings import BUNDLES
 from fuseplan.plan import Plan
@@ -53,11 +54,24 @@ def _around(plan: Plan, program: Program, patches: dict[str, Any] | None, compil
 
 def options_under(settings: str) -> dict[str, Any] | None:
     """The options of Inductor that a bundle of settings means here; None where it leaves them as they are."""
-    from torch._inductor import list_mode_options
+    from torch._inductor import config, list_mode_options
 
     bundle = BUNDLES[settings]
+    missing = [name for name in bundle.options if not _is_known(config, name)]
+    if missing:
+        raise PlanError(
+            f"settings {settings!r} are not those of this torch, whose Inductor has no {', '.join(missing)}"
+        )
     of_mode = {} if bundle.mode == "default" else list_mode_options(bundle.mode)
     return {**of_mode, **bundle.options} or None
+
+
+def _is_known(config: Any, name: str) -> bool:
+    """Whether Inductor has an option of this name."""
+    *folders, last = name.split(".")
+    for folder in folders:
+        config = getattr(config, folder, None)
+    return hasattr(config, last)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fuseplan.executors.known import known_executors
+from fuseplan.host.settings import BUNDLES
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.plan import Plan, Rewrite
 from fuseplan.segment import Segmentation
@@ -56,11 +57,24 @@ def whole_candidates(
     entries = [rewritten_entry(problem, preferred, rewrites)] if rewrites else []
     entries += [rewritten_entry(problem, one.name, rewrites_under(problem, one)) for one in others]
     if effort.name == "full" and here.device != "cpu":
+        entries += settings_entries(problem)
         searched = Plan("inductor", rewrites, settings=SEARCHING, launch=problem.launch)
         name = ", ".join(filter(None, ("inductor max-autotune", preferred)))
         graphs = (graph for _, graph in problem.found.graphs)
         entries.append(RaceEntry(name, searched, searching_s=searching_s(graphs)))
     return entries
+
+
+def settings_entries(problem: Problem) -> list[RaceEntry]:
+    """The program with what is preferred of rewrites, under each bundle of settings that touches something in it."""
+    backward = next((graph for role, graph in problem.found.graphs if role == "backward"), None)
+    targets = {op.target for op in backward.ops} if backward is not None else set()
+    preferred, found = preferred_name(problem.found.sites), list[RaceEntry]()
+    for settings, bundle in BUNDLES.items():
+        if any(part in target for part in bundle.touches for target in targets):
+            plan = Plan("inductor", problem.rewrites, settings=settings, launch=problem.launch)
+            found.append(RaceEntry(", ".join(filter(None, (f"inductor {settings}", preferred))), plan))
+    return found
 
 
 def rewritten_entry(problem: Problem, name: str, rewrites: tuple[Rewrite, ...]) -> RaceEntry:
