@@ -16,6 +16,7 @@ import fuseplan
 import toy_executor
 from fuseplan.executors import known, register
 from fuseplan.explain import explained
+from fuseplan.graph import Graph
 from fuseplan.measure.jobs import Outcome, RacePlans, VetPlan
 from fuseplan.measure.profile import KernelTime
 from fuseplan.models import Machine
@@ -25,7 +26,7 @@ from fuseplan.solver.costs import Runner
 from fuseplan.tune import tune
 from fuseplan.tuning.effort import QUICK
 from fuseplan.tuning.program import carve, profile
-from fuseplan.tuning.program.carve import _Places
+from fuseplan.tuning.program.carvable import GroupParts
 from fuseplan.tuning.program.gaps import Grouped
 from replaying import ProfilingPool, ReplayingPool, joint
 
@@ -133,6 +134,42 @@ def test_where_little_is_left_nothing_is_measured(monkeypatch: pytest.MonkeyPatc
     assert re.fullmatch(r"nothing is carved out: what others could do better is \d+\.\d% of a step at most", note)
 
 
+def test_what_is_one_move_away_may_be_better(own_database: Path) -> None:
+    """All that an executor takes is faster there than under the host, and without one op it is faster still."""
+
+    class Fan(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(512, 512, bias=False)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            waves = self.first(x).sin()
+            return waves.cos(), waves.relu(), waves.neg()
+
+    class Apart(Pool):
+        def _us(self, name: str, subject: str, scale: float = 10.0) -> float:
+            return 90_000.0 if name in SLOW or name.startswith("cut ") else super()._us(name, subject, scale)
+
+        def _region_us(self, region: Graph, choice: tuple[str, str]) -> float:
+            if choice[0] != "toy":
+                return super()._region_us(region, choice)
+            return 8000.0 if "aten.relu.default" in [op.target for op in region.ops] else 100.0
+
+    found, trace = tuned(
+        pool := Apart(times=SLOW, kernel_us=10_000.0),
+        module=Fan(),
+        x=torch.randn(512, 512),
+    )
+    ((_, graph, _),) = joint(trace.to_json())
+    regions = [
+        [graph.ops[i].target.split(".")[1] for i in region.ops]
+        for part in found.plan.carve_outs
+        for region in part.segmentation.regions
+    ]
+    assert found.winner.startswith("inductor, carved"), (found.winner, carved(pool))
+    assert regions == [["sin", "cos", "neg"]]
+
+
 def test_equal_regions_are_measured_once_and_as_the_host_has_them() -> None:
     pool = Pool(times={**SLOW, "toy": 0.5})
     tuned(pool)
@@ -145,7 +182,7 @@ def test_views_within_a_kernel_go_with_it() -> None:
     (trace,) = fuseplan.traces_of(lambda x: (x @ x).sin().view(4, 64).cos().relu(), torch.randn(16, 16), name="viewed")
     ((_, graph, parts),) = joint(trace.to_json())
     ops = tuple(i for i, op in enumerate(graph.ops) if not is_anchor(op))
-    looked = _Places(Grouped(graph, [KernelTime("inference", "k", 9.0, ops)], Machine.guess("NVIDIA H200")), parts)
+    looked = GroupParts(Grouped(graph, [KernelTime("inference", "k", 9.0, ops)], Machine.guess("NVIDIA H200")), parts)
     ((group,),) = looked.alike(0.0)
     taking = Runner("toy", (True,) * len(graph.ops), lambda region: None, lambda region: ("default",))
     assert [ops for ops, _ in looked.parts(group, [taking])] == [tuple(range(len(ops)))]

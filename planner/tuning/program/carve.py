@@ -5,21 +5,23 @@ what is faster goes to them. All else stays as it was.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain, islice
 
 from fuseplan.errors import PlanError
 from fuseplan.graph import Graph
-from fuseplan.host.carving import check_carving, kept_from
+from fuseplan.host.carving import check_carving
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.profile import Profile
 from fuseplan.models import Cost, Machine
 from fuseplan.plan import CarveOuts, Plan
-from fuseplan.segment import Choice, Region, Segmentation, extract, is_anchor, maximal_regions
-from fuseplan.solver.costs import Case, Runner
+from fuseplan.segment import Choice, Region, Segmentation, is_anchor
+from fuseplan.solver.costs import Case
 from fuseplan.solver.words import PLAIN
 from fuseplan.tuning.effort import Effort
+from fuseplan.tuning.program.carvable import GroupParts, Ops, ops_of
 from fuseplan.tuning.program.combine import plan_name
 from fuseplan.tuning.program.gaps import Group, Grouped
 from fuseplan.tuning.program.knowledge import Knowledge
@@ -33,12 +35,10 @@ CLOSABLE = 0.02
 """Of a step, what kernels must leave together that somebody else could take over, for anything to be measured."""
 HOST: Choice = ("inductor", "default")
 """What the host runs, by itself: what its kernels take in the program is set against that."""
-MOSTLY = 0.5
-"""The share of what a kernel moves that an op has to have a part in for it to be tried by itself, without what is fused with it."""
+NEAR = 8
+"""So many regions are measured in a round that are one move away from the best."""
 ALONE = 2
 """So many carve-outs race by themselves, beside all together."""
-Ops = tuple[tuple[int, ...], tuple[int, ...]]
-"""Those of a region, and those that it computes again."""
 
 
 @dataclass
@@ -52,6 +52,8 @@ class Carvable:
     """What the host's kernels take for all of them."""
     parts: list[Ops] = field(default_factory=list)
     choices: dict[Choice, None] = field(default_factory=dict)
+    origins: dict[tuple[int, Ops], tuple[GroupParts, list[Group]]] = field(default_factory=dict)
+    """The equal groups of kernels that it is a part of, each by where they are and by the places of its ops in each of them."""
 
     @property
     def as_host(self) -> Choice:
@@ -80,8 +82,14 @@ class Carver:
         self.knowledge, self.profile, self.machine = knowledge, profile, machine
         self.closable_us = 0.0
         """What kernels leave that somebody else could take over, at most."""
-        self.places = [place for number in range(len(knowledge.problem.graphs)) for place in self._places(number)]
-        self.places.sort(key=lambda place: (-place.host_us, place.case.region.key))
+        self._found: dict[tuple[str, tuple[int, ...]], Carvable] = {}
+        for number in range(len(knowledge.problem.graphs)):
+            self._look(number)
+
+    @property
+    def places(self) -> list[Carvable]:
+        """All that was thought of, the most time first."""
+        return sorted(self._found.values(), key=lambda place: (-place.host_us, place.case.region.key))
 
     @property
     def is_worth_it(self) -> bool:
@@ -89,11 +97,21 @@ class Carver:
         return self.closable_us >= CLOSABLE * self.profile.device_us
 
     def measure(self, measuring: Measuring) -> None:
-        """Measure who could run what, the most time first, as long as there is time."""
-        budget, most = measuring.budget, measuring.budget.effort.regions_per_round
-        measuring.recall([place.case for place in self.places])
+        """Measure who could run what, the most time first, and then what is one move away from the best of that, as long as there is
+        time.
+        """
+        effort = measuring.budget.effort
+        self._measure(measuring, self.places[: effort.regions_per_round])
+        for _ in range(effort.rounds):
+            near = list(islice(self._near(), NEAR))
+            if not near or not measuring.budget.may_measure():
+                return
+            self._measure(measuring, near)
+
+    def _measure(self, measuring: Measuring, places: Sequence[Carvable]) -> None:
+        measuring.recall([place.case for place in places])
         wanted = []
-        for place in self.places[:most]:
+        for place in places:
             costs = self.knowledge.costs[place.number]
             ops, recompute = place.parts[0]
             case, unmeasured = costs.unmeasured(Region(ops, *place.as_host, recompute))
@@ -101,9 +119,19 @@ class Carver:
             if choices:
                 wanted.append((case, choices))
         for start in range(0, len(wanted), AT_ONCE):
-            if not budget.may_measure():
+            if not measuring.budget.may_measure():
                 return
             measuring.measure(wanted[start : start + AT_ONCE])
+
+    def _near(self) -> Iterator[Carvable]:
+        """What is one move away from what saves the most, and was not thought of yet, for whoever runs that."""
+        best = [one for place in self.places if (one := self.best(place)) is not None and one.gain_us > 0]
+        for one in sorted(best, key=lambda one: (-one.gain_us, one.place.case.region.key)):
+            for (_, part), (looked, alike) in islice(one.place.origins.items(), 1):
+                for near in looked.near(alike[0], part, one.choice):
+                    found = self._placed(one.place.number, looked, alike, near, [one.choice])
+                    if found is not None:
+                        yield found
 
     @cached_property
     def found(self) -> list[Carved]:
@@ -157,36 +185,41 @@ class Carver:
 
     # What could be carved out
 
-    def _places(self, number: int) -> list[Carvable]:
+    def _look(self, number: int) -> None:
         """Of kernels that compute the same in several layers, what the first could be is what all could be."""
         graph = self.knowledge.problem.graphs[number]
         pairs = zip(self.profile.graphs, self.profile.parts, strict=True)
         of_part = {one.key: part for (_, one), part in pairs if not one.opaque}
-        looked = _Places(Grouped(graph, self.profile.kernels, self.machine), of_part[graph.key])
-        found: dict[str, Carvable] = {}
+        looked = GroupParts(Grouped(graph, self.profile.kernels, self.machine), of_part[graph.key])
         for alike in looked.alike(LEAST_GAP * self.profile.device_us):
-            layers = [sorted(group.own | group.again) for group in alike]
-            able = list(self._able(number, looked, alike[0]))
-            self.closable_us += sum(map(looked.left, alike)) if able else 0.0
-            for part, case, choices in able:
-                place = found.setdefault(case.region.key, Carvable(number, case))
-                for layer in layers:
-                    ops, recompute = (tuple(layer[i] for i in ops) for ops in part)
-                    place.parts.append((ops, recompute))
-                share = looked.share(alike[0], place.parts[-len(layers)][0])
-                place.host_us += share * sum(group.us for group in alike)
-                place.choices |= dict.fromkeys(choices)
-        return list(found.values())
+            parts = looked.parts(alike[0], self.knowledge.problem.runners[number])
+            found = [self._placed(number, looked, alike, part) for part in list(parts)]
+            self.closable_us += sum(map(looked.left, alike)) if any(found) else 0.0
 
-    def _able(self, number: int, looked: _Places, group: Group) -> Iterator[tuple[Ops, Case, list[Choice]]]:
-        """The regions that a group could become by the places of their ops in it, each with what could run it beside the host."""
-        costs, ops = self.knowledge.costs[number], sorted(group.own | group.again)
-        for part in looked.parts(group, self.knowledge.problem.runners[number]):
-            case = costs.case(*(tuple(ops[i] for i in each) for each in part))
-            # of a product the host calls what ATen does
-            left_out = (PLAIN, HOST) if is_anchor(case.region.ops[0]) else (Carvable(number, case).as_host,)
-            if choices := [one for one in case.choices if one not in left_out]:
-                yield part, case, choices
+    def _placed(
+        self, number: int, looked: GroupParts, alike: list[Group], part: Ops, only: Sequence[Choice] | None = None
+    ) -> Carvable | None:
+        """The place of a region that equal groups could become, by the places of its ops in each; None where nobody beside the host could
+        run it, or not one of these, or where it was known already.
+        """
+        layers = [tuple(tuple(ops_of(group)[i] for i in ops) for ops in part) for group in alike]
+        case = self.knowledge.costs[number].case(*layers[0])
+        inside = sorted(chain(*part))
+        name = case.region.key, tuple(map(inside.index, part[1]))  # what is computed again is another decision
+        known, origin = self._found.get(name), (id(alike), part)
+        if known is not None and origin in known.origins:
+            return None
+        # of a product the host calls what ATen does
+        left_out = (PLAIN, HOST) if is_anchor(case.region.ops[0]) else (Carvable(number, case).as_host,)
+        choices = [one for one in case.choices if one not in left_out and (only is None or one in only)]
+        if not choices:
+            return None
+        place = self._found.setdefault(name, Carvable(number, case))
+        place.parts += [(ops, recompute) for ops, recompute in layers]
+        place.host_us += looked.share(alike[0], layers[0][0]) * sum(group.us for group in alike)
+        place.choices |= dict.fromkeys(choices)
+        place.origins[origin] = (looked, alike)
+        return place
 
     # What it is worth
 
@@ -212,68 +245,6 @@ def carving_knowledge(knowledge: Knowledge, profile: Profile, effort: Effort, de
     return Knowledge(
         problem_of(found, problem.program, effort, device), knowledge.model, knowledge.timings, knowledge.optimism
     )
-
-
-class _Places:
-    """What of one graph could be carved out where its host leaves a gap."""
-
-    def __init__(self, grouped: Grouped, parts: Sequence[int]) -> None:
-        self.of_part = parts
-        self.grouped, self.graph, self.works = grouped, grouped.graph, grouped.grouping.works
-        self._may_go: dict[int, bool] = {}
-
-    def alike(self, least_us: float) -> list[list[Group]]:
-        """The groups of kernels that compute the same, where they leave so much together."""
-        found: dict[tuple[str, str], list[Group]] = defaultdict(list)
-        for group in self.grouped.groups:
-            if group.ops:
-                found[group.role, self.grouped.key(group)].append(group)
-        return [groups for groups in found.values() if sum(map(self.left, groups)) >= least_us]
-
-    def parts(self, group: Group, runners: Sequence[Runner]) -> Iterator[Ops]:
-        """The regions that a group could become, each once, by the places of their ops among all of the group: what an executor takes
-        of it in one, and anchors alone.
-        """
-        all_ops = sorted(group.own | group.again)
-        inside = extract(self.graph, all_ops)
-        able = {place for place, i in enumerate(all_ops) if (i in group.ops or not self.works(i)) and self._goes(i)}
-        numbers = [self.of_part[i] for i in all_ops]
-        found: dict[Ops, None] = {}
-        for part in sorted({numbers[place] for place in able if self.works(all_ops[place])}):
-            for runner in runners:
-                takes = [
-                    place in able and numbers[place] == part and runner.takes[i] for place, i in enumerate(all_ops)
-                ]
-                cut = maximal_regions(inside, takes, runner.name) if runner.name != PLAIN[0] else Segmentation()
-                found |= dict.fromkeys((region.ops, region.recompute) for region in cut.regions)
-        found |= {((place,), ()): None for place in sorted(able) if self._may_alone(group, all_ops[place])}
-        for ops, recompute in found:
-            region = extract(inside, ops, recompute)
-            if any(self.works(all_ops[place]) for place in ops) and kept_from(region) is None:
-                yield ops, recompute
-
-    def share(self, group: Group, ops: Collection[int]) -> float:
-        """Which part of what the kernels of a group take they would not without some of its ops."""
-        rest = [i for i in group.ops.difference(ops) if self.works(i)]
-        if not rest:
-            return 1.0
-        whole = self.grouped.least(group.ops, group.again)[0]
-        return max(0.0, 1 - self.grouped.least(rest, group.again)[0] / whole)
-
-    def _may_alone(self, group: Group, op: int) -> bool:
-        """Whether one op may be carved out by itself: an anchor, or what its kernel is mostly there for."""
-        return is_anchor(self.graph.ops[op]) or (self.works(op) and self.share(group, [op]) >= MOSTLY)
-
-    def left(self, group: Group) -> float:
-        """What its kernels take beyond the least that its ops could."""
-        return group.us - self.grouped.least(group.own, group.again)[0]
-
-    def _goes(self, op: int) -> bool:
-        """Whether it may be carved out by itself; what reads a constant may not."""
-        if op not in self._may_go:
-            alone = self.graph.ops[op].is_view or kept_from(extract(self.graph, [op])) is None
-            self._may_go[op] = self.of_part[op] >= 0 and alone
-        return self._may_go[op]
 
 
 def stands(graph: Graph, cut: Segmentation) -> bool:
