@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.fleet import Report, Task
+from benchmarks.fleet import Task
 from benchmarks.host import CARVED, PLAIN
-from benchmarks.progress import LogProgress, heard
-from benchmarks.result import commit
 from benchmarks.timing import compared
-from benchmarks.tuned_model import traced
-from benchmarks.zoo import EVERY
+from benchmarks.traced_programs import look_at_each
 from fuseplan.capture.trace.format import Trace
 from fuseplan.graph import Graph
 from fuseplan.host.carving import of_the_backward
 from fuseplan.looking.gaps import profile_fields
 from fuseplan.measure.entry import RaceEntry
-from fuseplan.measure.environment import environment
 from fuseplan.measure.jobs import Calibrate, ProfilePlan, RacePlans, choice_name
 from fuseplan.measure.profile import Profile
 from fuseplan.measure.race import Rule
@@ -40,9 +34,7 @@ from fuseplan.tuning.program.model import cost_model
 from fuseplan.tuning.program.problem import ProgramLaunch, captured, problem_of
 from fuseplan.tuning.program.rewriting import preferred_name
 from fuseplan.tuning.program.services import Services
-from fuseplan.tuning.queue.devices import own_workers
-from fuseplan.tuning.traces import box_of, device_of, title_of
-from fuseplan.tuning_db import Store
+from fuseplan.tuning.traces import box_of
 
 SEARCHED = Settings()
 ROUNDS = (15, 25)
@@ -53,23 +45,18 @@ POINTWISE = ("aten.gelu.", "aten.silu.", "aten.tanh.", "aten.relu.", "aten.mul."
 
 def run(task: Task) -> None:
     """All programs of the model."""
-    given = task.arguments
-    report, programs = Report(task.out, commit=commit()), list[dict[str, Any]]()
-    report.at("loading, to be traced")
-    traces = traced(task.name, EVERY[task.name], given["device"])
-    here, effort = environment(device_of(traces[0])), Effort.named(given["effort"])
-    with own_workers(here.device, effort, heard) as pool, closing(Store.open(os.environ, given["db"])) as store:
-        report.at("measuring what this machine can do")
-        (calibrated,) = pool.map([Calibrate()])
-        machine = Machine.guess(here.gpu or here.cpu or "").calibrated(calibrated.machine)
-        report.put(machine=dict(calibrated.machine))
-        for trace in traces:
-            services = Services(store, here, pool, LogProgress(report.at), title_of(trace))
-            programs.append({"program": trace.key})
-            for known in _looked(services, effort, trace, machine, given):
-                programs[-1] |= known
-                report.put(programs=programs)
-    report.put(at="", done=True)
+
+    known: list[Machine] = []
+
+    def look(services: Services, effort: Effort, trace: Trace) -> Iterator[dict[str, Any]]:
+        if not known:
+            (outcome,) = services.carry_out("measuring what this machine can do", [Calibrate()])
+            here = services.environment
+            known.append(Machine.guess(here.gpu or here.cpu or "").calibrated(outcome.machine))
+        yield {"machine": vars(known[0])}
+        yield from _looked(services, effort, trace, known[0], task.arguments)
+
+    look_at_each(task, look)
 
 
 def _looked(

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from functools import partial
 from typing import Any
 
-from benchmarks.fleet import Report, Task
-from benchmarks.progress import LogProgress, heard
-from benchmarks.result import commit
+from benchmarks.fleet import Task
 from benchmarks.timing import compared
-from benchmarks.tuned_model import traced
-from benchmarks.zoo import EVERY
+from benchmarks.traced_programs import look_at_each
 from fuseplan.capture.trace.format import Trace
 from fuseplan.measure.entry import RaceEntry
-from fuseplan.measure.environment import environment
 from fuseplan.measure.jobs import OutcomeRow, RacePlans, VetPlan
 from fuseplan.measure.race import Rule
 from fuseplan.plan import Plan
@@ -25,9 +20,7 @@ from fuseplan.tuning.program.baseline import settings_entries
 from fuseplan.tuning.program.problem import ProgramLaunch, captured, problem_of
 from fuseplan.tuning.program.rewriting import rewrites_of
 from fuseplan.tuning.program.services import Services
-from fuseplan.tuning.queue.devices import own_workers
-from fuseplan.tuning.traces import box_of, device_of, title_of
-from fuseplan.tuning_db import Store
+from fuseplan.tuning.traces import box_of
 
 DEFAULT, PREFERRED = "torch.compile", "all that is preferred"
 ROUNDS = (15, 25)
@@ -35,22 +28,10 @@ ROUNDS = (15, 25)
 
 def run(task: Task) -> None:
     """All programs of the model."""
-    given = task.arguments
-    report, programs = Report(task.out, commit=commit()), list[dict[str, Any]]()
-    report.at("loading, to be traced")
-    traces = traced(task.name, EVERY[task.name], given["device"])
-    here, effort = environment(device_of(traces[0])), Effort.named(given["effort"])
-    with own_workers(here.device, effort, heard) as pool, closing(Store.open(os.environ, given["db"])) as store:
-        for trace in traces:
-            services = Services(store, here, pool, LogProgress(report.at), title_of(trace))
-            programs.append({"program": trace.key})
-            for known in _raced(services, effort, trace, given["launch"]):
-                programs[-1] |= known
-                report.put(programs=programs)
-    report.put(at="", done=True)
+    look_at_each(task, partial(_raced, task.arguments["launch"]))
 
 
-def _raced(services: Services, effort: Effort, trace: Trace, launch: str) -> Iterator[dict[str, Any]]:
+def _raced(launch: str, services: Services, effort: Effort, trace: Trace) -> Iterator[dict[str, Any]]:
     """All that is found of one program, as it is found."""
     found = captured(services, trace)
     if isinstance(found, str):
