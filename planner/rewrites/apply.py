@@ -58,7 +58,7 @@ def known_to_torchs_cache(plan: Plan) -> AbstractContextManager[object]:
     as all else. Under a plan without rewrites nothing changes: it shares what is kept.
     """
     functions: dict[str, str] = {}
-    for name in {one.kind for one in plan.rewrites}:
+    for name in dict.fromkeys(one.kind for one in plan.rewrites):  # torch's key holds them in their order
         functions |= KINDS[name].functions
     if not functions:
         return nullcontext()

@@ -43,6 +43,8 @@ class Kind(ABC, Generic[S]):
     """What people call one of its sites."""
     doubtful: bool = True
     """Whether what is preferred may turn out to be slower: then a small effort races the program without it, too."""
+    has_own_gradients: bool = False
+    """Whether its ways have gradients of their own, which no transformation such as vmap looks through."""
     functions: Mapping[str, str] = MappingProxyType({})
     """Functions that it puts into graphs, by their full name, and a word for what each does: torch's cache keeps programs
     with functions that it knows, and has to know when one comes to mean something else.

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import GraphModule, Node
@@ -16,7 +17,7 @@ from torch.fx import GraphModule, Node
 from fuseplan.rewrites.base import Draft, Kind, Site, digest_of
 from fuseplan.rewrites.order import channels_order, in_order
 from fuseplan.rewrites.reading import argument, name_of
-from fuseplan.rewrites.special import example
+from fuseplan.rewrites.special import example, rounds_float32
 
 FEW_CHANNELS = 8
 """With fewer, a convolution is left without a race; with more, libraries have good kernels, and a race tells."""
@@ -94,10 +95,13 @@ class Convolution(Kind[ConvolutionSite]):
             return "it has no patch"
         if channels_order(example(site.call)) is None:
             return "its result does not lie in one piece"
-        given = argument(site.call, 0, "input")
-        turned = channels_order(site.given) != tuple(range(site.given.dim()))
-        if turned and given.op == "placeholder" and site.given.requires_grad:
-            return "the caller would get a gradient that is laid out otherwise"
+        x, weight = (example(argument(site.call, place, name)) for place, name in enumerate(("input", "weight")))
+        if x.dtype == torch.float32 and rounds_float32():
+            return "matmuls in float32 may be rounded"
+        orders = channels_order(x), channels_order(weight)
+        plain = tuple(range(x.dim()))
+        if example(site.call).requires_grad and (orders[0] != orders[1] or (orders[0] != plain and x.requires_grad)):
+            return "gradients would be laid out otherwise"
         return None
 
     def preferred(self, site: ConvolutionSite) -> str | None:

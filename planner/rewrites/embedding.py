@@ -20,9 +20,10 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from fuseplan.rewrites.attention.mask_source import written_by
 from fuseplan.rewrites.base import Draft, Kind, Site, digest_of
 from fuseplan.rewrites.reading import argument, name_of
-from fuseplan.rewrites.special import example
+from fuseplan.rewrites.special import example, memory_of, rounds_float32
 
 LEAST_ELEMENTS = 2**22
 """By rows: of a smaller table there is not much to save."""
@@ -40,23 +41,31 @@ _MEANING = "1"
 """Another one, should the function ever do something else: torch counts it in."""
 
 
+def _flat(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """The tokens, and the gradient of each; padding has none."""
+    (ids,) = ctx.saved_tensors
+    ids, gradient = ids.reshape(-1), gradient.reshape(-1, gradient.shape[-1])
+    if ctx.padding is not None:
+        gradient = gradient.masked_fill((ids == ctx.padding % ctx.rows)[:, None], 0.0)
+    return ids, gradient
+
+
 class _OfRows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, ids: Tensor, table: Tensor, padding: int | None) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, ids: Tensor, table: Tensor, padding: int | None, again: bool) -> Any:
         ctx.save_for_backward(ids)
         ctx.set_materialize_grads(False)
         ctx.rows, ctx.padding = table.shape[0], padding
-        return F.embedding(ids, table, padding), table.view_as(table)
+        rows = F.embedding(ids, table, padding)
+        return (rows, table.view_as(table)) if again else rows
 
     @staticmethod
     def backward(ctx: Any, *given: Any) -> tuple[Tensor | None, ...]:
-        gradient, of_table = given
+        gradient, *others = given
+        of_table = others[0] if others else None
         if gradient is None:
-            return None, of_table, None
-        (ids,) = ctx.saved_tensors
-        ids, gradient = ids.reshape(-1), gradient.reshape(-1, gradient.shape[-1])
-        if ctx.padding is not None:
-            gradient = gradient.masked_fill((ids == ctx.padding % ctx.rows)[:, None], 0.0)
+            return None, of_table, None, None
+        ids, gradient = _flat(ctx, gradient)
         # of equal tokens one stands for all: whichever is written last
         places = torch.arange(ids.shape[0], device=ids.device)
         place = places.new_zeros(ctx.rows).index_put((ids,), places)[ids]
@@ -66,7 +75,7 @@ class _OfRows(torch.autograd.Function):
             of_table = gradient.new_zeros((ctx.rows, gradient.shape[-1]))
         else:
             sums = sums + of_table[ids]
-        return None, of_table.index_put((ids,), sums), None  # equal tokens write the same
+        return None, of_table.index_put((ids,), sums), None, None  # equal tokens write the same
 
 
 class _OneHot(torch.autograd.Function):
@@ -78,17 +87,15 @@ class _OneHot(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *given: Any) -> tuple[Tensor | None, ...]:
-        (ids,), (gradient,) = ctx.saved_tensors, given
-        tokens = torch.arange(ctx.rows, device=ids.device)
-        hot = ids.reshape(-1, 1) == tokens
-        if ctx.padding is not None:
-            hot = hot & (tokens != ctx.padding % ctx.rows)
+        ids, gradient = _flat(ctx, given[0])
+        hot = ids[:, None] == torch.arange(ctx.rows, device=ids.device)
         with torch.autocast(ids.device.type, enabled=False):  # it may be on around a backward that is compiled
-            return None, hot.to(gradient.dtype).t() @ gradient.reshape(-1, gradient.shape[-1]), None
+            return None, hot.to(gradient.dtype).t() @ gradient, None
 
 
 def embedding_of_few(ids: Tensor, table: Tensor, padding: int | None = None) -> Tensor:
-    """The embedding; in its backward, tokens meet the rows of a small table in a matmul.
+    """The embedding; in its backward, tokens meet the rows of a small table in a matmul. There a gradient that is infinite or no number
+    is so for all rows, and not for its token's alone.
 
     >>> table = torch.zeros(2, 3, requires_grad=True)
     >>> embedding_of_few(torch.tensor([1, 1, 0, 1]), table).sum().backward()
@@ -99,16 +106,21 @@ def embedding_of_few(ids: Tensor, table: Tensor, padding: int | None = None) -> 
     return found
 
 
-def embedding_of_rows(ids: Tensor, table: Tensor, padding: int | None = None) -> tuple[Tensor, Tensor]:
-    """The embedding, and the table again, for who reads it later: its gradient goes into the same place.
+def embedding_of_rows(ids: Tensor, table: Tensor, padding: int | None = None) -> Tensor:
+    """The embedding; in its backward, the rows that were read are touched alone.
 
     >>> table = torch.zeros(4, 2, requires_grad=True)
-    >>> rows, _ = embedding_of_rows(torch.tensor([1, 3, 1]), table)
-    >>> rows.sum().backward()
+    >>> embedding_of_rows(torch.tensor([1, 3, 1]), table).sum().backward()
     >>> table.grad.tolist()
     [[0.0, 0.0], [2.0, 2.0], [0.0, 0.0], [1.0, 1.0]]
     """
-    found: tuple[Tensor, Tensor] = _OfRows.apply(ids, table, padding)  # type: ignore[no-untyped-call]
+    found: Tensor = _OfRows.apply(ids, table, padding, False)  # type: ignore[no-untyped-call]
+    return found
+
+
+def embedding_and_table(ids: Tensor, table: Tensor, padding: int | None = None) -> tuple[Tensor, Tensor]:
+    """The same, and the table again, for who reads it later: its gradient goes into the same place."""
+    found: tuple[Tensor, Tensor] = _OfRows.apply(ids, table, padding, True)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -134,8 +146,10 @@ class Embedding(Kind[EmbeddingSite]):
 
     noun = "embedding"
     doubtful = False
+    has_own_gradients = True
     functions: Mapping[str, str] = {
-        f"{one.__module__}.{one.__name__}": _MEANING for one in (embedding_of_rows, embedding_of_few)
+        f"{one.__module__}.{one.__name__}": _MEANING
+        for one in (embedding_of_rows, embedding_and_table, embedding_of_few)
     }
 
     def find(self, gm: GraphModule) -> Sequence[EmbeddingSite]:
@@ -160,7 +174,8 @@ class Embedding(Kind[EmbeddingSite]):
         if way not in self.ways(site):
             return f"there is no embedding variant {way!r}"
         for name, place in _ARGUMENTS.items():
-            if argument(site.call, place, name, default=None) not in (None, False):
+            given = argument(site.call, place, name, default=None)
+            if given is not None and given is not False:
                 return f"it has {name}"
         rows, width = site.table.shape
         if way == "one-hot":
@@ -218,7 +233,7 @@ def _no_matmul(site: EmbeddingSite, rows: int) -> str | None:
         return f"its table has more than {FEW_ROWS} rows"
     if not statically_known_true(site.ids.numel() >= TOKENS_EACH * rows):
         return f"it is not known to have {TOKENS_EACH} tokens for each row"
-    if site.table.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
+    if site.table.dtype == torch.float32 and rounds_float32():
         return "matmuls in float32 may be rounded, and sums may not"
     return None
 
@@ -230,15 +245,18 @@ def _trained(site: EmbeddingSite) -> bool:
         return False
     if not example(site.call).requires_grad:  # it is read where no gradients are taken
         return False
-    return all(type(size) is int for size in table.shape) and table.dtype.is_floating_point
+    return all(type(size) is int and size > 0 for size in table.shape) and table.dtype.is_floating_point
 
 
 def _write_rows(draft: Draft, site: EmbeddingSite) -> None:
     call, like = draft.copies[site.call], example(site.call)
     table = _table(call)
-    behind = [user for user in table.users if user > call and _reads(user)]
+    behind = [] if _is_written(site) else [user for user in table.users if user > call and _reads(user)]
+    if not behind:
+        call.target, call.args, call.kwargs = embedding_of_rows, _given(call), {}
+        return
     with draft.graph.inserting_before(call):
-        both = draft.call(embedding_of_rows, _given(call), {}, like)
+        both = draft.call(embedding_and_table, _given(call), {}, like)
     with draft.graph.inserting_after(both):
         rest = draft.call(operator.getitem, (both, 1), {}, like)
     call.target, call.args, call.kwargs = operator.getitem, (both, 0), {}
@@ -246,6 +264,23 @@ def _write_rows(draft: Draft, site: EmbeddingSite) -> None:
         user.replace_input_with(table, rest)
 
 
+def _is_written(site: EmbeddingSite) -> bool:
+    """Whether something in the program may write to the table: then it has to be read where it is."""
+    memory = memory_of(site.table)
+    return any(
+        not memory.isdisjoint(memory_of(example(one)))
+        for node in site.call.graph.nodes
+        for one in (node.all_input_nodes if _is_bounded(node) else written_by(node))
+    )
+
+
+def _is_bounded(node: Node) -> bool:
+    """Whether it is an embedding that bounds the rows it reads, where they are."""
+    return node.target is F.embedding and argument(node, 3, "max_norm") is not None
+
+
 def _reads(node: Node) -> bool:
     name = name_of(node)
+    if name == "embedding":
+        return not any(argument(node, place, which) for which, place in _ARGUMENTS.items())
     return name in _READERS or name.startswith(OWN)

@@ -31,6 +31,8 @@ class SiteFound:
     """What is known of it, in a few words."""
     doubtful: bool = True
     """Whether what is preferred may turn out to be slower."""
+    behind: str | None = None
+    """The way that would be preferred if no site of another kind came before it."""
 
     @property
     def named(self) -> tuple[str, int]:

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fuseplan.rewrites.base import Draft, Kind, Site, digest_of
 from fuseplan.rewrites.reading import argument, first, name_of
@@ -34,22 +35,25 @@ _MEANING = "1"
 class _Padded(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
+        of_x, of_weight, _ = ctx.needs_input_grad
+        ctx.save_for_backward(
+            x if of_weight else None, weight if of_x else None
+        )  # what else is there may be written to
+        ctx.rows, ctx.columns = x.shape, weight.shape[0]
         return F.linear(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *given: Any) -> tuple[Tensor | None, ...]:
         (gradient,) = given
         x, weight = ctx.saved_tensors
-        columns, width = weight.shape
         of_x, of_weight, of_bias = ctx.needs_input_grad
-        room = -columns % ROOM
-        rows = F.pad(gradient.reshape(-1, columns), (0, room))
-        with torch.autocast(x.device.type, enabled=False):  # it may be on around a backward that is compiled
+        room = -ctx.columns % ROOM
+        rows = F.pad(gradient.flatten(0, -2), (0, room))
+        with torch.autocast(gradient.device.type, enabled=False):  # it may be on around a backward that is compiled
             return (
-                (rows @ F.pad(weight, (0, 0, 0, room))).view(x.shape) if of_x else None,
-                (rows.t() @ x.reshape(-1, width))[:columns] if of_weight else None,
-                gradient.reshape(-1, columns).sum(0) if of_bias else None,
+                (rows @ F.pad(weight, (0, 0, 0, room))).view(ctx.rows) if of_x else None,
+                (rows.t() @ x.flatten(0, -2))[: ctx.columns] if of_weight else None,
+                gradient.flatten(0, -2).sum(0) if of_bias else None,
             )
 
 
@@ -93,6 +97,7 @@ class Matmul(Kind[MatmulSite]):
 
     noun = "matmul"
     doubtful = False
+    has_own_gradients = True
     functions: Mapping[str, str] = {f"{linear_of_padded_gradient.__module__}.linear_of_padded_gradient": _MEANING}
 
     def find(self, gm: GraphModule) -> Sequence[MatmulSite]:
@@ -120,6 +125,9 @@ class Matmul(Kind[MatmulSite]):
             return f"there is no matmul variant {way!r}"
         if not result.requires_grad:
             return "it takes no gradient"
+        strides = example(site.rows).stride(-1), example(site.matrix).stride(0 if site.turned else 1)
+        if not all(statically_known_true(each == 1) for each in strides):
+            return "its gradients would be laid out otherwise"
         if site.columns < LEAST_COLUMNS:
             return f"it has {site.columns} columns: room behind each row pays from {LEAST_COLUMNS} on"
         elements = result.numel()
@@ -175,7 +183,7 @@ def _unaligned(site: MatmulSite) -> bool:
     if type(site.columns) is not int or not site.dtype.is_floating_point:
         return False
     biased = site.bias is None or example(site.bias).shape[0] == site.columns
-    return biased and site.columns * site.dtype.itemsize % ALIGNED_BYTES != 0
+    return biased and example(site.matrix).numel() > 0 and site.columns * site.dtype.itemsize % ALIGNED_BYTES != 0
 
 
 def _write(draft: Draft, site: MatmulSite) -> None:

@@ -18,7 +18,7 @@ from fuseplan.rewrites.base import Kind, Site
 from fuseplan.rewrites.blocks import block_at, blocks_in
 from fuseplan.rewrites.found import MissedPlaces, SiteFound
 from fuseplan.rewrites.kinds import KINDS
-from fuseplan.rewrites.special import example, special
+from fuseplan.rewrites.special import example, special, transformed
 from fuseplan.rewrites.unfolded import unfolded
 
 T = TypeVar("T")
@@ -95,8 +95,10 @@ def sites_of(name: str, gm: GraphModule) -> list[PlacedSite]:
         raise PlanError(f"there is no kind of rewrite {name!r}; known are {', '.join(KINDS)}")
     kind, placed = KINDS[name], list[PlacedSite]()
     for path, graph, around in graphs_in(unfolded(gm).gm):
+        inside = transformed(graph.graph) if kind.has_own_gradients else set[Node]()
         for site in _read(kind, kind.find, graph) or ():
-            placed.append(PlacedSite(name, kind, site, len(placed), _digest(site, path), path, around))
+            what = around if inside.isdisjoint(kind.nodes(site)) else "a transformation such as vmap is around it"
+            placed.append(PlacedSite(name, kind, site, len(placed), _digest(site, path), path, what))
     return placed
 
 
@@ -206,12 +208,12 @@ def _told(
     one: PlacedSite, ways: tuple[str, ...], refused: Mapping[str, str], chosen: bool, excludes: Sequence[PlacedSite]
 ) -> SiteFound:
     kind, site = one.kind, one.found
-    preferred = one.preferred if chosen else None
+    preferred, behind = (one.preferred, None) if chosen else (None, one.preferred)
     rivals = tuple((word, way) for word, way in kind.rivals(site).items() if way in ways and way != preferred)
     alike = repr((one.name, kind.group(site), ways, preferred, rivals, bool(excludes)))
     return SiteFound(
         one.name, one.number, one.digest, hashlib.sha256(alike.encode()).hexdigest()[:16], ways, refused, preferred,
-        rivals, tuple(other.named for other in excludes), kind.about(site), kind.doubtful,
+        rivals, tuple(other.named for other in excludes), kind.about(site), kind.doubtful, behind,
     )  # fmt: skip
 
 

@@ -6,13 +6,31 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx import Node
+from torch.fx import Graph, Node
 from torch.utils._pytree import tree_leaves
+
+from fuseplan.capture.dynamo.numerics import Numerics
 
 
 def example(node: Node) -> Any:
     """What is known of the value of a node."""
     return node.meta.get("example_value", node.meta.get("val"))
+
+
+def transformed(graph: Graph) -> set[Node]:
+    """The nodes that a transformation such as vmap is around, whatever they read."""
+    depth, found = 0, set()
+    for node in graph.nodes:
+        name = getattr(node.target, "__name__", "")
+        depth += name.endswith("_increment_nesting") - name.endswith("_decrement_nesting")
+        if depth:
+            found.add(node)
+    return found
+
+
+def rounds_float32() -> bool:
+    """Whether a matmul of float32 may be rounded in this process."""
+    return Numerics.here().matmul_precision != "highest"
 
 
 def memory_of(value: Any) -> set[int]:

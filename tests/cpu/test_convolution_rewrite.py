@@ -135,13 +135,30 @@ def test_other_convolutions_are_no_sites(options: dict[str, Any]) -> None:
     assert sites(lambda x: F.conv2d(x, torch.randn(6, 3, 4, 4), stride=4), torch.randn(3, 16, 16)) == []
 
 
-def test_a_gradient_that_the_caller_gets_is_laid_out_as_it_was() -> None:
-    layer = nn.Conv2d(3, 8, 4, 4).to(**LAST)  # type: ignore[call-overload]
-    x = torch.randn(2, 3, 16, 12).to(**LAST).requires_grad_()
-    (site,) = sites(layer, x)
-    assert site.refusal("patches") == "the caller would get a gradient that is laid out otherwise"
-    (inner,) = sites(lambda x: layer(x * 2), x)
-    assert inner.refusal("patches") is None
+@pytest.mark.parametrize("which", ["input", "weight", "input turned by the program"])
+def test_gradients_are_laid_out_as_they_were(which: str) -> None:
+    layer, x = nn.Conv2d(3, 8, 4, 4), torch.randn(2, 3, 16, 12)
+    if which == "weight":
+        layer = layer.to(**LAST)  # type: ignore[call-overload]
+    elif which == "input":
+        x = x.to(**LAST)
+    else:
+        layer, x = layer.to(**LAST), torch.randn(2, 16, 12, 3)  # type: ignore[call-overload]
+    call = layer if x.shape[1] == 3 else lambda x: layer(x.permute(0, 3, 1, 2))
+    (site,) = sites(call, x.requires_grad_())
+    assert site.refusal("patches") == "gradients would be laid out otherwise"
+    with torch.no_grad():
+        (site,) = sites(call, x)
+        assert site.refusal("patches") is None
+
+
+def test_float32_stays_where_matmuls_may_be_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
+    layer = nn.Conv2d(3, 8, 4, 4)
+    (site,) = sites(layer, torch.randn(2, 3, 16, 12))
+    assert site.refusal("patches") == "matmuls in float32 may be rounded"
+    (site,) = sites(copy.deepcopy(layer).bfloat16(), torch.randn(2, 3, 16, 12, dtype=torch.bfloat16))
+    assert site.refusal("patches") is None
 
 
 def test_sizes_that_vary_stay() -> None:

@@ -137,10 +137,56 @@ def test_a_table_that_is_read_otherwise_too_is_left_there() -> None:
     assert_same(trained(compiled(call), model, ids), trained(call, model, ids), bitwise=False)
 
 
+def bounded(w: Tensor, ids: Tensor) -> Tensor:
+    return F.linear(F.embedding(ids, w).tanh() + F.embedding(ids, w, max_norm=1.0), w)
+
+
+def halved(w: Tensor, ids: Tensor) -> Tensor:
+    rows = F.embedding(ids, w)
+    with torch.no_grad():
+        w.mul_(0.5)
+    return F.linear(rows.tanh(), w)
+
+
+def turned(w: Tensor, ids: Tensor) -> Tensor:
+    table = w * 1
+    rows = F.embedding(ids, table)
+    table.t().mul_(2)
+    return rows.tanh() @ table.t()
+
+
+def sparse(w: Tensor, ids: Tensor) -> Tensor:
+    return F.embedding(ids, w).sin() + F.embedding(ids, w, sparse=True).detach()
+
+
+@pytest.mark.parametrize("host", ["aten", "inductor"])
+@pytest.mark.parametrize("call", [bounded, halved, turned, sparse])
+def test_a_table_that_is_written_to_is_read_where_it_is(call: Callable[..., Tensor], host: str) -> None:
+    torch.manual_seed(0)
+    table, ids = torch.randn(VOCABULARY, WIDTH, dtype=torch.float64), torch.tensor(REPEATED)
+    found = []
+    for one in (compiled(call, host), call):
+        w = table.clone().requires_grad_()
+        out = one(w, ids)
+        torch.manual_seed(1)
+        found.append([out, *torch.autograd.grad(out, [w], torch.randn_like(out)), w.detach()])
+    assert_same(*found, bitwise=False)
+
+
+def test_padding_may_have_any_gradient() -> None:
+    kinds, ids = nn.Embedding(3, WIDTH, padding_idx=1), torch.arange(3).repeat(300)
+    given = torch.randn(900, WIDTH)
+    given[ids == 1] = torch.nan
+    (want,) = torch.autograd.grad(kinds(ids), kinds.weight, given)
+    made = compiled(kinds, rewrites=(Rewrite("embedding", 0, "one-hot"),))
+    assert_same(torch.autograd.grad(made(ids), kinds.weight, given)[0], want, bitwise=False)
+
+
 @pytest.mark.parametrize(
     ("options", "why"),
     [
         ({"max_norm": 1.0}, "it has max_norm"),
+        ({"max_norm": 0.0}, "it has max_norm"),
         ({"scale_grad_by_freq": True}, "it has scale_grad_by_freq"),
         ({"sparse": True}, "it has sparse"),
     ],
@@ -181,6 +227,13 @@ def test_what_is_no_matmul_of_few_kinds_stays(monkeypatch: pytest.MonkeyPatch) -
     assert site.refusal("one-hot") == "its table has more than 64 rows"
     (site,) = sites(nn.Embedding(4, 4), ids)
     assert site.refusal("one-hot") == "it is not known to have 256 tokens for each row"
+
+    def in_other_words() -> str:
+        raise RuntimeError("the program has set it per backend")
+
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", in_other_words)
+    (site,) = sites(nn.Embedding(3, 4), ids)
+    assert site.refusal("one-hot") is None
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
     (site,) = sites(nn.Embedding(3, 4), ids)
     assert site.refusal("one-hot") == "matmuls in float32 may be rounded, and sums may not"
@@ -212,6 +265,12 @@ def test_who_asks_for_determinism_gets_it() -> None:
         assert site.forbidden("rows") == "it is not deterministic, which the caller asks for"
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def test_a_transformation_around_it() -> None:
+    words, ids = nn.Embedding(VOCABULARY, WIDTH), torch.tensor(REPEATED)
+    (site,) = sites(lambda scale: torch.vmap(lambda each: words(ids) * each)(scale), torch.randn(2))
+    assert site.refusal("rows") == "a transformation such as vmap is around it"
 
 
 def test_it_is_told_of() -> None:

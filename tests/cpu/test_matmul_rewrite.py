@@ -184,6 +184,57 @@ def test_other_products_are_no_sites(call: Call) -> None:
     assert sites(call, *given()) == []
 
 
+def test_what_the_backward_does_not_need_may_be_written_to() -> None:
+    """As in eager: the rows are kept for the gradient of the weights alone, and the weights for that of the rows."""
+    x, w, b = given()
+
+    def frozen(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        rows = x * 2
+        out = F.linear(rows, w, b)
+        rows.mul_(3)
+        return out + rows.sum()
+
+    def fed(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        out = F.linear(x, w, b)
+        with torch.no_grad():
+            w.mul_(0.5)
+        return out
+
+    for call, needed in ((frozen, (True, False, False)), (fed, (False, True, True))):
+        for host in ("aten", "inductor"):
+            inputs, again = (
+                [one.detach().double().requires_grad_(needs) for one, needs in zip((x, w, b), needed, strict=True)]
+                for _ in range(2)
+            )
+            assert_same(trained(compiled(call, host), inputs), trained(call, again), bitwise=False)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [lambda x, w, b: x @ w.t().contiguous() + b, lambda x, w, b: F.linear(x.mT.contiguous().mT, w, b)],
+    ids=["the matrix", "the rows"],
+)
+def test_gradients_are_laid_out_as_they_were(call: Call) -> None:
+    (site,) = sites(call, *given())
+    assert site.refusal("padded") == "its gradients would be laid out otherwise"
+
+
+def test_nothing_to_multiply_is_no_site() -> None:
+    x, w = torch.randn(2, 3, 0), torch.randn(COLUMNS, 0, requires_grad=True)
+    assert sites(lambda x, w: F.linear(x, w), x, w) == []
+
+
+def test_a_transformation_around_it() -> None:
+    """It reads plain tensors, and its result meets others."""
+    x, w, b = given()
+
+    def call(scale: Tensor) -> Tensor:
+        return torch.vmap(lambda each: F.linear(x, w, b) * each)(scale)
+
+    (site,) = sites(call, torch.randn(2))
+    assert site.refusal("padded") == "a transformation such as vmap is around it"
+
+
 def test_it_is_told_of() -> None:
     made = compiled(SPELLINGS["linear"])
     made(*given())

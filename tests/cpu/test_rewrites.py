@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._inductor import config
 from torch.fx import GraphModule
 
 import fuseplan
@@ -19,8 +20,8 @@ from fuseplan.errors import PlanError
 from fuseplan.explain import compiled_by
 from fuseplan.looking.words import describe
 from fuseplan.measure.environment import environment
-from fuseplan.plan import Plan, Rewrite
-from fuseplan.rewrites.apply import rewritten
+from fuseplan.plan import WAYS, Plan, Rewrite
+from fuseplan.rewrites.apply import known_to_torchs_cache, rewritten
 from fuseplan.rewrites.kinds import KINDS
 from fuseplan.rewrites.sites import Sites
 from fuseplan.runtime import Program
@@ -156,3 +157,13 @@ def test_a_kind_that_cannot_read_a_program_leaves_it_as_it_is(
     assert said == "no product is rewritten: its kind cannot read this program: AssertionError"
     with pytest.raises(PlanError, match="the program has 0 of them"):
         rewritten(gm, (Rewrite("product", 0, "quotient"),))
+
+
+def test_torchs_cache_is_told_of_functions_in_the_order_of_the_plan() -> None:
+    """Its key holds them so: in another order, another process would find nothing."""
+    kinds = sorted(name for name, kind in KINDS.items() if kind.functions)
+    plan = Plan("inductor", tuple(Rewrite(kind, 0, WAYS[kind][0]) for kind in kinds))
+    with known_to_torchs_cache(plan):
+        told = list(config.unsafe_marked_cacheable_functions)
+    assert len(kinds) > 3
+    assert told == list(dict.fromkeys(name for kind in kinds for name in KINDS[kind].functions))

@@ -275,6 +275,13 @@ def test_what_is_sure_to_pay_is_tried_without_by_a_large_effort_alone() -> None:
     assert names([*sure, site("layer", 0, "self")], QUICK, None) == ["layer as is"]
 
 
+def test_a_site_that_would_not_pay_stands_back_behind_none() -> None:
+    first = replace(site("layer", 0, "self"), excludes=(("head", 0),))
+    idle = replace(site("head", 0, "one", preferred=None), ways=("padded",), excludes=(("layer", 0),))
+    assert names([first, idle], QUICK, None) == []
+    assert names([first, replace(idle, behind="padded")], QUICK, None) == ["head instead"]
+
+
 def test_no_more_race_than_the_effort_grants() -> None:
     many = [site("layer", i, f"group {i}", "flash") for i in range(40)]
     assert len(names(many, FULL, None)) == FULL.rewrites

@@ -40,6 +40,7 @@ class Look:
     known: Sequence[Knowledge]
     looked: Looked | None = field(default=None, init=False)
     _job: ProfilePlan | None = field(default=None, init=False)
+    _told: bool = field(default=False, init=False)
 
     def aside(self, asked_for: Sequence[RaceEntry], rows: Mapping[str, OutcomeRow]) -> ProfilePlan | None:
         """The job, once it is known what is to be profiled, if there is time to compile it once more. On a CPU, whose kernels have to
@@ -48,7 +49,12 @@ class Look:
         entry = None if self._job is not None else self._entry(asked_for, rows)
         if entry is None or not (self.services.on_gpu or self.budget.effort.name == FULL.name):
             return None
-        if self._machine is None or not self.budget.may_profile(rows[entry.name].compile_s or 0.0):
+        if self._machine is None:
+            return None
+        if not self.budget.may_profile(rows[entry.name].compile_s or 0.0):
+            if not self._told:
+                self.services.note("there is no time to see where its time goes")
+            self._told = True
             return None
         self._job = ProfilePlan(self.trace, entry, self.budget.profile_limit_s)
         return self._job
@@ -72,8 +78,6 @@ class Look:
             (outcome,) = self.services.carry_out("seeing where its time goes", [job])
             self.budget.measured([outcome])
             self.heard(outcome)
-        elif self._job is None and self.services.on_gpu:
-            self.services.note("there is no time to see where its time goes")
         return self.looked
 
     def _entry(self, asked_for: Sequence[RaceEntry], rows: Mapping[str, OutcomeRow]) -> RaceEntry | None:

@@ -113,10 +113,10 @@ def _without_one_kind(sites: Sequence[SiteFound], effort: Effort) -> Iterator[Al
 def _instead(sites: Sequence[SiteFound]) -> Iterator[Alternative]:
     """The sites that stand back behind those of another kind, rewritten in the place of these."""
     for kind in dict.fromkeys(site.kind for site in sites):
-        behind = [one for one in sites if one.kind == kind and one.preferred is None and one.excludes and one.ways]
         ways: dict[Named, str | None] = {}
-        for site in behind:
-            ways |= {site.named: site.ways[0], **dict.fromkeys(site.excludes)}
+        for site in sites:
+            if site.kind == kind and site.behind is not None:
+                ways |= {site.named: site.behind, **dict.fromkeys(site.excludes)}
         if ways:
             yield Alternative(f"{kind} instead", ways)
 
