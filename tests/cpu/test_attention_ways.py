@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.fx import GraphModule
@@ -554,6 +554,8 @@ def results(run: Program, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 def test_whatever_is_legal_computes_what_is_written(rows_alone: None, case: Case) -> None:
     arguments, made, seen = case.arguments(), dict[str, GraphModule](), list[AttentionCall]()
     eager, exact = results(case.program, arguments), results(case.program, in_double(arguments))
+    # where each query sees one key, gradients are zero by cancelling out: what eager leaves of that by luck says nothing
+    assume(all(bool(one.any()) for one in exact))
 
     def backend(gm: GraphModule, _: Any) -> Callable[..., Any]:
         (call,) = attention_calls(gm)
