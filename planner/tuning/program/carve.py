@@ -82,7 +82,7 @@ class Carver:
         self.knowledge, self.profile, self.machine = knowledge, profile, machine
         self.closable_us = 0.0
         """What kernels leave that somebody else could take over, at most."""
-        self._found: dict[tuple[str, tuple[int, ...]], Carvable] = {}
+        self._found: dict[tuple[int, str, tuple[int, ...]], Carvable] = {}
         for number in range(len(knowledge.problem.graphs)):
             self._look(number)
 
@@ -205,7 +205,7 @@ class Carver:
         layers = [tuple(tuple(ops_of(group)[i] for i in ops) for ops in part) for group in alike]
         case = self.knowledge.costs[number].case(*layers[0])
         inside = sorted(chain(*part))
-        name = case.region.key, tuple(map(inside.index, part[1]))  # what is computed again is another decision
+        name = number, case.region.key, tuple(map(inside.index, part[1]))  # what is computed again is another decision
         known, origin = self._found.get(name), (id(alike), part)
         if known is not None and origin in known.origins:
             return None
