@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from checks import whole_models
+from checks import gaps, whole_models
 from checks.project import ROOT
 from checks.tables import BEGIN, between, file_of, head, line, ms, of_other_kinds, percent, ratio, results_of
 from checks.whole_models import LAUNCHES
@@ -43,6 +43,7 @@ def _page() -> Iterator[str]:
         " shown here. Milliseconds are medians; ratios come from blocks of calls that ran beside each other."
     )
     yield from whole_models.parts(models, file_of("drawn"), of_other_kinds("models"))
+    yield from gaps.parts(results_of("host"), results_of("ways"))
     yield "## What each stage of tuning adds"
     ablation = results_of("ablation")
     yield (

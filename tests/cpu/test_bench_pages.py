@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from checks import whole_models
+from checks import gaps, whole_models
 
 
 def side(ms: float) -> dict[str, Any]:
@@ -134,3 +134,37 @@ def test_drawn_sizes_stand_beside_the_row_of_their_kind_with_what_is_left_of_its
     assert (t5["of its kind"], t5["share of the gain"]) == ("t5-small 16x512", "50%")
     assert (gpt2["of its kind"], gpt2["share of the gain"]) == ("gpt2 8x1024 train", "0%")
     assert (swin["of its kind"], swin["share of the gain"]) == ("-", "-")
+
+
+# where time goes, and what ways gain
+
+
+def gain(ratio: float) -> dict[str, Any]:
+    return {"ratio": ratio, "low": ratio - 0.01, "high": ratio + 0.01, "beyond noise": ratio > 1.02}
+
+
+def test_a_step_is_parted_by_kinds_of_groups() -> None:
+    groups = [
+        {"what": "addmm", "us": 500.0, "least_us": 400.0},
+        {"what": "_scaled_dot_product_flash_attention", "us": 200.0, "least_us": 50.0},
+        {"what": "2 add, native_layer_norm", "us": 250.0, "least_us": 125.0},
+    ]
+    profile = {"device_us": 1000.0, "gap_us": 375.0, "unattributed_us": 50.0, "gaps": groups}
+    carved = {"a": {"time": gain(0.98), "predicted": 0.97}, "b": {"time": gain(0.95), "predicted": 0.9}}
+    program = {"profile": profile, "races": {"cudagraph": {"gains": carved}}}
+    models = {"small": {"commit": "abc", "programs": [program]}, "failed": {"programs": [{"failed": "no profile"}]}}
+    told = list(gaps.parts({"models": models}, {}))
+    row = "| small | 1.00 | 37.5% | 5.0% | 50.0%, 80% | 20.0%, 25% | - | 25.0%, 50% | cudagraph 1.053 (1.111) | abc |"
+    assert row in told[2]
+    assert "failed" not in told[2]
+    assert told[-1] == "Not measured yet."
+
+
+def test_each_way_has_a_line() -> None:
+    program = {"noise": 0.004, "gains": {"matmul padded": gain(0.8), "convolution patches": gain(1.25)}}
+    told = list(gaps.parts({}, {"models": {"small": {"commit": "abc", "programs": [program]}}}))
+    assert told[2] == "Not measured yet."
+    assert told[-1].splitlines()[2:] == [
+        "| convolution patches | small | 0.800 | 0.794 to 0.806 | 0.4% | abc |",
+        "| matmul padded | small | 1.250 | 1.235 to 1.266 | 0.4% | abc |",
+    ]
