@@ -47,6 +47,8 @@ def profile(job: ProfilePlan, place: Workplace) -> Outcome:
             place.at(job.entry.name, "profiling")
             events = _events(calls[WARM:], place.device)
     del compiled, calls, call  # what was prepared for a race stays as it is
+    if not course.prepared:
+        case.course = None
     place.clear()
     kernels = tuple(_read(events, found, place.device.type == "cuda"))
     return Outcome(profile=Profile(tuple(found.graphs.items()), kernels, tuple(found.parts.values())))
