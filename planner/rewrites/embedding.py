@@ -1,7 +1,7 @@
 """Embeddings, of whose table the gradient is a sum over equal tokens: of large tables, few rows are touched, of small ones, all.
 
 As a compiler writes it, the whole table is cleared in float32, filled, rounded, and, where the table is a head's matrix as well, added
-to that gradient: five times the table goes through memory. Where a step reads few of the rows, those of equal tokens are summed first,
+to that gradient: the table goes through memory again and again. Where a step reads few of the rows, those of equal tokens are summed first,
 in a place as large as what was read; the sums then go to their rows of a table that is only cleared, or that is there already, as the
 gradient of the head. Where thousands of tokens meet in a few rows, as types of tokens and distances between them do, they wait for each
 other: there it is a matmul with ones and zeros.

@@ -16,9 +16,6 @@ from torch._inductor.cudagraph_trees import CUDAGraphNode
 _FREE: WeakKeyDictionary[CUDAGraphNode, _Free] = WeakKeyDictionary()
 """By the last graph of a step, how it is seen that nothing is held of it."""
 
-MOST_KNOWN = 4
-"""So many ways in which nothing is held are remembered."""
-
 
 def is_held(node: Any) -> bool:
     """Whether something is held that the graphs up to this one have made. It is asked at each step before anything runs, while the
@@ -31,9 +28,7 @@ def is_held(node: Any) -> bool:
         return False
     if any(_is_live(node.path_weakrefs[depth][index]) for depth, index in node.live_indices_after_graph):
         return True
-    if free is None or not free.learns():
-        _FREE[node] = free = _Free.of(node)
-        free.learns()
+    _FREE[node] = _Free.of(node)
     return False
 
 
@@ -85,15 +80,14 @@ class _Kept:
 
 @dataclass
 class _Free:
-    """A step of which nothing was held. As long as all counts are what they were at such a time, nothing is: the trees' own answer
-    follows from these counts, which are taken without a call of Python for each output.
+    """A step of which nothing was held. As long as all counts are what they were then, nothing is: the trees' own answer follows
+    from these counts, which are taken without a call of Python for each output.
     """
 
     kept: list[_Kept] = field(default_factory=list)
+    counts: list[tuple[int, ...] | None] = field(default_factory=list)
     others: list[tuple[list[Any], int]] = field(default_factory=list)
     """The references of a graph's outputs, and which of them is looked at as the trees do."""
-    known: list[tuple[Any, ...]] = field(default_factory=list)
-    """All counts at such times, the last first: a tensor may belong to Python at one, and to C++ at another."""
 
     @staticmethod
     def of(last: CUDAGraphNode) -> _Free:
@@ -109,19 +103,11 @@ class _Free:
             if counted:
                 assert isinstance(node, CUDAGraphNode)
                 free.kept.append(_Kept.of(node, counted))
+        free.counts = [kept.counts() for kept in free.kept]
         return free
-
-    def learns(self) -> bool:
-        """Take in that nothing is held as all counts are now; False where the trees keep other outputs by now."""
-        counts = self._counts()
-        if None in counts:
-            return False
-        self.known = [counts, *self.known[: MOST_KNOWN - 1]]
-        return True
 
     def is_still_so(self) -> bool:
         """Whether nothing is held now."""
-        return not any(_is_live(refs[i]) for refs, i in self.others) and self._counts() in self.known
-
-    def _counts(self) -> tuple[Any, ...]:
-        return tuple(kept.counts() for kept in self.kept)
+        return not any(_is_live(refs[i]) for refs, i in self.others) and all(
+            counts is not None and kept.counts() == counts for kept, counts in zip(self.kept, self.counts, strict=True)
+        )

@@ -78,23 +78,6 @@ def test_what_is_held_is_seen_at_once_and_when_it_is_let_go(graph: Node, output:
     assert not is_held(graph)
 
 
-def test_counts_that_take_turns_are_all_remembered(graph: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where a tensor belongs to Python at one time, and to C++ at another."""
-    looked = list[Any]()
-    count, is_live = held._Kept.counts, held._is_live
-    monkeypatch.setattr(held._Kept, "counts", lambda self: (turn, *(count(self) or ())))
-    monkeypatch.setattr(held, "_is_live", lambda ref: looked.append(ref) or is_live(ref))  # type: ignore[func-returns-value]
-    for step in range(12):
-        turn = step % 3
-        assert not is_held(graph)
-        seen, others = len(looked), 1  # one output is made anew at each call, and looked at in any case
-        looked.clear()
-        assert (seen > others) is (step < 3), step
-    one = graph.give(0)
-    assert is_held(graph)
-    del one
-
-
 def test_what_is_held_of_a_graph_before_it(graph: Node) -> None:
     assert not is_held(graph)
     one = graph.first.give(1)
