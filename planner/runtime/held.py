@@ -45,6 +45,11 @@ def _is_live(ref: Any) -> bool:
     return ref is not None and not ref.expired()
 
 
+def _is_counted(ref: Any) -> bool:
+    """Whether it is of a tensor that the trees keep, and count who else does."""
+    return ref is not None and ref.extra_ref_check is not None
+
+
 @dataclass(frozen=True)
 class _Kept:
     """The outputs of one graph that the trees keep, and give again at each call: whether one is held, they tell by counting."""
@@ -87,7 +92,7 @@ class _Free:
     kept: list[_Kept] = field(default_factory=list)
     counts: list[tuple[int, ...] | None] = field(default_factory=list)
     others: list[tuple[list[Any], int]] = field(default_factory=list)
-    """The references of a graph's outputs, and which of them is looked at as the trees do."""
+    """The references of a graph's outputs, and which of them nobody counts: each is looked at as the trees do."""
 
     @staticmethod
     def of(last: CUDAGraphNode) -> _Free:
@@ -98,7 +103,7 @@ class _Free:
             live[depth].append(index)
         for node, indices in zip(path, live, strict=True):
             refs: list[Any] = node.outputs_weakrefs
-            counted = [i for i in indices if refs[i] is not None and refs[i].extra_ref_check is not None]
+            counted = [i for i in indices if _is_counted(refs[i])]
             free.others += [(refs, i) for i in set(indices).difference(counted)]
             if counted:
                 assert isinstance(node, CUDAGraphNode)
@@ -107,7 +112,9 @@ class _Free:
         return free
 
     def is_still_so(self) -> bool:
-        """Whether nothing is held now."""
-        return not any(_is_live(refs[i]) for refs, i in self.others) and all(
+        """Whether nothing is held now, and all that the trees count is counted here: what a graph gave when it was recorded they
+        replace later by tensors that they keep.
+        """
+        return not any(_is_counted(refs[i]) or _is_live(refs[i]) for refs, i in self.others) and all(
             counts is not None and kept.counts() == counts for kept, counts in zip(self.kept, self.counts, strict=True)
         )

@@ -101,6 +101,19 @@ def test_the_trees_are_asked_once_for_a_step_that_is_as_the_last(graph: Node, mo
     assert not is_held(graph)
 
 
+def test_tensors_that_the_trees_came_to_keep_are_counted_too(graph: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph.remove_path_cached_tensors()  # as when it was recorded: whatever it gave then is gone
+    graph.outputs_weakrefs[:] = [StorageWeakRefWrapper(torch.empty(3)) for _ in graph.outputs_weakrefs]
+    assert not is_held(graph)
+    graph.cached_tensor_outputs.clear()
+    graph._initialize_cached_tensors()
+    assert not is_held(graph)
+    monkeypatch.setattr(
+        held, "_is_live", lambda ref: pytest.fail("looked at") if getattr(ref, "extra_ref_check", None) else False
+    )
+    assert not is_held(graph)
+
+
 def test_tensors_that_the_trees_keep_no_more(graph: Node) -> None:
     assert not is_held(graph)
     graph.remove_path_cached_tensors()

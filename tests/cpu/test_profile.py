@@ -30,6 +30,7 @@ from fuseplan.runtime.made_of import MadeKernel, MadeOf, compile_to_tell
 from fuseplan.segment import is_anchor
 from fuseplan.tuning.program.gaps import Grouping, profiled
 from fuseplan.tuning.traces import traces_of
+from replaying import joint
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 MACHINE = Machine.guess("NVIDIA H200")
@@ -309,3 +310,19 @@ class TestReading:
         assert sorted((one.role, one.name, one.us * profiling.STEPS, one.ops) for one in found) == [
             ("", "Memcpy DtoD", 20.0, ()), ("forward", "aten::sum", 10.0, ()), ("forward", "triton_b", 5.0, ()),
         ]  # fmt: skip
+
+
+def test_what_is_read_through_a_copy_that_has_no_kernel_is_written_all_the_same() -> None:
+    (trace,) = traces_of(lambda x: (x @ x).cos().clone() @ x, torch.randn(2048, 2048), name="copied")
+    ((_, graph, _),) = joint(trace.to_json())
+    (copy,) = (i for i, op in enumerate(graph.ops) if "clone" in op.target)
+    kernels = [KernelTime("inference", op.target, 900.0, (i,)) for i, op in enumerate(graph.ops)]
+    with_copy, without = (
+        [
+            gap
+            for gap in profiled("inductor", Profile((("inference", graph),), tuple(some)), MACHINE).gaps
+            if "cos" in gap.what
+        ]
+        for some in (kernels, kernels[:copy] + kernels[copy + 1 :])
+    )
+    assert [gap.least_us for gap in without] == [gap.least_us for gap in with_copy]

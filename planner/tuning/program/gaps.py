@@ -155,15 +155,17 @@ class Grouping:
     def wanted(self, groups: Iterable[Group]) -> set[str]:
         """The values that pass from one group to another, or out."""
         names = {arg.name for arg in self.graph.outputs if isinstance(arg, Ref)}
+        computed = set[int]()
+        for group in groups:
+            names.update(reads_from_outside(self.graph, group.ops, group.again, self._holders))
+            computed |= group.own
         todo = list(names)
-        while todo:  # what is given out through a view
+        while todo:  # what passes through a view, or through an op without a kernel: a copy that the host has left out
             maker = self.graph.producer.get(todo.pop())
-            if maker is not None and not self.works(maker):
+            if maker is not None and maker not in computed:
                 looked_at = set(self.graph.ops[maker].reads) - names
                 names |= looked_at
                 todo += looked_at
-        for group in groups:
-            names.update(reads_from_outside(self.graph, group.ops, group.again, self._holders))
         return names
 
     def works(self, op: int) -> bool:
