@@ -20,6 +20,8 @@ _MASK_AT = {"sdpa": 3, "sdpa_backward": 4, "_scaled_dot_product_efficient_attent
             "_scaled_dot_product_cudnn_attention": 3}  # fmt: skip
 _SIGHT_AT = {"sdpa_in_sight": 3, "sdpa_in_sight_backward": 4}
 """Where an attention says how far each query sees: before its own place, behind it, and the lengths of documents."""
+_TAPS = {"depthwise": 1, "depthwise_input": 1, "depthwise_weight": 2}
+"""Where a convolution channel by channel, or a gradient of it, says how large its kernel is: by the weights, or by a number."""
 _BACKWARD = 2.5
 """Five products of matrices instead of two."""
 _RECOMPUTING = 3.5
@@ -36,6 +38,8 @@ def anchor_work(op: Op, name: str, types: Mapping[str, Type], sizes: SizeValues,
     if name in ("convolution", "convolution_backward"):
         kind = _convolution_kind(op, name, types, sizes)
         return AnchorWork(kind, result.dtype, _convolution(op, name, result, types, sizes), moved)
+    if name in _TAPS:
+        return AnchorWork("convolution", result.dtype, _by_channel(op, name, result, types, sizes), moved)
     if "attention" in name or name.startswith("sdpa"):
         return _attention(op, name, result, types, sizes, moved)
     return AnchorWork("other", result.dtype, 0, moved)
@@ -78,6 +82,13 @@ def _convolution(op: Op, name: str, result: TensorType, types: Mapping[str, Type
     mask = op.args[10] if len(op.args) > 10 else ()
     wanted = sum(part is True for part in mask[:2]) if isinstance(mask, tuple) else 2
     return once * wanted
+
+
+def _by_channel(op: Op, name: str, result: TensorType, types: Mapping[str, Type], sizes: SizeValues) -> int:
+    told = op.args[_TAPS[name]]
+    weight, given = _tensor(told, types), result if name == "depthwise" else _tensor(op.args[0], types)
+    taps = sizes.numel(weight.shape[2:]) if weight is not None else told**2 if isinstance(told, int) else 0
+    return 0 if given is None else 2 * sizes.numel(given.shape) * taps
 
 
 def _convolution_kind(op: Op, name: str, types: Mapping[str, Type], sizes: SizeValues) -> str:

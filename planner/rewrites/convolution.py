@@ -15,14 +15,13 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from fuseplan.rewrites.base import Draft, Kind, Site, digest_of
+from fuseplan.rewrites.convolved import Convolved
 from fuseplan.rewrites.order import channels_order, in_order
-from fuseplan.rewrites.reading import argument, name_of
+from fuseplan.rewrites.reading import argument
 from fuseplan.rewrites.special import example, rounds_float32
 
 FEW_CHANNELS = 8
 """With fewer, a convolution is left without a race; with more, libraries have good kernels, and a race tells."""
-_NAMES = {"conv1d": 1, "conv2d": 2, "conv3d": 3}
-"""By what they are called, over how many dimensions."""
 _MEANING = "1"
 """Another one, should the function ever do something else: torch counts it in."""
 
@@ -125,26 +124,9 @@ class Convolution(Kind[ConvolutionSite]):
 
 def _kernel(node: Node) -> tuple[int, ...] | None:
     """The size of the kernel, where patches lie beside each other; None for any other op."""
-    dims = _NAMES.get(name_of(node)) if node.op == "call_function" else None
-    if dims is None:
+    of = Convolved.of(node)
+    if of is None or of.groups != 1 or of.stride != of.kernel:
         return None
-    x, weight = argument(node, 0, "input"), argument(node, 1, "weight")
-    if not all(isinstance(one, Node) and isinstance(example(one), Tensor) for one in (x, weight, node)):
-        return None
-    kernel = tuple(example(weight).shape[2:])
-    stride, padding, dilation = (
-        _each(argument(node, place, name, default=usual), dims)
-        for place, name, usual in ((3, "stride", 1), (4, "padding", 0), (5, "dilation", 1))
-    )
-    plain = argument(node, 6, "groups", default=1) == 1 and padding == (0,) * dims and dilation == (1,) * dims
-    if not plain or stride != kernel or example(x).dim() != dims + 2 or not all(type(one) is int for one in kernel):
-        return None
-    return kernel if math.prod(kernel) > 1 else None
-
-
-def _each(given: Any, dims: int) -> tuple[Any, ...]:
-    """A number for each dimension."""
-    if given == "valid":
-        given = 0
-    found: tuple[Any, ...] = tuple(given) if isinstance(given, list | tuple) else (given,)
-    return found * dims if len(found) == 1 else found
+    dims = len(of.kernel)
+    plain = of.padding == (0,) * dims and of.dilation == (1,) * dims
+    return of.kernel if plain and math.prod(of.kernel) > 1 else None

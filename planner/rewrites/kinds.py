@@ -10,6 +10,7 @@ from fuseplan.errors import OptionError
 from fuseplan.rewrites.attention.kind import Attention
 from fuseplan.rewrites.base import Kind
 from fuseplan.rewrites.convolution import Convolution
+from fuseplan.rewrites.depthwise import Depthwise
 from fuseplan.rewrites.embedding import Embedding
 from fuseplan.rewrites.matmul import Matmul
 from fuseplan.rewrites.written.kind import WrittenOut
@@ -20,6 +21,7 @@ KINDS: dict[str, Kind[Any]] = {
     "matmul": Matmul(),
     "embedding": Embedding(),
     "convolution": Convolution(),
+    "depthwise": Depthwise(),
 }
 """By the names that plans have for them. Of two that cannot both have a site, the first is preferred."""
 _OWN = frozenset(KINDS)

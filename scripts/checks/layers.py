@@ -30,7 +30,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "executors.*.traits",
         "judge.output",
     ),
-    ("capture", "executors", "judge", "measure", "rewrites", "study"),
+    ("kernels", "capture", "executors", "judge", "measure", "rewrites", "study"),
     ("runtime", "stats"),
     ("lookup", "backend", "tune", "tuning", "verify", "explain", "doctor", "bisect"),
     ("show", "diff", "draw", "bench", "judging", "record", "recording", "run"),

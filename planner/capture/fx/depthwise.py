@@ -1,0 +1,126 @@
+"""Convolutions of which each channel has a kernel of its own, as operators of fuseplan's own: Triton kernels where there is a GPU for
+them, and otherwise what PyTorch has. Images lie with their channels last, before and behind.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fuseplan.capture.fx.composites import LIBRARY
+
+if TYPE_CHECKING:
+    from fuseplan.kernels.depthwise import ImageSizes
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""What the kernels take; anything else, such as to judge them, PyTorch computes."""
+_LAST = torch.channels_last
+
+LIBRARY.define("depthwise(Tensor input, Tensor weight, Tensor? bias, int stride, int padding) -> Tensor")
+LIBRARY.define(
+    "depthwise_input(Tensor grad, Tensor weight, SymInt height, SymInt width, int stride, int padding) -> Tensor"
+)
+LIBRARY.define("depthwise_weight(Tensor grad, Tensor input, int size, int stride, int padding) -> Tensor")
+
+
+def missing() -> str | None:
+    """What is not installed for the kernels; None where all is."""
+    return None if importlib.util.find_spec("triton") else "there is no Triton: pip install triton"
+
+
+def _takes(tensor: Tensor) -> bool:
+    return tensor.is_cuda and tensor.dtype in DTYPES and tensor.numel() > 0 and missing() is None
+
+
+def _sizes(image: Tensor, result: Tensor, size: int, stride: int, padding: int) -> ImageSizes:
+    from fuseplan.kernels.depthwise import ImageSizes  # it brings Triton
+
+    return ImageSizes(*image.shape[:4], *result.shape[2:4], size, stride, padding)  # type: ignore[call-arg]
+
+
+def _depthwise(input: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int) -> Tensor:
+    result = _depthwise_fake(input, weight, bias, stride, padding)
+    if not _takes(result):
+        return result.copy_(torch.conv2d(input, weight, bias, stride, padding, 1, input.shape[1]))
+    from fuseplan.kernels import depthwise
+
+    image = input.contiguous(memory_format=_LAST)
+    sizes = _sizes(image, result, weight.shape[-1], stride, padding)
+    depthwise.forward(image, weight, bias, result, sizes)
+    return result
+
+
+def _depthwise_fake(input: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int) -> Tensor:
+    rows, columns = ((length + 2 * padding - weight.shape[-1]) // stride + 1 for length in input.shape[2:])
+    return _laid_out(input, (input.shape[0], input.shape[1], rows, columns))
+
+
+def _of_input(grad: Tensor, weight: Tensor, height: int, width: int, stride: int, padding: int) -> Tensor:
+    result = _of_input_fake(grad, weight, height, width, stride, padding)
+    if not _takes(result) or not grad.numel():
+        return result.copy_(_by_torch(grad, result, weight, stride, padding, (True, False))[0])
+    from fuseplan.kernels import depthwise
+
+    given = grad.contiguous(memory_format=_LAST)
+    depthwise.of_input(given, weight, result, _sizes(result, grad, weight.shape[-1], stride, padding))
+    return result
+
+
+def _of_input_fake(grad: Tensor, weight: Tensor, height: int, width: int, stride: int, padding: int) -> Tensor:
+    return _laid_out(grad, (grad.shape[0], grad.shape[1], height, width))
+
+
+def _of_weight(grad: Tensor, input: Tensor, size: int, stride: int, padding: int) -> Tensor:
+    result = _of_weight_fake(grad, input, size, stride, padding)
+    if not _takes(grad):
+        return result.copy_(_by_torch(grad, input, result, stride, padding, (False, True))[1])
+    from fuseplan.kernels import depthwise
+
+    given, image = (one.contiguous(memory_format=_LAST) for one in (grad, input))
+    depthwise.of_weight(given, image, result, _sizes(image, grad, size, stride, padding))
+    return result
+
+
+def _of_weight_fake(grad: Tensor, input: Tensor, size: int, stride: int, padding: int) -> Tensor:
+    return grad.new_empty((grad.shape[1], 1, size, size))
+
+
+def _by_torch(grad: Tensor, image: Tensor, weight: Tensor, stride: int, padding: int, wanted: tuple[bool, bool]) -> Any:
+    return torch.ops.aten.convolution_backward(
+        grad, image, weight, None, [stride] * 2, [padding] * 2, [1, 1], False, [0, 0], grad.shape[1], [*wanted, False]
+    )
+
+
+def _laid_out(like: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """With channels last, whatever is given."""
+    images, channels, rows, columns = shape
+    return like.new_empty((images, rows, columns, channels)).permute(0, 3, 1, 2)
+
+
+for _name, _body, _fake in (
+    ("depthwise", _depthwise, _depthwise_fake),
+    ("depthwise_input", _of_input, _of_input_fake),
+    ("depthwise_weight", _of_weight, _of_weight_fake),
+):
+    LIBRARY.impl(_name, _body, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"fuseplan::{_name}", _fake, lib=LIBRARY)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:2])
+    ctx.rest = inputs[3:]
+
+
+def _gradients(ctx: Any, grad: Tensor) -> Any:
+    input, weight = ctx.saved_tensors
+    grad = grad.contiguous(memory_format=_LAST)  # where a compiler sees it, whose kernel before it may write it so
+    ops, wanted = torch.ops.fuseplan, ctx.needs_input_grad
+    of_input = ops.depthwise_input(grad, weight, *input.shape[2:], *ctx.rest) if wanted[0] else None
+    of_weight = ops.depthwise_weight(grad, input, weight.shape[-1], *ctx.rest) if wanted[1] else None
+    return of_input, of_weight, grad.sum((0, 2, 3)) if wanted[2] else None, None, None
+
+
+torch.library.register_autograd("fuseplan::depthwise", _gradients, setup_context=_save, lib=LIBRARY)
