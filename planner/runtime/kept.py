@@ -36,7 +36,7 @@ from fuseplan.segment import Region, Segmentation
 if TYPE_CHECKING:
     from fuseplan.runtime.cudagraph import CaptureFacts
 
-_DECIDES = ("capture", "executors", "graph", "host", "rewrites", "runtime", "segment", "plan.py")
+_DECIDES = ("capture", "executors", "graph", "host", "kernels", "rewrites", "runtime", "segment", "plan.py")
 """The parts of fuseplan that have a say in what a program becomes."""
 
 Recall = Callable[["Kept", Sequence[Any]], Boxed]
