@@ -21,6 +21,8 @@ from fuseplan.rewrites.reading import argument
 SIZES = range(2, 8)
 """Of kernels: of a larger one, too little stays in registers."""
 STRIDES = range(1, 4)
+LEAST_CHANNELS = 8
+"""Of fewer, what a kernel reads at once is mostly nobody's: there a convolution is left as it is without a race."""
 _MEANING = "1"
 """Another one, should the function ever do something else: torch counts it in."""
 
@@ -54,7 +56,7 @@ def convolution_by_channel(
     >>> convolution_by_channel(x, weight, None, 2, 1, (0, 1, 2, 3), (0, 1, 2, 3)).tolist()
     [[[[8.0, 12.0], [20.0, 24.0]]]]
     """
-    if torch.is_autocast_enabled(x.device.type):
+    if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight = x.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
@@ -102,8 +104,9 @@ class Depthwise(Kind[DepthwiseSite]):
         return _no_kernel(site.of) or _no_layout(site.of)
 
     def preferred(self, site: DepthwiseSite) -> str | None:
-        """On a GPU; elsewhere it is the same."""
-        return super().preferred(site) if site.of.given.device.type == "cuda" else None
+        """On a GPU, where there are enough channels; elsewhere it is the same."""
+        enough = site.of.given.device.type == "cuda" and site.of.given.shape[1] >= LEAST_CHANNELS
+        return super().preferred(site) if enough else None
 
     def rivals(self, site: DepthwiseSite) -> Mapping[str, str]:
         """Where nothing else would run, there is nothing to try."""

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import GraphModule
+from torch.utils.checkpoint import checkpoint
 
 import fuseplan
 from agreement import assert_same
@@ -113,6 +114,32 @@ def test_autocast() -> None:
         torch.testing.assert_close(got, want, rtol=0.05, atol=0.05)
 
 
+def test_autocast_leaves_double_as_it_is() -> None:
+    layer = copy.deepcopy(CASES["EfficientNet's"][0]).double()
+
+    def call(x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return layer(x)  # type: ignore[no-any-return]
+
+    x = torch.randn(2, 12, 14, 14, dtype=torch.float64)
+    assert_same(compiled(call)(x), call(x), bitwise=False)
+
+
+def test_a_checkpointed_block() -> None:
+    layer, shape = CASES["ConvNeXt's"]
+
+    def block(x: Tensor) -> Tensor:
+        return F.silu(layer(x.sin()))
+
+    def call(x: Tensor) -> Tensor:
+        return checkpoint(block, x, use_reentrant=False).cos()  # type: ignore[no-any-return]
+
+    x, inputs = torch.randn(shape), list(layer.parameters())
+    found = trained(compiled(call), x, inputs)
+    for got, want in zip(found, trained(call, x, inputs), strict=True):
+        torch.testing.assert_close(got, want)
+
+
 @pytest.mark.parametrize(
     "call",
     [
@@ -173,6 +200,8 @@ def test_on_a_gpu_it_is_preferred(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fuseplan.rewrites.depthwise.missing", lambda: None)
     assert kind.preferred(found) == "triton"
     assert dict(kind.rivals(found)) == {"triton": "triton"}
+    monkeypatch.setattr("fuseplan.rewrites.depthwise.LEAST_CHANNELS", 17)
+    assert kind.preferred(found) is None
     monkeypatch.setattr("fuseplan.rewrites.depthwise.missing", lambda: "there is no Triton")
     assert kind.refusal(found, "triton") == "there is no Triton"
     assert kind.preferred(found) is None

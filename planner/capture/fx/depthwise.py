@@ -5,6 +5,7 @@ them, and otherwise what PyTorch has. Images lie with their channels last, befor
 from __future__ import annotations
 
 import importlib.util
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +27,7 @@ LIBRARY.define(
 LIBRARY.define("depthwise_weight(Tensor grad, Tensor input, int size, int stride, int padding) -> Tensor")
 
 
+@cache
 def missing() -> str | None:
     """What is not installed for the kernels; None where all is."""
     return None if importlib.util.find_spec("triton") else "there is no Triton: pip install triton"
