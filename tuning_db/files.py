@@ -25,7 +25,6 @@ from fuseplan.tuning_db.patience import Patience
 _T = TypeVar("_T")
 Identity = tuple[int, int]
 """Device and inode: which file a path means."""
-_NOWHERE: Identity = (-1, -1)
 Repair = Callable[[Path, Identity], None]
 
 SQL_ERRORS = (sqlite3.Error, UnicodeDecodeError)
@@ -64,6 +63,10 @@ class Unwritable(Unusable):
 
 class Interrupted(Unusable):
     """A write to it was cut short: whoever may write takes it back, and nobody reads it before."""
+
+
+class Changed(Unusable):
+    """Another process changed, between two calls, what there is on the disk: it is opened again."""
 
 
 class NotOurs(Unusable):
@@ -196,7 +199,7 @@ class Database:
         moved, identity = self._moved(), self._identity
         if self.path is not None and not isinstance(problem, Busy):
             self.close()  # whatever state the error has left it in
-        if moved:
+        if moved or isinstance(problem, Changed):
             return
         if not isinstance(problem, Damaged):
             raise problem
@@ -237,12 +240,7 @@ class Database:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise Unwritable(f"{self.path.parent} cannot be made: {error.strerror}") from None
-        try:
-            connection = self._connect(create)
-        except sqlite3.OperationalError as error:
-            if "unable to open" in str(error):  # it may have been deleted since, and the next one have its inode
-                self._identity = _NOWHERE
-            raise
+        connection = self._connect(create)
         try:
             self._prepare(connection, create)
         except BaseException:
@@ -363,6 +361,10 @@ _JOURNAL_GONE = 10 | 23 << 8
 _JOURNAL_LEFT = 8 | 3 << 8
 """A writer has died, and its journal has to be played back, which is not for who only reads."""
 _DAMAGED_TEXT = ("malformed", "not a database")
+_CHANGED_TEXT = ("no such table", "unable to open")
+"""No table is missing where a file was opened: it was cut to nothing since, by a person, or by a journal left of another
+file that stood at its path (SQLite takes a journal by its name, and one of a file just begun says that it was empty). And
+a file, or a journal, that was there may be deleted before it is opened."""
 
 
 def _problem(error: Exception, path: Path | None) -> Unusable:
@@ -381,6 +383,8 @@ def _problem(error: Exception, path: Path | None) -> Unusable:
         return Damaged(text)
     if code in (_BUSY, _LOCKED) or exact == _JOURNAL_GONE or "is locked" in str(error):
         return Busy(text)
+    if any(word in str(error) for word in _CHANGED_TEXT):
+        return Changed(text)
     if exact == _JOURNAL_LEFT:
         return Interrupted(f"{path}: a write to it was cut short, and is not yet taken back")
     return Unwritable(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sqlite3
 import warnings
@@ -128,6 +129,26 @@ def test_a_file_that_is_replaced_as_it_is_opened(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(sqlite3, "connect", connect)
     _hits(path)
     assert len(tries) == 2
+
+
+def test_a_file_that_is_cut_to_nothing_under_a_reader(tmp_path: Path) -> None:
+    path = tmp_path / "tuning.db"
+    fill(store_at(path))
+    reader = store_at(path)
+    assert isinstance(reader.find_plan(question()), Hit)
+    os.truncate(path, 0)
+    answer = reader.find_plan(question())
+    assert isinstance(answer, Miss)
+    assert answer.reason == "no such program"
+
+
+def test_a_file_that_is_cut_to_nothing_under_a_writer(tmp_path: Path) -> None:
+    path = tmp_path / "tuning.db"
+    writer = store_at(path)
+    fill(writer)
+    os.truncate(path, 0)
+    assert writer.add_plan(plan())
+    assert isinstance(store_at(path).find_plan(question()), Hit)
 
 
 def test_what_is_asked_before_and_beside_a_lookup(tmp_path: Path, text: str) -> None:
