@@ -49,8 +49,9 @@ def convolution_by_channel(
     given: tuple[int, ...],
     order: tuple[int, ...],
 ) -> Tensor:
-    """The convolution of what is given with its dimensions in one order in memory, and goes on in another. Autocast does not reach an operator of ours, and so what it would do
-    is done here.
+    """The convolution of what lies in memory in the order `given`; what it gives lies in `order`.
+
+    What autocast would do is done here: it does not reach an operator of ours.
 
     >>> x, weight = torch.arange(9.0).view(1, 1, 3, 3), torch.ones(1, 1, 3, 3)
     >>> convolution_by_channel(x, weight, None, 2, 1, (0, 1, 2, 3), (0, 1, 2, 3)).tolist()

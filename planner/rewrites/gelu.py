@@ -1,4 +1,4 @@
-"""The exact GELU, behind nearly every matmul of many models: with another formula for its tail, memory bounds it, and not its arithmetic."""
+"""The exact GELU, behind nearly every matmul of many models: another formula for its tail takes less arithmetic."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Gelu(Kind[GeluSite]):
         if way not in self.ways(site):
             return f"there is no GELU variant {way!r}"
         if site.given.dtype not in DTYPES or example(site.call).dtype != site.given.dtype:
-            return "in its numbers, memory takes longer than an error function"
+            return "its formula is for half precision"
         return None
 
     def preferred(self, site: GeluSite) -> str | None:

@@ -31,7 +31,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta
 
 from fuseplan.capture.fx.from_fx import Captured, capture_fx
-from fuseplan.capture.fx.gelu import known_to_inductor
 from fuseplan.errors import ExecutorError, GraphError, PlanError, UnsupportedError
 from fuseplan.executors import executors
 from fuseplan.graph import Graph, TensorType
@@ -55,7 +54,6 @@ _TAGS = ("recompute", "ac_graph_id", "partitioner_tag")
 _VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
 _OF_STRIDES = (*_VIEWS, torch.ops.aten.as_strided.default)
 _OF_ONE_OP = ("val", "tensor_meta", "eager_input_vals")
-known_to_inductor()
 
 
 class _OnceMoreError(PlanError):

@@ -10,14 +10,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.fx import GraphModule
 
 import fuseplan
 from agreement import assert_same
 from fuseplan.backend import programs_of
 from fuseplan.explain import compiled_by
-from fuseplan.plan import Plan, Rewrite
-from fuseplan.rewrites.sites import PlacedSite, sites_of
+from fuseplan.plan import Rewrite
+from rewriting import sites_in, with_gradients, with_rewrites
 
 PATCHES = (Rewrite("convolution", 0, "patches"),)
 LAST = {"memory_format": torch.channels_last}
@@ -34,22 +33,11 @@ CASES: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
 
 
 def trained(call: Call, x: Tensor, inputs: list[Tensor]) -> list[Tensor]:
-    out = call(x)
-    torch.manual_seed(1)
-    return [out, *torch.autograd.grad(out, inputs, torch.randn_like(out))]
+    return with_gradients(call(x), inputs)
 
 
 def compiled(call: Call, host: str = "aten") -> Call:
-    torch._dynamo.reset()
-    found: Call = fuseplan.compile(call, plan=Plan(host, PATCHES))
-    return found
-
-
-def sites(call: Call, *inputs: Any, **options: Any) -> list[PlacedSite]:
-    found: list[GraphModule] = []
-    torch._dynamo.reset()
-    torch.compile(call, backend=lambda gm, _: found.append(gm) or gm.forward, **options)(*inputs)  # type: ignore[arg-type, func-returns-value]
-    return sites_of("convolution", found[0])
+    return with_rewrites(call, PATCHES, host)
 
 
 @pytest.mark.parametrize("host", ["aten", "inductor"])
@@ -65,7 +53,7 @@ def test_results_gradients_and_strides_are_the_same(case: str, channels_last: bo
     else:
         x.requires_grad_()
     inputs = [one for one in (x, *layer.parameters()) if one.requires_grad]
-    (site,) = sites(layer, x)
+    (site,) = sites_in("convolution", layer, x)
     assert (site.refusal("patches"), site.preferred) == (None, None)  # on a CPU nobody has seen it pay
     made = compiled(layer, host)
     assert_same(trained(made, x, inputs), trained(layer, x, inputs), bitwise=False)
@@ -130,9 +118,11 @@ def test_autocast() -> None:
 )  # fmt: skip
 def test_other_convolutions_are_no_sites(options: dict[str, Any]) -> None:
     weight = torch.randn(6, 3 // options.get("groups", 1), 4, 4)
-    assert sites(lambda x: F.conv2d(x, weight, **options), torch.randn(2, 3, 16, 16)) == []
-    assert sites(lambda x: F.conv2d(x, torch.randn(6, 3, 1, 1)), torch.randn(2, 3, 16, 16)) == []
-    assert sites(lambda x: F.conv2d(x, torch.randn(6, 3, 4, 4), stride=4), torch.randn(3, 16, 16)) == []
+    assert sites_in("convolution", lambda x: F.conv2d(x, weight, **options), torch.randn(2, 3, 16, 16)) == []
+    assert sites_in("convolution", lambda x: F.conv2d(x, torch.randn(6, 3, 1, 1)), torch.randn(2, 3, 16, 16)) == []
+    assert (
+        sites_in("convolution", lambda x: F.conv2d(x, torch.randn(6, 3, 4, 4), stride=4), torch.randn(3, 16, 16)) == []
+    )
 
 
 @pytest.mark.parametrize("which", ["input", "weight", "input turned by the program"])
@@ -145,19 +135,19 @@ def test_gradients_are_laid_out_as_they_were(which: str) -> None:
     else:
         layer, x = layer.to(**LAST), torch.randn(2, 16, 12, 3)  # type: ignore[call-overload]
     call = layer if x.shape[1] == 3 else lambda x: layer(x.permute(0, 3, 1, 2))
-    (site,) = sites(call, x.requires_grad_())
+    (site,) = sites_in("convolution", call, x.requires_grad_())
     assert site.refusal("patches") == "gradients would be laid out otherwise"
     with torch.no_grad():
-        (site,) = sites(call, x)
+        (site,) = sites_in("convolution", call, x)
         assert site.refusal("patches") is None
 
 
 def test_float32_stays_where_matmuls_may_be_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
     layer = nn.Conv2d(3, 8, 4, 4)
-    (site,) = sites(layer, torch.randn(2, 3, 16, 12))
+    (site,) = sites_in("convolution", layer, torch.randn(2, 3, 16, 12))
     assert site.refusal("patches") == "matmuls in float32 may be rounded"
-    (site,) = sites(copy.deepcopy(layer).bfloat16(), torch.randn(2, 3, 16, 12, dtype=torch.bfloat16))
+    (site,) = sites_in("convolution", copy.deepcopy(layer).bfloat16(), torch.randn(2, 3, 16, 12, dtype=torch.bfloat16))
     assert site.refusal("patches") is None
 
 
@@ -165,7 +155,7 @@ def test_sizes_that_vary_stay() -> None:
     layer, _ = CASES["an image becomes tokens"]
     x = torch.randn(2, 3, 16, 12)
     torch._dynamo.mark_dynamic(x, 3)
-    (site,) = sites(layer, x)
+    (site,) = sites_in("convolution", layer, x)
     assert site.refusal("patches") == "its sizes are known at run time only"
 
 
@@ -173,7 +163,7 @@ def test_with_few_channels_on_a_gpu_it_is_preferred() -> None:
     """As far as a machine without one can tell: a site is asked about what it is of."""
     for channels, way in ((3, "patches"), (64, None)):
         layer = nn.Conv2d(channels, 8, 4, 4)
-        (site,) = sites(layer, torch.randn(2, channels, 16, 12))
+        (site,) = sites_in("convolution", layer, torch.randn(2, channels, 16, 12))
         kind, found = site.kind, site.found
         (x,) = (node for node in found.call.args[:1])
         given = x.meta["example_value"]

@@ -10,16 +10,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.fx import GraphModule
 from torch.utils.checkpoint import checkpoint
 
 import fuseplan
 from agreement import assert_same
 from fuseplan.backend import programs_of
-from fuseplan.capture.fx import depthwise
 from fuseplan.explain import compiled_by
-from fuseplan.plan import Plan, Rewrite
-from fuseplan.rewrites.sites import PlacedSite, sites_of
+from fuseplan.plan import Rewrite
+from rewriting import sites_in, with_gradients, with_rewrites
 
 OURS = (Rewrite("depthwise", 0, "triton"),)
 LAST = {"memory_format": torch.channels_last}
@@ -40,23 +38,12 @@ CASES: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
 }
 
 
-def sites(call: Call, *inputs: Any) -> list[PlacedSite]:
-    found: list[GraphModule] = []
-    torch._dynamo.reset()
-    torch.compile(call, backend=lambda gm, _: found.append(gm) or gm.forward)(*inputs)  # type: ignore[arg-type, func-returns-value]
-    return sites_of("depthwise", found[0])
-
-
 def compiled(call: Call, host: str = "aten") -> Call:
-    torch._dynamo.reset()
-    found: Call = fuseplan.compile(call, plan=Plan(host, OURS))
-    return found
+    return with_rewrites(call, OURS, host)
 
 
 def trained(call: Call, x: Tensor, inputs: list[Tensor]) -> list[Tensor]:
-    out = call(x)
-    torch.manual_seed(1)
-    return [out, *torch.autograd.grad(out, inputs, torch.randn_like(out))]
+    return with_gradients(call(x), inputs)
 
 
 @pytest.mark.parametrize("host", ["aten", "inductor"])
@@ -73,7 +60,7 @@ def test_results_gradients_and_strides_are_the_same(case: str, channels_last: bo
         return layer(x.sin()).cos()  # type: ignore[no-any-return]
 
     inputs = [one for one in (x, *layer.parameters()) if one.requires_grad]
-    (site,) = sites(net, x)
+    (site,) = sites_in("depthwise", net, x)
     assert (site.refusal("triton"), site.preferred) == (None, None)  # on a CPU it is the same
     assert_same(trained(compiled(net, host), x, inputs), trained(net, x, inputs), bitwise=False)
 
@@ -151,7 +138,7 @@ def test_a_checkpointed_block() -> None:
     ids=["channels meet", "two of each", "all meet", "a signal"],
 )
 def test_other_convolutions_are_no_sites(call: Call) -> None:
-    assert sites(call, torch.randn(2, 8, 8, 8)) == []
+    assert sites_in("depthwise", call, torch.randn(2, 8, 8, 8)) == []
 
 
 @pytest.mark.parametrize(
@@ -166,16 +153,18 @@ def test_other_convolutions_are_no_sites(call: Call) -> None:
     ],
 )
 def test_what_no_kernel_does(options: dict[str, Any], why: str) -> None:
-    (site,) = sites(lambda x: F.conv2d(x, torch.ones(4, 1, 3, 3), groups=4, **options), torch.randn(2, 4, 9, 9))
+    (site,) = sites_in(
+        "depthwise", lambda x: F.conv2d(x, torch.ones(4, 1, 3, 3), groups=4, **options), torch.randn(2, 4, 9, 9)
+    )
     assert site.refusal("triton") == why
     assert site.refusal("another") == "there is no depthwise variant 'another'"
 
 
 def test_what_lies_in_no_known_order_stays() -> None:
     layer, _ = CASES["ConvNeXt's"]
-    (site,) = sites(layer, torch.randn(2, 16, 8, 16)[..., ::2])
+    (site,) = sites_in("depthwise", layer, torch.randn(2, 16, 8, 16)[..., ::2])
     assert site.refusal("triton") == "it does not lie in one piece"
-    (site,) = sites(lambda x: F.conv2d(x, layer.weight.mT, groups=16), torch.randn(2, 16, 8, 8))  # type: ignore[operator]
+    (site,) = sites_in("depthwise", lambda x: F.conv2d(x, layer.weight.mT, groups=16), torch.randn(2, 16, 8, 8))  # type: ignore[operator]
     assert site.refusal("triton") == "gradients would be laid out otherwise"
 
 
@@ -183,20 +172,19 @@ def test_sizes_that_vary_stay() -> None:
     layer, shape = CASES["MobileNet's"]
     x = torch.randn(shape)
     torch._dynamo.mark_dynamic(x, 3)
-    (site,) = sites(layer, x)
+    (site,) = sites_in("depthwise", layer, x)
     assert site.refusal("triton") == "its sizes are known at run time only"
 
 
 def test_on_a_gpu_it_is_preferred(monkeypatch: pytest.MonkeyPatch) -> None:
     """As far as a machine without one can tell: a site is asked about what it is of."""
     layer, shape = CASES["ConvNeXt's"]
-    (site,) = sites(layer, torch.randn(shape))
+    (site,) = sites_in("depthwise", layer, torch.randn(shape))
     kind, found = site.kind, site.found
     (x,) = (node for node in found.of.call.args[:1])
     given = x.meta["example_value"]
     with given.fake_mode:
         x.meta["example_value"] = torch.empty(given.shape, device="cuda")
-    monkeypatch.setattr(depthwise, "missing", lambda: None)
     monkeypatch.setattr("fuseplan.rewrites.depthwise.missing", lambda: None)
     assert kind.preferred(found) == "triton"
     assert dict(kind.rivals(found)) == {"triton": "triton"}

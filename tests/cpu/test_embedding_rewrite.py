@@ -10,15 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo.exc import BackendCompilerFailed
-from torch.fx import GraphModule
 
 import fuseplan
 from agreement import assert_same
 from fuseplan.backend import programs_of
 from fuseplan.explain import compiled_by
-from fuseplan.plan import Plan, Rewrite
+from fuseplan.plan import Rewrite
 from fuseplan.rewrites import embedding, matmul
-from fuseplan.rewrites.sites import PlacedSite, sites_of
+from rewriting import sites_in, with_gradients, with_rewrites
 
 VOCABULARY, WIDTH = 521, 16
 BY_ROWS = (Rewrite("embedding", 0, "rows"),)
@@ -55,21 +54,11 @@ def net(tied: bool, padding: int | None = None, dtype: torch.dtype = torch.float
 
 def trained(call: Call, net: nn.Module, ids: Tensor) -> list[Tensor]:
     torch.manual_seed(1)
-    out = call(ids)
-    return [out, *torch.autograd.grad(out, list(net.parameters()), torch.randn_like(out))]
+    return with_gradients(call(ids), list(net.parameters()))
 
 
 def compiled(call: Call, host: str = "aten", rewrites: tuple[Rewrite, ...] = BY_ROWS) -> Call:
-    torch._dynamo.reset()
-    found: Call = fuseplan.compile(call, plan=Plan(host, rewrites))
-    return found
-
-
-def sites(call: Call, *inputs: Any) -> list[PlacedSite]:
-    found: list[GraphModule] = []
-    torch._dynamo.reset()
-    torch.compile(call, backend=lambda gm, _: found.append(gm) or gm.forward)(*inputs)  # type: ignore[arg-type, func-returns-value]
-    return sites_of("embedding", found[0])
+    return with_rewrites(call, rewrites, host)
 
 
 def targets(call: Call) -> list[str]:
@@ -193,7 +182,7 @@ def test_padding_may_have_any_gradient() -> None:
 )
 def test_what_changes_the_table_or_its_gradient_stays(options: dict[str, Any], why: str) -> None:
     table = torch.randn(VOCABULARY, WIDTH, requires_grad=True)
-    for site in sites(lambda ids: F.embedding(ids, table, **options) * 2, torch.tensor(REPEATED)):
+    for site in sites_in("embedding", lambda ids: F.embedding(ids, table, **options) * 2, torch.tensor(REPEATED)):
         assert site.refusal("rows") == why
 
 
@@ -202,7 +191,7 @@ def test_what_changes_the_table_or_its_gradient_stays(options: dict[str, Any], w
 def test_many_tokens_of_few_kinds_are_a_matmul(padding: int | None, host: str) -> None:
     torch.manual_seed(0)
     kinds, ids = nn.Embedding(3, WIDTH, padding).double(), torch.randint(0, 3, (4, 200))
-    (site,) = sites(kinds, ids)
+    (site,) = sites_in("embedding", kinds, ids)
     assert (site.refusal("one-hot"), site.forbidden("one-hot")) == (None, None)
     made = compiled(kinds, host, (Rewrite("embedding", 0, "one-hot"),))
     assert_same(trained(made, kinds, ids), trained(kinds, kinds, ids), bitwise=False)
@@ -223,45 +212,45 @@ def test_autocast_around_it_rounds_no_sums(host: str) -> None:
 
 def test_what_is_no_matmul_of_few_kinds_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     ids = torch.zeros(1, 1000, dtype=torch.int64)
-    (site,) = sites(nn.Embedding(65, 4), ids)
+    (site,) = sites_in("embedding", nn.Embedding(65, 4), ids)
     assert site.refusal("one-hot") == "its table has more than 64 rows"
-    (site,) = sites(nn.Embedding(4, 4), ids)
+    (site,) = sites_in("embedding", nn.Embedding(4, 4), ids)
     assert site.refusal("one-hot") == "it is not known to have 256 tokens for each row"
 
     def in_other_words() -> str:
         raise RuntimeError("the program has set it per backend")
 
     monkeypatch.setattr(torch, "get_float32_matmul_precision", in_other_words)
-    (site,) = sites(nn.Embedding(3, 4), ids)
+    (site,) = sites_in("embedding", nn.Embedding(3, 4), ids)
     assert site.refusal("one-hot") is None
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
-    (site,) = sites(nn.Embedding(3, 4), ids)
+    (site,) = sites_in("embedding", nn.Embedding(3, 4), ids)
     assert site.refusal("one-hot") == "matmuls in float32 may be rounded, and sums may not"
 
 
 def test_a_table_that_is_small_or_mostly_read_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     model = net(False)
-    (site,) = sites(model.words, torch.arange(174)[None])
+    (site,) = sites_in("embedding", model.words, torch.arange(174)[None])
     assert site.refusal("rows") == "its table is not known to have 3 rows for each token"
     with pytest.raises(BackendCompilerFailed, match="embedding 0 cannot be rows"):
         compiled(model.words)(torch.arange(174)[None])
     monkeypatch.setattr(embedding, "LEAST_ELEMENTS", 10_000)
-    (site,) = sites(model.words, torch.arange(8)[None])
+    (site,) = sites_in("embedding", model.words, torch.arange(8)[None])
     assert site.refusal("rows") == "its table has 8,336 elements: it pays from 10,000 on"
 
 
 def test_without_a_gradient_there_is_no_site() -> None:
     model = net(True)
     with torch.no_grad():
-        assert sites(model, torch.tensor(REPEATED)) == []
-    assert sites(model.requires_grad_(False), torch.tensor(REPEATED)) == []
+        assert sites_in("embedding", model, torch.tensor(REPEATED)) == []
+    assert sites_in("embedding", model.requires_grad_(False), torch.tensor(REPEATED)) == []
 
 
 def test_who_asks_for_determinism_gets_it() -> None:
     model, ids = net(True), torch.tensor(REPEATED)
     torch.use_deterministic_algorithms(True)
     try:
-        (site,) = sites(model, ids)
+        (site,) = sites_in("embedding", model, ids)
         assert site.forbidden("rows") == "it is not deterministic, which the caller asks for"
     finally:
         torch.use_deterministic_algorithms(False)
@@ -269,7 +258,7 @@ def test_who_asks_for_determinism_gets_it() -> None:
 
 def test_a_transformation_around_it() -> None:
     words, ids = nn.Embedding(VOCABULARY, WIDTH), torch.tensor(REPEATED)
-    (site,) = sites(lambda scale: torch.vmap(lambda each: words(ids) * each)(scale), torch.randn(2))
+    (site,) = sites_in("embedding", lambda scale: torch.vmap(lambda each: words(ids) * each)(scale), torch.randn(2))
     assert site.refusal("rows") == "a transformation such as vmap is around it"
 
 

@@ -10,30 +10,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._inductor.utils import run_and_get_code
-from torch.fx import GraphModule
 
 import fuseplan
 from fuseplan.backend import programs_of
 from fuseplan.capture.fx.gelu import DTYPES, gelu_backward_by_tail, gelu_by_tail
 from fuseplan.explain import compiled_by
 from fuseplan.plan import Plan, Rewrite
-from fuseplan.rewrites.sites import PlacedSite, sites_of
+from rewriting import sites_in, with_rewrites
 
 TAIL = (Rewrite("gelu", 0, "tail"),)
 Call = Callable[..., Any]
 
 
-def sites(call: Call, *inputs: Any) -> list[PlacedSite]:
-    found: list[GraphModule] = []
-    torch._dynamo.reset()
-    torch.compile(call, backend=lambda gm, _: found.append(gm) or gm.forward)(*inputs)  # type: ignore[arg-type, func-returns-value]
-    return sites_of("gelu", found[0])
-
-
 def compiled(call: Call, host: str = "inductor", **options: Any) -> Call:
-    torch._dynamo.reset()
-    found: Call = fuseplan.compile(call, plan=Plan(host, TAIL), **options)
-    return found
+    return with_rewrites(call, TAIL, host, **options)
 
 
 def everywhere(dtype: torch.dtype) -> Tensor:
@@ -91,8 +81,8 @@ def test_a_plan_with_it_trains(dtype: torch.dtype, host: str) -> None:
     for ours, theirs, exact in zip(found, eager, right, strict=True):
         assert (ours.dtype, ours.stride()) == (theirs.dtype, theirs.stride())
         assert (ours - exact).norm() <= 1.2 * (theirs - exact).norm() + 1e-7 * exact.norm()
-    (site,) = sites(net, x.double())
-    assert site.refusal("tail") == "in its numbers, memory takes longer than an error function"
+    (site,) = sites_in("gelu", net, x.double())
+    assert site.refusal("tail") == "its formula is for half precision"
 
 
 def test_inductor_writes_no_error_function() -> None:
@@ -143,13 +133,13 @@ def test_sizes_that_vary() -> None:
     ids=["tanh", "a module of tanh", "in place", "another"],
 )
 def test_others_are_no_sites(call: Call) -> None:
-    assert sites(call, torch.randn(4, 4, dtype=torch.bfloat16)) == []
+    assert sites_in("gelu", call, torch.randn(4, 4, dtype=torch.bfloat16)) == []
 
 
 def test_what_is_large_on_a_gpu_is_raced() -> None:
     """As far as a machine without one can tell: a site is asked about what it is of."""
     for rows, way in ((2**12, "tail"), (4, None)):
-        (site,) = sites(nn.GELU(), torch.randn(rows, 64, dtype=torch.bfloat16))
+        (site,) = sites_in("gelu", nn.GELU(), torch.randn(rows, 64, dtype=torch.bfloat16))
         kind, found = site.kind, site.found
         assert dict(kind.rivals(found)) == {}
         x = found.call.args[0]

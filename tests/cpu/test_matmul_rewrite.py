@@ -10,16 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo.exc import BackendCompilerFailed
-from torch.fx import GraphModule
 from torch.utils.checkpoint import checkpoint
 
 import fuseplan
 from agreement import assert_same
 from fuseplan.backend import programs_of
 from fuseplan.explain import compiled_by
-from fuseplan.plan import Plan, Rewrite
+from fuseplan.plan import Rewrite
 from fuseplan.rewrites import matmul
-from fuseplan.rewrites.sites import PlacedSite, sites_of
+from rewriting import sites_in, with_gradients, with_rewrites
 
 COLUMNS, WIDTH = 521, 16
 PADDED = (Rewrite("matmul", 0, "padded"),)
@@ -47,24 +46,12 @@ def given(rows: int = 3, *, seed: int = 0, columns: int = COLUMNS) -> list[Tenso
     return [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
 
 
-def sites(call: Call, *inputs: Any, **options: Any) -> list[PlacedSite]:
-    found: list[GraphModule] = []
-    torch._dynamo.reset()
-    torch.compile(call, backend=lambda gm, _: found.append(gm) or gm.forward, **options)(*inputs)  # type: ignore[arg-type, func-returns-value]
-    return sites_of("matmul", found[0])
-
-
 def trained(call: Call, inputs: list[Tensor]) -> list[Tensor]:
-    out = call(*inputs)
-    torch.manual_seed(1)
-    needed = [one for one in inputs if one.requires_grad]
-    return [out, *torch.autograd.grad(out, needed, torch.randn_like(out))]
+    return with_gradients(call(*inputs), [one for one in inputs if one.requires_grad])
 
 
 def compiled(call: Call, host: str = "aten", rewrites: tuple[Rewrite, ...] = PADDED, **options: Any) -> Call:
-    torch._dynamo.reset()
-    found: Call = fuseplan.compile(call, plan=Plan(host, rewrites), **options)
-    return found
+    return with_rewrites(call, rewrites, host, **options)
 
 
 def padded_ops(call: Call) -> list[str]:
@@ -82,7 +69,7 @@ def padded_ops(call: Call) -> list[str]:
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_every_spelling_gives_the_same(spelling: str, host: str) -> None:
     call, inputs = SPELLINGS[spelling], given()
-    (site,) = sites(call, *inputs)
+    (site,) = sites_in("matmul", call, *inputs)
     assert (site.refusal("padded"), site.preferred) == (None, None)  # on a CPU nobody has seen it pay
     made = compiled(call, host)
     assert_same(trained(made, inputs), trained(call, inputs), bitwise=False)
@@ -139,7 +126,7 @@ def test_a_checkpointed_block_and_weights_that_are_shared() -> None:
 
     torch.manual_seed(0)
     net, ids = Net(), torch.randint(0, COLUMNS, (2, 3))
-    (site,) = sites(net, ids)
+    (site,) = sites_in("matmul", net, ids)
     assert site.path
     for host in ("aten", "inductor"):
         made = compiled(net, host)
@@ -155,16 +142,16 @@ def test_a_checkpointed_block_and_weights_that_are_shared() -> None:
     ],
 )
 def test_what_would_gain_nothing_stays(columns: int, call: str, why: str | None) -> None:
-    found = sites(SPELLINGS[call], *given(columns=columns))
+    found = sites_in("matmul", SPELLINGS[call], *given(columns=columns))
     assert [site.refusal("padded") for site in found] == ([] if why is None else [why])
 
 
 def test_what_takes_no_gradient_or_is_small_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.no_grad():
-        (site,) = sites(SPELLINGS["linear"], *given())
+        (site,) = sites_in("matmul", SPELLINGS["linear"], *given())
     assert site.refusal("padded") == "it takes no gradient"
     monkeypatch.setattr(matmul, "LEAST_ELEMENTS", 10_000)
-    (site,) = sites(SPELLINGS["linear"], *given())
+    (site,) = sites_in("matmul", SPELLINGS["linear"], *given())
     assert site.refusal("padded") == "its result has 3,126 elements: it pays from 10,000 on"
     with pytest.raises(BackendCompilerFailed, match=r"matmul 0 cannot be padded: its result has 3,126 elements"):
         compiled(SPELLINGS["linear"])(*given())
@@ -182,7 +169,7 @@ def test_what_takes_no_gradient_or_is_small_stays(monkeypatch: pytest.MonkeyPatc
     ids=["a factor", "a matrix is added", "many matrices", "one row", "no matmul"],
 )
 def test_other_products_are_no_sites(call: Call) -> None:
-    assert sites(call, *given()) == []
+    assert sites_in("matmul", call, *given()) == []
 
 
 def test_what_the_backward_does_not_need_may_be_written_to() -> None:
@@ -216,13 +203,13 @@ def test_what_the_backward_does_not_need_may_be_written_to() -> None:
     ids=["the matrix", "the rows"],
 )
 def test_gradients_are_laid_out_as_they_were(call: Call) -> None:
-    (site,) = sites(call, *given())
+    (site,) = sites_in("matmul", call, *given())
     assert site.refusal("padded") == "its gradients would be laid out otherwise"
 
 
 def test_nothing_to_multiply_is_no_site() -> None:
     x, w = torch.randn(2, 3, 0), torch.randn(COLUMNS, 0, requires_grad=True)
-    assert sites(lambda x, w: F.linear(x, w), x, w) == []
+    assert sites_in("matmul", lambda x, w: F.linear(x, w), x, w) == []
 
 
 def test_a_transformation_around_it() -> None:
@@ -232,7 +219,7 @@ def test_a_transformation_around_it() -> None:
     def call(scale: Tensor) -> Tensor:
         return torch.vmap(lambda each: F.linear(x, w, b) * each)(scale)
 
-    (site,) = sites(call, torch.randn(2))
+    (site,) = sites_in("matmul", call, torch.randn(2))
     assert site.refusal("padded") == "a transformation such as vmap is around it"
 
 
@@ -245,7 +232,7 @@ def test_it_is_told_of() -> None:
 
 def test_in_half_precision_on_a_gpu_it_is_preferred() -> None:
     """As far as a machine without one can tell: a site is asked about its result."""
-    (site,) = sites(SPELLINGS["linear"], *given())
+    (site,) = sites_in("matmul", SPELLINGS["linear"], *given())
     kind, found = site.kind, site.found
     result = found.result.meta["example_value"]
     with result.fake_mode:

@@ -325,4 +325,5 @@ def test_what_is_read_through_a_copy_that_has_no_kernel_is_written_all_the_same(
         ]
         for some in (kernels, kernels[:copy] + kernels[copy + 1 :])
     )
+    assert with_copy
     assert [gap.least_us for gap in without] == [gap.least_us for gap in with_copy]

@@ -28,6 +28,7 @@ from fuseplan.runtime import Program
 from fuseplan.tuning_db import Places, Store, StoredPlan
 from fuseplan.tuning_db.exchange import export, import_file
 from fuseplan.tuning_db.files import Database
+from rewriting import dynamo_graph
 from toy_rewrite import Product, Products
 
 PROVEN = Plan("aten", (Rewrite("attention", 0, "auto+causal"),))
@@ -124,20 +125,16 @@ def test_a_plan_with_a_kind_from_outside_is_made_stored_shown_and_run(
 
 
 def test_kinds_are_found_on_the_original_graph_and_refused_with_a_reason(products: None) -> None:
-    found: list[GraphModule] = []
-    torch._dynamo.reset()
-    torch.compile(lambda x, y: attend(x * 2.0) * y, backend=lambda gm, _: found.append(gm) or gm.forward)(  # type: ignore[arg-type, func-returns-value]
-        torch.randn(1, 2, 6, 8), torch.randn(1, 2, 6, 8)
-    )
+    graph = dynamo_graph(lambda x, y: attend(x * 2.0) * y, torch.randn(1, 2, 6, 8), torch.randn(1, 2, 6, 8))
     both = (Rewrite("attention", 0, "auto+causal"), Rewrite("product", 0, "quotient"))
-    done = rewritten(found[0], both)
+    done = rewritten(graph, both)
     assert "tril" not in done.gm.code
     assert "/ 0.5" in done.gm.code
     assert [one.site for one in done.rewrites] == [0, 0]
     with pytest.raises(PlanError, match="product 1 cannot be quotient: it is by no number"):
-        rewritten(found[0], (Rewrite("product", 1, "quotient"),))
+        rewritten(graph, (Rewrite("product", 1, "quotient"),))
     with pytest.raises(PlanError, match="speaks of product 2; the program has 2 of them"):
-        rewritten(found[0], (Rewrite("product", 2, "quotient"),))
+        rewritten(graph, (Rewrite("product", 2, "quotient"),))
 
 
 class Unable(Products):

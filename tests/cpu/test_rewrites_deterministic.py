@@ -15,7 +15,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.fx import GraphModule
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing import assert_close
 
@@ -28,6 +27,7 @@ from fuseplan.rewrites.attention import device
 from fuseplan.rewrites.found import SiteFound
 from fuseplan.rewrites.sites import Sites
 from fuseplan.tuning_db import Places, Store, StoredPlan
+from rewriting import dynamo_graph
 
 ENABLED = device.ENABLED
 
@@ -75,10 +75,7 @@ ASKED: dict[str, Callable[[], None]] = {
 
 
 def told(function: Callable[..., Any], *inputs: Any) -> SiteFound:
-    found: list[GraphModule] = []
-    torch._dynamo.reset()
-    torch.compile(function, backend=lambda gm, _: found.append(gm) or gm.forward)(*inputs)  # type: ignore[arg-type, func-returns-value]
-    (site,) = Sites.of(found[0]).told()
+    (site,) = Sites.of(dynamo_graph(function, *inputs)).told()
     return site
 
 

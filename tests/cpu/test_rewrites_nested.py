@@ -22,6 +22,7 @@ from fuseplan.plan import Plan, Rewrite
 from fuseplan.rewrites.apply import rewritten
 from fuseplan.rewrites.kinds import KINDS
 from fuseplan.rewrites.sites import Sites
+from rewriting import dynamo_graph
 from toy_rewrite import Products
 
 
@@ -66,18 +67,11 @@ def results(call: Callable[..., Tensor]) -> list[Tensor]:
     return [out.detach(), x.grad, w.grad]
 
 
-def graph_of(function: Callable[..., Tensor]) -> GraphModule:
-    found: list[GraphModule] = []
-    torch._dynamo.reset()
-    torch.compile(function, backend=lambda gm, _: found.append(gm) or gm.forward)(*inputs())  # type: ignore[arg-type, func-returns-value]
-    return found[0]
-
-
 def test_nested_sites_are_numbered_after_those_of_the_program_itself() -> None:
-    told = Sites.of(graph_of(nested)).told()
+    told = Sites.of(dynamo_graph(nested, *inputs())).told()
     assert [site.number for site in told] == [0, 1, 2, 3]
     assert [site.preferred for site in told] == ["auto+causal"] * 4
-    alone = Sites.of(graph_of(lambda x, w: attend(attend(x * w)) + x)).told()
+    alone = Sites.of(dynamo_graph(lambda x, w: attend(attend(x * w)) + x, *inputs())).told()
     assert [site.number for site in alone] == [0, 1]
     assert len({site.digest for site in told}) == 4
     assert len({site.group for site in told}) == 1
@@ -86,7 +80,7 @@ def test_nested_sites_are_numbered_after_those_of_the_program_itself() -> None:
 @pytest.mark.parametrize("host", ["aten", "inductor", "eager"])
 @pytest.mark.parametrize("program", [nested, selective])
 def test_a_nested_graph_that_is_rewritten_gives_what_eager_gives(host: str, program: Callable[..., Tensor]) -> None:
-    plan = Sites.of(graph_of(program)).preferring(Plan(host))
+    plan = Sites.of(dynamo_graph(program, *inputs())).preferring(Plan(host))
     assert len(plan.rewrites) == (4 if program is nested else 1)
     torch._dynamo.reset()
     compiled = fuseplan.compile(program, plan=plan)
@@ -104,7 +98,7 @@ def test_what_was_dropped_out_is_dropped_out_again() -> None:
     def program(x: Tensor, w: Tensor) -> Tensor:
         return checkpoint(lambda y: attend(y, 0.5) * w, x, use_reentrant=False)  # type: ignore[no-any-return]
 
-    plan = Sites.of(graph_of(program)).preferring(Plan("aten"))
+    plan = Sites.of(dynamo_graph(program, *inputs())).preferring(Plan("aten"))
     assert plan.rewrites
     torch._dynamo.reset()
     x, w = inputs()
@@ -116,7 +110,7 @@ def test_what_was_dropped_out_is_dropped_out_again() -> None:
 
 def test_one_nested_site_alone_is_rewritten_and_another_one_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(KINDS, "product", Products())
-    gm = graph_of(nested)
+    gm = dynamo_graph(nested, *inputs())
     told = {site.named: site for site in Sites.of(gm).told()}
     inside = next(site for site in told.values() if site.kind == "product" and site.about == "by 3.0")
     found = rewritten(gm, (Rewrite("product", inside.number, "quotient", inside.digest),)).gm
@@ -133,7 +127,7 @@ def test_what_the_program_sets_around_a_block_holds_inside_it() -> None:
         with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
             return checkpoint(lambda y: attend(y) * w, x, use_reentrant=False)  # type: ignore[no-any-return]
 
-    (site,) = Sites.of(graph_of(program)).told()
+    (site,) = Sites.of(dynamo_graph(program, *inputs())).told()
     assert site.preferred is None
     assert site.ways == ()
     assert site.refused["auto+causal"] == "the program chooses kernels of attention around its block"

@@ -15,7 +15,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.fx import GraphModule
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing import assert_close
 
@@ -33,6 +32,7 @@ from fuseplan.rewrites.sites import Sites
 from fuseplan.runtime import Program
 from fuseplan.segment import Region, Segmentation
 from fuseplan.tuning_db import Places, Store, StoredPlan
+from rewriting import dynamo_graph
 from toy_rewrite import Product, Products
 
 
@@ -64,10 +64,7 @@ def heads(**options: Any) -> Tensor:
 
 
 def told(function: Callable[..., Any], *inputs: Any) -> list[Any]:
-    found: list[GraphModule] = []
-    torch._dynamo.reset()
-    torch.compile(function, backend=lambda gm, _: found.append(gm) or gm.forward)(*inputs)  # type: ignore[arg-type, func-returns-value]
-    return list(Sites.of(found[0]).told())
+    return list(Sites.of(dynamo_graph(function, *inputs)).told())
 
 
 def run(function: Callable[..., Any], *inputs: Any, **options: Any) -> tuple[Any, Program]:
@@ -444,8 +441,6 @@ def test_each_rewrite_is_logged(products: None, caplog: pytest.LogCaptureFixture
 
 
 def test_a_site_that_is_refused_is_never_written(products: None) -> None:
-    found: list[GraphModule] = []
-    torch._dynamo.reset()
-    torch.compile(lambda x, y: x * y, backend=lambda gm, _: found.append(gm) or gm.forward)(*torch.randn(2, 4))  # type: ignore[arg-type, func-returns-value]
+    graph = dynamo_graph(lambda x, y: x * y, *torch.randn(2, 4))
     with pytest.raises(PlanError, match="product 0 cannot be quotient: it is by no number"):
-        rewritten(found[0], THREE[:1])
+        rewritten(graph, THREE[:1])

@@ -6,13 +6,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
 import fuseplan
 from fuseplan.capture.trace.format import Trace
@@ -35,6 +34,7 @@ from fuseplan.tuning.traces import traces_of
 from fuseplan.tuning_db import Places, Store
 from fuseplan.tuning_db.evidence import Evidence
 from replaying import ReplayingPool
+from rewriting import dynamo_graph
 from toy_rewrite import Products
 
 
@@ -75,13 +75,6 @@ def traced() -> Trace:
 def tuned(store: Store, pool: ReplayingPool, effort: Effort = QUICK) -> Tuned:
     (found,) = Tuner(store, pool, "cpu", effort, Settings(), Silent()).tune(traced(), ("plain",))
     return found
-
-
-def graph_of(function: Any, *inputs: Tensor) -> GraphModule:
-    found: list[GraphModule] = []
-    torch._dynamo.reset()
-    torch.compile(function, backend=lambda gm, _: found.append(gm) or gm.forward)(*inputs)  # type: ignore[arg-type, func-returns-value]
-    return found[0]
 
 
 PREFERRED = "inductor, attention proven, product proven"
@@ -206,7 +199,7 @@ def test_workers_know_kinds_from_outside(products: None) -> None:
 
 
 def test_two_kinds_never_have_one_node(doubled: None) -> None:
-    gm = graph_of(program, torch.randn(1, 2, 6, 8), torch.randn(6, 8))
+    gm = dynamo_graph(program, torch.randn(1, 2, 6, 8), torch.randn(6, 8))
     told = {site.named: site for site in Sites.of(gm).told()}
     assert (told["product", 0].preferred, told["doubled", 0].preferred) == ("quotient", None)
     assert told["doubled", 0].excludes == (("product", 0),)
@@ -225,7 +218,7 @@ def test_a_kind_does_not_rewrite_what_another_takes_away(products: None) -> None
         mask = torch.ones(q.shape[-2], q.shape[-2], device=q.device) * 2.0 > 1
         return F.scaled_dot_product_attention(q, q, q, attn_mask=mask)
 
-    gm = graph_of(masked, torch.randn(1, 2, 6, 8))
+    gm = dynamo_graph(masked, torch.randn(1, 2, 6, 8))
     unmasked, kept = Rewrite("attention", 0, "auto+unmasked"), Rewrite("attention", 0, "auto")
     quotient = Rewrite("product", 0, "quotient")
     with pytest.raises(PlanError, match=r"product 0 cannot be quotient beside .* as auto\+unmasked|attention call 0"):
@@ -307,14 +300,14 @@ def test_sites_in_the_same_words_over_the_same_shapes_are_a_group(products: None
     def layers(x: Tensor, y: Tensor) -> Tensor:
         return ((x * 2.0).relu() * 2.0).relu() * 3.0 + y * 2.0
 
-    told = Sites.of(graph_of(layers, torch.randn(4, 8), torch.randn(8))).told()
+    told = Sites.of(dynamo_graph(layers, torch.randn(4, 8), torch.randn(8))).told()
     first, second, other_number, other_shape = (site.group for site in told)
     assert first == second
     assert len({first, other_number, other_shape}) == 3
 
 
 def test_a_node_is_named_that_both_would_change(doubled: None) -> None:
-    gm = graph_of(lambda x: x * 2.0, torch.randn(4))
+    gm = dynamo_graph(lambda x: x * 2.0, torch.randn(4))
     (node,) = (node for node in gm.graph.nodes if node.op == "call_function")
     assert isinstance(node, Node)
     with pytest.raises(PlanError, match=f"both would change {node.name} of the graph"):

@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
-from torch.fx import GraphModule
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing import assert_close
 
@@ -26,6 +25,7 @@ from fuseplan.explain import compiled_by
 from fuseplan.plan import Plan, Rewrite
 from fuseplan.rewrites.found import SiteFound
 from fuseplan.rewrites.sites import Sites
+from rewriting import dynamo_graph
 
 BOTH = (Rewrite("attention", 0, "flash+causal"), Rewrite("written-attention", 0, "flash"))
 
@@ -46,10 +46,7 @@ def both(q: Tensor) -> Tensor:
 
 
 def told(function: Callable[..., Any], *inputs: Any) -> list[SiteFound]:
-    found: list[GraphModule] = []
-    torch._dynamo.reset()
-    torch.compile(function, backend=lambda gm, _: found.append(gm) or gm.forward)(*inputs)  # type: ignore[arg-type, func-returns-value]
-    return list(Sites.of(found[0]).told())
+    return list(Sites.of(dynamo_graph(function, *inputs)).told())
 
 
 def rewrites_of(call: Any) -> tuple[Rewrite, ...]:

@@ -1,6 +1,6 @@
 """GELU as an operator of fuseplan's own, which Inductor takes apart otherwise than torch's.
 
-The exact GELU is `x Φ(x)`. An error function takes a GPU longer than memory needs to bring x. Its tail is a bell curve times something that
+The exact GELU is `x Φ(x)`. Its tail is a bell curve times something that
 hardly changes: Φ(-u) = exp(-u²/2) P(1 / (1 + p u)), P a polynomial. That has neither branches nor, for negative numbers, a difference
 of two that are nearly equal, and its gradient needs the same exponential once more.
 """
@@ -19,7 +19,7 @@ from torch import Tensor
 from fuseplan.capture.fx.composites import LIBRARY
 
 DTYPES = (torch.bfloat16, torch.float16)
-"""Of wider numbers, memory takes longer than an error function; what is given in them is computed as ever, such as to be judged."""
+"""What the formula is accurate enough for; what is given in wider numbers is computed as ever, such as to be judged."""
 _SCALE, _POWERS = 0.3757, (0.149333249, 0.15804179, 0.0837881516, 0.199958184, -0.0911337389)
 """p and P, of whose powers the first is 1: no further from Φ than by 2.8e-5 of it, a seventieth of what bfloat16 rounds away."""
 _FAR = 16.0
