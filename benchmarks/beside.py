@@ -110,5 +110,8 @@ def compared(here: Sequence[Mapping[str, float]], there: Sequence[Mapping[str, f
 
 
 def _commit(tree: Path) -> str:
+    """The commit of a checkout; of a copy without a history, the name of its folder."""
+    if not (tree / ".git").exists():
+        return tree.name
     command = ["git", "-C", str(tree), "rev-parse", "--short=12", "HEAD"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

@@ -69,8 +69,8 @@ def choose(query: Query, found: Sequence[UnparsedPlan]) -> Hit | Stale | Miss:
     highest = _highest(found)
     if not highest:
         return no_plan(query.program)
-    judged = [(judge(query, candidate), candidate.rank) for candidate in highest]
-    usable = [_Usable.of(answer, rank) for answer, rank in judged if not isinstance(answer, Miss)]
+    judged = [(judge(query, candidate), candidate) for candidate in highest]
+    usable = [_Usable.of(answer, candidate) for answer, candidate in judged if not isinstance(answer, Miss)]
     if not usable:
         misses = [answer for answer, _ in judged if isinstance(answer, Miss)]
         return min(misses, key=lambda miss: (REASONS.index(miss.reason), miss.detail.count(","), miss.detail))
@@ -117,10 +117,10 @@ class _Usable:
     changed_at: tuple[str, str]
 
     @staticmethod
-    def of(answer: Hit | Stale, rank: int) -> _Usable:
+    def of(answer: Hit | Stale, candidate: UnparsedPlan) -> _Usable:
         stored = answer.plan
-        standing = (stored.word == "pinned", stored.status != "unverified", isinstance(answer, Hit), rank)
-        return _Usable(answer, standing, (stored.changed_at, stored.key))
+        standing = (stored.word == "pinned", stored.status != "unverified", isinstance(answer, Hit), candidate.rank)
+        return _Usable(answer, standing, (stored.changed_at, candidate.key))
 
 
 def judge(query: Query, candidate: UnparsedPlan) -> Hit | Stale | Miss:

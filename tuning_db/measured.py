@@ -62,12 +62,16 @@ def _matching(
         f"{table.select} WHERE {table.name}.{column}_id = (SELECT id FROM {column} WHERE key = ?)"
         f" AND {table.name}.environment_id IN (SELECT id FROM environment WHERE key IN ({marks}))"
     )
+    fits: dict[tuple[str, str], bool] = {}
     for values in connection.execute(sql, (key, *places)).fetchall():
         row = table.logical(values)
         if row is None:
             continue
-        there = known[str(row["environment"])]
-        if there.differences(here, needs_of_executor(str(executor(row)))):
+        slot = str(row["environment"]), str(executor(row))
+        there = known[slot[0]]
+        if slot not in fits:
+            fits[slot] = not there.differences(here, needs_of_executor(slot[1]))
+        if not fits[slot]:
             continue
         try:
             yield Found(values[-1], record(row, there))

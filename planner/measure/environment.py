@@ -161,13 +161,13 @@ def _cpu() -> str:
 @cache
 def _cpu_build() -> tuple[str, str | None]:
     """The instruction set that Inductor compiles for, and the compiler; without one, the set that ATen uses."""
-    from fuseplan.executors.inductor import api as inductor_api
+    from fuseplan.executors.inductor import toolchain
 
-    if inductor_api.missing("cpu") is not None:
+    if toolchain.missing("cpu") is not None:
         return torch.backends.cpu.get_cpu_capability().lower(), None
-    compiler = inductor_api.cpp_compiler()
+    compiler = toolchain.cpp_compiler()
     version = _output(compiler, "-dumpfullversion", "-dumpversion")
-    return inductor_api.instruction_set(), f"{Path(compiler).name} {version or 'unknown'}"[:200]
+    return toolchain.instruction_set(), f"{Path(compiler).name} {version or 'unknown'}"[:200]
 
 
 def _output(*command: str) -> str | None:

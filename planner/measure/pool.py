@@ -124,9 +124,11 @@ class Workers:
         """End all workers, now."""
         self._finalizer()
 
-    def start(self) -> None:
-        """Start all workers without waiting for them: each takes seconds until it can be asked."""
-        for process in (self.racer, *self.vetters):
+    def start(self, *, racing: bool = True) -> None:
+        """Start all workers without waiting for them: each takes seconds until it can be asked. Where nothing is going to race, the
+        one that would is left until it is asked.
+        """
+        for process in (*((self.racer,) if racing else ()), *self.vetters):
             process.start()
 
     def map(self, jobs: Sequence[Job], on_done: OnDone | None = None, limit_s: float | None = None) -> list[Outcome]:

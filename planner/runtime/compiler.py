@@ -26,17 +26,8 @@ def devices_of(gm: GraphModule, example_inputs: Sequence[Any]) -> list[torch.dev
 
 @cache
 def _missing(device: str) -> str | None:
-    if device == "cpu":
-        from torch._inductor.cpp_builder import get_cpp_compiler
-        from torch._inductor.exc import InvalidCxxCompiler
-
-        try:
-            get_cpp_compiler()
-        except (InvalidCxxCompiler, RuntimeError) as error:
-            return f"no C++ compiler ({str(error).strip().splitlines()[0]}); install g++ or clang++"
+    if device not in ("cpu", "cuda", "xpu"):
         return None
-    if device in ("cuda", "xpu"):
-        from torch.utils._triton import has_triton
+    from fuseplan.executors.inductor import toolchain
 
-        return None if has_triton() else "no working Triton; install triton"
-    return None
+    return toolchain.missing(device)

@@ -9,17 +9,22 @@ A field that two equal objects may differ in (`compare=False`) is a note of whoe
 from __future__ import annotations
 
 import json
+import sys
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints, overload
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, overload
 
 from fuseplan.errors import FuseplanError
 
 _T = TypeVar("_T")
 _KIND = "kind"
 """The key under which a member of a union says of which class it is."""
+_CLASSES: Mapping[Any, tuple[type, ...]] = {
+    str: (str,), int: (int,), float: (float, int), bool: (bool,), type(None): (type(None),)
+}  # fmt: skip
+"""Types that JSON has itself, and the classes of their values."""
 _SHOWN = 40
 """So many letters of what does not fit are shown."""
 UNLESS_DEFAULT = {"unless default": True}
@@ -111,7 +116,7 @@ def _form(kind: Any) -> _Form:
     origin, inner = get_origin(kind), get_args(kind)
     if kind is Any:
         return _Form(_same, lambda data, at: data)
-    if kind in (str, int, float, bool, type(None)):
+    if kind in _CLASSES:
         return _simple(kind)
     if origin is Annotated:
         return _only(*inner)
@@ -133,16 +138,16 @@ def _form(kind: Any) -> _Form:
 
 
 def _simple(kind: Any) -> _Form:
-    fits = (float, int) if kind is float else (kind,)
+    fits = _CLASSES[kind]
     return _Form(_same, lambda data, at: data if type(data) in fits else _misfit(data, _name(kind), at))
 
 
 def _only(kind: Any, only: Only) -> _Form:
     """A type of which not all values are good."""
-    form = _form(kind)
+    form, fits = _form(kind), _CLASSES.get(kind, ())
 
     def read_good(data: Any, at: str) -> Any:
-        value = form.read(data, at)
+        value = data if type(data) in fits else form.read(data, at)
         wanted = only.wanted(value)
         return value if wanted is None else _misfit(data, wanted, at)
 
@@ -217,28 +222,30 @@ def _mapping(kind: Any) -> _Form:
 @cache
 def _object(kind: Any) -> _Form:
     """A dataclass: exactly its fields, but for notes."""
-    hints = get_type_hints(kind, include_extras=True)
-    forms = {one.name: _form(hints[one.name]) for one in fields(kind) if one.compare}
-    defaults = {one.name: one.default for one in fields(kind) if one.metadata == UNLESS_DEFAULT}
-    among = {one.name: _names_in(hints[one.name]) for one in fields(kind) if one.metadata == AMONG_OTHERS}
+    hints, own = _hints(kind), fields(kind)
+    forms = {one.name: _form(hints[one.name]) for one in own if one.compare}
+    defaults = {one.name: one.default for one in own if one.metadata == UNLESS_DEFAULT}
+    among = {one.name: _names_in(hints[one.name]) for one in own if one.metadata == AMONG_OTHERS}
     forms |= {name: _object(hints[name]) for name in among}
     writes = [(name, form.write) for name, form in forms.items()]
+    reads = [(name, form.read) for name, form in forms.items()]
 
     def read_object(data: Any, at: str) -> Any:
         if not isinstance(data, dict):
             return _misfit(data, "an object", at)
         data = _gathered(data, among, at) if among else data
-        if data.keys() | defaults.keys() != forms.keys():
+        all_there = data.keys() == forms.keys()
+        if not all_there and data.keys() | defaults.keys() != forms.keys():
             missing, unknown = sorted(forms.keys() - data.keys() - defaults.keys()), sorted(data.keys() - forms.keys())
             raise CodecError(f"{at} misses {', '.join(missing)}" if missing else f"{at} has no {', '.join(unknown)}")
         try:
-            values = {name: form.read(data[name], at) for name, form in forms.items() if name in data}
+            values = {name: read_one(data[name], at) for name, read_one in reads if all_there or name in data}
         except CodecError:
             for name, form in forms.items():
                 if name in data:
                     form.read(data[name], at if name in among else f"{at}.{name}")  # which says where
             raise
-        again = next((name for name in defaults.keys() & values.keys() if values[name] == defaults[name]), None)
+        again = next((name for name, default in defaults.items() if name in values and values[name] == default), None)
         return kind(**values) if again is None else _misfit(data[again], "written where it is that", f"{at}.{again}")
 
     def write(value: Any) -> dict[str, Any]:
@@ -251,6 +258,20 @@ def _object(kind: Any) -> _Form:
         return found
 
     return _Form(write, read_object)
+
+
+def _hints(kind: Any) -> dict[str, Any]:
+    """What `get_type_hints` gives, of a dataclass. It compiles each hint by itself, which the first look-up of a process waits for."""
+    found: dict[str, Any] = {}
+    for base in reversed(kind.__mro__):
+        hints = getattr(base, "__annotations__", {})
+        if hints and all(type(one) is str for one in hints.values()):
+            around = vars(sys.modules[base.__module__])
+            hints = dict(
+                zip(hints, eval(f"[{','.join(hints.values())}]", around, vars(base)), strict=True)
+            )  # our own source
+        found |= hints
+    return found
 
 
 def _names_in(kind: Any) -> frozenset[str]:

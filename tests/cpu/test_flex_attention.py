@@ -27,7 +27,7 @@ from cpu.test_measure_programs import trace_of
 from fuseplan.capture.fx import flex
 from fuseplan.capture.fx.flex import Sight
 from fuseplan.errors import PlanError
-from fuseplan.executors.inductor import api
+from fuseplan.executors.inductor import toolchain
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import VetPlan
 from fuseplan.measure.pool import Limits, Workers
@@ -227,9 +227,9 @@ def test_sizes_that_are_not_known_beforehand_are_refused() -> None:
 
 def test_a_machine_without_a_compiler_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     (call,), _ = found_in(windowed, *heads(4))
-    monkeypatch.setattr(api, "missing", lambda device: f"no compiler for {device}")
+    monkeypatch.setattr(toolchain, "missing", lambda device: f"no compiler for {device}")
     assert call.refusal("flex+window") == "no compiler for cpu"
-    monkeypatch.setattr(api, "missing", lambda device: None)
+    monkeypatch.setattr(toolchain, "missing", lambda device: None)
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
     assert "needs a processor with AVX2" in str(call.refusal("flex+window"))
 

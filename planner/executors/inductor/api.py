@@ -1,4 +1,4 @@
-"""All that fuseplan uses of Inductor's private interfaces, and why each piece is needed. Nothing else imports them.
+"""All that fuseplan uses of Inductor's private interfaces to compile, and why each piece is needed. Nothing else imports them.
 
 Written against torch 2.10 to 2.13. Importing this module costs a second: callers do so when they compile.
 """
@@ -18,10 +18,7 @@ from torch._inductor import config
 from torch._inductor.async_compile import CompiledTritonKernels
 from torch._inductor.codecache import FxGraphCache
 from torch._inductor.compile_fx import _recursive_joint_graph_passes, compile_fx_inner
-from torch._inductor.cpp_builder import get_cpp_compiler
-from torch._inductor.cpu_vec_isa import pick_vec_isa
 from torch._inductor.decomposition import select_decomp_table
-from torch._inductor.exc import InvalidCxxCompiler
 from torch._inductor.output_code import CompiledFxGraphConstants
 from torch._inductor.utils import BoxedBool, get_donated_idxs
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -31,7 +28,6 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
-from torch.utils._triton import has_triton
 
 from fuseplan.capture.fx.gelu import known_to_inductor
 from fuseplan.capture.fx.to_fx import fake_inputs
@@ -41,36 +37,6 @@ from fuseplan.graph import Symbol
 Condition = Callable[[Mapping[str, int]], bool]
 known_to_inductor()
 _TAKES_DEVICE = "input_device" in inspect.signature(_recursive_joint_graph_passes).parameters  # not in torch 2.10
-
-
-def missing(device_type: str) -> str | None:
-    """What Inductor lacks to compile for such a device, in one line, or None."""
-    if device_type != "cpu":
-        return None if has_triton() else "no Triton that works here: pip install triton"
-    try:
-        get_cpp_compiler()
-    except InvalidCxxCompiler:
-        return "no C++ compiler: install g++, or name one in the environment variable CXX"
-    return None
-
-
-def missing_for_flex() -> str | None:
-    """What flex_attention lacks on this machine's CPU, though Inductor compiles for it, or None."""
-    try:
-        from torch._inductor.kernel.flex.flex_cpu import check_cpu_supported
-    except ImportError as error:
-        return f"this torch has no flex attention for the CPU: {error}"
-    return None if check_cpu_supported() else "flex attention needs a processor with AVX2, on Linux"
-
-
-def cpp_compiler() -> str:
-    """The C++ compiler that Inductor calls; only where `missing("cpu")` is None."""
-    return str(get_cpp_compiler())
-
-
-def instruction_set() -> str:
-    """The vector instructions that Inductor compiles C++ for here. The first call may compile a line to try them."""
-    return str(pick_vec_isa())
 
 
 def compile_graph(gm: GraphModule, patches: Mapping[str, Any], *, gaps: bool = False) -> Compiled:

@@ -54,15 +54,15 @@ class InductorExecutor:
 
     def version_on(self, device: str) -> str | None:
         """Where it has a compiler for such a device."""
-        from fuseplan.executors.inductor import api
+        from fuseplan.executors.inductor import toolchain  # torch._inductor takes its time to import
 
-        return self.version() if api.missing(device) is None else None
+        return self.version() if toolchain.missing(device) is None else None
 
     def available(self) -> str | None:
         """Whether Inductor finds its compiler: Triton where there is a GPU, else one for C++."""
-        from fuseplan.executors.inductor import api
+        from fuseplan.executors.inductor import toolchain
 
-        return api.missing("cuda" if torch.cuda.is_available() else "cpu")
+        return toolchain.missing("cuda" if torch.cuda.is_available() else "cpu")
 
     def supports(self, op: Op, graph: Graph) -> str | None:
         """Refuse effects, sizes that depend on data, and what this torch does not have."""
@@ -181,9 +181,9 @@ def _is_dense(region: Graph, arg: Ref) -> bool:
 
 
 def _refuse_machine(region: Graph) -> None:
-    from fuseplan.executors.inductor import api
+    from fuseplan.executors.inductor import toolchain
 
-    reason = api.missing("cuda" if _on_gpu(region) else "cpu")
+    reason = toolchain.missing("cuda" if _on_gpu(region) else "cpu")
     if reason is not None:
         raise ExecutorError(f"inductor cannot compile here: {reason}")
 

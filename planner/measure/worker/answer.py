@@ -20,7 +20,7 @@ from fuseplan.measure.jobs import (
     VetRegion,
 )
 from fuseplan.measure.memory import limit_memory
-from fuseplan.measure.worker import machine, profiling, programs, regions
+from fuseplan.measure.worker import machine, programs, regions
 from fuseplan.measure.worker.workplace import Workplace
 
 
@@ -56,6 +56,8 @@ def _answer(job: Job, place: Workplace) -> Outcome:
         case RacePlans():
             return programs.race_entries(job, place)
         case ProfilePlan():
+            from fuseplan.measure.worker import profiling  # it brings Inductor, which not every job needs
+
             return profiling.profile(job, place)
         case Calibrate():
             place.at("machine", "calibrating")

@@ -65,6 +65,6 @@ def _no_such_numbers(arguments: Mapping[str, Any], tensors: tuple[FakeTensor, ..
 
 
 def _no_compiler(device: str) -> str | None:
-    from fuseplan.executors.inductor import api  # Inductor takes seconds to import
+    from fuseplan.executors.inductor import toolchain  # torch._inductor takes its time to import
 
-    return api.missing(device) or (api.missing_for_flex() if device == "cpu" else None)
+    return toolchain.missing(device) or (toolchain.missing_for_flex() if device == "cpu" else None)

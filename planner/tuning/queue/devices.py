@@ -82,7 +82,7 @@ def own_workers(device: str, effort: Effort, on_stage: OnStage | None = None) ->
     """Worker processes of this machine, which start here and now; `on_stage` hears what they are at."""
     vetters = VETTERS if device.startswith("cuda") and effort.measures else 1
     with Workers(device, vetters=vetters, on_stage=on_stage) as workers:
-        workers.start()
+        workers.start(racing=effort.measures)
         yield workers
 
 
