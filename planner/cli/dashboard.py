@@ -12,6 +12,7 @@ from fuseplan.cli.options import tell
 @click.command(
     epilog="Examples: fuseplan dashboard --open; fuseplan dashboard --db a.db --db b.db; fuseplan dashboard --export report.html"
 )
+@click.argument("given", nargs=-1, type=click.Path(path_type=Path), metavar="[FILE]…")
 @click.option(
     "--db", "files", multiple=True, type=click.Path(path_type=Path),
     help="A database to show; more than one can be compared. Without it, FUSEPLAN_DB or the cache's.",
@@ -33,17 +34,20 @@ from fuseplan.cli.options import tell
 )
 @click.option("--json", "as_json", is_flag=True, help="Print where it is, or what was written, as JSON.")
 def dashboard(
-    files: tuple[Path, ...], port: int, host: str, token: str | None, names: tuple[str, ...], browse: bool, export: Path | None,
+    given: tuple[Path, ...], files: tuple[Path, ...], port: int, host: str, token: str | None, names: tuple[str, ...], browse: bool, export: Path | None,
     as_json: bool,
 ) -> None:  # fmt: skip
-    """Show whether tuning paid, where, and why. It only reads, and answers this machine alone unless told otherwise."""
+    """Show whether tuning paid, where, and why. It only reads, and answers this machine alone unless told otherwise.
+
+    FILE is a database to show, as with --db.
+    """
     from fuseplan.tuning_db.dashboard import serve
 
     def say(address: str) -> None:
         tell({"url": address}, lambda: f"The dashboard is at {address} (Ctrl-C ends it)", as_json, indent=None)
 
     done = serve.dashboard(
-        files or None, port=port, host=host, token=token or None, names=names, open=browse, export=export, tell=say
+        (*given, *files) or None, port=port, host=host, token=token or None, names=names, open=browse, export=export, tell=say
     )  # fmt: skip
     if done is not None:
         fields = {"path": str(done.path), "bytes": done.bytes, "sections": done.sections}

@@ -117,6 +117,9 @@ def _list(traces: tuple[str, ...], chosen: dict[str, Any], as_json: bool) -> Non
 
 
 def _tune(traces: tuple[str, ...], chosen: dict[str, Any], as_json: bool) -> None:
+    from fuseplan.measure.process import start_ahead
+
+    start_ahead()
     from fuseplan.tune import tune as search  # brings torch, which --help does not need
 
     found = search(traces, progress=_progress(), **chosen)

@@ -177,7 +177,7 @@ Calibrate()
 
 @dataclass(frozen=True)
 class Setup:
-    """What a worker is told once, before it imports torch."""
+    """What a worker is told once, before its first job."""
 
     device: str = "cpu"
     flags: Mapping[str, Any] = field(default_factory=dict)

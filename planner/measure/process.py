@@ -13,6 +13,22 @@ from fuseplan.wire.process import Child, LostError
 
 _COMMAND = (sys.executable, *(("-P",) if sys.version_info >= (3, 11) else ()), "-m", "fuseplan.measure.worker")
 _TRACEBACK = "Traceback (most recent call last):\n"
+_ahead: list[Child] = []
+"""Processes that are on their way to be workers of whoever needs the first ones."""
+
+
+def start_ahead() -> None:
+    """Start a process that imports torch while this one does, and has to be told later what it works for. It ends with this one."""
+    _ahead.append(Child(_COMMAND, ANSWERS))
+
+
+def _started(variables: Mapping[str, str] | None) -> Child:
+    """A process with these variables, beside those that it inherits: one that was started ahead, if there is any."""
+    while _ahead and not variables:
+        child = _ahead.pop()
+        if child.alive:
+            return child
+    return Child(_COMMAND, ANSWERS, variables)
 
 
 class WorkerLostError(FuseplanError):
@@ -50,7 +66,7 @@ class WorkerProcess:
         """Start the process if there is none, and do not wait for it: importing torch takes seconds."""
         with self._lock:  # else a worker could be started while another thread ends them all
             if self._child is None and not self._ended:
-                self._child, self._ready = Child(_COMMAND, ANSWERS, self.variables), False
+                self._child, self._ready = _started(self.variables), False
                 with contextlib.suppress(LostError):  # one that is gone already will be missed when it is asked
                     self._child.tell(self.setup)
 

@@ -158,7 +158,7 @@ def test_it_never_goes_over_a_database(to: str, tmp_path: Path) -> None:
     first, second = (dashboards.one_row(tmp_path / name) for name in ("first.db", "tuning.db"))
     (tmp_path / "link.db").symlink_to(second)
     before = second.read_bytes()
-    command = [*COMMAND[:4], "--db", str(first), "--db", "tuning.db", "--export", to]
+    command = [*COMMAND[:4], str(first), "--db", "tuning.db", "--export", to]
     ran = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert (ran.returncode, ran.stdout) == (2, "")
     assert ran.stderr == f"Error: {to} is the database itself, or a part of it: name another file to write to\n"

@@ -125,14 +125,23 @@ def test_from_its_own_origin(server: tuple[Server, Path]) -> None:
 
 
 @pytest.mark.parametrize(
-    "method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD", "TRACE", "CONNECT", "PROPFIND", "get", "GETT"]
+    "method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "PROPFIND", "get", "GETT"]
 )
 def test_another_method(server: tuple[Server, Path], method: str) -> None:
     status, headers, text = ask(server[0], method)
     assert status == 405
-    assert headers["allow"] == "GET"
+    assert headers["allow"] == "GET, HEAD"
     assert leaks(headers, text) == []
     assert not [name for name in headers if name.startswith("access-control")]
+
+
+@pytest.mark.parametrize("target", ["/", "/programs", "/programs.json", "/static/dashboard.css", "/nowhere"])
+def test_the_head_of_what_a_get_gives(server: tuple[Server, Path], target: str) -> None:
+    status, headers, text = ask(server[0], "HEAD", target)
+    known, got, body = ask(server[0], "GET", target)
+    assert (status, text) == (known, "")
+    assert {**headers, "date": ""} == {**got, "date": ""}
+    assert int(headers["content-length"]) == len(body.encode()) > 0
 
 
 def test_a_body_or_an_upgrade(server: tuple[Server, Path]) -> None:

@@ -15,10 +15,13 @@ import pytest
 
 from fuseplan.errors import ExecutorError
 from fuseplan.graph import Graph, Op, Ref, TensorType, Value
+from fuseplan.measure import process
 from fuseplan.measure.jobs import ANSWERS, JOBS, At, Calibrate, Job, Outcome, RaceRegion, Ready, Setup, VetRegion
 from fuseplan.measure.pool import Limits, Workers
+from fuseplan.measure.process import WorkerProcess
 from fuseplan.measure.race import Rule
 from fuseplan.wire import codec
+from fuseplan.wire.process import Child
 
 TESTS = Path(__file__).parents[1]
 KIND = TensorType("float32", (8, 16), (16, 1))
@@ -126,6 +129,26 @@ def test_a_worker_that_cannot_start_is_an_error_that_says_why() -> None:
     with Workers("cpu", flags=FLAGS, plant="no_such_module:executors") as pool, pytest.raises(ExecutorError) as error:
         pool.map([VetRegion(REGION, "aten")])
     assert "No module named 'no_such_module'" in str(error.value)
+
+
+def test_the_first_worker_is_the_one_that_was_started_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless it is gone by then, or has another environment than is asked for."""
+    started: list[Child] = []
+    monkeypatch.setattr(process, "_ahead", started)
+    for _ in range(2):
+        process.start_ahead()
+    waiting, dead = started
+    dead.kill()
+    other, first, second = (WorkerProcess(Setup("cpu", FLAGS), 300.0, given) for given in ({"A": "b"}, None, None))
+    try:
+        for one in (other, first, second):
+            one.start()
+        assert first.pid == waiting.pid
+        assert len({waiting.pid, dead.pid, other.pid, second.pid}) == 4
+        assert first.ask(VetRegion(REGION, "aten"), 60.0).status == "ok"
+    finally:
+        for one in (other, first, second):
+            one.end()
 
 
 SCRIPT = """

@@ -15,6 +15,7 @@ from fuseplan.tuning_db.dashboard.ask import MOST_BYTES, Refused
 
 COOKIE = "fuseplan"
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
+METHODS = ("GET", "HEAD")
 HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
@@ -66,7 +67,7 @@ class Guard:
         try:
             answer = self._answer(scope)
         except Refused as refused:
-            allow = {"Allow": "GET"} if refused.status == 405 else None
+            allow = {"Allow": ", ".join(METHODS)} if refused.status == 405 else None
             answer = PlainTextResponse(refused.text + "\n", refused.status, allow)
         await (answer or self._app)(scope, receive, guarded)
 
@@ -78,8 +79,8 @@ class Guard:
         host = _host(headers)
         if re.sub(r":\d+$", "", host) not in self._hosts:
             raise Refused(400, "this server does not go by that name")
-        if scope["method"] != "GET":
-            raise Refused(405, "only GET is answered")
+        if scope["method"] not in METHODS:
+            raise Refused(405, f"only {' and '.join(METHODS)} are answered")
         if headers.get(b"content-length", ["0"]) != ["0"] or b"transfer-encoding" in headers:
             raise Refused(400, "a request has no body here")
         if not _from_here(headers, host):

@@ -21,9 +21,8 @@ class Watched:
     cannot run: that notices no end of its parent.
     """
 
-    def __init__(self, setup: Setup) -> None:
-        self._answers = AnswerPipe(ANSWERS)
-        self._patience = setup.patience_s
+    def __init__(self, answers: AnswerPipe, patience_s: float) -> None:
+        self._answers, self._patience = answers, patience_s
 
     def at(self, name: str, stage: str) -> None:
         """Say which candidate is next, and what is done with it. Not in the middle of a measurement."""
@@ -47,16 +46,19 @@ def main() -> None:
 
 
 def _serve() -> None:
-    setup = codec.from_json(Setup, sys.stdin.buffer.readline())
-    watched = Watched(setup)
     faulthandler.enable()
+    answers = AnswerPipe(ANSWERS)  # what is imported below may print
+    setups: queue.Queue[Setup] = queue.Queue()
     jobs: queue.Queue[Job] = queue.Queue()
-    threading.Thread(target=_read, args=(jobs,), daemon=True).start()
+    threading.Thread(target=_read, args=(setups, jobs), daemon=True).start()
 
+    # That takes seconds, in which whoever has started this process may find out what for.
     from fuseplan.measure.failures import DeviceLostError
     from fuseplan.measure.worker.answer import answer
     from fuseplan.measure.worker.workplace import Workplace
 
+    setup = setups.get()
+    watched = Watched(answers, setup.patience_s)
     place = Workplace(setup, watched)
     gc.freeze()  # the half million objects of torch are no garbage: going through them takes longer than most jobs
     watched.send(Ready())
@@ -72,9 +74,10 @@ def _serve() -> None:
         watched.send(replace(outcome, seconds=round(perf_counter() - begin, 6)))
 
 
-def _read(jobs: queue.Queue[Job]) -> None:
+def _read(setups: queue.Queue[Setup], jobs: queue.Queue[Job]) -> None:
     """In a thread of its own: the parent may end in the middle of a job."""
     try:
+        setups.put(codec.from_json(Setup, sys.stdin.buffer.readline()))
         for job in received(JOBS):
             jobs.put(job)
     except codec.CodecError:
