@@ -12,7 +12,8 @@ from opinfo.outcome import Outcome
 from opinfo.verdict import Row
 from opinfo.worker import Settings
 
-CHUNKS = 4
+CHUNKS = 2
+"""Each in a process of its own, whose start takes seconds."""
 
 
 @pytest.mark.slow

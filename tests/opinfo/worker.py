@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import logging
 import sys
 import warnings
@@ -114,6 +115,8 @@ def main() -> None:
     settings = codec.from_json(Settings, sys.argv[1])
     answers = AnswerPipe(ANSWERS)
     prepare(settings)
+    gc.freeze()  # as in tests/conftest.py
+    gc.set_threshold(100_000, 20, 20)
     answers.send(Ready())
     for request in received(Request):
         for row in answer(request, settings, lambda case, stage: answers.send(Begins(case, stage))):
