@@ -12,6 +12,7 @@ import torch
 from torch.fx import GraphModule
 
 from fuseplan.capture.dynamo.program import program_key
+from fuseplan.capture.dynamo.registry import bear_threads
 from fuseplan.capture.dynamo.settled import settled
 from fuseplan.errors import FuseplanError
 from fuseplan.lookup import Chosen, Lookup
@@ -25,6 +26,7 @@ _PROGRAMS = "_fuseplan_programs"
 """Where the object that torch.compile made keeps what was compiled for it; both go together."""
 _NESTED = 4
 """So many calls may lie between that object and our backend: a backend of somebody else's may call ours."""
+bear_threads()
 
 
 def fuseplan_backend(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -441,6 +443,28 @@ def test_a_deep_copy_of_a_compiled_module_is_a_module_of_its_own(plan: str, when
         twin.weight.zero_()
     assert_same(compiled(_sample(4, 8)), before)
     assert_same(twin(_sample(4, 8)), twin.bias.expand(4, 8).contiguous())
+
+
+def test_several_threads_may_be_the_first_to_use_it() -> None:
+    """Each of them registers the backend by its name, since none has been there before."""
+    code = """
+import threading
+import torch
+
+def work(i):
+    compiled = torch.compile(lambda x: x.sin() + i, backend="fuseplan", options={"plan": "aten"})
+    found[i] = compiled(torch.zeros(1)).item()
+
+found = {}
+threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(sorted(found.items()))
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == f"{[(i, float(i)) for i in range(6)]}\n", ran.stderr
 
 
 @BOTH
