@@ -57,7 +57,8 @@ def fuseplan_backend(
     owner = _caller()
     if owner is not None:
         vars(owner).setdefault(_PROGRAMS, []).append(program)
-    return found.called(compiled)
+    called = found.called(compiled)
+    return called if lookup.waits is None else lookup.waits.counted(called)
 
 
 def _carry_out(choice: Chosen, lookup: Lookup) -> tuple[Program, Callable[..., Any]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import GraphModule
@@ -24,6 +24,9 @@ from fuseplan.runtime.compiler import devices_of, missing_compiler
 from fuseplan.stats import count, stats
 from fuseplan.tuning_db import Box, Environment, Hit, Measurement, Miss, Places, Query, Stale, Store, StoredPlan, places
 from fuseplan.tuning_db.notify import notify
+
+if TYPE_CHECKING:
+    from fuseplan.tuning.queue.waiting import CallsOf
 
 _TUNED_DEVICES = ("cpu", "cuda")
 
@@ -59,6 +62,8 @@ class Lookup:
         self.example_inputs = example_inputs
         self.environ = environ
         self._bounds: list[tuple[str, int | None, int | None]] = []
+        self.waits: CallsOf | None = None
+        """Who counts the calls of a program that waits to be tuned."""
 
     @property
     def store(self) -> Store:
@@ -87,11 +92,13 @@ class Lookup:
         """The plan to run."""
         if self.options.plan is not None:
             return Chosen(self.options.plan, "asked for by option")
-        wanted = self.options.tune != "off"
+        wanted = self.options.tune in ("quick", "full")
         if self.identity.key is None:
             why = f"no plan can be stored for it, since {self.identity.why}"
             return self._untuned(why) if wanted else self.default(why)
         answer = self._ask(self.identity.key)
+        if self.options.tune == "later" and not isinstance(answer, Hit):
+            return self._later(answer)
         if isinstance(answer, Hit) or (isinstance(answer, Stale) and not wanted):
             return _known(answer)
         if not wanted or (isinstance(answer, Miss) and answer.reason == "disabled"):  # somebody said no
@@ -225,6 +232,21 @@ class Lookup:
             return self.default(str(answer))
         count("programs tuned when compiled")
         return _known(answer)
+
+    def _later(self, known: Miss | Stale) -> Chosen:
+        """Put the program into the queue, unless nobody could tune it, or somebody said no."""
+        chosen = _known(known) if isinstance(known, Stale) else self.default(str(known))
+        disabled = isinstance(known, Miss) and known.reason == "disabled"
+        if disabled or self._last or self.device.type not in _TUNED_DEVICES:
+            return chosen
+        from fuseplan.tuning.queue.waiting import put
+
+        try:
+            self.waits = put(self.gm, self.example_inputs, self.store)
+        except FuseplanError as error:
+            return replace(chosen, why=f"{chosen.why}; it cannot be tuned later: {error}")
+        count("programs put into the queue")
+        return replace(chosen, why=f"{chosen.why}; it waits for fuseplan tune --queue")
 
     def _untuned(self, why: str) -> Chosen:
         notify(f"a program could not be tuned, and runs under the default: {why}")

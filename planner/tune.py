@@ -41,6 +41,7 @@ from fuseplan.tuning.queue.devices import DeviceKind, LazyPool, OpenPool, named,
 from fuseplan.tuning.queue.promises import refuse_promises
 from fuseplan.tuning.queue.region_locks import RegionLocks
 from fuseplan.tuning.queue.sources import Source, read_programs
+from fuseplan.tuning.queue.waiting import waiting
 from fuseplan.tuning.traces import EITHER, box_of, launches_on
 from fuseplan.tuning_db import Store, clock, places
 from fuseplan.tuning_db.resume import failed_lately
@@ -49,7 +50,7 @@ __all__ = ["Tuner", "agenda", "tune", "tune_online"]
 
 
 def tune(
-    programs: Source | Iterable[Source],
+    programs: Source | Iterable[Source] | None,
     *,
     effort: str = "quick",
     launch: str | None = None,
@@ -67,18 +68,20 @@ def tune(
 ) -> list[Tuned]:
     """Find, prove and store the fastest plan of each program, given as traces, or as files or folders of them.
 
-    A text that names no file means programs that were tuned before: the beginning of a program's key or of its plan's,
-    or its name. Those come first whose calls could gain the most together, of which `agenda` tells more.
+    A text that names no file means programs that were tuned before: the beginning of a program's key or of its plan's, or its
+    name. None means those that wait there (`tune="later"`): all with a trace and without a plan for this machine. Those come
+    first whose calls could gain the most together, of which `agenda` tells more.
 
-    `launch` is `plain`, `cudagraph`, or `both`, each by itself; without one, on a GPU both race each other, and the faster
-    is kept. `device` is where to tune, one or several as in `cuda:0,cuda:1`, else where the trace was recorded; `db` is
-    the tuning database, else the user's own. `budget` is the time for all of it, in seconds or as `1h30m`; what it has no
-    time for has the status `left`. `top` keeps so many programs. `again` tunes what has a plan already, and tries once
-    more what failed. `rewrites` are the kinds of rewrite that plans may have: `all`, `none`, or some. Each result is in the database as soon as it is known: a run that is interrupted goes on where it
-    was. `progress` hears how far it is; else there is a bar on a terminal and in a notebook. `model` says what is worth
-    measuring: `learned`, from the rows that ship and from what is measured here, or `roofline`, which leaves nothing out.
-    `sampler` and `storage` are for those who study the search: `tpe` or `random` of Optuna's, and where the studies are
-    kept for optuna-dashboard, a URL or `journal:FILE`; `workers` for those who measure elsewhere.
+    `launch` is `plain`, `cudagraph`, or `both`, each by itself; without one, on a GPU both race each other, and the faster is
+    kept. `device` is where to tune, one or several as in `cuda:0,cuda:1`, else where the trace was recorded; `db` is the tuning
+    database, else the user's own. `budget` is the time for all of it, in seconds or as `1h30m`; what it has no time for has the
+    status `left`. `top` keeps so many programs. `again` tunes what has a plan already, and tries once more what failed.
+    `rewrites` are the kinds of rewrite that plans may have: `all`, `none`, or some. Each result is in the database as soon as
+    it is known: a run that is interrupted goes on where it was. `progress` hears how far it is; else there is a bar on a
+    terminal and in a notebook. `model` says what is worth measuring: `learned`, from the rows that ship and from what is
+    measured here, or `roofline`, which leaves nothing out. `workers` are for those who measure elsewhere, `sampler` and
+    `storage` for those who study the search: `tpe` or `random` of Optuna's, and where the studies are kept for
+    optuna-dashboard, a URL or `journal:FILE`.
 
     >>> import torch
     >>> import fuseplan
@@ -90,24 +93,29 @@ def tune(
     kinds = known_kinds(allowed_kinds(rewrites))
     check_name(model)
     check_sampler(sampler)
-    with _opened(db) as store, shown(progress) as heard:
+    with _opened(db, there=programs is None) as store, shown(progress) as heard:
         todo = _agenda(store, programs, effort, launch, device, top, again, kinds)
-        waiting = [item for item in todo.items if item.known is None]
-        if waiting:
+        new = [item for item in todo.items if item.known is None]
+        if new:
             check_storage(storage)
             store.file.write(lambda connection: None)  # where nothing can be kept, better fail now than in an hour
-        time = Time(seconds, [item.worth_us for item in waiting], max(1, len(todo.devices)))
+        time = Time(seconds, [item.worth_us for item in new], max(1, len(todo.devices)))
         settings = Settings(sampler, storage, model=model, kinds=kinds)
         since = clock.now() if again else None
         opening = _Opening(store, heard, workers, Effort.named(effort), settings, time, since, len(todo.devices) > 1)
-        verdicts: dict[Item, Tuned] = {}
         heard.begin(len(todo.items))
-        for item in todo.items:
-            if item.known is not None:
-                verdicts[item] = replace(recalled(item.trace, item.known), sizes=item.sizes.text)
-                heard.end(verdict_line(verdicts[item]))
-        work_off(waiting, opening, time, heard, verdicts.__setitem__)
+        verdicts = dict(_known(todo, heard))
+        work_off(new, opening, time, heard, verdicts.__setitem__)
         return [replace(verdicts[item], calls=item.trace.times) for item in todo.as_given]
+
+
+def _known(todo: Agenda, heard: Progress) -> Iterator[tuple[Item, Tuned]]:
+    """The verdicts that earlier runs came to."""
+    for item in todo.items:
+        if item.known is not None:
+            verdict = replace(recalled(item.trace, item.known), sizes=item.sizes.text)
+            heard.end(verdict_line(verdict))
+            yield item, verdict
 
 
 @dataclass
@@ -137,7 +145,7 @@ class _Opening:
 
 
 def agenda(
-    programs: Source | Iterable[Source],
+    programs: Source | Iterable[Source] | None,
     *,
     effort: str = "quick",
     launch: str | None = None,
@@ -155,7 +163,7 @@ def agenda(
     >>> [item.name for item in fuseplan.agenda(traces * 2).items]
     ['ramp']
     """
-    with _opened(db, reading=True) as store:
+    with _opened(db, reading=True, there=programs is None) as store:
         kinds = known_kinds(allowed_kinds(rewrites))
         return _agenda(store, programs, effort, launch, device, top, again, kinds)
 
@@ -189,7 +197,7 @@ def tune_online(gm: Any, example_inputs: Sequence[Any], effort: str, store: Stor
 
 
 def _agenda(
-    store: Store, programs: Source | Iterable[Source], effort: str, launch: str | None, device: str | None,
+    store: Store, programs: Source | Iterable[Source] | None, effort: str, launch: str | None, device: str | None,
     top: int | None, again: bool, kinds: tuple[str, ...] | None,
 ) -> Agenda:  # fmt: skip
     launches = (EITHER,) if launch is None else LAUNCHES if launch == "both" else (launch,)
@@ -199,7 +207,7 @@ def _agenda(
         raise OptionError(f"at least one program is tuned, not {top}")
     Effort.named(effort)
     devices = () if device is None else named(device)
-    found = read_programs(programs, store)
+    found = read_programs(waiting(store, devices) if programs is None else programs, store)
     return agenda_of(found, store, effort=effort, launches=launches, devices=devices, again=again, top=top, kinds=kinds)
 
 
@@ -212,9 +220,9 @@ def _seconds(budget: float | str | None) -> float | None:
 
 
 @contextmanager
-def _opened(db: str | Path | None, *, reading: bool = False) -> Iterator[Store]:
+def _opened(db: str | Path | None, *, reading: bool = False, there: bool = False) -> Iterator[Store]:
     store = Store(places(os.environ, db), reading=reading)
     try:
-        yield store.required(there=False)
+        yield store.required(there=there)
     finally:
         store.close()

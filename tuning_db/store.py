@@ -35,6 +35,7 @@ from fuseplan.tuning_db.programs import (
 from fuseplan.tuning_db.records import DefaultTiming, Hit, Measurement, Miss, Query, Run, Stale, StoredPlan, trace_key
 from fuseplan.tuning_db.sizes import STATIC, Box
 from fuseplan.tuning_db.tables import RowWriter, Table
+from fuseplan.tuning_db.waiting import planned, traced
 
 _T = TypeVar("_T")
 _Rows = list[tuple[Table, Row]]
@@ -142,6 +143,13 @@ class Store(Layered):
         for layer in self._gather(lambda connection: traces_where(connection, where, program), within_s=60.0)[0]:
             highest.update(layer)
         return [highest[key] for key in sorted(highest)]
+
+    def waiting(self, alike: Callable[[Environment], bool]) -> list[str]:
+        """The traces of programs that have no plan in an environment that is like that, in the order in which they came."""
+        done = {place for layer in self._gather(partial(planned, alike=alike), within_s=60.0)[0] for place in layer}
+        there = dict.fromkeys(place for layer in self._gather(traced, within_s=60.0)[0] for place in layer)
+        texts = (self.find_trace(program, Box.parse(sizes)) for program, sizes in there if (program, sizes) not in done)
+        return [text for text in texts if text is not None]
 
     # writes: each is on the disk when it returns True, and in this process alone when it returns False
 

@@ -31,11 +31,16 @@ Examples:
   fuseplan tune traces/ --top 3 --launch both --json
   fuseplan tune repro.py --device cuda
   fuseplan tune gpt2 --again
+  fuseplan tune --queue --budget 8h
 """
 
 
 @click.command(epilog=_EXAMPLES)
-@click.argument("traces", nargs=-1, required=True, metavar="TRACE…")
+@click.argument("traces", nargs=-1, metavar="TRACE…")
+@click.option(
+    "--queue", is_flag=True,
+    help="Tune what waits in the database: what ran with the option tune=later, or else has a trace there, and no plan for this machine.",
+)  # fmt: skip
 @click.option(
     "--effort", type=click.Choice(["none", "quick", "full"]), default="quick", show_default=True,
     help="quick is at most about 2 minutes a program, full 8; none only predicts.",
@@ -71,7 +76,7 @@ Examples:
 @file_option
 @json_option
 def tune(
-    traces: tuple[str, ...], effort: str, launch: str | None, device: str | None, budget: str | None,
+    traces: tuple[str, ...], queue: bool, effort: str, launch: str | None, device: str | None, budget: str | None,
     top: int | None, rewrites: str, again: bool, model: str, sampler: str, storage: str | None, dry_run: bool,
     file: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
@@ -79,20 +84,24 @@ def tune(
 
     TRACE is a file that holds a trace, a folder of such, an nvFuser script (.py), or the name or key of a program that
     was tuned before. Those come first whose calls could gain the most together. Each result is in the database at once:
-    the same command goes on where an earlier one was ended.
+    the same command goes on where an earlier one was ended. With --queue, in the place of a TRACE, it works off what waits.
 
     Exit codes: 0 every program has its verdict, but for those that the budget left out; 1 one could not be tuned;
     2 a wrong call or bad input, and nothing was written; 130 interrupted.
     """
+    if bool(traces) is queue:
+        raise click.UsageError(
+            "name either a TRACE or --queue, not both." if queue else "name a TRACE, or give --queue."
+        )
     chosen: dict[str, Any] = {"effort": effort, "launch": launch, "device": device, "top": top, "again": again}
     chosen["rewrites"] = rewrites
     try:
         if dry_run:
             _check(budget)
-            _list(traces, chosen | {"db": file}, as_json)
+            _list(traces or None, chosen | {"db": file}, as_json)
         else:
             search = {"model": model, "sampler": sampler, "storage": storage}
-            _tune(traces, chosen | {"db": file, "budget": budget} | search, as_json)
+            _tune(traces or None, chosen | {"db": file, "budget": budget} | search, as_json)
     except KeyboardInterrupt:
         _leave("interrupted: what was measured is kept, and the same command goes on from there")
 
@@ -104,7 +113,7 @@ def _check(budget: str | None) -> None:
         seconds(budget)
 
 
-def _list(traces: tuple[str, ...], chosen: dict[str, Any], as_json: bool) -> None:
+def _list(traces: tuple[str, ...] | None, chosen: dict[str, Any], as_json: bool) -> None:
     from fuseplan.tune import agenda
     from fuseplan.tuning.queue.agenda import described
 
@@ -116,14 +125,15 @@ def _list(traces: tuple[str, ...], chosen: dict[str, Any], as_json: bool) -> Non
     tell(fields, lambda: _agenda_lines(found), as_json)
 
 
-def _tune(traces: tuple[str, ...], chosen: dict[str, Any], as_json: bool) -> None:
+def _tune(traces: tuple[str, ...] | None, chosen: dict[str, Any], as_json: bool) -> None:
     from fuseplan.measure.process import start_ahead
 
     start_ahead()
     from fuseplan.tune import tune as search  # brings torch, which --help does not need
 
     found = search(traces, progress=_progress(), **chosen)
-    tell([_fields(one) for one in found], lambda: _lines(found), as_json)
+    nothing = ["nothing waits in the database that could be tuned here"]
+    tell([_fields(one) for one in found], lambda: _lines(found) if found or traces else nothing, as_json)
     if any(one.status == "failed" for one in found):
         raise SystemExit(1)
 

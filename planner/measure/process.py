@@ -18,8 +18,11 @@ _ahead: list[Child] = []
 
 
 def start_ahead() -> None:
-    """Start a process that imports torch while this one does, and has to be told later what it works for. It ends with this one."""
-    _ahead.append(Child(_COMMAND, ANSWERS))
+    """Start a process that imports torch while this one does, unless one waits already to be told what it works for. It ends with
+    this one.
+    """
+    if not _ahead:
+        _ahead.append(Child(_COMMAND, ANSWERS))
 
 
 def _started(variables: Mapping[str, str] | None) -> Child:

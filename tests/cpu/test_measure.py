@@ -137,8 +137,10 @@ def test_the_first_worker_is_the_one_that_was_started_ahead(monkeypatch: pytest.
     monkeypatch.setattr(process, "_ahead", started)
     for _ in range(2):
         process.start_ahead()
-    waiting, dead = started
+    (waiting,) = started
+    dead = Child(["true"], Ready)
     dead.kill()
+    started.append(dead)
     other, first, second = (WorkerProcess(Setup("cpu", FLAGS), 300.0, given) for given in ({"A": "b"}, None, None))
     try:
         for one in (other, first, second):

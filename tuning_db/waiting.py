@@ -1,0 +1,32 @@
+"""Which programs have a trace and no plan that counts, out of one layer."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+
+from fuseplan.tuning_db.environment import Environment
+from fuseplan.tuning_db.lookup import environments
+
+Place = tuple[str, str]
+"""The key of a program, and the box of its sizes."""
+_TRACED = "SELECT program.key, trace.sizes FROM trace JOIN program ON program.id = trace.program_id"
+_PLANNED = (
+    "SELECT DISTINCT program.key, plan.sizes FROM plan JOIN program ON program.id = plan.program_id"
+    " JOIN environment ON environment.id = plan.environment_id"
+    " WHERE (plan.word IS NOT NULL OR plan.status IN ('tuned', 'default'))"
+    " AND environment.key IN (SELECT value FROM json_each(?))"
+)
+"""A plan that was predicted alone, or has failed, is none; one that a person has disabled is: somebody said no."""
+
+
+def traced(connection: sqlite3.Connection) -> list[Place]:
+    """All that there is a trace of."""
+    return [(str(key), str(sizes)) for key, sizes in connection.execute(_TRACED)]
+
+
+def planned(connection: sqlite3.Connection, alike: Callable[[Environment], bool]) -> list[Place]:
+    """What has a plan in an environment that is like that."""
+    keys = [key for key, environment in environments(connection).items() if alike(environment)]
+    return [(str(key), str(sizes)) for key, sizes in connection.execute(_PLANNED, (json.dumps(keys),))]
