@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -13,8 +14,8 @@ from fuseplan.wire.process import Child, LostError
 
 _COMMAND = (sys.executable, *(("-P",) if sys.version_info >= (3, 11) else ()), "-m", "fuseplan.measure.worker")
 _TRACEBACK = "Traceback (most recent call last):\n"
-_ahead: list[Child] = []
-"""Processes that are on their way to be workers of whoever needs the first ones."""
+_ahead: list[tuple[Child, Mapping[str, str]]] = []
+"""The process that is on its way to be the first worker that is needed, and the variables that it has inherited."""
 
 
 def start_ahead() -> None:
@@ -22,15 +23,16 @@ def start_ahead() -> None:
     this one.
     """
     if not _ahead:
-        _ahead.append(Child(_COMMAND, ANSWERS))
+        _ahead.append((Child(_COMMAND, ANSWERS), dict(os.environ)))
 
 
 def _started(variables: Mapping[str, str] | None) -> Child:
-    """A process with these variables, beside those that it inherits: one that was started ahead, if there is any."""
-    while _ahead and not variables:
-        child = _ahead.pop()
-        if child.alive:
+    """A process with these variables, beside those that it inherits: the one that was started ahead, if it has them."""
+    while _ahead:
+        child, inherited = _ahead.pop()
+        if child.alive and inherited == {**os.environ, **(variables or {})}:
             return child
+        child.kill()
     return Child(_COMMAND, ANSWERS, variables)
 
 

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import psutil
@@ -132,25 +132,35 @@ def test_a_worker_that_cannot_start_is_an_error_that_says_why() -> None:
 
 
 def test_the_first_worker_is_the_one_that_was_started_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unless it is gone by then, or has another environment than is asked for."""
-    started: list[Child] = []
+    started: list[tuple[Child, Mapping[str, str]]] = []
     monkeypatch.setattr(process, "_ahead", started)
     for _ in range(2):
         process.start_ahead()
-    (waiting,) = started
-    dead = Child(["true"], Ready)
-    dead.kill()
-    started.append(dead)
-    other, first, second = (WorkerProcess(Setup("cpu", FLAGS), 300.0, given) for given in ({"A": "b"}, None, None))
+    ((waiting, _),) = started
+    first, second = (WorkerProcess(Setup("cpu", FLAGS), 300.0) for _ in range(2))
     try:
-        for one in (other, first, second):
+        for one in (first, second):
             one.start()
-        assert first.pid == waiting.pid
-        assert len({waiting.pid, dead.pid, other.pid, second.pid}) == 4
+        assert first.pid == waiting.pid != second.pid
         assert first.ask(VetRegion(REGION, "aten"), 60.0).status == "ok"
     finally:
-        for one in (other, first, second):
-            one.end()
+        first.end()
+        second.end()
+
+
+@pytest.mark.parametrize("why", ["it is gone", "other variables", "the environment has changed"])
+def test_one_that_was_started_ahead_is_left_where_it_does_not_fit(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    child = Child(["sleep", "100"], Ready)
+    monkeypatch.setattr(process, "_ahead", [(child, dict(os.environ))])
+    if why == "it is gone":
+        child.kill()
+    if why == "the environment has changed":
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    worker = WorkerProcess(Setup("cpu", FLAGS), 300.0, {"A": "b"} if why == "other variables" else None)
+    worker.start()
+    assert worker.pid != child.pid
+    assert not child.alive
+    worker.end()
 
 
 SCRIPT = """
