@@ -22,8 +22,9 @@ def start_ahead() -> None:
     """Start a process that imports torch while this one does, unless one waits already to be told what it works for. It ends with
     this one.
     """
-    if not _ahead:
-        _ahead.append((Child(_COMMAND, ANSWERS), dict(os.environ)))
+    with contextlib.suppress(OSError):  # which is told when a worker is needed
+        if not _ahead:
+            _ahead.append((Child(_COMMAND, ANSWERS), dict(os.environ)))
 
 
 def _started(variables: Mapping[str, str] | None) -> Child:
