@@ -18,6 +18,10 @@ _ahead: list[tuple[Child, Mapping[str, str]]] = []
 """The process that is on its way to be the first worker that is needed, and the variables that it has inherited."""
 
 
+_TORCHS = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_MODULE_LOADING")
+"""Variables that torch sets for itself where nobody has."""
+
+
 def start_ahead() -> None:
     """Start a process that imports torch while this one does, unless one waits already to be told what it works for. It ends with
     this one.
@@ -29,9 +33,13 @@ def start_ahead() -> None:
 
 def _started(variables: Mapping[str, str] | None) -> Child:
     """A process with these variables, beside those that it inherits: the one that was started ahead, if it has them."""
-    while _ahead:
+    with contextlib.suppress(IndexError):  # there is none
         child, inherited = _ahead.pop()
-        if child.alive and inherited == {**os.environ, **(variables or {})}:
+        wanted = {**os.environ, **(variables or {})}
+        for name in _TORCHS:
+            if name not in inherited:
+                wanted.pop(name, None)
+        if child.alive and inherited == wanted:
             return child
         child.kill()
     return Child(_COMMAND, ANSWERS, variables)

@@ -131,12 +131,14 @@ def test_a_worker_that_cannot_start_is_an_error_that_says_why() -> None:
     assert "No module named 'no_such_module'" in str(error.value)
 
 
-def test_the_first_worker_is_the_one_that_was_started_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_worker_is_the_one_that_was_started_ahead(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     started: list[tuple[Child, Mapping[str, str]]] = []
     monkeypatch.setattr(process, "_ahead", started)
     for _ in range(2):
         process.start_ahead()
-    ((waiting, _),) = started
+    ((waiting, inherited),) = started
+    if "TORCHINDUCTOR_CACHE_DIR" not in inherited:
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # as torch does
     first, second = (WorkerProcess(Setup("cpu", FLAGS), 300.0) for _ in range(2))
     try:
         for one in (first, second):
