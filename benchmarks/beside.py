@@ -8,6 +8,7 @@ import argparse
 import json
 import math
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,14 +44,16 @@ def measure(arguments: list[str]) -> dict[str, Any]:
 
 def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="scripts/bench beside", description=__doc__, epilog="example: scripts/bench beside --tree ../before import_time planning"
+        prog="scripts/bench beside", description=__doc__, epilog="example: scripts/bench beside --tree ../before import_time 'planning chain'"
     )  # fmt: skip
     parser.add_argument("--tree", type=Path, required=True, help="the other checkout")
     parser.add_argument(
         "--rounds", type=int, default=3, help="how often each benchmark runs in each of them (default: 3)"
     )
     parser.add_argument(
-        "name", nargs="*", help=f"benchmarks that both have and that need no arguments (default: {' '.join(NAMES)})"
+        "name",
+        nargs="*",
+        help=f"benchmarks that both have, in quotes where they have arguments (default: {' '.join(NAMES)})",
     )
     given = parser.parse_args(arguments)
     if not (given.tree / "benchmarks").is_dir():
@@ -72,7 +75,7 @@ def _row(name: str, trees: Sequence[Tree], rounds: int) -> dict[str, Any]:
 
 
 def _run(name: str, tree: Tree) -> Any:
-    command = [sys.executable, "-c", _RUN, name]
+    command = [sys.executable, "-c", _RUN, *shlex.split(name)]
     ran = subprocess.run(command, cwd=tree.place, env=tree.env, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(ran.stdout.splitlines()[-1])
 

@@ -25,6 +25,8 @@ _CLASSES: Mapping[Any, tuple[type, ...]] = {
     str: (str,), int: (int,), float: (float, int), bool: (bool,), type(None): (type(None),)
 }  # fmt: skip
 """Types that JSON has itself, and the classes of their values."""
+_PLAIN: Mapping[str, Any] = {**{kind.__name__: kind for kind in _CLASSES}, "str | None": str | None}
+"""Hints that mean the same everywhere."""
 _SHOWN = 40
 """So many letters of what does not fit are shown."""
 UNLESS_DEFAULT = {"unless default": True}
@@ -265,12 +267,13 @@ def _hints(kind: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
         hints = getattr(base, "__annotations__", {})
-        if hints and all(type(one) is str for one in hints.values()):
+        texts = {name: one for name, one in hints.items() if type(one) is str and one not in _PLAIN}
+        found |= {name: _PLAIN.get(one, one) for name, one in hints.items() if name not in texts}
+        if texts:
             around = vars(sys.modules[base.__module__])
-            hints = dict(
-                zip(hints, eval(f"[{','.join(hints.values())}]", around, vars(base)), strict=True)
+            found |= zip(
+                texts, eval(f"[{','.join(texts.values())}]", around, vars(base)), strict=True
             )  # our own source
-        found |= hints
     return found
 
 
