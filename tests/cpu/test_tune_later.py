@@ -147,6 +147,19 @@ def test_one_of_a_device_that_is_not_here_waits_for_another_machine(own_database
     assert [one.key for one in waiting(store)] == [trace.key]
 
 
+def test_a_trace_that_nobody_can_read_keeps_no_other_waiting(own_database: Path) -> None:
+    program = run()
+    store = Store(Places(own_database))
+    assert store.add_program("cd" * 32, "newer", trace='{"format": "fuseplan trace 99"}')
+    assert [trace.key for trace in waiting(store)] == [program.key]
+
+
+def test_where_nothing_can_be_written_it_runs_and_says_so(own_database: Path, tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="kept in memory"):
+        why = run(db=tmp_path).why  # a folder
+    assert "it cannot be tuned later: the database does not take its trace" in why
+
+
 SCRIPT = """
 import os, signal, sys
 import torch

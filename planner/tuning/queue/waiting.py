@@ -14,10 +14,12 @@ from fuseplan.capture.dynamo.names import name_of
 from fuseplan.capture.trace.calls import Calls, larger
 from fuseplan.capture.trace.format import Trace
 from fuseplan.capture.trace.write import write_trace
+from fuseplan.errors import GraphError, StoreError
 from fuseplan.measure.environment import environment
 from fuseplan.tuning.queue.promises import refuse_promises
 from fuseplan.tuning.traces import box_of, device_of, sizes_of
 from fuseplan.tuning_db import Box, Environment, Store
+from fuseplan.tuning_db.columns import MAX_TRACE
 
 _NUMERICS = ("matmul_precision", "cudnn_tf32", "fp16_reduction", "bf16_reduction")
 """What of an environment a process sets for itself: a trace knows under which it was recorded."""
@@ -33,7 +35,9 @@ def put(gm: Any, example_inputs: Sequence[Any], store: Store) -> CallsOf | None:
         return None
     sizes = box_of(trace)
     if store.find_trace(trace.key, sizes) is None:
-        store.add_program(trace.key, trace.name or None, trace=trace.to_json(), sizes=sizes)
+        text = trace.to_json()
+        if len(text) > MAX_TRACE or not store.add_program(trace.key, trace.name or None, trace=text, sizes=sizes):
+            raise StoreError("the database does not take its trace")
     return _calls_of(store, trace.key, sizes)
 
 
@@ -48,6 +52,8 @@ class CallsOf:
 
     def counted(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
         """What was compiled, with its calls counted."""
+        if hasattr(compiled, "serialize_compile_artifacts"):  # of what is to be pickled, Dynamo wants the very object
+            return compiled
 
         def call(*args: Any) -> Any:
             self.calls += 1
@@ -58,9 +64,9 @@ class CallsOf:
     def keep(self) -> None:
         """Write the count down; of what is told of one trace the largest stays."""
         text = self.store.find_trace(self.program, self.sizes) if self.calls else None
-        if text is None:
+        trace = None if text is None else _readable(text)
+        if trace is None:
             return
-        trace = Trace.from_json(text)
         trace = replace(trace, calls=larger(trace.calls, (Calls(sizes_of(trace), self.calls),)))
         self.store.add_program(self.program, trace=trace.to_json(), sizes=self.sizes, calls=trace.times)
 
@@ -89,5 +95,13 @@ def waiting(store: Store, devices: Iterable[str] = ()) -> list[Trace]:
         mine = here.get(other.device)
         return mine is not None and replace(other, **{name: getattr(mine, name) for name in _NUMERICS}) == mine
 
-    traces = map(Trace.from_json, store.waiting(alike))
-    return [trace for trace in traces if device_of(trace).partition(":")[0] in here]
+    traces = map(_readable, store.waiting(alike))
+    return [trace for trace in traces if trace is not None and device_of(trace).partition(":")[0] in here]
+
+
+def _readable(text: str) -> Trace | None:
+    """A stored trace; None where a newer fuseplan has written it."""
+    try:
+        return Trace.from_json(text)
+    except GraphError:
+        return None
