@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -62,3 +63,12 @@ TIMM: dict[str, Entry] = {
     }.items()
 }
 """Installed on the GPU host alone: CI has no torchvision that fits its torch, and timm needs one."""
+
+
+def static_and_dynamic(names: Iterable[str], usual: Collection[str]) -> list[Any]:
+    """Cases of models with fixed and with varying sizes, of which the latter are for the usual selection of tests where they are named."""
+    static = [pytest.param(name, None, id=f"{name}-static") for name in names]
+    rare = pytest.mark.exhaustive
+    return static + [
+        pytest.param(name, True, id=f"{name}-dynamic", marks=() if name in usual else rare) for name in names
+    ]

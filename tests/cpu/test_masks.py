@@ -23,7 +23,7 @@ from fuseplan.capture.fx.from_fx import from_fx
 from fuseplan.graph import Ref
 from fuseplan.rewrites.attention.calls import attention_calls
 from fuseplan.segment.masks import MaskProof, Window, classify_mask
-from zoo import TRANSFORMERS
+from zoo import TRANSFORMERS, static_and_dynamic
 
 Mask = Callable[[Any, Any], Tensor]
 """Builds a mask for so many queries and keys."""
@@ -287,8 +287,7 @@ def model_proofs(name: str, dynamic: bool | None, **changes: Any) -> list[MaskPr
     return proofs(model.eval(), **{**given, **changes}, dynamic=dynamic)
 
 
-@pytest.mark.parametrize("dynamic", [None, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "dynamic"), static_and_dynamic(MODELS, ("llama", "bert", "mistral")))
 def test_masks_of_models(name: str, dynamic: bool | None) -> None:
     found = model_proofs(name, dynamic)
     assert [proof.verdict for proof in found] == [MODELS[name]] * 2, found
