@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from fuseplan.tuning.queue.waiting import CallsOf
 
 _TUNED_DEVICES = ("cpu", "cuda")
+_UNWANTED = ("disabled", "rewrites forbidden", "other launch")
+"""Reasons of a miss where there is a plan, which somebody said no to: by hand, or by an option."""
 
 
 @dataclass(frozen=True)
@@ -234,10 +236,10 @@ class Lookup:
         return _known(answer)
 
     def _later(self, known: Miss | Stale) -> Chosen:
-        """Put the program into the queue, unless nobody could tune it, or somebody said no."""
+        """Put the program into the queue, unless nobody could tune it, or it has a plan that is not wanted."""
         chosen = _known(known) if isinstance(known, Stale) else self.default(str(known))
-        disabled = isinstance(known, Miss) and known.reason == "disabled"
-        if disabled or self._last or self.device.type not in _TUNED_DEVICES:
+        unwanted = isinstance(known, Miss) and known.reason in _UNWANTED
+        if unwanted or self._last or self.device.type not in _TUNED_DEVICES:
             return chosen
         from fuseplan.tuning.queue.waiting import put
 

@@ -23,7 +23,7 @@ from fuseplan.capture.trace.format import Trace
 from fuseplan.cli import main
 from fuseplan.explain import compiled_by
 from fuseplan.measure.environment import environment
-from fuseplan.plan import Plan
+from fuseplan.plan import Plan, Rewrite
 from fuseplan.runtime import Program
 from fuseplan.tuning.queue.waiting import waiting
 from fuseplan.tuning_db import Places, Store, StoredPlan
@@ -70,7 +70,8 @@ def add(path: Path, *plans: StoredPlan) -> None:
 def plan_of(program: Program, **fields: Any) -> StoredPlan:
     assert program.key is not None
     here = replace(environment("cpu"), **fields.pop("elsewhere", {}))
-    return StoredPlan(program.key, here, Plan.named("aten"), **{"wall_us": 10.0, **fields})
+    plan = fields.pop("plan", Plan.named("aten"))
+    return StoredPlan(program.key, here, plan, **{"wall_us": 10.0, **fields})
 
 
 def test_it_waits_once_and_no_longer_once_it_has_a_plan(own_database: Path) -> None:
@@ -104,10 +105,21 @@ def test_which_plans_count(own_database: Path, fields: dict[str, Any], waits: bo
     assert [trace.key for trace in queue(own_database)] == [program.key] * waits
 
 
-def test_what_somebody_said_no_to_is_not_put_there(own_database: Path) -> None:
+@pytest.mark.parametrize(
+    ("fields", "options"),
+    [
+        ({"word": "disabled"}, {}),
+        ({}, {"launch": "cudagraph"}),
+        ({"plan": Plan("aten", (Rewrite("attention", 0, "auto"),))}, {"rewrites": "none"}),
+    ],
+    ids=["by hand", "another launch", "no rewrites"],
+)
+def test_what_somebody_said_no_to_is_not_put_there(
+    own_database: Path, fields: dict[str, Any], options: dict[str, Any]
+) -> None:
     program = run(tune="off")
-    add(own_database, plan_of(program, word="disabled"))
-    assert WAITS not in run().why
+    add(own_database, plan_of(program, **fields))
+    assert WAITS not in run(**options).why
     assert Store(Places(own_database)).traces(str(program.key)) == []
 
 
