@@ -171,7 +171,8 @@ def test_bad_input_is_exit_code_2_and_one_line(
     [
         (["--nope"], "No such option '--nope'. See fuseplan --help."),
         (["nope"], "No such command 'nope'. See fuseplan --help."),
-        (["tune"], "Missing argument 'TRACE…'. See fuseplan tune --help."),
+        (["diff"], "Missing argument 'A'. See fuseplan diff --help."),
+        (["tune"], "name a TRACE, or give --queue. See fuseplan tune --help."),
         (["db", "check", "--nope"], "No such option '--nope'. See fuseplan db check --help."),
         (["show", "--db"], "Option '--db' requires an argument."),
     ],
