@@ -339,7 +339,7 @@ def test_what_cannot_be_tuned_runs_under_the_default(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"tune": "slow"}, "option tune is off or quick or full, not 'slow'"),
+        ({"tune": "slow"}, "option tune is off or later or quick or full, not 'slow'"),
         ({"db": 3}, "option db is the path"),
         ({"db": ""}, "option db is the path"),
         ({"unverified": 1}, "option unverified is True or False, not 1"),
