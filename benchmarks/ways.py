@@ -19,10 +19,11 @@ def measure(arguments: list[str]) -> Rows:
     """All chosen models, each in a process of its own."""
     given = model_options("ways", __doc__)
     given.add_argument("--launch", choices=LAUNCHES, help="of the races (default: cudagraph, on a CPU plain)")
+    given.add_argument("--way", action="append", default=[], help="only ways that begin so; may be given again")
     chosen = given.parse_args(arguments)
     launch = chosen.launch or ("plain" if chosen.device == "cpu" else "cudagraph")
     rows = Rows("ways", arguments, results_of, keep=chosen.append)
-    return measure_models(rows, chosen, "one_ways", print_rows, launch=launch)
+    return measure_models(rows, chosen, "one_ways", print_rows, launch=launch, ways=chosen.way)
 
 
 def results_of(rows: Mapping[str, Any]) -> dict[str, Any]:
