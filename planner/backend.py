@@ -26,7 +26,7 @@ _PROGRAMS = "_fuseplan_programs"
 """Where the object that torch.compile made keeps what was compiled for it; both go together."""
 _NESTED = 4
 """So many calls may lie between that object and our backend: a backend of somebody else's may call ours."""
-bear_threads()
+bear_threads(lambda: fuseplan_backend)
 
 
 def fuseplan_backend(

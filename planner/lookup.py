@@ -244,9 +244,10 @@ class Lookup:
         from fuseplan.tuning.queue.waiting import put
 
         try:
-            self.waits = put(self.gm, self.example_inputs, self.store)
-        except FuseplanError as error:
-            return replace(chosen, why=f"{chosen.why}; it cannot be tuned later: {error}")
+            self.waits = put(str(self.identity.key), self.gm, self.example_inputs, self.store)
+        except Exception as error:  # noqa: BLE001 -- what a trace cannot be made of runs all the same: the default has no need of one
+            told = error if isinstance(error, FuseplanError) else f"{type(error).__name__}: {error}"
+            return replace(chosen, why=f"{chosen.why}; it cannot be tuned later: {str(told).splitlines()[0]}")
         count("programs put into the queue")
         return replace(chosen, why=f"{chosen.why}; it waits for fuseplan tune --queue")
 

@@ -61,6 +61,11 @@ class Layered:
             raise StoreError("there is no home folder: set FUSEPLAN_DB, or name a file with --db")
         return self._user
 
+    @property
+    def holds_back(self) -> bool:
+        """Whether something is in memory alone, since the user's file could not be written."""
+        return self._memory is not None
+
     def close(self) -> None:
         """Close all files; the next use opens them again."""
         for _, database in self._layers():

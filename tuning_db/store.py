@@ -35,7 +35,7 @@ from fuseplan.tuning_db.programs import (
 from fuseplan.tuning_db.records import DefaultTiming, Hit, Measurement, Miss, Query, Run, Stale, StoredPlan, trace_key
 from fuseplan.tuning_db.sizes import STATIC, Box
 from fuseplan.tuning_db.tables import RowWriter, Table
-from fuseplan.tuning_db.waiting import planned, traced
+from fuseplan.tuning_db.waiting import Place, planned, traced
 
 _T = TypeVar("_T")
 _Rows = list[tuple[Table, Row]]
@@ -144,12 +144,21 @@ class Store(Layered):
             highest.update(layer)
         return [highest[key] for key in sorted(highest)]
 
-    def waiting(self, alike: Callable[[Environment], bool]) -> list[str]:
-        """The traces of programs that have no plan in an environment that is like that, in the order in which they came."""
-        done = {place for layer in self._gather(partial(planned, alike=alike), within_s=60.0)[0] for place in layer}
-        there = dict.fromkeys(place for layer in self._gather(traced, within_s=60.0)[0] for place in layer)
-        texts = (self.find_trace(program, Box.parse(sizes)) for program, sizes in there if (program, sizes) not in done)
-        return [text for text in texts if text is not None]
+    def traced(self) -> list[tuple[str, list[Environment]]]:
+        """All traces, in the order in which they came, and in which environments each has a plan that counts."""
+        done: dict[Place, list[Environment]] = {}
+        for layer in self._gather(planned, within_s=60.0)[0]:
+            for place, environment in layer:
+                done.setdefault(place, []).append(environment)
+        found = []
+        for place in dict.fromkeys(place for layer in self._gather(traced, within_s=60.0)[0] for place in layer):
+            try:
+                text = self.find_trace(place[0], Box.parse(place[1]))
+            except StoreError:  # a row with sizes that nobody can have written
+                continue
+            if text is not None:
+                found.append((text, done.get(place, [])))
+        return found
 
     # writes: each is on the disk when it returns True, and in this process alone when it returns False
 

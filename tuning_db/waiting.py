@@ -1,10 +1,8 @@
-"""Which programs have a trace and no plan that counts, out of one layer."""
+"""Which programs have a trace, and which a plan that counts, out of one layer."""
 
 from __future__ import annotations
 
-import json
 import sqlite3
-from collections.abc import Callable
 
 from fuseplan.tuning_db.environment import Environment
 from fuseplan.tuning_db.lookup import environments
@@ -13,10 +11,9 @@ Place = tuple[str, str]
 """The key of a program, and the box of its sizes."""
 _TRACED = "SELECT program.key, trace.sizes FROM trace JOIN program ON program.id = trace.program_id"
 _PLANNED = (
-    "SELECT DISTINCT program.key, plan.sizes FROM plan JOIN program ON program.id = plan.program_id"
+    "SELECT DISTINCT program.key, plan.sizes, environment.key FROM plan JOIN program ON program.id = plan.program_id"
     " JOIN environment ON environment.id = plan.environment_id"
     " WHERE (plan.word IS NOT NULL OR plan.status IN ('tuned', 'default'))"
-    " AND environment.key IN (SELECT value FROM json_each(?))"
 )
 """A plan that was predicted alone, or has failed, is none; one that a person has disabled is: somebody said no."""
 
@@ -26,7 +23,8 @@ def traced(connection: sqlite3.Connection) -> list[Place]:
     return [(str(key), str(sizes)) for key, sizes in connection.execute(_TRACED)]
 
 
-def planned(connection: sqlite3.Connection, alike: Callable[[Environment], bool]) -> list[Place]:
-    """What has a plan in an environment that is like that."""
-    keys = [key for key, environment in environments(connection).items() if alike(environment)]
-    return [(str(key), str(sizes)) for key, sizes in connection.execute(_PLANNED, (json.dumps(keys),))]
+def planned(connection: sqlite3.Connection) -> list[tuple[Place, Environment]]:
+    """What has a plan, and in which environment."""
+    known = environments(connection)
+    rows = connection.execute(_PLANNED)
+    return [((str(key), str(sizes)), known[place]) for key, sizes, place in rows if place in known]

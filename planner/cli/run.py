@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     type=click.Choice(TUNE),
     default="off",
     show_default=True,
-    help="Tune what has no plan when it is compiled.",
+    help="Tune what has no plan when it is compiled; later: put it into the queue of fuseplan tune.",
 )
 @click.option(
     "--unverified", is_flag=True, help="Also use plans that were predicted or imported, and never raced here."

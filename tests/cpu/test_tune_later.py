@@ -19,16 +19,19 @@ from torch import Tensor
 
 import fuseplan
 from fuseplan.backend import programs_of
+from fuseplan.capture.dynamo.numerics import Numerics
 from fuseplan.capture.trace.format import Trace
 from fuseplan.cli import main
 from fuseplan.explain import compiled_by
 from fuseplan.measure.environment import environment
 from fuseplan.plan import Plan, Rewrite
 from fuseplan.runtime import Program
+from fuseplan.tuning.queue import waiting as waiting_module
 from fuseplan.tuning.queue.waiting import waiting
-from fuseplan.tuning_db import Places, Store, StoredPlan
+from fuseplan.tuning_db import Box, Places, Store, StoredPlan, schema
 from fuseplan.tuning_db.exchange import export, import_file
 from fuseplan.tuning_db.files import Database
+from fuseplan.tuning_db.programs import trace_row
 
 WAITS = "it waits for fuseplan tune --queue"
 FUSEPLAN = (sys.executable, "-c", "from fuseplan.cli import main; main(prog_name='fuseplan')")
@@ -95,7 +98,7 @@ def test_it_waits_once_and_no_longer_once_it_has_a_plan(own_database: Path) -> N
         ({"status": "unverified"}, True),
         ({"status": "quarantined", "detail": "wrong result"}, True),
         ({"elsewhere": {"torch": "1.0"}}, True),
-        ({"elsewhere": {"matmul_precision": "medium"}}, False),
+        ({"elsewhere": {"matmul_precision": "medium"}}, True),
     ],
     ids=["default", "pinned", "disabled", "unverified", "quarantined", "another torch", "other numerics"],
 )
@@ -132,13 +135,54 @@ def test_a_stale_plan_runs_meanwhile(own_database: Path) -> None:
     assert [trace.key for trace in queue(own_database)] == [program.key]
 
 
-def test_what_cannot_be_traced_runs_as_ever_and_says_why(own_database: Path) -> None:
+def test_what_cannot_be_traced_runs_as_ever_and_says_why(own_database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def branches(x: Tensor) -> Tensor:
         return torch.cond(x.sum() > 0, lambda y: y + 1, lambda y: y - 1, (x,))  # type: ignore[no-any-return]
 
-    why = run(f=branches).why
-    assert "tuned later: " in why or "no plan can be stored for it" in why
+    assert "; it cannot be tuned later: cond is a higher-order operator" in run(f=branches).why
+    x = torch.randn(4, 8)
+    monkeypatch.setattr(waiting_module, "write_trace", lambda *_: x.reshape(5))
+    why = run().why
+    assert "; it cannot be tuned later: RuntimeError: shape '[5]' is invalid" in why
     assert WAITS not in why
+
+
+def test_under_other_numerics_it_waits_again(own_database: Path) -> None:
+    program = run()
+    add(own_database, plan_of(program))
+    assert queue(own_database) == []
+    with Numerics("medium", True, True, True).applied():
+        again = run()
+        assert again.why.endswith(WAITS)
+        (trace,) = queue(own_database)
+        assert Numerics.of(trace.numerics).matmul_precision == "medium"
+        add(own_database, plan_of(program))
+        assert queue(own_database) == []
+        assert run().plan == Plan.named("aten")
+
+
+def test_what_waits_already_is_not_looked_at_again(own_database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run()
+    monkeypatch.setattr(waiting_module, "write_trace", lambda *_: pytest.fail("it is there"))
+    assert run().why.endswith(WAITS)
+
+
+def test_what_is_compiled_keeps_what_else_it_is(own_database: Path) -> None:
+    def compiled(x: int) -> int:
+        return x + 1
+
+    compiled.serialize = lambda: b"bytes"  # type: ignore[attr-defined]
+    calls = waiting_module.CallsOf(Store(Places(own_database)), "ab" * 32, Box())
+    counted: Any = calls.counted(compiled)
+    assert (counted(1), calls.calls, counted.serialize()) == (2, 1, b"bytes")
+
+
+def test_a_row_with_impossible_sizes_keeps_no_other_waiting(own_database: Path) -> None:
+    program = run()
+    row = trace_row(str(program.key), "s0=1..", "{}", 0)
+    store = Store(Places(own_database))
+    assert store._put([(schema.TRACE, row)])
+    assert [trace.key for trace in waiting(store)] == [program.key]
 
 
 def test_another_size_waits_by_itself(own_database: Path) -> None:
@@ -155,7 +199,7 @@ def test_one_of_a_device_that_is_not_here_waits_for_another_machine(own_database
     store = Store(Places(own_database))
     text = trace.to_json().replace('"cpu"', '"cuda:0"')
     assert store.add_program("ab" * 32, "elsewhere", trace=text)
-    assert len(store.waiting(lambda other: True)) == 2
+    assert len(store.traced()) == 2
     assert [one.key for one in waiting(store)] == [trace.key]
 
 
@@ -168,8 +212,8 @@ def test_a_trace_that_nobody_can_read_keeps_no_other_waiting(own_database: Path)
 
 def test_where_nothing_can_be_written_it_runs_and_says_so(own_database: Path, tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="kept in memory"):
-        why = run(db=tmp_path).why  # a folder
-    assert "it cannot be tuned later: the database does not take its trace" in why
+        whys = [run(db=tmp_path).why for _ in range(2)]  # a folder
+    assert all("it cannot be tuned later: the database does not take its trace" in why for why in whys)
 
 
 SCRIPT = """

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import atexit
+import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import asdict, dataclass, replace
+from functools import wraps
 from typing import Any
 
 import torch
 
 from fuseplan.capture.dynamo.names import name_of
+from fuseplan.capture.dynamo.numerics import Numerics
 from fuseplan.capture.trace.calls import Calls, larger
 from fuseplan.capture.trace.format import Trace
 from fuseplan.capture.trace.write import write_trace
@@ -20,25 +22,34 @@ from fuseplan.tuning.queue.promises import refuse_promises
 from fuseplan.tuning.traces import box_of, device_of, sizes_of
 from fuseplan.tuning_db import Box, Environment, Store
 from fuseplan.tuning_db.columns import MAX_TRACE
-
-_NUMERICS = ("matmul_precision", "cudnn_tf32", "fp16_reduction", "bf16_reduction")
-"""What of an environment a process sets for itself: a trace knows under which it was recorded."""
+from fuseplan.tuning_db.sizes import STATIC
 
 
-def put(gm: Any, example_inputs: Sequence[Any], store: Store) -> CallsOf | None:
-    """Put a program that is being compiled into the queue, unless it is there. Returns who counts its calls; None where another
-    process of the same program does. FuseplanError says why it cannot be tuned.
+def put(program: str, gm: Any, example_inputs: Sequence[Any], store: Store) -> CallsOf:
+    """Put a program of this key, which is being compiled, into the queue, unless it is there. Returns who counts its calls.
+    FuseplanError says why it cannot be tuned.
     """
-    trace = write_trace(gm, example_inputs, name_of(gm))
-    refuse_promises(gm, example_inputs, trace)
-    if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_rank() != 0:
-        return None
-    sizes = box_of(trace)
-    if store.find_trace(trace.key, sizes) is None:
-        text = trace.to_json()
-        if len(text) > MAX_TRACE or not store.add_program(trace.key, trace.name or None, trace=text, sizes=sizes):
-            raise StoreError("the database does not take its trace")
-    return _calls_of(store, trace.key, sizes)
+    sizes = STATIC
+    if not _waits(store, program, sizes):  # to look at all that it is given may take seconds
+        trace = write_trace(gm, example_inputs, name_of(gm))
+        refuse_promises(gm, example_inputs, trace)
+        sizes = box_of(trace)
+        if not _waits(store, program, sizes):
+            text = trace.to_json()
+            if len(text) > MAX_TRACE or not store.add_program(program, trace.name or None, trace=text, sizes=sizes):
+                raise StoreError("the database does not take its trace")
+    return _calls_of(store, program, sizes)
+
+
+def _waits(store: Store, program: str, sizes: Box) -> bool:
+    """Whether a trace of it is there that computes as this process does."""
+    text = store.find_trace(program, sizes)
+    trace = None if text is None else _readable(text)
+    if trace is None or Numerics.of(trace.numerics) != Numerics.here():
+        return False
+    if store.holds_back:
+        raise StoreError("the database does not take its trace")
+    return True
 
 
 @dataclass
@@ -55,28 +66,39 @@ class CallsOf:
         if hasattr(compiled, "serialize_compile_artifacts"):  # of what is to be pickled, Dynamo wants the very object
             return compiled
 
+        @wraps(compiled)  # Dynamo looks for what a backend has said of it
         def call(*args: Any) -> Any:
             self.calls += 1
             return compiled(*args)
 
         return call
 
-    def keep(self) -> None:
-        """Write the count down; of what is told of one trace the largest stays."""
+    def keep(self) -> bool:
+        """Write the count down, and say whether that could be done; of what is told of one trace the largest stays."""
         text = self.store.find_trace(self.program, self.sizes) if self.calls else None
         trace = None if text is None else _readable(text)
         if trace is None:
-            return
+            return True
         trace = replace(trace, calls=larger(trace.calls, (Calls(sizes_of(trace), self.calls),)))
-        self.store.add_program(self.program, trace=trace.to_json(), sizes=self.sizes, calls=trace.times)
+        return self.store.add_program(self.program, trace=trace.to_json(), sizes=self.sizes, calls=trace.times)
 
 
-@cache
+_counting: dict[tuple[Store, str, Box], CallsOf] = {}
+_one_at_a_time = threading.Lock()
+
+
 def _calls_of(store: Store, program: str, sizes: Box) -> CallsOf:
     """One for each program of this process, whose count is kept when that ends."""
-    found = CallsOf(store, program, sizes)
-    atexit.register(found.keep)
-    return found
+    with _one_at_a_time:
+        return _counting.setdefault((store, program, sizes), CallsOf(store, program, sizes))
+
+
+@atexit.register
+def _keep_counts() -> None:
+    """All of them, up to the first that cannot be written: each may wait half a minute for a database that another process holds."""
+    for one in _counting.values():
+        if not one.keep():
+            return
 
 
 def waiting(store: Store, devices: Iterable[str] = ()) -> list[Trace]:
@@ -90,13 +112,18 @@ def waiting(store: Store, devices: Iterable[str] = ()) -> list[Trace]:
         *(["cuda"] if torch.cuda.is_available() else []),
     }
     here = {kind: environment(kind) for kind in sorted(named)} if store.programs("") else {}
+    found = []
+    for text, planned in store.traced():
+        trace = _readable(text)
+        mine = here.get(device_of(trace).partition(":")[0]) if trace is not None else None
+        if trace is not None and mine is not None and _as_recorded(mine, trace) not in planned:
+            found.append(trace)
+    return found
 
-    def alike(other: Environment) -> bool:
-        mine = here.get(other.device)
-        return mine is not None and replace(other, **{name: getattr(mine, name) for name in _NUMERICS}) == mine
 
-    traces = map(_readable, store.waiting(alike))
-    return [trace for trace in traces if trace is not None and device_of(trace).partition(":")[0] in here]
+def _as_recorded(here: Environment, trace: Trace) -> Environment:
+    """This machine in a process that computes as the one did that the trace is of."""
+    return replace(here, **asdict(Numerics.of(trace.numerics)))
 
 
 def _readable(text: str) -> Trace | None:
