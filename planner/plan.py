@@ -53,7 +53,6 @@ WAYS: Mapping[str, tuple[str, ...]] = {
     "embedding": ("rows", "one-hot"),
     "convolution": ("patches",),
     "depthwise": ("triton",),
-    "gelu": ("tail",),
 }
 """The ways of those kinds of rewrite that have a closed set of them. Whether a site has a way is told where it is met."""
 _WORD = re.compile(r"[a-z0-9][a-z0-9+=._-]{0,79}")

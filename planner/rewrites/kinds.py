@@ -12,7 +12,6 @@ from fuseplan.rewrites.base import Kind
 from fuseplan.rewrites.convolution import Convolution
 from fuseplan.rewrites.depthwise import Depthwise
 from fuseplan.rewrites.embedding import Embedding
-from fuseplan.rewrites.gelu import Gelu
 from fuseplan.rewrites.matmul import Matmul
 from fuseplan.rewrites.written.kind import WrittenOut
 
@@ -23,7 +22,6 @@ KINDS: dict[str, Kind[Any]] = {
     "embedding": Embedding(),
     "convolution": Convolution(),
     "depthwise": Depthwise(),
-    "gelu": Gelu(),
 }
 """By the names that plans have for them. Of two that cannot both have a site, the first is preferred."""
 _OWN = frozenset(KINDS)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import GraphModule
 
-from fuseplan.capture.fx.gelu import known_to_inductor
 from fuseplan.errors import PlanError
 from fuseplan.executors.flat import Boxed
 from fuseplan.host.settings import BUNDLES
@@ -31,7 +30,6 @@ def compile_under_inductor(plan: Plan, gm: GraphModule, example_inputs: Sequence
     # The import takes seconds and a machine without a compiler never needs it.
     from torch._inductor.compile_fx import compile_fx
 
-    known_to_inductor()
     patches, whole = options_under(plan.settings), partial(compile_fx, gm, list(example_inputs))
     if plan.launch == "plain":
         with known_to_torchs_cache(plan):

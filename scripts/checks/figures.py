@@ -43,7 +43,7 @@ def _page() -> Iterator[str]:
         " shown here. Milliseconds are medians; ratios come from blocks of calls that ran beside each other."
     )
     yield from whole_models.parts(models, file_of("drawn"), of_other_kinds("models"))
-    yield from gaps.parts(results_of("host"), results_of("ways"))
+    yield from gaps.parts(results_of("host"), file_of("ways"), file_of("depthwise"))
     yield "## What each stage of tuning adds"
     ablation = results_of("ablation")
     yield (

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from checks.tables import head, line, ms, percent, ratio
+from fuseplan.rewrites.kinds import KINDS
 
 Rows = Mapping[str, Any]
 CALLS = ("matmul", "attention", "convolution")
@@ -15,8 +16,8 @@ OTHERS = "all else"
 _OPS = {"mm": "matmul", "addmm": "matmul", "bmm": "matmul", "baddbmm": "matmul", "convolution": "convolution", "convolution_backward": "convolution"}  # fmt: skip
 
 
-def parts(host: Rows, ways: Rows) -> Iterator[str]:
-    """Both sections, from their result files."""
+def parts(host: Rows, ways: Rows, kernels: Rows) -> Iterator[str]:
+    """All sections, from their results, or whole result files."""
     yield "## Where a step's time goes"
     yield (
         "The device's time under Inductor, written as is preferred, and of it what is left: what kernels take beyond the least that their"
@@ -28,9 +29,26 @@ def parts(host: Rows, ways: Rows) -> Iterator[str]:
     yield "## What each way gains"
     yield (
         "Each way of each kind of rewrite by itself over torch.compile's default, and settings of Inductor over all that is preferred of"
-        " rewrites, each checked first and all raced in one process: `scripts/bench ways`. Above 1 it is faster."
+        f" rewrites, each checked first and all raced in one process: `scripts/bench ways`{_on(ways)}. Above 1 it is faster. One whose kind is"
+        " gone has not gained 2 % beyond noise on two models, or at two sizes of one."
     )
-    yield from _ways(ways.get("models", {}))
+    yield from _ways(ways.get("results", {}).get("models", {}))
+    yield "## Kernels of fuseplan's own"
+    yield (
+        "Convolutions channel by channel, all layers of a model together as often as it has them, beside the library's kernels and the"
+        f" least that they could take: `scripts/bench depthwise`{_on(kernels)}, which has each layer by itself too."
+    )
+    yield from _kernels(kernels)
+
+
+def _on(file: Rows) -> str:
+    """Which GPU a file is from.
+
+    >>> _on({"environment": {"gpu": "NVIDIA H100 80GB HBM3, 580.1"}}), _on({})
+    (', on an NVIDIA H100 80GB HBM3', '')
+    """
+    gpu = file.get("environment", {}).get("gpu")
+    return f", on an {gpu.partition(',')[0]}" if gpu else ""
 
 
 def _gaps(models: Rows) -> Iterator[str]:
@@ -88,10 +106,34 @@ def _carved(program: Rows) -> str:
     return "; ".join(found) or "-"
 
 
+def _is_there(way: str) -> bool:
+    """Whether a way is of a kind that there still is, or of none: settings, and all that is preferred.
+
+    >>> _is_there("depthwise triton"), _is_there("inductor split-64"), _is_there("all that is preferred"), _is_there("gelu tail")
+    (True, True, True, False)
+    """
+    return way.partition(" ")[0] in {*KINDS, "all", "inductor"}
+
+
+def _kernels(file: Rows) -> Iterator[str]:
+    lines = [
+        line([
+            name, what, f"{row['ours_us']:.0f}", f"{row['library_us']:.0f}", ratio(1 / row["of the library"]),
+            ratio(row["times the least"]), str(file.get("commit", "-")),
+        ])
+        for name, model in file.get("results", {}).items() for what, row in model["together"].items()
+    ]  # fmt: skip
+    if not lines:
+        yield "Not measured yet."
+        return
+    columns = ["layers of", "what", "ours, µs", "library's, µs", "× as fast", "× the least", "commit"]
+    yield "\n".join([*head(columns), *lines])
+
+
 def _ways(models: Rows) -> Iterator[str]:
     lines = [
         line([
-            way, name, ratio(1 / gain["ratio"], 3), f"{1 / gain['high']:.3f} to {1 / gain['low']:.3f}",
+            way if _is_there(way) else f"{way}, gone", name, ratio(1 / gain["ratio"], 3), f"{1 / gain['high']:.3f} to {1 / gain['low']:.3f}",
             percent(program.get("noise")), str(row.get("commit", "-")),
         ])
         for name, row in models.items() for program in row.get("programs", [])

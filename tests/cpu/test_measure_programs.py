@@ -14,14 +14,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
+from cpu.test_custom_operators import Announce
 from cpu.test_measure import FLAGS
 from fuseplan.capture.trace.write import write_trace
 from fuseplan.judge.output import OTHERS
 from fuseplan.measure.entry import RaceEntry
-from fuseplan.measure.jobs import Capture, Outcome, RacePlans, VetPlan
+from fuseplan.measure.jobs import Capture, Outcome, RacePlans, Setup, VetPlan
 from fuseplan.measure.pool import Limits, Workers
 from fuseplan.measure.race import Rule
+from fuseplan.measure.worker.answer import answer
 from fuseplan.measure.worker.loaded import LoadedPrograms
+from fuseplan.measure.worker.workplace import Workplace
 from fuseplan.plan import CarveOuts, Plan, Rewrite
 from fuseplan.segment import Region, Segmentation
 
@@ -79,7 +82,32 @@ def test_a_program_is_captured_as_its_graphs(training: tuple[str, Outcome]) -> N
     assert [role for role, _ in outcome.found.graphs] == ["forward", "backward"]
     assert outcome.found.key is not None
     assert f'"key":"{outcome.found.key}"' in trace
-    assert [(site.kind, site.ways) for site in outcome.found.sites] == [("gelu", ())]  # in float32
+    assert outcome.found.sites == ()
+
+
+@pytest.mark.parametrize("varies", [False, True])
+def test_nothing_runs_while_a_program_is_captured(varies: bool) -> None:
+    ran: list[int] = []
+
+    @torch.library.custom_op("fuseplan_tests_measure::heard", mutates_args=())
+    def heard(x: Tensor) -> Tensor:
+        ran.append(len(x))
+        return x + 1
+
+    heard.register_fake(torch.empty_like)
+    heard.register_autograd(lambda ctx, grad: grad)
+    x = torch.randn(4, 8, requires_grad=True)
+    if varies:
+        torch._dynamo.mark_dynamic(x, 0)
+    trace = trace_of(lambda x: heard(x * 2).cumsum(0) / len(x), x)
+    torch._dynamo.reset()
+    ran.clear()
+    captured = answer(Capture(trace), Workplace(Setup("cpu", FLAGS), Announce()))
+    assert captured.ok, captured.detail
+    assert captured.found is not None
+    assert "heard" in captured.found.uncut
+    assert captured.found.traced_s > 0
+    assert ran == []
 
 
 def under(outcome: Outcome, executor: str, target: str, variant: str = "default") -> Plan:

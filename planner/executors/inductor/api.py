@@ -29,13 +29,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
-from fuseplan.capture.fx.gelu import known_to_inductor
 from fuseplan.capture.fx.to_fx import fake_inputs
 from fuseplan.executors.base import Compiled
 from fuseplan.graph import Symbol
 
 Condition = Callable[[Mapping[str, int]], bool]
-known_to_inductor()
 _TAKES_DEVICE = "input_device" in inspect.signature(_recursive_joint_graph_passes).parameters  # not in torch 2.10
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import cycle, islice
@@ -45,6 +45,7 @@ from fuseplan.plan import Plan
 from fuseplan.rewrites.found import MissedPlaces, SiteFound
 from fuseplan.rewrites.sites import Sites, missed_places
 from fuseplan.runtime import Program
+from fuseplan.runtime.aten_host import backward_at_once
 from fuseplan.stats import stats
 
 ROUNDS = 2
@@ -73,11 +74,14 @@ def _under_fuseplan(module: Callable[..., Any], **options: Any) -> Callable[...,
 
 
 def capture(job: Capture, place: Workplace) -> Outcome:
-    """The ATen graphs of a program under host aten, and its sites of rewrites."""
+    """The ATen graphs of a program under host aten, and its sites of rewrites. Nothing runs: on a GPU the first call of each kernel
+    takes longer than all that is traced.
+    """
     place.at("capture", "capturing")
     loaded = place.programs.case(job.trace).loaded
     told: list[SiteFound] = []
     missed: list[MissedPlaces] = []
+    runs = False
 
     def look(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         whole = settled(gm, example_inputs).gm
@@ -86,13 +90,21 @@ def capture(job: Capture, place: Workplace) -> Outcome:
         missed.extend(missed_places(whole, job.kinds))
         plan = Plan("aten", job.rewrites, saving=job.saving)
         options = {"plan": sites.preferring(plan) if job.preferring else plan}
-        return fuseplan_backend(gm, example_inputs, options=options)
+        traced = fuseplan_backend(gm, example_inputs, options=options)
+        return traced if runs else _stop
 
     begin = perf_counter()
     compiled: Any = torch.compile(compile_entry(RaceEntry("eager"), loaded), backend=look)
-    loaded.run(compiled)
-    traced_s = round(perf_counter() - begin, 6)
+    with suppress(_Enough), backward_at_once():
+        loaded.run(compiled)
     programs = _programs(compiled)
+    if _backward_is_to_come(programs):
+        torch._dynamo.reset()
+        runs, told[:], missed[:] = True, (), ()
+        compiled = torch.compile(compile_entry(RaceEntry("eager"), loaded), backend=look)
+        loaded.run(compiled)
+        programs = _programs(compiled)
+    traced_s = round(perf_counter() - begin, 6)
     torch._dynamo.reset()
     if len(programs) != 1:
         return Outcome("refused", f"the trace becomes {len(programs)} programs, not one")
@@ -101,6 +113,19 @@ def capture(job: Capture, place: Workplace) -> Outcome:
     graphs = () if opaque else tuple((record.role, record.graph) for record in program.graphs)
     uncut = line(opaque[0]) if opaque else ""
     return Outcome(found=CapturedProgram(program.key, graphs, tuple(told), uncut, traced_s, tuple(missed)))
+
+
+class _Enough(Exception):  # noqa: N818 -- it is none
+    """In the place of a call: all is known that was asked for."""
+
+
+def _stop(*_: Any) -> Any:
+    raise _Enough
+
+
+def _backward_is_to_come(programs: Sequence[Program]) -> bool:
+    roles = {record.role for program in programs for record in program.graphs}
+    return "forward" in roles and "backward" not in roles
 
 
 def _programs(compiled: Any) -> list[Program]:
