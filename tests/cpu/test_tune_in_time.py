@@ -14,7 +14,7 @@ from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import PLAN_RULE, Job, Outcome, OutcomeRow, VetPlan
 from fuseplan.measure.vetters import Ask
 from fuseplan.plan import LAUNCHES, Plan, Rewrite
-from fuseplan.tuning.effort import FULL, JUDGING_SHARE, LEAST_JUDGING_S, STARTING_S
+from fuseplan.tuning.effort import FULL, JUDGING_SHARE, LATE, LEAST_JUDGING_S, STARTING_S
 from fuseplan.tuning.program import budget, check_plans
 from fuseplan.tuning.program.baseline import defaults, planned
 from fuseplan.tuning.program.budget import Budget
@@ -115,6 +115,20 @@ def test_a_default_is_counted_once_in_the_race_that_a_cut_beside_it_must_leave_t
     assert host.at_once == [2]
     race_s = PLAN_RULE.least * (len(entries) + 1) * (BLOCK_S + STEPS * step_s) + STARTING_S
     assert host.limits["cut"] == pytest.approx(FULL.wall_s - race_s)
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_what_inductor_compiles_is_waited_for_as_long_as_torch_compile_may_take(
+    monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    host = Host()
+    default = RaceEntry("inductor", Plan("inductor"), default=True)
+    written = RaceEntry("inductor, attention proven", Plan("inductor", (Rewrite("attention", 0, "auto"),)))
+    rows = {default.name: OutcomeRow(default.name, compile_s=WHOLE_S)} if known else {}
+    checks(monkeypatch, host, rows=rows).checked([written] if known else [default, written])
+    limit = host.limits[written.name]
+    assert limit is not None
+    assert limit < FULL.wall_s if known else limit == pytest.approx(LATE * FULL.wall_s)
 
 
 @pytest.mark.parametrize("status", ["ok", "crashed"])

@@ -9,11 +9,14 @@ import sys
 import threading
 import traceback
 from dataclasses import replace
-from time import perf_counter
+from time import perf_counter, sleep
 
 from fuseplan.measure.jobs import ANSWERS, JOBS, At, DeviceGone, Job, Outcome, Ready, Setup
 from fuseplan.wire import codec
 from fuseplan.wire.serve import AnswerPipe, end, received
+
+SOON_S = 0.2
+"""A worker that is given nothing to do for so long makes use of its time."""
 
 
 class Watched:
@@ -55,6 +58,7 @@ def _serve() -> None:
     # That takes seconds, in which whoever has started this process may find out what for.
     from fuseplan.measure.failures import DeviceLostError
     from fuseplan.measure.worker.answer import answer
+    from fuseplan.measure.worker.warm import warm_up
     from fuseplan.measure.worker.workplace import Workplace
 
     setup = setups.get()
@@ -62,6 +66,8 @@ def _serve() -> None:
     place = Workplace(setup, watched)
     gc.freeze()  # the half million objects of torch are no garbage: going through them takes longer than most jobs
     watched.send(Ready())
+    if setup.device != "cpu" and not _comes_soon(jobs):
+        warm_up()
     while True:
         job = jobs.get()
         begin = perf_counter()
@@ -72,6 +78,14 @@ def _serve() -> None:
             watched.send(DeviceGone(str(lost)))
             return
         watched.send(replace(outcome, seconds=round(perf_counter() - begin, 6)))
+
+
+def _comes_soon(jobs: queue.Queue[Job]) -> bool:
+    """Whether there is a job already, or next to no time passes until there is."""
+    deadline = perf_counter() + SOON_S
+    while jobs.empty() and perf_counter() < deadline:
+        sleep(SOON_S / 20)
+    return not jobs.empty()
 
 
 def _read(setups: queue.Queue[Setup], jobs: queue.Queue[Job]) -> None:

@@ -136,10 +136,22 @@ class TimedChecks:
         budget = self.budget
         most = budget.left_s - budget.starting_s(racing) - budget.fair_race_s(racing + more, self.step_us)
         most -= self._racer.preparing * self._prepare_s
-        limits = [*(_patience(one, budget) for one in defaults), *(_limit(one, most) for one in candidates)]
+        limits = [*(_patience(one, budget) for one in defaults), *(self._limit(one, most) for one in candidates)]
         chosen = [*defaults, *candidates]
         self._waiting = [one for one in self._waiting if one not in chosen]
         return self._begun([self._job(one, limit) for one, limit in zip(chosen, limits, strict=True)])
+
+    def _limit(self, entry: RaceEntry, most: float) -> float:
+        """How long a plan that is no default may keep a worker silent, of the seconds that are left. One that takes long to search
+        takes a while to be compiled for its race, too. One that Inductor compiles beside torch.compile's default, of which nobody
+        knows yet how long it takes, takes about as long: it was begun for nothing, were it not waited for where that is.
+        """
+        if searches(entry):
+            return max(LEAST_LIMIT_S, most / LATE)
+        plan = planned(entry)
+        if plan.host == "inductor" and not plan.carve_outs and self._compile_s == 0.0:
+            most = max(most, LATE * self.budget.left_s)
+        return max(LEAST_LIMIT_S, most)
 
     def _job(self, entry: RaceEntry, limit_s: float | None) -> VetPlan:
         return vet_job(
@@ -332,13 +344,6 @@ def _differ_in_launch(one: Plan, other: Plan) -> bool:
     (True, False)
     """
     return one.launch != other.launch and replace(one, launch="plain") == replace(other, launch="plain")
-
-
-def _limit(entry: RaceEntry, most: float) -> float:
-    """How long a plan that is no default may keep a worker silent, of the seconds that are left. One that takes long to search
-    takes a while to be compiled for its race, too.
-    """
-    return max(LEAST_LIMIT_S, most / LATE if searches(entry) else most)
 
 
 def _patience(default: RaceEntry, budget: Budget) -> float | None:
