@@ -6,7 +6,6 @@ Mutation, aliasing, autograd and random state of the program stay AOTAutograd's 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -49,14 +48,6 @@ def _min_cut(joint: GraphModule, *args: Any, **options: Any) -> tuple[GraphModul
 
 
 _PARTITIONS = {"min-cut": _min_cut, "all": default_partition}
-
-
-def backward_at_once() -> AbstractContextManager[object]:
-    """While this lasts, a backward is compiled with its forward, and not when it is called, where this torch can do so."""
-    if not hasattr(torch._functorch.config, "force_non_lazy_backward_lowering"):
-        return nullcontext()
-    found: AbstractContextManager[object] = torch._functorch.config.patch(force_non_lazy_backward_lowering=True)
-    return found
 
 
 def compile_under_aten(

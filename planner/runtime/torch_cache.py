@@ -7,7 +7,7 @@ start, as they are where the cache is off.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from typing import Any
 
@@ -42,6 +42,7 @@ __all__ = [
     "NotThere",
     "NotToBeKept",
     "OutputCode",
+    "backward_at_once",
     "is_on",
     "keeping",
     "missing",
@@ -120,6 +121,13 @@ def not_keeping(tag: str) -> Iterator[None]:
 def overwriting_nothing() -> Iterator[None]:
     """Inductor's cache would give a backward that overwrites what its forward saved for one that may not: it has one name for both."""
     with _compiler.patch(cache_key_tag=f"{_compiler.cache_key_tag} fuseplan's, which overwrites nothing"):
+        yield
+
+
+@contextmanager
+def backward_at_once() -> Iterator[None]:
+    """Have a backward compiled with its forward, and not when it is called, where this torch can do so."""
+    with nullcontext() if missing else _functorch.patch(force_non_lazy_backward_lowering=True):
         yield
 
 

@@ -45,7 +45,7 @@ from fuseplan.plan import Plan
 from fuseplan.rewrites.found import MissedPlaces, SiteFound
 from fuseplan.rewrites.sites import Sites, missed_places
 from fuseplan.runtime import Program
-from fuseplan.runtime.aten_host import backward_at_once
+from fuseplan.runtime.torch_cache import backward_at_once
 from fuseplan.stats import stats
 
 ROUNDS = 2
