@@ -54,11 +54,21 @@ def fuseplan_backend(
     count("programs")
     count(f"programs under plan {program.plan.host}")
     lookup.keep_counters()
-    owner = _caller()
-    if owner is not None:
-        vars(owner).setdefault(_PROGRAMS, []).append(program)
+    programs = _programs_around()
+    programs.append(program)
     called = found.called(compiled)
+    if checked.reload is not None:
+        called = _following(called, lookup, choice, partial(_forget, programs, program))
     return called if lookup.waits is None else lookup.waits.counted(called)
+
+
+def _following(
+    called: Callable[..., Any], lookup: Lookup, choice: Chosen, gone: Callable[[], None]
+) -> Callable[..., Any]:
+    from fuseplan.reload import followed  # it brings workers, which few programs need
+
+    follower = followed(lookup, choice, gone)
+    return called if follower is None else follower.around(called)
 
 
 def _carry_out(choice: Chosen, lookup: Lookup) -> tuple[Program, Callable[..., Any]]:
@@ -118,11 +128,22 @@ def programs_of(wrapper: object) -> list[Program]:
     return list(vars(wrapper).get(_PROGRAMS, ()))
 
 
+def _programs_around() -> list[Program]:
+    """Where those are kept that are compiled for one call of torch.compile."""
+    owner = _caller()
+    found: list[Program] = [] if owner is None else vars(owner).setdefault(_PROGRAMS, [])
+    return found
+
+
+def _forget(programs: list[Program], program: Program) -> None:
+    programs[:] = [one for one in programs if one is not program]
+
+
 def _caller() -> object | None:
     """The object that torch.compile made for this call, which `explain` looks up: it calls the backend itself, or another one
     that calls ours.
     """
-    frame = sys._getframe(2)
+    frame = sys._getframe(3)
     for _ in range(_NESTED):
         owner = frame.f_locals.get("self")
         if type(owner).__name__ == "_TorchCompileWrapper":

@@ -177,13 +177,14 @@ class Lookup:
         if answer is None and self.device.type not in _TUNED_DEVICES:
             answer = Miss("other environment", f"plans are kept for {' and '.join(_TUNED_DEVICES)} alone")
         if answer is None:
-            query = self._query(key)
+            query = self.query(key)
             answer = self._within(self.store.find_plan(query), query)
         counted = "hits" if isinstance(answer, Hit) else "stale hits"
         count(f"plan misses: {answer.reason}" if isinstance(answer, Miss) else f"plan {counted}")
         return answer
 
-    def _query(self, key: str) -> Query:
+    def query(self, key: str) -> Query:
+        """What is asked of the database."""
         return Query(key, self.here, self.options.launch, self._sizes(), self.options.unverified, self.options.rewrites)
 
     def _sizes(self) -> dict[str, int]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from fuseplan.durations import seconds
 from fuseplan.errors import OptionError, PlanError
 from fuseplan.graph import Graph
 from fuseplan.plan import LAUNCHES, SETTINGS, Plan, Rewrite
@@ -85,6 +86,9 @@ class Options:
     """Whether plans are used that were predicted or imported, and have not raced on this machine."""
     fuel: int | Fuel | None = None
     """Only so many rewrites and fusions of each plan are applied; a `Fuel` is shared by all programs that get it."""
+    reload: float | None = None
+    """`60s`, say: so often a running process looks for a new plan of each of its programs, and changes over between two calls, once a
+    process beside it has compiled and checked that plan. None: what is compiled stays."""
     counters: bool = False
     """Whether hits, misses and fallbacks are added up in the database too, for the dashboard."""
 
@@ -115,6 +119,7 @@ class Options:
             _path(given.get("db")),
             _flag("unverified", given.get("unverified", False)),
             _fuel(given.get("fuel")),
+            _time("reload", given.get("reload")),
             _flag("counters", given.get("counters", False)),
         )
 
@@ -195,6 +200,19 @@ def _path(value: object) -> Path | None:
     if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
         raise OptionError(f"option db is the path of a tuning database, not {value!r}")
     return Path(value).absolute()
+
+
+def _time(name: str, value: object) -> float | None:
+    """Seconds; None for never.
+
+    >>> _time("reload", "1m"), _time("reload", 5), _time("reload", None)
+    (60.0, 5.0, None)
+    """
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        raise OptionError(f"option {name} is a time such as 60s or 10m, not {value!r}")
+    return seconds(str(value), f"option {name}")
 
 
 def _fuel(value: object) -> int | Fuel | None:

@@ -19,6 +19,7 @@ import torch
 
 from fuseplan.capture.dynamo.names import name_of
 from fuseplan.capture.trace.write import write_trace
+from fuseplan.durations import seconds
 from fuseplan.errors import FuseplanError, OptionError
 from fuseplan.log import logger
 from fuseplan.measure.environment import environment
@@ -33,7 +34,6 @@ from fuseplan.tuning.program.model import LEARNED, check_name
 from fuseplan.tuning.program.result import Tuned, recalled, verdict_line
 from fuseplan.tuning.program.tuner import Tuner
 from fuseplan.tuning.progress import Brief, Progress, shown
-from fuseplan.tuning.queue import budget as budgets
 from fuseplan.tuning.queue.agenda import Agenda, Item, agenda_of, usual_s
 from fuseplan.tuning.queue.budget import Time
 from fuseplan.tuning.queue.crew import TuneItem, work_off
@@ -213,7 +213,7 @@ def _agenda(
 
 def _seconds(budget: float | str | None) -> float | None:
     if isinstance(budget, str):
-        return budgets.seconds(budget)
+        return seconds(budget)
     if budget is not None and not budget > 0:
         raise OptionError(f"a budget is a number of seconds, not {budget!r}")
     return budget

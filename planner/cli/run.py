@@ -40,6 +40,11 @@ if TYPE_CHECKING:
     help="Tune what has no plan when it is compiled; later: put it into the queue of fuseplan tune.",
 )
 @click.option(
+    "--reload",
+    metavar="TIME",
+    help="So often, as in 60s, look for new plans while the script runs, and change over to them.",
+)
+@click.option(
     "--unverified", is_flag=True, help="Also use plans that were predicted or imported, and never raced here."
 )
 @click.option("--plan", help="One plan for every program: inductor, eager, aten, nvfuser-greedy …")

@@ -32,6 +32,7 @@ Examples:
   fuseplan tune repro.py --device cuda
   fuseplan tune gpt2 --again
   fuseplan tune --queue --budget 8h
+  fuseplan tune --queue --watch --device cuda:0
 """
 
 
@@ -41,6 +42,11 @@ Examples:
     "--queue", is_flag=True,
     help="Tune what waits in the database: what ran with the option tune=later, or else has a trace there, and no plan for this machine.",
 )  # fmt: skip
+@click.option(
+    "--watch",
+    is_flag=True,
+    help="With --queue: go on with what comes to wait, whenever the device is idle, until Ctrl-C.",
+)
 @click.option(
     "--effort", type=click.Choice(["none", "quick", "full"]), default="quick", show_default=True,
     help="quick is at most about 2 minutes a program, full 8; none only predicts.",
@@ -76,7 +82,7 @@ Examples:
 @file_option
 @json_option
 def tune(
-    traces: tuple[str, ...], queue: bool, effort: str, launch: str | None, device: str | None, budget: str | None,
+    traces: tuple[str, ...], queue: bool, watch: bool, effort: str, launch: str | None, device: str | None, budget: str | None,
     top: int | None, rewrites: str, again: bool, model: str, sampler: str, storage: str | None, dry_run: bool,
     file: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
@@ -84,7 +90,8 @@ def tune(
 
     TRACE is a file that holds a trace, a folder of such, an nvFuser script (.py), or the name or key of a program that
     was tuned before. Those come first whose calls could gain the most together. Each result is in the database at once:
-    the same command goes on where an earlier one was ended. With --queue, in the place of a TRACE, it works off what waits.
+    the same command goes on where an earlier one was ended. With --queue, in the place of a TRACE, it works off what waits;
+    with --watch also what comes to wait, one program after another, as long as nobody else uses the device.
 
     Exit codes: 0 every program has its verdict, but for those that the budget left out; 1 one could not be tuned;
     2 a wrong call or bad input, and nothing was written; 130 interrupted.
@@ -93,10 +100,14 @@ def tune(
         raise click.UsageError(
             "name either a TRACE or --queue, not both." if queue else "name a TRACE, or give --queue."
         )
+    if watch:
+        _watch(queue, {"top": top, "budget": budget, "again": again, "dry-run": dry_run})
     chosen: dict[str, Any] = {"effort": effort, "launch": launch, "device": device, "top": top, "again": again}
     chosen["rewrites"] = rewrites
     try:
-        if dry_run:
+        if watch:
+            _serve({name: chosen[name] for name in ("effort", "launch", "device", "rewrites")} | {"db": file}, as_json)
+        elif dry_run:
             _check(budget)
             _list(traces or None, chosen | {"db": file}, as_json)
         else:
@@ -106,8 +117,28 @@ def tune(
         _leave("interrupted: what was measured is kept, and the same command goes on from there")
 
 
+def _watch(queue: bool, others: dict[str, object]) -> None:
+    """What cannot be asked for beside it."""
+    if not queue:
+        raise click.UsageError("--watch goes with --queue.")
+    beside = next((name for name, value in others.items() if value), None)
+    if beside is not None:
+        raise click.UsageError(f"--{beside} does not go with --watch, which has no end.")
+
+
+def _serve(chosen: dict[str, Any], as_json: bool) -> None:
+    """One line for each verdict, as it is known."""
+    from fuseplan.tuning.program.result import verdict_line
+    from fuseplan.watch import watch
+
+    click.echo("waiting for programs to tune; Ctrl-C ends it, and loses nothing", err=True)
+    for one in watch(progress=_progress(), **chosen):
+        click.echo(json.dumps(_fields(one)) if as_json else verdict_line(one))
+        sys.stdout.flush()
+
+
 def _check(budget: str | None) -> None:
-    from fuseplan.tuning.queue.budget import seconds
+    from fuseplan.durations import seconds
 
     if budget is not None:
         seconds(budget)
@@ -166,8 +197,8 @@ def _fields(one: Tuned) -> dict[str, Any]:
 
 
 def _agenda_lines(found: Agenda) -> Iterator[str]:
+    from fuseplan.durations import spelled
     from fuseplan.looking.words import table
-    from fuseplan.tuning.queue.budget import spelled
 
     headings = ("", "program", "calls", "launch", "device", "to gain", "why", "measured", "time")
     yield from table([headings, *((str(number), *_agenda_row(item)) for number, item in enumerate(found.items, 1))])
@@ -178,8 +209,8 @@ def _agenda_lines(found: Agenda) -> Iterator[str]:
 
 
 def _agenda_row(item: Item) -> tuple[str, ...]:
+    from fuseplan.durations import spelled
     from fuseplan.looking.words import us
-    from fuseplan.tuning.queue.budget import spelled
 
     return (
         f"{item.name} {item.sizes.short}".strip(),

@@ -119,7 +119,7 @@ def run_facts(device: str | torch.device = "cpu") -> RunFacts:
     if device.type != "cuda":
         return RunFacts(host)
     fields = ("driver_version", "clocks.sm", "clocks.mem", "clocks.max.sm", "clocks.max.mem")
-    found = _output(
+    found = told_by(
         "nvidia-smi", f"--id={device.index or 0}", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"
     )
     if found is None:
@@ -166,11 +166,12 @@ def _cpu_build() -> tuple[str, str | None]:
     if toolchain.missing("cpu") is not None:
         return torch.backends.cpu.get_cpu_capability().lower(), None
     compiler = toolchain.cpp_compiler()
-    version = _output(compiler, "-dumpfullversion", "-dumpversion")
+    version = told_by(compiler, "-dumpfullversion", "-dumpversion")
     return toolchain.instruction_set(), f"{Path(compiler).name} {version or 'unknown'}"[:200]
 
 
-def _output(*command: str) -> str | None:
+def told_by(*command: str) -> str | None:
+    """What a command prints; None where it cannot, or says nothing."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):

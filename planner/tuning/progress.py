@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from fuseplan.durations import spelled
 from fuseplan.graph.words import counted
-from fuseplan.tuning.queue.budget import spelled
 
 MOST_NAMES = 2
 """Of what a stage waits for, so many names have room on a line."""

@@ -13,7 +13,7 @@ from checks.sources import imports
 # Each layer may import itself and what stands above it here. A new module of fuseplan needs a place in this list.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "garbage", "log", "charts", "noise", "wire"),
-    ("graph",),
+    ("graph", "durations"),
     (
         "host",
         "segment",
@@ -32,7 +32,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ),
     ("kernels", "capture", "executors", "judge", "measure", "rewrites", "study"),
     ("runtime", "stats"),
-    ("lookup", "backend", "tune", "tuning", "verify", "explain", "doctor", "bisect"),
+    ("lookup", "backend", "reload", "tune", "watch", "tuning", "verify", "explain", "doctor", "bisect"),
     ("show", "diff", "draw", "bench", "judging", "record", "recording", "run"),
     ("cli", "tuning_db.dashboard", "measure.worker"),
 )

@@ -17,13 +17,14 @@ from benchmarks import traces as many
 from fuseplan.capture.trace.calls import Calls
 from fuseplan.capture.trace.format import Trace
 from fuseplan.cli import main
+from fuseplan.durations import seconds
 from fuseplan.errors import OptionError, StoreError
 from fuseplan.measure.environment import environment
 from fuseplan.plan import Plan
 from fuseplan.tune import agenda, tune
 from fuseplan.tuning.effort import PREDICTED_S, Effort
 from fuseplan.tuning.progress import Silent
-from fuseplan.tuning.queue.budget import Time, seconds
+from fuseplan.tuning.queue.budget import Time
 from fuseplan.tuning.traces import traces_of
 from fuseplan.tuning_db import DefaultTiming, Places, Run, Store, StoredPlan
 from replaying import ReplayingPool

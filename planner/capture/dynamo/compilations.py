@@ -1,10 +1,17 @@
-"""How often Dynamo compiles one function before it gives up and runs it eagerly. All that is read of it for that is here."""
+"""What Dynamo has compiled of one function: how often it does so before it gives up and runs it eagerly, and how it is made to compile
+anew. All that is read of it for that is here.
+"""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from types import CodeType, SimpleNamespace
+from typing import Any
 
 import torch
+from torch._guards import CompileContext
 
 from fuseplan.capture.dynamo.names import translator
 from fuseplan.log import logger
@@ -27,3 +34,57 @@ def is_last() -> bool:
     except Exception:  # noqa: BLE001 -- private to torch: without it, sizes are fenced in as if there were no limit
         logger.debug("Dynamo's recompile limit cannot be seen", exc_info=True)
         return False
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """One of those that Dynamo keeps of a function."""
+
+    code: CodeType
+    number: Any
+
+    @staticmethod
+    def now() -> Compilation | None:
+        """The one that is being made; None where nobody would find it again."""
+        root, number = translator(), CompileContext.current_compile_id()
+        return None if root is None or number is None else Compilation(root.f_code, number)
+
+    def forget(self) -> str | None:
+        """Have the function compiled anew when it is called next. Returns why it can't be had now; what is running ends as it began."""
+        if torch._dynamo.config.error_on_recompile or _stance() != "default":
+            return "torch was asked to compile nothing anew"
+        from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+        from torch._dynamo.guards import DeletedGuardManagerWrapper
+
+        entries = _debug_get_cache_entry_list(self.code)
+        if len(entries) + 1 >= torch._dynamo.config.recompile_limit:
+            return "torch.compile would compile the function too often"
+        mine = next((one for one in entries if one.compile_id == self.number), None)
+        state = None if mine is None else mine.guard_manager.extra_state
+        if mine is not None and state is not None:
+            state.invalidate(mine, DeletedGuardManagerWrapper("there is a new plan"))
+        return None
+
+
+def _stance() -> str:
+    from torch._dynamo import eval_frame
+
+    return str(eval_frame._stance.stance)
+
+
+def calling_first(before: Callable[[], None], compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """What was compiled, with something done first at each call. Of what is to be pickled Dynamo wants the very object.
+
+    >>> calling_first(lambda: print("first"), lambda x: x + 1)(1)
+    first
+    2
+    """
+    if hasattr(compiled, "serialize_compile_artifacts"):
+        return compiled
+
+    @wraps(compiled)  # Dynamo looks for what a backend has said of it
+    def call(*args: Any) -> Any:
+        before()
+        return compiled(*args)
+
+    return call

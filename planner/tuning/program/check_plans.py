@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from time import monotonic
 
+from fuseplan.durations import spelled
 from fuseplan.judge.output import Inquiry
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import FindFault, Job, Outcome, OutcomeRow, ProfilePlan, VetPlan
@@ -28,7 +29,6 @@ from fuseplan.tuning.program.vet_plans import (
     vet_job,
     wrongly_judged,
 )
-from fuseplan.tuning.queue.budget import spelled
 
 FAULT = "the fault is in"
 """How the detail of what is wrong goes on, where it is known at which ops."""

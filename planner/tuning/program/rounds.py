@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from fuseplan.durations import spelled
 from fuseplan.solver.solve import WholeSolution
 from fuseplan.tuning.effort import COARSE_SHARE
 from fuseplan.tuning.program.background import Background
@@ -18,7 +19,6 @@ from fuseplan.tuning.program.measure import Measuring, Wanted
 from fuseplan.tuning.program.picking import Picker
 from fuseplan.tuning.program.propose import Candidate, Proposer
 from fuseplan.tuning.program.services import Services
-from fuseplan.tuning.queue.budget import spelled
 
 AT_ONCE = 8
 """Regions that are measured before the budget is looked at again."""

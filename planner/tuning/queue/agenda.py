@@ -9,11 +9,11 @@ from fuseplan.capture.dynamo.numerics import Numerics
 from fuseplan.capture.trace.edit import identity
 from fuseplan.capture.trace.format import Trace
 from fuseplan.capture.trace.key import retarget
+from fuseplan.durations import spelled
 from fuseplan.errors import OptionError
 from fuseplan.graph.words import counted
 from fuseplan.models import Machine, Roofline
 from fuseplan.tuning.effort import PREDICTED_S, USUAL_SHARE, Effort
-from fuseplan.tuning.queue.budget import spelled
 from fuseplan.tuning.queue.devices import DeviceKind, kinds, shifts
 from fuseplan.tuning.queue.possible_gain import Gain, expected_gains, guessed_gain
 from fuseplan.tuning.queue.sources import Sources

@@ -6,11 +6,11 @@ import atexit
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import wraps
 from typing import Any
 
 import torch
 
+from fuseplan.capture.dynamo.compilations import calling_first
 from fuseplan.capture.dynamo.names import name_of
 from fuseplan.capture.dynamo.numerics import Numerics
 from fuseplan.capture.trace.calls import Calls, larger
@@ -63,15 +63,10 @@ class CallsOf:
 
     def counted(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
         """What was compiled, with its calls counted."""
-        if hasattr(compiled, "serialize_compile_artifacts"):  # of what is to be pickled, Dynamo wants the very object
-            return compiled
+        return calling_first(self._count, compiled)
 
-        @wraps(compiled)  # Dynamo looks for what a backend has said of it
-        def call(*args: Any) -> Any:
-            self.calls += 1
-            return compiled(*args)
-
-        return call
+    def _count(self) -> None:
+        self.calls += 1
 
     def keep(self) -> bool:
         """Write the count down, and say whether that could be done; of what is told of one trace the largest stays."""

@@ -1,0 +1,173 @@
+"""Option `reload`: a running process follows the database. Where a program has another plan there than it runs under, a process beside
+compiles and checks that plan, and then Dynamo compiles the program anew between two calls, by what torch's caches hold.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+
+import torch
+
+from fuseplan.capture.dynamo.compilations import Compilation, calling_first
+from fuseplan.log import logger
+from fuseplan.lookup import Chosen, Lookup
+from fuseplan.measure.entry import RaceEntry
+from fuseplan.measure.jobs import VetPlan
+from fuseplan.measure.pool import Workers
+from fuseplan.stats import count
+from fuseplan.tuning_db import Hit, Miss, Query, Stale, Store, StoredPlan
+
+_NO_PLAN = "no plan"
+"""In the place of a plan's key: the default."""
+
+
+@dataclass(eq=False)
+class Follower:
+    """One program as it was compiled, and what is to become of it."""
+
+    query: Query
+    store: Store
+    device: str
+    every_s: float
+    compilation: Compilation
+    known: str
+    """The key of the plan that it runs under."""
+    tried: frozenset[str] = frozenset()
+    """Plans that will not run here, by key."""
+    gone: Callable[[], None] = lambda: None
+    """To be called once the program is compiled anew."""
+    asked_at: float = field(default_factory=monotonic)
+    due: str | None = field(default=None, init=False)
+    """The plan that it is to run under from the next call on, by key."""
+    _changing: threading.Lock = field(default_factory=threading.Lock, init=False)
+
+    def around(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        """What was compiled, which sees to it that it is called for the last time, where that is so."""
+
+        def before() -> None:
+            if self.due is not None:
+                self.change_over()
+
+        return calling_first(before, compiled)
+
+    def ask(self) -> None:
+        """Look for another plan, and make it ready to be loaded. In a thread of its own."""
+        answer = self.store.find_plan(self.query)
+        stored = answer.plan if isinstance(answer, (Hit, Stale)) else None
+        if stored is None and not (isinstance(answer, Miss) and answer.reason == "disabled"):
+            return  # what cannot be read now may be there the next time
+        key = _NO_PLAN if stored is None else stored.key
+        if key == self.known or key in self.tried:
+            return
+        why_not = None if stored is None else not_ready(stored, self.store, self.device)
+        if why_not is None:
+            self.due = key
+            return
+        self.tried |= {key}
+        count("plans that were not changed over to")
+        logger.warning("plan %s is left alone while this process runs: %s", key[:12], why_not)
+
+    def change_over(self) -> None:
+        """Have Dynamo compile the program anew when it is called next, and so look up its plan. This call, and the backward behind it,
+        are as they were.
+        """
+        with self._changing:
+            due, self.due = self.due, None
+        if due is None:
+            return
+        why_not = self.compilation.forget()
+        if why_not is not None:
+            self.tried |= {due}
+            logger.warning("plan %s is left alone while this process runs: %s", due[:12], why_not)
+            return
+        _asked_for[self.query.memo_key] = due, self.gone
+        count("programs compiled anew for another plan")
+        self.known = due
+
+
+_asked_for: dict[tuple[object, ...], tuple[str, Callable[[], None]]] = {}
+"""For which plan a program was to be compiled anew, and what is to be called once it has been: a plan that it did not get then it
+will not get the next time."""
+
+
+def not_ready(stored: StoredPlan, store: Store, device: str) -> str | None:
+    """Compile a plan in a process beside this one, so that its code is in torch's caches, and check it on what the trace of its program
+    gives. Returns why it cannot be had.
+    """
+    text = store.find_trace(stored.program, stored.sizes)
+    if text is None:
+        return "the database has no trace of its program, by which a process beside this one would compile it"
+    with Workers(device) as workers:
+        (outcome,) = workers.map([VetPlan(text, RaceEntry(stored.key[:12], stored.plan))])
+    return None if outcome.ok else f"{outcome.status}: {outcome.detail}"
+
+
+def followed(lookup: Lookup, choice: Chosen, gone: Callable[[], None]) -> Follower | None:
+    """Who follows the program that is being compiled; None where nobody asked for that, or where it has no plan to wait for."""
+    every_s, key = lookup.options.reload, lookup.identity.key
+    if every_s is None or key is None or lookup.options.plan is not None or _has_ranks():
+        return None
+    compilation = Compilation.now()
+    if compilation is None:
+        return None
+    query, known = lookup.query(key), _NO_PLAN if choice.stored is None else choice.stored.key
+    due, forget = _asked_for.pop(query.memo_key, (known, None))
+    if forget is not None:
+        forget()
+    tried = frozenset({due} - {known})
+    found = Follower(query, lookup.store, str(lookup.device), every_s, compilation, known, tried, gone)
+    _watch.follow(found)
+    return found
+
+
+def _has_ranks() -> bool:
+    """Whether other processes run the same program in step with this one: they would not change over at the same step."""
+    distributed = torch.distributed
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+
+
+class _Watch:
+    """The thread that asks for all programs of this process, each in its time."""
+
+    def __init__(self) -> None:
+        self._followers: list[weakref.ref[Follower]] = []
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def follow(self, one: Follower) -> None:
+        with self._changed:
+            self._followers = [each for each in self._followers if each() is not None] + [weakref.ref(one)]
+            if self._thread is None or not self._thread.is_alive():  # a fork has none
+                self._thread = threading.Thread(target=self._run, name="fuseplan reload", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            one = self._next()
+            one.asked_at = monotonic()
+            try:
+                one.ask()
+            except Exception:  # noqa: BLE001 -- whatever the database holds, and whatever a worker meets, the program runs on
+                logger.warning("a new plan could not be looked for", exc_info=True)
+            del one
+
+    def _next(self) -> Follower:
+        """The one whose time comes first, when it has come."""
+        with self._changed:
+            while True:
+                alive = [found for each in self._followers if (found := each()) is not None]
+                first = min(alive, key=lambda one: one.asked_at + one.every_s, default=None)
+                wait_s = None if first is None else first.asked_at + first.every_s - monotonic()
+                if first is not None and wait_s is not None and wait_s <= 0:
+                    return first
+                del alive, first  # nobody is kept alive by being waited for
+                self._changed.wait(wait_s)
+
+
+_watch = _Watch()
