@@ -19,6 +19,7 @@ from fuseplan.lookup import Chosen, Lookup
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import VetPlan
 from fuseplan.measure.pool import Workers
+from fuseplan.plan import Plan
 from fuseplan.stats import count
 from fuseplan.tuning_db import Hit, Miss, Query, Stale, Store, StoredPlan
 
@@ -37,6 +38,8 @@ class Follower:
     compilation: Compilation
     known: str
     """The key of the plan that it runs under."""
+    plan: Plan
+    """That plan."""
     tried: frozenset[str] = frozenset()
     """Plans that will not run here, by key."""
     gone: Callable[[], None] = lambda: None
@@ -63,6 +66,9 @@ class Follower:
             return  # what cannot be read now may be there the next time
         key = _NO_PLAN if stored is None else stored.key
         if key == self.known or key in self.tried:
+            return
+        if stored is not None and stored.plan.identity == self.plan.identity:
+            self.known = key  # it runs under that already, which was the default until now
             return
         why_not = None if stored is None else not_ready(stored, self.store, self.device)
         if why_not is None:
@@ -120,7 +126,7 @@ def followed(lookup: Lookup, choice: Chosen, gone: Callable[[], None]) -> Follow
     if forget is not None:
         forget()
     tried = frozenset({due} - {known})
-    found = Follower(query, lookup.store, str(lookup.device), every_s, compilation, known, tried, gone)
+    found = Follower(query, lookup.store, str(lookup.device), every_s, compilation, known, choice.plan, tried, gone)
     _watch.follow(found)
     return found
 

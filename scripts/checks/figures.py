@@ -59,6 +59,7 @@ def _page() -> Iterator[str]:
     yield from _spent()
     yield from _second()
     yield from _startup()
+    yield from _reloading()
     yield "## The search itself"
     yield (
         "Exploration compared on replayed timings, with `scripts/bench search`, and the time to plan graphs of up to 10,000 ops"
@@ -182,6 +183,22 @@ def _startup() -> Iterator[str]:
             for caches, one in row.get("ratios", {}).items():
                 seconds = [f"{median(row[side][f'{caches}_s']):.1f}" for side in ("torch.compile", "fuseplan tuned")]
                 lines.append(line([name + where, caches, *seconds, ratio(one["ratio"]), f"{one['limit']:g}"]))
+    yield "\n".join(lines)
+
+
+def _reloading() -> Iterator[str]:
+    yield "### A plan that comes while a process runs"
+    yield (
+        "A training loop under `reload`, to whose program a plan comes: milliseconds of its first step, of a usual one before and after,"
+        " and of the slowest since the plan was there, while a process beside it compiled that plan, and it changed over; and how far its"
+        " losses are from those of a loop that keeps what it has: `scripts/bench reloading`. On a CPU the plan is a slower one, and both"
+        " processes share the cores."
+    )
+    lines = list(head(["model", "first", "before", "after", "slowest since", "changed over after", "losses apart"]))
+    for where, found in (("", results_of("reloading")), (" (CPU)", results_of("reloading", "json"))):
+        for name, row in found.items():
+            steps = [ms(1e6 * row[key]) for key in ("first_s", "step_s", "after_s", "slowest_since_s")]
+            lines.append(line([name + where, *steps, f"{row['changed_over_s']:.0f} s", f"{row['losses_apart']:.0e}"]))
     yield "\n".join(lines)
 
 

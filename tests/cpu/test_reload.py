@@ -129,6 +129,18 @@ def test_without_a_trace_nobody_could_compile_it_beforehand(own_database: Path) 
 
 
 @pytest.mark.usefixtures("at_once")
+def test_what_it_runs_under_already_changes_nothing(own_database: Path) -> None:
+    compiled, x = fuseplan.compile(chain, reload=3600), torch.randn(4, 8)
+    compiled(x)
+    put(own_database, program_of(compiled), Plan.named("eager"), status="default")
+    follower, before = follower_of(compiled), changed()
+    follower.ask()
+    compiled(x)
+    assert changed() == before
+    assert follower.due is None
+
+
+@pytest.mark.usefixtures("at_once")
 def test_training_goes_on_with_the_same_losses(own_database: Path) -> None:
     def trained(options: dict[str, Any], at: int) -> list[float]:
         torch.manual_seed(0)
