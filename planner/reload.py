@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from time import monotonic
 from typing import Any
 
@@ -18,11 +19,13 @@ from fuseplan.log import logger
 from fuseplan.lookup import Chosen, Lookup
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import VetPlan
-from fuseplan.measure.pool import Workers
+from fuseplan.measure.pool import Limits, Workers
 from fuseplan.plan import Plan
 from fuseplan.stats import count
 from fuseplan.tuning_db import Hit, Miss, Query, Stale, Store, StoredPlan
 
+PATIENCE_S, BEHIND = 3600.0, 10
+"""A process beside this one has time, and stands back behind it wherever both want a core."""
 _NO_PLAN = "no plan"
 """In the place of a plan's key: the default."""
 
@@ -60,6 +63,8 @@ class Follower:
 
     def ask(self) -> None:
         """Look for another plan, and make it ready to be loaded. In a thread of its own."""
+        if self.due is not None:
+            return
         answer = self.store.find_plan(self.query)
         stored = answer.plan if isinstance(answer, (Hit, Stale)) else None
         if stored is None and not (isinstance(answer, Miss) and answer.reason == "disabled"):
@@ -108,7 +113,7 @@ def not_ready(stored: StoredPlan, store: Store, device: str) -> str | None:
     text = store.find_trace(stored.program, stored.sizes)
     if text is None:
         return "the database has no trace of its program, by which a process beside this one would compile it"
-    with Workers(device) as workers:
+    with Workers(device, limits=Limits(plan_s=PATIENCE_S), nice=BEHIND) as workers:
         (outcome,) = workers.map([VetPlan(text, RaceEntry(stored.key[:12], stored.plan))])
     return None if outcome.ok else f"{outcome.status}: {outcome.detail}"
 
@@ -137,6 +142,11 @@ def _has_ranks() -> bool:
     return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
+@cache
+def _warn_once(text: str) -> None:
+    logger.warning("%s", text, exc_info=True)
+
+
 class _Watch:
     """The thread that asks for all programs of this process, each in its time."""
 
@@ -156,11 +166,11 @@ class _Watch:
     def _run(self) -> None:
         while True:
             one = self._next()
-            one.asked_at = monotonic()
             try:
                 one.ask()
-            except Exception:  # noqa: BLE001 -- whatever the database holds, and whatever a worker meets, the program runs on
-                logger.warning("a new plan could not be looked for", exc_info=True)
+            except Exception as error:  # noqa: BLE001 -- whatever the database holds, and whatever a worker meets, the program runs on
+                _warn_once(f"a new plan could not be looked for: {type(error).__name__}: {error}")
+            one.asked_at = monotonic()
             del one
 
     def _next(self) -> Follower:

@@ -197,6 +197,8 @@ class Setup:
     """The modules that have brought operators to the process that asks: the worker imports those that a trace needs."""
     path: tuple[str, ...] = ()
     """Where that process finds modules."""
+    nice: int = 0
+    """By how much it stands back behind others who want the cores."""
 
 
 @dataclass(frozen=True)

@@ -89,6 +89,7 @@ class Workers:
         flags: Mapping[str, Any] | None = None,
         plant: str | None = None,
         on_stage: OnStage | None = None,
+        nice: int = 0,
     ) -> None:
         """`flags` are those of this process unless given; `on_stage` hears which candidate is at which stage,
         in the threads that ask the workers."""
@@ -97,11 +98,17 @@ class Workers:
         self.limits = limits or Limits()
         self.on_stage = on_stage
         variables = _only(device)
+        if nice:
+            variables = {
+                **(variables or {}),
+                "OMP_WAIT_POLICY": "PASSIVE",
+            }  # a thread that waits takes a core from others
         setup = Setup(
             device.partition(":")[0],
             flags=_flags() if flags is None else flags,
             compile_threads=cores(),
             memory_bytes=self.limits.memory_bytes,
+            nice=nice,
             patience_s=60 + max(self.limits.region_s, self.limits.plan_s),
             plant=plant,
             executors=tuple(traits.executor for traits in registered()),

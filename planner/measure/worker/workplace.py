@@ -5,9 +5,12 @@ from __future__ import annotations
 import gc
 import importlib
 import logging
+import os
 import sys
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -41,11 +44,21 @@ def _executors(setup: Setup) -> Mapping[str, Executor]:
     return executors()
 
 
+def _stand_back(nice: int) -> None:
+    """Leave the cores to others. Linux may share them out among sessions first, and a worker has one of its own."""
+    if hasattr(os, "nice"):
+        os.nice(nice)
+    with suppress(OSError):
+        Path("/proc/self/autogroup").write_text(str(nice), "ascii")
+
+
 class Workplace:
     """What a job needs beside itself."""
 
     def __init__(self, setup: Setup, announce: Announce) -> None:
         self.setup = setup
+        if setup.nice:
+            _stand_back(setup.nice)
         self.at = announce.at
         named = torch.device(setup.device)
         self.device = torch.device("cuda", 0) if named.type == "cuda" and named.index is None else named
