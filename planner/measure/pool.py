@@ -98,11 +98,8 @@ class Workers:
         self.limits = limits or Limits()
         self.on_stage = on_stage
         variables = _only(device)
-        if nice:
-            variables = {
-                **(variables or {}),
-                "OMP_WAIT_POLICY": "PASSIVE",
-            }  # a thread that waits takes a core from others
+        if nice:  # threads that wait for each other would take a core all the same
+            variables = {**(variables or {}), "OMP_WAIT_POLICY": "PASSIVE"}
         setup = Setup(
             device.partition(":")[0],
             flags=_flags() if flags is None else flags,

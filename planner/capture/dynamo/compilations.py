@@ -50,7 +50,13 @@ class Compilation:
         return None if root is None or number is None else Compilation(root.f_code, number)
 
     def forget(self) -> str | None:
-        """Have the function compiled anew when it is called next. Returns why it can't be had now; what is running ends as it began."""
+        """Have the function compiled anew when it is called next. Returns why it can't be had; what is running ends as it began."""
+        try:
+            return self._forget()
+        except Exception as error:  # noqa: BLE001 -- private to torch: without it, what is compiled stays
+            return f"this torch does not let it be compiled anew ({type(error).__name__}: {error})"
+
+    def _forget(self) -> str | None:
         if torch._dynamo.config.error_on_recompile or _stance() != "default":
             return "torch was asked to compile nothing anew"
         from torch._dynamo.eval_frame import _debug_get_cache_entry_list
