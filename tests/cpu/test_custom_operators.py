@@ -27,6 +27,7 @@ from fuseplan.plan import Plan
 from fuseplan.tuning.traces import traces_of
 from operators_of_a_library import smoothed
 from replaying import ReplayingPool
+from unheard import Unheard
 
 LIBRARY = "operators_of_a_library"
 NAME = "fuseplan_tests_library::smoothed"
@@ -64,7 +65,7 @@ def test_a_worker_keeps_its_flags_whatever_a_library_sets(tmp_path: Path, trace:
     """The library limits the threads of whoever imports it."""
     (tmp_path / "limiting_library.py").write_text("import torch; torch.set_num_threads(1)")
     asked = {**vars(Flags.here()), "threads": 2}
-    place = Workplace(Setup("cpu", asked, operators={NAME: "limiting_library"}, path=(str(tmp_path),)), Announce())
+    place = Workplace(Setup("cpu", asked, operators={NAME: "limiting_library"}, path=(str(tmp_path),)), Unheard())
     before, threads = list(sys.path), torch.get_num_threads()
     try:
         answer(VetPlan(trace.to_json(), RaceEntry("eager")), place)
@@ -73,13 +74,6 @@ def test_a_worker_keeps_its_flags_whatever_a_library_sets(tmp_path: Path, trace:
     finally:
         sys.path[:] = before
         torch.set_num_threads(threads)
-
-
-class Announce:
-    """Hears what a worker is at, and keeps it to itself."""
-
-    def at(self, name: str, stage: str) -> None:
-        pass
 
 
 def test_an_operator_of_the_script_itself_is_from_nowhere() -> None:

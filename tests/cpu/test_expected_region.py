@@ -17,6 +17,7 @@ from fuseplan.judge.regions import check
 from fuseplan.measure.jobs import Rest, Setup, VetRegion
 from fuseplan.measure.worker.answer import answer
 from fuseplan.measure.worker.workplace import Workplace
+from unheard import Unheard
 
 aten = torch.ops.aten
 
@@ -51,13 +52,8 @@ def test_large_draws_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [first] == list(expected.trials((0,)))
 
 
-class Silent:
-    def at(self, name: str, stage: str) -> None:
-        """Nobody asks."""
-
-
 def test_a_worker_keeps_what_is_expected_of_the_last_region() -> None:
-    place = Workplace(Setup(), Silent())
+    place = Workplace(Setup(), Unheard())
     region, other = scaled(), region_of(lambda x: x.exp(), meta(4))
     expected = place.expected(region)
     outcome = answer(VetRegion(Graph.from_json(region.to_json()), "aten", judging_s=0.5), place)

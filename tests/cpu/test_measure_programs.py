@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from cpu.test_custom_operators import Announce
 from cpu.test_measure import FLAGS
 from fuseplan.capture.trace.write import write_trace
 from fuseplan.judge.output import OTHERS
@@ -27,6 +26,7 @@ from fuseplan.measure.worker.loaded import LoadedPrograms
 from fuseplan.measure.worker.workplace import Workplace
 from fuseplan.plan import CarveOuts, Plan, Rewrite
 from fuseplan.segment import Region, Segmentation
+from unheard import Unheard
 
 SHORT = Rule(most=2, least=2)
 TESTS = Path(__file__).parents[1]
@@ -102,7 +102,7 @@ def test_nothing_runs_while_a_program_is_captured(varies: bool) -> None:
     trace = trace_of(lambda x: heard(x * 2).cumsum(0) / len(x), x)
     torch._dynamo.reset()
     ran.clear()
-    captured = answer(Capture(trace), Workplace(Setup("cpu", FLAGS), Announce()))
+    captured = answer(Capture(trace), Workplace(Setup("cpu", FLAGS), Unheard()))
     assert captured.ok, captured.detail
     assert captured.found is not None
     assert "heard" in captured.found.uncut

@@ -31,6 +31,7 @@ from fuseplan.segment import is_anchor
 from fuseplan.tuning.program.gaps import Grouping, profiled
 from fuseplan.tuning.traces import traces_of
 from replaying import joint
+from unheard import Unheard
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 MACHINE = Machine.guess("NVIDIA H200")
@@ -130,17 +131,12 @@ def test_a_worker_profiles_a_step(workers: Workers) -> None:
 
 def test_what_is_prepared_for_a_race_stays_so() -> None:
     (trace,) = traces_of(lambda x: x.sin().exp(), torch.randn(64, 64), name="waves")
-    entry, place = RaceEntry("inductor", Plan("inductor")), Workplace(Setup(), Silent())
+    entry, place = RaceEntry("inductor", Plan("inductor")), Workplace(Setup(), Unheard())
     assert answer(Prepare(trace.to_json(), entry), place).ok
     assert answer(ProfilePlan(trace.to_json(), entry), place).profile is not None
     before = counters["stats"]["unique_graphs"]
     assert answer(RacePlans(trace.to_json(), (entry,), "inductor", SHORT), place).ok
     assert counters["stats"]["unique_graphs"] == before, "it was compiled once more"
-
-
-class Silent:
-    def at(self, name: str, stage: str) -> None:
-        """Nobody listens."""
 
 
 def test_a_program_with_a_graph_in_it_is_refused_in_one_line(workers: Workers) -> None:
