@@ -4,6 +4,8 @@ compiles and checks that plan, and then Dynamo compiles the program anew between
 
 from __future__ import annotations
 
+import atexit
+import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -79,6 +81,8 @@ class Follower:
         if why_not is None:
             self.due = key
             return
+        if _watch.ended:  # with the process beside it
+            return
         self.tried |= {key}
         count("plans that were not changed over to")
         logger.warning("plan %s is left alone while this process runs: %s", key[:12], why_not)
@@ -151,9 +155,18 @@ class _Watch:
     """The thread that asks for all programs of this process, each in its time."""
 
     def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Nobody is followed yet."""
         self._followers: list[weakref.ref[Follower]] = []
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
+        self.ended = False
+
+    def end(self) -> None:
+        """The process ends."""
+        self.ended = True
 
     def follow(self, one: Follower) -> None:
         with self._changed:
@@ -187,3 +200,6 @@ class _Watch:
 
 
 _watch = _Watch()
+atexit.register(_watch.end)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_watch.begin)  # the thread, and whatever it held, stay with the parent

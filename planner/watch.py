@@ -15,7 +15,7 @@ from fuseplan.tune import agenda, tune
 from fuseplan.tuning.effort import Effort
 from fuseplan.tuning.program.result import Tuned
 from fuseplan.tuning.queue.agenda import Item
-from fuseplan.tuning_db import Store
+from fuseplan.tuning_db import Store, places
 
 EVERY_S = 15.0
 
@@ -42,10 +42,15 @@ def watch(
     asked: dict[str, Any] = {"effort": effort, "db": db, "launch": launch, "device": device, "rewrites": rewrites}
     Store.open(os.environ, db).required(there=db is not None).close()
     done: set[tuple[object, ...]] = set()
-    why = ""
+    why, looked = "", None
     while True:
+        stamp = _stamp(db)
+        if stamp is not None and stamp == looked:  # to read all traces of a large database takes seconds
+            pause(every_s)
+            continue
         item = next((one for one in agenda(None, **asked).items if one.known is None and _place(one) not in done), None)
         reasons = () if item is None else tuple(filter(None, map(busy, item.kind.devices)))
+        looked = stamp if item is None else None
         if item is None or reasons:
             if reasons and reasons[0] != why:
                 logger.info("%s waits: %s", item.name if item is not None else "", reasons[0])
@@ -54,6 +59,16 @@ def watch(
             continue
         done.add(_place(item))
         yield from tune([item.trace], **asked, **given)
+
+
+def _stamp(db: str | Path | None) -> tuple[int, ...] | None:
+    """What changes with the user's own file; None where there is none yet."""
+    path = places(os.environ, db).user
+    try:
+        found = None if path is None else path.stat()
+    except OSError:
+        return None
+    return None if found is None else (found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 def _place(item: Item) -> tuple[object, ...]:

@@ -232,8 +232,6 @@ def _no_buffer(op: Op, graph: Graph) -> str | None:
 LOWERINGS: Table = {
     "aten.gelu.default": gelu,
     "aten.gelu_backward.default": gelu_backward,
-    "fuseplan.gelu.default": gelu,
-    "fuseplan.gelu_backward.default": gelu_backward,
     "aten.silu_backward.default": silu_backward,
     "aten.sigmoid_backward.default": sigmoid_backward,
     "aten.tanh_backward.default": tanh_backward,
