@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -57,11 +58,15 @@ def load(case: Case, device: str) -> tuple[nn.Module, Inputs]:
 
 
 def fresh(model: nn.Module) -> Callable[..., Any]:
-    """A function of its own that calls the model."""
-    namespace: dict[str, Any] = {"model": model}
-    exec("def call(**inputs):\n    return model(**inputs)", namespace)
-    found: Callable[..., Any] = namespace["call"]
-    return found
+    """A function of its own that calls the model, for which Dynamo compiles anew.
+
+    It has this module's globals: those without a name are named by where they lie, which is in the key of torch's caches.
+    """
+
+    def call(**inputs: Any) -> Any:
+        return model(**inputs)
+
+    return FunctionType(call.__code__.replace(), globals(), call.__name__, None, call.__closure__)
 
 
 def _built(model: str, config: str, **given: Any) -> nn.Module:
