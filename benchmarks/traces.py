@@ -24,7 +24,7 @@ from torch import nn
 from benchmarks.given import nothing
 from fuseplan.capture.trace.calls import Calls
 from fuseplan.capture.trace.format import Trace
-from fuseplan.measure.jobs import Capture, Job, Outcome
+from fuseplan.measure.jobs import Capture, Job, Outcome, VetPlan
 from fuseplan.measure.pool import OnDone, Workers
 from fuseplan.measure.vetters import Ask
 from fuseplan.tune import tune
@@ -143,6 +143,9 @@ def _first_capture(trace: Trace, database: Path) -> tuple[float, float]:
 
         def start(self) -> None:
             self.inner.start()
+
+        def begin(self, job: VetPlan) -> None:
+            self.inner.begin(job)
 
         def map(
             self, jobs: Sequence[Job], on_done: OnDone | None = None, limit_s: float | None = None

@@ -31,6 +31,10 @@ class AnsweringPool(ABC):
         """There is nothing that could take long to start."""
         return
 
+    def begin(self, job: VetPlan) -> None:
+        """It is done when it is asked for."""
+        return
+
     def map(self, jobs: Sequence[Job], on_done: OnDone | None = None, limit_s: float | None = None) -> list[Outcome]:
         """The outcomes, in order."""
         outcomes = []

@@ -36,7 +36,7 @@ from fuseplan.measure.jobs import (
     choice_name,
 )
 from fuseplan.measure.process import WorkerLostError, WorkerProcess
-from fuseplan.measure.vetters import Ask, Standing, Vetters, once
+from fuseplan.measure.vetters import Ask, Begun, Standing, Vetters, once
 from fuseplan.rewrites.kinds import from_outside
 
 OnDone = Callable[[Job, Outcome], None]
@@ -116,6 +116,7 @@ class Workers:
         each = replace(setup, compile_threads=max(1, cores() // min(vetters, COMPILING)))
         self.racer = WorkerProcess(setup, self.limits.start_s, variables)
         self.vetters = [WorkerProcess(each, self.limits.start_s, variables) for _ in range(vetters)]
+        self._begun: Begun | None = None
         self._finalizer = weakref.finalize(self, _end, [self.racer, *self.vetters])
 
     def __enter__(self) -> Workers:
@@ -135,6 +136,20 @@ class Workers:
         for process in (*((self.racer,) if racing else ()), *self.vetters):
             process.start()
 
+    def begin(self, job: VetPlan) -> None:
+        """Begin with a check that `stream` is asked for next, while something else is found out: nothing if there is but one worker
+        for both. It is given up if what comes next is something that measures, or is not it.
+        """
+        self._give_up()
+        if len(self.vetters) > 1:
+            alike = replace(job, share=1 / len(self.vetters))
+            self._begun = Begun(self.vetters[-1], alike, self._answer)
+
+    def _give_up(self) -> None:
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            begun.give_up()
+
     def map(self, jobs: Sequence[Job], on_done: OnDone | None = None, limit_s: float | None = None) -> list[Outcome]:
         """Return the outcome of each job. `on_done` hears of each as soon as it is known, in this thread.
 
@@ -145,6 +160,8 @@ class Workers:
         beside, alone = ([i for i, job in enumerate(jobs) if job.alone is kind] for kind in (False, True))
         outcomes: dict[int, Outcome] = {}
         with self._ended_by_errors():
+            if alone or len(beside) > 1:
+                self._give_up()
             if alone:
                 self.racer.start()
             crew = self._crew(len(beside), limit_s)
@@ -160,8 +177,9 @@ class Workers:
         """Return the outcomes of jobs that only vet, and of which what is done says what comes next: whoever asks is asked for more
         whenever a worker is free. On a GPU what is right is prepared for its race meanwhile. Else as `map`.
         """
+        begun, self._begun = self._begun, None
         with self._ended_by_errors():
-            return self._vet(self._crew(len(self.vetters), None), ask, on_done, None)
+            return self._vet(self._crew(len(self.vetters), None, begun), ask, on_done, None)
 
     @contextmanager
     def _ended_by_errors(self) -> Iterator[None]:
@@ -171,9 +189,9 @@ class Workers:
             self.close()
             raise
 
-    def _crew(self, most: int, limit_s: float | None) -> Vetters:
+    def _crew(self, most: int, limit_s: float | None, begun: Begun | None = None) -> Vetters:
         """So many workers, if there are as many."""
-        return Vetters(self.vetters[:most], lambda process, job: self._answer(process, job, limit_s))
+        return Vetters(self.vetters[:most], lambda process, job: self._answer(process, job, limit_s), begun)
 
     def _raced(self, job: Job, limit_s: float | None) -> Outcome:
         """What the racer answers; where a region finds no memory, because of plans that were prepared it may be, once more."""

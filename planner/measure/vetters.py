@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from fuseplan.graph import Graph
-from fuseplan.measure.jobs import Job, Outcome, VetRegion
+from fuseplan.measure.jobs import Job, Outcome, VetPlan, VetRegion
 from fuseplan.measure.process import WorkerProcess
 
 
@@ -29,10 +29,47 @@ Ask = Callable[[Standing], Sequence[Job]]
 whenever something is done; the work ends when it gives nothing and nobody is at work."""
 
 
-class Vetters:
-    """Workers that vet, and who answers for them: for a job and its share of the memory."""
+class Begun:
+    """A check that a vetter has begun with before anybody asked for it."""
 
-    def __init__(self, processes: Sequence[WorkerProcess], answer: Callable[[WorkerProcess, Job], Outcome]) -> None:
+    def __init__(self, process: WorkerProcess, job: VetPlan, answer: Callable[[WorkerProcess, Job], Outcome]) -> None:
+        self.process, self.job = process, job
+        self._found: Outcome | BaseException | None = None
+        self._thread = threading.Thread(target=self._serve, args=(answer,), name="begun", daemon=True)
+        self._thread.start()
+
+    def _serve(self, answer: Callable[[WorkerProcess, Job], Outcome]) -> None:
+        try:
+            self._found = answer(self.process, self.job)
+        except BaseException as error:  # noqa: BLE001 -- raised again where the caller waits
+            self._found = error
+
+    def is_for(self, job: Job) -> bool:
+        """Whether what comes of it is what comes of another job."""
+        return isinstance(job, VetPlan) and (job.trace, job.entry) == (self.job.trace, self.job.entry)
+
+    def found(self) -> Outcome | BaseException:
+        """What came of it, once it is there."""
+        self._thread.join()
+        assert self._found is not None
+        return self._found
+
+    def give_up(self) -> None:
+        """Nobody asks for it any more: its worker is free, at once."""
+        if self._thread.is_alive():
+            self.process.kill()
+            self._thread.join()
+
+
+class Vetters:
+    """Workers that vet, and who answers for them: for a job and its share of the memory. One of them may have `begun`."""
+
+    def __init__(
+        self,
+        processes: Sequence[WorkerProcess],
+        answer: Callable[[WorkerProcess, Job], Outcome],
+        begun: Begun | None = None,
+    ) -> None:
         self._answer = answer
         self._processes = processes
         self.size = len(processes)
@@ -41,6 +78,7 @@ class Vetters:
         """What of the memory those have that are at work."""
         self.jobs: list[Job] = []
         """All that were given, in their order."""
+        self._begun = begun
 
     def carry_out(
         self, ask: Callable[[int], Sequence[Job]], settle: Callable[[int, Outcome], None], rest: Callable[[], bool]
@@ -51,8 +89,14 @@ class Vetters:
         waiting = JobQueue()
         while True:
             for job in ask(max(0, self.size - len(self._shares) - len(waiting))):
-                waiting.add(len(self.jobs), job)
+                if self._begun is not None and self._begun.is_for(job):
+                    self._take(self._begun)
+                else:
+                    waiting.add(len(self.jobs), job)
                 self.jobs.append(job)
+            if self._begun is not None:
+                self._begun.give_up()
+                self._begun = None
             self._start(waiting)
             if not self._shares:
                 if rest():
@@ -63,6 +107,15 @@ class Vetters:
             if isinstance(found, BaseException):
                 raise found
             settle(i, found)
+
+    def _take(self, begun: Begun) -> None:
+        """Wait for what has begun, as for the job that comes next."""
+
+        def wait(number: int) -> None:
+            self._told.put((begun.process, number, begun.found()))
+
+        self._begun, self._shares[begun.process] = None, begun.job.share
+        threading.Thread(target=wait, args=(len(self.jobs),), daemon=True).start()
 
     def _start(self, waiting: JobQueue) -> None:
         """Give jobs to those that are free. Together they may take what of the memory those that are at work leave, each its even share

@@ -21,11 +21,17 @@ def settings() -> str:
     False
     >>> settings() == before
     True
+    >>> with config.patch(compile_threads=config.compile_threads + 1):
+    ...     settings() == before
+    True
     """
-    found = [repr(Numerics.here()), *(repr(ask()) for ask in _ASKED), config.get_hash().hex()]
+    inductors = sorted((name, value) for name, value in config.get_config_copy().items() if name not in _OF_COMPILING)
+    found = [repr(Numerics.here()), *(repr(ask()) for ask in _ASKED), repr(inductors)]
     return hashlib.sha256("\n".join(found).encode()).hexdigest()
 
 
+_OF_COMPILING = frozenset({"compile_threads", "worker_start_method"})
+"""Inductor's settings that say how it compiles, and not what: processes beside each other have fewer threads each."""
 _ASKED: tuple[Callable[[], Any], ...] = (
     torch.get_num_threads,
     torch.get_default_dtype,

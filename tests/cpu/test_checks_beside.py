@@ -56,6 +56,8 @@ class Simulated:
 
     def start(self) -> None: ...
 
+    def begin(self, job: VetPlan) -> None: ...
+
     def map(self, jobs: Sequence[Job], on_done: OnDone | None = None, limit_s: float | None = None) -> list[Outcome]:
         given = [list(jobs)]
         return self.stream(lambda standing: given.pop() if given else [], on_done)
@@ -175,6 +177,20 @@ def test_a_default_under_cuda_graphs_begins_once_its_plain_one_is_known(looking:
     assert len(right) == 7
     assert pool.begun["inductor, cudagraph"] == pytest.approx(pool.ended["inductor"])
     assert max(pool.ended.values()) == pytest.approx(60.0, abs=1.0)
+
+
+def test_where_its_code_is_another_a_default_under_cuda_graphs_is_compiled_beside_the_plain_one(looking: Any) -> None:
+    """By a worker that has nothing else to do: no candidate waits for it."""
+    pool = Simulated({"inductor": 60.0, "inductor, cudagraph": 50.0})
+    checks: TimedChecks = looking(pool)
+    checks.apart = True
+    assert len(checks.checked([INDUCTOR, CAPTURED, *WRITTEN[:2]])) == 4
+    assert {pool.begun[one.name] for one in (INDUCTOR, CAPTURED, *WRITTEN[:2])} == {0.0}
+    pool = Simulated({"inductor": 60.0})
+    checks = looking(pool)
+    checks.apart = True
+    checks.checked([INDUCTOR, CAPTURED, *WRITTEN[:3]])
+    assert pool.begun["inductor, cudagraph"] == pytest.approx(20.0, abs=1.0)
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,8 @@ class Host:
 
     def start(self) -> None: ...
 
+    def begin(self, job: VetPlan) -> None: ...
+
     def map(self, jobs: Sequence[Job], on_done: OnDone | None = None, limit_s: float | None = None) -> list[Outcome]:
         asked = [job for job in jobs if isinstance(job, VetPlan)]
         self.at_once.append(len(asked))

@@ -56,6 +56,10 @@ class TimedChecks:
     """What came of each."""
     look: Look | None = None
     """What is to be profiled meanwhile."""
+    apart: bool = False
+    """Whether the code of a plan is another under CUDA graphs, as that of a backward is: then a default is not compiled any sooner
+    for that of the plain one.
+    """
     parts_right: int = field(default=0, init=False)
     """In how many parts torch.compile was found right, each by itself, where it is off by more than is allowed: by rounding."""
     _inquired: bool = field(default=False, init=False)
@@ -132,6 +136,7 @@ class TimedChecks:
         """What is begun now: defaults of which nothing more is to be known, and candidates for the workers that these leave."""
         defaults = [one for one in self._waiting if one.default and self._is_ready(one)]
         candidates = self._candidates(idle - len(defaults))
+        defaults += self._defaults_beside(defaults, idle - len(defaults) - len(candidates))
         racing, more = self._expected, self._busy + len(candidates)
         budget = self.budget
         most = budget.left_s - budget.starting_s(racing) - budget.fair_race_s(racing + more, self.step_us)
@@ -181,6 +186,14 @@ class TimedChecks:
             return True
         row = self.rows.get(before.name)
         return row.status == "ok" if row is not None else not self._is_to_come(before)
+
+    def _defaults_beside(self, begun: Sequence[RaceEntry], idle: int) -> list[RaceEntry]:
+        """Those that so many workers begin with now, who have nothing else to do, though the plain one is at work, or is `begun` now."""
+        if not self.apart:
+            return []
+        plain = {one.name for one in begun} | self._beside.keys()
+        waiting = [one for one in self._waiting if one.default and one not in begun]
+        return [one for one in waiting if (before := self._before(one)) and before.name in plain][: max(0, idle)]
 
     def _is_to_come(self, entry: RaceEntry) -> bool:
         return entry in self._waiting or entry.name in self._beside

@@ -49,14 +49,14 @@ class Stages:
         step_us = min((us for us in known_us if us is not None), default=None)
         known = [search.knowledge for search in self.searches]
         look = Look(self.services, self.budget, trace.to_json(), known)
-        checks = TimedChecks(self.services, self.budget, trace.to_json(), step_us, look=look)
+        trains = self.searches[0].problem.trains
+        checks = TimedChecks(self.services, self.budget, trace.to_json(), step_us, look=look, apart=trains)
         worth = [entry for search in self.searches for entry in search.worth_trying()]
         late = [entry for entry in worth if searches(entry)]  # they would take the time to measure
         self.searches[-1].rounds.begin()
         fit = checks.checked([entry for entry in worth if entry not in late])
         if not any(entry.default for entry in fit):
             fit += checks.checked(self.searches[0].eager())
-        trains = self.searches[0].problem.trains
         fit += self._carved(checks, fit) if trains else []
         # What is cut up gives up what Inductor fuses across the cuts: in training that has cost 6 to 10 %.
         cuts = not trains or self.searches[0].knowledge.profile is None

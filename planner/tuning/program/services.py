@@ -22,6 +22,12 @@ class Pool(Protocol):
         """Start the workers, and do not wait for them: that takes seconds, and there may be something else to do."""
         ...
 
+    def begin(self, job: VetPlan) -> None:
+        """Begin with a check that `stream` is asked for first, beside one other job, if there are workers for both. It says nothing,
+        and what comes of it is lost where something else is asked for.
+        """
+        ...
+
     def map(
         self,
         jobs: Sequence[Job],

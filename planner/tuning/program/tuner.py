@@ -32,6 +32,7 @@ from fuseplan.tuning.program.problem import ProgramLaunch, captured, problem_of
 from fuseplan.tuning.program.result import Tuned, keep_failure, recalled, verdict_line
 from fuseplan.tuning.program.search import LaunchSearch
 from fuseplan.tuning.program.services import Pool, Services
+from fuseplan.tuning.program.vet_plans import begin_default
 from fuseplan.tuning.progress import Progress
 from fuseplan.tuning.queue.agenda import Item
 from fuseplan.tuning.queue.budget import Time
@@ -120,13 +121,15 @@ class Tuner:
         model: CostModel,
         timings: Timings,
     ) -> Tuned:
+        launches, varies = launches_of(launch, trace)
+        if budget.effort.measures:
+            begin_default(services, budget, trace.to_json(), launches[0])
         found = captured(services, trace, self.settings.kinds)
         key = trace.key if isinstance(found, str) else found.key or trace.key
         if key != trace.key and not again and (known := self._known(trace, launch, key)) is not None:
             return known  # of an edited trace, only capturing tells which program it is
         run = Run(key, self.environment, self.effort.name, **vars(run_facts(self.device)))
         services = replace(services, run=run.key, interrupted=unfinished(self.store, key, self.environment))
-        launches, varies = launches_of(launch, trace)
         programs = [ProgramLaunch(key, trace.name, one, box_of(trace)) for one in launches]
         searches: list[LaunchSearch] = []
         self.store.add_run(run)

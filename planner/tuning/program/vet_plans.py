@@ -9,7 +9,8 @@ from fuseplan.judge.output import OTHERS, WIDER, Wider, widened_by
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import Job, Outcome, OutcomeRow, VetPlan
 from fuseplan.tuning.effort import GREEDY_SHARE, JUDGING_SHARE, PATIENCE_S
-from fuseplan.tuning.program.baseline import planned
+from fuseplan.tuning.program.baseline import EAGER, defaults, planned
+from fuseplan.tuning.program.budget import Budget
 from fuseplan.tuning.program.services import Services
 
 CHECKING, AGAIN = "compiling and checking plans", "checking plans again"
@@ -50,6 +51,15 @@ def _check(
     ]
     services.carry_out(CHECKING, jobs, heard)
     services.carry_out(AGAIN, wrongly_judged(jobs, rows), heard)
+
+
+def begin_default(services: Services, budget: Budget, trace: str, launch: str) -> None:
+    """Begin with torch.compile's default, which the flow checks first, while the program is captured: it needs nothing of that, and
+    a GPU's host has cores for both.
+    """
+    first = next(iter(defaults(services.environment, launch, cut_up=False)), EAGER)
+    if services.on_gpu and is_inductors(first):
+        services.pool.begin(vet_job(trace, first, None, budget.prepares, {}, budget.judging_left_s, 0))
 
 
 def vet_job(

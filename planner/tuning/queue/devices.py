@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from threading import Lock
+from typing import TypeVar
 
 from fuseplan.capture.dynamo.numerics import Numerics
 from fuseplan.errors import FuseplanError, OptionError
 from fuseplan.measure.environment import environment
-from fuseplan.measure.jobs import Job, Outcome
+from fuseplan.measure.jobs import Job, Outcome, VetPlan
 from fuseplan.measure.pool import OnStage, Workers
 from fuseplan.measure.vetters import Ask
 from fuseplan.tuning.effort import Effort
@@ -18,6 +19,7 @@ from fuseplan.tuning.program.services import Pool
 from fuseplan.tuning.traces import check_device
 from fuseplan.tuning_db import Environment
 
+Answer = TypeVar("Answer")
 VETTERS = 4
 """Workers that compile and check at once on a GPU's host; a CPU machine has its cores for one."""
 
@@ -99,6 +101,10 @@ class LazyPool:
         self._pool: Pool | None = None
         self._closed = False
 
+    def begin(self, job: VetPlan) -> None:
+        """As any pool; StoppedError after `close`."""
+        self._carried_out(lambda pool: pool.begin(job))
+
     def map(
         self,
         jobs: Sequence[Job],
@@ -124,14 +130,14 @@ class LazyPool:
 
         return heard
 
-    def _carried_out(self, work: Callable[[Pool], list[Outcome]]) -> list[Outcome]:
+    def _carried_out(self, work: Callable[[Pool], Answer]) -> Answer:
         try:
-            outcomes = work(self._opened())
+            found = work(self._opened())
         except FuseplanError:
             self._check()  # nor does what a worker says that was ended while it started
             raise
         self._check()
-        return outcomes
+        return found
 
     def start(self) -> None:
         """Open it before the first job: its workers start meanwhile."""
