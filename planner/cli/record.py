@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,31 +52,61 @@ def record(
     if from_nvfuser:
         _read_nvfuser(words, folder, retarget, as_json)
         return
+    from fuseplan.following.processes import followed
     from fuseplan.record import record as recorded
+    from fuseplan.recording.folder import states, written_since
     from fuseplan.recording.script import Script, run_to_end
 
-    script = Script(words[0], words[1:], module)
+    script = Script(words[0], words[1:], module).found()
     script.check()
-    process = os.getpid()
-    with recorded(folder, compile=classes, retarget=retarget, name=script.name) as recording:
-        ended = run_to_end(script)
-        code = ended.tell()
-        if os.getpid() != process:  # a child that the script forked, and that left by its own way
-            raise SystemExit(code)
-    tell(_fields(recording, code), lambda: _lines(recording, words), as_json, indent=None, err=True)
+    process, place, before = os.getpid(), folder.absolute(), states(folder.absolute())
+    alike = {"folder": str(place), "compile": classes, "retarget": retarget, "name": script.name}
+    with followed("record", **alike) as reports:
+        with recorded(folder, compile=classes, retarget=retarget, name=script.name) as recording:
+            ended = run_to_end(script)
+            code = ended.tell()
+            if os.getpid() != process:  # a child that the script forked, and that left by its own way
+                raise SystemExit(code)
+        found = _together(recording, reports(), written_since(place, before))
+    tell(_fields(found, code), lambda: _lines(found, words), as_json, indent=None, err=True)
     raise SystemExit(code)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What a script and all that it has started have met."""
+
+    folder: Path | None
+    programs: Sequence[Trace]
+    notes: Sequence[str]
+    came: bool
+    processes: int = 0
+    """How many of those that it has started met a program."""
+
+
+def _together(recording: Recording, reports: Sequence[Mapping[str, Any]], written: Sequence[Trace]) -> _Found:
+    """What this process has recorded, and what those that it has started have written beside it."""
+    from fuseplan.recording.folder import file_name
+
+    own = recording.programs
+    names = {file_name(trace) for trace in own}
+    programs = [*own, *(trace for trace in written if file_name(trace) not in names)]
+    notes = dict.fromkeys([*recording.notes, *(note for report in reports for note in report["notes"])])
+    came = sum(bool(report["came"]) for report in reports)
+    return _Found(recording.folder, programs, list(notes), recording.came or came > 0 or bool(programs), came)
 
 
 def _read_nvfuser(words: tuple[str, ...], folder: Path, retarget: str | None, as_json: bool) -> None:
     from fuseplan.record import read_nvfuser
 
-    recording = read_nvfuser(words, folder, retarget=retarget)
-    tell(_fields(recording, 0), lambda: _lines(recording, words), as_json, indent=None, err=True)
+    found = _together(read_nvfuser(words, folder, retarget=retarget), (), ())
+    tell(_fields(found, 0), lambda: _lines(found, words), as_json, indent=None, err=True)
 
 
-def _fields(recording: Recording, code: int) -> dict[str, Any]:
-    programs = [_program(trace) for trace in recording.programs]
-    return {"folder": str(recording.folder), "programs": programs, "notes": recording.notes, "exit_code": code}
+def _fields(found: _Found, code: int) -> dict[str, Any]:
+    programs = [_program(trace) for trace in found.programs]
+    rest = {"notes": list(found.notes), "processes": found.processes, "exit_code": code}
+    return {"folder": str(found.folder), "programs": programs, **rest}
 
 
 def _program(trace: Trace) -> dict[str, Any]:
@@ -100,7 +131,7 @@ def _calls(calls: int, seconds: float) -> str:
     return f"{counted(calls, 'call')}, {seconds:.2f} s" if calls else "not called"
 
 
-def _lines(recording: Recording, words: Sequence[str]) -> list[str]:
+def _lines(recording: _Found, words: Sequence[str]) -> list[str]:
     programs = recording.programs
     lines = []
     for trace in programs:
@@ -110,7 +141,8 @@ def _lines(recording: Recording, words: Sequence[str]) -> list[str]:
         sizes = f", {counted(len(found['sizes']), 'choice')} of sizes" if found["sizes"] else ""
         lines.append(f"  {found['file']}: {kind}, {calls}{sizes}")
     if programs:
-        lines.insert(0, f"fuseplan recorded {counted(len(programs), 'program')} in {recording.folder}:")
+        by = f", met by {counted(recording.processes, 'process')} that it started" if recording.processes else ""
+        lines.insert(0, f"fuseplan recorded {counted(len(programs), 'program')} in {recording.folder}{by}:")
     elif recording.came:
         lines.append(f"fuseplan recorded nothing in {recording.folder}")
     else:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +63,7 @@ def run(
     What has no plan runs as torch.compile runs it. What the script prints and exits with is its own; at the end, stderr
     says under which plan each program ran, and why.
     """
+    from fuseplan.following.processes import followed
     from fuseplan.recording.script import INTERRUPTED, Script, run_to_end
     from fuseplan.run import run as taken_over
     from fuseplan.stats import stats
@@ -70,17 +72,36 @@ def run(
     if file is not None:
         options["db"] = file
         _check(file, "tune" in options)
-    script = Script(words[0], words[1:], module)
+    script = Script(words[0], words[1:], module).found()
     script.check()
     process = os.getpid()
-    with taken_over(compile=classes, **options) as watcher:
-        ended = run_to_end(script)
-        code = ended.tell()
-        if os.getpid() != process:  # a child that the script forked, and that left by its own way
-            raise SystemExit(code)
-    fields = _fields(watcher, stats(), code)
-    tell(fields, lambda: _lines(watcher, stats(), code == INTERRUPTED, words), as_json, indent=None, err=True)
+    alike = options if file is None else {**options, "db": str(file.absolute())}
+    with followed("run", compile=classes, **alike) as reports:
+        with taken_over(compile=classes, **options) as watcher:
+            ended = run_to_end(script)
+            code = ended.tell()
+            if os.getpid() != process:  # a child that the script forked, and that left by its own way
+                raise SystemExit(code)
+        others = reports()
+    counts = _together(watcher, stats(), others)
+    fields = _fields(watcher, counts, code) | {"processes": len(others)}
+    lines = partial(_lines, watcher, counts, code == INTERRUPTED, words, len(others))
+    tell(fields, lines, as_json, indent=None, err=True)
     raise SystemExit(code)
+
+
+def _together(watcher: Watcher, counts: Mapping[str, int], reports: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Add to what this process has seen what those that it has started have; return the counts of all."""
+    from fuseplan.recording.takeover import Ran
+
+    added = Counter(counts)
+    for report in reports:
+        watcher.programs += [Ran(**fields) for fields in report["programs"]]
+        watcher.unfinished += report["unfinished"]
+        added.update(report["stats"])
+        for note in report["notes"]:
+            watcher.note(note)
+    return dict(sorted(added.items()))
 
 
 def _check(file: Path, tuning: bool) -> None:
@@ -108,14 +129,17 @@ def _why_nothing(watcher: Watcher, interrupted: bool) -> str:
     return f"{'it was interrupted before a' if interrupted else 'no'} program came to torch.compile"
 
 
-def _lines(watcher: Watcher, stats: dict[str, int], interrupted: bool, words: Sequence[str]) -> list[str]:
+def _lines(
+    watcher: Watcher, stats: dict[str, int], interrupted: bool, words: Sequence[str], processes: int
+) -> list[str]:
     if not watcher.programs:
         lines = [f"fuseplan ran nothing: {_why_nothing(watcher, interrupted)}", *misplaced(words)]
     else:
         hits = stats.get("plan hits", 0) + stats.get("plan stale hits", 0)
         misses = sum(times for event, times in stats.items() if event.startswith("plan misses"))
         compiled = counted(len(watcher.programs), "program")
-        lines = [f"fuseplan compiled {compiled}: {counted(hits, 'plan')} found, {misses} missed"]
+        by = f", with {counted(processes, 'process')} that the script started" if processes else ""
+        lines = [f"fuseplan compiled {compiled}{by}: {counted(hits, 'plan')} found, {misses} missed"]
     same = Counter((one.name, (one.key or "no key")[:12], one.plan, one.why) for one in watcher.programs)
     for (name, key, plan, why), times in same.items():
         again = f" ({times} times)" if times > 1 else ""

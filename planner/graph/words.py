@@ -11,10 +11,11 @@ _RUNS = 3
 def counted(many: int, what: str) -> str:
     """So many of something; `what` is the word for one of it.
 
-    >>> counted(1, "program"), counted(2000, "good row")
-    ('1 program', '2,000 good rows')
+    >>> counted(1, "program"), counted(2000, "good row"), counted(2, "process")
+    ('1 program', '2,000 good rows', '2 processes')
     """
-    return f"{many:,} {what}{'s' * (many != 1)}"
+    ending = "" if many == 1 else "es" if what.endswith("s") else "s"
+    return f"{many:,} {what}{ending}"
 
 
 def runs_of(numbers: Sequence[int]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -63,6 +64,21 @@ def file_name(trace: Trace) -> str:
     if len(sizes) > _SIZES:
         sizes = hashlib.sha256(sizes.encode()).hexdigest()[:12]
     return f"{name}-{trace.key[:12]}{sizes and f'-{sizes}'}.json"
+
+
+def states(folder: Path) -> dict[Path, int]:
+    """The traces of a folder, with when each was last written."""
+    found = {}
+    for file in folder.glob("*.json"):
+        with suppress(OSError):
+            found[file] = file.stat().st_mtime_ns
+    return found
+
+
+def written_since(folder: Path, before: Mapping[Path, int]) -> list[Trace]:
+    """The traces of a folder that were written since its files were in these states, by whichever process."""
+    files = sorted(file for file, at in states(folder).items() if before.get(file) != at)
+    return [trace for file in files if (trace := _known(file)) is not None]
 
 
 def _known(file: Path) -> Trace | None:

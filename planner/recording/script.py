@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.util
 import os
 import runpy
+import shutil
 import sys
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from pkgutil import get_importer
@@ -34,6 +36,13 @@ class Script:
         ('train', 'train')
         """
         return self.target.split(".")[-1] if self.module else Path(self.target).stem
+
+    def found(self) -> Script:
+        """Itself; or the command of this name, where there is no such file and that is written in Python: `torchrun`."""
+        if self.module or os.sep in self.target or Path(self.target).exists():
+            return self
+        place = shutil.which(self.target)
+        return replace(self, target=place) if place is not None and _is_python(Path(place)) else self
 
     def check(self) -> None:
         """OptionError where there is no such script."""
@@ -65,6 +74,12 @@ class Script:
                 _run_path(self.target)
         finally:
             sys.argv[:], sys.path[:] = argv, path
+
+
+def _is_python(file: Path) -> bool:
+    with suppress(OSError), file.open("rb") as opened:
+        return b"python" in opened.readline(256).partition(b"#!")[2]
+    return False
 
 
 def _run_path(target: str) -> None:

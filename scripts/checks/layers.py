@@ -34,6 +34,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runtime", "stats"),
     ("lookup", "backend", "reload", "tune", "watch", "tuning", "verify", "explain", "doctor", "bisect"),
     ("show", "diff", "draw", "bench", "judging", "record", "recording", "run"),
+    ("following",),
     ("cli", "tuning_db.dashboard", "measure.worker"),
 )
 TORCH_FREE = LAYERS[:3]

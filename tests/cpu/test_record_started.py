@@ -1,0 +1,164 @@
+"""`fuseplan record` and `run` take along the processes that a script starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from cpu.test_record_scripts import FUSEPLAN, called, last_line
+from fuseplan.capture.trace.format import Trace
+from fuseplan.following import processes
+
+COMPILES = """
+import os, sys
+import torch
+double = torch.compile(lambda x: x * 2 + 1, backend="eager")
+for _ in range(int(sys.argv[1])):
+    double(torch.ones(3))
+print("child", os.environ.get("RANK"))
+"""
+STARTS = """
+import os, subprocess, sys
+children = [subprocess.Popen([sys.executable, "child.py", "3"], env={**os.environ, "RANK": str(i)}) for i in range(2)]
+sys.exit(max(child.wait() for child in children))
+"""
+SPAWNS = """
+import multiprocessing
+import torch
+
+def work(times):
+    double = torch.compile(lambda x: x * 2 + 1, backend="eager")
+    for _ in range(times):
+        double(torch.ones(3))
+
+if __name__ == "__main__":
+    child = multiprocessing.get_context("spawn").Process(target=work, args=(4,))
+    child.start()
+    child.join()
+"""
+
+
+@pytest.fixture
+def scripts(tmp_path: Path) -> Path:
+    for name, text in (("child.py", COMPILES), ("starts.py", STARTS), ("spawns.py", SPAWNS)):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+def only_trace(folder: Path) -> Trace:
+    (file,) = folder.glob("*.json")
+    return Trace.from_json(file.read_text(encoding="utf-8"))
+
+
+def test_what_two_processes_compile_is_recorded_as_one_program(scripts: Path) -> None:
+    done = called(*FUSEPLAN, "record", "-o", "traces", "starts.py", cwd=scripts)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split("\n")) == ["", "child 0", "child 1"]
+    assert "recorded 1 program in traces, met by 2 processes that it started:" in done.stderr
+    trace = only_trace(scripts / "traces")
+    assert (trace.name.split(".")[0], trace.times) == ("child", 3)
+
+
+def test_a_process_of_multiprocessing_counts_its_calls(scripts: Path) -> None:
+    done = called(*FUSEPLAN, "record", "--json", "-o", "traces", "spawns.py", cwd=scripts)
+    told = last_line(done)
+    assert (told["processes"], [one["calls"] for one in told["programs"]], told["notes"]) == (1, [4], [])
+    assert only_trace(scripts / "traces").name.startswith("spawns.")
+
+
+def test_another_folder_and_what_it_held_before(scripts: Path) -> None:
+    """What an earlier run has left there is not told of, and where the child stands is its own affair."""
+    other = "import torch\ntorch.compile(lambda x: x - 1, backend='eager')(torch.ones(2))\n"
+    (scripts / "other.py").write_text(other, encoding="utf-8")
+    told = last_line(called(*FUSEPLAN, "record", "--json", "-o", "traces", "other.py", cwd=scripts))
+    assert (len(told["programs"]), told["processes"]) == (1, 0)
+    (scripts / "elsewhere").mkdir()
+    moved = "import os, subprocess, sys\nos.chdir('elsewhere')\nsubprocess.run([sys.executable, '../child.py', '3'])\n"
+    (scripts / "moved.py").write_text(moved, encoding="utf-8")
+    told = last_line(called(*FUSEPLAN, "record", "--json", "-o", "traces", "moved.py", cwd=scripts))
+    assert [one["calls"] for one in told["programs"]] == [3]
+    assert not list((scripts / "elsewhere").iterdir())
+
+
+def test_all_run_under_the_plan_and_are_told_of_together(scripts: Path) -> None:
+    done = called(*FUSEPLAN, "run", "--json", "--plan", "aten", "starts.py", cwd=scripts)
+    told = last_line(done)
+    assert told["processes"] == 2
+    assert [one["why"] for one in told["programs"]] == ["asked for by option"] * 2
+    assert told["stats"]["programs"] == 2
+    assert told["notes"] == ["backend eager was replaced"]
+    done = called(*FUSEPLAN, "run", "--plan", "aten", "starts.py", cwd=scripts)
+    assert "compiled 2 programs, with 2 processes that the script started" in done.stderr
+
+
+def test_a_launcher_is_found_by_its_name(scripts: Path) -> None:
+    launcher = scripts / "bin" / "launcher"
+    launcher.parent.mkdir()
+    launcher.write_text(
+        f"#!{sys.executable}\nimport runpy, sys\nsys.argv[:] = sys.argv[1:]\nrunpy.run_path(sys.argv[0])\n"
+    )
+    launcher.chmod(0o755)
+    path = os.pathsep.join([str(launcher.parent), os.environ["PATH"]])
+    done = called(*FUSEPLAN, "record", "-o", "traces", "launcher", "starts.py", cwd=scripts, PATH=path)
+    assert "met by 2 processes" in done.stderr, done.stderr
+    done = called(*FUSEPLAN, "record", "-o", "traces", "ls", cwd=scripts)
+    assert "there is no script ls" in done.stderr
+    assert done.returncode == 2
+
+
+def test_what_a_process_would_have_run_first_still_runs(scripts: Path) -> None:
+    own = scripts / "own"
+    own.mkdir()
+    (own / "sitecustomize.py").write_text(
+        "import sys\nprint('mine', __name__, len([p for p in sys.path if 'started' in p]))\n"
+    )
+    alone = called(sys.executable, "child.py", "1", cwd=scripts, PYTHONPATH=str(own))
+    (scripts / "one.py").write_text("import subprocess, sys\nsubprocess.run([sys.executable, 'child.py', '1'])\n")
+    done = called(*FUSEPLAN, "record", "-o", "traces", "one.py", cwd=scripts, PYTHONPATH=str(own))
+    assert alone.stdout == "mine sitecustomize 0\nchild None\n"
+    assert done.stdout.endswith(alone.stdout)
+    assert "met by 1 process that" in done.stderr
+
+
+@pytest.mark.parametrize("fault", ["no fuseplan", "a variable that is none", "isolated"])
+def test_a_process_that_cannot_follow_runs_as_ever(scripts: Path, fault: str) -> None:
+    own = scripts / "own"
+    own.mkdir()
+    lost = "import sys\nsys.modules['fuseplan.following.processes'] = None\n"
+    (own / "sitecustomize.py").write_text(lost, encoding="utf-8")
+    change = {
+        "no fuseplan": f"env['PYTHONPATH'] += os.pathsep + {str(own)!r}",
+        "a variable that is none": "env['FUSEPLAN_FOLLOW'] = '[1'",
+        "isolated": "flags.append('-I')",
+    }[fault]
+    text = f"import os, subprocess, sys\nenv, flags = dict(os.environ), []\n{change}\n"
+    text += "sys.exit(subprocess.run([sys.executable, *flags, 'child.py', '1'], env=env).returncode)\n"
+    (scripts / "odd.py").write_text(text, encoding="utf-8")
+    done = called(*FUSEPLAN, "record", "-o", "traces", "odd.py", cwd=scripts)
+    assert (done.returncode, done.stdout) == (0, "child None\n"), done.stderr
+    assert "recorded nothing" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["python", "-P", "-m", "fuseplan.measure.worker"],
+        ["python", "/site-packages/torch/_inductor/compile_worker/__main__.py", "--pickler=torch"],
+        ["python", "-c", "from multiprocessing.resource_tracker import main;main(5)"],
+    ],
+)
+def test_processes_of_tools_are_not_taken_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    """They would record what they compile for others, or run it under plans that are yet to be found."""
+    began: list[str] = []
+    monkeypatch.setattr(processes, "_VERBS", {"run": lambda following: began.append(following.verb)})
+    monkeypatch.setattr(sys, "orig_argv", command)
+    told = {"verb": "run", "reports": str(tmp_path), "arguments": {}}
+    monkeypatch.setenv(processes.VARIABLE, json.dumps(told))
+    processes.follow()
+    assert began == []
