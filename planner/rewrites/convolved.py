@@ -23,7 +23,7 @@ class Convolved:
     kernel: tuple[int, ...]
     stride: tuple[Any, ...]
     padding: tuple[Any, ...]
-    """A word in the place of all, where its sizes follow from those of the image."""
+    """The word `same` in the place of each, where there is more of it on one side than on the other."""
     dilation: tuple[Any, ...]
     groups: Any
 
@@ -43,6 +43,8 @@ class Convolved:
             _each(argument(node, place, name, default=usual), dims)
             for place, name, usual in ((3, "stride", 1), (4, "padding", 0), (5, "dilation", 1))
         )
+        if padding == ("same",) * dims:
+            padding = _as_wide(kernel, dilation) or padding
         return Convolved(node, kernel, stride, padding, dilation, argument(node, 6, "groups", default=1))
 
     @property
@@ -59,6 +61,18 @@ class Convolved:
     def result(self) -> Any:
         """What is known of what it gives."""
         return example(self.call)
+
+
+def _as_wide(kernel: tuple[int, ...], dilation: tuple[Any, ...]) -> tuple[int, ...] | None:
+    """The padding with which an image stays as large as it is, where that is as much on both sides.
+
+    >>> _as_wide((3, 5), (1, 2)), _as_wide((3, 4), (1, 1))
+    ((1, 4), None)
+    """
+    if any(type(one) is not int for one in dilation):
+        return None
+    both = [step * (size - 1) for size, step in zip(kernel, dilation, strict=True)]
+    return None if any(one % 2 for one in both) else tuple(one // 2 for one in both)
 
 
 def _each(given: Any, dims: int) -> tuple[Any, ...]:

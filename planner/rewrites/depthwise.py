@@ -23,6 +23,8 @@ SIZES = range(2, 8)
 STRIDES = range(1, 4)
 LEAST_CHANNELS = 8
 """Of fewer, what a kernel reads at once is mostly nobody's: there a convolution is left as it is without a race."""
+LEAST_CAPABILITY = (8, 0)
+"""Of a GPU: older ones have no bfloat16, and nobody has tried the kernels there."""
 _MEANING = "1"
 """Another one, should the function ever do something else: torch counts it in."""
 
@@ -106,12 +108,11 @@ class Depthwise(Kind[DepthwiseSite]):
 
     def preferred(self, site: DepthwiseSite) -> str | None:
         """On a GPU, where there are enough channels; elsewhere it is the same."""
-        enough = site.of.given.device.type == "cuda" and site.of.given.shape[1] >= LEAST_CHANNELS
-        return super().preferred(site) if enough else None
+        return super().preferred(site) if _is_worth_it(site.of) else None
 
     def rivals(self, site: DepthwiseSite) -> Mapping[str, str]:
-        """Where nothing else would run, there is nothing to try."""
-        return super().rivals(site) if site.of.given.device.type == "cuda" else {}
+        """Where nothing else would run, or there are too few channels, there is nothing to try."""
+        return super().rivals(site) if _is_worth_it(site.of) else {}
 
     def apply(self, draft: Draft, chosen: Mapping[DepthwiseSite, str]) -> None:
         """Call the function that has kernels of our own."""
@@ -127,6 +128,10 @@ class Depthwise(Kind[DepthwiseSite]):
         return f"{' × '.join(map(str, of.kernel))} over {of.given.shape[1]} channels, in steps of {of.stride[0]}"
 
 
+def _is_worth_it(of: Convolved) -> bool:
+    return bool(of.given.device.type == "cuda" and of.given.shape[1] >= LEAST_CHANNELS)
+
+
 def _is_by_channel(of: Convolved) -> bool:
     """Whether it is of images, and each channel becomes one."""
     channels = of.given.shape[1]
@@ -137,23 +142,37 @@ def _no_kernel(of: Convolved) -> str | None:
     """What no kernel of ours does."""
     if any(type(size) is not int for size in of.given.shape[1:]):
         return "its sizes are known at run time only"
-    numbers = (*of.stride, *of.padding, *of.dilation)
-    if any(type(one) is not int for one in numbers) or any(
-        len(set(each)) > 1 for each in (of.kernel, of.stride, of.padding)
-    ):
+    if of.padding == ("same", "same"):
+        return "there is more padding on one side than on the other"
+    if any(type(one) is not int for one in (*of.stride, *of.padding, *of.dilation)):
+        return "how it goes over the image is known at run time only"
+    if any(len(set(each)) > 1 for each in (of.kernel, of.stride, of.padding)):
         return "it is not the same in both directions"
     size, stride, padding = of.kernel[0], of.stride[0], of.padding[0]
     if set(of.dilation) != {1} or size not in SIZES or stride not in STRIDES or padding >= size:
         return "there is no kernel for its sizes"
+    if not all(one.dtype.is_floating_point for one in (of.given, of.weight)):
+        return "the kernels compute in none of its dtypes"
     if of.given.device.type == "cuda":
         if not {of.given.dtype, of.weight.dtype} <= set(DTYPES):
             return "the kernels compute in none of its dtypes"
-        return missing()
+        return missing() or _too_old(of.given.device)
     return None
+
+
+def _too_old(device: torch.device) -> str | None:
+    """Why Triton, or bfloat16, is not there on a GPU; None where there is none to ask."""
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability(device) >= LEAST_CAPABILITY:
+        return None
+    return f"the kernels need a GPU of compute capability {'.'.join(map(str, LEAST_CAPABILITY))}"
 
 
 def _no_layout(of: Convolved) -> str | None:
     """What would not lie in memory as it does, so that a program or a caller would see it."""
     if channels_order(of.given) is None or channels_order(of.result) is None:
         return "it does not lie in one piece"
-    return None if of.weight.is_contiguous() else "gradients would be laid out otherwise"
+    last = (
+        of.weight.stride(1) == 1
+    )  # then all of it is computed with channels last, and the gradient of the image lies so
+    otherwise = last and of.given.requires_grad and channels_order(of.given) != (0, 2, 3, 1)
+    return "gradients would be laid out otherwise" if otherwise or not of.weight.is_contiguous() else None

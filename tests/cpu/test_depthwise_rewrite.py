@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -35,6 +36,7 @@ CASES: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "ConvNeXt's": (by_channel(16, 7, 1, 3), (2, 16, 8, 8)),
     "at the edges only": (by_channel(5, 3), (1, 5, 3, 3)),
     "said in words": (by_channel(4, 2, padding="valid"), (2, 4, 5, 5)),
+    "as large as it was": (by_channel(4, 5, padding="same"), (2, 4, 6, 5)),
 }
 
 
@@ -146,16 +148,15 @@ def test_other_convolutions_are_no_sites(call: Call) -> None:
     [
         ({"stride": (1, 2)}, "it is not the same in both directions"),
         ({"padding": (0, 1)}, "it is not the same in both directions"),
-        ({"padding": "same"}, "it is not the same in both directions"),
+        ({"padding": "same", "weight": torch.ones(4, 1, 4, 4)}, "there is more padding on one side than on the other"),
         ({"dilation": 2}, "there is no kernel for its sizes"),
         ({"stride": 4}, "there is no kernel for its sizes"),
         ({"padding": 3}, "there is no kernel for its sizes"),
     ],
 )
 def test_what_no_kernel_does(options: dict[str, Any], why: str) -> None:
-    (site,) = sites_in(
-        "depthwise", lambda x: F.conv2d(x, torch.ones(4, 1, 3, 3), groups=4, **options), torch.randn(2, 4, 9, 9)
-    )
+    given = {"weight": torch.ones(4, 1, 3, 3), **options}
+    (site,) = sites_in("depthwise", lambda x: F.conv2d(x, groups=4, **given), torch.randn(2, 4, 9, 9))
     assert site.refusal("triton") == why
     assert site.refusal("another") == "there is no depthwise variant 'another'"
 
@@ -166,6 +167,33 @@ def test_what_lies_in_no_known_order_stays() -> None:
     assert site.refusal("triton") == "it does not lie in one piece"
     (site,) = sites_in("depthwise", lambda x: F.conv2d(x, layer.weight.mT, groups=16), torch.randn(2, 16, 8, 8))  # type: ignore[operator]
     assert site.refusal("triton") == "gradients would be laid out otherwise"
+
+
+def test_what_would_lie_with_channels_last_behind_stays() -> None:
+    """Weights that do have all of it computed so: the gradient of an image that does not comes back otherwise than it is."""
+    layer, x = by_channel(8, 3, 1, 1).to(**LAST), torch.randn(2, 8, 6, 5)  # type: ignore[call-overload]
+    (site,) = sites_in("depthwise", layer, x)
+    assert site.refusal("triton") is None
+    (site,) = sites_in("depthwise", layer, x.requires_grad_())
+    assert site.refusal("triton") == "gradients would be laid out otherwise"
+    (site,) = sites_in("depthwise", layer, x.detach().to(**LAST).requires_grad_())
+    assert site.refusal("triton") is None
+
+
+def test_complex_numbers_stay() -> None:
+    call: Call = lambda x: F.conv2d(x, torch.ones(4, 1, 3, 3, dtype=torch.complex64), groups=4)  # noqa: E731
+    (site,) = sites_in("depthwise", call, torch.randn(2, 4, 9, 9, dtype=torch.complex64))
+    assert site.refusal("triton") == "the kernels compute in none of its dtypes"
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_gradients_of_gradients_are_right(stride: int) -> None:
+    x, weight = torch.randn(2, 3, 5, 6, dtype=torch.float64), torch.randn(3, 1, 3, 3, dtype=torch.float64)
+    bias = torch.randn(3, dtype=torch.float64)
+    given = [one.requires_grad_() for one in (x, weight, bias)]
+    call = partial(torch.ops.fuseplan.depthwise, stride=stride, padding=1)
+    assert torch.autograd.gradcheck(call, given)
+    assert torch.autograd.gradgradcheck(call, given)
 
 
 def test_sizes_that_vary_stay() -> None:
@@ -189,7 +217,7 @@ def test_on_a_gpu_it_is_preferred(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kind.preferred(found) == "triton"
     assert dict(kind.rivals(found)) == {"triton": "triton"}
     monkeypatch.setattr("fuseplan.rewrites.depthwise.LEAST_CHANNELS", 17)
-    assert kind.preferred(found) is None
+    assert (kind.preferred(found), dict(kind.rivals(found))) == (None, {})
     monkeypatch.setattr("fuseplan.rewrites.depthwise.missing", lambda: "there is no Triton")
     assert kind.refusal(found, "triton") == "there is no Triton"
     assert kind.preferred(found) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -54,6 +55,34 @@ def test_operators_are_as_accurate_as_the_library_s(shape: tuple[int, ...], dtyp
         assert ((of_bias.double() - sums).abs() <= rounding).all()
     for ours, library in zip(*errors, strict=True):
         assert ours <= 1.1 * library + torch.finfo(dtype).eps / 8, errors
+
+
+@pytest.mark.parametrize("lies", ["a column", "every second", "one for all"])
+def test_a_bias_may_lie_as_it_likes(lies: str) -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(2, 16, 9, 9, device="cuda").to(**LAST), torch.randn(16, 1, 3, 3, device="cuda")
+    some = torch.randn(16, 2, device="cuda")
+    bias = {"a column": some[:, 1], "every second": some.flatten()[::2], "one for all": some[:1, 0].expand(16)}[lies]
+    right = F.conv2d(x.double(), weight.double(), bias.double(), 1, 1, groups=16)
+    torch.testing.assert_close(
+        torch.ops.fuseplan.depthwise(x, weight, bias, 1, 1).double(), right, rtol=1e-5, atol=1e-5
+    )
+
+
+def test_gradients_of_gradients_are_right() -> None:
+    torch.manual_seed(0)
+    given = [torch.randn(*shape, device="cuda").requires_grad_() for shape in ((2, 16, 9, 9), (16, 1, 3, 3), (16,))]
+    found = []
+    for call in (
+        partial(torch.ops.fuseplan.depthwise, stride=2, padding=1),
+        partial(F.conv2d, stride=2, padding=1, groups=16),
+    ):
+        gradients = torch.autograd.grad(call(*given).square().sum(), given, create_graph=True)
+        penalty = sum(one.square().sum() for one in gradients)
+        assert isinstance(penalty, Tensor)
+        found.append([*gradients, *torch.autograd.grad(penalty, given)])
+    for ours, theirs in zip(*found, strict=True):
+        assert far(ours, theirs.double()) < 1e-4
 
 
 def test_sums_are_always_the_same() -> None:

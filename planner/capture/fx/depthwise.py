@@ -51,7 +51,7 @@ def _depthwise(input: Tensor, weight: Tensor, bias: Tensor | None, stride: int, 
 
     image = input.contiguous(memory_format=_LAST)
     sizes = _sizes(image, result, weight.shape[-1], stride, padding)
-    depthwise.forward(image, weight, bias, result, sizes)
+    depthwise.forward(image, weight, None if bias is None else bias.contiguous(), result, sizes)
     return result
 
 
@@ -125,4 +125,31 @@ def _gradients(ctx: Any, grad: Tensor) -> Any:
     return of_input, of_weight, grad.sum((0, 2, 3)) if wanted[2] else None, None, None
 
 
-torch.library.register_autograd("fuseplan::depthwise", _gradients, setup_context=_save, lib=LIBRARY)
+def _save_of_input(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:2])
+    ctx.rest = inputs[4:]
+
+
+def _gradients_of_input(ctx: Any, given: Tensor) -> Any:
+    """It is linear in each of what it is given, and so the gradient of one is an operator of these of the other."""
+    grad, weight = ctx.saved_tensors
+    ops, wanted = torch.ops.fuseplan, ctx.needs_input_grad
+    of_grad = ops.depthwise(given, weight, None, *ctx.rest) if wanted[0] else None
+    of_weight = ops.depthwise_weight(grad, given, weight.shape[-1], *ctx.rest) if wanted[1] else None
+    return of_grad, of_weight, None, None, None, None
+
+
+def _gradients_of_weight(ctx: Any, given: Tensor) -> Any:
+    grad, input = ctx.saved_tensors
+    ops, wanted = torch.ops.fuseplan, ctx.needs_input_grad
+    of_grad = ops.depthwise(input, given, None, *ctx.rest) if wanted[0] else None
+    of_input = ops.depthwise_input(grad, given, *input.shape[2:], *ctx.rest) if wanted[1] else None
+    return of_grad, of_input, None, None, None
+
+
+for _name, _formula, _saves in (
+    ("depthwise", _gradients, _save),
+    ("depthwise_input", _gradients_of_input, _save_of_input),
+    ("depthwise_weight", _gradients_of_weight, _save),
+):
+    torch.library.register_autograd(f"fuseplan::{_name}", _formula, setup_context=_saves, lib=LIBRARY)
