@@ -23,9 +23,8 @@ Rows = Mapping[str, Any]
 
 def pages() -> dict[Path, str]:
     """Each file, and what belongs in it."""
-    table = "\n".join(whole_models.table(results_of("models")["models"], brief=True))
     return {
-        README: between(README, table),
+        README: between(README, "\n".join(whole_models.brief([file_of("models"), *of_other_kinds("models").values()]))),
         ROOT / "docs" / "results.md": "\n\n".join(_page()) + "\n",
     }
 

@@ -18,6 +18,8 @@ from checks.tables import head, line, ms, percent, ratio
 Rows = Mapping[str, Any]
 NAMES = {"fuseplan tuned": "tuned plain", "fuseplan tuned cudagraph": "tuned, CUDA graphs"}
 """Of sides, where they are called otherwise than on the command line."""
+GAINS = 0.01
+"""Below so much a model gains nothing that anybody would notice."""
 LAUNCHES = {"plain": "plain", "cudagraph": "CUDA graphs"}
 ASKED = {"either": "the faster", **LAUNCHES}
 SIDES = ("eager", "torch.compile", *(side for side in TORCH if side not in ("eager", "torch.compile")), *TUNED)
@@ -70,18 +72,47 @@ def _of_kind(file: Rows, name: str) -> Iterator[str]:
     yield from _against(models)
 
 
-def table(models: Rows, brief: bool = False) -> Iterator[str]:
+def brief(files: Sequence[Rows]) -> Iterator[str]:
+    """A line for each model that people are shown, from the kind of GPU on which most of them were measured, the newest last, else from
+    another; and what gains nothing, in words.
+    """
+    kinds = sorted(files, key=lambda file: (len(file["results"]["models"]), file["when"]), reverse=True)
+    rows = {
+        name: (row, file)
+        for file in kinds[::-1]
+        for name, row in file["results"]["models"].items()
+        if row.get("speedup")
+    }
+    yield from head(["model, batch × length", "torch.compile", "best of torch", "fuseplan", "faster", "on"])
+    for name in SHOWN:
+        if name not in rows:
+            continue
+        row, file = rows[name]
+        best, tuned = (row["sides"][row[side]]["wall_us"] for side in ("best_torch", "best_tuned"))
+        card = file["environment"]["gpu"].split(",")[0].removeprefix("NVIDIA ").split(" ")[0]
+        yield line(
+            [name, _cell(row["sides"].get("torch.compile")), ms(best), ms(tuned), f"{ratio(row['speedup'])} ×", card]
+        )
+    small = [name for name in SHOWN if name in rows and rows[name][0]["speedup"] < 1 + GAINS]
+    missing = [name for name in SHOWN if name not in rows]
+    told = f"Gains nothing: {', '.join(small)}." if small else "Each gains something."
+    mean = math.exp(sum(math.log(row["speedup"]) for row, _ in rows.values()) / len(rows))
+    yield f"\nIn the geometric mean {mean:.2f} ×. {told}" + (
+        f" Not measured yet: {', '.join(missing)}." if missing else ""
+    )
+
+
+def table(models: Rows) -> Iterator[str]:
     """A line for each model; sides stand in it that some row has."""
     sides = [side for side in SIDES if any(side in row.get("sides", {}) for row in models.values())]
     over = [launch for launch in LAUNCHES if any(launch in row.get("over_default", {}) for row in models.values())]
-    more = [] if brief else ["best", "verdict", *(f"× {LAUNCHES[launch]}" for launch in over), "noise", "commit"]
+    more = ["best", "verdict", *(f"× {LAUNCHES[launch]}" for launch in over), "noise", "commit"]
     yield from head(["model, batch × length", *(NAMES.get(side, side) for side in sides), "faster", *more])
     for name, row in models.items():
         cells = [name, *(_cell(row.get("sides", {}).get(side)) for side in sides), f"{ratio(row.get('speedup'))} ×"]
-        if not brief:
-            cells += [row.get("best_torch") or "-", row.get("verdict", "-")]
-            cells += [ratio(row.get("over_default", {}).get(launch)) for launch in over]
-            cells += [percent(row.get("noise")), row.get("commit", "-")[:7]]
+        cells += [row.get("best_torch") or "-", row.get("verdict", "-")]
+        cells += [ratio(row.get("over_default", {}).get(launch)) for launch in over]
+        cells += [percent(row.get("noise")), row.get("commit", "-")[:7]]
         yield line(cells)
 
 
