@@ -192,7 +192,7 @@ KEEPING_S = 2.0
 # Many programs
 LEAST_PROGRAM_S = 45.0
 """Less than this is of no use to a program: it is better spent on those that come first."""
-USUAL_SHARE = 0.6
+USUAL_SHARE = {"cpu": 0.6, "cuda": 0.9}
 """Of the time that an effort grants, what a program takes where none was tuned yet."""
 PREDICTED_S = 3.0
 """What a program takes that is only predicted. Most of it is capturing, which the times of earlier runs leave out."""

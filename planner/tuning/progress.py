@@ -6,11 +6,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from time import monotonic
 from typing import Any
 
 from fuseplan.durations import spelled
 from fuseplan.graph.words import counted
 
+SILENT_S = 30.0
+"""After so long without a word, a program that nobody watches says where it is."""
 MOST_NAMES = 2
 """Of what a stage waits for, so many names have room on a line."""
 
@@ -98,20 +101,32 @@ class Lines(Progress):
 
 
 class Brief(Progress):
-    """Two lines on stderr for a program that is tuned where nobody watches: as it begins, and what became of it.
+    """Lines on stderr for a program that is tuned where nobody watches: as it begins, where it is now and then, and what became of it.
 
     It takes minutes in which a process would say nothing else.
     """
 
     def __init__(self, effort: str, seconds: float) -> None:
         self._about = f"effort {effort}: about {spelled(seconds)}"
-        self._began = False
+        self._began: float | None = None
+        self._said = 0.0
+        self._at = ""
 
     def stage(self, program: str, text: str, total: int) -> None:
-        """The first one is the beginning."""
-        if not self._began:
-            self._began = True
+        """The first one is the beginning; of the others one is told of where nothing was for long."""
+        self._at = f"{program}: {text}"
+        if self._began is None:
+            self._began = self._said = monotonic()
             self._say(f"tuning {program}, {self._about}")
+        else:
+            self.advance("")
+
+    def advance(self, text: str = "") -> None:
+        """One more job is done; nobody who waits wants to know what of."""
+        now = monotonic()
+        if self._began is not None and now - self._said >= SILENT_S:
+            self._said = now
+            self._say(f"{self._at}, after {spelled(now - self._began)}")
 
     def end(self, text: str) -> None:
         """What became of it."""

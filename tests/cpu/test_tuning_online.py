@@ -36,7 +36,7 @@ from fuseplan.tune import Tuner, tune
 from fuseplan.tuning.effort import FULL, NONE, QUICK
 from fuseplan.tuning.program import problem
 from fuseplan.tuning.program.combine import Settings
-from fuseplan.tuning.progress import Silent
+from fuseplan.tuning.progress import Brief, Silent
 from fuseplan.tuning.traces import box_of
 from fuseplan.tuning_db import Places, Store, resume
 from fuseplan.tuning_db.resume import failed_lately, failures
@@ -221,6 +221,26 @@ def test_a_process_that_nobody_watches_says_when_tuning_begins_and_ends(
         assert lines[1].startswith("fuseplan: scaled, plain: tuned, ")
         assert lines[1].endswith(" of inductor")
         assert len(lines) == 2
+
+
+def test_it_says_where_it_is_where_it_said_nothing_for_long(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("fuseplan.tuning.progress.monotonic", lambda: now[0])
+    brief = Brief("quick", 108.0)
+    brief.advance()  # of nothing that has begun
+    for after, text in ((0, "capturing"), (20, "compiling"), (15, "compiling"), (29, "racing"), (40, "")):
+        now[0] += after
+        if text:
+            brief.stage("net", text, 1)
+        else:
+            brief.advance("it was refused")
+    assert capsys.readouterr().err.splitlines() == [
+        "fuseplan: tuning net, effort quick: about 1 min 48 s",
+        "fuseplan: net: compiling, after 35 s",
+        "fuseplan: net: racing, after 1 min 44 s",
+    ]
 
 
 def test_a_predicted_plan_runs_for_those_who_ask_for_such(own_database: Path, pool: Knowing) -> None:

@@ -217,7 +217,7 @@ def usual_s(store: Store, effort: str, here: Environment) -> float:
     if not spends.measures:
         return PREDICTED_S
     took = usual_seconds(store, effort, here)
-    return USUAL_SHARE * spends.wall_s if took is None else took
+    return USUAL_SHARE[here.device] * spends.wall_s if took is None else took
 
 
 def _known(
