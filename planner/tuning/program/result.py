@@ -94,7 +94,13 @@ def verdict_line(tuned: Tuned) -> str:
     if tuned.wall_us is None:
         return f"{name}{detail}"
     best = tuned.best_default_us
-    against = "" if best is None else f" against {best:,.1f} µs of {tuned.best_default}"
+    of = tuned.best_default
+    if best is None:
+        against = ""
+    elif tuned.status == "default":
+        against = f" of {of}: nothing that was tried is faster"
+    else:
+        against = f" against {best:,.1f} µs of {of}, {best / tuned.wall_us:.2f} times as fast"
     busy = tuned.noise is not None and tuned.noise > NOISY
     noise = (
         f"; noise {tuned.noise:.0%}: the machine was too busy to tell, tune it --again when it is not" if busy else ""
