@@ -66,6 +66,8 @@ class Lookup:
         self._bounds: list[tuple[str, int | None, int | None]] = []
         self.waits: CallsOf | None = None
         """Who counts the calls of a program that waits to be tuned."""
+        self.unusable = False
+        """Whether the database could not be asked: its answer may be another the next time."""
 
     @property
     def store(self) -> Store:
@@ -179,6 +181,7 @@ class Lookup:
         if answer is None:
             query = self.query(key)
             answer = self._within(self.store.find_plan(query), query)
+        self.unusable = isinstance(answer, Miss) and answer.reason == "database unusable"
         counted = "hits" if isinstance(answer, Hit) else "stale hits"
         count(f"plan misses: {answer.reason}" if isinstance(answer, Miss) else f"plan {counted}")
         return answer

@@ -12,11 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from time import monotonic
+from types import CodeType
 from typing import Any
 
 import torch
 
-from fuseplan.capture.dynamo.compilations import Compilation, calling_first
+from fuseplan.capture.dynamo.compilations import Compilation, calling_first, is_computed_again, is_in_checkpoint
 from fuseplan.log import logger
 from fuseplan.lookup import Chosen, Lookup
 from fuseplan.measure.entry import RaceEntry
@@ -26,10 +27,13 @@ from fuseplan.plan import Plan
 from fuseplan.stats import count
 from fuseplan.tuning_db import Hit, Miss, Query, Stale, Store, StoredPlan
 
-PATIENCE_S, BEHIND = 3600.0, 10
+PATIENCE_S, BEHIND = 900.0, 10
 """A process beside this one has time, and stands back behind it wherever both want a core."""
 _NO_PLAN = "no plan"
 """In the place of a plan's key: the default."""
+_DEVICES = ("cpu", "cuda")
+_computed_again: set[CodeType] = set()
+"""Functions of which some program is computed again in a backward: what each has saved, and drawn, has to be the same both times."""
 
 
 @dataclass(eq=False)
@@ -58,7 +62,9 @@ class Follower:
         """What was compiled, which sees to it that it is called for the last time, where that is so."""
 
         def before() -> None:
-            if self.due is not None:
+            if is_computed_again():
+                _computed_again.add(self.compilation.code)
+            elif self.due is not None:
                 self.change_over()
 
         return calling_first(before, compiled)
@@ -92,22 +98,29 @@ class Follower:
         are as they were.
         """
         with self._changing:
-            due, self.due = self.due, None
-        if due is None:
-            return
-        why_not = self.compilation.forget()
+            due, self.due, before = self.due, None, self.known
+            if due is None:
+                return
+            self.known = due
+        why_not = _why_it_stays(self.compilation.code) or self.compilation.forget()
         if why_not is not None:
+            self.known = before
             self.tried |= {due}
             logger.warning("plan %s is left alone while this process runs: %s", due[:12], why_not)
             return
-        _asked_for[self.query.memo_key] = due, self.gone
+        _asked_for[self.compilation.code, self.query.memo_key] = due, self.gone
         count("programs compiled anew for another plan")
-        self.known = due
 
 
 _asked_for: dict[tuple[object, ...], tuple[str, Callable[[], None]]] = {}
-"""For which plan a program was to be compiled anew, and what is to be called once it has been: a plan that it did not get then it
-will not get the next time."""
+"""For which plan a program of a function was to be compiled anew, and what is to be called once it has been: a plan that it did not
+get then it will not get the next time."""
+
+
+def _why_it_stays(code: CodeType) -> str | None:
+    if code in _computed_again:
+        return "some of its function is computed again in the backward, where it has to be what it was"
+    return "other ranks run it in step with this one" if _has_ranks() else None
 
 
 def not_ready(stored: StoredPlan, store: Store, device: str) -> str | None:
@@ -124,18 +137,21 @@ def not_ready(stored: StoredPlan, store: Store, device: str) -> str | None:
 
 def followed(lookup: Lookup, choice: Chosen, gone: Callable[[], None]) -> Follower | None:
     """Who follows the program that is being compiled; None where nobody asked for that, or where it has no plan to wait for."""
-    every_s, key = lookup.options.reload, lookup.identity.key
-    if every_s is None or key is None or lookup.options.plan is not None or _has_ranks():
+    every_s, key, device = lookup.options.reload, lookup.identity.key, lookup.device
+    if every_s is None or key is None or lookup.options.plan is not None or device.type not in _DEVICES or _has_ranks():
         return None
     compilation = Compilation.now()
     if compilation is None:
         return None
+    if is_computed_again() or is_in_checkpoint():
+        _computed_again.add(compilation.code)
+        return None
     query, known = lookup.query(key), _NO_PLAN if choice.stored is None else choice.stored.key
-    due, forget = _asked_for.pop(query.memo_key, (known, None))
+    due, forget = _asked_for.pop((compilation.code, query.memo_key), (known, None))
     if forget is not None:
         forget()
-    tried = frozenset({due} - {known})
-    found = Follower(query, lookup.store, str(lookup.device), every_s, compilation, known, choice.plan, tried, gone)
+    tried = frozenset[str]() if lookup.unusable else frozenset({due} - {known})
+    found = Follower(query, lookup.store, str(device), every_s, compilation, known, choice.plan, tried, gone)
     _watch.follow(found)
     return found
 
@@ -177,11 +193,13 @@ class _Watch:
             self._changed.notify()
 
     def _run(self) -> None:
-        while True:
+        while not self.ended:
             one = self._next()
             try:
                 one.ask()
             except Exception as error:  # noqa: BLE001 -- whatever the database holds, and whatever a worker meets, the program runs on
+                if self.ended:  # and the workers with it
+                    return
                 _warn_once(f"a new plan could not be looked for: {type(error).__name__}: {error}")
             one.asked_at = monotonic()
             del one

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from time import sleep
 from typing import Any
 
-from fuseplan.errors import OptionError
+from fuseplan.errors import FuseplanError, OptionError, StoreError
 from fuseplan.log import logger
 from fuseplan.measure.idle import why_busy
 from fuseplan.tune import agenda, tune
@@ -18,6 +19,8 @@ from fuseplan.tuning.queue.agenda import Item
 from fuseplan.tuning_db import Store, places
 
 EVERY_S = 15.0
+TRIES = 3
+"""So often a program is begun that could not be tuned for want of a device."""
 
 
 def watch(
@@ -41,24 +44,47 @@ def watch(
         raise OptionError(f"a service measures, and effort {effort} does not")
     asked: dict[str, Any] = {"effort": effort, "db": db, "launch": launch, "device": device, "rewrites": rewrites}
     Store.open(os.environ, db).required(there=db is not None).close()
-    done: set[tuple[object, ...]] = set()
+    tries: Counter[tuple[object, ...]] = Counter()
+    waiting: list[Item] = []
     why, looked = "", None
     while True:
         stamp = _stamp(db)
-        if stamp is not None and stamp == looked:  # to read all traces of a large database takes seconds
+        if stamp is None or stamp != looked:  # to read all traces of a large database takes seconds
+            waiting, looked = [one for one in agenda(None, **asked).items if one.known is None], stamp
+        waiting = [one for one in waiting if tries[_place(one)] < TRIES]
+        found, reason = _first_idle(waiting, busy)
+        if found is None:
+            if reason and reason != why:
+                logger.info("%s", reason)
+            why = reason
             pause(every_s)
             continue
-        item = next((one for one in agenda(None, **asked).items if one.known is None and _place(one) not in done), None)
-        reasons = () if item is None else tuple(filter(None, map(busy, item.kind.devices)))
-        looked = stamp if item is None else None
-        if item is None or reasons:
-            if reasons and reasons[0] != why:
-                logger.info("%s waits: %s", item.name if item is not None else "", reasons[0])
-                why = reasons[0]
+        item, idle = found
+        tries[_place(item)] += 1
+        try:
+            for verdict in tune([item.trace], **{**asked, "device": idle}, **given):
+                tries[_place(item)] = TRIES  # it is done, or nothing else will come of it
+                yield verdict
+        except StoreError:
+            raise
+        except FuseplanError as error:  # of its device, perhaps: another process holds its memory
+            logger.warning("%s could not be tuned on %s: %s", item.name, idle, error)
             pause(every_s)
-            continue
-        done.add(_place(item))
-        yield from tune([item.trace], **asked, **given)
+
+
+def _first_idle(waiting: Sequence[Item], busy: Callable[[str], str | None]) -> tuple[tuple[Item, str] | None, str]:
+    """The first that has an idle device, and which; else why the first waits."""
+    known: dict[str, str | None] = {}
+    reasons = list[str]()
+    for item in waiting:
+        for device in item.kind.devices:
+            if device not in known:
+                known[device] = busy(device)
+            reason = known[device]
+            if reason is None:
+                return (item, device), ""
+            reasons.append(f"{item.name} waits: {reason}")
+    return None, reasons[0] if reasons else ""
 
 
 def _stamp(db: str | Path | None) -> tuple[int, ...] | None:

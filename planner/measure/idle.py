@@ -42,7 +42,7 @@ def _busy(device: str) -> float | None:
 
 
 def _busy_cpu() -> float | None:
-    """Of all cores, over a moment; by the load of the last minute where the system does not tell."""
+    """Of the cores that this process may use, over a moment; by the load of the last minute where the system does not tell."""
     before = _ticks()
     sleep(APART_S)
     after = _ticks()
@@ -54,10 +54,13 @@ def _busy_cpu() -> float | None:
 def _ticks() -> tuple[int, int] | None:
     """Those at work, and all."""
     try:
-        words = _STAT.read_text("ascii").partition("\n")[0].split()
-        each = [int(word) for word in words[1:9]]
-    except (OSError, ValueError):
+        lines = [line.split() for line in _STAT.read_text("ascii").splitlines() if line.startswith("cpu")]
+        numbers = {words[0]: [int(word) for word in words[1:9]] for words in lines}
+        mine = [f"cpu{number}" for number in os.sched_getaffinity(0)] if hasattr(os, "sched_getaffinity") else ["cpu"]
+        cores = [numbers[name] for name in mine if name in numbers] or [numbers["cpu"]]
+    except (OSError, ValueError, KeyError):
         return None
+    each = [sum(ticks) for ticks in zip(*cores, strict=True)]
     return sum(each) - sum(each[3:5]), sum(each)  # the fourth waits for nothing, the fifth for disks
 
 

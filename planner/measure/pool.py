@@ -216,7 +216,8 @@ class Workers:
 
         def settle(i: int, outcome: Outcome) -> None:
             others = [self.racer, *self.vetters[1:]]
-            if outcome.status == "out-of-memory" and (crew.size > 1 or any(process.holds for process in others)):
+            beside = crew.size > 1 or self._begun is not None or any(process.holds for process in others)
+            if outcome.status == "out-of-memory" and beside:
                 crowded.append(i)
                 return
             outcomes[i] = outcome
@@ -226,6 +227,7 @@ class Workers:
         def do_alone() -> bool:
             if not crowded:
                 return False
+            self._give_up()  # its worker is to rest, too
             ahead.finish()
             if self.racer.holds:
                 self._answer(self.racer, Rest())

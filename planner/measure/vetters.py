@@ -11,6 +11,9 @@ from fuseplan.graph import Graph
 from fuseplan.measure.jobs import Job, Outcome, VetPlan, VetRegion
 from fuseplan.measure.process import WorkerProcess
 
+GIVING_UP_S = 2.0
+"""A process that is killed before it was asked is started again, and has to be killed again."""
+
 
 @dataclass(frozen=True)
 class Standing:
@@ -35,10 +38,13 @@ class Begun:
     def __init__(self, process: WorkerProcess, job: VetPlan, answer: Callable[[WorkerProcess, Job], Outcome]) -> None:
         self.process, self.job = process, job
         self._found: Outcome | BaseException | None = None
+        self._given_up = False
         self._thread = threading.Thread(target=self._serve, args=(answer,), name="begun", daemon=True)
         self._thread.start()
 
     def _serve(self, answer: Callable[[WorkerProcess, Job], Outcome]) -> None:
+        if self._given_up:
+            return
         try:
             self._found = answer(self.process, self.job)
         except BaseException as error:  # noqa: BLE001 -- raised again where the caller waits
@@ -56,9 +62,10 @@ class Begun:
 
     def give_up(self) -> None:
         """Nobody asks for it any more: its worker is free, at once."""
-        if self._thread.is_alive():
+        self._given_up = True
+        while self._thread.is_alive():
             self.process.kill()
-            self._thread.join()
+            self._thread.join(GIVING_UP_S)
 
 
 class Vetters:

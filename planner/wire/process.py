@@ -17,6 +17,8 @@ from typing import IO, Any
 from fuseplan.errors import FuseplanError
 from fuseplan.wire import codec
 
+PARENT = "FUSEPLAN_PARENT"
+"""The variable by which a process knows who has started it: that one may be gone before it can look."""
 _POLL_S = 0.2
 """Between looks at a silent process: something that it started may hold its pipe open after its death."""
 _KEPT = 2**14
@@ -60,7 +62,7 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
-            env={**os.environ, **variables} if variables else None,
+            env={**os.environ, **(variables or {}), PARENT: str(os.getpid())},
         )
         self._answers = answers
         self._lines: queue.Queue[bytes | None] = queue.Queue()

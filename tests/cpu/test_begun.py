@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from cpu.test_measure import FLAGS
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import Calibrate, Capture, Job, Outcome, VetPlan
 from fuseplan.measure.pool import Limits, Workers
+from fuseplan.measure.process import WorkerProcess
 from fuseplan.measure.vetters import once
 from fuseplan.plan import CarveOuts, Plan
 from fuseplan.segment import Region, Segmentation
@@ -98,6 +100,26 @@ def test_a_worker_that_dies_of_it_is_a_row(workers: Workers, trace: str) -> None
     entry = RaceEntry("killed", Plan("aten", carve_outs=(carved,)), default=True)
     _, (found, other) = begun(workers, trace, entry, [VetPlan(trace, entry), VetPlan(trace, EAGER)])
     assert (found.status, found.row("killed").status, other.status) == ("crashed", "crashed", "ok")
+
+
+def test_a_capture_that_finds_no_memory_has_what_was_begun_given_up(
+    workers: Workers, trace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked to rest while it checks, its worker would answer one in the place of the other."""
+    answer, times = workers._answer, list[str]()
+
+    def crowded(process: WorkerProcess, job: Job, limit_s: float | None = None) -> Outcome:
+        if isinstance(job, Capture):
+            times.append("captured")
+            if len(times) == 1:
+                return Outcome("out-of-memory")
+        return answer(process, job, limit_s)
+
+    monkeypatch.setattr(workers, "_answer", crowded)
+    monkeypatch.setattr(workers.racer, "setup", replace(workers.racer.setup, device="cuda"))
+    (captured,), (found,) = begun(workers, trace, ATEN, [VetPlan(trace, ATEN)])
+    assert captured.found is not None
+    assert found.row("aten").status == "ok"
 
 
 def test_a_single_worker_has_no_hand_free(trace: str) -> None:

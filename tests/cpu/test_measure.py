@@ -239,3 +239,26 @@ def test_the_machine_is_measured(workers: Workers) -> None:
     assert outcome.ok
     assert {"bandwidth_gbs", "matmul_tflops.float32", "launch_device_us"} <= set(outcome.machine)
     assert all(value >= 0 for value in outcome.machine.values())
+
+
+def test_a_worker_ends_with_its_parent_though_what_that_has_forked_lives_on(tmp_path: Path) -> None:
+    """The fork holds the worker's stdin open."""
+    script = f"""
+import os, sys, time
+from fuseplan.wire.process import Child
+child = Child([sys.executable, "-c", "from fuseplan.wire.serve import end_with_parent; end_with_parent(0.1); input()"], int)
+open({str(tmp_path / "pid")!r}, "w").write(str(child.pid))
+if os.fork() == 0:
+    time.sleep(60)
+os.kill(os.getpid(), 9)
+"""
+    parent = subprocess.Popen([sys.executable, "-c", script], start_new_session=True)
+    parent.wait(60)
+    pid = int((tmp_path / "pid").read_text())
+    try:
+        deadline = time.monotonic() + 30
+        while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2]:
+            assert time.monotonic() < deadline, "the worker lives on"
+            time.sleep(0.1)
+    finally:
+        os.killpg(parent.pid, signal.SIGKILL)

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import fuseplan
 from fuseplan import reload
@@ -23,7 +25,7 @@ from fuseplan.plan import CarveOuts, Plan
 from fuseplan.runtime import Program
 from fuseplan.segment import Region, Segmentation
 from fuseplan.stats import stats
-from fuseplan.tuning_db import Places, Store, StoredPlan
+from fuseplan.tuning_db import Miss, Places, Store, StoredPlan
 
 ATEN = Plan.named("aten")
 
@@ -37,6 +39,7 @@ def without_inductor(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The default is eager: which plan is chosen does not depend on it, and compiling takes seconds."""
     monkeypatch.setattr("fuseplan.lookup.missing_compiler", lambda *_: "no compiler in this test")
     reload._asked_for.clear()
+    reload._computed_again.clear()
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
@@ -163,6 +166,103 @@ def test_training_goes_on_with_the_same_losses(own_database: Path) -> None:
 
     alone = trained({}, -1)
     assert trained({"reload": 3600}, 3) == pytest.approx(alone, rel=1e-6)
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_what_is_computed_again_in_a_backward_stays(own_database: Path, reentrant: bool) -> None:
+    """The second time it would save something else, and drop something else."""
+
+    def dropped(x: Tensor) -> Tensor:
+        return F.dropout(x * 2, 0.5).sin()
+
+    compiled, x = fuseplan.compile(dropped, reload=3600), torch.full((64, 64), 0.3, requires_grad=True)
+    for step in range(4):
+        x.grad = None
+        out = checkpoint(compiled, x, use_reentrant=reentrant)
+        out.sum().backward()
+        assert x.grad is not None
+        assert torch.equal(x.grad != 0, out != 0)
+        if step == 0:
+            for program in programs_of(compiled_by(compiled)):
+                put(own_database, program)
+            for follower in (found for each in reload._watch._followers if (found := each()) is not None):
+                follower.ask()
+    assert {program.plan for program in programs_of(compiled_by(compiled))} == {Plan.named("eager")}
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_function_that_was_compiled_before_its_checkpoint_stays_too(own_database: Path) -> None:
+    compiled, x = fuseplan.compile(chain, reload=3600), torch.randn(4, 8, requires_grad=True)
+    compiled(x)
+    put(own_database, program_of(compiled))
+    checkpoint(compiled, x, use_reentrant=False).sum().backward()
+    follower_of(compiled).ask()
+    before = changed()
+    for _ in range(2):
+        checkpoint(compiled, x, use_reentrant=False).sum().backward()
+        compiled(x)
+    assert changed() == before
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_database_that_is_out_for_a_moment_is_asked_again(
+    own_database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled, x = fuseplan.compile(chain, reload=3600), torch.randn(4, 8)
+    compiled(x)
+    put(own_database, program_of(compiled))
+    follower_of(compiled).ask()
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "find_plan", lambda self, query: Miss("database unusable", "it is locked"))
+        for _ in range(2):
+            compiled(x)
+    assert program_of(compiled).plan == Plan.named("eager")
+    follower_of(compiled).ask()
+    for _ in range(2):
+        compiled(x)
+    assert program_of(compiled).plan == ATEN
+
+
+@pytest.mark.usefixtures("at_once")
+def test_others_have_half_of_what_torch_compiles_of_a_function(own_database: Path) -> None:
+    compiled, x = fuseplan.compile(chain, reload=3600), torch.randn(4, 8)
+    compiled(x)
+    before = changed()
+    for number in range(8):
+        plan = ATEN if number % 2 == 0 else Plan.named("eager")
+        put(own_database, program_of(compiled), plan, wall_us=9.0 - number)
+        follower_of(compiled).ask()
+        compiled(x)
+        compiled(x)
+    assert changed() - before <= torch._dynamo.config.recompile_limit // 2
+
+
+@pytest.mark.usefixtures("at_once")
+def test_two_functions_of_one_program_follow_apart(own_database: Path) -> None:
+    def other(x: Tensor) -> Tensor:
+        return (x * 2).relu() + 1
+
+    x, compiled = torch.randn(4, 8), [fuseplan.compile(one, reload=3600) for one in (chain, other)]
+    followers = []
+    for one in compiled:
+        one(x)
+        followers.append(follower_of(one))
+    put(own_database, program_of(compiled[0]))
+    for follower in followers:
+        follower.ask()
+    for one in compiled:
+        one(x)
+    for one in compiled:
+        one(x)
+        assert program_of(one).plan == ATEN
+
+
+def test_a_device_without_plans_is_not_followed(own_database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fuseplan.lookup.Lookup.device", torch.device("mps"))
+    before = len(reload._watch._followers)
+    fuseplan.compile(chain, reload=60)(torch.randn(4, 8))
+    assert len(reload._watch._followers) == before
 
 
 @pytest.mark.usefixtures("at_once")

@@ -10,12 +10,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from fuseplan.errors import OptionError, StoreError
+from fuseplan import watch as watching
+from fuseplan.errors import ExecutorError, OptionError, StoreError
 from fuseplan.measure import idle
 from fuseplan.measure.idle import why_busy
 from fuseplan.tuning.effort import Effort
@@ -59,6 +62,68 @@ def heard(service: Iterator[Tuned]) -> list[Tuned]:
         for one in service:
             found.append(one)  # noqa: PERF402 -- what came before the end counts
     return found
+
+
+class CrowdedError(ExecutorError):
+    """Somebody else holds the device's memory."""
+
+
+def test_one_that_finds_no_device_is_tried_again_and_ends_no_service(own_database: Path) -> None:
+    first, pauses, opened = waits(own_database, 2), list[float](), list[str]()
+
+    @contextmanager
+    def crowded(device: str, effort: Effort) -> Iterator[ReplayingPool]:
+        opened.append(device)
+        if len(opened) == 1:
+            raise CrowdedError("no worker process can be started")
+        yield ReplayingPool(times={"eager": 900.0, "inductor": 300.0})
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            raise EnoughError
+
+    service = watch(every_s=7.0, busy=lambda device: None, pause=pause, workers=crowded, progress=Silent())
+    assert [one.program for one in heard(service)] == [first]
+    assert len(opened) == 2
+
+
+def test_one_that_never_finds_a_device_is_left(own_database: Path) -> None:
+    waits(own_database, 2)
+    pauses, opened = list[float](), list[str]()
+
+    @contextmanager
+    def crowded(device: str, effort: Effort) -> Iterator[ReplayingPool]:
+        opened.append(device)
+        raise CrowdedError("no worker process can be started")
+        yield
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 6:
+            raise EnoughError
+
+    service = watch(every_s=7.0, busy=lambda device: None, pause=pause, workers=crowded, progress=Silent())
+    assert heard(service) == []
+    assert len(opened) == 3
+
+
+def test_what_waits_for_a_busy_device_keeps_nobody_else_waiting() -> None:
+    def item(name: str, *devices: str) -> Any:
+        return SimpleNamespace(name=name, kind=SimpleNamespace(devices=devices))
+
+    asked = list[str]()
+
+    def busy(device: str) -> str | None:
+        asked.append(device)
+        return f"{device} is at work" if device in ("cuda:0", "cuda:1") else None
+
+    items = [item("first", "cuda:0", "cuda:1"), item("second", "cuda:1"), item("third", "cuda:0", "cuda:2")]
+    found, reason = watching._first_idle(items, busy)
+    assert found is not None
+    assert (found[0].name, found[1], reason, asked) == ("third", "cuda:2", "", ["cuda:0", "cuda:1", "cuda:2"])
+    assert watching._first_idle(items[:2], busy) == (None, "first waits: cuda:0 is at work")
+    assert watching._first_idle([], busy) == (None, "")
 
 
 def test_what_comes_to_wait_is_tuned_while_nobody_else_is_at_work(own_database: Path) -> None:

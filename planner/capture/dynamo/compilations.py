@@ -4,17 +4,22 @@ anew. All that is read of it for that is here.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
-from types import CodeType, SimpleNamespace
+from types import CodeType, FrameType, SimpleNamespace
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch._guards import CompileContext
 
 from fuseplan.capture.dynamo.names import translator
 from fuseplan.log import logger
+
+_CHECKPOINTS = torch.utils.checkpoint.__file__
+_hooks: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)
 
 
 def is_last() -> bool:
@@ -63,12 +68,15 @@ class Compilation:
         from torch._dynamo.guards import DeletedGuardManagerWrapper
 
         entries = _debug_get_cache_entry_list(self.code)
-        if len(entries) + 1 >= torch._dynamo.config.recompile_limit:
+        if (
+            len(entries) + 1 > torch._dynamo.config.recompile_limit // 2
+        ):  # what is forgotten counts, and others need the rest
             return "torch.compile would compile the function too often"
         mine = next((one for one in entries if one.compile_id == self.number), None)
         state = None if mine is None else mine.guard_manager.extra_state
-        if mine is not None and state is not None:
-            state.invalidate(mine, DeletedGuardManagerWrapper("there is a new plan"))
+        if mine is None or state is None:
+            return "it is no longer what torch runs"
+        state.invalidate(mine, DeletedGuardManagerWrapper("there is a new plan"))
         return None
 
 
@@ -76,6 +84,23 @@ def _stance() -> str:
     from torch._dynamo import eval_frame
 
     return str(eval_frame._stance.stance)
+
+
+def is_computed_again() -> bool:
+    """Whether what is called now is computed once more in a backward, or is that: with checkpoints, and where hooks decide what is
+    saved. Both times it has to compute the same.
+    """
+    return torch._C._current_graph_task_id() != -1 or _hooks(True) is not None
+
+
+def is_in_checkpoint() -> bool:
+    """Whether some caller is torch's own checkpoint: the first of two times shows no other sign of it where that is reentrant."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename == _CHECKPOINTS:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def calling_first(before: Callable[[], None], compiled: Callable[..., Any]) -> Callable[..., Any]:

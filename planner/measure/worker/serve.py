@@ -13,7 +13,7 @@ from time import perf_counter, sleep
 
 from fuseplan.measure.jobs import ANSWERS, JOBS, At, DeviceGone, Job, Outcome, Ready, Setup
 from fuseplan.wire import codec
-from fuseplan.wire.serve import AnswerPipe, end, received
+from fuseplan.wire.serve import AnswerPipe, end, end_with_parent, received
 
 SOON_S = 0.2
 """A worker that is given nothing to do for so long makes use of its time."""
@@ -50,6 +50,7 @@ def main() -> None:
 
 def _serve() -> None:
     faulthandler.enable()
+    end_with_parent()
     answers = AnswerPipe(ANSWERS)  # what is imported below may print
     setups: queue.Queue[Setup] = queue.Queue()
     jobs: queue.Queue[Job] = queue.Queue()
