@@ -83,7 +83,7 @@ class Follower:
         if stored is not None and stored.plan.identity == self.plan.identity:
             self.known = key  # it runs under that already, which was the default until now
             return
-        why_not = None if stored is None else not_ready(stored, self.store, self.device)
+        why_not = None if stored is None else self._not_ready(stored)
         if why_not is None:
             self.due = key
             return
@@ -92,6 +92,13 @@ class Follower:
         self.tried |= {key}
         count("plans that were not changed over to")
         logger.warning("plan %s is left alone while this process runs: %s", key[:12], why_not)
+
+    def _not_ready(self, stored: StoredPlan) -> str | None:
+        """As `not_ready`, found out once for all functions that have this program."""
+        known = stored.key, self.device
+        if known not in _found_out:
+            _found_out[known] = not_ready(stored, self.store, self.device)
+        return _found_out[known]
 
     def change_over(self) -> None:
         """Have Dynamo compile the program anew when it is called next, and so look up its plan. This call, and the backward behind it,
@@ -115,6 +122,10 @@ class Follower:
 _asked_for: dict[tuple[object, ...], tuple[str, Callable[[], None]]] = {}
 """For which plan a program of a function was to be compiled anew, and what is to be called once it has been: a plan that it did not
 get then it will not get the next time."""
+
+
+_found_out: dict[tuple[str, str], str | None] = {}
+"""Of plans by key, on a device: why they cannot be had there, or None."""
 
 
 def _why_it_stays(code: CodeType) -> str | None:

@@ -40,6 +40,7 @@ def without_inductor(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("fuseplan.lookup.missing_compiler", lambda *_: "no compiler in this test")
     reload._asked_for.clear()
     reload._computed_again.clear()
+    reload._found_out.clear()
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
@@ -238,8 +239,7 @@ def test_others_have_half_of_what_torch_compiles_of_a_function(own_database: Pat
     assert changed() - before <= torch._dynamo.config.recompile_limit // 2
 
 
-@pytest.mark.usefixtures("at_once")
-def test_two_functions_of_one_program_follow_apart(own_database: Path) -> None:
+def test_two_functions_of_one_program_follow_apart(own_database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def other(x: Tensor) -> Tensor:
         return (x * 2).relu() + 1
 
@@ -249,8 +249,11 @@ def test_two_functions_of_one_program_follow_apart(own_database: Path) -> None:
         one(x)
         followers.append(follower_of(one))
     put(own_database, program_of(compiled[0]))
+    checked = list[str]()
+    monkeypatch.setattr(reload, "not_ready", lambda stored, *_: checked.append(stored.key))
     for follower in followers:
         follower.ask()
+    assert len(checked) == 1
     for one in compiled:
         one(x)
     for one in compiled:
