@@ -54,12 +54,11 @@ def record(
         return
     from fuseplan.following.processes import followed
     from fuseplan.record import record as recorded
-    from fuseplan.recording.folder import states, written_since
     from fuseplan.recording.script import Script, run_to_end
 
     script = Script(words[0], words[1:], module).found()
     script.check()
-    process, place, before = os.getpid(), folder.absolute(), states(folder.absolute())
+    process, place = os.getpid(), folder.absolute()
     alike = {"folder": str(place), "compile": classes, "retarget": retarget, "name": script.name}
     with followed("record", **alike) as reports:
         with recorded(folder, compile=classes, retarget=retarget, name=script.name) as recording:
@@ -67,7 +66,7 @@ def record(
             code = ended.tell()
             if os.getpid() != process:  # a child that the script forked, and that left by its own way
                 raise SystemExit(code)
-        found = _together(recording, reports(), written_since(place, before))
+        found = _together(recording, reports(), place)
     tell(_fields(found, code), lambda: _lines(found, words), as_json, indent=None, err=True)
     raise SystemExit(code)
 
@@ -84,22 +83,24 @@ class _Found:
     """How many of those that it has started met a program."""
 
 
-def _together(recording: Recording, reports: Sequence[Mapping[str, Any]], written: Sequence[Trace]) -> _Found:
-    """What this process has recorded, and what those that it has started have written beside it."""
-    from fuseplan.recording.folder import file_name
+def _together(recording: Recording, reports: Sequence[Mapping[str, Any]], folder: Path) -> _Found:
+    """What this process has recorded, and what those that it has started have: both may have written to the same file."""
+    from fuseplan.following.processes import agreed
+    from fuseplan.recording.folder import file_name, known
 
-    own = recording.programs
-    names = {file_name(trace) for trace in own}
-    programs = [*own, *(trace for trace in written if file_name(trace) not in names)]
-    notes = dict.fromkeys([*recording.notes, *(note for report in reports for note in report["notes"])])
+    own = {file_name(trace): trace for trace in recording.programs}
+    theirs = {name: known(folder / name) for report in reports for name in report["files"]}
+    found = own | {name: trace for name, trace in theirs.items() if trace is not None}
+    programs = [found[name] for name in sorted(found)] if theirs else list(own.values())
+    notes = agreed([(recording.came, recording.notes), *((report["came"], report["notes"]) for report in reports)])
     came = sum(bool(report["came"]) for report in reports)
-    return _Found(recording.folder, programs, list(notes), recording.came or came > 0 or bool(programs), came)
+    return _Found(recording.folder, programs, notes, recording.came or came > 0, came)
 
 
 def _read_nvfuser(words: tuple[str, ...], folder: Path, retarget: str | None, as_json: bool) -> None:
     from fuseplan.record import read_nvfuser
 
-    found = _together(read_nvfuser(words, folder, retarget=retarget), (), ())
+    found = _together(read_nvfuser(words, folder, retarget=retarget), (), folder)
     tell(_fields(found, 0), lambda: _lines(found, words), as_json, indent=None, err=True)
 
 

@@ -92,15 +92,17 @@ def run(
 
 def _together(watcher: Watcher, counts: Mapping[str, int], reports: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     """Add to what this process has seen what those that it has started have; return the counts of all."""
+    from fuseplan.following.processes import agreed
     from fuseplan.recording.takeover import Ran
 
     added = Counter(counts)
+    told = [(bool(watcher.programs), [*watcher.notes])]
+    told += [(bool(report["programs"]), report["notes"]) for report in reports]
+    watcher.notes = dict.fromkeys(agreed(told))
     for report in reports:
         watcher.programs += [Ran(**fields) for fields in report["programs"]]
         watcher.unfinished += report["unfinished"]
         added.update(report["stats"])
-        for note in report["notes"]:
-            watcher.note(note)
     return dict(sorted(added.items()))
 
 

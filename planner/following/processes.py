@@ -10,7 +10,7 @@ import atexit
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,6 +19,7 @@ from tempfile import mkdtemp
 from typing import Any
 
 from fuseplan.errors import FuseplanError
+from fuseplan.recording.late import once_imported
 
 VARIABLE = "FUSEPLAN_FOLLOW"
 STARTED = Path(__file__).parent / "started"
@@ -76,6 +77,19 @@ def _reports(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
+def agreed(told: Sequence[tuple[bool, Sequence[str]]]) -> list[str]:
+    """The notes of several processes, each with whether a program came to it: that a class was never called only if none has called it.
+
+    >>> agreed([(False, ["--compile Net: none"]), (True, ["a"]), (True, ["--compile Net: none", "a"])])
+    ['a']
+    >>> agreed([(False, ["--compile Net: none"]), (False, [])])
+    ['--compile Net: none']
+    """
+    counted = [notes for came, notes in told if came] or [notes for _, notes in told[:1]]
+    every = dict.fromkeys(note for _, notes in told for note in notes)
+    return [note for note in every if not note.startswith("--compile ") or all(note in notes for notes in counted)]
+
+
 def follow() -> None:
     """Do in this process, once it imports torch, what the process does that has started it."""
     following = Following.inherited(os.environ)
@@ -89,9 +103,12 @@ def follow() -> None:
         with suppress(Exception):  # the process is its own; there is nobody to tell
             stack.close()
 
-    with suppress(FuseplanError):  # which the first process has said
-        stack.enter_context(_VERBS[following.verb](following))
-        _at_the_end(end)
+    def begin(_: object) -> None:
+        with suppress(FuseplanError):  # which the first process has said
+            stack.enter_context(_VERBS[following.verb](following))
+
+    stack.enter_context(once_imported("torch", begin))  # until then it is as fast as ever
+    _at_the_end(end)
 
 
 def _at_the_end(end: Callable[[], None]) -> None:
@@ -109,12 +126,19 @@ def _at_the_end(end: Callable[[], None]) -> None:
 @contextmanager
 def _recording(following: Following) -> Iterator[None]:
     from fuseplan.record import record
+    from fuseplan.recording.folder import file_name
 
     given = dict(following.arguments)
+
+    def tell() -> None:
+        files = [file_name(trace) for trace in recording.programs]
+        _tell(following, {"came": recording.came, "notes": recording.notes, "files": files})
+
     with record(**{**given, "name": _name() or given["name"]}) as recording:
+        recording.heard = tell  # the process may be killed
         yield
     if recording.came or recording.notes:
-        _tell(following, {"came": recording.came, "notes": recording.notes})
+        tell()
 
 
 @contextmanager

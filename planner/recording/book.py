@@ -6,7 +6,7 @@ Nothing here imports torch: a recording begins before the script does, and a scr
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
@@ -74,6 +74,8 @@ class Recording:
         self.folder = folder
         self._place = None if folder is None else folder.absolute()  # a script may change where it stands
         self.device = device
+        self.heard: Callable[[], None] = lambda: None
+        """Called when one more program has its file."""
         self.open = True
         self.came = False
         """Whether any program came, be it recorded or not."""
@@ -172,7 +174,9 @@ class Recording:
             why = f"{what}{entry.trace.name} could not be written: {getattr(error, 'strerror', None) or error}"
             entry.problem = " ".join(why.split())
         else:
-            entry.written, entry.problem = True, ""
+            new, entry.written, entry.problem = not entry.written, True, ""
+            if new:
+                self.heard()
 
 
 def _times(trace: Trace) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -40,9 +39,9 @@ def _nearest(folder: Path) -> Path:
 def keep(folder: Path, trace: Trace) -> Path:
     """Write a trace to its file. What an earlier run, or another process, counted there stays where it is more."""
     file = folder / file_name(trace)
-    known = _known(file)
-    if known is not None and known.key == trace.key:
-        trace = replace(trace, calls=larger(trace.calls, known.calls))
+    before = known(file)
+    if before is not None and before.key == trace.key:
+        trace = replace(trace, calls=larger(trace.calls, before.calls))
     folder.mkdir(parents=True, exist_ok=True)
     unfinished = file.with_name(f".{file.name}.{os.getpid()}")
     try:
@@ -66,22 +65,8 @@ def file_name(trace: Trace) -> str:
     return f"{name}-{trace.key[:12]}{sizes and f'-{sizes}'}.json"
 
 
-def states(folder: Path) -> dict[Path, int]:
-    """The traces of a folder, with when each was last written."""
-    found = {}
-    for file in folder.glob("*.json"):
-        with suppress(OSError):
-            found[file] = file.stat().st_mtime_ns
-    return found
-
-
-def written_since(folder: Path, before: Mapping[Path, int]) -> list[Trace]:
-    """The traces of a folder that were written since its files were in these states, by whichever process."""
-    files = sorted(file for file, at in states(folder).items() if before.get(file) != at)
-    return [trace for file in files if (trace := _known(file)) is not None]
-
-
-def _known(file: Path) -> Trace | None:
+def known(file: Path) -> Trace | None:
+    """The trace of a file; None where there is none that can be read."""
     try:
         return Trace.from_json(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, GraphError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,27 @@ def test_what_two_processes_compile_is_recorded_as_one_program(scripts: Path) ->
     assert (trace.name.split(".")[0], trace.times) == ("child", 3)
 
 
+def test_two_recordings_that_share_a_folder_are_told_of_apart(scripts: Path) -> None:
+    other = "import time, torch\ntorch.compile(lambda x: x - 1, backend='eager')(torch.ones(2))\ntime.sleep(6)\n"
+    (scripts / "other.py").write_text(other, encoding="utf-8")
+    with ThreadPoolExecutor(2) as two:
+        record = [*FUSEPLAN, "record", "--json", "-o", "traces"]
+        told = list(
+            two.map(lambda words: last_line(called(*record, *words, cwd=scripts)), [["other.py"], ["child.py", "2"]])
+        )
+    assert [len(one["programs"]) for one in told] == [1, 1]
+    assert len(list((scripts / "traces").glob("*.json"))) == 2
+
+
+def test_what_a_killed_process_met_is_told(scripts: Path) -> None:
+    text = COMPILES + "os.kill(os.getpid(), 9)\n"
+    (scripts / "killed.py").write_text(text, encoding="utf-8")
+    starts = "import subprocess, sys\nsubprocess.run([sys.executable, 'killed.py', '2'])\n"
+    (scripts / "starts.py").write_text(starts, encoding="utf-8")
+    told = last_line(called(*FUSEPLAN, "record", "--json", "-o", "traces", "starts.py", cwd=scripts))
+    assert (told["processes"], len(told["programs"])) == (1, 1)
+
+
 def test_a_process_of_multiprocessing_counts_its_calls(scripts: Path) -> None:
     done = called(*FUSEPLAN, "record", "--json", "-o", "traces", "spawns.py", cwd=scripts)
     told = last_line(done)
@@ -93,6 +115,22 @@ def test_all_run_under_the_plan_and_are_told_of_together(scripts: Path) -> None:
     assert told["notes"] == ["backend eager was replaced"]
     done = called(*FUSEPLAN, "run", "--plan", "aten", "starts.py", cwd=scripts)
     assert "compiled 2 programs, with 2 processes that the script started" in done.stderr
+
+
+def test_a_class_that_some_process_has_called_was_called(scripts: Path) -> None:
+    text = (
+        COMPILES
+        + "class Net(torch.nn.Module):\n    def forward(self, x):\n        return x - 1\nNet()(torch.ones(2))\n"
+    )
+    (scripts / "child.py").write_text(text, encoding="utf-8")
+    for verb in (["record", "-o", "traces"], ["run", "--plan", "eager"]):
+        told = last_line(called(*FUSEPLAN, verb[0], "--json", *verb[1:], "--compile", "Net", "starts.py", cwd=scripts))
+        assert not [note for note in told["notes"] if "--compile" in note]
+        assert {one["name"].split(".")[-1] for one in told["programs"]} >= {"Net"}
+    none = last_line(
+        called(*FUSEPLAN, "record", "--json", "-o", "traces", "--compile", "Other", "starts.py", cwd=scripts)
+    )
+    assert [note for note in none["notes"] if "--compile Other" in note]
 
 
 def test_a_launcher_is_found_by_its_name(scripts: Path) -> None:
