@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -23,7 +24,9 @@ from fuseplan.recording.late import once_imported
 
 VARIABLE = "FUSEPLAN_FOLLOW"
 STARTED = Path(__file__).parent / "started"
-_OF_TOOLS = ("fuseplan.", "torch._inductor", os.path.join("torch", "_inductor"), "multiprocessing.resource_tracker")
+_OF_TOOLS = re.compile(
+    r"^fuseplan\.measure\.|^torch\._inductor\.|[/\\]torch[/\\]_inductor[/\\]|\bmultiprocessing\.resource_tracker\b"
+)
 """What stands in the command line of a process that some library has started for itself: it runs no program of the script's."""
 
 
@@ -52,7 +55,11 @@ class Following:
 @contextmanager
 def followed(verb: str, **arguments: Any) -> Iterator[Callable[[], list[dict[str, Any]]]]:
     """While it lasts, what this process starts does the same; what is given tells at the end what each came to."""
-    folder, process = mkdtemp(prefix="fuseplan-"), os.getpid()
+    try:
+        folder, process = mkdtemp(prefix="fuseplan-"), os.getpid()
+    except OSError:  # no room for what others would tell: then this process goes alone
+        yield list
+        return
     told = json.dumps(asdict(Following(verb, folder, arguments)))
     path = os.pathsep.join([str(STARTED), *filter(None, [os.environ.get("PYTHONPATH")])])
     before = {name: os.environ.get(name) for name in (VARIABLE, "PYTHONPATH")}
@@ -93,7 +100,7 @@ def agreed(told: Sequence[tuple[bool, Sequence[str]]]) -> list[str]:
 def follow() -> None:
     """Do in this process, once it imports torch, what the process does that has started it."""
     following = Following.inherited(os.environ)
-    if following is None or any(part in argument for part in _OF_TOOLS for argument in sys.orig_argv):
+    if following is None or any(map(_OF_TOOLS.search, sys.orig_argv[1:])):
         return
     stack, process = ExitStack(), os.getpid()
 

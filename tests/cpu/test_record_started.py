@@ -85,6 +85,16 @@ def test_what_a_killed_process_met_is_told(scripts: Path) -> None:
     assert (told["processes"], len(told["programs"])) == (1, 1)
 
 
+def test_without_room_for_what_others_tell_it_goes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(**_: object) -> str:
+        raise OSError(28, "no space left on device")
+
+    monkeypatch.setattr(processes, "mkdtemp", full)
+    with processes.followed("record") as reports:
+        assert processes.VARIABLE not in os.environ
+        assert reports() == []
+
+
 def test_a_process_of_multiprocessing_counts_its_calls(scripts: Path) -> None:
     done = called(*FUSEPLAN, "record", "--json", "-o", "traces", "spawns.py", cwd=scripts)
     told = last_line(done)
@@ -200,3 +210,5 @@ def test_processes_of_tools_are_not_taken_along(
     monkeypatch.setenv(processes.VARIABLE, json.dumps(told))
     processes.follow()
     assert began == []
+    monkeypatch.setattr(sys, "orig_argv", ["/opt/fuseplan.d/bin/python", "train_fuseplan.py", "/of/fuseplan.measure/x"])
+    assert not any(map(processes._OF_TOOLS.search, sys.orig_argv[1:]))
