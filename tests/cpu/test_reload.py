@@ -71,6 +71,15 @@ def put(path: Path, program: Program, plan: Plan = ATEN, **fields: Any) -> Store
     return stored
 
 
+def due(path: Path) -> tuple[Any, Tensor]:
+    """A program that is to change over to another plan when it is called next, and what it is called with."""
+    compiled, x = fuseplan.compile(chain, reload=3600), torch.randn(4, 8)
+    compiled(x)
+    put(path, program_of(compiled))
+    follower_of(compiled).ask()
+    return compiled, x
+
+
 def changed(event: str = "programs compiled anew for another plan") -> int:
     return stats().get(event, 0)
 
@@ -210,10 +219,7 @@ def test_a_function_that_was_compiled_before_its_checkpoint_stays_too(own_databa
 def test_a_database_that_is_out_for_a_moment_is_asked_again(
     own_database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiled, x = fuseplan.compile(chain, reload=3600), torch.randn(4, 8)
-    compiled(x)
-    put(own_database, program_of(compiled))
-    follower_of(compiled).ask()
+    compiled, x = due(own_database)
     with monkeypatch.context() as patch:
         patch.setattr(Store, "find_plan", lambda self, query: Miss("database unusable", "it is locked"))
         for _ in range(2):
@@ -272,10 +278,7 @@ def test_a_device_without_plans_is_not_followed(own_database: Path, monkeypatch:
 def test_what_is_not_taken_when_it_is_compiled_anew_is_not_asked_for_again(
     own_database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiled, x = fuseplan.compile(chain, reload=3600), torch.randn(4, 8)
-    compiled(x)
-    put(own_database, program_of(compiled))
-    follower_of(compiled).ask()
+    compiled, x = due(own_database)
     monkeypatch.setattr("fuseplan.lookup.Lookup.choose", lambda self: self.default("it does not fit"))
     before = changed()
     for _ in range(3):
@@ -303,10 +306,7 @@ def test_where_torch_would_not_compile_it_again_it_stays(own_database: Path, nam
 
 @pytest.mark.usefixtures("at_once")
 def test_a_stance_of_the_caller_s_stays(own_database: Path) -> None:
-    compiled, x = fuseplan.compile(chain, reload=3600), torch.randn(4, 8)
-    compiled(x)
-    put(own_database, program_of(compiled))
-    follower_of(compiled).ask()
+    compiled, x = due(own_database)
     with torch.compiler.set_stance("fail_on_recompile"):
         compiled(x)
         compiled(x)
