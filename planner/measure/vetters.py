@@ -27,6 +27,7 @@ class Standing:
     """What preparing one has taken it so far, about."""
 
 
+Answer = Callable[[WorkerProcess, Job], Outcome]
 Ask = Callable[[Standing], Sequence[Job]]
 """What gives the jobs that are to be done next. It may give more than there are workers with nothing to do, or fewer, and is asked again
 whenever something is done; the work ends when it gives nothing and nobody is at work."""
@@ -35,20 +36,16 @@ whenever something is done; the work ends when it gives nothing and nobody is at
 class Begun:
     """A check that a vetter has begun with before anybody asked for it."""
 
-    def __init__(self, process: WorkerProcess, job: VetPlan, answer: Callable[[WorkerProcess, Job], Outcome]) -> None:
+    def __init__(self, process: WorkerProcess, job: VetPlan, answer: Answer) -> None:
         self.process, self.job = process, job
         self._found: Outcome | BaseException | None = None
         self._given_up = False
         self._thread = threading.Thread(target=self._serve, args=(answer,), name="begun", daemon=True)
         self._thread.start()
 
-    def _serve(self, answer: Callable[[WorkerProcess, Job], Outcome]) -> None:
-        if self._given_up:
-            return
-        try:
-            self._found = answer(self.process, self.job)
-        except BaseException as error:  # noqa: BLE001 -- raised again where the caller waits
-            self._found = error
+    def _serve(self, answer: Answer) -> None:
+        if not self._given_up:
+            self._found = _found(answer, self.process, self.job)
 
     def is_for(self, job: Job) -> bool:
         """Whether what comes of it is what comes of another job."""
@@ -74,7 +71,7 @@ class Vetters:
     def __init__(
         self,
         processes: Sequence[WorkerProcess],
-        answer: Callable[[WorkerProcess, Job], Outcome],
+        answer: Answer,
         begun: Begun | None = None,
     ) -> None:
         self._answer = answer
@@ -138,11 +135,7 @@ class Vetters:
             threading.Thread(target=self._serve, args=(process, i, job), daemon=True).start()
 
     def _serve(self, process: WorkerProcess, i: int, job: Job) -> None:
-        try:
-            found: Outcome | BaseException = self._answer(process, job)
-        except BaseException as error:  # noqa: BLE001 -- raised again where the caller waits
-            found = error
-        self._told.put((process, i, found))
+        self._told.put((process, i, _found(self._answer, process, job)))
 
 
 class JobQueue:
@@ -174,6 +167,14 @@ class JobQueue:
         chosen = min(self._jobs, key=rank)
         self._at[process] = _region(self._jobs.pop(chosen))
         return chosen
+
+
+def _found(answer: Answer, process: WorkerProcess, job: Job) -> Outcome | BaseException:
+    """What comes of a job, in a thread of its own."""
+    try:
+        return answer(process, job)
+    except BaseException as error:  # noqa: BLE001 -- raised again where the caller waits
+        return error
 
 
 def once(jobs: Sequence[Job]) -> Ask:

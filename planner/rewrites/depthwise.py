@@ -171,8 +171,7 @@ def _no_layout(of: Convolved) -> str | None:
     """What would not lie in memory as it does, so that a program or a caller would see it."""
     if channels_order(of.given) is None or channels_order(of.result) is None:
         return "it does not lie in one piece"
-    last = (
-        of.weight.stride(1) == 1
-    )  # then all of it is computed with channels last, and the gradient of the image lies so
+    # With such weights all of it is computed with channels last, and the gradient of the image lies so.
+    last = of.weight.stride(1) == 1
     otherwise = last and of.given.requires_grad and channels_order(of.given) != (0, 2, 3, 1)
     return "gradients would be laid out otherwise" if otherwise or not of.weight.is_contiguous() else None

@@ -68,9 +68,8 @@ class Compilation:
         from torch._dynamo.guards import DeletedGuardManagerWrapper
 
         entries = _debug_get_cache_entry_list(self.code)
-        if (
-            len(entries) + 1 > torch._dynamo.config.recompile_limit // 2
-        ):  # what is forgotten counts, and others need the rest
+        most = torch._dynamo.config.recompile_limit // 2  # what is forgotten counts, and others need the rest
+        if len(entries) + 1 > most:
             return "torch.compile would compile the function too often"
         mine = next((one for one in entries if one.compile_id == self.number), None)
         state = None if mine is None else mine.guard_manager.extra_state
