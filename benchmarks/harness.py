@@ -43,7 +43,7 @@ def tuning_options(
     """Those of benchmarks that tune, and may add to what earlier runs have found."""
     found = options(benchmark, doc, names)
     found.add_argument("--append", action="store_true", help="keep the results of what is not measured now")
-    found.add_argument("--effort", choices=("quick", "full"), default=effort)
+    found.add_argument("--effort", choices=("instant", "quick", "full"), default=effort)
     return found
 
 

@@ -42,14 +42,36 @@ def run(task: Task) -> None:
     if given["side"] != "torch.compile":
         import fuseplan
 
-        report.put(counted=fuseplan.stats())
+        report.put(counted=fuseplan.stats(), verdicts=verdicts(given["db"]))
 
 
-def options_of(side: str, db: str, launch: str) -> dict[str, Any]:
+def options_of(side: str, db: str, launch: str | None) -> dict[str, Any]:
     """What torch.compile is told."""
     if side == "torch.compile":
         return {"backend": "inductor"} | ({"mode": "reduce-overhead"} if launch == "cudagraph" else {})
-    return {"backend": "fuseplan", "options": {"db": db, "launch": launch}}
+    tune = {"tune": "instant"} if side == "fuseplan instant" else {}
+    return {"backend": "fuseplan", "options": {"db": db, **tune} | ({"launch": launch} if launch else {})}
+
+
+def verdicts(db: str) -> list[dict[str, Any]]:
+    """What the plans of a database take, and the best default beside each, in µs."""
+    from fuseplan.tuning_db import Store
+
+    store = Store.reading({}, db)
+    plans = store.plans()
+    store.close()
+    return [
+        {
+            "program": plan.program[:12],
+            "plan": plan.key[:12],
+            "launch": plan.launch,
+            "standing": plan.standing,
+            "wall_us": plan.wall_us,
+            "best_default": plan.best_default,
+            "best_default_us": plan.best_default_us,
+        }
+        for plan in plans
+    ]
 
 
 def kept() -> dict[str, int]:

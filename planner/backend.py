@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,17 +18,33 @@ from fuseplan.capture.dynamo.registry import bear_threads
 from fuseplan.capture.dynamo.settled import settled
 from fuseplan.errors import FuseplanError
 from fuseplan.lookup import Chosen, Lookup
-from fuseplan.options import Options
+from fuseplan.options import AT_ONCE, Options
+from fuseplan.rewrites.base import Draft
 from fuseplan.rewrites.kinds import known_kinds
 from fuseplan.rewrites.sites import Sites
 from fuseplan.runtime import Program, replay
 from fuseplan.stats import count
+from fuseplan.tuning_db import places
 
 _PROGRAMS = "_fuseplan_programs"
 """Where the object that torch.compile made keeps what was compiled for it; both go together."""
 _NESTED = 4
 """So many calls may lie between that object and our backend: a backend of somebody else's may call ours."""
-bear_threads(lambda: fuseplan_backend)
+
+
+def _asked(options: Mapping[str, Any]) -> None:
+    """Torch.compile was asked for ours. Where a first program is going to be tuned, whose workers take seconds to start, they start now."""
+    tune, db = options.get("tune"), options.get("db")
+    if tune not in AT_ONCE or not torch.cuda.is_initialized() or not isinstance(db, (str, Path, type(None))):
+        return
+    file = places(os.environ, db).user
+    if file is not None and not file.exists():  # else it may well know the program
+        from fuseplan.tuning.queue.staying import start_ahead
+
+        start_ahead(f"cuda:{torch.cuda.current_device()}", str(tune))
+
+
+bear_threads(lambda: fuseplan_backend, _asked)
 
 
 def fuseplan_backend(
@@ -42,9 +60,11 @@ def fuseplan_backend(
     found = settled(gm, example_inputs)
     identity = program_key(found.gm, found.example_inputs)
     lookup = Lookup(checked, identity, found.gm, found.example_inputs, os.environ)  # where the user's own database is
+    default = _DefaultAhead(lookup)
+    lookup.meanwhile = default.compile
     choice = lookup.choose()
     try:
-        program, compiled = _carry_out(choice, lookup)
+        program, compiled = default.taken(choice) or _carry_out(choice, lookup)
     except FuseplanError as error:
         if choice.stored is None:
             raise
@@ -60,6 +80,44 @@ def fuseplan_backend(
     if checked.reload is not None:
         called = _following(called, lookup, choice, partial(_forget, programs, program))
     return called if lookup.waits is None else lookup.waits.counted(called)
+
+
+class _DefaultAhead:
+    """What torch.compile does with a program, compiled while workers find out whether anything is faster: it is what runs else, and
+    nothing else may be compiled here that no worker has checked.
+    """
+
+    def __init__(self, lookup: Lookup) -> None:
+        self.lookup = lookup
+        self._found: tuple[Program, Callable[..., Any]] | None = None
+
+    def compile(self) -> None:
+        """Compile it, of a graph of its own: what is compiled later is not to see what became of this one. Not where sizes vary, for
+        which it would say more than one plan needs.
+        """
+        lookup = self.lookup
+        choice = lookup.default("")
+        if lookup.options.fuel is not None or lookup.identity.symbols.seen() or choice.plan.host != "inductor":
+            return
+        program = Program(lookup.identity.key, lookup.identity.why, choice.plan, choice.why)
+        with suppress(Exception):  # whoever needs it compiles it once more, and hears of it
+            self._found = program, replay(choice.plan, Draft(lookup.gm).finished(), lookup.example_inputs, program)
+
+    def taken(self, choice: Chosen) -> tuple[Program, Callable[..., Any]] | None:
+        """The program, if this is what was compiled."""
+        found, self._found = self._found, None
+        if found is None or found[0].plan != choice.plan or choice.plan.rewrites:
+            return None
+        found[0].why = choice.why
+        _hear_of(found[0], choice, self.lookup)
+        return found
+
+
+def _hear_of(program: Program, choice: Chosen, lookup: Lookup) -> None:
+    """Have the database told of what becomes of a plan that is stored in it."""
+    if choice.stored is not None:
+        program.refuse = partial(lookup.quarantine, choice.stored)
+        program.fell_back = lookup.write_down
 
 
 def _following(
@@ -78,9 +136,7 @@ def _carry_out(choice: Chosen, lookup: Lookup) -> tuple[Program, Callable[..., A
     if options.attention == "proven" and stored is None:
         plan = Sites.of(lookup.gm, ("attention",)).preferring(plan)
     program = Program(identity.key, identity.why, plan, choice.why, options.fuel_for_one())
-    if stored is not None:
-        program.refuse = partial(lookup.quarantine, stored)
-        program.fell_back = lookup.write_down
+    _hear_of(program, choice, lookup)
     compiled = replay(plan, lookup.gm, lookup.example_inputs, program)
     if choice.layer == "user" and program.plan != plan and program.plan.identity == choice.plan.identity:
         lookup.fill_in(choice, program.plan)

@@ -5,7 +5,7 @@ Nothing here traces or measures. A program that no layer knows costs one small q
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from fuseplan.capture.dynamo.compilations import is_last
 from fuseplan.capture.dynamo.program import ProgramKey
 from fuseplan.capture.dynamo.promised import EVERY, Span, promised_sizes
 from fuseplan.errors import FuseplanError, OptionError, StoreError
-from fuseplan.options import Options
+from fuseplan.options import AT_ONCE, Options
 from fuseplan.plan import Plan
 from fuseplan.runtime import RegionRecord
 from fuseplan.runtime.compiler import devices_of, missing_compiler
@@ -64,6 +64,8 @@ class Lookup:
         self.example_inputs = example_inputs
         self.environ = environ
         self._bounds: list[tuple[str, int | None, int | None]] = []
+        self.meanwhile: Callable[[], None] | None = None
+        """What this process may do while workers tune the program."""
         self.waits: CallsOf | None = None
         """Who counts the calls of a program that waits to be tuned."""
         self.unusable = False
@@ -96,7 +98,7 @@ class Lookup:
         """The plan to run."""
         if self.options.plan is not None:
             return Chosen(self.options.plan, "asked for by option")
-        wanted = self.options.tune in ("quick", "full")
+        wanted = self.options.tune in AT_ONCE
         if self.identity.key is None:
             why = f"no plan can be stored for it, since {self.identity.why}"
             return self._untuned(why) if wanted else self.default(why)
@@ -228,7 +230,7 @@ class Lookup:
         from fuseplan.tune import tune_online  # brings workers and Optuna, which few programs need
 
         try:
-            tune_online(self.gm, self.example_inputs, self.options.tune, self.store, self.options)
+            tune_online(self.gm, self.example_inputs, self.options.tune, self.store, self.options, self.meanwhile)
         except OptionError:
             raise
         except FuseplanError as error:

@@ -15,7 +15,9 @@ from fuseplan.graph import Graph
 from fuseplan.plan import LAUNCHES, SETTINGS, Plan, Rewrite
 
 ATTENTION = ("as-is", "proven")
-TUNE = ("off", "later", "quick", "full")
+AT_ONCE = ("instant", "quick", "full")
+"""The values of option `tune` by which a program is tuned when it is compiled."""
+TUNE = ("off", "later", *AT_ONCE)
 _KIND = re.compile(r"[a-z0-9][a-z0-9._-]*")
 
 
@@ -78,8 +80,8 @@ class Options:
     """The kinds of rewrite that plans may have: `all`, which is None here, `none`, or some by name. One that is stored and has
     others doesn't fit, and tuning proposes no others."""
     tune: str = "off"
-    """`quick` or `full`: a program without a plan is tuned when it is compiled, which takes minutes. `later`: it waits in the
-    database for `fuseplan tune --queue`, and runs under the default meanwhile."""
+    """A program without a plan is tuned when it is compiled: `instant` takes seconds beyond what torch.compile takes, `quick` and
+    `full` take minutes. `later`: it waits in the database for `fuseplan tune --queue`, and runs under the default meanwhile."""
     db: Path | None = None
     """The tuning database; None is the user's own."""
     unverified: bool = False

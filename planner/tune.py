@@ -9,7 +9,8 @@ tuner      an item, a device           ->  capture, search, measure, race, keep
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,12 +24,14 @@ from fuseplan.durations import seconds
 from fuseplan.errors import FuseplanError, OptionError
 from fuseplan.log import logger
 from fuseplan.measure.environment import environment
+from fuseplan.measure.sites_alone import sites_alone
 from fuseplan.options import Options, allowed_kinds
 from fuseplan.plan import LAUNCHES
 from fuseplan.rewrites.kinds import known_kinds
 from fuseplan.runtime.compiler import devices_of
 from fuseplan.study.ledger import check_sampler, check_storage
 from fuseplan.tuning.effort import Effort
+from fuseplan.tuning.program.background import Background
 from fuseplan.tuning.program.combine import Settings
 from fuseplan.tuning.program.model import LEARNED, check_name
 from fuseplan.tuning.program.result import Tuned, recalled, verdict_line
@@ -41,6 +44,7 @@ from fuseplan.tuning.queue.devices import DeviceKind, LazyPool, OpenPool, named,
 from fuseplan.tuning.queue.promises import refuse_promises
 from fuseplan.tuning.queue.region_locks import RegionLocks
 from fuseplan.tuning.queue.sources import Source, read_programs
+from fuseplan.tuning.queue.staying import staying_workers
 from fuseplan.tuning.queue.waiting import waiting
 from fuseplan.tuning.traces import EITHER, box_of, launches_on
 from fuseplan.tuning_db import Store, clock, places
@@ -168,8 +172,17 @@ def agenda(
         return _agenda(store, programs, effort, launch, device, top, again, kinds)
 
 
-def tune_online(gm: Any, example_inputs: Sequence[Any], effort: str, store: Store, options: Options) -> None:
+def tune_online(
+    gm: Any,
+    example_inputs: Sequence[Any],
+    effort: str,
+    store: Store,
+    options: Options,
+    meanwhile: Callable[[], None] | None = None,
+) -> None:
     """Tune one program while it is compiled; the backend finds its plan in the store. An error says why there is none.
+
+    What this process may do `meanwhile` it does where seconds count, and a GPU's host has cores for both; it is done before a race.
 
     Of several processes that run one program together, only the first tunes; the others take the default until it has.
     """
@@ -186,11 +199,21 @@ def tune_online(gm: Any, example_inputs: Sequence[Any], effort: str, store: Stor
     failed = failed_lately(store, trace.key, here, options.launch or "plain", box_of(trace), spends.harder)
     if failed is not None:
         raise FuseplanError(str(failed))
+    found = None if spends.cuts else sites_alone(gm, example_inputs, options.rewrites)
     brief = Brief(effort, usual_s(store, effort, here))
-    with shown(None, brief) as heard, own_workers(where, spends) as pool:
-        (tuned,) = Tuner(store, pool, where, spends, Settings(kinds=options.rewrites), heard, here=here).tune(
-            trace, launches
-        )
+    with shown(None, brief) as heard, staying_workers(where, spends) as pool:
+        tuner = Tuner(store, pool, where, spends, Settings(kinds=options.rewrites), heard, here=here)
+        if meanwhile is None or here.device == "cpu" or not spends.over_default:
+            (tuned,) = tuner.tune(trace, launches, found=found)
+        else:
+            done = threading.Event()
+            tuner.quiet = done.wait
+            going = Background(lambda: list(tuner.tune(trace, launches, found=found)), "tuning")
+            try:
+                meanwhile()
+            finally:
+                done.set()
+            (tuned,) = going.result()
     logger.info("program %s: %s, %s, after %.0f s", trace.key[:12], tuned.status, tuned.winner, tuned.seconds)
     if tuned.plan is None:
         raise FuseplanError(tuned.detail or "no plan could be raced")

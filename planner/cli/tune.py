@@ -48,8 +48,8 @@ Examples:
     help="With --queue: go on with what comes to wait, whenever the device is idle, until Ctrl-C.",
 )
 @click.option(
-    "--effort", type=click.Choice(["none", "quick", "full"]), default="quick", show_default=True,
-    help="quick is at most about 2 minutes a program, full 8; none only predicts.",
+    "--effort", type=click.Choice(["none", "instant", "quick", "full"]), default="quick", show_default=True,
+    help="instant takes seconds beyond compiling, quick at most about 2 minutes a program, full 8; none only predicts.",
 )  # fmt: skip
 @click.option(
     "--launch", type=click.Choice(["plain", "cudagraph", "both"]),

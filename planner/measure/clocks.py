@@ -206,15 +206,16 @@ class SteppingClock(GpuClock):
         return first, (perf_counter() - begin) / count
 
 
-def clock_for(device: str, *, steps: bool = False) -> CpuClock | GpuClock:
-    """The clock for a type of device: cpu, or cuda. `steps`: of whole programs, each call a step.
+def clock_for(device: str, *, steps: bool = False, calls: int = CALLS) -> CpuClock | GpuClock:
+    """The clock for a type of device: cpu, or cuda. `steps`: of whole programs, each call a step; `calls` are in a block on a GPU at
+    most, beside the loop of steps.
 
     >>> type(clock_for("cpu")).__name__
     'CpuClock'
     """
     if torch.device(device).type != "cuda":
         return CpuClock()
-    return SteppingClock() if steps else GpuClock()
+    return SteppingClock(calls) if steps else GpuClock(calls)
 
 
 def _seconds(call: Call) -> float:

@@ -15,7 +15,7 @@ from fuseplan.graph import Graph
 from fuseplan.judge.output import Inquiry, JudgedOutput, Wider
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.profile import Profile
-from fuseplan.measure.race import RaceResult, Rule
+from fuseplan.measure.race import RaceResult, Rule, Sample
 from fuseplan.plan import SAVING, Rewrite
 from fuseplan.rewrites.found import MissedPlaces, SiteFound
 from fuseplan.segment import Choice
@@ -83,6 +83,8 @@ class Capture(Job):
     saving: str = "min-cut"
     kinds: tuple[str, ...] | None = None
     """The kinds of rewrite that are allowed; None for all of them."""
+    sites_alone: bool = False
+    """Whether nothing is asked for but the sites: they stand in the Dynamo graph, and no graph is traced for them."""
 
     def __post_init__(self) -> None:
         if self.saving not in SAVING:
@@ -106,6 +108,10 @@ class VetPlan(Job):
     parts_right: int = 0
     """In how many parts, each by itself, it was found right that had been off by too much: then that was rounding everywhere, and may
     be as much more as that may."""
+    keeps: bool = False
+    """Whether its worker keeps what it has compiled, to time it where it is."""
+    over_s: float | None = None
+    """How long its worker may go on, once what torch.compile does is through."""
 
 
 @dataclass(frozen=True)
@@ -130,9 +136,29 @@ class Prepare(Job):
 
 
 @dataclass(frozen=True)
+class EnterKept(Job):
+    """Warm up an entry that a worker keeps, and see how many of its calls make a block."""
+
+    trace: str
+    entry: RaceEntry
+    limit_s: float | None = None
+    alone: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class TimeKept(Job):
+    """Time one block of an entry that a worker keeps, and that has entered."""
+
+    trace: str
+    entry: RaceEntry
+    limit_s: float | None = None
+    alone: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
 class RacePlans(Job):
     """Time a program end to end, several entries against each other; `incumbent` names the one that wins ties, or one of
-    its `rivals` does that turns out to be faster.
+    its `rivals` does that turns out to be faster. Where workers keep all of them, each is timed where it is.
     """
 
     trace: str
@@ -166,7 +192,20 @@ class Rest(Job):
     """Let go of the programs that were loaded, and of the memory of the device, so that another worker finds it free."""
 
 
-JOBS = VetRegion | RaceRegion | Capture | VetPlan | FindFault | Prepare | RacePlans | ProfilePlan | Calibrate | Rest
+JOBS = (
+    VetRegion
+    | RaceRegion
+    | Capture
+    | VetPlan
+    | FindFault
+    | Prepare
+    | EnterKept
+    | TimeKept
+    | RacePlans
+    | ProfilePlan
+    | Calibrate
+    | Rest
+)
 """All jobs, as `codec` reads one.
 
 >>> from fuseplan.wire import codec
@@ -244,6 +283,8 @@ class CapturedProgram:
     """What tracing and running it once took."""
     missed: tuple[MissedPlaces, ...] = ()
     """What looks like sites and is none."""
+    trains: bool = False
+    """Whether it has a backward."""
 
 
 @dataclass(frozen=True)
@@ -261,7 +302,9 @@ class Outcome:
     machine: Mapping[str, float] = field(default_factory=dict)
     """What `Calibrate` measured."""
     prepared: bool = False
-    """Of a plan that was vetted: whether the racer has it ready."""
+    """Of a plan that was vetted: whether the racer, or the worker that keeps it, has it ready."""
+    sample: Sample | None = None
+    """The block that `TimeKept` took."""
     inquiry: Inquiry | None = None
     """What `FindFault` found."""
     profile: Profile | None = None

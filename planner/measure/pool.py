@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,9 +20,11 @@ from typing import Any
 from fuseplan.errors import OptionError
 from fuseplan.executors.known import registered
 from fuseplan.measure.ahead import Ahead
+from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import (
     Calibrate,
     Capture,
+    EnterKept,
     Job,
     Outcome,
     OutcomeRow,
@@ -31,10 +34,12 @@ from fuseplan.measure.jobs import (
     RaceRegion,
     Rest,
     Setup,
+    TimeKept,
     VetPlan,
     VetRegion,
     choice_name,
 )
+from fuseplan.measure.kept import race_kept
 from fuseplan.measure.process import WorkerLostError, WorkerProcess
 from fuseplan.measure.vetters import Ask, Begun, Standing, Vetters, once
 from fuseplan.rewrites.kinds import from_outside
@@ -63,7 +68,7 @@ class Limits:
     def of(self, job: Job, limit_s: float | None = None) -> float:
         """The limit of one job: its own, or `limit_s`, where that is less."""
         own = self.region_s if isinstance(job, (VetRegion, RaceRegion)) else self.plan_s
-        jobs = job.limit_s if isinstance(job, (VetPlan, Prepare, ProfilePlan)) else None
+        jobs = job.limit_s if isinstance(job, (VetPlan, Prepare, ProfilePlan, EnterKept, TimeKept)) else None
         return min(limit for limit in (own, jobs, limit_s) if limit is not None)
 
 
@@ -117,6 +122,8 @@ class Workers:
         self.racer = WorkerProcess(setup, self.limits.start_s, variables)
         self.vetters = [WorkerProcess(each, self.limits.start_s, variables) for _ in range(vetters)]
         self._begun: Begun | None = None
+        self._keepers: dict[tuple[str, RaceEntry], WorkerProcess] = {}
+        """Who keeps what was vetted, by trace and entry."""
         self._finalizer = weakref.finalize(self, _end, [self.racer, *self.vetters])
 
     def __enter__(self) -> Workers:
@@ -135,6 +142,17 @@ class Workers:
         """
         for process in (*((self.racer,) if racing else ()), *self.vetters):
             process.start()
+
+    def rest(self) -> None:
+        """Have all workers let go of what they hold, so that whoever started them finds the memory free."""
+        with self._ended_by_errors():
+            self._give_up()
+            holding = [process for process in (self.racer, *self.vetters) if process.holds]
+            threads = [threading.Thread(target=self._answer, args=(process, Rest())) for process in holding]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
 
     def begin(self, job: VetPlan) -> None:
         """Begin with a check that `stream` is asked for next, while something else is found out: nothing if there is but one worker
@@ -162,11 +180,11 @@ class Workers:
         with self._ended_by_errors():
             if alone or len(beside) > 1:
                 self._give_up()
-            if alone:
+            if alone and not all(map(self._is_kept, jobs)):
                 self.racer.start()
             crew = self._crew(len(beside), limit_s)
             outcomes |= zip(beside, self._vet(crew, once([jobs[i] for i in beside]), on_done, limit_s), strict=True)
-            if alone:
+            if alone and not all(map(self._is_kept, jobs)):
                 self._rest(self.vetters)  # the racer has the memory to itself, as a program would
             for i in alone:
                 outcomes[i] = self._raced(jobs[i], limit_s)
@@ -195,12 +213,25 @@ class Workers:
 
     def _raced(self, job: Job, limit_s: float | None) -> Outcome:
         """What the racer answers; where a region finds no memory, because of plans that were prepared it may be, once more."""
+        if self._is_kept(job):
+            return self._race_kept(job)
         outcome = self._answer(self.racer, job, limit_s)
         if isinstance(job, RaceRegion) and "out-of-memory" in (outcome.status, *(row.status for row in outcome.rows)):
             self._answer(self.racer, Rest())
             again = self._answer(self.racer, job, limit_s)
             return replace(again, seconds=outcome.seconds + again.seconds)
         return outcome
+
+    def _is_kept(self, job: Job) -> bool:
+        """Whether it is a race of entries that workers keep."""
+        return isinstance(job, RacePlans) and all((job.trace, entry) in self._keepers for entry in job.entries)
+
+    def _race_kept(self, job: Job) -> Outcome:
+        """Time each entry in the worker that keeps it."""
+        assert isinstance(job, RacePlans)
+        keepers = {entry: self._keepers[job.trace, entry] for entry in job.entries}
+        apart = len({id(process) for process in keepers.values()}) > 1
+        return race_kept(job, lambda step, entry: self._answer(keepers[entry], step), apart=apart)
 
     def _rest(self, processes: Sequence[WorkerProcess]) -> None:
         """On a GPU, have them let go of what they hold."""
@@ -250,9 +281,15 @@ class Workers:
     def _answer(self, process: WorkerProcess, job: Job, limit_s: float | None = None) -> Outcome:
         """The outcome of a job; a race goes on without the candidate that its worker died of."""
         begin = monotonic()
+        if isinstance(job, Rest):
+            self._forget(process)
         try:
-            return process.ask(job, self.limits.of(job, limit_s), self.on_stage)
+            outcome = process.ask(job, self.limits.of(job, limit_s), self.on_stage)
+            if isinstance(job, VetPlan) and job.keeps and outcome.prepared:
+                self._keepers[job.trace, job.entry] = process
+            return outcome
         except WorkerLostError as loss:
+            self._forget(process)
             spent = round(monotonic() - begin, 6)
             culprits = [loss.at] if loss.at else _names(job)
             rows = [OutcomeRow(name, loss.status, loss.detail) for name in culprits]
@@ -261,6 +298,10 @@ class Workers:
                 return Outcome(loss.status, loss.detail, spent, tuple(rows))
         again = self._answer(process, rest, limit_s)
         return replace(again, seconds=spent + again.seconds, rows=_ordered(job, [*again.rows, *rows]))
+
+    def _forget(self, process: WorkerProcess) -> None:
+        """It keeps nothing any more."""
+        self._keepers = {kept: keeper for kept, keeper in self._keepers.items() if keeper is not process}
 
 
 def _tell(on_done: OnDone | None, job: Job, outcome: Outcome) -> None:
@@ -276,7 +317,7 @@ def _names(job: Job) -> list[str]:
         return [entry.name for entry in job.entries]
     if isinstance(job, VetRegion):
         return [choice_name((job.executor, job.variant))]
-    if isinstance(job, VetPlan):
+    if isinstance(job, (VetPlan, EnterKept, TimeKept)):
         return [job.entry.name]
     return ["capture" if isinstance(job, Capture) else "machine" if isinstance(job, Calibrate) else "job"]
 

@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from time import monotonic
 
 from fuseplan.errors import ExecutorError, FuseplanError
 from fuseplan.measure.jobs import ANSWERS, JOBS, At, DeviceGone, Job, Outcome, Rest, Setup
@@ -97,6 +98,7 @@ class WorkerProcess:
             self._await_ready(child)
         self.at, self.stage = None, ""
         self.holds = not isinstance(job, Rest)
+        since = monotonic()
         try:
             child.tell(job, JOBS)
             while True:
@@ -107,12 +109,18 @@ class WorkerProcess:
                         self._start_anew()
                         raise WorkerLostError("crashed", detail, self.at)
                     case At(name, stage):
-                        self.at, self.stage = name, stage
+                        self.at, self.stage, since = name, stage, monotonic()
                         if on_at is not None:
                             on_at(name, stage)
         except LostError as lost:
             self._start_anew()
-            raise WorkerLostError(lost.status, self._told(lost, limit_s), self.at) from None
+            raise WorkerLostError(lost.status, self._told(lost, monotonic() - since), self.at) from None
+
+    def hurry(self, seconds: float) -> None:
+        """Let it go on for so long over the job that it is at."""
+        with self._lock:
+            if self._child is not None:
+                self._child.hurry(seconds)
 
     def _start_anew(self) -> None:
         """End it, and start another, which is there by the time that it is asked."""
@@ -149,11 +157,11 @@ class WorkerProcess:
             raise ExecutorError(f"no worker process can be started: {why}") from None
         self._ready = True
 
-    def _told(self, lost: LostError, limit_s: float) -> str:
-        """What became of the worker, and over what."""
+    def _told(self, lost: LostError, took_s: float) -> str:
+        """What became of the worker, and over what, after so long."""
         if lost.status == "timeout":
             doing = f"{self.stage} of {self.at}" if self.at else self.stage or "starting"
-            return f"{doing} took more than {limit_s:.0f} s"
+            return f"{doing} took more than {took_s:.0f} s"
         return f"{lost.detail} during {self.stage}" if self.stage else lost.detail
 
 

@@ -80,6 +80,8 @@ class Vetters:
         self._told: queue.Queue[tuple[WorkerProcess, int, Outcome | BaseException]] = queue.Queue()
         self._shares: dict[WorkerProcess, float] = {}
         """What of the memory those have that are at work."""
+        self._at: dict[WorkerProcess, int] = {}
+        """The number of the last job of each."""
         self.jobs: list[Job] = []
         """All that were given, in their order."""
         self._begun = begun
@@ -111,6 +113,16 @@ class Vetters:
             if isinstance(found, BaseException):
                 raise found
             settle(i, found)
+            self._hurry(self.jobs[i])
+
+    def _hurry(self, done: Job) -> None:
+        """Let others go on for as long as they may beyond what torch.compile does, which is done."""
+        plan = done.entry.plan if isinstance(done, VetPlan) else None
+        if isinstance(done, VetPlan) and done.entry.default and plan is not None and plan.host == "inductor":
+            for process, number in self._at.items():
+                job = self.jobs[number]
+                if process in self._shares and isinstance(job, VetPlan) and job.over_s is not None:
+                    process.hurry(job.over_s)
 
     def _take(self, begun: Begun) -> None:
         """Wait for what has begun, as for the job that comes next."""
@@ -131,7 +143,7 @@ class Vetters:
             if (i := waiting.next_for(process)) is None:
                 return
             self._shares[process] = max(1 / self.size, left / len(starting))
-            job = replace(self.jobs[i], share=self._shares[process])
+            job, self._at[process] = replace(self.jobs[i], share=self._shares[process]), i
             threading.Thread(target=self._serve, args=(process, i, job), daemon=True).start()
 
     def _serve(self, process: WorkerProcess, i: int, job: Job) -> None:

@@ -39,11 +39,17 @@ class Effort:
     """The most blocks of calls that one candidate of a race of regions gets."""
     plan_blocks: int
     """The same in the race of whole plans, which decides."""
+    fair_race_s: float
+    """What a race should have for its blocks at least, if plans beside the defaults are to be in it."""
+    cuts: bool = True
+    """Whether programs are looked into: captured, profiled and cut. Without, it is whole programs alone that race."""
+    over_default: bool = False
+    """Whether its seconds are those beyond what compiling the program takes torch, who would have it compiled anyway."""
 
     @property
     def measures(self) -> bool:
         """Whether anything runs; without, a plan is predicted only and stays unverified."""
-        return self.plans > 0
+        return self.device_s > 0
 
     def within(self, seconds: float) -> Effort:
         """The same effort, with no more than so many seconds to spend.
@@ -103,6 +109,26 @@ NONE = Effort(
     rivals_us=0.0,
     region_blocks=0,
     plan_blocks=0,
+    fair_race_s=0.0,
+)
+INSTANT = Effort(
+    "instant",
+    wall_s=20.0,
+    device_s=8.0,
+    rounds=0,
+    regions_per_round=0,
+    k=0,
+    prices=(),
+    optimism=0.0,
+    coarse=0,
+    plans=0,
+    rewrites=0,
+    rivals_us=0.0,
+    region_blocks=0,
+    plan_blocks=7,
+    fair_race_s=3.0,
+    cuts=False,
+    over_default=True,
 )
 QUICK = Effort(
     "quick",
@@ -119,6 +145,7 @@ QUICK = Effort(
     rivals_us=4000.0,
     region_blocks=12,
     plan_blocks=24,
+    fair_race_s=11.0,
 )
 FULL = Effort(
     "full",
@@ -135,8 +162,9 @@ FULL = Effort(
     rivals_us=math.inf,
     region_blocks=24,
     plan_blocks=60,
+    fair_race_s=11.0,
 )
-EFFORTS = (NONE, QUICK, FULL)
+EFFORTS = (NONE, INSTANT, QUICK, FULL)
 
 # The constants of time, beside the words: shares are of what an effort grants, seconds are the same for all.
 
@@ -179,8 +207,6 @@ RACE_SHARE = 0.4
 """Of the time with the device that an effort grants, what a race of whole plans may take at most."""
 LEAST_RACE_S = 3.0
 """What a race gets, however little is left."""
-FAIR_RACE_S = 11.0
-"""What a race should have for its blocks at least, if plans beside the defaults are to be in it."""
 BLOCK_S = 0.06
 """What a block of one plan takes on a GPU, and so many of its steps more:"""
 BLOCK_STEPS = 5.0

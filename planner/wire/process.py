@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import queue
 import signal
@@ -68,6 +69,7 @@ class Child:
         self._lines: queue.Queue[bytes | None] = queue.Queue()
         self._stderr = bytearray()
         self._oom_kills = _out_of_memory_kills()
+        self._deadline = math.inf
         self._paused_at: float | None = None
         self._paused_s = 0.0
         pipes = ((_read_lines, self._popen.stdout, self._lines), (_read_end, self._popen.stderr, self._stderr))
@@ -94,6 +96,7 @@ class Child:
 
     def tell(self, message: object, kind: Any = None) -> None:
         """Send one message, to be read as `kind`, else as its class. LostError if nobody is there to read it."""
+        self._deadline = math.inf
         assert self._popen.stdin is not None
         try:
             self._popen.stdin.write(codec.to_json(message, kind).encode() + b"\n")
@@ -106,7 +109,7 @@ class Child:
         begin, paused_s = monotonic(), self._paused_s
         while True:
             silent_s = monotonic() - begin - (self._paused_s - paused_s)
-            left_s = limit_s - silent_s if self._paused_at is None else _POLL_S
+            left_s = min(limit_s - silent_s, self._deadline - monotonic()) if self._paused_at is None else _POLL_S
             try:
                 line = self._lines.get(timeout=max(0.0, min(_POLL_S, left_s)))
             except queue.Empty:
@@ -114,7 +117,7 @@ class Child:
                     raise self._lost() from None
                 if left_s <= 0:
                     self.kill()
-                    raise LostError("timeout", f"was silent for more than {limit_s:g} s") from None
+                    raise LostError("timeout", f"was silent for more than {min(limit_s, silent_s):g} s") from None
                 continue
             if line is None:
                 raise self._lost()
@@ -123,6 +126,10 @@ class Child:
             except codec.CodecError as error:
                 self.kill()
                 raise LostError("crashed", f"said what is no answer: {error}") from None
+
+    def hurry(self, seconds: float) -> None:
+        """Let it go on for no longer over what it was told last, be it silent or not."""
+        self._deadline = min(self._deadline, monotonic() + seconds)
 
     def pause(self) -> None:
         """Let it and what it has started stand still."""

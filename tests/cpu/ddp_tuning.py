@@ -66,7 +66,7 @@ def main(rank: int, world: int, meet: str, db: str) -> None:
     lookup.missing_compiler = lambda *_: "no compiler in this test"  # type: ignore[assignment]
     problem.executors = lambda: {"aten": executors()["aten"]}
     effort.EFFORTS = (replace(effort.QUICK, rounds=1, plans=1, plan_blocks=7, device_s=5.0),)
-    tuning.own_workers = pool
+    tuning.staying_workers = pool
     dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=world)
     torch.manual_seed(0)
     net = Net()

@@ -16,7 +16,7 @@ from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import Job, Outcome, RacePlans, RaceRegion, VetPlan
 from fuseplan.models import Machine, Roofline
 from fuseplan.plan import Plan
-from fuseplan.tuning.effort import FAIR_RACE_S, FULL, KERNEL_SEARCH_S, LATE
+from fuseplan.tuning.effort import FULL, KERNEL_SEARCH_S, LATE
 from fuseplan.tuning.program import budget, kernel_search, search, tuner
 from fuseplan.tuning.program.baseline import SEARCHING, searches, whole_candidates
 from fuseplan.tuning.program.combine import Settings
@@ -125,7 +125,7 @@ def test_it_may_not_take_longer_than_leaves_time_for_its_race(store: Store) -> N
     _, pool, _ = tuned(store, 60.0)
     (job,) = [job for job in pool.jobs if isinstance(job, VetPlan) and job.entry.name == NAME]
     assert job.limit_s is not None
-    assert job.limit_s * LATE + FAIR_RACE_S <= FULL.wall_s
+    assert job.limit_s * LATE + FULL.fair_race_s <= FULL.wall_s
 
 
 def test_max_autotune_is_a_plan_of_that_kind() -> None:

@@ -102,7 +102,7 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> Knowing:
     def workers(*_: Any) -> Iterator[ReplayingPool]:
         yield knowing
 
-    monkeypatch.setattr(import_module("fuseplan.tune"), "own_workers", workers)
+    monkeypatch.setattr(import_module("fuseplan.tune"), "staying_workers", workers)
     return knowing
 
 
@@ -166,7 +166,7 @@ def test_what_failed_is_told_and_not_tried_again_before_it_may_work(
         ran()
     assert len(pool.jobs) > asked
     pool.bad = {}
-    (found,) = tune(trace.key[:8], again=True, workers=import_module("fuseplan.tune").own_workers)
+    (found,) = tune(trace.key[:8], again=True, workers=import_module("fuseplan.tune").staying_workers)
     assert found.status == "tuned"
     assert not show().failed
     torch._dynamo.reset()

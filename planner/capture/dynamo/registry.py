@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch._dynamo.backends import registry
 
 NAME = "fuseplan"
+NESTED = 4
+"""So many calls may lie between a call of torch.compile and the table."""
 
 
 class BackendTable(dict[str, Any]):
@@ -15,14 +18,19 @@ class BackendTable(dict[str, Any]):
 
     Of several threads that ask for a backend before it was ever used, each waits until it is imported and then registers it, and
     torch takes all but the first for a mistake: `duplicate name`. Here ours is looked up anew each time, which takes microseconds.
+    `asked` hears of the options with which torch.compile does so, long before the first program comes.
     """
 
-    def __init__(self, known: Mapping[str, Any], ours: Callable[[], Any]) -> None:
+    def __init__(
+        self, known: Mapping[str, Any], ours: Callable[[], Any], asked: Callable[[Mapping[str, Any]], None]
+    ) -> None:
         super().__init__(known)
-        self._ours = ours
+        self._ours, self._asked = ours, asked
 
     def __contains__(self, name: object) -> bool:
         """Whether a backend is registered for good."""
+        if name == NAME and (options := _options_around()) is not None:
+            self._asked(options)
         return name != NAME and super().__contains__(name)
 
     def __missing__(self, name: str) -> Any:
@@ -32,8 +40,23 @@ class BackendTable(dict[str, Any]):
         return self._ours()
 
 
-def bear_threads(ours: Callable[[], Any]) -> None:
-    """Let several threads be the first to use the backend. To be called while its module is imported, before anybody registers it."""
+def _options_around() -> Mapping[str, Any] | None:
+    """The options of the call of torch.compile that is looking a backend up; None where it is none, or has none."""
+    frame = sys._getframe(2)
+    for _ in range(NESTED):
+        options = frame.f_locals.get("options") if frame.f_code.co_name == "__init__" else None
+        if isinstance(options, Mapping):
+            return options
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return None
+
+
+def bear_threads(ours: Callable[[], Any], asked: Callable[[Mapping[str, Any]], None]) -> None:
+    """Let several threads be the first to use the backend; `asked` hears of the options of each torch.compile with it after the first.
+    To be called while its module is imported, before anybody registers it.
+    """
     table = getattr(registry, "_COMPILER_FNS", None)
     if type(table) is dict:
-        registry._COMPILER_FNS = BackendTable(table, ours)
+        registry._COMPILER_FNS = BackendTable(table, ours, asked)

@@ -8,6 +8,7 @@ from fuseplan.measure.failures import RUN, DeviceLostError, check_device, failur
 from fuseplan.measure.jobs import (
     Calibrate,
     Capture,
+    EnterKept,
     FindFault,
     Job,
     Outcome,
@@ -16,11 +17,12 @@ from fuseplan.measure.jobs import (
     RacePlans,
     RaceRegion,
     Rest,
+    TimeKept,
     VetPlan,
     VetRegion,
 )
 from fuseplan.measure.memory import limit_memory
-from fuseplan.measure.worker import machine, programs, regions
+from fuseplan.measure.worker import kept, machine, programs, regions
 from fuseplan.measure.worker.workplace import Workplace
 
 
@@ -53,6 +55,8 @@ def _answer(job: Job, place: Workplace) -> Outcome:
             return programs.fault(job, place)
         case Prepare():
             return programs.prepare(job, place)
+        case EnterKept() | TimeKept():
+            return kept.time(job, place)
         case RacePlans():
             return programs.race_entries(job, place)
         case ProfilePlan():

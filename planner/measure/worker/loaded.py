@@ -33,6 +33,8 @@ class RaceCourse:
     counters: list[tuple[list[Tensor], list[Tensor]]]
     """For each set of inputs the whole numbers that a step writes to, and what was there before."""
     prepared: dict[RaceEntry, Callable[..., Any]]
+    clock: Any = None
+    """Of a worker that times what it keeps."""
 
     def calls(self, compiled: Callable[..., Any], loaded: Loaded) -> list[Callable[[], None]]:
         """A step on each set of inputs, under what was compiled."""

@@ -38,8 +38,11 @@ from fuseplan.measure.jobs import (
     VetPlan,
 )
 from fuseplan.measure.memory import Peak, holds_much, roomy
+from fuseplan.measure.race_rows import run_race
+from fuseplan.measure.sites_alone import has_backward, sites_alone
+from fuseplan.measure.worker.kept import is_in_use, keep
 from fuseplan.measure.worker.loaded import LoadedProgram, calls_to_settle
-from fuseplan.measure.worker.racing import enter, run_race
+from fuseplan.measure.worker.racing import Announced, enter
 from fuseplan.measure.worker.workplace import Workplace
 from fuseplan.plan import Plan
 from fuseplan.rewrites.found import MissedPlaces, SiteFound
@@ -81,10 +84,16 @@ def capture(job: Capture, place: Workplace) -> Outcome:
     loaded = place.programs.case(job.trace).loaded
     told: list[SiteFound] = []
     missed: list[MissedPlaces] = []
-    runs = False
+    alone: list[CapturedProgram] = []
+    runs = trains = False
 
     def look(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        whole = settled(gm, example_inputs).gm
+        nonlocal trains
+        found = settled(gm, example_inputs)
+        whole, trains = found.gm, has_backward(found.gm)
+        if job.sites_alone:
+            alone.append(sites_alone(whole, found.example_inputs, job.kinds, perf_counter() - begin))
+            return _stop
         sites = Sites.of(whole, job.kinds)
         told.extend(sites.told())
         missed.extend(missed_places(whole, job.kinds))
@@ -106,13 +115,15 @@ def capture(job: Capture, place: Workplace) -> Outcome:
         programs = _programs(compiled)
     traced_s = round(perf_counter() - begin, 6)
     torch._dynamo.reset()
-    if len(programs) != 1:
-        return Outcome("refused", f"the trace becomes {len(programs)} programs, not one")
+    if (count := len(alone) or len(programs)) != 1:
+        return Outcome("refused", f"the trace becomes {count} programs, not one")
+    if alone:
+        return Outcome(found=alone[0])
     (program,) = programs
     opaque = [why for record in program.graphs for why in record.graph.opaque]
     graphs = () if opaque else tuple((record.role, record.graph) for record in program.graphs)
     uncut = line(opaque[0]) if opaque else ""
-    return Outcome(found=CapturedProgram(program.key, graphs, tuple(told), uncut, traced_s, tuple(missed)))
+    return Outcome(found=CapturedProgram(program.key, graphs, tuple(told), uncut, traced_s, tuple(missed), trains))
 
 
 class _Enough(Exception):  # noqa: N818 -- it is none
@@ -143,8 +154,13 @@ def vet(job: VetPlan, place: Workplace) -> Outcome:
         check_device(error)
         trial.fail(*failure(error, trial.stage))
     finally:
-        torch._dynamo.reset()
-    return Outcome(trial.row.status, trial.row.detail, judging_s=round(trial.judged_s, 6), rows=(trial.row,))
+        kept = job.keeps and trial.row.status == "ok" and keep(job, trial.compiled, place)
+        trial.compiled = None
+        if not is_in_use(job.trace, place):
+            torch._dynamo.reset()
+    return Outcome(
+        trial.row.status, trial.row.detail, judging_s=round(trial.judged_s, 6), rows=(trial.row,), prepared=kept
+    )
 
 
 class _Trial:
@@ -158,6 +174,7 @@ class _Trial:
         self.failed_at: int | None = None
         """At which call a region has failed."""
         self.row, self.stage = OutcomeRow(job.entry.name), COMPILE
+        self.compiled: Callable[..., Any] | None = None
 
     def _how(self, expectation: Expectation) -> str:
         """How it is judged."""
@@ -173,7 +190,7 @@ class _Trial:
         """All calls, or as many as go well."""
         self.place.at(self.entry.name, "compiling")
         begin, peak, seeds = perf_counter(), Peak(self.place.device), SEEDS * ROUNDS
-        compiled = compile_entry(self.entry, self.case.loaded)
+        self.compiled = compiled = compile_entry(self.entry, self.case.loaded)
         given, is_lasting = [self._call(compiled, seeds[0])], not _overwrites(self.entry)
         if not is_lasting:
             given.clear()
@@ -338,7 +355,7 @@ def race_entries(job: RacePlans, place: Workplace) -> Outcome:
                 if prepared is not None:  # of its first calls, vetting has told
                     row = replace(row, compile_s=None, peak_bytes=None)
                 rows[entry.name] = row if row.status != "ok" else _as_planned(row, entry, compiled, failed_before)
-            return run_race(clock, rows, job.incumbent, job.rule, place, job.rivals)
+            return run_race(Announced(clock, place), rows, job.incumbent, job.rule, job.rivals)
     finally:
         clock.lanes.clear()
         case.course = None

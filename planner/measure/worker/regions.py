@@ -18,7 +18,8 @@ from fuseplan.judge.regions import CheckResult, check
 from fuseplan.measure.clocks import clock_for
 from fuseplan.measure.failures import COMPILE, RUN, check_device, failure, line
 from fuseplan.measure.jobs import Outcome, OutcomeRow, RaceRegion, VetRegion, choice_name
-from fuseplan.measure.worker.racing import enter, run_race
+from fuseplan.measure.race_rows import run_race
+from fuseplan.measure.worker.racing import Announced, enter
 from fuseplan.measure.worker.workplace import Workplace
 
 CACHE_BYTES = {"cpu": 2**26, "cuda": 2**27}
@@ -83,7 +84,7 @@ def race_choices(job: RaceRegion, place: Workplace) -> Outcome:
                 calls = [_call(compiled, inputs) for inputs in sets]
                 place.at(name, "running")
                 rows[name] = enter(clock, rows[name], calls, place.device)
-        return run_race(clock, rows, None, job.rule, place)
+        return run_race(Announced(clock, place), rows, None, job.rule)
 
 
 def _call(compiled: Compiled, inputs: Sequence[Any]) -> Callable[[], object]:

@@ -11,7 +11,7 @@ import traceback
 from dataclasses import replace
 from time import perf_counter, sleep
 
-from fuseplan.measure.jobs import ANSWERS, JOBS, At, DeviceGone, Job, Outcome, Ready, Setup
+from fuseplan.measure.jobs import ANSWERS, JOBS, At, DeviceGone, Job, Outcome, Ready, Setup, TimeKept
 from fuseplan.wire import codec
 from fuseplan.wire.serve import AnswerPipe, end, end_with_parent, received
 
@@ -74,7 +74,8 @@ def _serve() -> None:
         begin = perf_counter()
         try:
             outcome = answer(job, place)
-            place.clear()
+            if not isinstance(job, TimeKept):  # others wait for their blocks
+                place.clear()
         except DeviceLostError as lost:
             watched.send(DeviceGone(str(lost)))
             return

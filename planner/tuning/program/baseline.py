@@ -33,10 +33,12 @@ def planned(entry: RaceEntry) -> Plan:
     return entry.plan
 
 
-def defaults(here: Environment, launch: str, *, cut_up: bool = True) -> list[RaceEntry]:
-    """The plans that need no tuning, torch's own and those of ours that cut a program up; the first is the one that ties go to."""
+def defaults(here: Environment, launch: str, *, cut_up: bool = True, eager: bool = True) -> list[RaceEntry]:
+    """The plans that need no tuning, torch's own and those of ours that cut a program up; the first is the one that ties go to. Without
+    `eager`, what torch.compile does is one of them.
+    """
     entries = [RaceEntry("inductor", Plan("inductor", launch=launch), default=True)]
-    if launch == "plain":
+    if launch == "plain" and (eager or not here.version("inductor")):
         entries.append(EAGER)
     for traits in known_executors():
         if cut_up and traits.greedy_default and here.version(traits.name):

@@ -11,7 +11,6 @@ from fuseplan.measure.pool import COMPILING
 from fuseplan.tuning.effort import (
     BLOCK_S,
     BLOCK_STEPS,
-    FAIR_RACE_S,
     JUDGING_SHARE,
     KEEPING_S,
     LATE,
@@ -47,6 +46,8 @@ class Budget:
     """The time that went by in judging whether results are right."""
     device_s: float = field(default=0.0, init=False)
     """The time that measuring had the device to itself."""
+    default_s: float | None = field(default=None, init=False)
+    """What compiling torch.compile's default took, once it is known."""
     _unprepared: int = field(default=0, init=False)
     """Plans that are right, and that the racer has to compile once more all the same."""
 
@@ -59,6 +60,11 @@ class Budget:
     def races_launches(self, launches: int) -> None:
         """Note how many launches race."""
         self.launches = launches
+
+    def default_took(self, seconds: float | None) -> None:
+        """Note what compiling torch.compile's default took; all that has passed, if it came to nothing."""
+        if self.default_s is None:
+            self.default_s = self.elapsed_s if seconds is None else seconds
 
     def measured(self, outcomes: Iterable[Outcome]) -> None:
         """Count what had the device to itself."""
@@ -86,8 +92,10 @@ class Budget:
 
     @property
     def left_s(self) -> float:
-        """Seconds of wall time that are left."""
-        return self.effort.wall_s - self.elapsed_s
+        """Seconds of wall time that are left: all of them while that compiles which would be compiled anyway."""
+        if not self.effort.over_default:
+            return self.effort.wall_s - self.elapsed_s
+        return self.effort.wall_s - (0.0 if self.default_s is None else self.elapsed_s - self.default_s)
 
     @property
     def device_left_s(self) -> float:
@@ -104,7 +112,12 @@ class Budget:
     @property
     def prepares(self) -> bool:
         """Whether the racer compiles its plans while others are vetted; a CPU has its cores for one."""
-        return self.on_gpu
+        return self.on_gpu and not self.keeps
+
+    @property
+    def keeps(self) -> bool:
+        """Whether plans are timed in the workers that have vetted them: no time is lost on compiling them once more."""
+        return not self.effort.cuts
 
     def may_profile(self, compile_s: float) -> bool:
         """Whether a default that took so long to compile may be compiled once more to be profiled: nearly as long does that take."""
@@ -146,7 +159,12 @@ class Budget:
         """
         step_s = (step_us or 0.0) / 1e6
         block_s = BLOCK_S + BLOCK_STEPS * step_s if self.on_gpu else step_s
-        return max(FAIR_RACE_S, PLAN_RULE.least * (plans + 1) * block_s)
+        return max(self.effort.fair_race_s, self.least_blocks * (plans + 1) * block_s)
+
+    @property
+    def least_blocks(self) -> int:
+        """The rounds of a race of whole plans before anything is decided."""
+        return min(PLAN_RULE.least, self.effort.plan_blocks)
 
     def left_beside_s(
         self,

@@ -13,7 +13,7 @@ from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import FindFault, Job, Outcome, OutcomeRow, ProfilePlan, VetPlan
 from fuseplan.measure.vetters import Standing
 from fuseplan.plan import Plan
-from fuseplan.tuning.effort import GREEDY_SHARE, LATE, LEAST_LIMIT_S
+from fuseplan.tuning.effort import GREEDY_SHARE, LATE, LEAST_LIMIT_S, PATIENCE_S
 from fuseplan.tuning.program.baseline import planned, searches
 from fuseplan.tuning.program.budget import Budget
 from fuseplan.tuning.program.profile import Look
@@ -26,7 +26,7 @@ from fuseplan.tuning.program.vet_plans import (
     is_torchs,
     note_row,
     right_of,
-    vet_job,
+    timed_job,
     wrongly_judged,
 )
 
@@ -153,15 +153,15 @@ class TimedChecks:
         """
         if searches(entry):
             return max(LEAST_LIMIT_S, most / LATE)
+        if self.budget.effort.over_default and self.budget.default_s is None:
+            return PATIENCE_S  # until that is known; its worker is told how long it may go on then
         plan = planned(entry)
         if plan.host == "inductor" and not plan.carve_outs and self._compile_s == 0.0:
             most = max(most, LATE * self.budget.left_s)
         return max(LEAST_LIMIT_S, most)
 
     def _job(self, entry: RaceEntry, limit_s: float | None) -> VetPlan:
-        return vet_job(
-            self.trace, entry, limit_s, self.budget.prepares, self.rows, self.budget.judging_left_s, self.parts_right
-        )
+        return timed_job(self.trace, entry, self.rows, self.budget, limit_s, self.parts_right)
 
     def _begun(self, jobs: list[VetPlan]) -> list[VetPlan]:
         together = min(len(self._beside) + len(jobs), self.services.at_once)
@@ -177,6 +177,8 @@ class TimedChecks:
             self.look.heard(outcome)
             return
         name = note_row(self.services, self.rows, job, outcome)
+        if name == TORCHS:
+            self.budget.default_took(self.rows[name].compile_s)
         self.budget.judged(outcome.judging_s / self._beside.pop(name))
 
     def _is_ready(self, default: RaceEntry) -> bool:

@@ -43,6 +43,8 @@ class Stages:
         """The verdict on the program."""
         if not self.effort.measures:
             return self._predicted(self.searches[0])
+        if not self.effort.cuts:
+            return self._of_whole_plans(trace)
         known_us = [default_us(self.services, search.knowledge) for search in self.searches]
         for search, us in zip(self.searches, known_us, strict=True):
             search.knowledge.default_takes(us)
@@ -72,6 +74,26 @@ class Stages:
         fit += self._fit_cuts(able, checks, proposed, [entry for search in able for entry in search.entries.of(late)])
         fit += self._carved(checks, fit) if not trains and checks.has_room else []
         verdict = self._raced(able, checks, proposed, fit)
+        return replace(verdict, detail=verdict.detail or left_out(reasons))
+
+    def _of_whole_plans(self, trace: Trace) -> Tuned:
+        """The verdict where nothing is cut: the defaults, and what is preferred of rewrites, under CUDA graphs where these suit the
+        program and plain where they don't.
+        """
+        checks = TimedChecks(self.services, self.budget, trace.to_json(), apart=self.searches[0].problem.trains)
+        worth = {search.launch: search.worth_trying() for search in self.searches}
+        fit, able, reasons = list[RaceEntry](), list(self.searches), dict[str, str]()
+        plain = [entry for entry in worth["plain"] if not entry.default] if len(worth) > 1 else []
+        fit += checks.checked([entry for entries in worth.values() for entry in entries if entry not in plain])
+        if not any(entry.default for entry in fit):
+            fit += checks.checked(self.searches[0].eager())
+        reasons = {
+            search.launch: why_not(search, fit, checks.rows, self.services.environment) for search in self.searches
+        }
+        able = [search for search in self.searches if not reasons[search.launch]] or able
+        if len(able) < len(self.searches):
+            fit += checks.checked(plain)
+        verdict = self._raced(able, checks, {}, fit)
         return replace(verdict, detail=verdict.detail or left_out(reasons))
 
     def _carved(self, checks: TimedChecks, fit: Sequence[RaceEntry]) -> list[RaceEntry]:

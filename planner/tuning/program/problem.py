@@ -59,7 +59,7 @@ class Problem:
     @property
     def trains(self) -> bool:
         """Whether it has a backward."""
-        return "backward" in self.roles
+        return self.found.trains
 
     @cached_property
     def rewrites(self) -> tuple[Rewrite, ...]:
@@ -80,9 +80,14 @@ class Problem:
         )
 
 
-def captured(services: Services, trace: Trace, kinds: tuple[str, ...] | None = None) -> CapturedProgram | str:
-    """The graphs of a program, each site of these kinds, else of all, in its preferred way; or why it cannot be captured."""
-    (outcome,) = services.carry_out("capturing", [Capture(trace.to_json(), preferring=True, kinds=kinds)])
+def captured(
+    services: Services, trace: Trace, kinds: tuple[str, ...] | None = None, *, cuts: bool = True
+) -> CapturedProgram | str:
+    """The graphs of a program, each site of these kinds, else of all, in its preferred way; or why it cannot be captured. Where it is
+    not cut it is the sites alone.
+    """
+    job = Capture(trace.to_json(), preferring=True, kinds=kinds, sites_alone=not cuts)
+    (outcome,) = services.carry_out("capturing", [job])
     if outcome.found is None:
         return f"it cannot be captured in a worker: {outcome.detail}"
     if outcome.found.key != trace.key and trace.key != identity(trace.fields):  # an edited one has a new key

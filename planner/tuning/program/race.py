@@ -143,9 +143,11 @@ def _raced(
 ) -> RaceResult | None:
     """One race; None where the incumbent fails in it, which its row says then."""
     seconds = time.race_s(len(entries)) if isinstance(time, Budget) else time
-    rule = replace(PLAN_RULE, most=max(PLAN_RULE.least, most), seconds=seconds)
+    least = min(PLAN_RULE.least, most)
+    rule = replace(PLAN_RULE, least=least, most=most, seconds=seconds)
     rivals = tuple(entry.name for entry in entries if entry.default and entry is not incumbent)
     job = RacePlans(trace, tuple(entries), incumbent.name, rule, rivals)
+    services.quiet()
     (outcome,) = services.carry_out("racing whole plans", [job])
     if isinstance(time, Budget):
         time.raced(len(entries), outcome)

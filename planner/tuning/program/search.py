@@ -71,8 +71,11 @@ class LaunchSearch:
         here = self.services.environment
         others = list(self.alternatives.values())
         # in training, plans that are cut up were never the fastest, and take a small effort the time for others
-        known = defaults(here, self.launch, cut_up=not self.problem.trains or self.budget.effort.name == FULL.name)
-        named = [*known, *whole_candidates(self.problem, here, self.budget.effort, others)]
+        effort = self.budget.effort
+        cut_up = effort.cuts and (not self.problem.trains or effort.name == FULL.name)
+        # eager costs a worker, and is hardly ever the fastest on a GPU: where seconds count it stays out
+        known = defaults(here, self.launch, cut_up=cut_up, eager=effort.cuts or here.device == "cpu")
+        named = [*known, *whole_candidates(self.problem, here, effort, others)]
         return PlanStudy(self.knowledge, named, here.key, self.settings)
 
     @cached_property

@@ -51,6 +51,10 @@ class Pool(Protocol):
         ...
 
 
+def nothing() -> None:
+    """There is nothing to wait for."""
+
+
 @dataclass(frozen=True)
 class Services:
     """What a run of one program works with on one device, and which run it is."""
@@ -70,6 +74,9 @@ class Services:
     interrupted: frozenset[str] = frozenset()
     """Runs on this program that were interrupted. What they have measured is taken when it is asked for, not before: so
     this run goes the way that they went, and ends where they would have ended."""
+
+    quiet: Callable[[], object] = nothing
+    """Waits until whoever asks for the plan has nothing else to do that would disturb a race."""
 
     @property
     def on_gpu(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,7 +31,7 @@ from fuseplan.tuning.program.model import cost_model, knows_its_doubts
 from fuseplan.tuning.program.problem import ProgramLaunch, captured, problem_of
 from fuseplan.tuning.program.result import Tuned, keep_failure, recalled, verdict_line
 from fuseplan.tuning.program.search import LaunchSearch
-from fuseplan.tuning.program.services import Pool, Services
+from fuseplan.tuning.program.services import Pool, Services, nothing
 from fuseplan.tuning.program.vet_plans import begin_default
 from fuseplan.tuning.progress import Progress
 from fuseplan.tuning.queue.agenda import Item
@@ -60,6 +60,8 @@ class Tuner:
     since: str | None = None
     """Where all is tuned again, when that began: what has failed before is tried once more."""
     here: Environment | None = None
+    quiet: Callable[[], object] = nothing
+    """Waits until this process has nothing else to do that would disturb a race."""
 
     def __post_init__(self) -> None:
         self.environment: Environment = self.here or environment(self.device)
@@ -67,30 +69,36 @@ class Tuner:
         self.traced_s: dict[str, float] = {}
 
     def tune(
-        self, trace: Trace, launches: Sequence[str], *, again: bool = False, worth: float = 1.0
+        self,
+        trace: Trace,
+        launches: Sequence[str],
+        *,
+        again: bool = False,
+        worth: float = 1.0,
+        found: CapturedProgram | None = None,
     ) -> Iterator[Tuned]:
         """The verdict on a program under each launch, or under either; one that cannot be tuned is a verdict too. What each is
-        `worth` says how much of the time of the whole run it gets.
+        `worth` says how much of the time of the whole run it gets. `found` is what capturing would find, where that is known.
         """
         if again and self.since is None:
             self.since = clock.now()
         model: CostModel | None = None
         timings = Timings()
         services = Services(
-            self.store, self.environment, self.pool, self.progress, title_of(trace), self.locks, self.since
+            self.store, self.environment, self.pool, self.progress, title_of(trace), self.locks, self.since, quiet=self.quiet
         )  # fmt: skip
         for launch in launches:
-            found = None if again else self._known(trace, launch, trace.key)
-            if found is None:
+            tuned = None if again else self._known(trace, launch, trace.key)
+            if tuned is None:
                 begin = monotonic()  # what comes before the first measurement is part of what tuning takes
                 effort = self.effort.within(self.time.share(worth))
                 model = model or self._model(title_of(trace))
                 budget = Budget(effort, services.on_gpu, started=begin)
-                found = self._tune(services, budget, trace, launch, again, model, timings)
-            found = replace(found, sizes=box_of(trace).text)
+                tuned = self._tune(services, budget, trace, launch, again, model, timings, found)
+            tuned = replace(tuned, sizes=box_of(trace).text)
             self.time.end(worth)
-            self.progress.end(verdict_line(found))
-            yield found
+            self.progress.end(verdict_line(tuned))
+            yield tuned
 
     def verdict(self, item: Item, *, again: bool) -> Tuned:
         """The verdict on one item of an agenda. What is wrong with one program is no reason to leave the others."""
@@ -120,11 +128,12 @@ class Tuner:
         again: bool,
         model: CostModel,
         timings: Timings,
+        given: CapturedProgram | None,
     ) -> Tuned:
         launches, varies = launches_of(launch, trace)
         if budget.effort.measures:
             begin_default(services, budget, trace.to_json(), launches[0])
-        found = captured(services, trace, self.settings.kinds)
+        found = given or captured(services, trace, self.settings.kinds, cuts=budget.effort.cuts)
         key = trace.key if isinstance(found, str) else found.key or trace.key
         if key != trace.key and not again and (known := self._known(trace, launch, key)) is not None:
             return known  # of an edited trace, only capturing tells which program it is
@@ -144,7 +153,8 @@ class Tuner:
                 budget.races_launches(len(programs))
                 searches = self._searches(services, budget, found, programs, model, timings)
                 problem = searches[0].problem
-                self._keep_trace(programs[0], trace, dict(zip(problem.roles, problem.graphs, strict=True)))
+                graphs = dict(zip(problem.roles, problem.graphs, strict=True)) if budget.effort.cuts else None
+                self._keep_trace(programs[0], trace, graphs)
                 tuned = Stages(services, budget, searches).tuned(trace)
             state = "failed" if tuned.status == "failed" else "finished"
             audits = [search.knowledge.audit for search in searches]
@@ -200,6 +210,8 @@ class Tuner:
     def _model(self, program: str) -> CostModel:
         """What predicts times. On a GPU its first fit, which takes seconds, passes while workers start and calibrate; a CPU
         that is calibrated has no core to spare."""
+        if not self.effort.cuts:
+            return cost_model("roofline", self._guess())  # nobody asks it
         try:
             file = self.store.file.path
         except StoreError:

@@ -28,29 +28,25 @@ def checked(
     have been found right in so many parts.
     """
     limits = [None if is_torchs(one) else PATIENCE_S * (GREEDY_SHARE if one.default else 1.0) for one in entries]
-    _check(services, trace, entries, limits, services.on_gpu, rows, PATIENCE_S * JUDGING_SHARE, parts_right)
-    return right_of(entries, rows)
+    jobs = [
+        vet_job(
+            trace,
+            one,
+            rows,
+            PATIENCE_S * JUDGING_SHARE,
+            limit_s=limit,
+            prepares=services.on_gpu,
+            parts_right=parts_right,
+        )
+        for one, limit in zip(entries, limits, strict=True)
+    ]
 
-
-def _check(
-    services: Services,
-    trace: str,
-    entries: Sequence[RaceEntry],
-    limits: Sequence[float | None],
-    prepares: bool,
-    rows: Rows,
-    judging_s: float,
-    parts_right: int = 0,
-) -> None:
     def heard(job: Job, outcome: Outcome) -> None:
         note_row(services, rows, job, outcome)
 
-    jobs = [
-        vet_job(trace, one, limit, prepares, rows, judging_s, parts_right)
-        for one, limit in zip(entries, limits, strict=True)
-    ]
     services.carry_out(CHECKING, jobs, heard)
     services.carry_out(AGAIN, wrongly_judged(jobs, rows), heard)
+    return right_of(entries, rows)
 
 
 def begin_default(services: Services, budget: Budget, trace: str, launch: str) -> None:
@@ -59,16 +55,28 @@ def begin_default(services: Services, budget: Budget, trace: str, launch: str) -
     """
     first = next(iter(defaults(services.environment, launch, cut_up=False)), EAGER)
     if services.on_gpu and is_inductors(first):
-        services.pool.begin(vet_job(trace, first, None, budget.prepares, {}, budget.judging_left_s, 0))
+        services.pool.begin(timed_job(trace, first, {}, budget, None))
+
+
+def timed_job(
+    trace: str, entry: RaceEntry, rows: Rows, budget: Budget, limit_s: float | None, parts_right: int = 0
+) -> VetPlan:
+    """The job that vets a plan in the time that a budget has for it."""
+    job = vet_job(
+        trace, entry, rows, budget.judging_left_s, limit_s=limit_s, prepares=budget.prepares, parts_right=parts_right
+    )
+    beyond = budget.effort.over_default and not is_torchs(entry)
+    return replace(job, keeps=budget.keeps, over_s=budget.effort.wall_s if beyond else None)
 
 
 def vet_job(
     trace: str,
     entry: RaceEntry,
-    limit_s: float | None,
-    prepares: bool,
     rows: Rows,
     judging_s: float,
+    *,
+    limit_s: float | None,
+    prepares: bool,
     parts_right: int,
 ) -> VetPlan:
     """The job that vets a plan, which is granted what is known by now of torch.compile's default."""

@@ -20,8 +20,9 @@ from fuseplan.tuning.traces import check_device
 from fuseplan.tuning_db import Environment
 
 Answer = TypeVar("Answer")
-VETTERS = 4
-"""Workers that compile and check at once on a GPU's host; a CPU machine has its cores for one."""
+VETTERS, WHOLE_VETTERS = 4, 3
+"""Workers that compile and check at once on a GPU's host; a CPU machine has its cores for one. The latter where whole programs alone
+race: there are no more at a time, and each that starts takes cores from the others."""
 
 OpenPool = Callable[[str, Effort], AbstractContextManager[Pool]]
 """From a device and an effort to the workers that measure there."""
@@ -82,10 +83,16 @@ def shifts(kinds: Iterable[DeviceKind]) -> list[list[DeviceKind]]:
 @contextmanager
 def own_workers(device: str, effort: Effort, on_stage: OnStage | None = None) -> Iterator[Pool]:
     """Worker processes of this machine, which start here and now; `on_stage` hears what they are at."""
-    vetters = VETTERS if device.startswith("cuda") and effort.measures else 1
-    with Workers(device, vetters=vetters, on_stage=on_stage) as workers:
-        workers.start(racing=effort.measures)
+    with workers_for(device, effort, on_stage) as workers:
+        workers.start(racing=effort.measures and effort.cuts)
         yield workers
+
+
+def workers_for(device: str, effort: Effort, on_stage: OnStage | None = None) -> Workers:
+    """The workers of one device that an effort needs, none of which is started yet."""
+    several = VETTERS if effort.cuts else WHOLE_VETTERS
+    vetters = several if device.startswith("cuda") and effort.measures else 1
+    return Workers(device, vetters=vetters, on_stage=on_stage)
 
 
 class StoppedError(Exception):
