@@ -75,7 +75,10 @@ class ReplayingPool(AnsweringPool):
         return [(job.graph.key, choice_name(choice)) for job in raced for choice in job.choices]
 
     def captured(self, job: Capture) -> Outcome:
-        return Outcome(found=captured(job.trace, job.preferring))
+        found = captured(job.trace, job.preferring)
+        if job.sites_alone:
+            found = replace(found, graphs=(), trains=any(role == "backward" for role, _ in found.graphs))
+        return Outcome(found=found)
 
     def vetted_region(self, job: VetRegion) -> Outcome:
         return self._vetted(choice_name((job.executor, job.variant)))

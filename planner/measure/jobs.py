@@ -284,7 +284,7 @@ class CapturedProgram:
     missed: tuple[MissedPlaces, ...] = ()
     """What looks like sites and is none."""
     trains: bool = False
-    """Whether it has a backward."""
+    """Whether it has a backward, of which no graph need be here."""
 
 
 @dataclass(frozen=True)

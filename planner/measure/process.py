@@ -71,6 +71,8 @@ class WorkerProcess:
         self._lock = threading.Lock()
         self._ready = False
         self._ended = False
+        self._busy = False
+        self._hurried_s: float | None = None
 
     @property
     def pid(self) -> int | None:
@@ -90,6 +92,8 @@ class WorkerProcess:
 
         `on_at` hears which candidate the worker is at, and what it does with it.
         """
+        with self._lock:
+            self._hurried_s = None
         self.start()
         child = self._child
         if child is None:
@@ -100,7 +104,11 @@ class WorkerProcess:
         self.holds = not isinstance(job, Rest)
         since = monotonic()
         try:
-            child.tell(job, JOBS)
+            with self._lock:
+                child.tell(job, JOBS)
+                self._busy = True
+                if self._hurried_s is not None:  # before it was ready
+                    child.hurry(self._hurried_s)
             while True:
                 match child.hear(limit_s):
                     case Outcome() as outcome:
@@ -115,12 +123,17 @@ class WorkerProcess:
         except LostError as lost:
             self._start_anew()
             raise WorkerLostError(lost.status, self._told(lost, monotonic() - since), self.at) from None
+        finally:
+            with self._lock:
+                self._busy, self._hurried_s = False, None
 
     def hurry(self, seconds: float) -> None:
-        """Let it go on for so long over the job that it is at."""
+        """Let it go on for so long over the job that it is at, or that waits for it to be ready."""
         with self._lock:
-            if self._child is not None:
+            if self._busy and self._child is not None:
                 self._child.hurry(seconds)
+            else:
+                self._hurried_s = seconds
 
     def _start_anew(self) -> None:
         """End it, and start another, which is there by the time that it is asked."""

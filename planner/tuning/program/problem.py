@@ -59,7 +59,7 @@ class Problem:
     @property
     def trains(self) -> bool:
         """Whether it has a backward."""
-        return self.found.trains
+        return self.found.trains or "backward" in self.roles
 
     @cached_property
     def rewrites(self) -> tuple[Rewrite, ...]:

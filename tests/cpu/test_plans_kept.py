@@ -1,0 +1,147 @@
+"""Plans that workers keep once they have vetted them, in real workers: each is timed where it is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from time import monotonic
+
+import pytest
+import torch
+from torch import Tensor
+
+from cpu.test_measure import FLAGS
+from fuseplan.measure.entry import RaceEntry
+from fuseplan.measure.jobs import PLAN_RULE, Capture, EnterKept, Outcome, RacePlans, TimeKept, VetPlan
+from fuseplan.measure.kept import APART
+from fuseplan.measure.pool import Limits, Workers
+from fuseplan.plan import CarveOuts, Plan
+from fuseplan.segment import Region, Segmentation
+from fuseplan.tuning.traces import traces_of
+
+EAGER = RaceEntry("eager", Plan("eager"), default=True)
+ATEN = RaceEntry("aten", Plan("aten"), default=True)
+INDUCTOR = RaceEntry("inductor", Plan("inductor"), default=True)
+RULE = replace(PLAN_RULE, least=7, most=7)
+
+
+@pytest.fixture(scope="module")
+def heard() -> list[tuple[str, str]]:
+    """What the workers were at, as far as anybody heard."""
+    return []
+
+
+@pytest.fixture
+def workers(heard: list[tuple[str, str]]) -> Iterator[Workers]:
+    heard.clear()
+    with pytest.MonkeyPatch.context() as patch:
+        folder = str(Path(__file__).parents[1])
+        patch.setenv("PYTHONPATH", os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")]))
+        limits = Limits(plan_s=240.0)
+        with Workers(
+            "cpu", vetters=2, limits=limits, flags=FLAGS, plant="planted:executors",
+            on_stage=lambda name, stage: heard.append((name, stage)),
+        ) as pool:  # fmt: skip
+            yield pool
+
+
+def program(x: Tensor) -> Tensor:
+    return (x + 1).relu()
+
+
+@pytest.fixture(scope="module")
+def trace() -> str:
+    (found,) = traces_of(program, torch.randn(64, 64))
+    return found.to_json()
+
+
+def planted_entry(workers: Workers, trace: str, name: str) -> RaceEntry:
+    """The program with its first op carried out by a planted executor."""
+    (captured,) = workers.map([Capture(trace)])
+    assert captured.found is not None
+    ((role, graph),) = captured.found.graphs
+    carved = CarveOuts(role, graph.key, Segmentation((Region((0,), name),)))
+    return RaceEntry(name, Plan("aten", carve_outs=(carved,)))
+
+
+def raced(workers: Workers, trace: str, *entries: RaceEntry) -> Outcome:
+    (found,) = workers.map([RacePlans(trace, entries, entries[0].name, RULE)])
+    return found
+
+
+def test_each_is_timed_in_the_worker_that_has_vetted_it(
+    workers: Workers, heard: list[tuple[str, str]], trace: str
+) -> None:
+    vetted = workers.map([VetPlan(trace, one, keeps=True) for one in (EAGER, ATEN)])
+    assert all(outcome.ok and outcome.prepared for outcome in vetted)
+    assert len({id(process) for process in workers._keepers.values()}) == 2
+    found = raced(workers, trace, EAGER, ATEN)
+    assert found.race is not None
+    assert found.race.rounds == 7
+    assert found.race.noise >= APART, "the duplicate of the incumbent tells nothing of another process"
+    rows = {row.name: row for row in found.rows}
+    assert all(row.status == "ok" and row.wall_us and len(row.repeats.wall) == 7 for row in rows.values())
+    assert workers.racer.pid is None, "nobody else had to start"
+    assert [stage for _, stage in heard].count("compiling") == 2
+
+
+def test_one_worker_keeps_several(workers: Workers, trace: str) -> None:
+    for one in (EAGER, ATEN, INDUCTOR):
+        (vetted,) = workers.map([VetPlan(trace, one, keeps=True)])
+        assert vetted.prepared
+    assert len({id(process) for process in workers._keepers.values()}) == 1
+    found = raced(workers, trace, EAGER, ATEN, INDUCTOR)
+    assert found.race is not None
+    assert {row.name for row in found.rows if row.wall_us} == {"eager", "aten", "inductor"}
+    assert found.race.noise < 1.0
+
+
+def test_what_nobody_keeps_is_compiled_for_its_race(workers: Workers, heard: list[tuple[str, str]], trace: str) -> None:
+    workers.map([VetPlan(trace, one, keeps=True) for one in (EAGER, ATEN)])
+    workers.rest()
+    assert not workers._keepers
+    heard.clear()
+    found = raced(workers, trace, EAGER, ATEN)
+    assert found.race is not None
+    assert workers.racer.pid is not None
+    assert [stage for _, stage in heard].count("compiling") == 2
+
+
+def test_one_that_dies_over_its_blocks_is_out_and_the_others_race_on(workers: Workers, trace: str) -> None:
+    later = planted_entry(workers, trace, "later")
+    vetted = workers.map([VetPlan(trace, EAGER, keeps=True), VetPlan(trace, later, keeps=True)])
+    assert [outcome.status for outcome in vetted] == ["ok", "ok"]
+    keeper = workers._keepers[trace, later]
+    answer = workers._answer
+
+    def struck(process: object, job: object, limit_s: float | None = None) -> Outcome:
+        if isinstance(job, TimeKept) and job.entry is later:
+            keeper.kill()
+        return answer(process, job, limit_s)  # type: ignore[arg-type]
+
+    workers._answer = struck  # type: ignore[method-assign]
+    found = raced(workers, trace, EAGER, later)
+    assert found.race is not None
+    assert found.race.winner == "eager"
+    assert next(row for row in found.rows if row.name == "later").status != "ok"
+    assert not any(process is keeper for process in workers._keepers.values())
+
+
+def test_a_worker_that_started_anew_keeps_nothing(workers: Workers, trace: str) -> None:
+    workers.map([VetPlan(trace, EAGER, keeps=True)])
+    process = workers._keepers[trace, EAGER]
+    process.kill()
+    for job in (EnterKept(trace, EAGER), TimeKept(trace, EAGER)):
+        assert workers._answer(process, job).status == "refused"
+
+
+def test_what_hangs_costs_no_more_than_it_may_take_beyond_the_default(workers: Workers, trace: str) -> None:
+    """It could be silent for minutes otherwise; nobody knows how long compiling takes until the default is compiled."""
+    hangs = planted_entry(workers, trace, "hang")
+    begin = monotonic()
+    default, other = workers.map([VetPlan(trace, INDUCTOR, keeps=True), VetPlan(trace, hangs, keeps=True, over_s=1.0)])
+    assert (default.status, other.status) == ("ok", "timeout")
+    assert monotonic() - begin < 120
+    assert raced(workers, trace, INDUCTOR).race is not None
