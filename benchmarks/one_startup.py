@@ -5,6 +5,7 @@ Nothing of fuseplan is imported before the clock runs: what a program pays for i
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from time import perf_counter
 from typing import Any
 
@@ -41,8 +42,11 @@ def run(task: Task) -> None:
     report.put(first_s=first, second_s=perf_counter() - begin - first, at="", kept=kept(), spent=spent())
     if given["side"] != "torch.compile":
         import fuseplan
+        from fuseplan.backend import programs_of
+        from fuseplan.explain import compiled_by
 
-        report.put(counted=fuseplan.stats(), verdicts=verdicts(given["db"]))
+        keys = {program.key for program in programs_of(compiled_by(compiled))}
+        report.put(counted=fuseplan.stats(), verdicts=verdicts(given["db"], keys))
 
 
 def options_of(side: str, db: str, launch: str | None) -> dict[str, Any]:
@@ -53,12 +57,12 @@ def options_of(side: str, db: str, launch: str | None) -> dict[str, Any]:
     return {"backend": "fuseplan", "options": {"db": db, **tune} | ({"launch": launch} if launch else {})}
 
 
-def verdicts(db: str) -> list[dict[str, Any]]:
-    """What the plans of a database take, and the best default beside each, in µs."""
+def verdicts(db: str, keys: Collection[str | None]) -> list[dict[str, Any]]:
+    """What the plans of these programs take, and the best default beside each, in µs."""
     from fuseplan.tuning_db import Store
 
     store = Store.reading({}, db)
-    plans = store.plans()
+    plans = [plan for plan in store.plans() if plan.program in keys]
     store.close()
     return [
         {

@@ -58,6 +58,7 @@ def _page() -> Iterator[str]:
     yield from _spent()
     yield from _second()
     yield from _startup()
+    yield from _instant()
     yield from _reloading()
     yield "## The search itself"
     yield (
@@ -177,11 +178,41 @@ def _startup() -> Iterator[str]:
         " without interpreter, imports and the model itself: `scripts/bench startup`."
     )
     lines = list(head(["model", "caches", "torch.compile", "tuned", "ratio", "limit"]))
-    for where, found in (("", results_of("startup")), (" (CPU)", results_of("startup", "json"))):
-        for name, row in (found or {"models": {}})["models"].items():
+    for where, found in _start_ups():
+        for name, row in found.items():
             for caches, one in row.get("ratios", {}).items():
                 seconds = [f"{median(row[side][f'{caches}_s']):.1f}" for side in ("torch.compile", "fuseplan tuned")]
                 lines.append(line([name + where, caches, *seconds, ratio(one["ratio"]), f"{one['limit']:g}"]))
+    yield "\n".join(lines)
+
+
+def _start_ups() -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The rows of each kind of machine, and how it is told behind a name."""
+    yield "", results_of("startup").get("models", {})
+    for file in of_other_kinds("startup").values():
+        gpu = file["environment"]["gpu"].partition(",")[0]
+        yield f" ({gpu})", file["results"]["models"]
+    yield " (CPU)", results_of("startup", "json").get("models", {})
+
+
+def _instant() -> Iterator[str]:
+    yield "### Tuned at once"
+    yield (
+        'Seconds until the first call has returned in a new process with empty caches and an empty database, under `"tune": "instant"`, and'
+        " what of that is beyond torch.compile; what that may be, by what is aimed at: 15 s, or torch.compile's warm start and 5 s. Then what"
+        " the plan takes that was found, over the best default of its race. Same command."
+    )
+    lines = list(head(["model", "torch.compile", "instant", "beyond", "aimed at", "faster"]))
+    for where, found in _start_ups():
+        for name, row in found.items():
+            if "fuseplan instant" not in row:
+                continue
+            base, own = (median(row[side]["cold_s"]) for side in ("torch.compile", "fuseplan instant"))
+            limit, known = row.get("instant", {}).get("limit_s"), row.get("verdicts", [])
+            times = [sum(one[key] for one in known) for key in ("best_default_us", "wall_us")]
+            faster = ratio(times[0] / times[1]) if known else "-"
+            cells = (f"{base:.1f}", f"{own:.1f}", f"{own - base:.1f}", "-" if limit is None else f"{limit:g}", faster)
+            lines.append(line([name + where, *cells]))
     yield "\n".join(lines)
 
 
