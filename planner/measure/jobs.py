@@ -136,22 +136,14 @@ class Prepare(Job):
 
 
 @dataclass(frozen=True)
-class EnterKept(Job):
-    """Warm up an entry that a worker keeps, and see how many of its calls make a block."""
-
-    trace: str
-    entry: RaceEntry
-    limit_s: float | None = None
-    alone: ClassVar[bool] = True
-
-
-@dataclass(frozen=True)
 class TimeKept(Job):
-    """Time one block of an entry that a worker keeps, and that has entered."""
+    """Time one block of an entry that a worker keeps; or have it enter: it is warmed up, and how many calls make a block is seen."""
 
     trace: str
     entry: RaceEntry
     limit_s: float | None = None
+    """As that of the job that vets it."""
+    enters: bool = False
     alone: ClassVar[bool] = True
 
 
@@ -199,7 +191,6 @@ JOBS = (
     | VetPlan
     | FindFault
     | Prepare
-    | EnterKept
     | TimeKept
     | RacePlans
     | ProfilePlan

@@ -7,7 +7,7 @@ from dataclasses import replace
 from time import monotonic
 
 from fuseplan.measure.entry import RaceEntry
-from fuseplan.measure.jobs import EnterKept, Job, Outcome, OutcomeRow, RacePlans, TimeKept
+from fuseplan.measure.jobs import Job, Outcome, OutcomeRow, RacePlans, TimeKept
 from fuseplan.measure.race import LaneError, Sample
 from fuseplan.measure.race_rows import run_race
 
@@ -19,17 +19,21 @@ Answer = Callable[[Job, RaceEntry], Outcome]
 """Has the worker that keeps an entry carry out a job."""
 
 
-def race_kept(job: RacePlans, answer: Answer, *, apart: bool) -> Outcome:
-    """Race entries of which each is kept by some worker; `apart`: not all by the same one."""
+def race_kept(job: RacePlans, answer: Answer, *, apart: bool) -> Outcome | None:
+    """Race entries of which each is kept by some worker; `apart`: not all by the same one. None where one is kept no longer."""
     begin = monotonic()
-    rows = {entry.name: _entered(job, entry, answer) for entry in job.entries}
+    rows = dict[str, OutcomeRow]()
+    for entry in job.entries:
+        rows[entry.name] = row = _entered(job, entry, answer)
+        if row.status == "refused":
+            return None
     rule = replace(job.rule, floor=max(job.rule.floor, APART)) if apart else job.rule
     outcome = run_race(_KeptClock(job, answer), rows, job.incumbent, rule, job.rivals)
     return replace(outcome, seconds=round(monotonic() - begin, 6))
 
 
 def _entered(job: RacePlans, entry: RaceEntry, answer: Answer) -> OutcomeRow:
-    outcome = answer(EnterKept(job.trace, entry, SILENT_S), entry)
+    outcome = answer(TimeKept(job.trace, entry, SILENT_S, enters=True), entry)
     row = next(iter(outcome.rows), OutcomeRow(entry.name, outcome.status, outcome.detail))
     return replace(row, compile_s=None, peak_bytes=None)  # of its first calls, vetting has told
 

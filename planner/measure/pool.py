@@ -24,7 +24,6 @@ from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import (
     Calibrate,
     Capture,
-    EnterKept,
     Job,
     Outcome,
     OutcomeRow,
@@ -68,7 +67,7 @@ class Limits:
     def of(self, job: Job, limit_s: float | None = None) -> float:
         """The limit of one job: its own, or `limit_s`, where that is less."""
         own = self.region_s if isinstance(job, (VetRegion, RaceRegion)) else self.plan_s
-        jobs = job.limit_s if isinstance(job, (VetPlan, Prepare, ProfilePlan, EnterKept, TimeKept)) else None
+        jobs = job.limit_s if isinstance(job, (VetPlan, Prepare, ProfilePlan, TimeKept)) else None
         return min(limit for limit in (own, jobs, limit_s) if limit is not None)
 
 
@@ -213,8 +212,8 @@ class Workers:
 
     def _raced(self, job: Job, limit_s: float | None) -> Outcome:
         """What the racer answers; where a region finds no memory, because of plans that were prepared it may be, once more."""
-        if self._is_kept(job):
-            return self._race_kept(job)
+        if self._is_kept(job) and (found := self._race_kept(job)) is not None:
+            return found
         outcome = self._answer(self.racer, job, limit_s)
         if isinstance(job, RaceRegion) and "out-of-memory" in (outcome.status, *(row.status for row in outcome.rows)):
             self._answer(self.racer, Rest())
@@ -226,8 +225,8 @@ class Workers:
         """Whether it is a race of entries that workers keep."""
         return isinstance(job, RacePlans) and all((job.trace, entry) in self._keepers for entry in job.entries)
 
-    def _race_kept(self, job: Job) -> Outcome:
-        """Time each entry in the worker that keeps it."""
+    def _race_kept(self, job: Job) -> Outcome | None:
+        """Time each entry in the worker that keeps it; None where one of these has started anew since."""
         assert isinstance(job, RacePlans)
         keepers = {entry: self._keepers[job.trace, entry] for entry in job.entries}
         apart = len({id(process) for process in keepers.values()}) > 1
@@ -287,6 +286,8 @@ class Workers:
             outcome = process.ask(job, self.limits.of(job, limit_s), self.on_stage)
             if isinstance(job, VetPlan) and job.keeps and outcome.prepared:
                 self._keepers[job.trace, job.entry] = process
+            if isinstance(job, TimeKept) and outcome.status == "refused":
+                self._forget(process)
             return outcome
         except WorkerLostError as loss:
             self._forget(process)
@@ -317,7 +318,7 @@ def _names(job: Job) -> list[str]:
         return [entry.name for entry in job.entries]
     if isinstance(job, VetRegion):
         return [choice_name((job.executor, job.variant))]
-    if isinstance(job, (VetPlan, EnterKept, TimeKept)):
+    if isinstance(job, (VetPlan, TimeKept)):
         return [job.entry.name]
     return ["capture" if isinstance(job, Capture) else "machine" if isinstance(job, Calibrate) else "job"]
 

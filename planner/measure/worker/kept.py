@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fuseplan.measure.clocks import clock_for
-from fuseplan.measure.jobs import EnterKept, Outcome, OutcomeRow, TimeKept, VetPlan
+from fuseplan.measure.jobs import Outcome, OutcomeRow, TimeKept, VetPlan
 from fuseplan.measure.memory import holds_much
 from fuseplan.measure.race import LaneError
 from fuseplan.measure.worker.loaded import calls_to_settle
@@ -39,12 +39,12 @@ def is_in_use(trace: str, place: Workplace) -> bool:
     return course is not None and bool(course.prepared)
 
 
-def time(job: EnterKept | TimeKept, place: Workplace) -> Outcome:
+def time(job: TimeKept, place: Workplace) -> Outcome:
     """Enter what is kept, or take a block of it."""
-    return _entered(job, place) if isinstance(job, EnterKept) else _timed(job, place)
+    return _entered(job, place) if job.enters else _timed(job, place)
 
 
-def _entered(job: EnterKept, place: Workplace) -> Outcome:
+def _entered(job: TimeKept, place: Workplace) -> Outcome:
     """Warm it up on the inputs of the race."""
     place.at(job.entry.name, "running")
     loaded, course = place.programs.case(job.trace).loaded, place.programs.course(job.trace)
