@@ -49,7 +49,7 @@ class Effort:
     @property
     def measures(self) -> bool:
         """Whether anything runs; without, a plan is predicted only and stays unverified."""
-        return self.device_s > 0
+        return self.plan_blocks > 0
 
     def within(self, seconds: float) -> Effort:
         """The same effort, with no more than so many seconds to spend.
