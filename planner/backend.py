@@ -7,13 +7,13 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.fx import GraphModule
 
 from fuseplan.capture.dynamo.program import program_key
+from fuseplan.capture.dynamo.ranks import tunes_here
 from fuseplan.capture.dynamo.registry import bear_threads
 from fuseplan.capture.dynamo.settled import settled
 from fuseplan.errors import FuseplanError
@@ -35,13 +35,14 @@ _NESTED = 4
 def _asked(options: Mapping[str, Any]) -> None:
     """Torch.compile was asked for ours. Where a first program is going to be tuned, whose workers take seconds to start, they start now."""
     tune, db = options.get("tune"), options.get("db")
-    if tune not in AT_ONCE or not torch.cuda.is_initialized() or not isinstance(db, (str, Path, type(None))):
+    if tune not in AT_ONCE or options.get("plan") is not None or not torch.cuda.is_initialized() or not tunes_here():
         return
-    file = places(os.environ, db).user
-    if file is not None and not file.exists():  # else it may well know the program
-        from fuseplan.tuning.queue.staying import start_ahead
+    with suppress(Exception):  # it is a head start, and whatever is wrong is told when it matters
+        file = places(os.environ, db).user
+        if file is not None and not file.exists():  # else it may well know the program
+            from fuseplan.tuning.queue.staying import start_ahead
 
-        start_ahead(f"cuda:{torch.cuda.current_device()}", str(tune))
+            start_ahead(f"cuda:{torch.cuda.current_device()}", str(tune))
 
 
 bear_threads(lambda: fuseplan_backend, _asked)
@@ -77,7 +78,9 @@ def fuseplan_backend(
     programs = _programs_around()
     programs.append(program)
     called = found.called(compiled)
-    if checked.reload is not None:
+    if checked.reload is None:
+        lookup.let_go()
+    else:
         called = _following(called, lookup, choice, partial(_forget, programs, program))
     return called if lookup.waits is None else lookup.waits.counted(called)
 
@@ -97,11 +100,14 @@ class _DefaultAhead:
         """
         lookup = self.lookup
         choice = lookup.default("")
-        if lookup.options.fuel is not None or lookup.identity.symbols.seen() or choice.plan.host != "inductor":
+        options, plan = lookup.options, choice.plan
+        if options.fuel is not None or options.attention != "as-is" or lookup.identity.symbols.seen():
             return
-        program = Program(lookup.identity.key, lookup.identity.why, choice.plan, choice.why)
+        if plan.host != "inductor":
+            return
+        program = Program(lookup.identity.key, lookup.identity.why, plan, choice.why)
         with suppress(Exception):  # whoever needs it compiles it once more, and hears of it
-            self._found = program, replay(choice.plan, Draft(lookup.gm).finished(), lookup.example_inputs, program)
+            self._found = program, replay(plan, Draft(lookup.gm).finished(), lookup.example_inputs, program)
 
     def taken(self, choice: Chosen) -> tuple[Program, Callable[..., Any]] | None:
         """The program, if this is what was compiled."""

@@ -217,6 +217,11 @@ class Lookup:
         self._bounds = list(spans)
         return answer
 
+    def let_go(self) -> None:
+        """Keep nothing of what the program was called with, once it is compiled: a plan may ask for this as long as it runs."""
+        if self.device.type in _TUNED_DEVICES:  # which is read off it
+            self.example_inputs = ()
+
     def hold(self) -> None:
         """Tell Dynamo how far the answer holds: it compiles anew, and asks again, where a size crosses a box's side.
 

@@ -16,9 +16,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fuseplan.capture.dynamo.names import name_of
+from fuseplan.capture.dynamo.ranks import tunes_here
 from fuseplan.capture.trace.write import write_trace
 from fuseplan.durations import seconds
 from fuseplan.errors import FuseplanError, OptionError
@@ -186,7 +185,7 @@ def tune_online(
 
     Of several processes that run one program together, only the first tunes; the others take the default until it has.
     """
-    if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_rank() != 0:
+    if not tunes_here():
         return
     trace = write_trace(gm, example_inputs, name_of(gm))
     refuse_promises(gm, example_inputs, trace)
@@ -201,7 +200,8 @@ def tune_online(
         raise FuseplanError(str(failed))
     found = None if spends.cuts else sites_alone(gm, example_inputs, options.rewrites)
     brief = Brief(effort, usual_s(store, effort, here))
-    with shown(None, brief) as heard, staying_workers(where, spends) as pool:
+    pool = LazyPool(lambda: staying_workers(where, spends))
+    with shown(None, brief) as heard, _open_to_the_end(pool):
         tuner = Tuner(store, pool, where, spends, Settings(kinds=options.rewrites), heard, here=here)
         if meanwhile is None or here.device == "cpu" or not spends.over_default:
             (tuned,) = tuner.tune(trace, launches, found=found)
@@ -217,6 +217,19 @@ def tune_online(
     logger.info("program %s: %s, %s, after %.0f s", trace.key[:12], tuned.status, tuned.winner, tuned.seconds)
     if tuned.plan is None:
         raise FuseplanError(tuned.detail or "no plan could be raced")
+
+
+@contextmanager
+def _open_to_the_end(pool: LazyPool) -> Iterator[None]:
+    """Close a pool afterwards; at once where that is an error, such as Ctrl-C: what a thread makes of workers that die of it counts
+    for nothing.
+    """
+    try:
+        yield
+    except BaseException as error:
+        pool.break_off(error)
+        raise
+    pool.close()
 
 
 def _agenda(

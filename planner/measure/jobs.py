@@ -317,6 +317,10 @@ class Outcome:
         return next(row for row in self.rows if row.name == name)
 
 
+GONE = Outcome("refused", "its worker no longer keeps it")
+"""What comes of timing a plan that is not there."""
+
+
 @dataclass(frozen=True)
 class Ready:
     """A worker has started, and waits for jobs."""

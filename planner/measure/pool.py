@@ -11,6 +11,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from time import monotonic
@@ -38,7 +39,7 @@ from fuseplan.measure.jobs import (
     VetRegion,
     choice_name,
 )
-from fuseplan.measure.kept import race_kept
+from fuseplan.measure.kept import KeeperLostError, race_kept
 from fuseplan.measure.process import WorkerLostError, WorkerProcess
 from fuseplan.measure.vetters import Ask, Begun, Standing, Vetters, once
 from fuseplan.rewrites.kinds import from_outside
@@ -123,6 +124,7 @@ class Workers:
         self._begun: Begun | None = None
         self._keepers: dict[tuple[str, RaceEntry], WorkerProcess] = {}
         """Who keeps what was vetted, by trace and entry."""
+        self._keeping = threading.Lock()
         self._finalizer = weakref.finalize(self, _end, [self.racer, *self.vetters])
 
     def __enter__(self) -> Workers:
@@ -147,11 +149,9 @@ class Workers:
         with self._ended_by_errors():
             self._give_up()
             holding = [process for process in (self.racer, *self.vetters) if process.holds]
-            threads = [threading.Thread(target=self._answer, args=(process, Rest())) for process in holding]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+            if holding:
+                with ThreadPoolExecutor(len(holding)) as threads:
+                    list(threads.map(lambda process: self._answer(process, Rest()), holding))
 
     def begin(self, job: VetPlan) -> None:
         """Begin with a check that `stream` is asked for next, while something else is found out: nothing if there is but one worker
@@ -212,8 +212,8 @@ class Workers:
 
     def _raced(self, job: Job, limit_s: float | None) -> Outcome:
         """What the racer answers; where a region finds no memory, because of plans that were prepared it may be, once more."""
-        if self._is_kept(job) and (found := self._race_kept(job)) is not None:
-            return found
+        if isinstance(job, RacePlans) and self._is_kept(job):
+            return self._race_kept(job, limit_s)
         outcome = self._answer(self.racer, job, limit_s)
         if isinstance(job, RaceRegion) and "out-of-memory" in (outcome.status, *(row.status for row in outcome.rows)):
             self._answer(self.racer, Rest())
@@ -225,12 +225,24 @@ class Workers:
         """Whether it is a race of entries that workers keep."""
         return isinstance(job, RacePlans) and all((job.trace, entry) in self._keepers for entry in job.entries)
 
-    def _race_kept(self, job: Job) -> Outcome | None:
-        """Time each entry in the worker that keeps it; None where one of these has started anew since."""
-        assert isinstance(job, RacePlans)
+    def _race_kept(self, job: RacePlans, limit_s: float | None) -> Outcome:
+        """Time each entry in the worker that keeps it; where one of these is lost, the racer compiles what is left."""
         keepers = {entry: self._keepers[job.trace, entry] for entry in job.entries}
         apart = len({id(process) for process in keepers.values()}) > 1
-        return race_kept(job, lambda step, entry: self._answer(keepers[entry], step), apart=apart)
+        try:
+            return race_kept(
+                job,
+                lambda step, entry: self._answer(keepers[entry], step, limit_s),
+                lambda entry: (job.trace, entry) in self._keepers,
+                apart=apart,
+            )
+        except KeeperLostError as lost:
+            rest = None if lost.row is None else _without(job, lost.row.name)
+            self._rest(self.vetters)  # the racer has the memory to itself
+            found = self._answer(self.racer, rest or job, limit_s)
+            if rest is None or lost.row is None:
+                return found
+            return replace(found, rows=_ordered(job, [*found.rows, lost.row]))
 
     def _rest(self, processes: Sequence[WorkerProcess]) -> None:
         """On a GPU, have them let go of what they hold."""
@@ -264,7 +276,7 @@ class Workers:
                 ahead.forget()
             self._rest(self.vetters[1:])
             for i in crowded:
-                outcomes[i] = self._answer(self.vetters[0], crew.jobs[i], limit_s)
+                outcomes[i] = self._answer(self.vetters[0], _alone(crew.jobs[i]), limit_s)
                 _tell(on_done, crew.jobs[i], outcomes[i])
             crowded.clear()
             return True
@@ -285,9 +297,8 @@ class Workers:
         try:
             outcome = process.ask(job, self.limits.of(job, limit_s), self.on_stage)
             if isinstance(job, VetPlan) and job.keeps and outcome.prepared:
-                self._keepers[job.trace, job.entry] = process
-            if isinstance(job, TimeKept) and outcome.status == "refused":
-                self._forget(process)
+                with self._keeping:
+                    self._keepers[job.trace, job.entry] = process
             return outcome
         except WorkerLostError as loss:
             self._forget(process)
@@ -302,7 +313,16 @@ class Workers:
 
     def _forget(self, process: WorkerProcess) -> None:
         """It keeps nothing any more."""
-        self._keepers = {kept: keeper for kept, keeper in self._keepers.items() if keeper is not process}
+        with self._keeping:
+            for kept in [kept for kept, keeper in self._keepers.items() if keeper is process]:
+                del self._keepers[kept]
+
+
+def _alone(job: Job) -> Job:
+    """A job that is done once more when all else is through: nobody is left who would hurry it."""
+    if isinstance(job, VetPlan) and job.over_s is not None:
+        return replace(job, limit_s=job.over_s)
+    return job
 
 
 def _tell(on_done: OnDone | None, job: Job, outcome: Outcome) -> None:

@@ -19,7 +19,7 @@ _ahead: list[tuple[Child, Mapping[str, str]]] = []
 """The process that is on its way to be the first worker that is needed, and the variables that it has inherited."""
 
 
-_TORCHS = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_MODULE_LOADING")
+TORCHS = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_MODULE_LOADING")
 """Variables that torch sets for itself where nobody has."""
 
 
@@ -37,7 +37,7 @@ def _started(variables: Mapping[str, str] | None) -> Child:
     with contextlib.suppress(IndexError):  # there is none
         child, inherited = _ahead.pop()
         wanted = {**os.environ, **(variables or {})}
-        for name in _TORCHS:
+        for name in TORCHS:
             if name not in inherited:
                 wanted.pop(name, None)
         if child.alive and inherited == wanted:
@@ -83,7 +83,10 @@ class WorkerProcess:
         """Start the process if there is none, and do not wait for it: importing torch takes seconds."""
         with self._lock:  # else a worker could be started while another thread ends them all
             if self._child is None and not self._ended:
-                self._child, self._ready = _started(self.variables), False
+                try:
+                    self._child, self._ready = _started(self.variables), False
+                except OSError as error:  # such as too many processes
+                    raise ExecutorError(f"no worker process can be started: {error}") from None
                 with contextlib.suppress(LostError):  # one that is gone already will be missed when it is asked
                     self._child.tell(self.setup)
 
@@ -92,8 +95,7 @@ class WorkerProcess:
 
         `on_at` hears which candidate the worker is at, and what it does with it.
         """
-        with self._lock:
-            self._hurried_s = None
+        self._renew()
         self.start()
         child = self._child
         if child is None:
@@ -134,6 +136,17 @@ class WorkerProcess:
                 self._child.hurry(seconds)
             else:
                 self._hurried_s = seconds
+
+    def unhurried(self) -> None:
+        """Its next job has all the time that it is given."""
+        with self._lock:
+            self._hurried_s = None
+
+    def _renew(self) -> None:
+        """Start another where it has ended while it waited: that says nothing of the job to come."""
+        child = self._child
+        if child is not None and self._ready and not child.alive:
+            self._start_anew()
 
     def _start_anew(self) -> None:
         """End it, and start another, which is there by the time that it is asked."""

@@ -113,7 +113,8 @@ class Vetters:
             if isinstance(found, BaseException):
                 raise found
             settle(i, found)
-            self._hurry(self.jobs[i])
+            if found.status != "out-of-memory":  # else it may be done once more
+                self._hurry(self.jobs[i])
 
     def _hurry(self, done: Job) -> None:
         """Let others go on for as long as they may beyond what torch.compile does, which is done."""
@@ -144,6 +145,7 @@ class Vetters:
                 return
             self._shares[process] = max(1 / self.size, left / len(starting))
             job, self._at[process] = replace(self.jobs[i], share=self._shares[process]), i
+            process.unhurried()
             threading.Thread(target=self._serve, args=(process, i, job), daemon=True).start()
 
     def _serve(self, process: WorkerProcess, i: int, job: Job) -> None:

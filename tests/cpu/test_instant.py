@@ -243,6 +243,7 @@ class Counted:
 def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Counted]]:
     Counted.made = []
     monkeypatch.setattr(staying, "workers_for", lambda device, effort: Counted(device, {}))
+    monkeypatch.setattr(staying, "_has_room", lambda device: True)
     monkeypatch.setattr(staying, "_alike", lambda one, other: one.operators == other.operators)
     yield Counted.made
     for one in list(staying._staying):
@@ -323,6 +324,7 @@ def test_workers_are_alike_if_they_would_be_started_so_now() -> None:
         ({"tune": "instant"}, True, True, False),
         ({"tune": "instant"}, False, False, False),
         ({"tune": "instant", "db": 3}, False, True, False),
+        ({"tune": "instant", "plan": "aten"}, False, True, False),
         ({}, False, True, False),
     ],
 )

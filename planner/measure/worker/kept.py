@@ -6,24 +6,29 @@ from collections.abc import Callable
 from typing import Any
 
 from fuseplan.measure.clocks import clock_for
-from fuseplan.measure.jobs import Outcome, OutcomeRow, TimeKept, VetPlan
-from fuseplan.measure.memory import holds_much
+from fuseplan.measure.failures import check_device
+from fuseplan.measure.jobs import GONE, Outcome, OutcomeRow, TimeKept, VetPlan
+from fuseplan.measure.memory import holds_much, roomy
 from fuseplan.measure.race import LaneError
 from fuseplan.measure.worker.loaded import calls_to_settle
 from fuseplan.measure.worker.racing import enter
+from fuseplan.measure.worker.stand_in import as_planned, failed_regions
 from fuseplan.measure.worker.workplace import Workplace
 
 CALLS = 4
 """Calls in a block at most that tell device and host apart; what decides is the loop of steps after them."""
-GONE = Outcome("refused", "its worker no longer keeps it")
-"""What comes of a plan that is not there."""
 
 
 def keep(job: VetPlan, compiled: Callable[..., Any] | None, place: Workplace) -> bool:
-    """Keep a plan that was found right, with what its race needs, and say so; not where that would hold too much of the memory."""
+    """Keep a plan that was found right, with what its race needs, and say so; not where there is no room for that."""
     if compiled is None:
         return False
-    course = place.programs.course(job.trace)
+    try:
+        with roomy(place.device):
+            course = place.programs.course(job.trace)
+    except Exception as error:  # noqa: BLE001 -- the plan is right all the same, and may race elsewhere
+        check_device(error)
+        return False
     course.prepared[job.entry] = compiled
     place.clear()
     if not holds_much(place.device):
@@ -53,9 +58,12 @@ def _entered(job: TimeKept, place: Workplace) -> Outcome:
         return GONE
     if course.clock is None:
         course.clock = clock_for(place.device.type, steps=True, calls=CALLS)
+    failed_before = failed_regions()
     with loaded.modes():
         calls, more = course.calls(compiled, loaded), calls_to_settle(job.entry)
         row = enter(course.clock, OutcomeRow(job.entry.name, compile_s=0.0), calls, place.device, more)
+    if row.status == "ok":
+        row = as_planned(row, job.entry, compiled, failed_before)
     return Outcome(row.status, row.detail, rows=(row,))
 
 

@@ -14,11 +14,10 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from fuseplan.backend import fuseplan_backend, programs_of
+from fuseplan.backend import fuseplan_backend
 from fuseplan.capture.dynamo.settled import settled
 from fuseplan.capture.trace.load import Loaded
 from fuseplan.executors import GAPS
-from fuseplan.explain import compiled_by
 from fuseplan.host.settings import BUNDLES
 from fuseplan.judge.culprit import inquire
 from fuseplan.judge.expect import CHANCES_SHARE, SEEDS, Expectation, Surroundings, expect
@@ -43,19 +42,18 @@ from fuseplan.measure.sites_alone import has_backward, sites_alone
 from fuseplan.measure.worker.kept import is_in_use, keep
 from fuseplan.measure.worker.loaded import LoadedProgram, calls_to_settle
 from fuseplan.measure.worker.racing import Announced, enter
+from fuseplan.measure.worker.stand_in import as_planned, compiled_programs, failed_regions, stand_in
 from fuseplan.measure.worker.workplace import Workplace
 from fuseplan.plan import Plan
 from fuseplan.rewrites.found import MissedPlaces, SiteFound
 from fuseplan.rewrites.sites import Sites, missed_places
 from fuseplan.runtime import Program
 from fuseplan.runtime.torch_cache import backward_at_once
-from fuseplan.stats import stats
 
 ROUNDS = 2
 """Calls on each of them: what a CUDA graph replays shows at the third call at the earliest, once it is captured at all."""
 NO_ROOM = Outcome("refused", "it takes too much of the device's memory to be kept")
 """What comes of preparing where there is no room."""
-_FAILED = "regions failed at run time"
 
 
 def compile_entry(entry: RaceEntry, loaded: Loaded) -> Callable[..., Any]:
@@ -106,13 +104,13 @@ def capture(job: Capture, place: Workplace) -> Outcome:
     compiled: Any = torch.compile(compile_entry(RaceEntry("eager"), loaded), backend=look)
     with suppress(_Enough), backward_at_once():
         loaded.run(compiled)
-    programs = _programs(compiled)
+    programs = compiled_programs(compiled)
     if _backward_is_to_come(programs):
         torch._dynamo.reset()
         runs, told[:], missed[:] = True, (), ()
         compiled = torch.compile(compile_entry(RaceEntry("eager"), loaded), backend=look)
         loaded.run(compiled)
-        programs = _programs(compiled)
+        programs = compiled_programs(compiled)
     traced_s = round(perf_counter() - begin, 6)
     torch._dynamo.reset()
     if (count := len(alone) or len(programs)) != 1:
@@ -137,11 +135,6 @@ def _stop(*_: Any) -> Any:
 def _backward_is_to_come(programs: Sequence[Program]) -> bool:
     roles = {record.role for program in programs for record in program.graphs}
     return "forward" in roles and "backward" not in roles
-
-
-def _programs(compiled: Any) -> list[Program]:
-    wrapper = compiled_by(compiled)
-    return [] if wrapper is None else programs_of(wrapper)
 
 
 def vet(job: VetPlan, place: Workplace) -> Outcome:
@@ -196,7 +189,7 @@ class _Trial:
             given.clear()
         self.stage = RUN
         self.row = replace(self.row, compile_s=round(perf_counter() - begin, 6))
-        stood_in = _stand_in(self.entry, compiled)
+        stood_in = stand_in(self.entry, compiled)
         if stood_in is not None:
             return self.fail(*stood_in)
         peak.settle()
@@ -230,10 +223,10 @@ class _Trial:
 
     def _call(self, compiled: Callable[..., Any], seed: int, *, settles: bool = False) -> Mapping[str, Any]:
         """What the next call gives. One that `settles` is not judged, and what fails in it has failed at the next one."""
-        failed_before = stats().get(_FAILED, 0)
+        failed_before = failed_regions()
         found = self.case.loaded.run(compiled, seed)
         self.calls += not settles
-        if self.failed_at is None and stats().get(_FAILED, 0) > failed_before:
+        if self.failed_at is None and failed_regions() > failed_before:
             self.failed_at = self.calls + settles
         return found
 
@@ -285,26 +278,6 @@ def _layout(entry: RaceEntry) -> Layout:
     return "gaps" if any(region.variant == GAPS for region in regions) else "eager"
 
 
-def _as_planned(row: OutcomeRow, entry: RaceEntry, compiled: Any, failed_before: int) -> OutcomeRow:
-    """The row of an entry that runs, unless something else runs in its place."""
-    if stats().get(_FAILED, 0) > failed_before:
-        return replace(row, status=RUN, detail="a region failed, and ATen stood in for it")
-    status, detail = _stand_in(entry, compiled) or ("ok", "")
-    return replace(row, status=status, detail=detail)
-
-
-def _stand_in(entry: RaceEntry, compiled: Any) -> tuple[str, str] | None:
-    """What runs instead of what the plan says: its time would be another plan's. A greedy plan names no regions."""
-    for program in _programs(compiled) if entry.plan is not None else []:
-        if program.remarks:
-            return "refused", line(program.remarks[0])
-        if program.plan.carve_outs:
-            fallen = [region for record in program.graphs for region in record.regions if region.fallback]
-            for region in fallen:
-                return COMPILE, line(f"the region at op {region.ops[0]} under {region.executor}: {region.fallback}")
-    return None
-
-
 def _expectation(case: LoadedProgram, job: VetPlan, place: Workplace) -> Expectation:
     """What the program should give."""
     if case.expectation is None:
@@ -332,7 +305,8 @@ def fault(job: FindFault, place: Workplace) -> Outcome:
         loaded = place.programs.case(job.trace).loaded
         return Outcome(inquiry=inquire(loaded, near=job.near, seconds=job.seconds, where=where))
     finally:
-        torch._dynamo.reset()
+        if not is_in_use(job.trace, place):
+            torch._dynamo.reset()
 
 
 def race_entries(job: RacePlans, place: Workplace) -> Outcome:
@@ -349,12 +323,12 @@ def race_entries(job: RacePlans, place: Workplace) -> Outcome:
                 if prepared is None:
                     place.clear()  # of the entry before: memory that is let go meanwhile would be this one's gain
                 compiled = compile_entry(entry, loaded) if prepared is None else prepared
-                failed_before = stats().get(_FAILED, 0)
+                failed_before = failed_regions()
                 calls, more = course.calls(compiled, loaded), 0 if prepared is not None else calls_to_settle(entry)
                 row = enter(clock, OutcomeRow(entry.name), calls, place.device, more)
                 if prepared is not None:  # of its first calls, vetting has told
                     row = replace(row, compile_s=None, peak_bytes=None)
-                rows[entry.name] = row if row.status != "ok" else _as_planned(row, entry, compiled, failed_before)
+                rows[entry.name] = row if row.status != "ok" else as_planned(row, entry, compiled, failed_before)
             return run_race(Announced(clock, place), rows, job.incumbent, job.rule, job.rivals)
     finally:
         clock.lanes.clear()
@@ -369,7 +343,7 @@ def prepare(job: Prepare, place: Workplace) -> Outcome:
     place.clear()
     if holds_much(place.device):
         return NO_ROOM
-    failed_before = stats().get(_FAILED, 0)
+    failed_before = failed_regions()
     place.at(job.entry.name, "compiling")
     compiled: Any = compile_entry(job.entry, case.loaded)
     calls = course.calls(compiled, case.loaded)
@@ -377,7 +351,7 @@ def prepare(job: Prepare, place: Workplace) -> Outcome:
         for call in islice(cycle(calls), len(calls) + calls_to_settle(job.entry)):
             call()
     del calls, call
-    if stats().get(_FAILED, 0) > failed_before:
+    if failed_regions() > failed_before:
         return Outcome(RUN, "a region failed, and ATen stood in for it")
     course.prepared[job.entry] = compiled
     place.clear()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from threading import Lock
 from typing import TypeVar
@@ -162,6 +162,12 @@ class LazyPool:
         self._closed = True
         with self._lock:
             self._stack.close()
+
+    def break_off(self, error: BaseException) -> None:
+        """End the workers now, as whoever opened them does after an error."""
+        self._closed = True
+        with self._lock, suppress(type(error)):
+            self._stack.__exit__(type(error), error, error.__traceback__)
 
     def _check(self) -> None:
         if self._closed:

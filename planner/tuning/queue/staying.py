@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
+import torch
+
 from fuseplan.errors import FuseplanError
 from fuseplan.measure.jobs import Setup
 from fuseplan.measure.pool import Workers
+from fuseplan.measure.process import TORCHS
 from fuseplan.tuning.effort import Effort
 from fuseplan.tuning.program.services import Pool
 from fuseplan.tuning.queue.devices import workers_for
@@ -18,6 +22,8 @@ STAY_S = 20.0
 """How long workers wait for the next program: what comes between two programs of a model is seconds."""
 
 
+ROOM = 0.25
+"""The share of a GPU's memory that has to be free for workers to stay."""
 AHEAD_S = 60.0
 """How long those wait for the first one that were started ahead of it: Dynamo has to capture it meanwhile."""
 
@@ -27,6 +33,8 @@ class _Staying:
     workers: Workers
     device: str
     end: threading.Timer
+    environment: dict[str, str]
+    """The variables of this process since when they wait."""
 
 
 _lock = threading.Lock()
@@ -46,16 +54,27 @@ def staying_workers(device: str, effort: Effort) -> Iterator[Pool]:
     except BaseException:
         workers.close()
         raise
-    if device.startswith("cuda"):
+    if device.startswith("cuda") and _has_room(device):
         _let_stay(workers, device)
     else:
         workers.close()
 
 
+def _has_room(device: str) -> bool:
+    """Whether what workers hold by being there is nothing that a program on this GPU would miss."""
+    free, total = torch.cuda.mem_get_info(device)
+    return free >= ROOM * total
+
+
+def _environment() -> dict[str, str]:
+    """The variables that a worker inherits, but for those that torch sets for itself."""
+    return {name: value for name, value in os.environ.items() if name not in TORCHS}
+
+
 def _waiting(device: str, effort: Effort) -> Workers:
     new = workers_for(device, effort)
     with _lock:
-        found = next((one for one in _staying if one.device == device and _alike(one.workers, new)), None)
+        found = next((one for one in _staying if one.device == device and _is_as(one, new)), None)
         if found is not None:
             _staying.remove(found)
             found.end.cancel()
@@ -64,6 +83,10 @@ def _waiting(device: str, effort: Effort) -> Workers:
         return found.workers
     new.start(racing=effort.cuts)
     return new
+
+
+def _is_as(one: _Staying, new: Workers) -> bool:
+    return one.environment == _environment() and _alike(one.workers, new)
 
 
 def _alike(one: Workers, other: Workers) -> bool:
@@ -91,7 +114,7 @@ def start_ahead(device: str, effort: str) -> None:
 
 
 def _let_stay(workers: Workers, device: str, seconds: float = STAY_S) -> None:
-    staying = _Staying(workers, device, threading.Timer(seconds, lambda: _end(staying)))
+    staying = _Staying(workers, device, threading.Timer(seconds, lambda: _end(staying)), _environment())
     staying.end.daemon = True
     with _lock:
         _staying.append(staying)
