@@ -3,22 +3,42 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.fx import GraphModule
 
 from cpu.test_measure import FLAGS
+from fuseplan import backend
+from fuseplan.errors import ExecutorError
 from fuseplan.measure.entry import RaceEntry
-from fuseplan.measure.jobs import PLAN_RULE, Capture, Job, Outcome, OutcomeRow, RacePlans, TimeKept, VetPlan
+from fuseplan.measure.jobs import (
+    PLAN_RULE,
+    Capture,
+    Job,
+    Outcome,
+    OutcomeRow,
+    RacePlans,
+    Rest,
+    Setup,
+    TimeKept,
+    VetPlan,
+)
 from fuseplan.measure.kept import APART, race_kept
 from fuseplan.measure.pool import Limits, Workers
+from fuseplan.measure.process import WorkerProcess
 from fuseplan.measure.race import Sample
+from fuseplan.measure.worker.answer import answer
+from fuseplan.measure.worker.workplace import Workplace
 from fuseplan.plan import CarveOuts, Plan
+from fuseplan.runtime import Program
 from fuseplan.segment import Region, Segmentation
 from fuseplan.tuning.traces import traces_of
 
@@ -151,12 +171,122 @@ def test_in_processes_apart_less_than_two_percent_tells_nothing(trace: str, apar
     """Made-up times: one plan is 1.5 % faster in each round."""
     us = {"eager": 100.0, "aten": 98.5}
 
-    def answer(job: Job, entry: RaceEntry) -> Outcome:
+    def told(job: Job, entry: RaceEntry) -> Outcome:
         assert isinstance(job, TimeKept)
         if job.enters:
             return Outcome(rows=(OutcomeRow(entry.name),))
         return Outcome(sample=Sample(us[entry.name], 0.0, us[entry.name]))
 
-    found = race_kept(RacePlans(trace, (EAGER, ATEN), "eager", RULE), answer, lambda entry: True, apart=apart)
+    found = race_kept(RacePlans(trace, (EAGER, ATEN), "eager", RULE), told, lambda entry: True, apart=apart)
     assert found.race is not None
     assert found.race.winner == ("eager" if apart else "aten")
+
+
+def test_what_dies_over_a_block_takes_no_other_with_it(workers: Workers, trace: str) -> None:
+    """Two that one worker keeps: the one that it does not die of was lost with it, and races all the same."""
+    for one in (INDUCTOR, ATEN):  # the same worker vets both
+        workers.map([VetPlan(trace, one, keeps=True)])
+    answer, killed = workers._answer, list[int]()
+
+    def struck(process: WorkerProcess, job: Job, limit_s: float | None = None) -> Outcome:
+        if isinstance(job, TimeKept) and job.entry.name == ATEN.name and not job.enters and not killed:
+            assert process.pid is not None
+            os.kill(process.pid, signal.SIGKILL)
+            killed.append(process.pid)
+            sleep(0.5)
+        return answer(process, job, limit_s)
+
+    workers._answer = struck  # type: ignore[method-assign]
+    found = raced(workers, trace, INDUCTOR, ATEN)
+    assert len(killed) == 1
+    assert found.race is not None
+    assert next(row for row in found.rows if row.name == "inductor").status == "ok"
+
+
+def test_a_worker_that_died_while_it_waited_is_no_fault_of_the_next_plan(workers: Workers, trace: str) -> None:
+    workers.map([VetPlan(trace, EAGER)])
+    process = next(one for one in workers.vetters if one.pid is not None)
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    sleep(1.0)
+    (found,) = workers.map([VetPlan(trace, EAGER)])
+    assert found.ok
+
+
+class Unheard:
+    """Nobody listens."""
+
+    def at(self, name: str, stage: str) -> None: ...
+
+
+@pytest.fixture
+def place() -> Workplace:
+    return Workplace(Setup("cpu"), Unheard())
+
+
+def test_a_right_plan_whose_race_cannot_be_set_up_is_right_and_not_kept(
+    place: Workplace, trace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crowded(loaded: object) -> None:
+        raise torch.OutOfMemoryError("planted")
+
+    monkeypatch.setattr("fuseplan.measure.worker.loaded._course", crowded)
+    found = answer(VetPlan(trace, EAGER, keeps=True), place)
+    assert (found.status, found.prepared, found.row("eager").status) == ("ok", False, "ok")
+
+
+def test_a_plan_that_something_stands_in_for_later_is_out(
+    place: Workplace, trace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What CUDA graphs cannot capture shows at the third call."""
+    calls, real = [0], backend.replay
+
+    def falling_back(plan: Plan, gm: GraphModule, inputs: Sequence[Any], program: Program) -> Callable[..., Any]:
+        called = real(Plan("eager"), gm, inputs, program)
+        program.plan = plan
+
+        def call(*args: Any) -> Any:
+            calls[0] += 1
+            if calls[0] == 3:
+                program.remarks.append("it runs plain")
+            return called(*args)
+
+        return call
+
+    monkeypatch.setattr(backend, "replay", falling_back)
+    assert answer(VetPlan(trace, ATEN, keeps=True), place).prepared
+    found = answer(TimeKept(trace, ATEN, enters=True), place)
+    assert (found.status, found.row("aten").detail) == ("refused", "it runs plain")
+
+
+def test_a_hurry_before_a_worker_is_asked_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    process, told = WorkerProcess(Setup("cpu"), 1.0), list[float]()
+
+    class Kept:
+        alive = True
+
+        def tell(self, *_: object) -> None: ...
+
+        def hear(self, limit_s: float) -> Outcome:
+            return Outcome()
+
+        def hurry(self, seconds: float) -> None:
+            told.append(seconds)
+
+    process._child, process._ready = Kept(), True  # type: ignore[assignment]
+    process.hurry(3.0)
+    process.ask(Rest(), 1.0)
+    process.ask(Rest(), 1.0)
+    process.hurry(4.0)
+    process.unhurried()
+    process.ask(Rest(), 1.0)
+    assert told == [3.0]
+
+
+def test_too_many_processes_is_an_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("fuseplan.measure.process._started", refused)
+    with pytest.raises(ExecutorError, match="no worker process can be started"):
+        WorkerProcess(Setup("cpu"), 1.0).start()
