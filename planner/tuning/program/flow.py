@@ -82,15 +82,14 @@ class Stages:
         """
         checks = TimedChecks(self.services, self.budget, trace.to_json(), apart=self.searches[0].problem.trains)
         worth = {search.launch: search.worth_trying() for search in self.searches}
-        fit, able, reasons = list[RaceEntry](), list(self.searches), dict[str, str]()
         plain = [entry for entry in worth["plain"] if not entry.default] if len(worth) > 1 else []
-        fit += checks.checked([entry for entries in worth.values() for entry in entries if entry not in plain])
+        fit = checks.checked([entry for entries in worth.values() for entry in entries if entry not in plain])
         if not any(entry.default for entry in fit):
             fit += checks.checked(self.searches[0].eager())
         reasons = {
             search.launch: why_not(search, fit, checks.rows, self.services.environment) for search in self.searches
         }
-        able = [search for search in self.searches if not reasons[search.launch]] or able
+        able = [search for search in self.searches if not reasons[search.launch]] or self.searches
         if len(able) < len(self.searches):
             fit += checks.checked(plain)
         verdict = self._raced(able, checks, {}, fit)
