@@ -142,7 +142,7 @@ class TimeKept(Job):
     trace: str
     entry: RaceEntry
     limit_s: float | None = None
-    """As that of the job that vets it."""
+    """How long its worker may be silent, where that is less than for others."""
     enters: bool = False
     alone: ClassVar[bool] = True
 

@@ -54,7 +54,7 @@ def _options_around() -> Mapping[str, Any] | None:
 
 
 def bear_threads(ours: Callable[[], Any], asked: Callable[[Mapping[str, Any]], None]) -> None:
-    """Let several threads be the first to use the backend; `asked` hears of the options of each torch.compile with it after the first.
+    """Let several threads be the first to use the backend; `asked` hears of the options of each torch.compile with it.
     To be called while its module is imported, before anybody registers it.
     """
     table = getattr(registry, "_COMPILER_FNS", None)

@@ -141,13 +141,14 @@ def vet(job: VetPlan, place: Workplace) -> Outcome:
     """Run the program under a plan several times, and compare each with what it should give."""
     place.at(job.entry.name, "loading")
     trial = _Trial(job, place.programs.case(job.trace), place)
+    kept = False
     try:
         trial.run()
+        kept = job.keeps and trial.row.status == "ok" and keep(job, trial.compiled, place)
     except Exception as error:  # noqa: BLE001 -- the boundary where failures of others' code become data
         check_device(error)
         trial.fail(*failure(error, trial.stage))
     finally:
-        kept = job.keeps and trial.row.status == "ok" and keep(job, trial.compiled, place)
         trial.compiled = None
         if not is_in_use(job.trace, place):
             torch._dynamo.reset()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -20,8 +20,6 @@ from fuseplan.tuning.queue.devices import workers_for
 
 STAY_S = 20.0
 """How long workers wait for the next program: what comes between two programs of a model is seconds."""
-
-
 ROOM = 0.25
 """The share of a GPU's memory that has to be free for workers to stay."""
 AHEAD_S = 60.0
@@ -47,17 +45,15 @@ def staying_workers(device: str, effort: Effort) -> Iterator[Pool]:
     stay when the program is tuned, and hold nothing of it.
     """
     workers = _waiting(device, effort)
-    try:
+    with ExitStack() as closing:
+        closing.callback(workers.close)
         yield workers
-        if device.startswith("cuda"):
-            workers.rest()
-    except BaseException:
-        workers.close()
-        raise
-    if device.startswith("cuda") and _has_room(device):
-        _let_stay(workers, device)
-    else:
-        workers.close()
+        with suppress(FuseplanError):  # of workers that cannot rest: they are ended, and what they have found stands
+            if device.startswith("cuda"):
+                workers.rest()
+                if _has_room(device):
+                    closing.pop_all()
+                    _let_stay(workers, device)
 
 
 def _has_room(device: str) -> bool:

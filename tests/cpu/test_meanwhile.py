@@ -1,0 +1,185 @@
+"""What a process does while workers tune its program: it compiles the default, once, and what is broken off leaves nothing behind."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cpu.test_tuning_launches import Racing
+from fuseplan import backend, lookup
+from fuseplan.backend import programs_of
+from fuseplan.capture.dynamo.program import program_key
+from fuseplan.capture.trace.format import Trace
+from fuseplan.errors import FuseplanError
+from fuseplan.explain import compiled_by
+from fuseplan.measure.environment import environment
+from fuseplan.measure.jobs import Outcome
+from fuseplan.options import Options
+from fuseplan.plan import Plan
+from fuseplan.runtime import replay
+from fuseplan.tune import Tuner
+from fuseplan.tuning.effort import INSTANT
+from fuseplan.tuning.program.combine import Settings
+from fuseplan.tuning.progress import Silent
+from fuseplan.tuning.traces import EITHER, traces_of
+from fuseplan.tuning_db import Store, StoredPlan
+from fuseplan.tuning_db.resume import failures
+from stored import HERE as GPU
+
+
+def attends(q: Tensor, mask: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, q, q, mask) * 2
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    with torch.no_grad():
+        (found,) = traces_of(attends, torch.randn(2, 4, 16, 8), torch.zeros(2, 1, 16, 16), name="attends")
+    return found
+
+
+@pytest.fixture
+def compiles(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
+    """What is compiled in this process, in the place of which eager runs."""
+    found: list[Plan] = []
+
+    def counted(plan: Plan, gm: Any, example_inputs: Any, program: Any) -> Callable[..., Any]:
+        found.append(plan)
+        called = replay(Plan("eager"), gm, example_inputs, program)
+        program.plan = plan
+        return called
+
+    monkeypatch.setattr(backend, "replay", counted)
+    monkeypatch.setattr(lookup, "missing_compiler", lambda *_: None)
+    return found
+
+
+def stores(winner: Plan) -> Callable[..., None]:
+    """In the place of tuning."""
+
+    def found(gm: Any, inputs: Any, effort: str, store: Store, options: Any, meanwhile: Callable[[], None]) -> None:
+        meanwhile()
+        key = program_key(gm, inputs).key
+        assert key is not None
+        store.add_plan(StoredPlan(key, environment("cpu"), winner, status="tuned", wall_us=1.0))
+
+    return found
+
+
+@pytest.mark.parametrize("winner", [Plan("inductor"), Plan("aten")], ids=["the default", "another"])
+def test_the_default_is_compiled_meanwhile_and_once(
+    winner: Plan, compiles: list[Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(import_module("fuseplan.tune"), "tune_online", stores(winner))
+    compiled = torch.compile(
+        lambda x: x.sin() + 1, backend="fuseplan", options={"db": tmp_path / "a.db", "tune": "instant"}
+    )
+    compiled(torch.ones(3))
+    assert compiles == ([winner] if winner == Plan("inductor") else [Plan("inductor"), winner])
+    (program,) = programs_of(compiled_by(compiled))
+    assert program.why.startswith("tuned plan")
+
+
+def test_what_is_written_otherwise_by_option_is_not_the_default_that_was_compiled(
+    compiles: list[Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failed(*given: Any) -> None:
+        given[-1]()
+        raise FuseplanError("planted")
+
+    monkeypatch.setattr(import_module("fuseplan.tune"), "tune_online", failed)
+    options = {"db": tmp_path / "a.db", "tune": "instant", "attention": "proven"}
+    compiled = torch.compile(attends, backend="fuseplan", options=options)
+    with torch.no_grad():
+        compiled(torch.randn(2, 4, 16, 8), torch.zeros(2, 1, 16, 16))
+    assert [bool(plan.rewrites) for plan in compiles] == [True]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_what_is_broken_off_stores_nothing(
+    error: type[BaseException], trace: Trace, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its workers are killed, and what a thread makes of that counts for nothing."""
+    at_work, ended = threading.Event(), threading.Event()
+
+    class Ended(Racing):
+        def stream(self, ask: Any, on_done: Any = None) -> list[Outcome]:
+            at_work.set()
+            assert ended.wait(60)
+            return super().stream(ask, on_done)
+
+    @contextmanager
+    def workers(*_: Any) -> Iterator[Racing]:
+        try:
+            yield Ended(bad=dict.fromkeys(("inductor", "eager"), "crashed"))
+        except BaseException:
+            ended.set()
+            raise
+
+    def meanwhile() -> None:
+        assert at_work.wait(60)
+        raise error
+
+    tuning = import_module("fuseplan.tune")
+    monkeypatch.setattr(tuning, "staying_workers", workers)
+    monkeypatch.setattr(tuning, "environment", lambda where: GPU)
+    threads = set(threading.enumerate())
+    seen: list[tuple[Any, Any]] = []
+    with torch.no_grad():
+        torch.compile(attends, backend=lambda gm, inputs: seen.append((gm, inputs)) or gm.forward)(
+            torch.randn(2, 4, 16, 8), torch.zeros(2, 1, 16, 16)
+        )
+        torch._dynamo.reset()
+        (given,) = seen
+        with pytest.raises(error):
+            tuning.tune_online(*given, "instant", store, Options.parse({"tune": "instant"}), meanwhile)
+    for thread in set(threading.enumerate()) - threads:
+        thread.join(60)
+    assert not store.plans()
+    assert not failures(store)
+
+
+def test_what_a_tuned_program_was_called_with_first_is_let_go(
+    tmp_path: Path, compiles: list[Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(import_module("fuseplan.tune"), "tune_online", stores(Plan("aten")))
+    options = {"db": tmp_path / "a.db", "tune": "instant"}
+    compiled = torch.compile(lambda x: x.sin() + 1, backend="fuseplan", options=options)
+    x = torch.ones(1000)
+    gone = weakref.ref(x)
+    compiled(x)
+    (program,) = programs_of(compiled_by(compiled))
+    assert program.refuse is not None
+    del x
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_race_waits_for_what_this_process_does(trace: Trace, store: Store) -> None:
+    order: list[str] = []
+    ready = threading.Event()
+
+    class Ordered(Racing):
+        def raced_plans(self, job: Any) -> Outcome:
+            order.append("race")
+            return super().raced_plans(job)
+
+    def quiet() -> None:
+        order.append("waits")
+        ready.set()
+
+    tuner = Tuner(store, Ordered(), "cpu", INSTANT, Settings(), Silent(), quiet=quiet)
+    list(tuner.tune(trace, (EITHER,)))
+    assert order == ["waits", "race"]
+    assert ready.is_set()
