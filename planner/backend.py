@@ -17,6 +17,7 @@ from fuseplan.capture.dynamo.ranks import tunes_here
 from fuseplan.capture.dynamo.registry import bear_threads
 from fuseplan.capture.dynamo.settled import settled
 from fuseplan.errors import FuseplanError
+from fuseplan.guard.production import guarded, unguarded
 from fuseplan.lookup import Chosen, Lookup
 from fuseplan.options import AT_ONCE, Options
 from fuseplan.rewrites.base import Draft
@@ -26,6 +27,7 @@ from fuseplan.runtime import Program, replay
 from fuseplan.stats import count
 from fuseplan.tuning_db import places
 
+_Call = Callable[..., Any]
 _PROGRAMS = "_fuseplan_programs"
 """Where the object that torch.compile made keeps what was compiled for it; both go together."""
 _NESTED = 4
@@ -64,6 +66,7 @@ def fuseplan_backend(
     default = _DefaultAhead(lookup)
     lookup.meanwhile = default.compile
     choice = lookup.choose()
+    beside = _beside(lookup, choice, default)
     try:
         program, compiled = default.taken(choice) or _carry_out(choice, lookup)
     except FuseplanError as error:
@@ -77,6 +80,10 @@ def fuseplan_backend(
     lookup.keep_counters()
     programs = _programs_around()
     programs.append(program)
+    if isinstance(beside, str):
+        program.remarks.append(f"no guard looks after it: {beside}")
+    elif beside is not None and choice.stored is not None:
+        compiled = guarded(lookup, choice, program, compiled, beside)
     called = found.called(compiled)
     if checked.reload is None:
         lookup.let_go()
@@ -87,29 +94,34 @@ def fuseplan_backend(
 
 class _DefaultAhead:
     """What torch.compile does with a program, compiled while workers find out whether anything is faster: it is what runs else, and
-    nothing else may be compiled here that no worker has checked.
+    nothing else may be compiled here that no worker has checked. Or compiled for a guard, which compares the plan with it.
     """
 
     def __init__(self, lookup: Lookup) -> None:
         self.lookup = lookup
-        self._found: tuple[Program, Callable[..., Any]] | None = None
+        self._found: tuple[Program, _Call] | None = None
 
     def compile(self) -> None:
-        """Compile it, of a graph of its own: what is compiled later is not to see what became of this one. Not where sizes vary, for
-        which it would say more than one plan needs.
-        """
+        """Compile it meanwhile. Not where sizes vary, for which it would say more than one plan needs."""
         lookup = self.lookup
-        choice = lookup.default("")
-        options, plan = lookup.options, choice.plan
+        options = lookup.options
         if options.fuel is not None or options.attention != "as-is" or lookup.identity.symbols.seen():
             return
-        if plan.host != "inductor":
+        if lookup.default("").plan.host != "inductor":
             return
-        program = Program(lookup.identity.key, lookup.identity.why, plan, choice.why)
         with suppress(Exception):  # whoever needs it compiles it once more, and hears of it
-            self._found = program, replay(plan, Draft(lookup.gm).finished(), lookup.example_inputs, program)
+            self.compiled()
 
-    def taken(self, choice: Chosen) -> tuple[Program, Callable[..., Any]] | None:
+    def compiled(self) -> _Call:
+        """What runs it, compiled once, of a graph of its own: what is compiled later is not to see what became of this one."""
+        if self._found is None:
+            lookup, choice = self.lookup, self.lookup.default("")
+            program = Program(lookup.identity.key, lookup.identity.why, choice.plan, choice.why)
+            called = replay(choice.plan, Draft(lookup.gm).finished(), lookup.example_inputs, program)
+            self._found = program, called
+        return self._found[1]
+
+    def taken(self, choice: Chosen) -> tuple[Program, _Call] | None:
         """The program, if this is what was compiled."""
         found, self._found = self._found, None
         if found is None or found[0].plan != choice.plan or choice.plan.rewrites:
@@ -117,6 +129,19 @@ class _DefaultAhead:
         found[0].why = choice.why
         _hear_of(found[0], choice, self.lookup)
         return found
+
+
+def _beside(lookup: Lookup, choice: Chosen, default: _DefaultAhead) -> _Call | str | None:
+    """The default, compiled to be compared with a stored plan; or why it is not, where that was asked for."""
+    if lookup.options.verify == "off":
+        return None
+    why = unguarded(lookup, choice)
+    if why is not None:
+        return why
+    try:
+        return default.compiled()
+    except Exception as error:  # noqa: BLE001 -- a compiler fails with anything, and the plan runs all the same
+        return f"the default cannot be compiled: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
 
 
 def _hear_of(program: Program, choice: Chosen, lookup: Lookup) -> None:

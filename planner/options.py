@@ -18,6 +18,7 @@ ATTENTION = ("as-is", "proven")
 AT_ONCE = ("instant", "quick", "full")
 """The values of option `tune` by which a program is tuned when it is compiled."""
 TUNE = ("off", "later", *AT_ONCE)
+VERIFY = ("off", "sampled")
 _KIND = re.compile(r"[a-z0-9][a-z0-9._-]*")
 
 
@@ -91,6 +92,9 @@ class Options:
     reload: float | None = None
     """`60s`, say: so often a running process looks for a new plan of each of its programs, and changes over between two calls, once a
     process beside it has compiled and checked that plan. None: what is compiled stays."""
+    verify: str = "off"
+    """`sampled`: a few calls of a program under a stored plan run the default instead, and both are timed; a plan that has become
+    slower is taken back."""
     counters: bool = False
     """Whether hits, misses and fallbacks are added up in the database too, for the dashboard."""
 
@@ -122,6 +126,7 @@ class Options:
             _flag("unverified", given.get("unverified", False)),
             _fuel(given.get("fuel")),
             _time("reload", given.get("reload")),
+            _word("verify", given.get("verify", "off"), VERIFY),
             _flag("counters", given.get("counters", False)),
         )
 

@@ -15,9 +15,8 @@ from time import monotonic
 from types import CodeType
 from typing import Any
 
-import torch
-
 from fuseplan.capture.dynamo.compilations import Compilation, calling_first, is_computed_again, is_in_checkpoint
+from fuseplan.capture.dynamo.ranks import runs_in_step
 from fuseplan.log import logger
 from fuseplan.lookup import Chosen, Lookup
 from fuseplan.measure.entry import RaceEntry
@@ -131,7 +130,7 @@ _found_out: dict[tuple[str, str], str | None] = {}
 def _why_it_stays(code: CodeType) -> str | None:
     if code in _computed_again:
         return "some of its function is computed again in the backward, where it has to be what it was"
-    return "other ranks run it in step with this one" if _has_ranks() else None
+    return "other ranks run it in step with this one" if runs_in_step() else None
 
 
 def not_ready(stored: StoredPlan, store: Store, device: str) -> str | None:
@@ -149,7 +148,13 @@ def not_ready(stored: StoredPlan, store: Store, device: str) -> str | None:
 def followed(lookup: Lookup, choice: Chosen, gone: Callable[[], None]) -> Follower | None:
     """Who follows the program that is being compiled; None where nobody asked for that, or where it has no plan to wait for."""
     every_s, key, device = lookup.options.reload, lookup.identity.key, lookup.device
-    if every_s is None or key is None or lookup.options.plan is not None or device.type not in _DEVICES or _has_ranks():
+    if (
+        every_s is None
+        or key is None
+        or lookup.options.plan is not None
+        or device.type not in _DEVICES
+        or runs_in_step()
+    ):
         return None
     compilation = Compilation.now()
     if compilation is None:
@@ -165,12 +170,6 @@ def followed(lookup: Lookup, choice: Chosen, gone: Callable[[], None]) -> Follow
     found = Follower(query, lookup.store, str(device), every_s, compilation, known, choice.plan, tried, gone)
     _watch.follow(found)
     return found
-
-
-def _has_ranks() -> bool:
-    """Whether other processes run the same program in step with this one: they would not change over at the same step."""
-    distributed = torch.distributed
-    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
 @cache

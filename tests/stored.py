@@ -13,6 +13,7 @@ from fuseplan.segment.moves import Move
 from fuseplan.tuning_db import (
     Box,
     DefaultTiming,
+    Drift,
     Environment,
     Evidence,
     Measurement,
@@ -138,6 +139,12 @@ def measurement(region: Graph = RELU, **fields: object) -> Measurement:
     return replace(good, **fields)  # type: ignore[arg-type]
 
 
+def drift(**fields: object) -> Drift:
+    """What a guard saw of the tuned plan for PROGRAM on HERE."""
+    seen = Drift(PROGRAM, HERE, plan().key, 3200, 16, 100.0, 150.0, 1.5, 0.0125, "faster", measured_at=AT)
+    return replace(seen, **fields)  # type: ignore[arg-type]
+
+
 def fill(store: Store) -> None:
     """At least one row of every table that files exchange."""
     run = Run(
@@ -174,6 +181,7 @@ def fill(store: Store) -> None:
         ),
         store.add_plan(plan(plan=NVFUSER, status="quarantined", detail="illegal address")),
         store.add_plan(plan(program=OTHER_PROGRAM, environment=CPU, sizes=Box.of({"s0": (1, 64)}), word="pinned")),
+        store.add_drift(drift()),
         store.add_run(replace(run, state="finished", changed_at="2026-11-20T12:30:00.000Z")),
     ]
     assert all(results)

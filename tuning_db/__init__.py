@@ -5,6 +5,7 @@ from fuseplan.tuning_db.evidence import Evidence, Raced, RegionEvidence, Start
 from fuseplan.tuning_db.layers import Places, places
 from fuseplan.tuning_db.records import (
     DefaultTiming,
+    Drift,
     Hit,
     Measurement,
     Miss,
@@ -21,6 +22,7 @@ __all__ = [
     "Box",
     "DefaultTiming",
     "Difference",
+    "Drift",
     "Environment",
     "Evidence",
     "Hit",

@@ -28,6 +28,7 @@ PLAN_STATUSES = ("tuned", "default", "unverified", "quarantined")
 WORDS = ("pinned", "disabled")
 """What a person said about a plan; stands beside its status, so that taking it back leaves what was there."""
 ROLES = ("inference", "forward", "backward")
+COMPARISONS = ("faster", "same", "slower")
 RUN_STATES = ("running", "finished", "interrupted", "failed")
 
 MAX_GRAPH = 64 * 2**20
@@ -120,6 +121,7 @@ def reference(table: str) -> Column:
     return Column(refers=table)
 
 
+PLAN_KEY = replace(key(32), unique=False)
 INTEGER = Column("integer")
 COUNT = Column("integer", "{} >= 0")
 COUNT_FROM_0 = Column("integer", "{} >= 0", default="0")

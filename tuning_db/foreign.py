@@ -60,11 +60,13 @@ class ForeignFile:
     def rows(self) -> Iterator[tuple[Table, Row]]:
         """All rows with good digests that can be reached, until the deadline."""
         for table in ALL:
+            then = table_of(table, self._version)
+            if then is None:
+                continue
             if not self._is_table(table.name):
                 self.problems.append(f"{table.name}: there is no such table")
                 continue
             keys = self._keys.setdefault(table.name, {})
-            then = table_of(table, self._version)
             for stored in self._stored(then):
                 row = self._logical(then, stored)
                 if row is None:
@@ -77,7 +79,11 @@ class ForeignFile:
     def held(self) -> int | None:
         """How many rows were written to it, good or damaged by now; None where that cannot be told."""
         try:
-            return sum(int(self._connection.execute(f"SELECT count(*) FROM {one.name}").fetchone()[0]) for one in ALL)
+            return sum(
+                int(self._connection.execute(f"SELECT count(*) FROM {one.name}").fetchone()[0])
+                for one in ALL
+                if table_of(one, self._version) is not None
+            )
         except SQL_ERRORS:
             return None
 

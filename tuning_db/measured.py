@@ -12,8 +12,8 @@ from fuseplan.errors import StoreError
 from fuseplan.tuning_db.columns import Row
 from fuseplan.tuning_db.environment import Environment, needs_of_executor
 from fuseplan.tuning_db.lookup import environments
-from fuseplan.tuning_db.records import DefaultTiming, Measurement
-from fuseplan.tuning_db.schema import DEFAULT_TIMING, MEASUREMENT
+from fuseplan.tuning_db.records import DefaultTiming, Drift, Measurement
+from fuseplan.tuning_db.schema import DEFAULT_TIMING, DRIFT, MEASUREMENT
 from fuseplan.tuning_db.tables import Table
 
 _T = TypeVar("_T")
@@ -49,6 +49,13 @@ def default_timings(connection: sqlite3.Connection, program: str, here: Environm
             lambda row: str(row["name"]).removesuffix("-greedy"),
         )
     )  # fmt: skip
+
+
+def drift_of(connection: sqlite3.Connection, plan: str) -> list[Drift]:
+    """What guards saw of a plan, by key, in the order of time."""
+    known = environments(connection)
+    rows = DRIFT.good(connection, "WHERE drift.plan = ? ORDER BY drift.measured_at, drift.id", plan)
+    return [Drift.of(row, known[str(row["environment"])]) for row in rows if row["environment"] in known]
 
 
 def _matching(

@@ -15,7 +15,7 @@ from fuseplan.errors import PlanError
 from fuseplan.plan import Plan
 from fuseplan.tuning_db.columns import Row, to_object
 from fuseplan.tuning_db.records import NO_MOVES, plan_key
-from fuseplan.tuning_db.schema import ENVIRONMENT, PLAN, TABLES
+from fuseplan.tuning_db.schema import DRIFT, ENVIRONMENT, INDEXES, PLAN, TABLES
 from fuseplan.tuning_db.tables import Table
 
 _COLUMNS_OF_VERSIONS = ("inductor", "nvfuser")
@@ -37,8 +37,10 @@ def present(table: Table, row: Row) -> Row:
     return _moves_as_data(_plan_of_format_2(row)) if table is PLAN else row
 
 
-def table_of(table: Table, version: int) -> Table:
-    """A table as it was in a version of the schema."""
+def table_of(table: Table, version: int) -> Table | None:
+    """A table as it was in a version of the schema; None where there was none."""
+    if table is DRIFT and version <= 4:
+        return None
     return _ENVIRONMENT_2 if table is ENVIRONMENT and version <= 2 else table
 
 
@@ -59,6 +61,14 @@ def versions_as_rows(connection: sqlite3.Connection) -> None:
         if row is not None:
             digest = ENVIRONMENT.digest(_with_versions(row))
             connection.execute("UPDATE environment SET digest = ? WHERE key = ?", (digest, key))
+
+
+def table_of_drift(connection: sqlite3.Connection) -> None:
+    """Make the table of what guards see."""
+    connection.execute(TABLES[DRIFT.name])
+    for sql in INDEXES.values():
+        if f" ON {DRIFT.name}(" in sql:
+            connection.execute(sql)
 
 
 def _with_versions(row: Row) -> Row:

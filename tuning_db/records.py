@@ -215,6 +215,28 @@ class StoredPlan(Record):
         return RaceTime(self.wall_us if self.standing in RACED else None, self.noise, race)
 
 
+@dataclass(frozen=True)
+class Drift(Record):
+    """How fast a plan was beside the default in production, as a guard saw it in its last rounds."""
+
+    program: str = field(metadata=stored(columns.reference("program")))
+    environment: Environment = field(metadata=stored(columns.ENVIRONMENT_OF))
+    plan: str = field(metadata=stored(columns.PLAN_KEY))
+    """Its key; the plan itself may be in another file."""
+    calls: int = field(metadata=stored(columns.COUNT))
+    """Of the program in that process until then."""
+    rounds: int = field(metadata=stored(columns.COUNT))
+    plan_us: float = field(metadata=stored(columns.TIME))
+    default_us: float = field(metadata=stored(columns.TIME))
+    speedup: float = field(metadata=stored(columns.ERROR))
+    """Over the default, in the median of the rounds."""
+    noise: float = field(metadata=stored(columns.ERROR))
+    comparison: str = field(metadata=stored(columns.one_of(columns.COMPARISONS)))
+    """faster, same or slower, of the plan."""
+    taken_back: int = field(default=0, metadata=stored(columns.FLAG))
+    measured_at: str = field(default_factory=clock.now, metadata=stored(columns.MOMENT))
+
+
 def plan_key(program: Value, environment: Value, launch: Value, sizes: Value, identity: str) -> str:
     """The key that a plan of this identity has in the database."""
     return content_key("plan", (program, environment, launch, sizes, identity))

@@ -11,12 +11,12 @@ import sqlite3
 from fuseplan.tuning_db import columns
 from fuseplan.tuning_db.columns import Column, Row, columns_of
 from fuseplan.tuning_db.environment import Environment
-from fuseplan.tuning_db.records import DefaultTiming, Measurement, Run, StoredPlan
+from fuseplan.tuning_db.records import DefaultTiming, Drift, Measurement, Run, StoredPlan
 from fuseplan.tuning_db.tables import Table
 
 APPLICATION_ID = 0x66757365  # "fuse"
-VERSION = 4
-"""2: plans are of format 2. 3: versions of executors are rows. 4: moves of plans are data."""
+VERSION = 5
+"""2: plans are of format 2. 3: versions of executors are rows. 4: moves of plans are data. 5: there is a table of drift."""
 
 ENVIRONMENT = Table(
     "environment",
@@ -95,9 +95,15 @@ PLAN = Table(
     columns_of(StoredPlan),
     StoredPlan,
 )
+DRIFT = Table(
+    "drift",
+    "How fast plans were in production beside the default, as guards saw it from time to time.",
+    columns_of(Drift),
+    Drift,
+)
 
 ALL = (
-    ENVIRONMENT, PROGRAM, TRACE, GRAPH, PROGRAM_GRAPH, REGION, GRAPH_REGION, RUN, MEASUREMENT, DEFAULT_TIMING, PLAN,
+    ENVIRONMENT, PROGRAM, TRACE, GRAPH, PROGRAM_GRAPH, REGION, GRAPH_REGION, RUN, MEASUREMENT, DEFAULT_TIMING, PLAN, DRIFT,
 )  # fmt: skip
 """The tables of rows that move between files, each after those that it refers to."""
 BY_NAME = {table.name: table for table in ALL}
@@ -136,6 +142,8 @@ INDEXES = {
     ON measurement(region_id, environment_id, status, device_us, executor, variant)""",
     "measurement_of_run": "CREATE INDEX measurement_of_run ON measurement(run_id) WHERE run_id IS NOT NULL",
     "measurement_failed": "CREATE INDEX measurement_failed ON measurement(measured_at) WHERE status <> 'ok'",
+    "drift_of_program": "CREATE INDEX drift_of_program ON drift(program_id)",
+    "drift_of_environment": "CREATE INDEX drift_of_environment ON drift(environment_id)",
     "trace_of_program": "CREATE INDEX trace_of_program ON trace(program_id)",
     "program_graph_of_program": "CREATE INDEX program_graph_of_program ON program_graph(program_id)",
     "program_graph_of_graph": "CREATE INDEX program_graph_of_graph ON program_graph(graph_id)",

@@ -19,7 +19,7 @@ from fuseplan.tuning_db.environment import Environment
 from fuseplan.tuning_db.layered import LOOKUP_S, Layered
 from fuseplan.tuning_db.layers import Places, places
 from fuseplan.tuning_db.lookup import UnparsedPlan, boxes, candidates, choose, knows, no_plan
-from fuseplan.tuning_db.measured import default_timings, measured_among, measurements
+from fuseplan.tuning_db.measured import default_timings, drift_of, measured_among, measurements
 from fuseplan.tuning_db.programs import (
     graph_row,
     graphs_of,
@@ -32,7 +32,18 @@ from fuseplan.tuning_db.programs import (
     trace_row,
     traces_where,
 )
-from fuseplan.tuning_db.records import DefaultTiming, Hit, Measurement, Miss, Query, Run, Stale, StoredPlan, trace_key
+from fuseplan.tuning_db.records import (
+    DefaultTiming,
+    Drift,
+    Hit,
+    Measurement,
+    Miss,
+    Query,
+    Run,
+    Stale,
+    StoredPlan,
+    trace_key,
+)
 from fuseplan.tuning_db.sizes import STATIC, Box
 from fuseplan.tuning_db.tables import RowWriter, Table
 from fuseplan.tuning_db.waiting import Place, planned, traced
@@ -130,6 +141,11 @@ class Store(Layered):
             return trouble or Miss("no such program", f"no default is timed here for program {program[:12]}")
         return tuple(sorted(rows.values(), key=lambda record: record.measured_at))
 
+    def find_drift(self, plan: str) -> list[Drift]:
+        """What guards saw of a plan, by key, in production, in the order of time."""
+        found = self._gather(lambda connection: drift_of(connection, plan))[0]
+        return sorted((one for layer in found for one in layer), key=lambda one: one.measured_at)
+
     def find_trace(self, program: str, sizes: Box = STATIC) -> str | None:
         """The trace of a program for plans of these sizes, as JSON; None where no layer holds one that is whole."""
         key = trace_key(program, sizes.text)
@@ -193,6 +209,10 @@ class Store(Layered):
                 (schema.DEFAULT_TIMING, timing.row()),
             ]
         return self._put([*rows, (schema.PLAN, stored.row())])
+
+    def add_drift(self, seen: Drift) -> bool:
+        """Store how fast a plan was beside the default in production."""
+        return self._put([*self._around(seen.environment, seen.program, None), (schema.DRIFT, seen.row())])
 
     def add_program(
         self,

@@ -195,13 +195,14 @@ _SUPERSEDED = """SELECT old.id FROM plan AS old JOIN plan AS new
    AND new.launch = old.launch AND new.sizes = old.sizes
    AND (new.changed_at, new.key) > (old.changed_at, old.key) AND new.status IN ('tuned', 'default')
  WHERE old.word IS NULL AND old.status <> 'quarantined'"""
+_TIMED = ("measurement", "default_timing", "drift")
 # What keeps a row that others refer to, from the leaves up. A graph stands for as long as its program does.
 _HELD_BY = {
     "run": ("plan", "measurement", "default_timing"),
-    "program": ("plan", "default_timing", "run"),
+    "program": ("plan", "default_timing", "drift", "run"),
     "graph": ("program_graph",),
     "region": ("measurement", "graph_region"),
-    "environment": ("plan", "default_timing", "run", "measurement"),
+    "environment": ("plan", "default_timing", "drift", "run", "measurement"),
 }
 
 
@@ -227,14 +228,15 @@ def prune(
 
         if environment is not None:
             place = _only_environment(connection, environment)
-            for table in ("measurement", "default_timing"):
+            for table in _TIMED:
                 delete(table, "environment_id = ?", place)
             delete("plan", "environment_id = ? AND word IS NULL", place)
         if before is not None:
-            for table in ("measurement", "default_timing"):
+            for table in _TIMED:
                 delete(table, "measured_at < ?", before)
             delete("plan", "changed_at < ? AND word IS NULL", before)
             delete("counter", "day < ?", before[:10])
+        delete("drift", f"plan IN (SELECT key FROM plan WHERE id IN ({_SUPERSEDED}))")
         delete("plan", f"id IN ({_SUPERSEDED})")
         for table in _HELD_BY:
             delete(table, _unheld(table))

@@ -16,7 +16,7 @@ from fuseplan.cli.options import tell
 from fuseplan.cli.record import SCRIPT
 from fuseplan.cli.text import misplaced
 from fuseplan.graph.words import counted
-from fuseplan.options import ATTENTION, TUNE
+from fuseplan.options import ATTENTION, TUNE, VERIFY
 from fuseplan.plan import LAUNCHES
 
 if TYPE_CHECKING:
@@ -44,6 +44,13 @@ if TYPE_CHECKING:
     "--reload",
     metavar="TIME",
     help="So often, as in 60s, look for new plans while the script runs, and change over to them.",
+)
+@click.option(
+    "--verify",
+    type=click.Choice(VERIFY),
+    default="off",
+    show_default=True,
+    help="sampled: give a few calls to the default, and take back a plan that has become slower.",
 )
 @click.option(
     "--unverified", is_flag=True, help="Also use plans that were predicted or imported, and never raced here."

@@ -16,7 +16,7 @@ from fuseplan.looking.subject import Subject, cut_of, graphs_for
 from fuseplan.looking.words import describe, device_of, fields_of, share, table, times, us
 from fuseplan.plan import Plan
 from fuseplan.segment import Segmentation
-from fuseplan.tuning_db import Raced, RegionEvidence, StoredPlan
+from fuseplan.tuning_db import Drift, Raced, RegionEvidence, StoredPlan
 from fuseplan.tuning_db.evidence import SiteEvidence
 from fuseplan.tuning_db.launches import other_launch
 from fuseplan.tuning_db.words import Listed
@@ -277,8 +277,16 @@ def of_subject(one: Subject) -> Explained:
         if stored is None
         else f"plan {stored.key[:12]} is {standing(stored)}"
     )
-    failed = tuple(map(str, one.failures))
-    return Explained(one.program, one.name, plan, why, stored, graphs_for(plan, one.graphs), one.others, failed)
+    remarks = (*map(str, one.failures), *map(_drift_line, one.drift[-1:]))
+    return Explained(one.program, one.name, plan, why, stored, graphs_for(plan, one.graphs), one.others, remarks)
+
+
+def _drift_line(seen: Drift) -> str:
+    back = ", and was taken back" if seen.taken_back else ""
+    return (
+        f"in production, by {seen.measured_at[:16].replace('T', ' ')}: {times(seen.speedup)} as fast as the default"
+        f" ({us(seen.plan_us)} against {us(seen.default_us)}, noise {share(seen.noise)}){back}"
+    )
 
 
 def standing(stored: StoredPlan) -> str:

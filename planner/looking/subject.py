@@ -12,7 +12,7 @@ from fuseplan.errors import StoreError
 from fuseplan.graph import Graph
 from fuseplan.plan import Plan
 from fuseplan.segment import Segmentation
-from fuseplan.tuning_db import Store
+from fuseplan.tuning_db import Drift, Store
 from fuseplan.tuning_db.launches import faster_launch
 from fuseplan.tuning_db.resume import Failure, failures
 from fuseplan.tuning_db.words import Listed, listed, programs_named
@@ -31,6 +31,8 @@ class Subject:
     graphs: tuple[tuple[str, Graph], ...]
     failures: tuple[Failure, ...]
     """Where it could not be tuned."""
+    drift: tuple[Drift, ...] = ()
+    """What guards saw of the plan in production."""
 
     @property
     def called(self) -> str:
@@ -78,7 +80,9 @@ def _subject(store: Store, program: str, found: list[Listed], chosen: Listed | N
     chosen = chosen or _running(mine)
     others = tuple(one for one in mine if chosen is None or one.stored.key != chosen.stored.key)
     name = store.program_names().get(program) or ""
-    return Subject(program, name, chosen, others, tuple(store.graphs(program)), tuple(failures(store, program)))
+    graphs, failed = tuple(store.graphs(program)), tuple(failures(store, program))
+    drift = () if chosen is None else tuple(store.find_drift(chosen.stored.key))
+    return Subject(program, name, chosen, others, graphs, failed, drift)
 
 
 def _running(mine: Sequence[Listed]) -> Listed | None:

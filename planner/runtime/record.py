@@ -45,4 +45,7 @@ class Program:
     refuse: Callable[[PlanError], object] | None = None  # told where a stored plan does not fit a backward
     graphs: list[GraphRecord] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)  # what the plan asks for and this program cannot have
+    guard: Callable[[], str] | None = (
+        None  # says what is seen of a stored plan in production, where that is looked after
+    )
     rewrites: list[str] = field(default_factory=list)  # a line on each site of the kinds of rewrite that the plan has

@@ -32,7 +32,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ),
     ("kernels", "capture", "executors", "judge", "measure", "rewrites", "study"),
     ("runtime", "stats"),
-    ("lookup", "backend", "reload", "tune", "watch", "tuning", "verify", "explain", "doctor", "bisect"),
+    ("lookup", "backend", "guard", "reload", "tune", "watch", "tuning", "verify", "explain", "doctor", "bisect"),
     ("show", "diff", "draw", "bench", "judging", "record", "recording", "run"),
     ("following",),
     ("cli", "tuning_db.dashboard", "measure.worker"),

@@ -16,7 +16,7 @@ from playwright.sync_api import expect
 from browsing import Server, serving, shown, sql
 from fuseplan.judge.output import JudgedOutput
 from fuseplan.segment.moves import Move
-from fuseplan.tuning_db import Evidence, Raced, RegionEvidence, StoredPlan
+from fuseplan.tuning_db import Drift, Evidence, Raced, RegionEvidence, StoredPlan
 from fuseplan.tuning_db.evidence import MissedEvidence, SiteEvidence, WayEvidence
 from fuseplan.tuning_db.profile_evidence import GapEvidence, ProfileEvidence
 from stored import HERE, INDUCTOR, store_at
@@ -63,6 +63,13 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
     store.add_program(key_of(8), HOSTILE)
     store.add_plan(odd)
+    for day, speedup in enumerate((1.5, 1.25, 1.0, 0.8)):
+        store.add_drift(
+            Drift(
+                key_of(8), HERE, odd.key, 400 * day, 16, 100.0 / speedup, 100.0, speedup, 0.02,
+                "faster" if speedup > 1.02 else "slower" if speedup < 0.98 else "same", int(speedup < 1), measured_at=f"2026-11-2{day}T12:00:00.000Z",
+            )
+        )  # fmt: skip
     store.add_program(key_of(9), None)
     store.add_plan(StoredPlan(key_of(9), HERE, INDUCTOR, status="unverified"))
     store.add_program(key_of(10), "only captured")
@@ -105,6 +112,21 @@ def test_what_is_left_of_the_time_is_shown_by_what_takes_it(server: Server, open
     assert second.locator("td").all_inner_texts()[3] == "0.0 µs 0.0 %"
     expect(opened.page.get_by_text("200.0 µs are in kernels of which nobody knows what they compute")).to_be_visible()
     assert opened.page.evaluate("window.hacked") is None
+
+
+def test_how_fast_the_plan_was_in_production_is_shown_over_time(server: Server, open_page: Callable[..., Any]) -> None:
+    opened = open_page(f"{server.url}/program?key={key_of(8)}")
+    section = opened.page.get_by_role("region", name="In production").first
+    expect(opened.page.get_by_role("heading", name="In production")).to_be_visible()
+    opened.drawn()
+    section.locator("summary").first.click()
+    rows = section.locator("tbody tr").all_inner_texts()
+    assert [row.split("\t")[:3] for row in rows] == [
+        ["2026-11-23 12:00", "0.80×", "2.0 %"],
+        ["2026-11-22 12:00", "1.00×", "2.0 %"],
+        ["2026-11-21 12:00", "1.25×", "2.0 %"],
+        ["2026-11-20 12:00", "1.50×", "2.0 %"],
+    ]
 
 
 def test_its_numbers_are_those_of_sql(server: Server, file: Path, open_page: Callable[..., Any]) -> None:

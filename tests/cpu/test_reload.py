@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import fuseplan
 from fuseplan import reload
 from fuseplan.backend import programs_of
+from fuseplan.capture.dynamo.ranks import runs_in_step
 from fuseplan.errors import OptionError
 from fuseplan.explain import compiled_by
 from fuseplan.measure.environment import environment
@@ -327,9 +328,9 @@ def test_ranks_stay_in_step(own_database: Path, monkeypatch: pytest.MonkeyPatch)
     with monkeypatch.context() as patch:
         patch.setattr(torch.distributed, "is_initialized", lambda: True)
         patch.setattr(torch.distributed, "get_world_size", lambda: 2)
-        assert reload._has_ranks()
-    assert not reload._has_ranks()
-    monkeypatch.setattr(reload, "_has_ranks", lambda: True)
+        assert runs_in_step()
+    assert not runs_in_step()
+    monkeypatch.setattr(reload, "runs_in_step", lambda: True)
     fuseplan.compile(chain, reload=60)(torch.randn(4, 8))
     assert len(reload._watch._followers) == before
 

@@ -109,7 +109,7 @@ def _choose(connection: sqlite3.Connection, selection: Selection) -> None:
     if selection.environment is not None:
         test = "substr(key, 1, length(:text)) = :text OR instr(coalesce(gpu, cpu), :text)"
         _find(connection, "environment", test, selection.environment)
-    for table, dated in (("plan", "changed_at"), ("default_timing", "measured_at"), ("run", "changed_at")):
+    for table, dated in (*_DATED, ("run", "changed_at")):
         _add(connection, table, f"SELECT id FROM {table} WHERE {_condition(selection, dated)}", selection.since)
     condition = _condition(selection, "measured_at", _OF_PROGRAM)
     _add(connection, "measurement", f"SELECT id FROM measurement WHERE {condition}", selection.since)
@@ -117,7 +117,7 @@ def _choose(connection: sqlite3.Connection, selection: Selection) -> None:
         _add(connection, "program", "SELECT id FROM wanted_program")
     for table in ("plan", "default_timing", "measurement"):
         _follow(connection, table, "run")
-    for table in ("plan", "default_timing", "run"):
+    for table in ("plan", "default_timing", "drift", "run"):
         _follow(connection, table, "program")
     _add(connection, "trace", f"SELECT id FROM trace WHERE program_id IN {_ids('program')}")
     _add(connection, "program_graph", f"SELECT id FROM program_graph WHERE program_id IN {_ids('program')}")
@@ -125,8 +125,11 @@ def _choose(connection: sqlite3.Connection, selection: Selection) -> None:
     _add(connection, "graph_region", f"SELECT id FROM graph_region WHERE graph_id IN {_ids('graph')}")
     for table in ("graph_region", "measurement"):
         _follow(connection, table, "region")
-    for table in ("plan", "default_timing", "run", "measurement"):
+    for table in ("plan", "default_timing", "drift", "run", "measurement"):
         _follow(connection, table, "environment")
+
+
+_DATED = ("plan", "changed_at"), ("default_timing", "measured_at"), ("drift", "measured_at")
 
 
 def _find(connection: sqlite3.Connection, table: str, test: str, text: str) -> None:

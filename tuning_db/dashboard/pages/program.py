@@ -14,13 +14,14 @@ from fuseplan.errors import FuseplanError
 from fuseplan.graph.words import counted
 from fuseplan.plan import Plan
 from fuseplan.segment.moves import Move
-from fuseplan.tuning_db.dashboard import race
+from fuseplan.tuning_db.dashboard import drift, race
 from fuseplan.tuning_db.dashboard.ask import Ask, Filters, NotThere, Param
 from fuseplan.tuning_db.dashboard.charts import Figure
 from fuseplan.tuning_db.dashboard.lanes import lanes_of
 from fuseplan.tuning_db.dashboard.page import Page
 from fuseplan.tuning_db.dashboard.pictures import DrawnGraph, cuts_of
 from fuseplan.tuning_db.dashboard.queries import program as query
+from fuseplan.tuning_db.dashboard.queries.drift import drift_of
 from fuseplan.tuning_db.dashboard.queries.program import DefaultRow, PlanLine, PlanRow
 from fuseplan.tuning_db.dashboard.queries.slots import Slot, slots
 from fuseplan.tuning_db.dashboard.race import RaceLine
@@ -86,6 +87,8 @@ class ProgramPage:
     left_out: int = 0
     executors: Mapping[str, float] = field(default_factory=dict)
     """What each executor takes of that."""
+    drift: Figure | None = None
+    """How fast the plan was in production."""
     json: str = ""
     what: str = ""
     commands: tuple[tuple[str, str], ...] = ()
@@ -186,6 +189,9 @@ def _filled(reader: Reader, page: ProgramPage) -> ProgramPage:
             ),
             "left_out": left_out,
             "executors": dict(sorted(executors.items(), key=lambda item: -item[1])),
+            "drift": drift.figure(reader.read(lambda connection: drift_of(connection, plan.key)))
+            if plan is not None
+            else None,
             "json": _pretty(plan.json) if plan is not None else "",
             "what": _told(parsed),
             "commands": _commands(page, reader.file),

@@ -1,0 +1,84 @@
+"""A guard around a program that runs under a stored plan: what it is made of, and where what it finds goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from fuseplan.capture.dynamo.compilations import is_computed_again, is_in_checkpoint
+from fuseplan.capture.dynamo.ranks import runs_in_step, tunes_here
+from fuseplan.guard.guard import PlanGuard
+from fuseplan.guard.rounds import Finding
+from fuseplan.guard.times import CallClock, DeviceClock, HostClock
+from fuseplan.lookup import Chosen, Lookup
+from fuseplan.runtime import Program
+from fuseplan.tuning_db import Drift, Environment, Store, StoredPlan
+
+Call = Callable[..., Any]
+_CLOCKS: dict[str, Callable[[], CallClock]] = {"cpu": HostClock, "cuda": DeviceClock}
+IN_STEP = (
+    "other ranks run it in step with this one, and would not change at the same call; the next start has the default"
+)
+
+
+def unguarded(lookup: Lookup, choice: Chosen) -> str | None:
+    """Why a program that is to be guarded is not; None where it can be."""
+    if choice.stored is None:
+        return "it has no stored plan"
+    if choice.plan.identity == lookup.default("").plan.identity:
+        return "its plan is the default"
+    if lookup.options.fuel is not None:
+        return "fuel leaves out some of its plan"
+    if lookup.device.type not in _CLOCKS:
+        return f"nothing is timed on {lookup.device.type}"
+    if is_computed_again() or is_in_checkpoint():
+        return "some of it is computed again in the backward, where it has to be what it was"
+    return None
+
+
+def guarded(lookup: Lookup, choice: Chosen, program: Program, plan: Call, default: Call) -> Call:
+    """What is called in the place of the plan that was compiled, with `default` compiled beside it."""
+    stored = choice.stored
+    assert stored is not None
+    keeps = "it is pinned" if stored.word == "pinned" else IN_STEP if runs_in_step() else None
+    write = partial(_written, GuardedPlan(lookup.store, lookup.here, stored, keeps == IN_STEP), program)
+    guard = PlanGuard(stored.key[:12], _CLOCKS[lookup.device.type](), write, keeps)
+    program.guard = guard.told
+    return guard.around(plan, default)
+
+
+@dataclass(frozen=True)
+class GuardedPlan:
+    """Where it is written down what becomes of one plan here."""
+
+    store: Store
+    here: Environment
+    stored: StoredPlan
+    at_next_start: bool
+    """Whether a plan that is slower is taken back for those who start later, though it stays here."""
+
+
+def _written(place: GuardedPlan, program: Program, found: Finding, calls: int, back: bool) -> None:
+    """Write down what the first of the ranks has found."""
+    if not tunes_here():
+        return
+    stored, store = place.stored, place.store
+    quarantined = back or (place.at_next_start and found.comparison == "slower" and stored.word != "pinned")
+    seen = Drift(
+        stored.program,
+        place.here,
+        stored.key,
+        calls,
+        found.rounds,
+        found.plan_us,
+        found.default_us,
+        found.speedup,
+        found.noise,
+        found.comparison,
+        int(quarantined),
+    )
+    store.add_drift(seen)
+    if quarantined:
+        store.quarantine(stored.key, f"slower in production: {program.guard() if program.guard is not None else ''}")
