@@ -39,7 +39,7 @@ from fuseplan.tuning.progress import Brief, Progress, shown
 from fuseplan.tuning.queue.agenda import Agenda, Item, agenda_of, usual_s
 from fuseplan.tuning.queue.budget import Time
 from fuseplan.tuning.queue.crew import TuneItem, work_off
-from fuseplan.tuning.queue.devices import DeviceKind, LazyPool, OpenPool, named, own_workers
+from fuseplan.tuning.queue.devices import DeviceKind, Elsewhere, LazyPool, OpenPool, named, own_workers, types_in
 from fuseplan.tuning.queue.promises import refuse_promises
 from fuseplan.tuning.queue.region_locks import RegionLocks
 from fuseplan.tuning.queue.sources import Source, read_programs
@@ -68,6 +68,7 @@ def tune(
     storage: str | None = None,
     progress: Progress | None = None,
     workers: OpenPool = own_workers,
+    on: str | Elsewhere | None = None,
 ) -> list[Tuned]:
     """Find, prove and store the fastest plan of each program, given as traces, or as files or folders of them.
 
@@ -82,7 +83,8 @@ def tune(
     `rewrites` are the kinds of rewrite that plans may have: `all`, `none`, or some. Each result is in the database as soon as
     it is known: a run that is interrupted goes on where it was. `progress` hears how far it is; else there is a bar on a
     terminal and in a notebook. `model` says what is worth measuring: `learned`, from the rows that ship and from what is
-    measured here, or `roofline`, which leaves nothing out. `workers` are for those who measure elsewhere, `sampler` and
+    measured here, or `roofline`, which leaves nothing out. `on` is `ray` for the devices of a Ray cluster, of which `device` says the
+    type, cpu or cuda. `workers` are for those who measure in other ways, `sampler` and
     `storage` for those who study the search: `tpe` or `random` of Optuna's, and where the studies are kept for
     optuna-dashboard, a URL or `journal:FILE`.
 
@@ -96,8 +98,8 @@ def tune(
     kinds = known_kinds(allowed_kinds(rewrites))
     check_name(model)
     check_sampler(sampler)
-    with _opened(db, there=programs is None) as store, shown(progress) as heard:
-        todo = _agenda(store, programs, effort, launch, device, top, again, kinds)
+    with _opened(db, there=programs is None) as store, shown(progress) as heard, _elsewhere(on, device) as elsewhere:
+        todo = _agenda(store, programs, effort, launch, device, top, again, kinds, elsewhere)
         new = [item for item in todo.items if item.known is None]
         if new:
             check_storage(storage)
@@ -105,7 +107,10 @@ def tune(
         time = Time(seconds, [item.worth_us for item in new], max(1, len(todo.devices)))
         settings = Settings(sampler, storage, model=model, kinds=kinds)
         since = clock.now() if again else None
-        opening = _Opening(store, heard, workers, Effort.named(effort), settings, time, since, len(todo.devices) > 1)
+        opening = _Opening(
+            store, heard, workers if elsewhere is None else elsewhere.workers, Effort.named(effort), settings, time, since,
+            len(todo.devices) > 1, elsewhere,
+        )  # fmt: skip
         heard.begin(len(todo.items))
         verdicts = dict(_known(todo, heard))
         work_off(new, opening, time, heard, verdicts.__setitem__)
@@ -135,6 +140,7 @@ class _Opening:
     """Where all is tuned again, when that began."""
     several: bool
     """Whether devices are named to who watches."""
+    elsewhere: Elsewhere | None = None
     _locks: dict[DeviceKind, RegionLocks] = field(default_factory=dict)
 
     def __call__(self, kind: DeviceKind, where: str) -> tuple[LazyPool, TuneItem]:
@@ -142,7 +148,8 @@ class _Opening:
         watching = self.heard.on(where if self.several else "")
         locks = self._locks.setdefault(kind, RegionLocks())
         tuner = Tuner(
-            self.store, pool, where, self.effort, self.settings, watching, self.time, locks, self.since, kind.environment
+            self.store, pool, where, self.effort, self.settings, watching, self.time, locks, self.since, kind.environment,
+            None if self.elsewhere is None else self.elsewhere.facts(where),
         )  # fmt: skip
         return pool, lambda item: tuner.verdict(item, again=self.since is not None)
 
@@ -157,6 +164,7 @@ def agenda(
     top: int | None = None,
     again: bool = False,
     rewrites: str | Iterable[str] = "all",
+    on: str | Elsewhere | None = None,
 ) -> Agenda:
     """What `tune` would do with the same arguments, in which order and why. Nothing is started, and nothing written.
 
@@ -166,9 +174,9 @@ def agenda(
     >>> [item.name for item in fuseplan.agenda(traces * 2).items]
     ['ramp']
     """
-    with _opened(db, reading=True, there=programs is None) as store:
+    with _opened(db, reading=True, there=programs is None) as store, _elsewhere(on, device) as elsewhere:
         kinds = known_kinds(allowed_kinds(rewrites))
-        return _agenda(store, programs, effort, launch, device, top, again, kinds)
+        return _agenda(store, programs, effort, launch, device, top, again, kinds, elsewhere)
 
 
 def tune_online(
@@ -232,9 +240,24 @@ def _open_to_the_end(pool: LazyPool) -> Iterator[None]:
     pool.close()
 
 
+@contextmanager
+def _elsewhere(on: str | Elsewhere | None, device: str | None) -> Iterator[Elsewhere | None]:
+    """The devices of other machines, where that is where to tune."""
+    if on is None or not isinstance(on, str):
+        yield on
+        return
+    if on != "ray":
+        raise OptionError(f"programs are tuned here, or on ray, not on {on!r}")
+    types = () if device is None else types_in(device)
+    from fuseplan.fleet.on_ray import on_ray  # which brings Ray
+
+    with on_ray(types) as fleet:
+        yield fleet
+
+
 def _agenda(
     store: Store, programs: Source | Iterable[Source] | None, effort: str, launch: str | None, device: str | None,
-    top: int | None, again: bool, kinds: tuple[str, ...] | None,
+    top: int | None, again: bool, kinds: tuple[str, ...] | None, elsewhere: Elsewhere | None = None,
 ) -> Agenda:  # fmt: skip
     launches = (EITHER,) if launch is None else LAUNCHES if launch == "both" else (launch,)
     if launch is not None and not set(launches) <= set(LAUNCHES):
@@ -242,9 +265,11 @@ def _agenda(
     if top is not None and top < 1:
         raise OptionError(f"at least one program is tuned, not {top}")
     Effort.named(effort)
-    devices = () if device is None else named(device)
+    devices = () if device is None else named(device) if elsewhere is None else types_in(device)
     found = read_programs(waiting(store, devices) if programs is None else programs, store)
-    return agenda_of(found, store, effort=effort, launches=launches, devices=devices, again=again, top=top, kinds=kinds)
+    return agenda_of(
+        found, store, effort=effort, launches=launches, devices=devices, again=again, top=top, kinds=kinds, elsewhere=elsewhere
+    )  # fmt: skip
 
 
 def _seconds(budget: float | str | None) -> float | None:

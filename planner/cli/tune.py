@@ -33,6 +33,7 @@ Examples:
   fuseplan tune gpt2 --again
   fuseplan tune --queue --budget 8h
   fuseplan tune --queue --watch --device cuda:0
+  fuseplan tune traces/ --on ray
 """
 
 
@@ -59,6 +60,10 @@ Examples:
     "--device", metavar="DEVICE[,…]",
     help="Where to tune: cpu, or cuda:0, or several that work at once as in cuda:0,cuda:1; else where each was recorded.",
 )  # fmt: skip
+@click.option(
+    "--on", type=click.Choice(["ray"]),
+    help="Tune on all devices of a Ray cluster, that which RAY_ADDRESS names or one that is started here; --device says which type.",
+)  # fmt: skip
 @click.option("--budget", metavar="TIME", help="Time for all of it, such as 90s, 10m or 1h30m.")
 @click.option("--top", type=click.IntRange(min=1), metavar="N", help="Only the N programs that could gain the most.")
 @click.option(
@@ -82,8 +87,8 @@ Examples:
 @file_option
 @json_option
 def tune(
-    traces: tuple[str, ...], queue: bool, watch: bool, effort: str, launch: str | None, device: str | None, budget: str | None,
-    top: int | None, rewrites: str, again: bool, model: str, sampler: str, storage: str | None, dry_run: bool,
+    traces: tuple[str, ...], queue: bool, watch: bool, effort: str, launch: str | None, device: str | None, on: str | None,
+    budget: str | None, top: int | None, rewrites: str, again: bool, model: str, sampler: str, storage: str | None, dry_run: bool,
     file: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Find, prove and store the fastest plan of each program.
@@ -101,8 +106,10 @@ def tune(
             "name either a TRACE or --queue, not both." if queue else "name a TRACE, or give --queue."
         )
     if watch:
-        _watch(queue, {"top": top, "budget": budget, "again": again, "dry-run": dry_run})
+        _watch(queue, {"top": top, "budget": budget, "again": again, "dry-run": dry_run, "on": on})
     chosen: dict[str, Any] = {"effort": effort, "launch": launch, "device": device, "top": top, "again": again}
+    if on is not None:
+        chosen["on"] = on
     chosen["rewrites"] = rewrites
     try:
         if watch:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from time import monotonic
 from types import TracebackType
 from typing import Any
@@ -48,6 +49,8 @@ OnDone = Callable[[Job, Outcome], None]
 OnStage = Callable[[str, str], None]
 
 
+MakeWorker = Callable[[Setup, float], Any]
+"""What is asked as a `WorkerProcess` is, by what it is told and within how many seconds it has to start."""
 COMPILING = 2
 """Of several workers that vet, so many compile with many threads at a time: eager, nvFuser and checking need but one."""
 
@@ -95,20 +98,23 @@ class Workers:
         plant: str | None = None,
         on_stage: OnStage | None = None,
         nice: int = 0,
+        process: MakeWorker | None = None,
+        cores_there: int | None = None,
     ) -> None:
         """`flags` are those of this process unless given; `on_stage` hears which candidate is at which stage,
-        in the threads that ask the workers."""
+        in the threads that ask the workers. A `process` may be on another machine, with `cores_there`."""
         if vetters < 1:
             raise OptionError(f"at least one worker vets, not {vetters}")
         self.limits = limits or Limits()
         self.on_stage = on_stage
-        variables = _only(device)
+        variables = _only(device) if process is None else None
+        many = cores_there or cores()
         if nice:  # threads that wait for each other would take a core all the same
             variables = {**(variables or {}), "OMP_WAIT_POLICY": "PASSIVE"}
         setup = Setup(
             device.partition(":")[0],
             flags=_flags() if flags is None else flags,
-            compile_threads=cores(),
+            compile_threads=many,
             memory_bytes=self.limits.memory_bytes,
             nice=nice,
             patience_s=60 + max(self.limits.region_s, self.limits.plan_s),
@@ -118,9 +124,10 @@ class Workers:
             operators=_operators(),
             path=tuple(folder for folder in sys.path if folder),
         )
-        each = replace(setup, compile_threads=max(1, cores() // min(vetters, COMPILING)))
-        self.racer = WorkerProcess(setup, self.limits.start_s, variables)
-        self.vetters = [WorkerProcess(each, self.limits.start_s, variables) for _ in range(vetters)]
+        each = replace(setup, compile_threads=max(1, many // min(vetters, COMPILING)))
+        make = process or partial(WorkerProcess, variables=variables)
+        self.racer = make(setup, self.limits.start_s)
+        self.vetters = [make(each, self.limits.start_s) for _ in range(vetters)]
         self._begun: Begun | None = None
         self._keepers: dict[tuple[str, RaceEntry], WorkerProcess] = {}
         """Who keeps what was vetted, by trace and entry."""

@@ -13,7 +13,7 @@ from fuseplan.errors import ExecutorError, FuseplanError, OptionError, StoreErro
 from fuseplan.executors import executors
 from fuseplan.graph import Graph
 from fuseplan.measure.entry import RaceEntry
-from fuseplan.measure.environment import environment, run_facts
+from fuseplan.measure.environment import RunFacts, environment, run_facts
 from fuseplan.measure.failures import line
 from fuseplan.measure.jobs import Calibrate, CapturedProgram, OutcomeRow
 from fuseplan.models import CostModel, Machine
@@ -60,6 +60,8 @@ class Tuner:
     since: str | None = None
     """Where all is tuned again, when that began: what has failed before is tried once more."""
     here: Environment | None = None
+    facts: RunFacts | None = None
+    """Of a device of another machine, what is written down beside its runs."""
     quiet: Callable[[], object] = nothing
     """Waits until this process has nothing else to do that would disturb a race."""
 
@@ -137,7 +139,7 @@ class Tuner:
         key = trace.key if isinstance(found, str) else found.key or trace.key
         if key != trace.key and not again and (known := self._known(trace, launch, key)) is not None:
             return known  # of an edited trace, only capturing tells which program it is
-        run = Run(key, self.environment, self.effort.name, **vars(run_facts(self.device)))
+        run = Run(key, self.environment, self.effort.name, **vars(self.facts or run_facts(self.device)))
         services = replace(services, run=run.key, interrupted=unfinished(self.store, key, self.environment))
         programs = [ProgramLaunch(key, trace.name, one, box_of(trace)) for one in launches]
         searches: list[LaunchSearch] = []
@@ -162,8 +164,9 @@ class Tuner:
             ended = replace(
                 run, state=state, error_median=tuned.error_at(0.5), error_p90=tuned.error_at(0.9), **vars(audit)
             )
-        except FuseplanError:
-            ended = replace(run, state="failed")
+        except FuseplanError as error:
+            if not isinstance(error, ExecutorError):  # which is of the device: another goes on
+                ended = replace(run, state="failed")
             raise
         finally:
             self.store.add_run(replace(ended, changed_at=clock.now()))

@@ -14,7 +14,7 @@ from fuseplan.errors import OptionError
 from fuseplan.graph.words import counted
 from fuseplan.models import Machine, Roofline
 from fuseplan.tuning.effort import PREDICTED_S, USUAL_SHARE, Effort
-from fuseplan.tuning.queue.devices import DeviceKind, kinds, shifts
+from fuseplan.tuning.queue.devices import DeviceKind, Elsewhere, kinds, shifts
 from fuseplan.tuning.queue.possible_gain import Gain, expected_gains, guessed_gain
 from fuseplan.tuning.queue.sources import Sources
 from fuseplan.tuning.traces import EITHER, box_of, check_device, device_of, launches_on, query_of
@@ -118,10 +118,12 @@ def seconds_of(items: Iterable[Item]) -> float:
 
 def agenda_of(
     found: Sources, store: Store, *, effort: str, launches: Sequence[str], devices: Sequence[str] = (),
-    again: bool = False, top: int | None = None, kinds: tuple[str, ...] | None = None,
+    again: bool = False, top: int | None = None, kinds: tuple[str, ...] | None = None, elsewhere: Elsewhere | None = None,
 ) -> Agenda:  # fmt: skip
-    """What is to be done with the programs that were found, on `devices` or else where each was recorded; `top` keeps so many programs."""
-    places = _places(found.traces, devices)
+    """What is to be done with the programs that were found, on `devices` or else where each was recorded, here or `elsewhere`; `top`
+    keeps so many programs.
+    """
+    places = _places(found.traces, devices, elsewhere)
     able = {kind: launches_on(kind.environment.device, launches) for kind in places}
     if places and not any(able.values()):
         raise OptionError("CUDA graphs need a GPU: on a CPU the only launch is plain")
@@ -178,7 +180,9 @@ def _place(item: Item) -> tuple[str, Box]:
     return item.trace.key, item.sizes
 
 
-def _places(traces: Iterable[Trace], devices: Sequence[str]) -> Mapping[DeviceKind, list[Trace]]:
+def _places(
+    traces: Iterable[Trace], devices: Sequence[str], elsewhere: Elsewhere | None
+) -> Mapping[DeviceKind, list[Trace]]:
     """The traces by where they are tuned: each on every kind of device that is named, else where it was recorded."""
     found: dict[DeviceKind, list[Trace]] = {}
     alike: dict[Numerics, list[Trace]] = {}
@@ -186,7 +190,20 @@ def _places(traces: Iterable[Trace], devices: Sequence[str]) -> Mapping[DeviceKi
         alike.setdefault(Numerics.of(trace.numerics), []).append(trace)
     for numerics, those in alike.items():
         with numerics.applied():
-            found |= _places_of(those, devices)
+            found |= _places_of(those, devices) if elsewhere is None else _places_there(those, devices, elsewhere)
+    return found
+
+
+def _places_there(traces: Sequence[Trace], types: Sequence[str], elsewhere: Elsewhere) -> dict[DeviceKind, list[Trace]]:
+    """Each trace on every kind of device there of the types that are named, or else of that on which it was recorded."""
+    kinds, found = elsewhere.kinds(), dict[DeviceKind, list[Trace]]()
+    for trace in traces:
+        wanted = types or (device_of(trace).partition(":")[0],)
+        able = [kind for kind in kinds if kind.environment.device in wanted]
+        if not able:
+            raise OptionError(f"there is no device of type {' or '.join(wanted)} in the cluster that can work")
+        for kind in able:
+            found.setdefault(kind, []).append(retarget(trace, kind.there))
     return found
 
 

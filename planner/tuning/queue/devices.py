@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from threading import Lock
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from fuseplan.capture.dynamo.numerics import Numerics
 from fuseplan.errors import FuseplanError, OptionError
-from fuseplan.measure.environment import environment
+from fuseplan.measure.environment import RunFacts, environment
 from fuseplan.measure.jobs import Job, Outcome, VetPlan
 from fuseplan.measure.pool import OnStage, Workers
 from fuseplan.measure.vetters import Ask
@@ -24,6 +24,23 @@ VETTERS, WHOLE_VETTERS = 4, 3
 """Workers that compile and check at once on a GPU's host; a CPU machine has its cores for one. The latter where whole programs alone
 race: there are no more at a time, and each that starts takes cores from the others."""
 
+
+class Elsewhere(Protocol):
+    """Devices of other machines."""
+
+    def kinds(self) -> list[DeviceKind]:
+        """What they are, under the numerics of this process."""
+        ...
+
+    def facts(self, where: str) -> RunFacts:
+        """What is written down beside a run on one of them."""
+        ...
+
+    def workers(self, where: str, effort: Effort) -> AbstractContextManager[Pool]:
+        """The workers of one of them."""
+        ...
+
+
 OpenPool = Callable[[str, Effort], AbstractContextManager[Pool]]
 """From a device and an effort to the workers that measure there."""
 
@@ -36,6 +53,13 @@ class DeviceKind:
     devices: tuple[str, ...]
     numerics: Numerics
     """Under these, as the environment says too."""
+    target: str = ""
+    """What the device is called where it is, on a machine of its own."""
+
+    @property
+    def there(self) -> str:
+        """The device that programs are for."""
+        return self.target or self.devices[0]
 
     @property
     def on_cpu(self) -> bool:
@@ -58,6 +82,18 @@ def named(text: str) -> tuple[str, ...]:
             raise OptionError(f"{name} is named twice in {text!r}")
         found[place] = name
     return tuple(found.values())
+
+
+def types_in(text: str) -> tuple[str, ...]:
+    """The types of a list such as `cpu,cuda`; of devices elsewhere no single one is named.
+
+    >>> types_in("cuda")
+    ('cuda',)
+    """
+    found = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+    if not set(found) <= {"cpu", "cuda"}:
+        raise OptionError(f"of devices of a cluster the type is named, cpu or cuda, not {text!r}")
+    return found
 
 
 def kinds(devices: Sequence[str]) -> list[DeviceKind]:
@@ -90,9 +126,13 @@ def own_workers(device: str, effort: Effort, on_stage: OnStage | None = None) ->
 
 def workers_for(device: str, effort: Effort, on_stage: OnStage | None = None) -> Workers:
     """The workers of one device that an effort needs, none of which is started yet."""
+    return Workers(device, vetters=vetters_for(device, effort), on_stage=on_stage)
+
+
+def vetters_for(device: str, effort: Effort) -> int:
+    """How many workers check at once."""
     several = VETTERS if effort.cuts else WHOLE_VETTERS
-    vetters = several if device.startswith("cuda") and effort.measures else 1
-    return Workers(device, vetters=vetters, on_stage=on_stage)
+    return several if device.startswith("cuda") and effort.measures else 1
 
 
 class StoppedError(Exception):
