@@ -83,10 +83,9 @@ def tune(
     `rewrites` are the kinds of rewrite that plans may have: `all`, `none`, or some. Each result is in the database as soon as
     it is known: a run that is interrupted goes on where it was. `progress` hears how far it is; else there is a bar on a
     terminal and in a notebook. `model` says what is worth measuring: `learned`, from the rows that ship and from what is
-    measured here, or `roofline`, which leaves nothing out. `on` is `ray` for the devices of a Ray cluster, of which `device` says the
-    type, cpu or cuda. `workers` are for those who measure in other ways, `sampler` and
-    `storage` for those who study the search: `tpe` or `random` of Optuna's, and where the studies are kept for
-    optuna-dashboard, a URL or `journal:FILE`.
+    measured here, or `roofline`, which leaves nothing out. `on` is `ray` for the devices of a
+    Ray cluster, of which `device` says the type. `workers` are for those who measure in other ways, `sampler` and `storage` for those
+    who study the search: `tpe` or `random` of Optuna's, and where the studies are kept for optuna-dashboard, a URL or `journal:FILE`.
 
     >>> import torch
     >>> import fuseplan
@@ -106,11 +105,8 @@ def tune(
             store.file.write(lambda connection: None)  # where nothing can be kept, better fail now than in an hour
         time = Time(seconds, [item.worth_us for item in new], max(1, len(todo.devices)))
         settings = Settings(sampler, storage, model=model, kinds=kinds)
-        since = clock.now() if again else None
-        opening = _Opening(
-            store, heard, workers if elsewhere is None else elsewhere.workers, Effort.named(effort), settings, time, since,
-            len(todo.devices) > 1, elsewhere,
-        )  # fmt: skip
+        since, several = clock.now() if again else None, len(todo.devices) > 1
+        opening = _Opening(store, heard, workers, Effort.named(effort), settings, time, since, several, elsewhere)
         heard.begin(len(todo.items))
         verdicts = dict(_known(todo, heard))
         work_off(new, opening, time, heard, verdicts.__setitem__)
@@ -144,7 +140,8 @@ class _Opening:
     _locks: dict[DeviceKind, RegionLocks] = field(default_factory=dict)
 
     def __call__(self, kind: DeviceKind, where: str) -> tuple[LazyPool, TuneItem]:
-        pool = LazyPool(lambda: self.workers(where, self.effort))
+        workers = self.workers if self.elsewhere is None else self.elsewhere.workers
+        pool = LazyPool(lambda: workers(where, self.effort))
         watching = self.heard.on(where if self.several else "")
         locks = self._locks.setdefault(kind, RegionLocks())
         tuner = Tuner(

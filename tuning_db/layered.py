@@ -19,6 +19,7 @@ from fuseplan.tuning_db.notify import notify
 from fuseplan.tuning_db.records import Miss
 from fuseplan.tuning_db.schema import everything
 from fuseplan.tuning_db.tables import RowWriter, put_all
+from fuseplan.tuning_db.together import Together
 
 _T = TypeVar("_T")
 _Own = TypeVar("_Own", bound="Layered")
@@ -33,6 +34,7 @@ class Layered:
         """Nothing is opened before it is needed."""
         self._reading = reading
         self._user = Database(where.user, repair=self._repair) if where.user is not None else None
+        self._writers = None if self._user is None else Together(self._user)
         self._salvage_s = salvage_s
         self._memory: Database | None = None
         self._lower = [
@@ -111,11 +113,11 @@ class Layered:
 
     def _write(self, work: Callable[[sqlite3.Connection], None]) -> bool:
         try:
-            if self._user is None:
+            if self._user is None or self._writers is None:
                 raise Unwritable("there is no home folder: set FUSEPLAN_DB to a file")
             if self._user.path is not None and "network" not in self._said:
                 self._warn_of_network(self._user.path)
-            self._user.write(work)
+            self._writers.write(work)
         except Unusable as problem:
             self._say(f"{problem}. What is tuned is kept in memory, and lost when this process ends")
             with self._memory_lock:

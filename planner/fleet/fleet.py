@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-import fuseplan
+from fuseplan import __version__
 from fuseplan.capture.dynamo.numerics import Numerics
 from fuseplan.errors import OptionError
 from fuseplan.fleet.host import HostFacts
-from fuseplan.fleet.remote import DeviceLostError, Line, RemoteProcess
+from fuseplan.fleet.remote import HostLine, HostLostError, RemoteProcess
 from fuseplan.measure.environment import Flags, RunFacts
 from fuseplan.measure.jobs import Setup
 from fuseplan.measure.pool import Workers
@@ -32,7 +32,7 @@ class FleetDevice:
     device: str
     """What it is called there."""
     facts: HostFacts
-    line: Line
+    line: HostLine
 
 
 def unfit(name: str, facts: HostFacts) -> str | None:
@@ -40,7 +40,7 @@ def unfit(name: str, facts: HostFacts) -> str | None:
     if facts.busy is not None:
         return f"{name} is left out: others use it ({facts.busy})"
     for what, there, here in (
-        ("fuseplan", facts.fuseplan, fuseplan.__version__),
+        ("fuseplan", facts.fuseplan, __version__),
         ("torch", facts.torch.partition("+")[0], str(torch.__version__).partition("+")[0]),
     ):
         if there != here:
@@ -87,5 +87,5 @@ class Fleet:
         with pool as workers:
             workers.start(racing=effort.measures and effort.cuts)
             yield workers
-        with suppress(DeviceLostError):  # with all its workers
+        with suppress(HostLostError):  # with all its workers
             one.line.call("end")

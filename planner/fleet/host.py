@@ -5,26 +5,24 @@ from __future__ import annotations
 import os
 import platform
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-import fuseplan
+from fuseplan import __version__
 from fuseplan.errors import ExecutorError
 from fuseplan.measure.environment import RunFacts, environment, run_facts
 from fuseplan.measure.idle import why_busy
 from fuseplan.measure.jobs import JOBS, Outcome, Setup
 from fuseplan.measure.pool import cores
-from fuseplan.measure.process import WorkerLostError, WorkerProcess
+from fuseplan.measure.process import MakeWorker, WorkerLostError, WorkerProcess
 from fuseplan.tuning_db import Environment
 from fuseplan.wire import codec
 
 _THREADS = "OMP_NUM_THREADS"
 """Who starts a process for a GPU and gives it no core, as Ray does, means one thread by that: workers have all that the machine has."""
-MakeProcess = Callable[[Setup, float], Any]
-"""A worker, by what it is told and within how many seconds it starts."""
 
 
 @dataclass(frozen=True)
@@ -72,14 +70,10 @@ class WorkerStage:
     stage: str
 
 
-def _own_process(setup: Setup, start_s: float) -> WorkerProcess:
-    return WorkerProcess(setup, start_s)
-
-
 class DeviceHost:
     """The workers of one device, by number. All that goes in and out is text, or numbers."""
 
-    def __init__(self, device: str, make: MakeProcess = _own_process) -> None:
+    def __init__(self, device: str, make: MakeWorker = WorkerProcess) -> None:
         if device != "cpu" and os.environ.pop(_THREADS, None) is not None:
             torch.set_num_threads(cores())
         self.device = device
@@ -96,7 +90,7 @@ class DeviceHost:
             run_facts(self.device),
             cores(),
             torch.get_num_threads(),
-            fuseplan.__version__,
+            __version__,
             str(torch.__version__),
             platform.python_version(),
             busy,

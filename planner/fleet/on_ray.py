@@ -16,7 +16,7 @@ from typing import Any
 from fuseplan.errors import ExecutorError, OptionError
 from fuseplan.fleet.fleet import Fleet, FleetDevice, unfit
 from fuseplan.fleet.host import DeviceHost, read_facts, read_stages
-from fuseplan.fleet.remote import DeviceLostError
+from fuseplan.fleet.remote import HostLostError
 from fuseplan.log import logger
 
 BEAT_S = 5.0
@@ -55,7 +55,7 @@ class RayLine:
 
     def tell(self, method: str, *given: Any) -> None:
         """Ask for something, and wait for nothing."""
-        with suppress(DeviceLostError):  # which whoever calls it next is told
+        with suppress(HostLostError):  # which whoever calls it next is told
             self._send(method, *given)
 
     def end(self) -> None:
@@ -66,7 +66,7 @@ class RayLine:
 
     def _send(self, method: str, *given: Any) -> Any:
         if self.lost is not None:
-            raise DeviceLostError(f"{self._name} is lost: {self.lost}")
+            raise HostLostError(f"{self._name} is lost: {self.lost}")
         try:
             return getattr(self._actor, method).remote(*given)
         except self._ray.exceptions.RayError as error:
@@ -86,7 +86,7 @@ class RayLine:
         logger.warning("%s is lost, and what it was at is done elsewhere: %s", self._name, self.lost)
         with suppress(Exception):  # it may be gone altogether
             self._ray.kill(self._actor)
-        raise DeviceLostError(f"{self._name} is lost: {self.lost}")
+        raise HostLostError(f"{self._name} is lost: {self.lost}")
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""A worker of a device elsewhere, as the pool of the driver sees it: asked as one of its own processes, over a `Line` to its host."""
+"""A worker of a device elsewhere, as the pool of the driver sees it: asked as one of its own processes, over a `HostLine` to its host."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from fuseplan.measure.process import WorkerLostError
 from fuseplan.wire import codec
 
 
-class DeviceLostError(ExecutorError):
+class HostLostError(ExecutorError):
     """A device elsewhere cannot be asked any more: what it was at, another of its kind does."""
 
 
-class Line(Protocol):
+class HostLine(Protocol):
     """The way to one `DeviceHost`."""
 
     def call(self, method: str, *given: Any, heard: Callable[[int, str, str], None] | None = None) -> Any:
-        """What the host answers. DeviceLostError where it is gone; `heard` is told from time to time what its workers are at."""
+        """What the host answers. HostLostError where it is gone; `heard` is told from time to time what its workers are at."""
 
     def tell(self, method: str, *given: Any) -> None:
         """Ask for something, and wait for nothing; a host that is gone is noticed by whoever calls it next."""
@@ -30,7 +30,7 @@ class Line(Protocol):
 class RemoteProcess:
     """One worker of a host, by its number there."""
 
-    def __init__(self, line: Line, number: int, setup: Setup, start_s: float) -> None:
+    def __init__(self, line: HostLine, number: int, setup: Setup, start_s: float) -> None:
         self.setup = setup
         self.holds = False  # whether it may keep something of the device's memory
         self._line, self._number, self._start_s = line, number, start_s
@@ -41,7 +41,7 @@ class RemoteProcess:
         self._line.tell("start", self._number, self._told, self._start_s)
 
     def ask(self, job: Job, limit_s: float, on_at: Callable[[str, str], None] | None = None) -> Outcome:
-        """As a process of one's own answers; DeviceLostError where its device is gone."""
+        """As a process of one's own answers; HostLostError where its device is gone."""
         self.holds = not isinstance(job, Rest)
         last: list[tuple[str, str]] = [("", "")]
 
@@ -72,7 +72,7 @@ class RemoteProcess:
     def kill(self) -> None:
         """End what it is at: before anything else is asked of it."""
         self.holds = False
-        with suppress(DeviceLostError):  # and so is what it was at
+        with suppress(HostLostError):  # and so is what it was at
             self._line.call("kill", self._number)
 
     def strike(self) -> None:

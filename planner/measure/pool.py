@@ -41,7 +41,7 @@ from fuseplan.measure.jobs import (
     choice_name,
 )
 from fuseplan.measure.kept import KeeperLostError, race_kept
-from fuseplan.measure.process import WorkerLostError, WorkerProcess
+from fuseplan.measure.process import MakeWorker, WorkerLostError, WorkerProcess
 from fuseplan.measure.vetters import Ask, Begun, Standing, Vetters, once
 from fuseplan.rewrites.kinds import from_outside
 
@@ -49,8 +49,6 @@ OnDone = Callable[[Job, Outcome], None]
 OnStage = Callable[[str, str], None]
 
 
-MakeWorker = Callable[[Setup, float], Any]
-"""What is asked as a `WorkerProcess` is, by what it is told and within how many seconds it has to start."""
 COMPILING = 2
 """Of several workers that vet, so many compile with many threads at a time: eager, nvFuser and checking need but one."""
 
@@ -108,13 +106,12 @@ class Workers:
         self.limits = limits or Limits()
         self.on_stage = on_stage
         variables = _only(device) if process is None else None
-        many = cores_there or cores()
         if nice:  # threads that wait for each other would take a core all the same
             variables = {**(variables or {}), "OMP_WAIT_POLICY": "PASSIVE"}
         setup = Setup(
             device.partition(":")[0],
             flags=_flags() if flags is None else flags,
-            compile_threads=many,
+            compile_threads=cores_there or cores(),
             memory_bytes=self.limits.memory_bytes,
             nice=nice,
             patience_s=60 + max(self.limits.region_s, self.limits.plan_s),
@@ -124,7 +121,7 @@ class Workers:
             operators=_operators(),
             path=tuple(folder for folder in sys.path if folder),
         )
-        each = replace(setup, compile_threads=max(1, many // min(vetters, COMPILING)))
+        each = replace(setup, compile_threads=max(1, setup.compile_threads // min(vetters, COMPILING)))
         make = process or partial(WorkerProcess, variables=variables)
         self.racer = make(setup, self.limits.start_s)
         self.vetters = [make(each, self.limits.start_s) for _ in range(vetters)]

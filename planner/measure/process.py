@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from time import monotonic
+from typing import Any
 
 from fuseplan.errors import ExecutorError, FuseplanError
 from fuseplan.measure.jobs import ANSWERS, JOBS, At, DeviceGone, Job, Outcome, Rest, Setup
@@ -54,6 +55,10 @@ class WorkerLostError(FuseplanError):
         self.status = status
         self.detail = detail
         self.at = at
+
+
+MakeWorker = Callable[[Setup, float], Any]
+"""What is asked as a `WorkerProcess` is, by what it is told and within how many seconds it has to start."""
 
 
 class WorkerProcess:

@@ -260,7 +260,7 @@ def started(nodes: Nodes) -> subprocess.Popen[str]:
 
 
 def test_a_device_that_does_not_fit_is_left_out_with_the_reason(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fuseplan.__version__", "99.0")
+    monkeypatch.setattr("fuseplan.fleet.fleet.__version__", "99.0")
     told: list[str] = []
     with pytest.raises(ExecutorError, match="no device of the cluster can work"):  # noqa: SIM117
         with on_ray(("cpu",), nodes.address, host=QuickHost, told=told.append):
