@@ -167,6 +167,35 @@ def test_runs(server: Server, files: tuple[Path, Path], open_page: Callable[...,
     assert opened.axe() == []
 
 
+def test_runs_of_several_machines_are_told_apart(
+    tmp_path: Path, served: Callable[..., Any], open_page: Callable[..., Any]
+) -> None:
+    store = store_at(tmp_path / "tuning.db")
+    for number, (host, state) in enumerate((("node-b", "finished"), ("node-a", "running"), ("node-b", "interrupted"), ("<b>c</b>", "finished"))):  # fmt: skip
+        now = clock.now()
+        store.add_run(
+            Run(
+                key_of(number),
+                HERE,
+                "quick",
+                state=state,
+                host=host,
+                started_at=now,
+                changed_at=now,
+                key=f"{number}" * 32,
+            )
+        )
+    store.close()
+    opened = open_page(f"{served(tmp_path / 'tuning.db').url}/run")
+    rows = [row.locator("th, td").all_inner_texts()[:6] for row in opened.page.locator(".machines tbody tr").all()]
+    assert rows == [
+        ["node-a", "NVIDIA H200", "1", "0", "0", "0"],
+        ["<b>c</b>", "NVIDIA H200", "0", "1", "0", "0"],
+        ["node-b", "NVIDIA H200", "0", "1", "1", "0"],
+    ]
+    assert opened.axe() == []
+
+
 def test_a_run_that_writes_now_is_followed(tmp_path: Path, served: Callable[..., Any], open_page: Callable[..., Any]) -> None:  # fmt: skip
     path = tmp_path / "tuning.db"
     store = store_at(path)

@@ -38,6 +38,40 @@ RACED: tuple[ShownColumn[RacedRow], ...] = (
 
 
 @dataclass(frozen=True)
+class MachineLine:
+    """The runs on the devices of one kind of one machine."""
+
+    host: str
+    device: str
+    runs: tuple[RunRow, ...]
+
+    @property
+    def running(self) -> int:
+        """How many go on."""
+        return sum(run.state == "running" for run in self.runs)
+
+    @property
+    def finished(self) -> int:
+        """How many came to a verdict."""
+        return sum(run.state == "finished" for run in self.runs)
+
+    @property
+    def ended_early(self) -> int:
+        """How many were interrupted, or failed."""
+        return len(self.runs) - self.running - self.finished
+
+    @property
+    def measured(self) -> int:
+        """Rows that they have written."""
+        return sum(run.measured for run in self.runs)
+
+    @property
+    def wrote_at(self) -> str:
+        """When the last of them was."""
+        return max(run.wrote_at for run in self.runs)
+
+
+@dataclass(frozen=True)
 class RunPage:
     """All that the page shows: one run, or all of them."""
 
@@ -59,6 +93,15 @@ class RunPage:
         """Seconds for which a run that goes on has written nothing, where that is long."""
         seconds = _seconds(run.wrote_at, self.now) if run.state == "running" else None
         return seconds if seconds is not None and seconds > SILENT_S else None
+
+    @property
+    def machines(self) -> tuple[MachineLine, ...]:
+        """What each machine has done of these runs, those first that work now."""
+        by_place: dict[tuple[str, str], list[RunRow]] = {}
+        for run in self.runs:
+            by_place.setdefault((run.host, run.device), []).append(run)
+        found = [MachineLine(*place, tuple(runs)) for place, runs in by_place.items() if place[0]]
+        return tuple(sorted(found, key=lambda one: (-one.running, one.host, one.device)))
 
     @property
     def live(self) -> bool:
