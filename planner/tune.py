@@ -248,7 +248,7 @@ def _elsewhere(on: str | Elsewhere | None, device: str | None) -> Iterator[Elsew
     types = () if device is None else types_in(device)
     from fuseplan.fleet.on_ray import on_ray  # which brings Ray
 
-    with on_ray(types) as fleet:
+    with on_ray(types, os.environ.get("RAY_ADDRESS") or None) as fleet:
         yield fleet
 
 

@@ -34,6 +34,8 @@ from fuseplan.wire import codec
 
 CAPTURED = "FUSEPLAN_TEST_CAPTURED"
 """The folder where what capturing gives is kept, by the key of the program: capturing for real takes seconds."""
+FACTS = "FUSEPLAN_TEST_FACTS"
+"""The file that says what there is to know of each device: finding out takes seconds."""
 JOB_S = "FUSEPLAN_TEST_JOB_S"
 """What a job takes."""
 
@@ -126,6 +128,9 @@ class QuickHost(DeviceHost):
 
     def __init__(self, device: str) -> None:
         super().__init__(device, QuickProcess)
+
+    def facts(self) -> str:
+        return Path(os.environ[FACTS]).read_text()
 
     def pid(self) -> int:
         """To be killed by."""

@@ -6,6 +6,7 @@ on their way then are lost with it; what they say was not acknowledged, and the 
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ LEASE_S = 60.0
 """One that does not answer for so long is given up, and its work is done elsewhere."""
 START_S = 120.0
 """Within so many seconds an actor is there, else its device is left out: others may have it, or the machine has no fuseplan."""
+CONNECT_S = 10.0
+"""Within which somebody answers where a cluster is said to be."""
 AT_ONCE = 64
 """Calls of one actor that may wait at the same time: each of its workers has one, and so has each look whether it lives."""
 _A_LITTLE = 0.001
@@ -97,12 +100,13 @@ def on_ray(
     host: MakeHost = DeviceHost,
     told: Callable[[str], None] = logger.warning,
 ) -> Iterator[Fleet]:
-    """The devices of a cluster: of that at this address, of that which RAY_ADDRESS names, or of one that is started here. `types` says
-    whether GPUs or CPUs are wanted, else GPUs where there are any. `told` hears of each device that is left out, and why.
+    """The devices of a cluster: of that at this address, or of one that is started here. `types` says whether GPUs or CPUs are
+    wanted, else GPUs where there are any. `told` hears of each device that is left out, and why.
     """
     ray = _imported()
     was_there = ray.is_initialized()
     if not was_there:
+        _answers(address)
         try:
             ray.init(address=address, log_to_driver=False, configure_logging=False)
         except (ConnectionError, RuntimeError, ValueError) as error:
@@ -118,6 +122,17 @@ def on_ray(
             line.end()
         if not was_there:
             ray.shutdown()
+
+
+def _answers(address: str | None) -> None:
+    """OptionError where nobody listens: Ray itself tries for minutes."""
+    host, _, port = (address or "").rpartition(":")
+    if not host or "/" in host or not port.isdecimal():
+        return  # such as auto, or a client's address
+    try:
+        socket.create_connection((host, int(port)), CONNECT_S).close()
+    except OSError as error:
+        raise OptionError(f"there is no Ray cluster at {address}: {error}") from None
 
 
 def _imported() -> Any:

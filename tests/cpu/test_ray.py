@@ -23,6 +23,7 @@ from cpu.test_tune_killed import measurements, query, twice
 from fuseplan.errors import ExecutorError, OptionError
 from fuseplan.fleet import on_ray as module
 from fuseplan.fleet.fleet import Fleet
+from fuseplan.fleet.host import DeviceHost
 from fuseplan.fleet.on_ray import RayLine, on_ray
 from fuseplan.measure.pool import Workers
 from fuseplan.tune import agenda, tune
@@ -30,7 +31,7 @@ from fuseplan.tuning.effort import Effort
 from fuseplan.tuning.program.services import Pool
 from fuseplan.tuning.progress import Silent
 from fuseplan.tuning.traces import traces_of
-from ray_hosts import CAPTURED, JOB_S, QuickHost, keep_captured, quick
+from ray_hosts import CAPTURED, FACTS, JOB_S, QuickHost, keep_captured, quick
 from replaying import captured
 
 ray = pytest.importorskip("ray")
@@ -74,6 +75,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     folder = tmp_path_factory.mktemp("ray")
     (folder / "traces").mkdir()
     (folder / "captured").mkdir()
+    (folder / "facts.json").write_text(DeviceHost("cpu").facts())
     with torch.no_grad():
         for layers in (1, 2, 3, 4, 5):
             width = 8 * layers
@@ -84,8 +86,8 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     added = {
         "PYTHONPATH": paths,
         CAPTURED: str(folder / "captured"),
+        FACTS: str(folder / "facts.json"),
         JOB_S: "0.01",
-        "OMP_NUM_THREADS": str(torch.get_num_threads()),
         "RAY_USAGE_STATS_ENABLED": "0",
     }
     with pytest.MonkeyPatch.context() as patch:
@@ -216,7 +218,7 @@ def test_where_all_are_gone_that_is_said_in_one_line_and_the_next_run_goes_on(
     assert twice(path) == []
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(50, marks=[pytest.mark.exhaustive, pytest.mark.timeout(1800)])])
+@pytest.mark.parametrize("kills", [2, pytest.param(50, marks=[pytest.mark.exhaustive, pytest.mark.timeout(1800)])])
 def test_a_driver_that_is_killed_loses_nothing_that_was_kept(
     kills: int, nodes: Nodes, alone: Path, tmp_path: Path
 ) -> None:
@@ -274,6 +276,12 @@ def test_words_that_mean_no_cluster(nodes: Nodes) -> None:
         tune(nodes.traces, on="slurm")
     with pytest.raises(OptionError, match="of devices of a cluster the type is named"):
         tune(nodes.traces, on="ray", device="cuda:0")
+
+
+def test_an_address_where_nobody_answers_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
+    with pytest.raises(OptionError, match=r"there is no Ray cluster at 127.0.0.1:9: .*refused"):
+        tune([], on="ray")
 
 
 def test_who_has_no_ray_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
