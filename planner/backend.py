@@ -23,6 +23,7 @@ from fuseplan.rewrites.base import Draft
 from fuseplan.rewrites.kinds import known_kinds
 from fuseplan.rewrites.sites import Sites
 from fuseplan.runtime import Program, replay
+from fuseplan.runtime.graph_memory import ProgramGraphs
 from fuseplan.stats import count
 from fuseplan.tuning_db import places
 
@@ -105,7 +106,8 @@ class _DefaultAhead:
             return
         if plan.host != "inductor":
             return
-        program = Program(lookup.identity.key, lookup.identity.why, plan, choice.why)
+        graphs = ProgramGraphs(options.cuda_graph_memory)
+        program = Program(lookup.identity.key, lookup.identity.why, plan, choice.why, cuda_graphs=graphs)
         with suppress(Exception):  # whoever needs it compiles it once more, and hears of it
             self._found = program, replay(plan, Draft(lookup.gm).finished(), lookup.example_inputs, program)
 
@@ -141,7 +143,8 @@ def _carry_out(choice: Chosen, lookup: Lookup) -> tuple[Program, Callable[..., A
     options, identity, plan, stored = lookup.options, lookup.identity, choice.plan, choice.stored
     if options.attention == "proven" and stored is None:
         plan = Sites.of(lookup.gm, ("attention",)).preferring(plan)
-    program = Program(identity.key, identity.why, plan, choice.why, options.fuel_for_one())
+    graphs = ProgramGraphs(options.cuda_graph_memory)
+    program = Program(identity.key, identity.why, plan, choice.why, options.fuel_for_one(), cuda_graphs=graphs)
     _hear_of(program, choice, lookup)
     compiled = replay(plan, lookup.gm, lookup.example_inputs, program)
     if choice.layer == "user" and program.plan != plan and program.plan.identity == choice.plan.identity:
