@@ -55,9 +55,13 @@ class Occupant:
     recent: int = 0
     """How often it was called lately."""
     waited: int = 0
-    """How often it was called while it waits …"""
+    """How often it was called while it waits, or is a guest …"""
     patience: int = 0
     """… and after how many calls it is looked for room for it."""
+    is_guest: bool = False
+    """It was let in a moment ago, without anybody making way for it: where there is no room after all, it goes."""
+    had_chance: bool = False
+    """It was let in although it did not seem to fit: captured behind others, it may use what they leave free."""
 
     @property
     def expected(self) -> int:
@@ -102,14 +106,16 @@ class GraphMemory:
             with self.lock:
                 for each in self.occupants:
                     each.recent //= 2
+        if one.waits or one.is_guest:
+            one.waited += 1
         if not one.waits:
+            one.is_guest = one.is_guest and one.waited < PATIENCE
             return True
-        one.waited += 1
         if one.waited < one.patience:
             return False
         with self.lock:
             one.waits = not self._makes_way_for(one)
-        one.patience = one.waited + PATIENCE
+        one.patience, one.waited = one.waited + PATIENCE, one.waited if one.waits else 0
         return not one.waits
 
     def captured(self, one: Occupant, pool: GraphPool, held: int) -> Sequence[Occupant]:
@@ -130,49 +136,63 @@ class GraphMemory:
     @property
     def bound(self) -> int | None:
         """What is allowed: of those who have said so, the one who allows least counts for all of them."""
+        with self.lock:
+            return self._bound()
+
+    def _bound(self) -> int | None:
         return min((one.bound for one in self.occupants if one.bound is not None), default=None)
 
     def _let_go(self, newest: Occupant, pool: GraphPool) -> Sequence[Occupant]:
-        bound = self.bound
+        bound = self._bound()
         if bound is None or self._kept() <= bound:
             return []
-        alone = newest.bound is not None and newest.bytes > bound
         if pool.bytes > sum(one.bytes for one in self._of(pool)):  # what programs have left that are no more
             pool.due = True
-        going: list[Occupant] = []
-        order = [one for one in self._least_recent() if one.is_captured and one.bytes]
-        for one in sorted(order, key=lambda one: (one is newest) is not alone):
-            if self._kept() <= bound:
-                break
-            assert one.pool is not None
-            one.pool.due = True
-            self._have_wait(one)
-            one.times += 1
-            going.append(one)
-        if going:
-            self.freed_for += 1
-            for one in going:
-                one.patience = PATIENCE * self.freed_for
+        ones = [one for one in self._least_recent() if one.is_captured]
+        going = [one for one in ones if one.is_guest]  # without these the others did fit
+        for one in going:
+            self._send_off(one)
+        if not going:
+            too_large = newest.bytes > bound
+            for one in sorted((one for one in ones if one.bytes), key=lambda one: (one is newest) is not too_large):
+                if self._kept() <= bound:
+                    break
+                self._send_off(one)
+                going.append(one)
+        self.freed_for += bool(going)
+        for one in going:
+            one.patience = PATIENCE * self.freed_for
         return going
 
+    def _send_off(self, one: Occupant) -> None:
+        assert one.pool is not None
+        one.pool.due = True
+        one.times += 1
+        self._have_wait(one)
+
     def _makes_way_for(self, one: Occupant) -> bool:
-        """Whether there is room for a program that waits, or others were called much less."""
-        bound = self.bound
+        """Whether there is room for a program that waits, or others were called much less; or it has not had its chance yet."""
+        bound = self._bound()
         if bound is None or one.expected > bound:
             return bound is None
-        missing = (
-            self._kept(expected=True) + max(one.expected, 1) - bound
-        )  # of one that never was captured, nobody knows
-        for other in self._least_recent():
-            if missing <= 0:
-                break
-            if other.recent * MUCH_MORE > one.recent:
-                return False
+        others, missing = self._least_recent(), self._kept(expected=True) + one.expected - bound
+        one.is_guest = missing < 0 or (missing == 0 and one.expected > 0)  # of a new one nobody knows what it needs
+        for other in () if one.is_guest else others:
             missing -= other.expected
-        return missing <= 0
+            if other.recent * MUCH_MORE > one.recent:
+                break
+            if missing <= 0:
+                return True
+        if (
+            not one.is_guest
+            and not one.had_chance
+            and one.expected <= max((each.expected for each in others), default=0)
+        ):
+            one.is_guest = one.had_chance = True
+        return one.is_guest
 
     def _have_wait(self, one: Occupant) -> None:
-        one.waits, one.waited, one.patience = True, 0, PATIENCE * self.freed_for
+        one.waits, one.is_guest, one.waited, one.patience = True, False, 0, PATIENCE * self.freed_for
 
     def _least_recent(self) -> list[Occupant]:
         """Who may be let go, in this order."""
@@ -226,7 +246,8 @@ class ProgramGraphs:
             return []
         ones = list(self.by_sizes.values())
         held, waiting = sum(one.bytes for one in ones if one.is_captured), [one for one in ones if one.waits]
-        allowed = "" if memory.bound is None else f"; cuda_graph_memory allows {spelled_bytes(memory.bound)}"
+        bound = memory.bound
+        allowed = "" if bound is None else f"; cuda_graph_memory allows {spelled_bytes(bound)}"
         said = [f"its CUDA graphs hold {spelled_bytes(held)} of {spelled_bytes(memory.bytes)} that all hold{allowed}"]
         if waiting:
             which = f", called with {len(waiting)} of {len(ones)} sets of sizes," if len(ones) > 1 else ""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
+from inspect import signature
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet, ref
 
@@ -41,6 +42,8 @@ class _Trees:
 
 
 _TREES: WeakKeyDictionary[CUDAGraphTreeManager, _Trees] = WeakKeyDictionary()
+_NO_HISTORY = {"include_traces": False} if "include_traces" in signature(torch.cuda.memory_snapshot).parameters else {}
+"""Who records all that is allocated would wait for that to be copied; torch 2.10 does not ask."""
 
 
 class Room:
@@ -102,8 +105,8 @@ class Room:
                 logger.warning(_told(memory, manager.device_index))
 
     def _of(self, manager: CUDAGraphTreeManager | None) -> _Trees | None:
-        if self._trees is None and manager is not None:
-            self._trees = _TREES.get(manager)
+        if self._trees is None and manager is not None:  # not captured yet, wherever that will be
+            return _TREES.get(manager)
         return self._trees
 
     def _sizes(self, args: Sequence[Any]) -> tuple[Any, ...]:
@@ -125,7 +128,7 @@ def _told(memory: GraphMemory, device: int) -> str:
 
 def held_by(manager: CUDAGraphTreeManager) -> int:
     """The bytes of the pool of these trees. What the driver keeps of a graph itself is not among them."""
-    segments = torch.cuda.memory_snapshot(manager.cuda_graphs_thread_pool)
+    segments = torch.cuda.memory_snapshot(manager.cuda_graphs_thread_pool, **_NO_HISTORY)
     return sum(segment["total_size"] for segment in segments)
 
 
@@ -159,19 +162,22 @@ def begin_anew(manager: CUDAGraphTreeManager) -> None:
     fresh = CUDAGraphTreeManager(manager.device_index)  # which brings an empty pool, and what keeps it
     with getattr(cudagraph_trees, "graph_capture_lock", None) or nullcontext():
         torch.cuda.synchronize(manager.device_index)
-        node = manager.current_node
-        if node is not None and manager.path_state is ExecutionState.EXECUTION and is_held(node):
-            manager.apply_checkpoint_execution_state_in_allocator()
+        _give_memory_to_holders(manager)
         for each in _nodes(manager):
             each.remove_node_cached_tensors()
             each.graph = None
-        manager.current_node = None
+        manager.current_node = None  # and nobody else may have it: one that was no more than warmed up keeps the pool
         manager.roots, manager.graph = fresh.roots, fresh.graph
         manager.cuda_graphs_thread_pool, manager.stream = fresh.cuda_graphs_thread_pool, fresh.stream
-        with suppress(
-            RuntimeError
-        ):  # where another thread captures a graph of its own, it is freed with the next capture here
+        with suppress(RuntimeError):  # another thread captures a graph of its own: the next capture here empties it
             torch.cuda.empty_cache()
+
+
+def _give_memory_to_holders(manager: CUDAGraphTreeManager) -> None:
+    """Have what is held own its memory. What was captured or warmed up last does; what a replay gave only looks at that of the graph."""
+    node = manager.current_node
+    if node is not None and manager.path_state is ExecutionState.EXECUTION and is_held(node):
+        manager.apply_checkpoint_execution_state_in_allocator()
 
 
 def _nodes(manager: CUDAGraphTreeManager) -> Iterator[CUDAGraphNode]:
