@@ -24,6 +24,7 @@ from fuseplan.rewrites.base import Draft
 from fuseplan.rewrites.kinds import known_kinds
 from fuseplan.rewrites.sites import Sites
 from fuseplan.runtime import Program, replay
+from fuseplan.runtime.graph_memory import ProgramGraphs
 from fuseplan.stats import count
 from fuseplan.tuning_db import places
 
@@ -116,7 +117,8 @@ class _DefaultAhead:
         """What runs it, compiled once, of a graph of its own: what is compiled later is not to see what became of this one."""
         if self._found is None:
             lookup, choice = self.lookup, self.lookup.default("")
-            program = Program(lookup.identity.key, lookup.identity.why, choice.plan, choice.why)
+            graphs = ProgramGraphs(lookup.options.cuda_graph_memory)
+            program = Program(lookup.identity.key, lookup.identity.why, choice.plan, choice.why, cuda_graphs=graphs)
             called = replay(choice.plan, Draft(lookup.gm).finished(), lookup.example_inputs, program)
             self._found = program, called
         return self._found[1]
@@ -166,7 +168,8 @@ def _carry_out(choice: Chosen, lookup: Lookup) -> tuple[Program, Callable[..., A
     options, identity, plan, stored = lookup.options, lookup.identity, choice.plan, choice.stored
     if options.attention == "proven" and stored is None:
         plan = Sites.of(lookup.gm, ("attention",)).preferring(plan)
-    program = Program(identity.key, identity.why, plan, choice.why, options.fuel_for_one())
+    graphs = ProgramGraphs(options.cuda_graph_memory)
+    program = Program(identity.key, identity.why, plan, choice.why, options.fuel_for_one(), cuda_graphs=graphs)
     _hear_of(program, choice, lookup)
     compiled = replay(plan, lookup.gm, lookup.example_inputs, program)
     if choice.layer == "user" and program.plan != plan and program.plan.identity == choice.plan.identity:

@@ -21,7 +21,7 @@ from fuseplan.options import AT_ONCE, Options
 from fuseplan.plan import Plan
 from fuseplan.runtime import RegionRecord
 from fuseplan.runtime.compiler import devices_of, missing_compiler
-from fuseplan.stats import count, stats
+from fuseplan.stats import count, counts
 from fuseplan.tuning_db import Box, Environment, Hit, Measurement, Miss, Places, Query, Stale, Store, StoredPlan, places
 from fuseplan.tuning_db.notify import notify
 
@@ -174,7 +174,7 @@ class Lookup:
     def keep_counters(self) -> None:
         """Add what was counted since the last time to the counters in the database, for those who opted in."""
         if self.options.counters:
-            self.store.persist_counts(stats())
+            self.store.persist_counts(counts())
 
     def _ask(self, key: str) -> Hit | Stale | Miss:
         answer: Hit | Stale | Miss | None = self.store.unknown(key)

@@ -13,6 +13,7 @@ from fuseplan.durations import seconds
 from fuseplan.errors import OptionError, PlanError
 from fuseplan.graph import Graph
 from fuseplan.plan import LAUNCHES, SETTINGS, Plan, Rewrite
+from fuseplan.sizes import memory_amount
 
 ATTENTION = ("as-is", "proven")
 AT_ONCE = ("instant", "quick", "full")
@@ -97,6 +98,9 @@ class Options:
     slower is taken back."""
     counters: bool = False
     """Whether hits, misses and fallbacks are added up in the database too, for the dashboard."""
+    cuda_graph_memory: int | float | None = None
+    """`4GB`, say: so much memory of a device the CUDA graphs of this process may hold, in bytes or, as a float, as a share of all
+    that there is. The least recently used programs run without theirs beyond that. None: there is no bound."""
 
     @staticmethod
     def parse(options: Mapping[str, Any] | None, mode: str | None = None) -> Options:
@@ -128,6 +132,7 @@ class Options:
             _time("reload", given.get("reload")),
             _word("verify", given.get("verify", "off"), VERIFY),
             _flag("counters", given.get("counters", False)),
+            _amount("cuda_graph_memory", given.get("cuda_graph_memory")),
         )
 
     def default(self) -> Plan:
@@ -220,6 +225,11 @@ def _time(name: str, value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         raise OptionError(f"option {name} is a time such as 60s or 10m, not {value!r}")
     return seconds(str(value), f"option {name}")
+
+
+def _amount(name: str, value: object) -> int | float | None:
+    """Bytes, or a share; None for no bound."""
+    return None if value is None else memory_amount(value, f"option {name}")
 
 
 def _fuel(value: object) -> int | Fuel | None:

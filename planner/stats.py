@@ -1,11 +1,13 @@
-"""Counters of what happened in this process: programs, the plans they run under, and what fell back."""
+"""Counters of what happened in this process: programs, the plans they run under, and what fell back; and what is held now."""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Callable
 
 _counts: Counter[str] = Counter()
+_levels: dict[str, Callable[[], int]] = {}
 _lock = threading.Lock()
 
 
@@ -15,15 +17,26 @@ def count(event: str, by: int = 1) -> None:
         _counts[event] += by
 
 
+def level(name: str, now: Callable[[], int]) -> None:
+    """Have `stats` ask `now` for something that goes up and down, such as memory that is held."""
+    _levels[name] = now
+
+
+def counts() -> dict[str, int]:
+    """The counters alone, which only ever go up."""
+    with _lock:
+        return dict(_counts)
+
+
 def stats() -> dict[str, int]:
     """Return how often each thing happened in this process so far.
 
     Programs by what they run under, look-ups (`plan hits`, `plan stale hits`, `plan misses: …` with the reason), stored
-    plans that did not fit (`plans refused`), and regions that were compiled, fell back or failed later.
+    plans that did not fit (`plans refused`), and regions that were compiled, fell back or failed later. Under CUDA graphs of plans
+    also the memory that these hold now (`bytes held by CUDA graphs`).
 
     >>> import fuseplan
     >>> fuseplan.stats().get("what never happened", 0)
     0
     """
-    with _lock:
-        return dict(sorted(_counts.items()))
+    return dict(sorted({**counts(), **{name: now() for name, now in _levels.items()}}.items()))

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
+from torch._inductor.cudagraph_trees import ExecutionState
 from torch.fx import GraphModule
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -43,6 +44,8 @@ class Trees:
         """A forward waits for its backward."""
         self.reuses = False
         """A new step begins over what an earlier one has made, if nobody holds that."""
+        self.path_state = ExecutionState.EXECUTION
+        """What holds memory is not looked at."""
 
     def can_start_new_generation(self) -> bool:
         return not self.pending

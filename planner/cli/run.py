@@ -57,6 +57,10 @@ if TYPE_CHECKING:
 )
 @click.option("--plan", help="One plan for every program: inductor, eager, aten, nvfuser-greedy …")
 @click.option("--launch", type=click.Choice(LAUNCHES), help="How calls reach the GPU; else as each plan says.")
+@click.option(
+    "--cuda-graph-memory", metavar="SIZE",
+    help="So much memory, as in 4GB or 20%, CUDA graphs may hold of a device; without it, there is no bound.",
+)  # fmt: skip
 @click.option("--attention", type=click.Choice(ATTENTION), help="Whether masks that are proven to change nothing go.")
 @click.option("--rewrites", metavar="KIND[,…]", help="Kinds of rewrite that plans may have: all, none, or some.")
 @click.option("-m", "module", is_flag=True, help="SCRIPT is the name of a module, as with python -m.")

@@ -112,7 +112,7 @@ def _launch(plan: Plan, program: Program) -> CudaGraphLaunch | None:
         return None
     from fuseplan.runtime.cudagraph import CudaGraphLaunch  # brings Inductor, which a plain launch never needs
 
-    return CudaGraphLaunch(program.remarks)
+    return CudaGraphLaunch(program.remarks, program.cuda_graphs)
 
 
 def _compile_graph(plan: Plan, role: str, gm: GraphModule, program: Program, launch: CudaGraphLaunch | None) -> Boxed:

@@ -12,6 +12,8 @@ from torch._inductor.cudagraph_trees import CUDAGraphTreeManager, get_manager
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from fuseplan.executors.flat import Boxed
+from fuseplan.runtime.graph_memory import ProgramGraphs
+from fuseplan.runtime.graph_pool import Room
 from fuseplan.runtime.held import held_outputs
 from fuseplan.stats import count
 
@@ -137,6 +139,7 @@ class CapturePlace:
     """The trees that have captured it."""
     kept: int = 0
     """Calls that ran plain for an output that was held."""
+    room: Room = field(default_factory=lambda: Room(ProgramGraphs()))
 
     def is_elsewhere(self) -> bool:
         """Whether this call can be no part of the trees: another thread's, or captured by the caller itself."""
@@ -152,11 +155,14 @@ class CapturePlace:
         """Run what is captured, after all that the trees were sent on other streams."""
         if self.manager is not None:
             follow(self.manager, self.device)
-            return captured(args)
-        outputs = captured(args)
-        self.manager = get_manager(self.device, create_if_none_exists=False)
+            outputs = captured(args)
+        else:
+            outputs = captured(args)
+            self.manager = get_manager(self.device, create_if_none_exists=False)
+            if self.manager is not None:
+                follow(self.manager, self.device)
         if self.manager is not None:
-            follow(self.manager, self.device)
+            self.room.look(self.manager)
         return outputs
 
     def given(

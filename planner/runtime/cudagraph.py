@@ -31,6 +31,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from fuseplan.executors.flat import Boxed
 from fuseplan.log import logger
 from fuseplan.runtime.capture_place import CapturePlace, Copies, keeps_graph
+from fuseplan.runtime.graph_memory import ProgramGraphs
+from fuseplan.runtime.graph_pool import Room
 from fuseplan.runtime.held import is_held
 from fuseplan.runtime.in_place import ReadInPlace
 from fuseplan.runtime.made import Made
@@ -72,8 +74,9 @@ class CaptureFacts:
 class CudaGraphLaunch:
     """Wraps the callables of one program: the backward must know whether its forward could be captured."""
 
-    def __init__(self, remarks: list[str]) -> None:
+    def __init__(self, remarks: list[str], graphs: ProgramGraphs | None = None) -> None:
         self.remarks = remarks
+        self.room = Room(graphs or ProgramGraphs())
         self.refused: str | None = None
         self.device: int | None = None
         self.made = Made()
@@ -130,7 +133,8 @@ class CudaGraphLaunch:
             return lambda plain: guard(CapturedBackward(capture, plain, ours, facts.copied), ours.on_copies(plain))
         self.made = made = Made(facts.made)
         outputs = Copies(facts.large, self.remarks, trains=facts.saved is not None)
-        self.place = place = CapturePlace(device, self.remarks, outputs)
+        self.room.on(device, made)
+        self.place = place = CapturePlace(device, self.remarks, outputs, room=self.room)
         return lambda plain: _guard_forward(ReadInPlace(capture, plain, facts.copied), plain, place, facts, made)
 
     def _plain_backward(self, plain: Boxed) -> Boxed:
@@ -178,6 +182,9 @@ def _guard_forward(captured: Boxed, plain: Boxed, place: CapturePlace, facts: Ca
             outputs = plain(args)
             place.outputs.watch(outputs)
             return outputs
+        if not place.room.is_there(manager, args):
+            count("calls run plain for lack of room for CUDA graphs")
+            return plain(args)
         if manager is not None and _would_overwrite(manager):
             place.keep(manager)
             return plain(args)
@@ -278,9 +285,11 @@ def _guard_backward(
             return gradients
         if place.outputs.learning:  # of two backwards of one forward, the second learns as well
             return plain(args)
-        if manager is not None and (keeps_graph() or _would_overwrite(manager) or not follows_capture(args)):
+        follows = manager is None or not (keeps_graph() or _would_overwrite(manager) or not follows_capture(args))
+        if not follows or not place.room.is_left(manager):
             count("backward calls run plain")
-            manager.set_to_running_backward()
+            if manager is not None:
+                manager.set_to_running_backward()
             return plain(args)
         return place.given(list(place.captured(captured, args)), place.gradients)
 

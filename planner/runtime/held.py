@@ -32,6 +32,11 @@ def is_held(node: Any) -> bool:
     return False
 
 
+def gives_held(node: Any) -> bool:
+    """Whether something is held that this one graph has made, whatever was before it."""
+    return any(map(_is_live, node.outputs_weakrefs))
+
+
 def held_outputs(node: Any) -> Iterator[tuple[Any, int]]:
     """The outputs that are held of a graph of the trees and of those before it: each by its function, and where it is there."""
     while node is not None:

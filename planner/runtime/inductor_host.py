@@ -36,7 +36,7 @@ def compile_under_inductor(plan: Plan, gm: GraphModule, example_inputs: Sequence
             return _around(plan, program, patches, whole)
     from fuseplan.runtime.cudagraph import CudaGraphLaunch
 
-    launch, tag = CudaGraphLaunch(program.remarks), kept.tag(plan, gm, example_inputs, program)
+    launch, tag = CudaGraphLaunch(program.remarks, program.cuda_graphs), kept.tag(plan, gm, example_inputs, program)
     inner: Any = partial(_compile_captured, launch, tag)
     with _keeping(plan, launch, tag):
         captured = _around(plan, program, patches, partial(whole, inner_compile=inner))

@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 from fuseplan.runtime.in_place import lie_at
 
 
-@dataclass
+@dataclass(eq=False)
 class Made:
     """What a forward makes for its backward, by which the backward sees whether its forward was captured.
 
@@ -40,8 +40,13 @@ class Made:
             return lambda args: False
         chosen = list(taken)
         expected: dict[int, list[int | None]] = {}  # by the number of a place, its pointers among all arguments
+        known = self.places
 
         def call(args: list[Any]) -> bool:
+            nonlocal known
+            if known is not self.places:
+                known = self.places
+                expected.clear()
             for number, place in enumerate(self.places):
                 if number not in expected:
                     pointers = dict(zip(chosen, place, strict=True))
@@ -62,3 +67,8 @@ class Made:
             if place not in self.places:
                 self.places.append(place)
             self.noted.add(node)
+
+    def forget(self) -> None:
+        """Know that the memory of all captured graphs is free: what lies there next may be anybody's."""
+        self.places = []
+        self.noted.clear()

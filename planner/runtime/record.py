@@ -9,6 +9,7 @@ from fuseplan.errors import PlanError
 from fuseplan.graph import Graph
 from fuseplan.options import Fuel
 from fuseplan.plan import Plan
+from fuseplan.runtime.graph_memory import ProgramGraphs
 
 
 @dataclass(frozen=True)
@@ -49,3 +50,6 @@ class Program:
         None  # says what is seen of a stored plan in production, where that is looked after
     )
     rewrites: list[str] = field(default_factory=list)  # a line on each site of the kinds of rewrite that the plan has
+    cuda_graphs: ProgramGraphs = field(
+        default_factory=ProgramGraphs
+    )  # what they hold, where the plan launches it through some
