@@ -27,6 +27,8 @@ from fuseplan.runtime.made import Made
 from fuseplan.sizes import spelled_bytes
 from fuseplan.stats import count, level
 
+PUT_OFF = 64
+"""So many calls wait for the end of a step. Then it is none: something of it is held, and no backward comes."""
 _MEMORIES: dict[int, GraphMemory] = {}
 """By the number of a device."""
 
@@ -38,6 +40,8 @@ class _Trees:
     pool: GraphPool = field(default_factory=GraphPool)
     last: ref[Any] | None = None
     """The graph after whose capture the pool was looked at last."""
+    put_off: int = 0
+    """How many calls ran plain since a step was not over."""
     made: WeakSet[Made] = field(default_factory=WeakSet)
     """Where captured forwards have put what they make: nowhere any more, once the pool is freed."""
 
@@ -73,7 +77,8 @@ class Room:
         trees = self._of(manager)
         if trees is not None and trees.pool.due:
             assert manager is not None
-            if not can_be_freed(manager):
+            trees.put_off += 1
+            if _is_held_unknown(manager) or (_is_within_step(manager) and trees.put_off <= PUT_OFF):
                 return False
             free(manager)
         one = self.now = self.graphs.called_with(self._sizes(args))
@@ -143,18 +148,21 @@ def held_by(manager: CUDAGraphTreeManager) -> int:
     return sum(segment["total_size"] for segment in segments)
 
 
-def can_be_freed(manager: CUDAGraphTreeManager) -> bool:
-    """Whether a step is over, and nobody holds what the trees know nothing of any more: what programs of torch's own have given, whose
-    later steps write over it.
-    """
+def _is_within_step(manager: CUDAGraphTreeManager) -> bool:
+    """Whether what is captured next may belong to the graphs before: these would have to be captured anew in the middle."""
     node = manager.current_node
-    if node is not None and not manager.can_start_new_generation() and is_held(node):
-        return False
-    path = set[int]()
+    return node is not None and not manager.can_start_new_generation() and is_held(node)
+
+
+def _is_held_unknown(manager: CUDAGraphTreeManager) -> bool:
+    """Whether something is held that the trees cannot give memory: what programs of torch's own gave, whose later steps have written
+    over it. All else that is held is of the step that was last.
+    """
+    path, node = set[int](), manager.current_node
     while node is not None:
         path.add(id(node))
         node = node.parent
-    return not any(gives_held(each) for each in _nodes(manager) if id(each) not in path)
+    return any(gives_held(each) for each in _nodes(manager) if id(each) not in path)
 
 
 def free(manager: CUDAGraphTreeManager) -> None:
@@ -163,7 +171,7 @@ def free(manager: CUDAGraphTreeManager) -> None:
     trees = _TREES[manager]
     for made in trees.made:
         made.forget()
-    trees.last = None
+    trees.last, trees.put_off = None, 0
     _MEMORIES[manager.device_index].freed(trees.pool)
     count("memory of CUDA graphs freed")
 

@@ -536,6 +536,19 @@ def test_what_is_held_of_the_last_step_is_no_reason_to_wait(trees: Filled, monke
     assert (a.log, trees.begun) == (CAPTURED, 1)
 
 
+def test_a_step_that_never_ends_is_not_waited_for(trees: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of forwards without a backward something is held: it is given memory of its own."""
+    a = Sized(trees, monkeypatch, 16, 1000)
+    a.step(X)
+    graph_pool._TREES[trees].pool.due = trees.pending = trees.alive = True  # type: ignore[index]
+    logs = []
+    for _ in range(graph_pool.PUT_OFF + 1):
+        a.loss(X)
+        logs += a.log
+    assert logs == ["forward plain"] * graph_pool.PUT_OFF + ["forward captured"]
+    assert trees.begun == 1
+
+
 def test_where_there_are_no_trees_nothing_is_freed(trees: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that waits may be called in one thread, where something is to be freed, and then in another that has captured nothing."""
     Sized(trees, monkeypatch, 16, 1000).step(X)

@@ -301,6 +301,27 @@ def test_a_backward_comes_right_although_all_was_freed_since_its_forward() -> No
     assert [event for event, n in fuseplan.stats().items() if "run plain" in event and n > before.get(event, 0)] == []
 
 
+def test_a_backward_comes_right_although_all_was_freed_within_its_step() -> None:
+    one, other = Trained(4 * 1024, "1GB"), Trained(2 * 1024, "1GB")
+    for _ in range(5):
+        step([one, other])
+    loss, expected = one.losses()
+    before = fuseplan.stats()
+    free_at_the_next_call()
+    for _ in range(graph_pool.PUT_OFF + 3):  # forwards without a backward
+        found, wanted = other.losses()
+        close(found.detach(), wanted.detach())
+    assert counted_since(before, FREED) == 1
+    assert counted_since(before, NO_ROOM) == graph_pool.PUT_OFF
+    del found, wanted
+    overwrite_what_is_free()
+    loss.backward()
+    expected.backward()
+    assert_same_gradients(one.net, one.twin)
+    for _ in range(3):
+        step([one, other])
+
+
 def test_graphs_of_torchs_own_go_on_in_the_same_trees() -> None:
     net, theirs = model().eval(), model().eval()
     ours, own = compiled(net, "1GB"), torch.compile(theirs, backend="cudagraphs")
