@@ -1,6 +1,6 @@
 """The layers of a store: each is asked in turn, and the user's own is written to.
 
-Layers are packaged < site < user < memory. The last one exists only where the user's file cannot be written.
+Layers are packaged < site < shared < user < memory. The last one exists only where the user's file cannot be written.
 """
 
 from __future__ import annotations
@@ -37,14 +37,26 @@ class Layered:
         self._writers = None if self._user is None else Together(self._user)
         self._salvage_s = salvage_s
         self._memory: Database | None = None
-        self._lower = [
-            (name, Database(path, readonly=True, immutable=name == "packaged"))
-            for name, path in (("packaged", where.packaged), ("site", where.site))
-            if path is not None and os.path.exists(path)
-        ]
         self._said: set[str] = set()
         self._lock = threading.Lock()
+        self._see_to_shared(where)
+        self._lower = [
+            (name, Database(path, readonly=True, immutable=name == "packaged"))
+            for name, path in (("packaged", where.packaged), ("site", where.site), ("shared", where.shared))
+            if path is not None and os.path.exists(path)
+        ]
         self._memory_lock = threading.Lock()
+
+    def _see_to_shared(self, where: Places) -> None:
+        """Have the plans of an organisation, as far as they can be had."""
+        if where.address is not None and where.shared is not None:
+            from fuseplan.tuning_db.shared import renew  # which few have, and brings what asks servers
+
+            renew(where.address, where.shared, self._say)
+        elif where.address is not None:
+            self._say("FUSEPLAN_SHARED is an address, and there is no folder to keep what it gives: set XDG_CACHE_HOME")
+        elif where.shared is not None and not os.path.exists(where.shared):
+            self._say(f"FUSEPLAN_SHARED names {where.shared}, which is not there")
 
     def required(self: _Own, *, there: bool = True) -> _Own:
         """This store; StoreError where the user's own file cannot be used as one, or with `there` is not there yet."""

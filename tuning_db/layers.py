@@ -1,11 +1,15 @@
-"""Where the layers of the database lie: packaged < site < user. Reads go through all of them, writes to the last."""
+"""Where the layers of the database lie: packaged < site < shared < user. Reads go through all of them, writes to the last."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+
+from fuseplan.tuning_db.addresses import Address
+from fuseplan.tuning_db.schema import VERSION
 
 SHIPPED = Path(__file__).parent / "shipped.sqlite3"
 SITE = Path("/etc/xdg/fuseplan/tuning.db")
@@ -23,6 +27,10 @@ class Places:
     user: Path | None
     site: Path | None = None
     packaged: Path | None = None
+    shared: Path | None = None
+    """Of an organisation: a file, or what is made of what an address gives."""
+    address: Address | None = None
+    """That address."""
 
 
 def places(environ: Mapping[str, str], db: str | Path | None = None) -> Places:
@@ -33,8 +41,23 @@ def places(environ: Mapping[str, str], db: str | Path | None = None) -> Places:
     >>> places({"FUSEPLAN_DB": "/data/tuning.db"}).user
     PosixPath('/data/tuning.db')
     """
-    named = db or environ.get("FUSEPLAN_DB")
-    return Places(Path(named).absolute() if named else _cached(environ), SITE, SHIPPED)
+    named, cached = db or environ.get("FUSEPLAN_DB"), _cached(environ)
+    user = Path(named).absolute() if named else cached
+    return Places(user, SITE, SHIPPED, *_shared(environ.get("FUSEPLAN_SHARED"), cached))
+
+
+def _shared(named: str | None, cached: Path | None) -> tuple[Path | None, Address | None]:
+    """The file that is read of what FUSEPLAN_SHARED names, and the address that it comes from. Another schema is another file."""
+    address = _parsed(named) if named else None
+    if address is None:
+        return (Path(named).absolute() if named else None), None
+    folder = None if cached is None else cached.parent / "shared"
+    return (None if folder is None else folder / f"{VERSION}-{address.file_name}"), address
+
+
+@cache
+def _parsed(text: str) -> Address | None:
+    return Address.parse(text)
 
 
 def _cached(environ: Mapping[str, str]) -> Path | None:

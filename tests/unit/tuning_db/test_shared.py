@@ -1,0 +1,348 @@
+"""FUSEPLAN_SHARED: plans of an organisation, from a file or a server, which may be slow, damaged or hostile."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from fuseplan.tuning_db import Hit, Miss, Store, shared
+from fuseplan.tuning_db.exchange import export
+from fuseplan.tuning_db.layers import places
+from fuseplan.tuning_db.shared import Fetched
+from stored import fill, plan, question, store_at
+
+
+@dataclass
+class Served:
+    """A server, and what it says."""
+
+    url: str
+    body: bytes = b""
+    etag: str = ""
+    status: int = 200
+    location: str = ""
+    asked: list[dict[str, str]] = field(default_factory=list)
+    slowly_s: float = 0.0
+    """Between one byte and the next."""
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    found = Served("")
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            found.asked.append({key.lower(): value for key, value in self.headers.items()})
+            if found.etag and self.headers.get("If-None-Match") == found.etag:
+                self.send_response(304)
+                self.end_headers()
+                return
+            self.send_response(found.status)
+            if found.location:
+                self.send_header("Location", found.location)
+            if found.etag:
+                self.send_header("ETag", found.etag)
+            self.send_header("Content-Length", str(len(found.body)))
+            self.end_headers()
+            try:
+                if not found.slowly_s:
+                    self.wfile.write(found.body)
+                for i in range(len(found.body) if found.slowly_s else 0):
+                    self.wfile.write(found.body[i : i + 1])
+                    time.sleep(found.slowly_s)
+            except OSError:
+                return
+
+        def log_message(self, *_: object) -> None:
+            return
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    found.url = f"http://127.0.0.1:{server.server_address[1]}/plans.jsonl.gz"
+    yield found
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def plans(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the same plans as a database and as an export."""
+    folder = tmp_path_factory.mktemp("plans")
+    store = store_at(folder / "plans.db")
+    fill(store)
+    export(store.file, folder / "plans.jsonl")
+    export(store.file, folder / "plans.jsonl.gz")
+    store.close()
+    return folder
+
+
+@pytest.fixture
+def open_store(tmp_path: Path) -> Callable[[object], Store]:
+    """A new process's store, under this value of the variable."""
+
+    def opened(value: object) -> Store:
+        return Store(places({"HOME": str(tmp_path), "FUSEPLAN_SHARED": str(value)}))
+
+    return opened
+
+
+Open = Callable[[object], Store]
+
+
+def found(store: Store) -> str:
+    answer = store.find_plan(question())
+    return answer.layer if isinstance(answer, Hit) else f"miss: {answer.reason}"  # type: ignore[union-attr]
+
+
+def cached(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / ".cache/fuseplan/shared").glob("*.db"))
+
+
+def refused(open_store: Open, value: object, match: str) -> None:
+    """It is said in one line, and the program runs under the default."""
+    with pytest.warns(UserWarning, match=match) as heard:
+        store = open_store(value)
+    (one,) = [str(each.message) for each in heard]
+    assert "\n" not in one
+    assert one.endswith("there are no plans from there")
+    assert isinstance(store.find_plan(question()), Miss)
+
+
+def test_a_file_is_a_layer_that_is_only_read(plans: Path, open_store: Open) -> None:
+    before = (plans / "plans.db").read_bytes()
+    store = open_store(plans / "plans.db")
+    assert found(store) == "shared"
+    assert store.quarantine(plan().key, "it failed here")
+    assert found(store) == "miss: quarantined"
+    assert (plans / "plans.db").read_bytes() == before
+
+
+def test_a_file_that_is_not_there_is_said(tmp_path: Path, open_store: Open) -> None:
+    with pytest.warns(UserWarning, match="FUSEPLAN_SHARED names .*, which is not there"):
+        store = open_store(tmp_path / "no.db")
+    assert found(store) == "miss: no such program"
+
+
+@pytest.mark.parametrize("name", ["plans.db", "plans.jsonl", "plans.jsonl.gz"])
+def test_what_a_server_gives_is_checked_and_kept(
+    name: str, plans: Path, served: Served, open_store: Open, tmp_path: Path
+) -> None:
+    served.body = (plans / name).read_bytes()
+    store = open_store(served.url)
+    assert found(store) == "shared"
+    assert store.find_plan(question()).plan.status == "tuned"  # type: ignore[union-attr]
+    (database,) = cached(tmp_path)
+    noted = Fetched.beside(database)
+    assert noted.digest == hashlib.sha256(served.body).hexdigest()
+    assert noted.rows == 19
+    assert noted.problem == ""
+    assert found(open_store(served.url)) == "shared"
+    assert len(served.asked) == 1, "it is not old"
+
+
+def test_an_old_one_serves_while_a_new_one_is_looked_for(
+    plans: Path, served: Served, open_store: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served.body, served.etag = (plans / "plans.jsonl").read_bytes(), '"one"'
+    assert found(open_store(served.url)) == "shared"
+    monkeypatch.setattr(shared, "AGE_S", 0.0)
+    assert found(open_store(served.url)) == "shared"
+    settle()
+    assert served.asked[-1]["if-none-match"] == '"one"'
+    (database,) = cached(tmp_path)
+    first = Fetched.beside(database)
+    assert first.problem == ""
+    store = store_at(tmp_path / "fewer.db")
+    store.add_plan(plan(wall_us=77.0))
+    export(store.file, tmp_path / "fewer.jsonl")
+    served.body, served.etag = (tmp_path / "fewer.jsonl").read_bytes(), '"two"'
+    open_store(served.url)
+    settle()
+    assert open_store(served.url).find_plan(question()).plan.wall_us == 77.0  # type: ignore[union-attr]
+    assert Fetched.beside(database).etag == '"two"'
+    settle()
+
+
+def settle() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "fuseplan shared":
+            thread.join()
+
+
+def test_off_line_it_serves_what_it_has(
+    plans: Path, served: Served, open_store: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served.body = (plans / "plans.jsonl").read_bytes()
+    assert found(open_store(served.url)) == "shared"
+    monkeypatch.setattr(shared, "AGE_S", 0.0)
+    served.status, served.body = 500, b""
+    assert found(open_store(served.url)) == "shared"
+    settle()
+    assert found(open_store(served.url)) == "shared"
+    settle()
+
+
+def test_who_is_off_line_waits_once_in_a_while(open_store: Open) -> None:
+    address = "http://127.0.0.1:9/plans.jsonl"
+    refused(open_store, address, "it cannot be had: .*refused")
+    begin = time.monotonic()
+    refused(open_store, address, "it cannot be had: .*refused")
+    assert time.monotonic() - begin < 1.0
+
+
+def test_a_pinned_file_is_that_file(plans: Path, served: Served, open_store: Open) -> None:
+    served.body = (plans / "plans.jsonl.gz").read_bytes()
+    right = hashlib.sha256(served.body).hexdigest()
+    assert found(open_store(f"{served.url}#sha256={right}")) == "shared"
+    refused(open_store, f"{served.url}#sha256={'0' * 64}", f"its SHA-256 is {right}, where {'0' * 64} is expected")
+
+
+def damaged(plans: Path) -> bytes:
+    lines = (plans / "plans.jsonl").read_text().splitlines()
+    return "\n".join(line.replace("100.0", "1.0") for line in lines).encode()
+
+
+def other_schema(plans: Path) -> bytes:
+    header, *lines = (plans / "plans.jsonl").read_text().splitlines()
+    return "\n".join([json.dumps({**json.loads(header), "schema": 99}), *lines]).encode()
+
+
+def with_views(plans: Path) -> bytes:
+    path = plans / "views.db"
+    path.write_bytes((plans / "plans.db").read_bytes())
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("ALTER TABLE plan RENAME TO old_plan")
+    connection.execute("CREATE VIEW plan AS SELECT * FROM old_plan, (WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n)")  # fmt: skip
+    connection.execute("CREATE TRIGGER t AFTER INSERT ON program BEGIN DELETE FROM program; END")
+    connection.close()
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (damaged, "it is damaged, or was changed: .*its digest does not fit"),
+        (other_schema, "schema 99"),
+        (with_views, "it is damaged, or was changed: plan: there is no such table"),
+        (lambda _: b"<html>please log in</html>", "it"),
+        (lambda _: b"", "it"),
+        (lambda plans: (plans / "plans.jsonl.gz").read_bytes()[:-40], "it"),
+        (lambda plans: (plans / "plans.db").read_bytes()[:5000], "it"),
+    ],
+    ids=["changed", "other schema", "views and triggers", "no plans", "empty", "cut short", "cut database"],
+)
+def test_what_is_no_plan_file_is_refused_in_one_line(
+    body: Callable[[Path], bytes], why: str, plans: Path, served: Served, open_store: Open, tmp_path: Path
+) -> None:
+    served.body = body(plans)
+    refused(open_store, served.url, f"FUSEPLAN_SHARED, {served.url}: .*{why}")
+    assert cached(tmp_path) == []
+
+
+def test_what_is_too_long_is_refused(
+    plans: Path, served: Served, open_store: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared, "MOST_BYTES", 2**20)
+    served.body = b"x" * (2**20 + 1)
+    refused(open_store, served.url, "it is longer than 1 MiB")
+
+
+def test_what_unpacks_to_too_much_is_refused(served: Served, open_store: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared, "MOST_UNPACKED", 2**24)
+    served.body = gzip.compress(b"\0" * 2**26)
+    refused(open_store, served.url, "it unpacks to more than 16 MiB")
+
+
+def test_a_slow_server_is_waited_for_as_long_as_is_said(
+    served: Served, open_store: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared, "WAIT_S", 1.0)
+    monkeypatch.setattr(shared.renew, "__defaults__", (1.0,))
+    monkeypatch.setattr(shared, "FETCH_S", 2.0)
+    served.body, served.slowly_s = b"x" * 10_000, 0.05
+    begin = time.monotonic()
+    refused(open_store, served.url, "it did not come within 1 s")
+    assert time.monotonic() - begin < 5.0
+    settle()
+
+
+@pytest.mark.parametrize(
+    ("location", "why"),
+    [("file:///etc/passwd", "the server answers 302"), ("ftp://127.0.0.1/a", "it leads from http to ftp")],
+)
+def test_it_is_led_nowhere_else(location: str, why: str, served: Served, open_store: Open) -> None:
+    served.status, served.location = 302, location
+    refused(open_store, served.url, why)
+
+
+def test_a_circle_of_redirects_ends(served: Served, open_store: Open) -> None:
+    served.status, served.location = 302, served.url
+    refused(open_store, served.url, "the server answers 302")
+    assert len(served.asked) < 10
+
+
+def test_a_server_that_says_no_is_told(served: Served, open_store: Open) -> None:
+    served.status = 403
+    refused(open_store, served.url, "the server answers 403")
+
+
+def test_a_password_is_sent_and_never_shown(plans: Path, served: Served, open_store: Open, tmp_path: Path) -> None:
+    served.body = (plans / "plans.jsonl").read_bytes()
+    address = served.url.replace("http://", "http://ada:s%3Acret@") + "?token=t0ken"
+    assert found(open_store(address)) == "shared"
+    assert served.asked[-1]["authorization"].startswith("Basic ")
+    served.status = 500
+    with pytest.warns(UserWarning, match="the server answers 500") as heard:
+        open_store(address.replace("t0ken", "other"))
+    kept = "".join(path.read_text() for path in (tmp_path / ".cache/fuseplan/shared").glob("*.json"))
+    for secret in ("cret", "t0ken", "other", "YWRh"):
+        assert secret not in str(heard[0].message) + kept
+
+
+FETCH = """
+import sys
+from fuseplan.tuning_db import Hit, Store
+from fuseplan.tuning_db.layers import places
+from stored import question
+store = Store(places({"HOME": sys.argv[1], "FUSEPLAN_SHARED": sys.argv[2]}))
+print("ready", flush=True)
+print(type(store.find_plan(question())).__name__, flush=True)
+"""
+
+
+def started(tmp_path: Path, url: str) -> subprocess.Popen[str]:
+    paths = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    return subprocess.Popen(
+        [sys.executable, "-c", FETCH, str(tmp_path), url],
+        stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": paths},
+    )  # fmt: skip
+
+
+def test_several_processes_at_once_and_one_that_is_killed(plans: Path, served: Served, tmp_path: Path) -> None:
+    served.body, served.slowly_s = (plans / "plans.jsonl").read_bytes(), 0.01
+    victim = started(tmp_path, served.url)
+    while not served.asked:
+        time.sleep(0.05)
+    victim.send_signal(signal.SIGKILL)
+    victim.wait()
+    assert cached(tmp_path) == []
+    served.slowly_s = 0.0
+    both = [started(tmp_path, served.url) for _ in range(2)]
+    assert [process.communicate()[0] for process in both] == ["ready\nHit\n"] * 2
+    assert len(cached(tmp_path)) == 1
