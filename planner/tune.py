@@ -1,6 +1,7 @@
 """Tuning: from the traces of programs to their plans in the database. This is the whole flow; its parts are in `tuning`.
 
 sources    files, folders, names       ->  traces, each once
+shards     traces, one machine of many ->  the traces that are tuned there
 agenda     traces                      ->  items in their order: those first that could gain the most
 crew       items, devices              ->  one verdict after another, on all devices at once
 tuner      an item, a device           ->  capture, search, measure, race, keep
@@ -42,7 +43,8 @@ from fuseplan.tuning.queue.crew import TuneItem, work_off
 from fuseplan.tuning.queue.devices import DeviceKind, LazyPool, OpenPool, named, own_workers
 from fuseplan.tuning.queue.promises import refuse_promises
 from fuseplan.tuning.queue.region_locks import RegionLocks
-from fuseplan.tuning.queue.sources import Source, read_programs
+from fuseplan.tuning.queue.shards import Shard
+from fuseplan.tuning.queue.sources import Source, read_programs, refuse_what_differs, shard_of
 from fuseplan.tuning.queue.staying import staying_workers
 from fuseplan.tuning.queue.waiting import waiting
 from fuseplan.tuning.traces import EITHER, box_of, launches_on
@@ -60,6 +62,7 @@ def tune(
     device: str | None = None,
     db: str | Path | None = None,
     budget: float | str | None = None,
+    shard: str | tuple[int, int] | None = None,
     top: int | None = None,
     again: bool = False,
     rewrites: str | Iterable[str] = "all",
@@ -78,7 +81,8 @@ def tune(
     `launch` is `plain`, `cudagraph`, or `both`, each by itself; without one, on a GPU both race each other, and the faster is
     kept. `device` is where to tune, one or several as in `cuda:0,cuda:1`, else where the trace was recorded; `db` is the tuning
     database, else the user's own. `budget` is the time for all of it, in seconds or as `1h30m`; what it has no time for has the
-    status `left`. `top` keeps so many programs. `again` tunes what has a plan already, and tries once more what failed.
+    status `left`. `shard` is one of the parts into which all is split for several machines, `3/16` or `(3, 16)`: a pure function of
+    the traces and the effort. `top` keeps so many programs. `again` tunes what has a plan already, and tries once more what failed.
     `rewrites` are the kinds of rewrite that plans may have: `all`, `none`, or some. Each result is in the database as soon as
     it is known: a run that is interrupted goes on where it was. `progress` hears how far it is; else there is a bar on a
     terminal and in a notebook. `model` says what is worth measuring: `learned`, from the rows that ship and from what is
@@ -97,7 +101,9 @@ def tune(
     check_name(model)
     check_sampler(sampler)
     with _opened(db, there=programs is None) as store, shown(progress) as heard:
-        todo = _agenda(store, programs, effort, launch, device, top, again, kinds)
+        todo = _agenda(store, programs, effort, launch, device, shard, top, again, kinds)
+        if todo.chosen is not None:
+            logger.info("%s", todo.chosen)
         new = [item for item in todo.items if item.known is None]
         if new:
             check_storage(storage)
@@ -154,6 +160,7 @@ def agenda(
     launch: str | None = None,
     device: str | None = None,
     db: str | Path | None = None,
+    shard: str | tuple[int, int] | None = None,
     top: int | None = None,
     again: bool = False,
     rewrites: str | Iterable[str] = "all",
@@ -168,7 +175,7 @@ def agenda(
     """
     with _opened(db, reading=True, there=programs is None) as store:
         kinds = known_kinds(allowed_kinds(rewrites))
-        return _agenda(store, programs, effort, launch, device, top, again, kinds)
+        return _agenda(store, programs, effort, launch, device, shard, top, again, kinds)
 
 
 def tune_online(
@@ -234,16 +241,20 @@ def _open_to_the_end(pool: LazyPool) -> Iterator[None]:
 
 def _agenda(
     store: Store, programs: Source | Iterable[Source] | None, effort: str, launch: str | None, device: str | None,
-    top: int | None, again: bool, kinds: tuple[str, ...] | None,
+    shard: str | tuple[int, int] | None, top: int | None, again: bool, kinds: tuple[str, ...] | None,
 ) -> Agenda:  # fmt: skip
     launches = (EITHER,) if launch is None else LAUNCHES if launch == "both" else (launch,)
     if launch is not None and not set(launches) <= set(LAUNCHES):
         raise OptionError(f"there is no launch {launch!r}; known are {', '.join(LAUNCHES)}, both")
     if top is not None and top < 1:
         raise OptionError(f"at least one program is tuned, not {top}")
-    Effort.named(effort)
+    spends, part = Effort.named(effort), None if shard is None else Shard.named(shard)
     devices = () if device is None else named(device)
+    if part is not None:
+        programs = refuse_what_differs(programs)
     found = read_programs(waiting(store, devices) if programs is None else programs, store)
+    if part is not None:
+        found = shard_of(found, part, spends)
     return agenda_of(found, store, effort=effort, launches=launches, devices=devices, again=again, top=top, kinds=kinds)
 
 
