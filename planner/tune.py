@@ -102,8 +102,6 @@ def tune(
     check_sampler(sampler)
     with _opened(db, there=programs is None) as store, shown(progress) as heard:
         todo = _agenda(store, programs, effort, launch, device, shard, top, again, kinds)
-        if todo.chosen is not None:
-            logger.info("%s", todo.chosen)
         new = [item for item in todo.items if item.known is None]
         if new:
             check_storage(storage)
@@ -255,6 +253,7 @@ def _agenda(
     found = read_programs(waiting(store, devices) if programs is None else programs, store)
     if part is not None:
         found = shard_of(found, part, spends)
+        logger.info("%s", found.chosen)
     return agenda_of(found, store, effort=effort, launches=launches, devices=devices, again=again, top=top, kinds=kinds)
 
 

@@ -39,7 +39,9 @@ class Shard:
         if not 1 <= self.of <= MOST_SHARDS:
             raise OptionError(f"there are 1 to {MOST_SHARDS:,} shards, not {self.of:,}: name one as in 3/16")
         if not 1 <= self.number <= self.of:
-            raise OptionError(f"shards of {self.of:,} are 1/{self.of} to {self.of}/{self.of}, not {self.number}/{self.of}")
+            raise OptionError(
+                f"shards of {self.of:,} are 1/{self.of} to {self.of}/{self.of}, not {self.number}/{self.of}"
+            )
 
     def __str__(self) -> str:
         return f"{self.number}/{self.of}"
@@ -66,7 +68,7 @@ class ShardWork:
 
 
 @dataclass(frozen=True)
-class Split:
+class Shards:
     """All shards of some programs."""
 
     shards: tuple[ShardWork, ...]
@@ -84,7 +86,7 @@ class ChosenShard:
     """One shard with the split that it is of."""
 
     shard: Shard
-    split: Split
+    split: Shards
 
     @property
     def work(self) -> ShardWork:
@@ -101,7 +103,7 @@ class ChosenShard:
         return f"shard {self.shard} of split {self.split.key}: {len(self.work.programs):,} of {programs}"
 
 
-def split(works: Sequence[TuningWork], count: int) -> Split:
+def split(works: Sequence[TuningWork], count: int) -> Shards:
     """Split programs, each of another key, into `count` shards.
 
     The longest takes at most 4/3 of what the longest has to take at least, or else what a list of single programs would bring it to:
@@ -124,7 +126,7 @@ def split(works: Sequence[TuningWork], count: int) -> Split:
             break
     place = {works[i].key: i for i in order}
     shards = [ShardWork(tuple(sorted(place[work.key] for work in pile.works)), pile.ms) for pile in best or ()]
-    return Split(tuple(shards), _key_of(works, shards))
+    return Shards(tuple(shards), _key_of(works, shards))
 
 
 @dataclass

@@ -68,7 +68,9 @@ def shard_of(found: Sources, shard: Shard, effort: Effort) -> Sources:
 def refuse_what_differs(programs: Source | Iterable[Source] | None) -> list[Source]:
     """OptionError unless these are the same on every machine that has the files, as what is split into shards has to be."""
     if programs is None:
-        raise OptionError("shards are of traces in files and folders: what waits in a database is another on each machine")
+        raise OptionError(
+            "shards are of traces in files and folders: what waits in a database is another on each machine"
+        )
     given = [programs] if isinstance(programs, (Trace, str, Path)) else list(programs)
     for one in given:
         if isinstance(one, str) and not os.path.lexists(one):
