@@ -21,6 +21,7 @@ from benchmarks.result import ROOT
 from fuseplan.tuning_db.columns import Row
 from fuseplan.tuning_db.files import Database
 from fuseplan.tuning_db.schema import ALL, ENVIRONMENT
+from fuseplan.tuning_db.tables import Table
 
 PROGRAM_ROWS, REGION_ROWS = 4, PER_REGION + 1
 OF_PROGRAMS = 0.2
@@ -52,7 +53,7 @@ def make(path: Path, number: int, rows: int) -> int:
     """Fill the database of a shard, and return how many rows it has."""
     programs, regions = round(rows * OF_PROGRAMS / PROGRAM_ROWS), round(rows * (1 - OF_PROGRAMS) / REGION_ROWS)
     database = Database(path)
-    made = [(ENVIRONMENT, place.row()) for place in ENVIRONMENTS]
+    made: list[tuple[Table, Row]] = [(ENVIRONMENT, place.row()) for place in ENVIRONMENTS]
     for count, rows_of_one in ((programs, program_rows), (regions, region_rows)):
         first = round(number * count * (1 - IN_COMMON))
         made += [(table, dated(row)) for one in range(first, first + count) for table, row in rows_of_one(one)]
@@ -69,9 +70,8 @@ def dated(row: Row) -> Row:
 
 def rows_of(database: Database) -> int:
     """All rows that move between files."""
-    return database.read(
-        lambda connection: sum(connection.execute(f"SELECT count(*) FROM {table.name}").fetchone()[0] for table in ALL)
-    )
+    each = " + ".join(f"(SELECT count(*) FROM {table.name})" for table in ALL)
+    return int(database.read(lambda connection: connection.execute(f"SELECT {each}").fetchone()[0]))
 
 
 def merged(files: list[Path], into: Path) -> dict[str, float]:

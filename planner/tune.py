@@ -100,7 +100,7 @@ def tune(
     kinds = known_kinds(allowed_kinds(rewrites))
     check_name(model)
     check_sampler(sampler)
-    with _opened(db, there=programs is None) as store, shown(progress) as heard:
+    with _opened(db, there=programs is None and shard is None) as store, shown(progress) as heard:
         todo = _agenda(store, programs, effort, launch, device, shard, top, again, kinds)
         new = [item for item in todo.items if item.known is None]
         if new:
@@ -171,7 +171,7 @@ def agenda(
     >>> [item.name for item in fuseplan.agenda(traces * 2).items]
     ['ramp']
     """
-    with _opened(db, reading=True, there=programs is None) as store:
+    with _opened(db, reading=True, there=programs is None and shard is None) as store:
         kinds = known_kinds(allowed_kinds(rewrites))
         return _agenda(store, programs, effort, launch, device, shard, top, again, kinds)
 
