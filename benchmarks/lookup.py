@@ -93,7 +93,7 @@ def measure(arguments: list[str]) -> dict[str, Any]:
 
 def make(path: Path, plans: int, measurements: int) -> None:
     """Fill a new file; a program has two plans."""
-    fill(path, plans // 2, _program_rows, measurements)
+    fill(path, plans // 2, program_rows, measurements)
 
 
 def fill(path: Path, programs: int, rows_of: Callable[[int], list[tuple[Table, Row]]], measurements: int) -> None:
@@ -137,7 +137,8 @@ def put_rows(connection: sqlite3.Connection, rows: list[tuple[Table, Row]]) -> N
         writer.put(table, row)
 
 
-def _program_rows(number: int) -> list[tuple[Table, Row]]:
+def program_rows(number: int) -> list[tuple[Table, Row]]:
+    """A program with its trace, and a plan of it on each kind of machine."""
     key, name = program(number), f"model {number % 50}, graph {number // 50}"
     regions = tuple(Region((3 * i, 3 * i + 1, 3 * i + 2), "nvfuser" if i % 2 else "inductor") for i in range(24))
     cut = Plan("aten", carve_outs=(CarveOuts("inference", key, Segmentation(regions)),))

@@ -1,6 +1,7 @@
 """Tuning: from the traces of programs to their plans in the database. This is the whole flow; its parts are in `tuning`.
 
 sources    files, folders, names       ->  traces, each once
+shards     traces, one machine of many ->  the traces that are tuned there
 agenda     traces                      ->  items in their order: those first that could gain the most
 crew       items, devices              ->  one verdict after another, on all devices at once
 tuner      an item, a device           ->  capture, search, measure, race, keep
@@ -42,7 +43,8 @@ from fuseplan.tuning.queue.crew import TuneItem, work_off
 from fuseplan.tuning.queue.devices import DeviceKind, Elsewhere, LazyPool, OpenPool, named, own_workers, types_in
 from fuseplan.tuning.queue.promises import refuse_promises
 from fuseplan.tuning.queue.region_locks import RegionLocks
-from fuseplan.tuning.queue.sources import Source, read_programs
+from fuseplan.tuning.queue.shards import Shard
+from fuseplan.tuning.queue.sources import Source, read_programs, refuse_what_differs, shard_of
 from fuseplan.tuning.queue.staying import staying_workers
 from fuseplan.tuning.queue.waiting import waiting
 from fuseplan.tuning.traces import EITHER, box_of, launches_on
@@ -60,6 +62,7 @@ def tune(
     device: str | None = None,
     db: str | Path | None = None,
     budget: float | str | None = None,
+    shard: str | tuple[int, int] | None = None,
     top: int | None = None,
     again: bool = False,
     rewrites: str | Iterable[str] = "all",
@@ -79,13 +82,13 @@ def tune(
     `launch` is `plain`, `cudagraph`, or `both`, each by itself; without one, on a GPU both race each other, and the faster is
     kept. `device` is where to tune, one or several as in `cuda:0,cuda:1`, else where the trace was recorded; `db` is the tuning
     database, else the user's own. `budget` is the time for all of it, in seconds or as `1h30m`; what it has no time for has the
-    status `left`. `top` keeps so many programs. `again` tunes what has a plan already, and tries once more what failed.
-    `rewrites` are the kinds of rewrite that plans may have: `all`, `none`, or some. Each result is in the database as soon as
-    it is known: a run that is interrupted goes on where it was. `progress` hears how far it is; else there is a bar on a
-    terminal and in a notebook. `model` says what is worth measuring: `learned`, from the rows that ship and from what is
-    measured here, or `roofline`, which leaves nothing out. `on` is `ray` for the devices of a
-    Ray cluster, of which `device` says the type. `workers` are for those who measure in other ways, `sampler` and `storage` for those
-    who study the search: `tpe` or `random` of Optuna's, and where the studies are kept for optuna-dashboard, a URL or `journal:FILE`.
+    status `left`. `shard` is one of the parts into which all is split for several machines, `3/16` or `(3, 16)`: a pure function of
+    the traces and the effort. `top` keeps so many programs. `again` tunes what has a plan already, and tries once more what failed.
+    `rewrites` are the kinds of rewrite that plans may have: `all`, `none`, or some. Each result is in the database as soon as it is
+    known: a run that is interrupted goes on. `progress` hears how far it is; else there is a bar on a terminal. `model` says what is worth measuring: `learned`, from the rows that ship and from what is measured
+    here, or `roofline`, which leaves nothing out. `on` is `ray` for the devices of a Ray cluster, of which `device` says the type.
+    `workers` are for those who measure in other ways, `sampler` and `storage` for those who study the search: `tpe` or `random` of
+    Optuna's, and where the studies are kept for optuna-dashboard, a URL or `journal:FILE`.
 
     >>> import torch
     >>> import fuseplan
@@ -93,20 +96,20 @@ def tune(
     >>> fuseplan.tune(traces, effort="none")[0].status
     'unverified'
     """
-    seconds = _seconds(budget)
-    kinds = known_kinds(allowed_kinds(rewrites))
+    seconds, kinds = _seconds(budget), known_kinds(allowed_kinds(rewrites))
     check_name(model)
     check_sampler(sampler)
-    with _opened(db, there=programs is None) as store, shown(progress) as heard, _elsewhere(on, device) as elsewhere:
-        todo = _agenda(store, programs, effort, launch, device, top, again, kinds, elsewhere)
+    there = programs is None and shard is None
+    with _opened(db, there=there) as store, shown(progress) as heard, _elsewhere(on, device) as elsewhere:
+        todo = _agenda(store, programs, effort, launch, device, shard, top, again, kinds, elsewhere)
         new = [item for item in todo.items if item.known is None]
         if new:
             check_storage(storage)
             store.file.write(lambda connection: None)  # where nothing can be kept, better fail now than in an hour
         time = Time(seconds, [item.worth_us for item in new], max(1, len(todo.devices)))
         settings = Settings(sampler, storage, model=model, kinds=kinds)
-        since, several = clock.now() if again else None, len(todo.devices) > 1
-        opening = _Opening(store, heard, workers, Effort.named(effort), settings, time, since, several, elsewhere)
+        since, spends = clock.now() if again else None, Effort.named(effort)
+        opening = _Opening(store, heard, workers, spends, settings, time, since, len(todo.devices) > 1, elsewhere)
         heard.begin(len(todo.items))
         verdicts = dict(_known(todo, heard))
         work_off(new, opening, time, heard, verdicts.__setitem__)
@@ -158,6 +161,7 @@ def agenda(
     launch: str | None = None,
     device: str | None = None,
     db: str | Path | None = None,
+    shard: str | tuple[int, int] | None = None,
     top: int | None = None,
     again: bool = False,
     rewrites: str | Iterable[str] = "all",
@@ -171,9 +175,10 @@ def agenda(
     >>> [item.name for item in fuseplan.agenda(traces * 2).items]
     ['ramp']
     """
-    with _opened(db, reading=True, there=programs is None) as store, _elsewhere(on, device) as elsewhere:
+    there = programs is None and shard is None
+    with _opened(db, reading=True, there=there) as store, _elsewhere(on, device) as elsewhere:
         kinds = known_kinds(allowed_kinds(rewrites))
-        return _agenda(store, programs, effort, launch, device, top, again, kinds, elsewhere)
+        return _agenda(store, programs, effort, launch, device, shard, top, again, kinds, elsewhere)
 
 
 def tune_online(
@@ -254,16 +259,22 @@ def _elsewhere(on: str | Elsewhere | None, device: str | None) -> Iterator[Elsew
 
 def _agenda(
     store: Store, programs: Source | Iterable[Source] | None, effort: str, launch: str | None, device: str | None,
-    top: int | None, again: bool, kinds: tuple[str, ...] | None, elsewhere: Elsewhere | None = None,
+    shard: str | tuple[int, int] | None, top: int | None, again: bool, kinds: tuple[str, ...] | None,
+    elsewhere: Elsewhere | None = None,
 ) -> Agenda:  # fmt: skip
     launches = (EITHER,) if launch is None else LAUNCHES if launch == "both" else (launch,)
     if launch is not None and not set(launches) <= set(LAUNCHES):
         raise OptionError(f"there is no launch {launch!r}; known are {', '.join(LAUNCHES)}, both")
     if top is not None and top < 1:
         raise OptionError(f"at least one program is tuned, not {top}")
-    Effort.named(effort)
+    spends, part = Effort.named(effort), None if shard is None else Shard.named(shard)
     devices = () if device is None else named(device) if elsewhere is None else types_in(device)
+    if part is not None:
+        programs = refuse_what_differs(programs)
     found = read_programs(waiting(store, devices) if programs is None else programs, store)
+    if part is not None:
+        found = shard_of(found, part, spends)
+        logger.info("%s", found.chosen)
     return agenda_of(
         found, store, effort=effort, launches=launches, devices=devices, again=again, top=top, kinds=kinds, elsewhere=elsewhere
     )  # fmt: skip

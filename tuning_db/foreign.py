@@ -15,7 +15,7 @@ from types import TracebackType
 from fuseplan.errors import StoreError
 from fuseplan.tuning_db import schema
 from fuseplan.tuning_db.columns import Row, Value
-from fuseplan.tuning_db.files import SQL_ERRORS
+from fuseplan.tuning_db.files import SQL_ERRORS, NotOurs
 from fuseplan.tuning_db.migrations import version
 from fuseplan.tuning_db.older import present, table_of
 from fuseplan.tuning_db.opening import address, be_careful
@@ -34,10 +34,11 @@ _FUNCTIONS = {"min", "max", "count", "json_group_object"}
 class ForeignFile:
     """A file to take rows from. Rows come in an order in which each stands after those that it refers to.
 
-    `ours` says that it is this user's own damaged file, whose journal may be played back into it.
+    `ours` says that it is this user's own damaged file, whose journal may be played back into it. `pages` are looked at too, those
+    of indexes among them, which no row is read from.
     """
 
-    def __init__(self, path: Path, deadline: float, *, ours: bool = False) -> None:
+    def __init__(self, path: Path, deadline: float, *, ours: bool = False, pages: bool = False) -> None:
         self.path = path
         self.problems: list[str] = []
         """What could not be read, one line each."""
@@ -45,6 +46,7 @@ class ForeignFile:
         """False once the deadline has cut the reading short."""
         self._deadline = deadline
         self._ours = ours
+        self._pages = pages
         self._keys: dict[str, dict[int, str]] = {}
         self._version = schema.VERSION
         self._connection = self._connect()
@@ -107,6 +109,8 @@ class ForeignFile:
             connection.close()
             raise
         connection.set_progress_handler(self._late, _STEPS)
+        if self._pages:
+            self._check_pages(connection)
         connection.set_authorizer(_authorize)
         return connection
 
@@ -117,7 +121,14 @@ class ForeignFile:
             raise StoreError(f"{self.path} is not a tuning database")
         if found not in range(1, schema.VERSION + 1):
             advice = "export it with the fuseplan that made it"
-            raise StoreError(f"{self.path} has schema {found}, this fuseplan reads up to {schema.VERSION}: {advice}")
+            raise NotOurs(f"{self.path} has schema {found}, this fuseplan reads up to {schema.VERSION}: {advice}")
+
+    def _check_pages(self, connection: sqlite3.Connection) -> None:
+        try:
+            found = connection.execute("PRAGMA quick_check").fetchall()
+        except SQL_ERRORS as error:
+            found = [(str(error),)]
+        self.problems += [str(text) for (text,) in found if text != "ok"]
 
     def _late(self) -> bool:
         late = time.monotonic() > self._deadline

@@ -63,7 +63,7 @@ class Renewed:
             if self.held is None
             else f"{self.saved:,} of its {counted(self.held, 'row')}"
         )
-        rest = "" if self.complete else f"; fuseplan db merge {self.aside} looks for more{self.why}"
+        rest = "" if self.complete else f"; fuseplan db merge --salvage {self.aside} looks for more{self.why}"
         return f"It is now {self.aside.name}, and {rows} were kept{rest}"
 
 

@@ -42,7 +42,7 @@ TRACE = Table(
         "calls": columns.COUNT_FROM_0,
         "changed_at": columns.MOMENT,
     },
-    largest="calls",
+    first="calls",
 )
 GRAPH = Table(
     "graph",
@@ -94,6 +94,8 @@ PLAN = Table(
     " counts more than `status`.",
     columns_of(StoredPlan),
     StoredPlan,
+    # What was only predicted takes no race away, be it later; what failed has shown more than any prediction.
+    first="wall_us IS NOT NULL OR best_default IS NOT NULL OR status = 'quarantined'",
 )
 DRIFT = Table(
     "drift",

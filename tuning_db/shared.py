@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import os
 import socket
 import threading
@@ -18,7 +17,7 @@ import urllib.request
 import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from http.client import HTTPException
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,6 +27,7 @@ from urllib.parse import urlsplit
 from fuseplan.errors import StoreError
 from fuseplan.tuning_db.addresses import Address
 from fuseplan.tuning_db.files import SQL_ERRORS, Database
+from fuseplan.wire import codec
 
 WAIT_S = 5.0
 """A process waits so long, at most, where nothing was fetched yet; else it takes what there is, and the next one gets the new."""
@@ -62,16 +62,15 @@ class Fetched:
     def beside(database: Path) -> Fetched:
         """What was kept; nothing where that cannot be read."""
         try:
-            found = json.loads(_notes(database).read_text("utf-8"))
-            return Fetched(**{one.name: type(one.default)(found[one.name]) for one in fields(Fetched)})
-        except (OSError, ValueError, KeyError, TypeError):
+            return codec.from_json(Fetched, _notes(database).read_bytes())
+        except (OSError, codec.CodecError):
             return Fetched()
 
     def keep(self, database: Path) -> None:
         """Write it there, whole; where that cannot be, it is looked for again."""
         with suppress(OSError):
             part = _notes(database).with_name(f"{database.name}.{os.getpid()}.{threading.get_ident()}.part")
-            part.write_text(json.dumps(asdict(self)), "utf-8")
+            part.write_text(codec.to_json(self), "utf-8")
             part.replace(_notes(database))
 
     @property

@@ -1,12 +1,14 @@
 """Rows that can move between files: what identifies them, their digest, and how one replaces another.
 
 Files merge as sets of logical rows: of two with one key the later wins, then the greater digest, so the order of merging is
-nothing. Of two traces the one that was called more often wins: the later may have been written by somebody who did not count.
+nothing. Before the date counts what a table says is `first`. Of two traces the one that was called more often wins: the later may
+have been written by somebody who did not count. Of two rows of one plan the one that has raced wins over one that was predicted.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ from fuseplan.errors import StoreError
 from fuseplan.tuning_db.columns import Column, Inner, Record, Row, Value, digest_of, to_object
 
 _T = TypeVar("_T")
+_WORD = re.compile(r"\w+")
 
 
 class RowError(StoreError):
@@ -37,8 +40,8 @@ class Table:
     """What its rows are, where they are more than rows."""
     checks: tuple[str, ...] = ()
     """What SQL demands of a row as a whole."""
-    largest: str | None = None
-    """A column that counts more than the date: of two rows with one key, the one that has more of it wins."""
+    first: str | None = None
+    """SQL over its columns that counts more than the date: of two rows with one key, the one that has more of it wins."""
 
     @cached_property
     def keyed(self) -> bool:
@@ -95,9 +98,16 @@ class Table:
         """SQL that adds a row, or lets it replace an older one of its key."""
         if not self.keyed:
             return f"{self._insert} ON CONFLICT (digest) DO NOTHING"
-        order = [name for name in (self.largest, "changed_at", "digest") if name in (*self.columns, "digest")]
-        new, old = (", ".join(f"{prefix}.{name}" for name in order) for prefix in ("excluded", self.name))
+        new, old = (", ".join(self._rank(prefix)) for prefix in ("excluded", self.name))
         return f"{self.replace} WHERE ({new}) > ({old})"
+
+    def _rank(self, side: str) -> Iterator[str]:
+        """SQL by which the new row (`excluded`) and the one in the table are compared."""
+        if self.first is not None:
+            yield _WORD.sub(lambda word: f"{side}.{word[0]}" if word[0] in self.columns else word[0], self.first)
+        if "changed_at" in self.columns:
+            yield f"{side}.changed_at"
+        yield f"{side}.digest"
 
     @cached_property
     def replace(self) -> str:

@@ -49,9 +49,11 @@ def _look_at(file: Path | None) -> Database:
 @json_option
 def info(file: Path | None, as_json: bool) -> None:
     """Show the size of the file, its rows, plans and environments."""
+    from fuseplan.tuning_db.layers import places
     from fuseplan.tuning_db.upkeep import info as look
+    from fuseplan.tuning_db.upkeep import shared_info
 
-    found = look(_look_at(file))
+    found = look(_look_at(file)) | {"shared": shared_info(places(os.environ, file))}
     tell(found, lambda: _info(found), as_json)
 
 
@@ -66,6 +68,8 @@ def _info(found: dict[str, Any]) -> Iterator[str]:
         known = {"torch": place["torch"], "cuda": place["cuda"], **others}
         versions = ", ".join(f"{name} {text}" for name, text in known.items() if text)
         yield f"environment {place['key'][:12]}: {place['device']}, {versions}: {counted(place['plans'], 'plan')}"
+    if found["shared"] is not None:
+        yield f"shared: {', '.join(str(value) for value in found['shared'].values() if value not in ('', None))}"
 
 
 @db.command(epilog="Example: fuseplan db check --repair")
@@ -161,17 +165,25 @@ def import_(files: tuple[Path, ...], file: Path | None, as_json: bool, trust: st
     _report({path: import_file(into, path, trust=trust, within_s=within) for path in files}, as_json)
 
 
-@db.command(epilog="Example: fuseplan db merge node1.db node2.db --db all.db")
+@db.command(epilog="Example: fuseplan db merge shard-*.db --db all.db")
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
 @file_option
 @json_option
+@click.option("--salvage", is_flag=True, help="Take the good rows of damaged files too.")
 @click.option("--within", type=float, default=3600.0, show_default=True, help="Seconds that one file may take.")
-def merge(files: tuple[Path, ...], file: Path | None, as_json: bool, within: float) -> None:
-    """Take all rows of databases of your own, plans as they stand there. The later row wins."""
-    from fuseplan.tuning_db.exchange import check_database
+def merge(files: tuple[Path, ...], file: Path | None, as_json: bool, salvage: bool, within: float) -> None:
+    """Take all rows of databases of your own, plans as they stand there: in any order, and however often, with the same result.
+
+    Of two rows with one key the later wins, but of a plan one that has raced over one that was only predicted. A file that
+    is damaged anywhere is refused whole, and the others are taken. Exit code 1 if something was refused.
+    """
+    from fuseplan.tuning_db.exchange import check_database, merge_whole
     from fuseplan.tuning_db.exchange import merge as take
 
     into = _open(file)
+    if not salvage:
+        _report(merge_whole(into, files, within_s=within), as_json)
+        return
     for path in files:
         check_database(path, into)
     _report({path: take(into, path, within_s=within) for path in files}, as_json)
@@ -254,14 +266,21 @@ def _existing(file: Path | None) -> Database:
 
 def _report(reports: dict[Path, IntakeReport], as_json: bool) -> None:
     """Tell what came of each file; 20 refused rows of each are enough to see what is wrong with it."""
-    data = {str(path): {"taken": dict(r.taken), "known": r.known, "refused": r.refused} for path, r in reports.items()}
+    data = {
+        str(path): {"taken": dict(r.taken), "known": r.known, "refused": [r.damage] if r.damage else r.refused}
+        for path, r in reports.items()
+    }
     lines = []
     for path, report in reports.items():
+        if report.damage:
+            mends = "run its shard again, or take its good rows with --salvage"
+            lines.append(f"{path}: refused, since it is damaged ({report.damage}): {mends}")
+            continue
         taken = ", ".join(f"{count:,} {name}" for name, count in report.taken.items()) or "nothing new"
         lines.append(f"{path}: {taken}; {counted(report.known, 'row')} known, {len(report.refused):,} refused")
         lines += [f"  {line}" for line in report.refused[:20]]
     tell(data, lambda: lines, as_json)
-    if any(report.refused for report in reports.values()):
+    if not all(report.complete for report in reports.values()):
         raise SystemExit(1)
 
 

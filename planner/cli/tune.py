@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fuseplan.tuning.program.result import Tuned
     from fuseplan.tuning.progress import Progress
     from fuseplan.tuning.queue.agenda import Agenda, Item
+    from fuseplan.tuning.queue.shards import ChosenShard
 
 _MOVES = 2
 """So many moves of a plan are shown; `fuseplan explain` shows all."""
@@ -29,6 +30,7 @@ Examples:
   fuseplan tune traces/ --dry-run
   fuseplan tune traces/ --effort full --device cuda:0,cuda:1 --budget 1h30m
   fuseplan tune traces/ --top 3 --launch both --json
+  fuseplan tune traces/ --shard 3/16 --db shard-3.db
   fuseplan tune repro.py --device cuda
   fuseplan tune gpt2 --again
   fuseplan tune --queue --budget 8h
@@ -65,6 +67,10 @@ Examples:
     help="Tune on all devices of a Ray cluster, that which RAY_ADDRESS names or one that is started here; --device says which type.",
 )  # fmt: skip
 @click.option("--budget", metavar="TIME", help="Time for all of it, such as 90s, 10m or 1h30m.")
+@click.option(
+    "--shard", metavar="I/N",
+    help="Only the I-th of N parts, such as 3/16: all machines that are given the same traces and effort split them alike.",
+)  # fmt: skip
 @click.option("--top", type=click.IntRange(min=1), metavar="N", help="Only the N programs that could gain the most.")
 @click.option(
     "--rewrites", default="all", show_default=True, metavar="KIND[,…]",
@@ -88,7 +94,8 @@ Examples:
 @json_option
 def tune(
     traces: tuple[str, ...], queue: bool, watch: bool, effort: str, launch: str | None, device: str | None, on: str | None,
-    budget: str | None, top: int | None, rewrites: str, again: bool, model: str, sampler: str, storage: str | None, dry_run: bool,
+    budget: str | None, shard: str | None, top: int | None, rewrites: str, again: bool, model: str, sampler: str, storage: str | None,
+    dry_run: bool,
     file: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Find, prove and store the fastest plan of each program.
@@ -106,8 +113,9 @@ def tune(
             "name either a TRACE or --queue, not both." if queue else "name a TRACE, or give --queue."
         )
     if watch:
-        _watch(queue, {"top": top, "budget": budget, "again": again, "dry-run": dry_run, "on": on})
+        _watch(queue, {"shard": shard, "top": top, "budget": budget, "again": again, "dry-run": dry_run, "on": on})
     chosen: dict[str, Any] = {"effort": effort, "launch": launch, "device": device, "top": top, "again": again}
+    chosen["shard"] = _shard(shard, queue)
     if on is not None:
         chosen["on"] = on
     chosen["rewrites"] = rewrites
@@ -133,6 +141,18 @@ def _watch(queue: bool, others: dict[str, object]) -> None:
         raise click.UsageError(f"--{beside} does not go with --watch, which has no end.")
 
 
+def _shard(text: str | None, queue: bool) -> tuple[int, int] | None:
+    """The shard that is meant, told before torch is imported."""
+    from fuseplan.tuning.queue.shards import Shard
+
+    if text is None:
+        return None
+    if queue:
+        raise click.UsageError("--shard goes with a TRACE: what waits in a database is another on each machine.")
+    shard = Shard.named(text)
+    return shard.number, shard.of
+
+
 def _serve(chosen: dict[str, Any], as_json: bool) -> None:
     """One line for each verdict, as it is known."""
     from fuseplan.tuning.program.result import verdict_line
@@ -156,10 +176,12 @@ def _list(traces: tuple[str, ...] | None, chosen: dict[str, Any], as_json: bool)
     from fuseplan.tuning.queue.agenda import described
 
     found = agenda(traces, **chosen)
-    fields = {
+    fields: dict[str, Any] = {
         "read": found.read, "programs": found.programs, "left_out": found.left_out, "devices": found.devices,
         "seconds": round(found.seconds, 1), "items": [described(item) for item in found.items],
     }  # fmt: skip
+    if found.chosen is not None:
+        fields["shard"] = _shard_fields(found.chosen)
     tell(fields, lambda: _agenda_lines(found), as_json)
 
 
@@ -170,8 +192,10 @@ def _tune(traces: tuple[str, ...] | None, chosen: dict[str, Any], as_json: bool)
     from fuseplan.tune import tune as search  # brings torch, which --help does not need
 
     found = search(traces, progress=_progress(), **chosen)
-    nothing = ["nothing waits in the database that could be tuned here"]
-    tell([_fields(one) for one in found], lambda: _lines(found) if found or traces else nothing, as_json)
+    nothing = "nothing waits in the database that could be tuned here"
+    if traces:
+        nothing = "this shard holds no program: there are more shards than programs"
+    tell([_fields(one) for one in found], lambda: _lines(found) if found else nothing, as_json)
     if any(one.status == "failed" for one in found):
         raise SystemExit(1)
 
@@ -213,6 +237,29 @@ def _agenda_lines(found: Agenda) -> Iterator[str]:
     tuned = sum(item.known is None for item in found.items)
     about = f", about {spelled(found.seconds)}" if tuned else ""
     yield f"{counted(found.read, 'trace')} read, {found.programs:,} distinct, {tuned:,} to tune{about}{left}"
+    if found.chosen is not None:
+        yield ""
+        yield from _shard_lines(found.chosen)
+
+
+def _shard_lines(chosen: ChosenShard) -> Iterator[str]:
+    """All shards, by which one chooses how many there are to be."""
+    from fuseplan.durations import spelled
+    from fuseplan.looking.words import table
+
+    of, shards = chosen.shard.of, chosen.split.shards
+    rows = [("shard", "programs", "predicted work")]
+    for number, one in enumerate(shards, 1):
+        this = ", this one" if number == chosen.shard.number else ""
+        rows.append((f"{number}/{of}", f"{len(one.programs):,}", f"{spelled(one.ms / 1000)}{this}"))
+    yield from table(rows)
+    together = spelled(sum(one.ms for one in shards) / 1000)
+    yield f"{chosen}; all take {together}, the longest {spelled(chosen.split.longest_ms / 1000)}"
+
+
+def _shard_fields(chosen: ChosenShard) -> dict[str, Any]:
+    works = [{"programs": len(one.programs), "seconds": one.ms / 1000} for one in chosen.split.shards]
+    return {"number": chosen.shard.number, "of": chosen.shard.of, "split": chosen.split.key, "shards": works}
 
 
 def _agenda_row(item: Item) -> tuple[str, ...]:

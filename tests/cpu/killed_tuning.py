@@ -2,7 +2,7 @@
 
 All is imported and captured once, so that a run takes a second and not ten. What came of it is for the test to judge:
 
-    python killed_tuning.py FOLDER KILLS SEED MODEL
+    python killed_tuning.py FOLDER KILLS SEED MODEL [SHARD]
 
 leaves in FOLDER `whole.sqlite3`, the database of a run that nobody disturbed, and of runs that were killed again and again
 until they had all verdicts `killed.0.sqlite3`, `killed.1.sqlite3` …, each with a `.log` of what was measured, and when that
@@ -96,7 +96,7 @@ class Logging(ReplayingPool):
                 log.write(f"{what} {Trace.from_json(job.trace).key} whole\n")
 
 
-def main(folder: Path, kills: int, seed: int, model: str) -> None:
+def main(folder: Path, kills: int, seed: int, model: str, shard: str | None = None) -> None:
     traces = programs()
     graphs = {trace.key: captured(trace.to_json()) for trace in traces}
     environment("cpu")  # which asks the compiler its name
@@ -114,7 +114,7 @@ def main(folder: Path, kills: int, seed: int, model: str) -> None:
 
         ended: Callable[[int], None] = os._exit
         try:
-            tune(traces, db=folder / f"{name}.sqlite3", workers=replayed, progress=Silent(), model=model)
+            tune(traces, db=folder / f"{name}.sqlite3", workers=replayed, progress=Silent(), model=model, shard=shard)
         except BaseException as error:  # noqa: BLE001 -- the child must not go on as its parent
             print(repr(error), file=sys.stderr, flush=True)
             ended(1)
@@ -154,4 +154,4 @@ def main(folder: Path, kills: int, seed: int, model: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])

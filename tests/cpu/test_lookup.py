@@ -298,6 +298,20 @@ def test_sizes_that_were_promised_to_vary_are_not_fenced_in(
     assert ("aten" if program.plan == ATEN else "default") == plan
 
 
+def test_a_plan_of_the_organisation_runs_unless_its_file_is_hostile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = run().key
+    keep(tmp_path / "all.db", stored(key))
+    monkeypatch.setenv("FUSEPLAN_SHARED", str(tmp_path / "all.db"))
+    assert "of the shared database" in run().why
+    monkeypatch.setenv("FUSEPLAN_SHARED", "http://127.0.0.1:9/plans.jsonl.gz")
+    with pytest.warns(
+        UserWarning, match="127.0.0.1:9/plans.jsonl.gz: it cannot be had: .*there are no plans from there"
+    ):
+        assert run().plan == Plan.named("eager")
+
+
 def test_counters_are_kept_for_who_opts_in(own_database: Path) -> None:
     key = run().key
     keep(own_database, stored(key))

@@ -18,25 +18,28 @@ SCRIPT = Path(__file__).with_name("killed_tuning.py")
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("kills", "model"),
+    ("kills", "model", "shard", "programs"),
     [
-        (10, "roofline"),
-        pytest.param(50, "learned", marks=[pytest.mark.exhaustive, pytest.mark.timeout(1200)]),
+        (10, "roofline", [], 3),
+        (3, "roofline", ["2/2"], 2),
+        pytest.param(50, "learned", [], 3, marks=[pytest.mark.exhaustive, pytest.mark.timeout(1200)]),
     ],
 )
-def test_killed_at_random_moments_and_started_again(kills: int, model: str, tmp_path: Path) -> None:
+def test_killed_at_random_moments_and_started_again(
+    kills: int, model: str, shard: list[str], programs: int, tmp_path: Path
+) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     paths = os.pathsep.join([str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")])
     ran = subprocess.run(
-        [sys.executable, str(SCRIPT), str(tmp_path), str(kills), str(seed), model],
+        [sys.executable, str(SCRIPT), str(tmp_path), str(kills), str(seed), model, *shard],
         capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": paths},
     )  # fmt: skip
     print(ran.stdout)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.count("killed.") == kills
     whole, *killed = sorted(tmp_path.glob("*.sqlite3"), key=lambda path: (path.stem != "whole", path))
-    assert len(plans(whole)) == 3
+    assert len(plans(whole)) == programs
     assert killed
     for database in killed:
         assert plans(database) == plans(whole)

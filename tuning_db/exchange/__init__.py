@@ -8,6 +8,7 @@ from fuseplan.tuning_db.exchange.intake import (
     import_file,
     import_lines,
     merge,
+    merge_whole,
 )
 
 __all__ = [
@@ -19,4 +20,5 @@ __all__ = [
     "import_file",
     "import_lines",
     "merge",
+    "merge_whole",
 ]

@@ -13,7 +13,7 @@ import os
 import sqlite3
 import time
 import zlib
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,13 +25,16 @@ from typing import IO
 from fuseplan.errors import StoreError
 from fuseplan.tuning_db.columns import Row
 from fuseplan.tuning_db.exchange.lines import MAX_LINE, check_header, from_line
-from fuseplan.tuning_db.files import SQL_ERRORS, Database
+from fuseplan.tuning_db.files import SQL_ERRORS, Database, NotOurs
 from fuseplan.tuning_db.foreign import ForeignFile
+from fuseplan.tuning_db.repair import check_ours
 from fuseplan.tuning_db.schema import PLAN, TRACE
 from fuseplan.tuning_db.tables import RowError, RowWriter, Table, batches
 from fuseplan.tuning_db.validate import checked
 
 _BATCH = 1000
+_HELD_BYTES = 64 * 2**20
+"""Of a file up to this size all rows are held in memory at once."""
 _TRUSTS = ("unverified", "replay")
 _SQLITE, _GZIP = b"SQLite format 3\0", b"\x1f\x8b"
 
@@ -49,11 +52,13 @@ class IntakeReport:
     """Rows that were here already, or are older than those that were."""
     refused: list[str] = field(default_factory=list)
     """Rows that do not belong in a database: where they stood, and why."""
+    damage: str = ""
+    """Why nothing at all was taken, where a file had to be whole."""
 
     @property
     def complete(self) -> bool:
         """Whether every row was good."""
-        return not self.refused
+        return not self.refused and not self.damage
 
 
 def import_file(
@@ -91,8 +96,7 @@ def check_file(path: Path) -> None:
 
 def check_database(path: Path, into: Database | None = None) -> None:
     """StoreError unless this is a database that rows can be taken from, and another than the one they go to."""
-    if into is not None and into.path is not None and path.exists() and into.path.exists() and path.samefile(into.path):
-        raise StoreError(f"{path} cannot be merged into itself")
+    _check_other(path, into)
     try:
         with ForeignFile(path, math.inf):
             pass
@@ -100,13 +104,73 @@ def check_database(path: Path, into: Database | None = None) -> None:
         raise _unreadable(path, error) from None
 
 
+def _check_other(path: Path, into: Database | None) -> None:
+    if into is not None and into.path is not None and path.exists() and into.path.exists() and path.samefile(into.path):
+        raise StoreError(f"{path} cannot be merged into itself")
+
+
 def merge(database: Database, path: Path, *, within_s: float = math.inf) -> IntakeReport:
-    """Take all rows of another database of one's own, plans with the standing they have there. The later row wins.
+    """Take all rows of another database of one's own, plans with the standing they have there. Of two rows with one key the later
+    wins, but of a plan one that has raced over one that was only predicted.
 
     Merging is a union: in any order, and however often, the same files give the same rows.
     """
     check_database(path, database)
     return _import_sqlite(database, path, "replay", within_s)
+
+
+def merge_whole(database: Database, paths: Iterable[Path], *, within_s: float = math.inf) -> dict[Path, IntakeReport]:
+    """Merge databases of one's own, each whole or not at all: one that is damaged anywhere is refused, and the others are taken.
+
+    Rows whose digests fit are what fuseplan wrote, and are taken as they are. StoreError, before the first is taken, where a file
+    is no tuning database at all: it was named by mistake.
+    """
+    damage = {path: _unopened(path, database) for path in dict.fromkeys(paths)}
+    return {
+        path: IntakeReport(damage=why) if why else _merge_whole(database, path, within_s)
+        for path, why in damage.items()
+    }
+
+
+def _merge_whole(database: Database, path: Path, within_s: float) -> IntakeReport:
+    report = IntakeReport()
+    try:
+        with ForeignFile(path, time.monotonic() + within_s, pages=True) as source:
+            # All digests are looked at before the first row is taken; a large file is read once more, in the same state.
+            held = deque(source.rows(), None if path.stat().st_size <= _HELD_BYTES else 0)
+            report.damage = _told(source, within_s)
+            if not report.damage:
+                rows = held or source.rows()
+                _take(database, ((table.name, table, row) for table, row in rows), report, "replay")
+                report.refused += source.problems
+    except SQL_ERRORS as error:
+        raise _unreadable(path, error) from None
+    return report
+
+
+def _unopened(path: Path, into: Database) -> str:
+    """Why a tuning database cannot even be opened; StoreError where it is none."""
+    _check_other(path, into)
+    try:
+        check_database(path)
+    except NotOurs:
+        raise
+    except StoreError as error:
+        if not (path.is_file() and _begun(path)):
+            raise
+        return str(error)
+    return ""
+
+
+def _begun(path: Path) -> bool:
+    """Whether fuseplan has written to a file that SQLite cannot read, or has just made it: to be killed then leaves nothing in it."""
+    if path.stat().st_size == 0:
+        return True
+    try:
+        check_ours(path)
+    except NotOurs:
+        return False
+    return True
 
 
 def _import_sqlite(database: Database, path: Path, trust: str, within_s: float) -> IntakeReport:
@@ -116,10 +180,22 @@ def _import_sqlite(database: Database, path: Path, trust: str, within_s: float) 
             _take(database, _checked(source, report), report, trust)
             report.refused += source.problems
             if not source.finished:
-                report.refused.append(f"reading was given up after {within_s:g} s")
+                report.refused.append(_late(within_s))
     except SQL_ERRORS as error:
         raise _unreadable(path, error) from None
     return report
+
+
+def _told(source: ForeignFile, within_s: float) -> str:
+    """What is wrong with a file that was read to its end, in a few words."""
+    if not source.problems:
+        return "" if source.finished else _late(within_s)
+    more = len(source.problems) - 1
+    return f"{source.problems[0]}{f', and {more:,} more' if more else ''}"
+
+
+def _late(within_s: float) -> str:
+    return f"reading was given up after {within_s:g} s"
 
 
 def _unreadable(path: Path, error: Exception) -> StoreError:

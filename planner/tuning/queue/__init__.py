@@ -1,6 +1,8 @@
 """Tuning many programs. In reading order:
 
 sources        programs out of files, folders and the database, each once
+predicted_work what tuning a program takes, by its trace alone
+shards         the programs that one machine of several tunes
 possible_gain  what tuning a program may gain, before anything of it is compiled
 agenda         the programs in their order
 budget         the time of a whole run, and what each program gets of it

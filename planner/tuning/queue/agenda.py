@@ -16,6 +16,7 @@ from fuseplan.models import Machine, Roofline
 from fuseplan.tuning.effort import PREDICTED_S, USUAL_SHARE, Effort
 from fuseplan.tuning.queue.devices import DeviceKind, Elsewhere, kinds, shifts
 from fuseplan.tuning.queue.possible_gain import Gain, expected_gains, guessed_gain
+from fuseplan.tuning.queue.shards import ChosenShard
 from fuseplan.tuning.queue.sources import Sources
 from fuseplan.tuning.traces import EITHER, box_of, check_device, device_of, launches_on, query_of
 from fuseplan.tuning_db import Box, Environment, Hit, Miss, Store, StoredPlan
@@ -87,6 +88,8 @@ class Agenda:
     effort: str
     left_out: int = 0
     """Programs that `top` leaves out."""
+    chosen: ChosenShard | None = None
+    """The shard that this is, where it is not all that was found."""
 
     @property
     def programs(self) -> int:
@@ -155,7 +158,8 @@ def agenda_of(
     kept = tuple(_top(order, top))
     kept_all = set(kept)
     as_given = tuple(item for item in items if item in kept_all)
-    return Agenda(kept, as_given, found.read, effort, len(set(map(_place, items))) - len(set(map(_place, kept))))
+    left_out = len(set(map(_place, items))) - len(set(map(_place, kept)))
+    return Agenda(kept, as_given, found.read, effort, left_out, found.chosen)
 
 
 def _near(traces: Iterable[Trace]) -> set[str]:

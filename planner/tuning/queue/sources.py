@@ -17,6 +17,9 @@ from fuseplan.capture.trace.key import at_home
 from fuseplan.errors import GraphError, OptionError, StoreError
 from fuseplan.graph.limits import MAX_DOCUMENT
 from fuseplan.graph.words import counted
+from fuseplan.tuning.effort import Effort
+from fuseplan.tuning.queue.predicted_work import tuning_work
+from fuseplan.tuning.queue.shards import ChosenShard, Shard, split
 from fuseplan.tuning.traces import box_of
 from fuseplan.tuning_db import Box, Store
 from fuseplan.tuning_db.notify import notify
@@ -32,6 +35,8 @@ class Sources:
 
     traces: tuple[Trace, ...]
     read: int
+    chosen: ChosenShard | None = None
+    """The shard that these are, where they are not all."""
 
 
 def read_programs(programs: Source | Iterable[Source], store: Store) -> Sources:
@@ -51,6 +56,26 @@ def read_programs(programs: Source | Iterable[Source], store: Store) -> Sources:
             known = found.get(place)
             found[place] = one if known is None else replace(known, calls=larger(known.calls, one.calls))
     return Sources(tuple(found.values()), read)
+
+
+def shard_of(found: Sources, shard: Shard, effort: Effort) -> Sources:
+    """The programs of one shard, in the order in which they were given."""
+    works = [tuning_work(one, box_of(one), effort, repr(Numerics.of(one.numerics))) for one in found.traces]
+    chosen = ChosenShard(shard, split(works, shard.of))
+    return replace(found, traces=tuple(found.traces[i] for i in chosen.work.programs), chosen=chosen)
+
+
+def refuse_what_differs(programs: Source | Iterable[Source] | None) -> list[Source]:
+    """OptionError unless these are the same on every machine that has the files, as what is split into shards has to be."""
+    if programs is None:
+        raise OptionError(
+            "shards are of traces in files and folders: what waits in a database is another on each machine"
+        )
+    given = [programs] if isinstance(programs, (Trace, str, Path)) else list(programs)
+    for one in given:
+        if isinstance(one, str) and not os.path.lexists(one):
+            raise OptionError(f"there is no file {one}, and shards are of traces in files and folders")
+    return given
 
 
 def by_box(trace: Trace) -> list[Trace]:

@@ -254,7 +254,7 @@ def test_a_repair_for_which_there_is_no_room_says_where_the_old_file_is(
     told = verb("db", "check", "--repair", db=path)
     (aside,) = tmp_path.iterdir()
     assert told.exit_code == 1
-    assert f"fuseplan db merge {aside} looks for more" in told.output
+    assert f"fuseplan db merge --salvage {aside} looks for more" in told.output
     assert "No space left on device" in told.output
 
 
@@ -397,7 +397,7 @@ def test_what_salvage_could_not_finish_is_found_later(tmp_path: Path) -> None:
         store = Store(Places(path), salvage_s=0.0)
         assert isinstance(store.find_plan(question()), Miss)
     aside = next(one for one in tmp_path.iterdir() if "corrupt" in one.name)
-    assert f"fuseplan db merge {aside}" in texts[0]
+    assert f"fuseplan db merge --salvage {aside}" in texts[0]
     assert merge(Database(path), aside).taken["plan"] == 3
     assert store.find_plan(question()).layer == "user"  # type: ignore[union-attr]
 

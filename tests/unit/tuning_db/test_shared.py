@@ -18,7 +18,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from fuseplan.cli.main import main
 from fuseplan.tuning_db import Hit, Miss, Store, shared
 from fuseplan.tuning_db.exchange import export
 from fuseplan.tuning_db.layers import places
@@ -313,6 +315,22 @@ def test_a_password_is_sent_and_never_shown(plans: Path, served: Served, open_st
     kept = "".join(path.read_text() for path in (tmp_path / ".cache/fuseplan/shared").glob("*.json"))
     for secret in ("cret", "t0ken", "other", "YWRh"):
         assert secret not in str(heard[0].message) + kept
+
+
+def test_info_says_what_was_fetched_and_what_was_wrong(
+    plans: Path, served: Served, open_store: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served.body = (plans / "plans.jsonl").read_bytes()
+    open_store(served.url)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("FUSEPLAN_SHARED", served.url)
+    told = CliRunner().invoke(main, ["db", "info", "--db", str(plans / "plans.db")])
+    assert f"shared: {served.url}, 19 rows, fetched 20" in told.output
+    assert hashlib.sha256(served.body).hexdigest() in told.output
+    monkeypatch.setenv("FUSEPLAN_SHARED", str(tmp_path / "no.db"))
+    told = CliRunner().invoke(main, ["db", "info", "--json", "--db", str(plans / "plans.db")])
+    assert json.loads(told.stdout)["shared"] == {"from": str(tmp_path / "no.db"), "problem": "it is not there"}
 
 
 FETCH = """

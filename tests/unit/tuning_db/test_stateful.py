@@ -18,8 +18,8 @@ from fuseplan.tuning_db.upkeep import check
 from stored import RELU, store_at
 from stored_rows import ENVIRONMENTS, failures, plans
 
-Model = dict[str, tuple[str, bytes, StoredPlan]]
-"""By key of a plan: what decides which of two is the later, and the plan."""
+Model = dict[str, tuple[bool, str, bytes, StoredPlan]]
+"""By key of a plan: what decides which of two stands, and the plan."""
 
 sides = st.sampled_from((0, 1))
 
@@ -55,7 +55,7 @@ class TwoDatabases(RuleBasedStateMachine):
     def merge(self, side: int) -> None:
         if self.paths[1 - side].exists():
             assert merge(Database(self.paths[side]), self.paths[1 - side]).complete
-            for _, _, stored in self.plans[1 - side].values():
+            for *_, stored in self.plans[1 - side].values():
                 self._learn(side, stored)
             self.measured[side].update(self.measured[1 - side])
 
@@ -66,7 +66,7 @@ class TwoDatabases(RuleBasedStateMachine):
             rows = self.folder / f"{self.exports}.jsonl"
             export(Database(self.paths[1 - side]), rows)
             assert import_file(Database(self.paths[side]), rows).complete
-            for key, (_, _, stored) in self.plans[1 - side].items():
+            for key, (*_, stored) in self.plans[1 - side].items():
                 if key not in self.plans[side]:
                     status = "quarantined" if stored.status == "quarantined" else "unverified"
                     self._learn(side, StoredPlan(**{**vars(stored), "status": status, "word": None}))
@@ -79,7 +79,7 @@ class TwoDatabases(RuleBasedStateMachine):
     @invariant()
     def both_hold_what_they_should(self) -> None:
         for store, known, measured in zip(self.stores, self.plans, self.measured, strict=True):
-            assert store.plans() == [known[key][2] for key in sorted(known)]
+            assert store.plans() == [known[key][-1] for key in sorted(known)]
             found = set()
             for environment in ENVIRONMENTS:
                 answer = store.find_measurements(RELU.key, environment)
@@ -87,9 +87,10 @@ class TwoDatabases(RuleBasedStateMachine):
             assert found == measured
 
     def _learn(self, side: int, stored: StoredPlan) -> None:
-        rank = (stored.changed_at, PLAN.digest(stored.row()), stored)
+        raced = stored.status == "quarantined" or stored.wall_us is not None
+        rank = (raced, stored.changed_at, PLAN.digest(stored.row()), stored)
         known = self.plans[side].get(stored.key)
-        if known is None or rank[:2] > known[:2]:
+        if known is None or rank[:-1] > known[:-1]:
             self.plans[side][stored.key] = rank
 
 
