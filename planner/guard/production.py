@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from weakref import ref
 
 from fuseplan.capture.dynamo.compilations import is_computed_again, is_in_checkpoint
 from fuseplan.capture.dynamo.ranks import runs_in_step, tunes_here
@@ -42,11 +43,18 @@ def guarded(lookup: Lookup, choice: Chosen, program: Program, plan: Call, defaul
     """What is called in the place of the plan that was compiled, with `default` compiled beside it."""
     stored = choice.stored
     assert stored is not None
+    if hasattr(plan, "serialize_compile_artifacts"):  # of what is to be pickled Dynamo wants the very object
+        return plan
     keeps = "it is pinned" if stored.word == "pinned" else IN_STEP if runs_in_step() else None
     write = partial(_written, GuardedPlan(lookup.store, lookup.here, stored, keeps == IN_STEP), program)
     guard = PlanGuard(stored.key[:12], _CLOCKS[lookup.device.type](), write, keeps)
-    program.guard = guard.told
+    program.guard = partial(_told, ref(guard))  # who tells of a program keeps nothing of what was compiled for it
     return guard.around(plan, default)
+
+
+def _told(guard: ref[PlanGuard]) -> str:
+    found = guard()
+    return "guard: what it looked after is no more" if found is None else found.told()
 
 
 @dataclass(frozen=True)

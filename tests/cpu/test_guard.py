@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -327,6 +328,16 @@ def test_threads_that_call_at_once_get_their_own_results(device: Device, tmp_pat
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+def test_what_dynamo_has_dropped_is_kept_by_nobody(device: Device, tmp_path: Path) -> None:
+    compiled, x, _ = guarded(tmp_path / "a.db")
+    call(compiled, x, 40)
+    program = program_of(compiled)
+    torch._dynamo.reset()
+    gc.collect()
+    assert program.guard is not None
+    assert program.guard() == "guard: what it looked after is no more"
 
 
 def test_the_option_has_two_words() -> None:
