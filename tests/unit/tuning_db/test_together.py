@@ -6,6 +6,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,18 @@ def in_threads(works: list[Callable[[], None]]) -> None:
         thread.join()
 
 
+def at_once(together: Together, database: Slow, works: list[Callable[[], None]]) -> None:
+    """Have all come while the first is on its way to the disk."""
+    threads = [threading.Thread(target=work) for work in works]
+    for thread in threads:
+        thread.start()
+    while len(together._waiting) < len(works) - 1:
+        pass
+    database.many.set()
+    for thread in threads:
+        thread.join()
+
+
 class Slow(Database):
     """So slow that others come to wait; it counts its transactions."""
 
@@ -54,14 +67,7 @@ class Slow(Database):
 def test_what_waits_meanwhile_goes_with_the_next(tmp_path: Path) -> None:
     database = Slow(tmp_path / "a.db")
     together = Together(database)
-    threads = [threading.Thread(target=together.write, args=(named(f"{i:02}"),)) for i in range(20)]
-    for thread in threads:
-        thread.start()
-    while len(together._waiting) < 19:
-        pass
-    database.many.set()
-    for thread in threads:
-        thread.join()
+    at_once(together, database, [partial(together.write, named(f"{i:02}")) for i in range(20)])
     assert names(database) == [f"{i:02}" for i in range(20)]
     assert database.transactions == 2
 
@@ -81,14 +87,7 @@ def test_the_work_that_fails_is_taken_back_alone_and_its_thread_hears_of_it(tmp_
         except StoreError as error:
             heard[number] = error
 
-    threads = [threading.Thread(target=write, args=(i,)) for i in range(12)]
-    for thread in threads:
-        thread.start()
-    while len(together._waiting) < 11:
-        pass
-    database.many.set()
-    for thread in threads:
-        thread.join()
+    at_once(together, database, [partial(write, i) for i in range(12)])
     assert sorted(heard) == [1, 5, 9]
     assert names(database) == [f"{i:02}" for i in range(12) if i % 4 != 1]
 
@@ -130,14 +129,7 @@ def test_what_interrupts_one_thread_leaves_the_work_of_the_others(tmp_path: Path
         except KeyboardInterrupt:
             interrupted.append(name)
 
-    threads = [threading.Thread(target=write, args=(f"{i}",)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    while len(together._waiting) < 7:
-        pass
-    database.many.set()
-    for thread in threads:
-        thread.join()
+    at_once(together, database, [partial(write, f"{i}") for i in range(8)])
     assert len(interrupted) == 1
     assert names(database) == sorted({f"{i}" for i in range(8)} - set(interrupted))
 
