@@ -128,7 +128,7 @@ class ForeignFile:
             found = connection.execute("PRAGMA quick_check").fetchall()
         except SQL_ERRORS as error:
             found = [(str(error),)]
-        self.problems += [str(text) for (text,) in found if text != "ok"]
+        self.problems += [str(text).splitlines()[-1] for (text,) in found if text != "ok"]
 
     def _late(self) -> bool:
         late = time.monotonic() > self._deadline

@@ -151,21 +151,21 @@ def _merge_whole(database: Database, path: Path, within_s: float) -> IntakeRepor
 def _unopened(path: Path, into: Database) -> str:
     """Why a tuning database cannot even be opened; StoreError where it is none."""
     _check_other(path, into)
+    if path.is_file() and path.stat().st_size == 0:  # whoever was killed as it had just made the file leaves it so
+        return "it is empty"
     try:
         check_database(path)
     except NotOurs:
         raise
     except StoreError as error:
-        if not (path.is_file() and _begun(path)):
+        if not (path.is_file() and _was_ours(path)):
             raise
-        return str(error)
+        return str(error).removeprefix(f"{path} ")
     return ""
 
 
-def _begun(path: Path) -> bool:
-    """Whether fuseplan has written to a file that SQLite cannot read, or has just made it: to be killed then leaves nothing in it."""
-    if path.stat().st_size == 0:
-        return True
+def _was_ours(path: Path) -> bool:
+    """Whether it was fuseplan that wrote a file which SQLite cannot read."""
     try:
         check_ours(path)
     except NotOurs:

@@ -20,7 +20,7 @@ from fuseplan.tuning_db.sizes import Box
 
 STARTING_SHARE = 0.4
 """Of the time that an effort grants, what starting, judging and racing take of the smallest program: on GPUs none of those that
-`scripts/bench models` tuned with quick took less than 44 s."""
+`scripts/bench models` tuned with quick took less than 42 s."""
 CALL_MS = 30
 """What each call of a trace takes to be compiled, in each of the whole plans."""
 BACKWARD = 3
@@ -45,7 +45,7 @@ class TuningWork:
     """The predicted work of one program. Milliseconds are whole numbers: their sums are the same in any order."""
 
     key: str
-    """What tells it from others: a digest of what is weighed, then the program's own key."""
+    """What tells it from others: a digest of what is weighed, then the program's own key, which another torch may give otherwise."""
     own_ms: int
     """What it takes whatever was tuned before it."""
     stretches: Mapping[str, int]
@@ -69,16 +69,17 @@ def tuning_work(trace: Trace, box: Box, effort: Effort, numerics: str = "") -> T
     trains = _trains(trace.fields)
     context = _context(trace, [box.text, numerics, trains])
     found: dict[str, int] = {}
-    calls = 0
+    every, calls = list[str](), 0
     for stretch in _stretches(trace.fields["nodes"], [_told(item) for item in trace.fields["inputs"]]):
+        every.append(_digest([context, stretch]))
         calls += len(stretch)
-        found[_digest([context, stretch])] = STRETCH_MS + STRETCH_CALL_MS * len(stretch)
+        found[every[-1]] = STRETCH_MS + STRETCH_CALL_MS * len(stretch)
     times = BACKWARD if trains else 1
     compiled = CALL_MS * calls * times * (DEFAULTS + effort.plans)
     most = round(effort.wall_s * 1000)
     starting = round(STARTING_SHARE * most if effort.measures else PREDICTED_S * 1000)
     own = min(most, starting + compiled)
-    key = f"{_digest([context, *found])} {trace.key}"
+    key = f"{_digest([context, every])} {trace.key}"
     return TuningWork(key, own, _measured(found, times, most - own) if effort.rounds else {})
 
 

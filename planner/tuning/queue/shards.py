@@ -49,11 +49,13 @@ class Shard:
     @staticmethod
     def named(text: str | tuple[int, int]) -> Shard:
         """The shard that a text such as 3/16 names, or a pair of numbers; OptionError for anything else."""
-        if isinstance(text, tuple):
+        if isinstance(text, tuple) and [type(one) for one in text] == [int, int]:
             return Shard(*text)
-        match = _TEXT.fullmatch(text.strip())
+        match = _TEXT.fullmatch(text.strip()) if isinstance(text, str) else None
         if match is None:
-            raise OptionError(f"a shard is named by its number and how many there are, as in 3/16, not {text[:40]!r}")
+            raise OptionError(
+                f"a shard is named by its number and how many there are, as in 3/16, not {str(text)[:40]!r}"
+            )
         return Shard(int(match[1]), int(match[2]))
 
 

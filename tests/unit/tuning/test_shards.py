@@ -134,6 +134,12 @@ def test_what_names_no_shard(text: str, why: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("given", [(0, 2), (3, 2), (1.0, 2), (1, 2, 3), ("1", "2"), [1, 2], 3])
+def test_what_is_no_pair_of_numbers(given: object) -> None:
+    with pytest.raises(OptionError, match="shard"):
+        Shard.named(given)  # type: ignore[arg-type]
+
+
 # What a program is predicted to take
 
 

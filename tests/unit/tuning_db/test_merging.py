@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import permutations
@@ -72,7 +74,7 @@ def chosen(program: str, rng: random.Random, **fields: object) -> StoredPlan:
     return plan(program=program, plan=of, status=status, wall_us=wall, evidence=EVIDENCE, **fields)
 
 
-@pytest.mark.parametrize("orders", [10, pytest.param(100, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("orders", [25, pytest.param(100, marks=pytest.mark.exhaustive)])
 def test_overlapping_shards_give_one_database_in_any_order(tmp_path: Path, orders: int) -> None:
     paths = [shard_at(tmp_path / f"shard-{number}.db", number) for number in range(SHARDS)]
     rng, found = random.Random(0), set[tuple[str, ...]]()
@@ -205,6 +207,29 @@ def test_a_damaged_shard_is_refused_by_name_and_the_others_merge(
     assert exported(Database(tmp_path / "all.db")) == exported(others)
     fields = json.loads(merging(*paths, "--db", tmp_path / "all.db", "--json").output)
     assert [name for name, one in fields.items() if one["refused"]] == [str(paths[2])]
+
+
+def test_a_shard_whose_writer_was_killed_is_refused_or_whole_until_its_shard_is_run_again(tmp_path: Path) -> None:
+    """What it was writing then is not there: whoever opens the file to write takes it back."""
+    paths = [shard_at(tmp_path / f"shard-{number}.db", number) for number in range(2)]
+    before = exported(Database(paths[1]))
+    code = (
+        "import os, sys\nfrom pathlib import Path\nfrom fuseplan.tuning_db.files import Database\n"
+        "def die(connection):\n"
+        "    connection.execute('PRAGMA cache_size = 1')\n"
+        "    connection.execute('UPDATE measurement SET device_us = 1.0')\n"
+        "    connection.execute('UPDATE plan SET wall_us = 1.0')\n"
+        "    os.kill(os.getpid(), 9)\n"
+        "Database(Path(sys.argv[1])).write(die)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(paths[1])], check=False).returncode == -9
+    assert Path(f"{paths[1]}-journal").exists()
+    told = merging(*paths, "--db", tmp_path / "all.db")
+    assert told.exit_code == 1
+    assert "shard-1.db: refused" in told.output
+    store_at(paths[1]).add_program("ef" * 32)
+    assert set(before) < set(exported(Database(paths[1])))
+    assert merging(*paths, "--db", tmp_path / "all.db").exit_code == 0
 
 
 def test_the_good_rows_of_a_damaged_shard_are_taken_by_who_asks(tmp_path: Path) -> None:
