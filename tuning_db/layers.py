@@ -41,16 +41,17 @@ def places(environ: Mapping[str, str], db: str | Path | None = None) -> Places:
     >>> places({"FUSEPLAN_DB": "/data/tuning.db"}).user
     PosixPath('/data/tuning.db')
     """
-    named, cached = db or environ.get("FUSEPLAN_DB"), _cached(environ)
-    user = Path(named).absolute() if named else cached
-    return Places(user, SITE, SHIPPED, *_shared(environ.get("FUSEPLAN_SHARED"), cached))
+    named, shared = db or environ.get("FUSEPLAN_DB"), environ.get("FUSEPLAN_SHARED")
+    user = Path(named).absolute() if named else _cached(environ)
+    return Places(user, SITE, SHIPPED, *(_shared(shared, environ) if shared else ()))
 
 
-def _shared(named: str | None, cached: Path | None) -> tuple[Path | None, Address | None]:
+def _shared(named: str, environ: Mapping[str, str]) -> tuple[Path | None, Address | None]:
     """The file that is read of what FUSEPLAN_SHARED names, and the address that it comes from. Another schema is another file."""
-    address = _parsed(named) if named else None
+    address = _parsed(named)
     if address is None:
-        return (Path(named).absolute() if named else None), None
+        return Path(named).absolute(), None
+    cached = _cached(environ)
     folder = None if cached is None else cached.parent / "shared"
     return (None if folder is None else folder / f"{VERSION}-{address.file_name}"), address
 
