@@ -76,8 +76,8 @@ class RemoteProcess:
             self._line.call("kill", self._number)
 
     def strike(self) -> None:
-        """End it, without waiting for that."""
-        self.kill()
+        """End it, without waiting for that: nothing more is asked of it."""
+        self._line.tell("kill", self._number)
 
     def end(self) -> None:
         """End it: it is struck already, and its host ends with the line to it."""

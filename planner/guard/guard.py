@@ -110,7 +110,7 @@ class PlanGuard:
         if is_computed_again() or is_in_checkpoint():
             self._stand_down("some of it is computed again in the backward, where it has to be what it was")
             return None
-        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             return None
         self._hear()
         if self.taken_back:
