@@ -35,6 +35,7 @@ def own_database(_databases: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     """An empty database for each test, below which no other layer lies: no test finds a plan by accident."""
     path = _databases / f"{next(_numbers)}.sqlite3"
     monkeypatch.setenv("FUSEPLAN_DB", str(path))
+    monkeypatch.delenv("FUSEPLAN_SHARED", raising=False)
     monkeypatch.setattr(layers, "SITE", _databases / "no site")
     monkeypatch.setattr(layers, "SHIPPED", _databases / "nothing shipped")
     yield path

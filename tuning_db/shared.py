@@ -22,7 +22,7 @@ from http.client import HTTPException
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
 
 from fuseplan.errors import StoreError
 from fuseplan.tuning_db.addresses import Address
@@ -40,7 +40,7 @@ RETRY_S = 600.0
 MOST_BYTES, MOST_UNPACKED = 256 * 2**20, 2**31
 """A longer file is refused, and one that unpacks to more."""
 _CHUNK = 2**16
-_REDIRECTS = 5
+_REDIRECTS, _LEADS_ON = 5, (301, 302, 303, 307, 308)
 _GZIP = b"\x1f\x8b"
 
 
@@ -85,16 +85,19 @@ class RefusedError(StoreError):
 
 def renew(address: Address, database: Path, say: Callable[[str], None], wait_s: float = WAIT_S) -> None:
     """See to it that the database of an address is there and not old, as far as that can be had in time."""
-    known = Fetched.beside(database)
-    if database.exists() and not known.is_due:
+    if address.wrong is not None:
+        say(f"FUSEPLAN_SHARED: {address.wrong}; there are no plans from there")
         return
-    if not database.exists() and known.problem and not known.is_due:
+    there, known = _opens(database), Fetched.beside(database)
+    if there and not known.is_due:
+        return
+    if not there and known.problem and not known.is_due:
         say(f"FUSEPLAN_SHARED, {address.shown}: {known.problem}; there are no plans from there")
         return
     told: list[str] = []
     thread = threading.Thread(target=_renew, args=(address, database, known, told), name="fuseplan shared", daemon=True)
     thread.start()
-    if database.exists():
+    if there:
         return  # it serves meanwhile
     thread.join(wait_s)
     if thread.is_alive():
@@ -104,12 +107,26 @@ def renew(address: Address, database: Path, say: Callable[[str], None], wait_s: 
         say(f"FUSEPLAN_SHARED, {address.shown}: {told[0]}; there are no plans from there")
 
 
+def _opens(database: Path) -> bool:
+    """Whether what was made of it is there, and whole as far as that shows at once."""
+    if not database.exists():
+        return False
+    opened = Database(database, readonly=True)
+    try:
+        opened.read(lambda connection: connection.execute("SELECT count(*) FROM plan").fetchone())
+    except (StoreError, *SQL_ERRORS):
+        return False
+    finally:
+        opened.close()
+    return True
+
+
 def _renew(address: Address, database: Path, known: Fetched, told: list[str]) -> None:
     """Fetch it, and note what came of that."""
     now = replace(known, address=address.shown, looked_at=time.time(), problem="")
     try:
         database.parent.mkdir(parents=True, exist_ok=True)
-        found = fetch(address, database, known if database.exists() else Fetched())
+        found = fetch(address, database, known if _opens(database) else Fetched())
         now = now if found is None else replace(found, address=address.shown, looked_at=now.looked_at)
     except RefusedError as error:
         now = replace(now, problem=str(error))
@@ -136,30 +153,41 @@ def fetch(address: Address, database: Path, known: Fetched) -> Fetched | None:
 
 
 def _download(address: Address, known: Fetched, into: Path, until: float) -> Mapping[str, str] | None:
-    request = urllib.request.Request(address.url, headers={"User-Agent": "fuseplan", "Accept-Encoding": "identity"})
-    if address.login is not None:
-        request.add_unredirected_header("Authorization", f"Basic {base64.b64encode(address.login.encode()).decode()}")
+    headers = {"User-Agent": "fuseplan", "Accept-Encoding": "identity"}
     if known.etag:
-        request.add_header("If-None-Match", known.etag)
+        headers["If-None-Match"] = known.etag
     elif known.modified:
-        request.add_header("If-Modified-Since", known.modified)
+        headers["If-Modified-Since"] = known.modified
+    url, login = address.url, address.login
+    for _ in range(_REDIRECTS):
+        request = urllib.request.Request(url, headers=headers)
+        if login is not None:
+            request.add_unredirected_header("Authorization", f"Basic {base64.b64encode(login.encode()).decode()}")
+        try:
+            with _opener().open(request, timeout=_left(until)) as answer:
+                return _received(answer, into, until)
+        except urllib.error.HTTPError as error:
+            if error.code == 304 and (known.etag or known.modified):
+                return None
+            if error.code not in _LEADS_ON:
+                raise RefusedError(f"the server answers {error.code}") from None
+            url, login = _redirected(error, url), None
+        except urllib.error.URLError as error:
+            raise RefusedError(f"it cannot be had: {_line(error.reason)}") from None
+    raise RefusedError(f"it leads on more than {_REDIRECTS} times")
+
+
+def _received(answer: Any, into: Path, until: float) -> Mapping[str, str]:
     digest, size = hashlib.sha256(), 0
-    try:
-        with _opener().open(request, timeout=_left(until)) as answer, into.open("wb") as file:
-            while chunk := answer.read1(_CHUNK):
-                size += len(chunk)
-                if size > MOST_BYTES:
-                    raise RefusedError(f"it is longer than {MOST_BYTES >> 20} MiB")
-                _left(until)
-                digest.update(chunk)
-                file.write(chunk)
-            said = answer.headers
-    except urllib.error.HTTPError as error:
-        if error.code == 304 and (known.etag or known.modified):
-            return None
-        raise RefusedError(f"the server answers {error.code}") from None
-    except urllib.error.URLError as error:
-        raise RefusedError(f"it cannot be had: {_line(error.reason)}") from None
+    with into.open("wb") as file:
+        while chunk := answer.read1(_CHUNK):
+            size += len(chunk)
+            if size > MOST_BYTES:
+                raise RefusedError(f"it is longer than {MOST_BYTES >> 20} MiB")
+            _left(until)
+            digest.update(chunk)
+            file.write(chunk)
+    said = answer.headers
     if not size:
         raise RefusedError("it is empty")
     length = said.get("Content-Length")
@@ -179,24 +207,21 @@ def _opener() -> urllib.request.OpenerDirector:
     """What asks http and https alone: neither files nor anything else that urllib knows."""
     opener = urllib.request.OpenerDirector()
     for handler in (
-        urllib.request.ProxyHandler(), urllib.request.HTTPHandler(), urllib.request.HTTPSHandler(), _Redirects(),
+        urllib.request.ProxyHandler(), urllib.request.HTTPHandler(), urllib.request.HTTPSHandler(),
         urllib.request.HTTPErrorProcessor(), urllib.request.HTTPDefaultErrorHandler(),
     ):  # fmt: skip
         opener.add_handler(handler)
     return opener
 
 
-class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Redirects that stay as safe as what was asked for."""
-
-    max_redirections = _REDIRECTS
-    max_repeats = 2
-
-    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
-        there = urlsplit(newurl).scheme
-        if there not in ("http", "https") or (req.type == "https" and there != "https"):
-            raise RefusedError(f"it leads from {req.type} to {there or 'nowhere'}")
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
+def _redirected(error: urllib.error.HTTPError, url: str) -> str:
+    """Where an answer leads: nowhere that is less safe. What it says beside that is not read."""
+    there = urljoin(url, error.headers.get("Location", ""))
+    error.close()
+    new, old = urlsplit(there).scheme, urlsplit(url).scheme
+    if new not in ("http", "https") or (old == "https" and new != "https"):
+        raise RefusedError(f"it leads from {old} to {new or 'nowhere'}")
+    return there
 
 
 def _unpacked(file: Path, until: float) -> Path:
@@ -246,4 +271,6 @@ def _notes(database: Path) -> Path:
 def _line(error: object) -> str:
     if isinstance(error, (TimeoutError, socket.timeout)):
         return "the server does not answer"
+    if isinstance(error, HTTPException):  # whose words may hold the address
+        return f"the server is not understood ({type(error).__name__})"
     return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
