@@ -75,7 +75,7 @@ def _measured(name: str, device: str) -> dict[str, Any]:
         for _ in range(BEFORE):
             follows.step()
         began, there = perf_counter(), len(follows.steps_s)
-        _store(path, follows, new, device)
+        store_plan(path, compiled_by(follows.call), new, device)
         waited = sum(1 for _ in _until(follows, new))
         changed_s = perf_counter() - began
         for _ in range(AFTER):
@@ -91,11 +91,11 @@ def _measured(name: str, device: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _store(path: Path, loop: Loop, plan: Plan, device: str) -> None:
-    """As tuning it elsewhere would have."""
+def store_plan(path: Path, compiled: Any, plan: Plan, device: str) -> None:
+    """Keep a plan for each program of what was compiled, as tuning it elsewhere would have."""
     here = environment(torch.device(device))
     store = Store(Places(path))
-    for program in programs_of(compiled_by(loop.call)):
+    for program in programs_of(compiled):
         assert program.key is not None
         if not store.add_plan(StoredPlan(program.key, here, plan, wall_us=1.0)):
             raise SystemExit(f"{path} takes no plan")
