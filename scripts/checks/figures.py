@@ -60,6 +60,7 @@ def _page() -> Iterator[str]:
     yield from _startup()
     yield from _instant()
     yield from _reloading()
+    yield from _guarded()
     yield "## The search itself"
     yield (
         "Exploration compared on replayed timings, with `scripts/bench search`, and the time to plan graphs of up to 10,000 ops"
@@ -229,6 +230,22 @@ def _reloading() -> Iterator[str]:
         for name, row in found.items():
             steps = [ms(1e6 * row[key]) for key in ("first_s", "step_s", "after_s", "slowest_since_s")]
             lines.append(line([name + where, *steps, f"{row['changed_over_s']:.0f} s", f"{row['losses_apart']:.0e}"]))
+    yield "\n".join(lines)
+
+
+def _guarded() -> Iterator[str]:
+    yield "### A guard beside a plan"
+    yield (
+        'Milliseconds a call under the default, under a stored plan, and under that plan with `"verify": "sampled"`, in blocks that take'
+        " turns once the guard has found something; after how many calls it has, and whether the plan was taken back for it:"
+        " `scripts/bench guard`."
+    )
+    lines = list(head(["model", "plan", "default", "plan alone", "guarded", "found after", "then"]))
+    for name, plans in results_of("guard").items():
+        for plan, row in plans.items():
+            times = [ms(row[key]) for key in ("default_us", "plan_us", "guarded_us")]
+            then = "taken back" if any("taken back" in said for said in row["then"]) else "stays"
+            lines.append(line([name, plan, *times, f"{row['found_after_calls']} calls", then]))
     yield "\n".join(lines)
 
 
