@@ -1,4 +1,4 @@
-"""Says once what a user should know of the database. Never an error: a program runs on without it."""
+"""Says once what a user should know, of the database above all. Never an error: a program runs on without it."""
 
 from __future__ import annotations
 

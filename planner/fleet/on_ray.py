@@ -18,7 +18,7 @@ from fuseplan.errors import ExecutorError, OptionError
 from fuseplan.fleet.fleet import Fleet, FleetDevice, unfit
 from fuseplan.fleet.host import DeviceHost, read_facts, read_stages
 from fuseplan.fleet.remote import HostLostError
-from fuseplan.log import logger
+from fuseplan.tuning_db.notify import notify
 
 BEAT_S = 5.0
 """So often a host that is at work is asked whether it lives."""
@@ -86,7 +86,7 @@ class RayLine:
     def _give_up(self, why: object) -> Any:
         told = str(why).strip().splitlines()
         self.lost = (told[0] if told else type(why).__name__)[:300]
-        logger.warning("%s is lost, and what it was at is done elsewhere: %s", self._name, self.lost)
+        notify(f"{self._name} is lost, and what it was at is done elsewhere: {self.lost}")
         with suppress(Exception):  # it may be gone altogether
             self._ray.kill(self._actor)
         raise HostLostError(f"{self._name} is lost: {self.lost}")
@@ -98,7 +98,7 @@ def on_ray(
     address: str | None = None,
     *,
     host: MakeHost = DeviceHost,
-    told: Callable[[str], None] = logger.warning,
+    told: Callable[[str], None] = notify,
 ) -> Iterator[Fleet]:
     """The devices of a cluster: of that at this address, or of one that is started here. `types` says whether GPUs or CPUs are
     wanted, else GPUs where there are any. `told` hears of each device that is left out, and why.
