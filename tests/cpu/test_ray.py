@@ -153,9 +153,9 @@ class TestAFleet:
         with (
             pytest.warns(UserWarning, match="is left out") as told,
             pytest.raises(ExecutorError, match="no device of the cluster can work"),
-        ):  # noqa: SIM117
-            with on_ray(("cpu",), nodes.address, host=QuickHost):
-                raise AssertionError
+            on_ray(("cpu",), nodes.address, host=QuickHost),
+        ):
+            raise AssertionError
         why = [str(one.message).partition(" is left out: ")[2] for one in told if one.category is UserWarning]
         assert why == ["it was not free within 3 s"] * NODES
 
