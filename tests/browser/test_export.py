@@ -20,6 +20,7 @@ from browsing import COMMAND
 from fuseplan.errors import FuseplanError
 from fuseplan.tuning_db.dashboard.ask import Ask
 from fuseplan.tuning_db.dashboard.download import download
+from fuseplan.tuning_db.dashboard.needed import plotly_js
 from fuseplan.tuning_db.dashboard.pages import PAGES, programs
 from fuseplan.tuning_db.dashboard.reader import readers
 from fuseplan.tuning_db.dashboard.serve import dashboard
@@ -32,6 +33,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     command = [*COMMAND[:4], "--db", str(database), "--export", str(file), "--json"]
     told = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     assert told["bytes"] == file.stat().st_size
+    assert told["bytes"] < plotly_js().stat().st_size / 2 + 10_000 * told["sections"], "Plotly is packed"
     assert told["sections"] >= len([page for page in PAGES if page.nav])
     return database, file
 

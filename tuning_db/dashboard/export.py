@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -53,10 +55,10 @@ def document(reader: Reader, wanted: dict[str, tuple[Page, Ask]]) -> bytes:
         views.append((view, view.html()))
     files = assets()
     plotly = files["plotly.js"]
-    inline = [*scripts(files), plotly]
+    inline = scripts(files)
     frame = PageFrame(PAGES, files, reader.name, tuple(reader.others))
     made = frame.exported(
-        views, links, csp=_csp(inline, [files["dashboard.css"]], plotly), style=Markup(_within(files["dashboard.css"], "style")),
+        views, links, csp=_csp([*inline, plotly], [files["dashboard.css"]], plotly), plotly=_packed(plotly), style=Markup(_within(files["dashboard.css"], "style")),
         icon=files["icon.svg"], scripts=[Markup(_within(asset, "script")) for asset in inline], when=clock.now(),
     )  # fmt: skip
     return made.encode("utf-8", "replace")
@@ -69,6 +71,11 @@ def _csp(inline: Sequence[Asset], styles: Sequence[Asset], plotly: Asset) -> str
     return (
         f"default-src 'none'; script-src {run}; style-src {style}; img-src data:; base-uri 'none'; form-action 'none'"
     )
+
+
+def _packed(asset: Asset) -> str:
+    """A script that the page unpacks when it needs it: it is nine tenths of the file, and packed less than half as long."""
+    return b64encode(gzip.compress(asset.content, mtime=0)).decode("ascii")
 
 
 def _within(asset: Asset, element: str) -> str:

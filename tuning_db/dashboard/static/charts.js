@@ -1,16 +1,26 @@
-// Draws charts with Plotly, which is fetched only when one comes into sight: the page is read before that.
+// Draws charts with Plotly, which is fetched, or unpacked in a page that was exported, only when one comes into sight: the page is read
+// before that.
 (() => {
   "use strict";
   let loading = null;
+  const fetched = () => new Promise((done, failed) => {
+    const script = document.createElement("script");
+    script.src = document.body.dataset.plotly;
+    script.addEventListener("load", done);
+    script.addEventListener("error", failed);
+    document.head.append(script);
+  });
+  async function unpacked(packed) {
+    const bytes = Uint8Array.from(atob(packed.textContent), (one) => one.charCodeAt(0));
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+    const script = document.createElement("script");
+    script.textContent = await new Response(stream).text();
+    document.head.append(script); // runs at once
+    packed.remove();
+  }
   const plotly = () => {
-    if (window.Plotly) return Promise.resolve(window.Plotly);
-    loading ??= new Promise((done, failed) => {
-      const script = document.createElement("script");
-      script.src = document.body.dataset.plotly;
-      script.addEventListener("load", () => done(window.Plotly));
-      script.addEventListener("error", failed);
-      document.head.append(script);
-    });
+    const packed = document.getElementById("plotly");
+    loading ??= (packed ? unpacked(packed) : fetched()).then(() => window.Plotly);
     return loading;
   };
 
