@@ -19,6 +19,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx import GraphModule
 
 from fuseplan import __version__
+from fuseplan.capture.dynamo.renamed import static_inputs
 from fuseplan.capture.dynamo.symbols import is_symbolic
 from fuseplan.capture.fx.targets import NAMESPACES
 from fuseplan.executors import executors
@@ -167,7 +168,7 @@ def tag(plan: Plan, gm: GraphModule, example_inputs: Sequence[Any], program: Pro
         plan.identity,
         {name: known[name].version() for name in sorted(named)},
         settings(),
-        _static_inputs(gm) if plan.launch != "plain" else None,
+        static_inputs(gm) if plan.launch != "plain" else None,
     ]
     return f"fuseplan {hashlib.sha256(json.dumps(decides).encode()).hexdigest()}"
 
@@ -178,12 +179,6 @@ def _has_others_operators(gm: GraphModule) -> bool:
     targets = {node.target for graph in graphs for node in graph.nodes if node.op == "call_function"}
     names = {str(target) for target in targets if isinstance(target, (OpOverload, OpOverloadPacket))}
     return any(name.partition(".")[0] not in NAMESPACES for name in names)
-
-
-def _static_inputs(gm: GraphModule) -> list[int]:
-    """The inputs that Dynamo promises to keep their addresses, by which a graph is captured: not every torch has them in its key."""
-    told = (node.meta.get("tensor_dict") or {} for node in gm.graph.find_nodes(op="placeholder"))
-    return [i for i, one in enumerate(told) if one.get("_dynamo_static_input_type")]
 
 
 @cache

@@ -8,13 +8,16 @@ from typing import Any
 
 from torch.fx import GraphModule
 
+from fuseplan.capture.dynamo.renamed import renamed
 from fuseplan.options import Fusion
 from fuseplan.plan import Plan, Rewrite
-from fuseplan.rewrites.apply import rewritten
+from fuseplan.rewrites.apply import known_to_torchs_cache, rewritten
+from fuseplan.runtime import torch_cache
 from fuseplan.runtime.aten_host import compile_under_aten
 from fuseplan.runtime.eager_host import run_eagerly
 from fuseplan.runtime.inductor_host import compile_under_inductor
 from fuseplan.runtime.record import Program
+from fuseplan.runtime.settings import switches
 
 Callee = Callable[..., Any]
 
@@ -28,11 +31,23 @@ def replay(plan: Plan, gm: GraphModule, example_inputs: Sequence[Any], program: 
     # what is carved out is of the graphs that all rewrites make, and no fuel is left for it
     plan = program.plan = replace(plan, rewrites=found.rewrites, carve_outs=() if fewer else plan.carve_outs)
     if plan.host == "aten":
-        return compile_under_aten(plan, gm, example_inputs, program)
+        return compile_under_aten(plan, _known_from_traces(plan, gm, example_inputs, program), example_inputs, program)
     one = Fusion("whole program", plan.host, plan.settings)
     if plan.host == "eager" or (program.fuel is not None and not program.fuel.take(one)):
         return run_eagerly(gm)
-    return compile_under_inductor(plan, gm, example_inputs, program)
+    return compile_under_inductor(plan, _known_from_traces(plan, gm, example_inputs, program), example_inputs, program)
+
+
+def _known_from_traces(plan: Plan, gm: GraphModule, example_inputs: Sequence[Any], program: Program) -> GraphModule:
+    """The program as torch's caches may have it from a worker, who compiled it from its trace, where they have such programs at
+    all. Under the default it stays as it is: that is torch.compile's own path, and shares what torch.compile has kept.
+    """
+    if plan == Plan("inductor") or program.key is None or not torch_cache.is_on():
+        return gm
+    with known_to_torchs_cache(plan):
+        if not torch_cache.takes(gm):
+            return gm
+    return renamed(gm, example_inputs, f"{program.key} {switches()}")
 
 
 def _as_far_as_fuel_goes(plan: Plan, program: Program) -> tuple[Rewrite, ...]:

@@ -26,8 +26,25 @@ def settings() -> str:
     True
     """
     inductors = sorted((name, value) for name, value in config.get_config_copy().items() if name not in _OF_COMPILING)
-    found = [repr(Numerics.here()), *(repr(ask()) for ask in _ASKED), repr(inductors)]
-    return hashlib.sha256("\n".join(found).encode()).hexdigest()
+    return _digest([switches(), repr(inductors)])
+
+
+def switches() -> str:
+    """A digest of all of it but Inductor's settings, which torch's own key holds.
+
+    >>> before = switches()
+    >>> with config.patch(emulate_precision_casts=not config.emulate_precision_casts):
+    ...     switches() == before
+    True
+    >>> with torch.backends.mkldnn.flags(enabled=False):
+    ...     switches() == before
+    False
+    """
+    return _digest([repr(Numerics.here()), *(repr(ask()) for ask in _ASKED)])
+
+
+def _digest(lines: list[str]) -> str:
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 _OF_COMPILING = frozenset({"compile_threads", "worker_start_method"})

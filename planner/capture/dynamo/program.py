@@ -64,6 +64,20 @@ def program_key(
     return ProgramKey(hashlib.sha256("\n".join(writer.lines).encode()).hexdigest(), symbols=writer.symbols)
 
 
+def sharing(inputs: Sequence[Any]) -> Mapping[int, int]:
+    """For each input that shares its storage with another: the first that does.
+
+    >>> x = torch.ones(4)
+    >>> sharing([torch.ones(1), x, x[:2]])
+    {1: 1, 2: 1}
+    """
+    members: dict[int, list[int]] = {}
+    for i, value in enumerate(inputs):
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_nested:
+            members.setdefault(value.untyped_storage()._cdata, []).append(i)
+    return {i: group[0] for group in members.values() if len(group) > 1 for i in group}
+
+
 def _present_modes() -> dict[str, Any]:
     autocast = {
         device: _bare(torch.get_autocast_dtype(device))
@@ -109,12 +123,8 @@ class _Writer:
 
     def sharing(self, inputs: Sequence[Any]) -> None:
         """Which inputs share storage: AOTAutograd traces another program when two of them do."""
-        first: dict[int, int] = {}
-        for i, value in enumerate(inputs):
-            if isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_nested:
-                seen = first.setdefault(value.untyped_storage()._cdata, i)
-                if seen != i:
-                    self.lines.append(f"input {i} shares storage with {seen}")
+        first = sorted(sharing(inputs).items())
+        self.lines += [f"input {i} shares storage with {seen}" for i, seen in first if seen != i]
 
     def graph(self, gm: GraphModule) -> None:
         numbers: dict[Node, str] = {}

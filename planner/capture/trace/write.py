@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from fuseplan.capture.dynamo.numerics import Numerics
-from fuseplan.capture.dynamo.program import program_key
+from fuseplan.capture.dynamo.program import program_key, sharing
 from fuseplan.capture.dynamo.settled import settled
 from fuseplan.capture.dynamo.symbols import Symbols
 from fuseplan.capture.trace.args import Devices, encode
@@ -63,7 +63,7 @@ class _Writer:
         placeholders = self.gm.graph.find_nodes(op="placeholder")
         if len(placeholders) != len(self.given):
             raise GraphError(f"the program has {len(placeholders)} inputs and was given {len(self.given)}")
-        first, masks = _sharing(self.given), _of_masks(self.gm)
+        first, masks = sharing(self.given), _of_masks(self.gm)
         inputs = []
         for i, (node, given) in enumerate(zip(placeholders, self.given, strict=True)):
             self.numbers[node] = i
@@ -207,12 +207,3 @@ def _kind(given: Tensor) -> str:
     # what Dynamo puts on the buffers of modules: their addresses stay, so that CUDA graphs need not copy them
     static = getattr(given, "_dynamo_static_input_type", None) is not None
     return "buffer" if static and not given.requires_grad else "input"
-
-
-def _sharing(given: Sequence[Any]) -> Mapping[int, int]:
-    """For each input that shares its storage with another: the first that does."""
-    members: dict[int, list[int]] = {}
-    for i, value in enumerate(given):
-        if isinstance(value, Tensor):
-            members.setdefault(value.untyped_storage()._cdata, []).append(i)
-    return {i: group[0] for group in members.values() if len(group) > 1 for i in group}
