@@ -107,7 +107,7 @@ def row_of(taken: Mapping[str, Any]) -> dict[str, Any]:
             row["ratios"][caches] = {"ratio": round(ratio, 3), "limit": limit, "within": ratio <= limit}
     base, own = row.get(SIDES[0], {}), row.get(INSTANT, {}).get("cold_s")
     if own and "cold_s" in base:
-        most = max(OVER_S, *(seconds + OVER_WARM_S for seconds in base.get("warm_s", ())))
+        most = max([OVER_S, *(seconds + OVER_WARM_S for seconds in base.get("warm_s", ()))])
         over = median(own) - median(base["cold_s"])
         row["instant"] = {"over_s": round(over, 3), "limit_s": round(most, 3), "within": over <= most}
     return row

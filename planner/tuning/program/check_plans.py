@@ -57,8 +57,8 @@ class TimedChecks:
     look: Look | None = None
     """What is to be profiled meanwhile."""
     apart: bool = False
-    """Whether the code of a plan is another under CUDA graphs, as that of a backward is: then a default is not compiled any sooner
-    for that of the plain one.
+    """Whether defaults under CUDA graphs are compiled beside the plain one: they are not any sooner for its code where they have other
+    code, as a backward has.
     """
     parts_right: int = field(default=0, init=False)
     """In how many parts torch.compile was found right, each by itself, where it is off by more than is allowed: by rounding."""

@@ -80,7 +80,8 @@ class Stages:
         """The verdict where nothing is cut: the defaults, and what is preferred of rewrites, under CUDA graphs where these suit the
         program and plain where they don't.
         """
-        checks = TimedChecks(self.services, self.budget, trace.to_json(), apart=self.searches[0].problem.trains)
+        # Seconds count here, and to compile the default once more costs no more of them than to wait for what it leaves in caches.
+        checks = TimedChecks(self.services, self.budget, trace.to_json(), apart=True)
         worth = {search.launch: search.worth_trying() for search in self.searches}
         plain = [entry for entry in worth["plain"] if not entry.default] if len(worth) > 1 else []
         fit = checks.checked([entry for entries in worth.values() for entry in entries if entry not in plain])
