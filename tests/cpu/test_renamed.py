@@ -18,11 +18,13 @@ from torch.nn import functional as F
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
+import carving
 import fuseplan
 from fuseplan.capture.dynamo.renamed import renamed
 from fuseplan.capture.trace.load import load_trace
 from fuseplan.capture.trace.write import write_trace
 from fuseplan.plan import Plan
+from fuseplan.tuning.traces import traces_of
 
 Call = Callable[..., Any]
 CHEAP, WHOLE = Plan("aten"), Plan("inductor", settings="split-64")
@@ -345,6 +347,21 @@ def test_an_input_that_keeps_its_address_is_another_program() -> None:
     kinds = [one.graph.find_nodes(op="placeholder")[0].meta["tensor_dict"] for one in (gm, found)]
     assert kinds[0] == kinds[1]
     assert kinds[1]["_dynamo_static_input_type"]
+
+
+def test_regions_that_were_carved_out_of_a_trace_are_found() -> None:
+    net, x = nn.Sequential(nn.Linear(8, 8), nn.GELU()), matrix(grad=False)
+    plan = carving.plan_of(carving.trained(net, x), lambda graph: carving.alone(graph, "aten", lambda op: "gelu" in op))
+    assert plan.regions
+    (trace,) = traces_of(net, x.clone().requires_grad_(), name="block")
+    loaded = load_trace(trace)
+    torch._dynamo.reset()
+    counters.clear()
+    loaded.run(torch.compile(loaded.module, backend="fuseplan", options={"plan": plan}))
+    assert counters["aot_autograd"]["autograd_cache_saved"] == 1
+    torch._dynamo.reset()
+    torch.testing.assert_close(carving.step(carving.compiled(net, plan), net, x), carving.step(net, net, x))
+    assert counters["aot_autograd"]["autograd_cache_hit"] == 1
 
 
 def under_one_name(apple: Tensor) -> Tensor:
