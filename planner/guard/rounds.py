@@ -118,18 +118,13 @@ class TimedRounds:
         return turn
 
     def hear(self, turn: Turn, us: float) -> bool:
-        """Take the time of a call; say whether its round is now complete, and counts."""
+        """Take the time of a call; say whether its round is now complete, and counts. One of which a time is never known is none."""
         of = turn.of
         of.times[turn.place] = us
         if None in of.times or not of.counts or min(us or 0.0 for us in of.times) <= 0:
             return False
         self._done.append(of)
         return True
-
-    def lose(self, turn: Turn) -> None:
-        """Drop the round of a call whose time will not be known."""
-        turn.of.counts = False
-        self._open = {sizes: one for sizes, one in self._open.items() if one is not turn.of}
 
     @property
     def is_full(self) -> bool:
