@@ -30,6 +30,7 @@ from fuseplan.guard.times import CallTime, HostClock, backward_of
 from fuseplan.measure.environment import environment
 from fuseplan.plan import Plan
 from fuseplan.runtime import Program, replay
+from fuseplan.runtime.graph_memory import Occupant
 from fuseplan.stats import stats
 from fuseplan.tuning_db import Hit, Miss, Places, Query, Store, StoredPlan, clock
 
@@ -359,6 +360,17 @@ def test_what_a_person_or_a_race_has_said_since_is_left_as_it_is(
         call(compiled, x, 200)
     assert seen(path) == [("slower", 1, 12, 0.75)]
     assert isinstance(looked_up(path, stored.program), Hit)
+
+
+def test_a_plan_whose_graphs_have_no_room_here_is_left_for_others(device: Device, tmp_path: Path) -> None:
+    compiled, x, stored = guarded(tmp_path / "a.db")
+    compiled(x)
+    program_of(compiled).cuda_graphs.by_sizes[()] = Occupant(bound=1, waits=True)
+    device.takes[ATEN] = 200.0
+    with pytest.warns(UserWarning, match="is taken back"):
+        call(compiled, x, 200)
+    assert seen(tmp_path / "a.db") == [("slower", 1, 12, 0.75)]
+    assert isinstance(looked_up(tmp_path / "a.db", stored.program), Hit)
 
 
 def test_what_is_not_run_as_it_was_tuned_says_nothing_of_the_stored_plan(
