@@ -98,7 +98,12 @@ class PlanGuard:
         if turn is None:
             return self._usual(*args)
         time = CallTime(self.clock)
-        outputs = time.run(self._default if turn.side == DEFAULT else self._plan, args)
+        try:
+            outputs = time.run(self._default if turn.side == DEFAULT else self._plan, args)
+        except torch.OutOfMemoryError:
+            if turn.side == DEFAULT:  # the plan may need less: who goes on after this is not to meet it again
+                self._stand_down("there is no memory for the default here")
+            raise
         if self._backward_is_seen(time, outputs, args):
             self._pending.append((turn, time))
         return outputs
@@ -126,7 +131,7 @@ class PlanGuard:
     def _apart(self) -> int:
         """How many calls lie between the beginnings of rounds: more where sizes vary so that there are never enough of one."""
         pace = self.pace
-        return pace.later if self._rounds.is_full or self.calls > 3 * pace.rounds * pace.first else pace.first
+        return pace.later if self._rounds.are_given or self.calls > 3 * pace.rounds * pace.first else pace.first
 
     def _backward_is_seen(self, time: CallTime, outputs: Any, args: Sequence[Any]) -> bool:
         """Time the backward of this call, too, if it has one; whether that can be done."""

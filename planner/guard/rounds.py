@@ -101,6 +101,7 @@ class TimedRounds:
         self._open: dict[Hashable, Round] = {}
         self._begun: dict[Hashable, int] = {}
         self._done: deque[Round] = deque(maxlen=pace.rounds)
+        self._given = 0
 
     def turn(self, sizes: Hashable) -> Turn:
         """Whose turn it is, for a call of these sizes."""
@@ -114,6 +115,7 @@ class TimedRounds:
         turn = Turn(one, one.given)
         one.given += 1
         if one.given == len(one.order):
+            self._given += one.counts
             del self._open[sizes]
         return turn
 
@@ -125,6 +127,11 @@ class TimedRounds:
             return False
         self._done.append(of)
         return True
+
+    @property
+    def are_given(self) -> bool:
+        """Whether the calls were made that it takes to decide: of several ranks each knows their times at another call."""
+        return self._given >= self.pace.rounds
 
     @property
     def is_full(self) -> bool:

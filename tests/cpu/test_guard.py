@@ -305,6 +305,44 @@ def test_a_call_that_fails_fails_as_without_a_guard_and_counts_for_nothing(devic
     assert guard.found is None
 
 
+def test_a_default_for_which_there_is_no_memory_fails_once() -> None:
+    """Whoever catches that and goes on does not meet it again."""
+
+    def default(x: Tensor) -> Tensor:
+        raise torch.OutOfMemoryError("planted")
+
+    guard, failed = PlanGuard("a", HostClock(), lambda *_: None, pace=QUICK), []
+    call = guard.around(lambda x: x, default)
+    for number in range(200):
+        with suppress(torch.OutOfMemoryError):
+            call(torch.ones(2))
+            continue
+        failed.append(number)
+    assert len(failed) == 1
+    assert guard.told() == "guard: it looks no more, since there is no memory for the default here"
+
+
+def test_ranks_whose_times_are_known_late_give_the_same_calls_to_the_default() -> None:
+    class Late(Device):
+        def __init__(self, asked: int) -> None:
+            super().__init__()
+            self.asked, self.left = asked, asked
+
+        def us(self, start: float, end: float) -> Any:
+            self.left = self.left - 1 if self.left else self.asked
+            return None if self.left else end - start
+
+    ran = []
+    for asked in (0, 3, 11):
+        device = Late(asked)
+        guard = PlanGuard("a", device, lambda *_: None, keeps="planted", pace=replace(QUICK, later=100))
+        call = guard.around(partial(device.run, ATEN), partial(device.run, EAGER))
+        for _ in range(2000):
+            call()
+        ran.append(device.ran)
+    assert ran[0] == ran[1] == ran[2]
+
+
 def test_calls_that_fail_in_several_threads_fail_with_their_own_error() -> None:
     class PlantedError(Exception):
         pass
