@@ -17,7 +17,7 @@ import torch
 
 from fuseplan.capture.dynamo.compilations import is_computed_again, is_in_checkpoint, keeps_graph
 from fuseplan.guard.rounds import DEFAULT, PLAN, Finding, Pace, Round, TimedRounds, Turn
-from fuseplan.guard.times import CallClock, CallTime, backward_of
+from fuseplan.guard.times import CallClock, CallTime, backward_of, is_traced
 from fuseplan.log import logger
 from fuseplan.stats import count
 from fuseplan.tuning_db.notify import notify
@@ -145,7 +145,7 @@ class PlanGuard:
 
     def _before_backward(self, *_: Any) -> None:
         """The default may be found in torch's cache, where its backward may be one that torch runs once alone."""
-        if keeps_graph():
+        if not is_traced() and keeps_graph():
             self._stand_down("its backward leaves what was saved for it (retain_graph), which the default's may not")
 
     def _hear(self) -> None:

@@ -73,11 +73,11 @@ class CallTime:
 
         def before(*_: Any) -> None:
             nonlocal start
-            if self._awaited:
+            if not is_traced() and self._awaited:
                 start = self._clock.now()
 
         def after(*_: Any) -> None:
-            if self._awaited:
+            if not is_traced() and self._awaited:
                 self._awaited = False
                 self._spans.append((start, self._clock.now()))
 
@@ -90,6 +90,11 @@ class CallTime:
             return None
         spans = [self._clock.us(*span) for span in self._spans]
         return None if None in spans else sum(us for us in spans if us is not None)
+
+
+def is_traced() -> bool:
+    """Whether a hook is being traced, as compiled autograd does, and not called: what it does then would be part of what is compiled."""
+    return torch.compiler.is_dynamo_compiling()
 
 
 def backward_of(outputs: Any, inputs: Sequence[Any]) -> tuple[Any, bool]:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo import compiled_autograd
 from torch.utils.checkpoint import checkpoint
 
 import fuseplan
@@ -575,6 +576,16 @@ def test_the_default_gets_no_call_whose_backward_is_asked_for_twice() -> None:
         loss.backward()
     assert set(ran) == {"plan"}
     assert "it looks no more, since its backward leaves what was saved for it" in guard.told()
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_compiled_autograd_takes_no_notice_of_the_guard(fullgraph: bool) -> None:
+    _, call, ran = of_a_net(nn.Linear(8, 8))
+    x = torch.randn(4, 8)
+    with compiled_autograd._enable(torch.compile(backend="eager", fullgraph=fullgraph)):
+        for _ in range(40):
+            call(x).sum().backward()
+    assert len(ran) == 40
 
 
 def test_a_backward_that_fails_is_timed_when_it_is_run_again() -> None:
