@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -14,9 +14,12 @@ from fuseplan.tuning_db.environment import Environment, needs_of_executor
 from fuseplan.tuning_db.lookup import environments
 from fuseplan.tuning_db.records import DefaultTiming, Drift, Measurement
 from fuseplan.tuning_db.schema import DEFAULT_TIMING, DRIFT, MEASUREMENT
-from fuseplan.tuning_db.tables import Table
+from fuseplan.tuning_db.tables import RowWriter, Table
 
 _T = TypeVar("_T")
+
+MOST_DRIFT = 1000
+"""So many rows are kept of what guards see of one plan: each process that runs under it adds one an hour."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,15 @@ def drift_of(connection: sqlite3.Connection, plan: str) -> list[Drift]:
     known = environments(connection)
     rows = DRIFT.good(connection, "WHERE drift.plan = ? ORDER BY drift.measured_at, drift.id", plan)
     return [Drift.of(row, known[str(row["environment"])]) for row in rows if row["environment"] in known]
+
+
+def put_drift(connection: sqlite3.Connection, rows: Sequence[tuple[Table, Row]], plan: str) -> None:
+    """Put what a guard has seen of a plan, by key, and let go of the oldest."""
+    writer = RowWriter(connection)
+    for table, row in rows:
+        writer.put(table, row)
+    newest = "SELECT id FROM drift WHERE plan = ?1 ORDER BY measured_at DESC, id DESC LIMIT ?2"
+    connection.execute(f"DELETE FROM drift WHERE plan = ?1 AND id NOT IN ({newest})", (plan, MOST_DRIFT))
 
 
 def _matching(

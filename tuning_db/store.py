@@ -19,7 +19,7 @@ from fuseplan.tuning_db.environment import Environment
 from fuseplan.tuning_db.layered import LOOKUP_S, Layered
 from fuseplan.tuning_db.layers import Places, places
 from fuseplan.tuning_db.lookup import UnparsedPlan, boxes, candidates, choose, knows, no_plan
-from fuseplan.tuning_db.measured import default_timings, drift_of, measured_among, measurements
+from fuseplan.tuning_db.measured import default_timings, drift_of, measured_among, measurements, put_drift
 from fuseplan.tuning_db.programs import (
     graph_row,
     graphs_of,
@@ -212,7 +212,8 @@ class Store(Layered):
 
     def add_drift(self, seen: Drift) -> bool:
         """Store how fast a plan was beside the default in production."""
-        return self._put([*self._around(seen.environment, seen.program, None), (schema.DRIFT, seen.row())])
+        rows = [*self._around(seen.environment, seen.program, None), (schema.DRIFT, seen.row())]
+        return self._write(lambda connection: put_drift(connection, rows, seen.plan))
 
     def add_program(
         self,

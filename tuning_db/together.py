@@ -7,10 +7,10 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
-from fuseplan.tuning_db.files import Database
+from fuseplan.tuning_db.files import Database, Unwritable
 
 Work = Callable[[sqlite3.Connection], None]
 
@@ -21,7 +21,21 @@ class _Entry:
 
     work: Work
     done: bool = False
+    alone: bool = False
+    """It has failed beside others."""
     error: Exception | None = None
+
+
+@dataclass(eq=False)
+class _Queue:
+    """The threads of one process that write. A fork begins another: it has none of the threads that hold this one's lock."""
+
+    process: int = field(default_factory=os.getpid)
+    leading: threading.Lock = field(default_factory=threading.Lock)
+    leader: int | None = None
+    """The thread that writes for all, while `leading` is held."""
+    waiting: dict[_Entry, None] = field(default_factory=dict)
+    """In the order in which they came. Each thread adds its own entry and takes it out, whatever interrupts it."""
 
 
 class Together:
@@ -33,48 +47,53 @@ class Together:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._begin()
-
-    def _begin(self) -> None:
-        self._process = os.getpid()
-        self._lock, self._leading = threading.Lock(), threading.Lock()
-        self._waiting: list[_Entry] = []
+        self._queue = _Queue()
 
     def write(self, work: Work) -> None:
         """Do it in a transaction, and return once that is on the disk. It is taken back if it raises, and nothing else with it."""
-        if self._process != os.getpid():  # a fork has none of the threads that held these locks
-            self._begin()
+        queue = self._queue
+        if (
+            queue.process != os.getpid()
+        ):  # where two threads see that, each has a queue, and the database has them take turns
+            queue = self._queue = _Queue()
+        # the handler of a signal that came while this thread writes
+        if queue.leading.locked() and queue.leader == threading.get_ident():
+            raise Unwritable(f"{self._database.path}: a write cannot begin within another one of the same thread")
         mine = _Entry(work)
-        with self._lock:
-            self._waiting.append(mine)
-        with self._leading:
-            if not mine.done:
-                self._lead(mine)
+        queue.waiting[mine] = None
+        try:
+            with queue.leading:
+                if not mine.done:
+                    queue.leader = threading.get_ident()
+                    self._lead(queue)
+                    queue.leader = None
+        finally:
+            queue.waiting.pop(mine, None)
         if mine.error is not None:
             raise mine.error
 
-    def _lead(self, mine: _Entry) -> None:
+    def _lead(self, queue: _Queue) -> None:
         """Write for all that wait. What interrupts this thread leaves the others to whoever leads next."""
-        with self._lock:
-            entries, self._waiting = self._waiting, []
+        entries = [one for one in list(queue.waiting) if not one.done]
+        self._do(entries)
+        for one in entries:
+            if one.alone:  # it hears what it would have heard, had nobody else been there
+                self._do([one])
+
+    def _do(self, entries: Sequence[_Entry]) -> None:
+        error = None
         try:
             self._database.write(lambda connection: _all(connection, entries))
-        except Exception as error:  # noqa: BLE001 -- raised in each of the threads whose work it was
-            for one in entries:
-                one.error, one.done = error, True
-            return
-        except BaseException:
-            with self._lock:
-                self._waiting = [one for one in entries if one is not mine] + self._waiting
-            raise
+        except Exception as found:  # noqa: BLE001 -- raised in each of the threads whose work it was
+            error = found
         for one in entries:
-            one.done = True
+            one.error, one.done = error, error is not None or not one.alone
 
 
-def _all(connection: sqlite3.Connection, entries: list[_Entry]) -> None:
-    """All of it, in the order in which it came."""
-    for one in entries:
-        one.error = None  # where all of it is done once more, on a file that has taken the place of another
+def _all(connection: sqlite3.Connection, entries: Sequence[_Entry]) -> None:
+    """All of it, in the order in which it came; what fails beside others is taken back, to be done alone."""
+    for one in entries:  # all is done once more on a file that has taken the place of another, or after an interrupt
+        one.alone = False
     if len(entries) == 1:
         entries[0].work(connection)
         return
@@ -82,9 +101,9 @@ def _all(connection: sqlite3.Connection, entries: list[_Entry]) -> None:
         connection.execute("SAVEPOINT one")
         try:
             one.work(connection)
-        except sqlite3.Error:
-            raise
-        except Exception as error:  # noqa: BLE001 -- raised where it belongs
+        except Exception:
+            if not connection.in_transaction:  # SQLite has taken back all: no room on the disk, say
+                raise
             connection.execute("ROLLBACK TO one")
-            one.error = error
+            one.alone = True
         connection.execute("RELEASE one")

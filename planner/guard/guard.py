@@ -15,18 +15,18 @@ from typing import Any
 
 import torch
 
-from fuseplan.capture.dynamo.compilations import is_computed_again, is_in_checkpoint
-from fuseplan.guard.rounds import DEFAULT, Finding, Pace, TimedRounds, Turn
-from fuseplan.guard.times import CallClock, CallTime, backward_of
+from fuseplan.capture.dynamo.compilations import is_computed_again, is_in_checkpoint, keeps_graph
+from fuseplan.guard.rounds import DEFAULT, PLAN, Finding, Pace, Round, TimedRounds, Turn
+from fuseplan.guard.times import CallClock, CallTime, backward_of, is_traced
 from fuseplan.log import logger
 from fuseplan.stats import count
 from fuseplan.tuning_db.notify import notify
 
 Call = Callable[..., Any]
 REPORT_S = 3600.0
-"""So often what is found is written down, if it says what it said before."""
+"""So often what is found is written down, if the like of it was before."""
 _MOST_PENDING = 16
-"""Calls whose time is not known yet; the oldest is given up then, such as one whose backward never came."""
+"""Calls whose time is not known yet; the oldest are given up then, such as those whose backward never came."""
 _NEVER = 2**62
 
 
@@ -51,12 +51,16 @@ class PlanGuard:
     taken_back: bool = False
 
     def __post_init__(self) -> None:
-        self._due = self.pace.first
+        self._due = 1
+        self._is_first = True
+        """The plan has the first call, which shows how the program's backward is called before the default has any."""
         self._turns = 0
         self._rounds = TimedRounds(self.pace)
         self._pending: deque[tuple[Turn, CallTime]] = deque()
         self._one_at_a_time = threading.Lock()
-        self._written: tuple[float, str] | None = None
+        self._written_at = 0.0
+        self._said: set[str] = set()
+        """Comparisons that were written down: where two take turns, each look would else be a row."""
 
     def around(self, plan: Call, default: Call) -> Call:
         """What is called in the place of the plan."""
@@ -75,7 +79,7 @@ class PlanGuard:
         if self.stood_down is not None:
             return f"guard: it looks no more, since {self.stood_down}"
         if self.found is None:
-            return f"guard: {self.calls:,} calls, too few to tell how fast the plan is beside the default"
+            return f"guard: {self.calls:,} calls, too few of one size, each with its backward, to tell how fast the plan is beside the default"
         found = self.found
         times = f"{found.plan_us:,.0f} us a call where the default takes {found.default_us:,.0f}"
         beside = f"{found.comparison} than the default" if found.comparison != "same" else "as fast as the default"
@@ -94,24 +98,28 @@ class PlanGuard:
         if turn is None:
             return self._usual(*args)
         time = CallTime(self.clock)
-        done = False
         try:
             outputs = time.run(self._default if turn.side == DEFAULT else self._plan, args)
-            done = True
-        finally:
-            if not done:
-                self._rounds.lose(turn)
-        self._await(turn, time, outputs, args)
+        except torch.OutOfMemoryError:
+            if turn.side == DEFAULT:  # the plan may need less: who goes on after this is not to meet it again
+                self._stand_down("there is no memory for the default here")
+            raise
+        if self._backward_is_seen(time, outputs, args):
+            self._pending.append((turn, time))
         return outputs
 
     def _turn(self, args: Sequence[Any]) -> Turn | None:
         if self.stood_down is not None or self.taken_back:
+            self._due = _NEVER  # which another thread may have overwritten
             return None
         if is_computed_again() or is_in_checkpoint():
             self._stand_down("some of it is computed again in the backward, where it has to be what it was")
             return None
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             return None
+        if self._is_first:
+            self._is_first, self._due = False, self.pace.first
+            return Turn(Round((PLAN,), counts=False), 0)
         self._hear()
         if self.taken_back:
             return None
@@ -123,28 +131,34 @@ class PlanGuard:
     def _apart(self) -> int:
         """How many calls lie between the beginnings of rounds: more where sizes vary so that there are never enough of one."""
         pace = self.pace
-        return pace.later if self._rounds.is_full or self.calls > 3 * pace.rounds * pace.first else pace.first
+        return pace.later if self._rounds.are_given or self.calls > 3 * pace.rounds * pace.first else pace.first
 
-    def _await(self, turn: Turn, time: CallTime, outputs: Any, args: Sequence[Any]) -> None:
+    def _backward_is_seen(self, time: CallTime, outputs: Any, args: Sequence[Any]) -> bool:
+        """Time the backward of this call, too, if it has one; whether that can be done."""
         node, has_backward = backward_of(outputs, args)
         if node is not None:
+            node.register_prehook(self._before_backward)
             time.await_backward(node)
         elif has_backward:
             self._stand_down("its backward is not one piece, and can't be timed")
-            return
-        self._pending.append((turn, time))
+        return node is not None or not has_backward
+
+    def _before_backward(self, *_: Any) -> None:
+        """The default may be found in torch's cache, where its backward may be one that torch runs once alone."""
+        if not is_traced() and keeps_graph():
+            self._stand_down("its backward leaves what was saved for it (retain_graph), which the default's may not")
 
     def _hear(self) -> None:
         """Take the times that are known by now."""
         complete = False
         for turn, time in [self._pending.popleft() for _ in range(len(self._pending))]:
             us = time.us()
-            if us is not None:
-                complete |= self._rounds.hear(turn, us)
-            elif len(self._pending) < _MOST_PENDING:
+            if us is None:
                 self._pending.append((turn, time))
             else:
-                self._rounds.lose(turn)
+                complete |= self._rounds.hear(turn, us)
+        while len(self._pending) > _MOST_PENDING:
+            self._pending.popleft()
         if complete:
             self._decide()
 
@@ -156,24 +170,21 @@ class PlanGuard:
         back = found.comparison == "slower" and self.keeps is None
         if back:
             self._taken_back()
-        if not back and self._written is not None:
-            when, said = self._written
-            if said == found.comparison and monotonic() - when < self.report_s:
-                return
-        self._written = monotonic(), found.comparison
+        elif found.comparison in self._said and monotonic() - self._written_at < self.report_s:
+            return
+        self._said.add(found.comparison)
+        self._written_at = monotonic()
         thread = threading.Thread(target=self._write, args=(found, self.calls, back), name="fuseplan guard")
         with suppress(RuntimeError):  # the interpreter ends, and starts none any more
             thread.start()
 
     def _taken_back(self) -> None:
         self.taken_back, self._usual, self._due = True, self._default, _NEVER
-        self._pending.clear()
         count("plans taken back")
         notify(f"plan {self.name} is taken back, and what torch.compile does is done instead: {self.told()}")
 
     def _stand_down(self, why: str) -> None:
         self.stood_down, self._due = why, _NEVER
-        self._pending.clear()
         logger.info("a plan is not looked after: %s", why)
 
     def _write(self, found: Finding, calls: int, back: bool) -> None:

@@ -8,6 +8,8 @@ from functools import partial
 from typing import Any
 from weakref import ref
 
+import torch
+
 from fuseplan.capture.dynamo.compilations import is_computed_again, is_in_checkpoint
 from fuseplan.capture.dynamo.ranks import runs_in_step, tunes_here
 from fuseplan.guard.guard import PlanGuard
@@ -18,7 +20,7 @@ from fuseplan.runtime import Program
 from fuseplan.tuning_db import Drift, Environment, Store, StoredPlan
 
 Call = Callable[..., Any]
-_CLOCKS: dict[str, Callable[[], CallClock]] = {"cpu": HostClock, "cuda": DeviceClock}
+_CLOCKS: dict[str, Callable[[torch.device], CallClock]] = {"cpu": lambda _: HostClock(), "cuda": DeviceClock}
 IN_STEP = (
     "other ranks run it in step with this one, and would not change at the same call; the next start has the default"
 )
@@ -43,13 +45,24 @@ def guarded(lookup: Lookup, choice: Chosen, program: Program, plan: Call, defaul
     """What is called in the place of the plan that was compiled, with `default` compiled beside it."""
     stored = choice.stored
     assert stored is not None
-    if hasattr(plan, "serialize_compile_artifacts"):  # of what is to be pickled Dynamo wants the very object
+    why = _why_not(program, plan, stored)
+    if why is not None:
+        program.remarks.append(f"no guard looks after it: {why}")
         return plan
     keeps = "it is pinned" if stored.word == "pinned" else IN_STEP if runs_in_step() else None
     write = partial(_written, GuardedPlan(lookup.store, lookup.here, stored, keeps == IN_STEP), program)
-    guard = PlanGuard(stored.key[:12], _CLOCKS[lookup.device.type](), write, keeps)
+    guard = PlanGuard(stored.key[:12], _CLOCKS[lookup.device.type](lookup.device), write, keeps)
     program.guard = partial(_told, ref(guard))  # who tells of a program keeps nothing of what was compiled for it
     return guard.around(plan, default)
+
+
+def _why_not(program: Program, plan: Call, stored: StoredPlan) -> str | None:
+    """Why a plan is not looked after, once it is compiled."""
+    if program.plan.identity != stored.plan.identity:
+        return "it does not run as it was tuned, and what is seen of it says nothing of the stored plan"
+    if hasattr(plan, "serialize_compile_artifacts"):
+        return "it is to be pickled, of which Dynamo wants the very object"
+    return None
 
 
 def _told(guard: ref[PlanGuard]) -> str:
@@ -66,6 +79,17 @@ class GuardedPlan:
     stored: StoredPlan
     at_next_start: bool
     """Whether a plan that is slower is taken back for those who start later, though it stays here."""
+
+    def is_as_it_was(self) -> bool:
+        """Whether the database has the plan as this process took it: a person who has pinned it since, and who has raced it
+        since, knows more.
+        """
+        was = _standing(self.stored)
+        return any(_standing(one) == was for one in self.store.plans(self.stored.key))
+
+
+def _standing(stored: StoredPlan) -> tuple[object, ...]:
+    return stored.status, stored.word, stored.wall_us
 
 
 def _written(place: GuardedPlan, program: Program, found: Finding, calls: int, back: bool) -> None:
@@ -88,5 +112,6 @@ def _written(place: GuardedPlan, program: Program, found: Finding, calls: int, b
         int(quarantined),
     )
     store.add_drift(seen)
-    if quarantined:
+    # a bound on this process's CUDA graphs says nothing of the plan elsewhere
+    if quarantined and place.is_as_it_was() and not program.cuda_graphs.lacks_room:
         store.quarantine(stored.key, f"slower in production: {program.guard() if program.guard is not None else ''}")

@@ -101,6 +101,7 @@ class TimedRounds:
         self._open: dict[Hashable, Round] = {}
         self._begun: dict[Hashable, int] = {}
         self._done: deque[Round] = deque(maxlen=pace.rounds)
+        self._given = 0
 
     def turn(self, sizes: Hashable) -> Turn:
         """Whose turn it is, for a call of these sizes."""
@@ -114,11 +115,12 @@ class TimedRounds:
         turn = Turn(one, one.given)
         one.given += 1
         if one.given == len(one.order):
+            self._given += one.counts
             del self._open[sizes]
         return turn
 
     def hear(self, turn: Turn, us: float) -> bool:
-        """Take the time of a call; say whether its round is now complete, and counts."""
+        """Take the time of a call; say whether its round is now complete, and counts. One of which a time is never known is none."""
         of = turn.of
         of.times[turn.place] = us
         if None in of.times or not of.counts or min(us or 0.0 for us in of.times) <= 0:
@@ -126,10 +128,10 @@ class TimedRounds:
         self._done.append(of)
         return True
 
-    def lose(self, turn: Turn) -> None:
-        """Drop the round of a call whose time will not be known."""
-        turn.of.counts = False
-        self._open = {sizes: one for sizes, one in self._open.items() if one is not turn.of}
+    @property
+    def are_given(self) -> bool:
+        """Whether the calls were made that it takes to decide: of several ranks each knows their times at another call."""
+        return self._given >= self.pace.rounds
 
     @property
     def is_full(self) -> bool:

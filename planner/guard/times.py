@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any, Protocol
 
@@ -34,12 +35,16 @@ class HostClock:
         return (end - start) / 1e3
 
 
+@dataclass(frozen=True)
 class DeviceClock:
     """The time between two places in a stream of a GPU: what a call costs whoever waits for it there, the host's share included."""
 
+    device: torch.device
+    """That of the program, which need not be the one that its caller has chosen."""
+
     def now(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(torch.cuda.current_stream(self.device))
         return event
 
     def us(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float | None:
@@ -52,7 +57,7 @@ class CallTime:
     def __init__(self, clock: CallClock) -> None:
         self._clock = clock
         self._spans: list[tuple[Any, Any]] = []
-        self._awaited = 0
+        self._awaited = False
 
     def run(self, called: Callable[..., Any], args: Sequence[Any]) -> Any:
         """Call it, and time that."""
@@ -62,18 +67,19 @@ class CallTime:
         return found
 
     def await_backward(self, node: Any) -> None:
-        """Time the backward, too, whose node this is: the first time that it runs."""
-        self._awaited = 1
-        start: list[Any] = []
+        """Time the backward, too, whose node this is: the first time that it runs to its end."""
+        self._awaited = True
+        start: Any = None
 
         def before(*_: Any) -> None:
-            if not start:
-                start.append(self._clock.now())
+            nonlocal start
+            if not is_traced() and self._awaited:
+                start = self._clock.now()
 
         def after(*_: Any) -> None:
-            if self._awaited:
-                self._awaited = 0
-                self._spans.append((start[0], self._clock.now()))
+            if not is_traced() and self._awaited:
+                self._awaited = False
+                self._spans.append((start, self._clock.now()))
 
         node.register_prehook(before)
         node.register_hook(after)
@@ -84,6 +90,11 @@ class CallTime:
             return None
         spans = [self._clock.us(*span) for span in self._spans]
         return None if None in spans else sum(us for us in spans if us is not None)
+
+
+def is_traced() -> bool:
+    """Whether a hook is being traced, as compiled autograd does, and not called: what it does then would be part of what is compiled."""
+    return torch.compiler.is_dynamo_compiling()
 
 
 def backward_of(outputs: Any, inputs: Sequence[Any]) -> tuple[Any, bool]:

@@ -254,11 +254,6 @@ def _raw_stream(device: int) -> int:
     return int(torch._C._cuda_getCurrentRawStream(device))
 
 
-def keeps_graph() -> bool:
-    """Whether a backward is under way that leaves all that was saved for it, as with `retain_graph=True`."""
-    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
-
-
 def is_capturing() -> bool:
     """Whether the caller captures a CUDA graph of its own."""
     return torch.cuda.is_current_stream_capturing()

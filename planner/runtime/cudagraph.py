@@ -28,9 +28,10 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from fuseplan.capture.dynamo.compilations import keeps_graph
 from fuseplan.executors.flat import Boxed
 from fuseplan.log import logger
-from fuseplan.runtime.capture_place import CapturePlace, Copies, keeps_graph
+from fuseplan.runtime.capture_place import CapturePlace, Copies
 from fuseplan.runtime.graph_memory import ProgramGraphs
 from fuseplan.runtime.graph_pool import Room
 from fuseplan.runtime.held import is_held

@@ -30,6 +30,8 @@ class GraphPool:
     """The memory that all graphs of one thread share on one device."""
 
     bytes: int = 0
+    others: int = 0
+    """Of these, what came with graphs of torch's own. They know of no bound, and are captured anew once all is freed."""
     due: bool = False
     """Some of its graphs were let go. Nothing runs through the others until all of it is freed."""
 
@@ -72,6 +74,11 @@ class Occupant:
     def pool(self) -> GraphPool | None:
         """Where its graphs are, or were until they were freed; None where there never were any, or their trees are gone."""
         return None if self.pool_ref is None else self.pool_ref()
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether nothing runs through its graphs until all of the pool is freed."""
+        return self.pool is not None and self.pool.due
 
 
 @dataclass(eq=False)
@@ -118,6 +125,13 @@ class GraphMemory:
         one.patience, one.waited = one.waited + PATIENCE, one.waited if one.waits else 0
         return not one.waits
 
+    def others_hold(self, pool: GraphPool, held: int) -> None:
+        """Know that a pool holds so many bytes before a program is captured: what came since the last look is not of ours."""
+        with self.lock:
+            self.pools.add(pool)
+            pool.others += max(held - pool.bytes, 0)
+            pool.bytes = held
+
     def captured(self, one: Occupant, pool: GraphPool, held: int) -> Sequence[Occupant]:
         """Know that a pool holds so many bytes since a graph of a program was captured; return who was let go for that."""
         with self.lock:
@@ -131,7 +145,7 @@ class GraphMemory:
         with self.lock:
             for one in self._of(pool):
                 one.needs, one.bytes, one.is_captured = one.expected, 0, False
-            pool.bytes, pool.due = 0, False
+            pool.bytes, pool.others, pool.due = 0, 0, False
 
     @property
     def bound(self) -> int | None:
@@ -146,7 +160,8 @@ class GraphMemory:
         bound = self._bound()
         if bound is None or self._kept() <= bound:
             return []
-        if pool.bytes > sum(one.bytes for one in self._of(pool)):  # what programs have left that are no more
+        known = pool.others + sum(one.bytes for one in self._of(pool))
+        if pool.bytes > known:  # programs have left the rest that are no more
             pool.due = True
         ones = [one for one in self._least_recent() if one.is_captured]
         going = [one for one in ones if one.is_guest]  # without these the others did fit
@@ -204,7 +219,7 @@ class GraphMemory:
         total = 0
         for pool in self.pools:
             staying = [one for one in self._of(pool) if not one.waits]
-            total += sum(one.bytes for one in staying) if pool.due else pool.bytes
+            total += pool.others + sum(one.bytes for one in staying) if pool.due else pool.bytes
             if expected:
                 total += sum(one.needs for one in staying if not one.is_captured)
         return total
@@ -239,6 +254,11 @@ class ProgramGraphs:
         return found
 
     @property
+    def lacks_room(self) -> bool:
+        """Whether calls of it run plain for lack of room."""
+        return any(one.waits or one.is_stopped for one in list(self.by_sizes.values()))
+
+    @property
     def lines(self) -> list[str]:
         """What `explain` says of it."""
         memory = self.memory
@@ -252,6 +272,10 @@ class ProgramGraphs:
         if waiting:
             which = f", called with {len(waiting)} of {len(ones)} sets of sizes," if len(ones) > 1 else ""
             said.append(f"it{which} runs without a CUDA graph: {_why(waiting)}")
+        elif any(one.is_stopped for one in ones):
+            said.append(
+                "it runs plain until the memory of those that were let go is freed, of which something is still held"
+            )
         return said
 
 

@@ -28,7 +28,8 @@ from fuseplan.sizes import spelled_bytes
 from fuseplan.stats import count, level
 
 PUT_OFF = 64
-"""So many calls wait for the end of a step. Then it is none: something of it is held, and no backward comes."""
+"""So many calls wait for the end of a step. Then it is none: something of it is held, and no backward comes. And then only each one of
+so many looks if something else is in the way."""
 _MEMORIES: dict[int, GraphMemory] = {}
 """By the number of a device."""
 
@@ -40,10 +41,21 @@ class _Trees:
     pool: GraphPool = field(default_factory=GraphPool)
     last: ref[Any] | None = None
     """The graph after whose capture the pool was looked at last."""
+    looked_for: WeakSet[Occupant] = field(default_factory=WeakSet)
+    """Before whose capture it was looked at, since it was freed last."""
     put_off: int = 0
     """How many calls ran plain since a step was not over."""
     made: WeakSet[Made] = field(default_factory=WeakSet)
     """Where captured forwards have put what they make: nowhere any more, once the pool is freed."""
+
+    def last_is(self, node: Any) -> bool:
+        """Whether this is the graph after whose capture the pool was looked at last."""
+        return self.last is not None and self.last() is node
+
+    @property
+    def is_worth_a_look(self) -> bool:
+        """Whether to look if the pool may be freed now: over hundreds of graphs, that takes milliseconds."""
+        return self.put_off <= PUT_OFF or self.put_off % PUT_OFF == 1
 
 
 _TREES: WeakKeyDictionary[CUDAGraphTreeManager, _Trees] = WeakKeyDictionary()
@@ -78,11 +90,19 @@ class Room:
         if trees is not None and trees.pool.due:
             assert manager is not None
             trees.put_off += 1
-            if _is_held_unknown(manager) or (_is_within_step(manager) and trees.put_off <= PUT_OFF):
+            if not trees.is_worth_a_look or _is_held_unknown(manager):
+                return False
+            if _is_within_step(manager) and trees.put_off <= PUT_OFF:
                 return False
             free(manager)
         one = self.now = self.graphs.called_with(self._sizes(args))
-        return one.bound is None or self.graphs.memory is None or self.graphs.memory.admits(one)
+        if one.bound is None or self.graphs.memory is None:
+            return True
+        if not self.graphs.memory.admits(one):
+            return False
+        if manager is not None and not (one.is_captured and manager.path_state is ExecutionState.EXECUTION):
+            self._look_before(manager, one, self.graphs.memory)
+        return True
 
     def is_left(self, manager: CUDAGraphTreeManager | None) -> bool:
         """Whether the backward of the last forward may run through a graph."""
@@ -97,23 +117,30 @@ class Room:
         if node is None:
             return
         trees = self._trees = _TREES.setdefault(manager, _Trees())
-        if trees.last is not None and trees.last() is node:
+        if trees.last_is(node):
             return
         trees.last = ref(node)
         if self.made is not None:
             trees.made.add(self.made)
-        memory = self.graphs.memory
+        memory, held = self.graphs.memory, _held_if_seen(manager)
         assert memory is not None
-        try:
-            held = held_by(manager)
-        except (RuntimeError, TypeError, KeyError):  # the call itself was right: what cannot be seen is not bounded
-            _say_once("what CUDA graphs hold cannot be seen with this torch: cuda_graph_memory bounds nothing")
-            return
-        going = memory.captured(self.now, trees.pool, held)
+        going = () if held is None else memory.captured(self.now, trees.pool, held)
         if going:
             count("CUDA graphs let go", len(going))
             if memory.freed_for == 1:
                 logger.warning(_told(memory, manager.device_index))
+
+    def _look_before(self, manager: CUDAGraphTreeManager, one: Occupant, memory: GraphMemory) -> None:
+        """See what the graphs hold before a program is captured, unless that is known: torch's own programs have theirs in the pool too."""
+        trees, node = _TREES.setdefault(manager, _Trees()), manager.current_node
+        is_known = node is None or manager.path_state is ExecutionState.EXECUTION or trees.last_is(node)
+        if is_known and (one.is_captured or one in trees.looked_for):
+            return
+        trees.looked_for.add(one)
+        trees.last = None if node is None else ref(node)
+        held = _held_if_seen(manager)
+        if held is not None:
+            memory.others_hold(trees.pool, held)
 
     def _of(self, manager: CUDAGraphTreeManager | None) -> _Trees | None:
         if self._trees is None and manager is not None:  # not captured yet, wherever that will be
@@ -140,6 +167,14 @@ def _told(memory: GraphMemory, device: int) -> str:
         " that were called longest ago run without theirs; fuseplan.explain(…) says of each what it holds, and fuseplan.stats() counts"
         " them. This is said once"
     )
+
+
+def _held_if_seen(manager: CUDAGraphTreeManager) -> int | None:
+    try:
+        return held_by(manager)
+    except (RuntimeError, TypeError, KeyError):  # the call itself was right: what cannot be seen is not bounded
+        _say_once("what CUDA graphs hold cannot be seen with this torch: cuda_graph_memory bounds nothing")
+        return None
 
 
 def held_by(manager: CUDAGraphTreeManager) -> int:
@@ -172,6 +207,7 @@ def free(manager: CUDAGraphTreeManager) -> None:
     for made in trees.made:
         made.forget()
     trees.last, trees.put_off = None, 0
+    trees.looked_for.clear()
     _MEMORIES[manager.device_index].freed(trees.pool)
     count("memory of CUDA graphs freed")
 

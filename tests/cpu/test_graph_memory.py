@@ -15,7 +15,7 @@ from torch import nn
 from torch._inductor.cudagraph_trees import ExecutionState
 
 import fuseplan
-from cudagraph_stub import CAPTURED, PLAIN, Training, Trees
+from cudagraph_stub import CAPTURED, PLAIN, Captured, Training, Trees
 from fuseplan.errors import OptionError
 from fuseplan.options import Options
 from fuseplan.plan import Plan
@@ -521,6 +521,58 @@ def test_nothing_is_freed_while_what_torchs_own_programs_gave_may_be_read(
     assert (a.log, trees.begun) == (PLAIN, 0)
     stray.outputs_weakrefs.clear()
     a.step(X)
+    assert (a.log, trees.begun) == (CAPTURED, 1)
+
+
+@pytest.mark.parametrize("captured", ["before", "at its turn in each step"])
+def test_what_torchs_own_programs_hold_is_not_said_to_be_of_ours(
+    captured: str, trees: Filled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have theirs in the same pool: it counts, but a small program is not kept from its graph for good for it."""
+    a = Sized(trees, monkeypatch, 16, 1000)
+    for held in (700,) if captured == "before" else (400, 300):  # a warm-up, and a capture in the next step
+        trees.held += held
+        trees.current_node = Captured(trees, "torch's own")
+        a.in_trees.clear()
+        a.step(X)
+    (occupant,) = a.graphs.by_sizes.values()
+    assert (occupant.waits, occupant.bytes) == (False, trees.held - 700)
+    b = Sized(trees, monkeypatch, 8, 1000)
+    trees.held += 1100
+    b.step(X)
+    assert "since all held too much and it had been called longest ago; it held 1 kB" in b.graphs.lines[-1]
+
+
+def test_what_torchs_own_programs_hold_makes_no_step_after_another_stall(
+    trees: Filled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are captured anew whenever all is freed, and leave no room."""
+    a = Sized(trees, monkeypatch, 16, 1000)
+    for _ in range(2000):
+        if trees.held < 1100:
+            trees.held += 1100
+            trees.current_node = Captured(trees, "torch's own")
+        a.step(X)
+    assert 1 <= trees.begun < 40
+
+
+def test_what_is_in_the_way_for_long_is_not_looked_for_at_each_call(
+    trees: Filled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over hundreds of graphs a look takes milliseconds."""
+    a = Sized(trees, monkeypatch, 16, 1000)
+    a.step(X)
+    graph_pool._TREES[trees].pool.due = True  # type: ignore[index]
+    looks: list[bool] = []
+    stray = SimpleNamespace(expired=lambda: bool(looks.append(True)))
+    trees.roots = {"torch's own": [SimpleNamespace(children={}, outputs_weakrefs=[stray])]}
+    for _ in range(10 * graph_pool.PUT_OFF):
+        a.loss(X)
+    assert len(looks) <= 2 * graph_pool.PUT_OFF
+    assert "it runs plain until the memory of those that were let go is freed" in a.graphs.lines[-1]
+    trees.roots = {}
+    for _ in range(graph_pool.PUT_OFF + 1):
+        a.step(X)
     assert (a.log, trees.begun) == (CAPTURED, 1)
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo import compiled_autograd
 from torch.utils.checkpoint import checkpoint
 
 import fuseplan
@@ -27,8 +31,9 @@ from fuseplan.guard.times import CallTime, HostClock, backward_of
 from fuseplan.measure.environment import environment
 from fuseplan.plan import Plan
 from fuseplan.runtime import Program, replay
+from fuseplan.runtime.graph_memory import Occupant
 from fuseplan.stats import stats
-from fuseplan.tuning_db import Miss, Places, Query, Store, StoredPlan
+from fuseplan.tuning_db import Hit, Miss, Places, Query, Store, StoredPlan, clock
 
 ATEN, EAGER = Plan.named("aten"), Plan.named("eager")
 QUICK = Pace(rounds=12, first=6, later=8, unheeded=1)
@@ -74,7 +79,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     monkeypatch.setattr("fuseplan.lookup.missing_compiler", lambda *_: "no compiler in this test")
     monkeypatch.setattr(backend, "replay", timed)
     monkeypatch.setattr(production, "PlanGuard", partial(PlanGuard, pace=QUICK))
-    monkeypatch.setitem(production._CLOCKS, "cpu", lambda: found)
+    monkeypatch.setitem(production._CLOCKS, "cpu", lambda _: found)
     torch._dynamo.reset()
     yield found
     torch._dynamo.reset()
@@ -301,6 +306,131 @@ def test_a_call_that_fails_fails_as_without_a_guard_and_counts_for_nothing(devic
     assert guard.found is None
 
 
+def test_a_default_for_which_there_is_no_memory_fails_once() -> None:
+    """Whoever catches that and goes on does not meet it again."""
+
+    def default(x: Tensor) -> Tensor:
+        raise torch.OutOfMemoryError("planted")
+
+    guard, failed = PlanGuard("a", HostClock(), lambda *_: None, pace=QUICK), []
+    call = guard.around(lambda x: x, default)
+    for number in range(200):
+        with suppress(torch.OutOfMemoryError):
+            call(torch.ones(2))
+            continue
+        failed.append(number)
+    assert len(failed) == 1
+    assert guard.told() == "guard: it looks no more, since there is no memory for the default here"
+
+
+def test_ranks_whose_times_are_known_late_give_the_same_calls_to_the_default() -> None:
+    class Late(Device):
+        def __init__(self, asked: int) -> None:
+            super().__init__()
+            self.asked, self.left = asked, asked
+
+        def us(self, start: float, end: float) -> Any:
+            self.left = self.left - 1 if self.left else self.asked
+            return None if self.left else end - start
+
+    ran = []
+    for asked in (0, 3, 11):
+        device = Late(asked)
+        guard = PlanGuard("a", device, lambda *_: None, keeps="planted", pace=replace(QUICK, later=100))
+        call = guard.around(partial(device.run, ATEN), partial(device.run, EAGER))
+        for _ in range(2000):
+            call()
+        ran.append(device.ran)
+    assert ran[0] == ran[1] == ran[2]
+
+
+def test_calls_that_fail_in_several_threads_fail_with_their_own_error() -> None:
+    class PlantedError(Exception):
+        pass
+
+    def plan(x: Tensor) -> Tensor:
+        if x.numel() % 3 == 0:
+            raise PlantedError
+        return x
+
+    guard = PlanGuard("a", HostClock(), lambda *_: None, pace=Pace(rounds=10**6, first=4, later=4))
+    call, others = guard.around(plan, plan), []
+
+    def calls() -> None:
+        for number in range(3000):
+            try:
+                with suppress(PlantedError):
+                    call(torch.empty(number % 50 + 1))
+            except Exception as error:  # noqa: BLE001, PERF203 -- whatever it is, it is the guard's own
+                others.append(error)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=calls) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert others == []
+
+
+def test_what_is_found_in_turns_is_not_a_row_at_each_look(device: Device, tmp_path: Path) -> None:
+    """A plan that is just as far ahead as counts: each look may say faster or the same."""
+    compiled, x, _ = guarded(tmp_path / "a.db")
+    for number in range(3000):
+        device.takes[ATEN] = 100.0 if number // 300 % 2 else 150.0
+        compiled(x)
+    assert sorted(comparison for comparison, *_ in seen(tmp_path / "a.db")) == ["faster", "same"]
+
+
+@pytest.mark.parametrize("change", [{"word": "pinned"}, {"wall_us": 9.0}], ids=["pinned", "raced anew"])
+def test_what_a_person_or_a_race_has_said_since_is_left_as_it_is(
+    device: Device, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    path = tmp_path / "a.db"
+    compiled, x, stored = guarded(path)
+    compiled(x)
+    assert Store(Places(path)).add_plan(replace(stored, changed_at=clock.after(stored.changed_at), **change))
+    device.takes[ATEN] = 200.0
+    with pytest.warns(UserWarning, match="is taken back"):
+        call(compiled, x, 200)
+    assert seen(path) == [("slower", 1, 12, 0.75)]
+    assert isinstance(looked_up(path, stored.program), Hit)
+
+
+def test_a_plan_whose_graphs_have_no_room_here_is_left_for_others(device: Device, tmp_path: Path) -> None:
+    compiled, x, stored = guarded(tmp_path / "a.db")
+    compiled(x)
+    program_of(compiled).cuda_graphs.by_sizes[()] = Occupant(bound=1, waits=True)
+    device.takes[ATEN] = 200.0
+    with pytest.warns(UserWarning, match="is taken back"):
+        call(compiled, x, 200)
+    assert seen(tmp_path / "a.db") == [("slower", 1, 12, 0.75)]
+    assert isinstance(looked_up(tmp_path / "a.db", stored.program), Hit)
+
+
+def test_what_is_not_run_as_it_was_tuned_says_nothing_of_the_stored_plan(
+    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled, x, stored = guarded(tmp_path / "a.db", plan=replace(ATEN, saving="all"))
+    carry_out = backend._carry_out
+
+    def held_back(choice: Any, lookup: Any) -> Any:
+        """As where its rewrites are not allowed in this process."""
+        return carry_out(lookup.held_back("planted", choice), lookup)
+
+    monkeypatch.setattr(backend, "_carry_out", held_back)
+    device.takes[EAGER] = 200.0
+    call(compiled, x, 200)
+    (remark,) = program_of(compiled).remarks
+    assert remark.startswith("no guard looks after it: it does not run as it was tuned")
+    assert seen(tmp_path / "a.db") == []
+    assert not isinstance(looked_up(tmp_path / "a.db", stored.program), Miss)
+
+
 def test_what_cannot_be_written_down_does_not_stop_the_program(device: Device) -> None:
     def failing(*_: Any) -> None:
         raise OSError("the disk is full")
@@ -407,6 +537,107 @@ def test_the_time_of_a_step_is_known_once_its_backward_has_run() -> None:
     assert took > 0
     loss.backward()
     assert time_of.us() == took
+
+
+def of_a_net(net: nn.Module) -> tuple[PlanGuard, Callable[..., Any], list[str]]:
+    """A guard of a program with a real backward of one piece, and which side ran."""
+    torch._dynamo.reset()
+    guard, ran = PlanGuard("a", HostClock(), lambda *_: None, pace=QUICK), []
+    compiled = torch.compile(net, backend="aot_eager")
+
+    def side(name: str) -> Callable[..., Any]:
+        def call(x: Tensor) -> Any:
+            ran.append(name)
+            return compiled(x)
+
+        return call
+
+    return guard, guard.around(side("plan"), side("default")), ran
+
+
+def test_calls_whose_backward_never_comes_do_not_keep_later_ones_from_being_timed() -> None:
+    """Gradients add up over eight calls, after an evaluation that has forgotten no_grad."""
+    guard, call, _ = of_a_net(nn.Linear(8, 8))
+    x = torch.randn(4, 8)
+    for _ in range(200):
+        call(x)
+    for _ in range(50):
+        torch.stack([call(x).sum() for _ in range(8)]).sum().backward()
+    assert guard.found is not None
+
+
+def test_the_default_gets_no_call_whose_backward_is_asked_for_twice() -> None:
+    """Torch's cache may hold a backward of the default that overwrites what was saved: torch refuses to run it twice."""
+    guard, call, ran = of_a_net(nn.Linear(8, 8))
+    x = torch.randn(4, 8)
+    for _ in range(100):
+        loss = call(x).sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+    assert set(ran) == {"plan"}
+    assert "it looks no more, since its backward leaves what was saved for it" in guard.told()
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_compiled_autograd_takes_no_notice_of_the_guard(fullgraph: bool) -> None:
+    _, call, ran = of_a_net(nn.Linear(8, 8))
+    x = torch.randn(4, 8)
+    with compiled_autograd._enable(torch.compile(backend="eager", fullgraph=fullgraph)):
+        for _ in range(40):
+            call(x).sum().backward()
+    assert len(ran) == 40
+
+
+def test_a_backward_that_fails_is_timed_when_it_is_run_again() -> None:
+    class Fails(torch.autograd.Function):
+        left = 1
+
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            Fails.left -= 1
+            if Fails.left >= 0:
+                raise ValueError("planted")
+            return gradient
+
+    class Clock:
+        at_us = 0.0
+
+        def now(self) -> float:
+            return self.at_us
+
+        def us(self, start: float, end: float) -> float:
+            return end - start
+
+    clock, x = Clock(), torch.randn(4, requires_grad=True)
+    time_of = CallTime(clock)
+    outputs = time_of.run(Fails.apply, [x])
+    time_of.await_backward(outputs.grad_fn)
+    with pytest.raises(ValueError, match="planted"):
+        outputs.sum().backward(retain_graph=True)
+    clock.at_us += 1000.0
+    outputs.sum().backward()
+    assert time_of.us() == 0.0
+
+
+def test_a_program_on_another_gpu_than_the_current_one_is_timed_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self, stream: Any = "that of the current device") -> None:
+            recorded.append(stream)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: f"that of {device}")
+    clock = production._CLOCKS["cuda"](torch.device("cuda:1"))
+    CallTime(clock).run(lambda: None, [])
+    assert recorded == ["that of cuda:1"] * 2
 
 
 def test_what_has_no_backward_of_one_piece_is_not_looked_after(device: Device, tmp_path: Path) -> None:

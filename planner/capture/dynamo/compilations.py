@@ -102,6 +102,11 @@ def is_in_checkpoint() -> bool:
     return False
 
 
+def keeps_graph() -> bool:
+    """Whether a backward is under way that leaves all that was saved for it, as with `retain_graph=True`."""
+    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+
+
 def calling_first(before: Callable[[], None], compiled: Callable[..., Any]) -> Callable[..., Any]:
     """What was compiled, with something done first at each call. Of what is to be pickled Dynamo wants the very object.
 

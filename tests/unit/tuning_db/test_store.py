@@ -24,7 +24,22 @@ from fuseplan.tuning_db.layers import SHIPPED, network_file_system, places
 from fuseplan.tuning_db.patience import Patience
 from fuseplan.tuning_db.upkeep import check
 from fuseplan.tuning_db.words import traces_of
-from stored import AT, CPU, GELU, HERE, NVFUSER, PROGRAM, RELU, TRACE, fill, measurement, plan, question, store_at
+from stored import (
+    AT,
+    CPU,
+    GELU,
+    HERE,
+    NVFUSER,
+    PROGRAM,
+    RELU,
+    TRACE,
+    drift,
+    fill,
+    measurement,
+    plan,
+    question,
+    store_at,
+)
 
 LOOK = """
 import sys
@@ -328,6 +343,18 @@ def test_a_run_is_stored_with_what_refers_to_it(tmp_path: Path) -> None:
         store.add_run(run)
     assert store.add_plan(plan(run=run.key)) is False
     assert store.add_run(replace(run, state="finished")) is False
+
+
+def test_of_what_guards_see_the_last_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each process that runs under a plan adds a row an hour, for ever."""
+    monkeypatch.setattr("fuseplan.tuning_db.measured.MOST_DRIFT", 20)
+    store = store_at(tmp_path / "a.db")
+    store.add_drift(drift(plan="ab" * 16))
+    moments = [f"2026-11-20T{hour:02}:00:00.000Z" for hour in range(24)]
+    for moment in (moments[23], *moments):  # one is from elsewhere, whose clock is ahead
+        assert store.add_drift(drift(measured_at=moment))
+    assert [one.measured_at for one in store.find_drift(drift().plan)] == moments[4:]
+    assert len(store.find_drift("ab" * 16)) == 1
 
 
 def test_repeats_keep_nanoseconds() -> None:

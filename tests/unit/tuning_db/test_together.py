@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import os
+import signal
 import sqlite3
+import sys
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fuseplan.errors import StoreError
+from fuseplan.tuning_db import together as together_module
 from fuseplan.tuning_db.files import Database, Unwritable
-from fuseplan.tuning_db.together import Together
+from fuseplan.tuning_db.together import Together, _Entry
 from stored import PROGRAM, graph_of, measurement, store_at
 
 GRAPHS = [graph_of("aten.relu.default", size=size) for size in range(1, 65)]
@@ -21,7 +27,7 @@ GRAPHS = [graph_of("aten.relu.default", size=size) for size in range(1, 65)]
 
 def named(name: str) -> Callable[[sqlite3.Connection], None]:
     def work(connection: sqlite3.Connection) -> None:
-        connection.execute("INSERT INTO counter VALUES ('2026-11-20', ?, 1)", (name,))
+        connection.execute("INSERT INTO counter VALUES ('2026-11-20', ?, 1) ON CONFLICT DO NOTHING", (name,))
 
     return work
 
@@ -43,7 +49,7 @@ def at_once(together: Together, database: Slow, works: list[Callable[[], None]])
     threads = [threading.Thread(target=work) for work in works]
     for thread in threads:
         thread.start()
-    while len(together._waiting) < len(works) - 1:
+    while len(together._queue.waiting) < len(works) - 1:
         pass
     database.many.set()
     for thread in threads:
@@ -92,6 +98,36 @@ def test_the_work_that_fails_is_taken_back_alone_and_its_thread_hears_of_it(tmp_
     assert names(database) == [f"{i:02}" for i in range(12) if i % 4 != 1]
 
 
+def unencodable(connection: sqlite3.Connection) -> None:
+    "\ud800".encode()
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [named("x" * 1000), unencodable, lambda connection: connection.execute("SELECT ?", (object(),))],
+    ids=["refused by the schema", "no text", "no value"],
+)
+def test_what_one_hears_beside_others_is_what_it_hears_alone(bad: Callable[[Any], Any], tmp_path: Path) -> None:
+    with pytest.raises(Unwritable) as alone:
+        Together(Database(tmp_path / "a.db")).write(bad)
+    (tmp_path / "a.db").unlink()
+    database = Slow(tmp_path / "a.db")
+    together = Together(database)
+    heard = []
+
+    def write() -> None:
+        try:
+            together.write(bad)
+        except Unwritable as error:
+            heard.append(str(error))
+
+    at_once(
+        together, database, [partial(together.write, named("first")), write, partial(together.write, named("last"))]
+    )
+    assert heard == [str(alone.value)]
+    assert names(database) == ["first", "last"]
+
+
 def test_a_database_that_cannot_be_written_is_told_to_all(tmp_path: Path) -> None:
     class Broken(Database):
         def write(self, work):  # type: ignore[no-untyped-def]
@@ -134,6 +170,64 @@ def test_what_interrupts_one_thread_leaves_the_work_of_the_others(tmp_path: Path
     assert names(database) == sorted({f"{i}" for i in range(8)} - set(interrupted))
 
 
+def test_an_interrupt_anywhere_loses_nothing_of_others(tmp_path: Path) -> None:
+    """Ctrl-C at each line in turn of what writes for all, but where `with` gives a lock back, which no signal cuts short."""
+    database = Database(tmp_path / "a.db")
+    code = Path(together_module.__file__).read_text().splitlines()
+    for stop in range(1, 200):
+        together, steps = Together(database), 0
+        others = [_Entry(named(f"{stop} b")), _Entry(named(f"{stop} c"))]  # whose threads wait for their turn
+        together._queue.waiting.update(dict.fromkeys(others))
+
+        def interrupt(frame: Any, event: str, _: Any, stop: int = stop) -> Any:
+            nonlocal steps
+            ours = frame.f_code.co_filename == together_module.__file__
+            if ours and event == "line" and "with " not in code[frame.f_lineno - 1]:
+                steps += 1
+                if steps == stop:
+                    raise KeyboardInterrupt
+            return interrupt
+
+        before = sys.gettrace()
+        sys.settrace(interrupt)
+        try:
+            with suppress(KeyboardInterrupt):
+                together.write(named(f"{stop} a"))
+        finally:
+            sys.settrace(before)
+        together.write(named(f"{stop} again"))
+        assert all(one.done and one.error is None for one in others)
+        assert {f"{stop} {name}" for name in ("again", "b", "c")} <= set(names(database))
+        if steps < stop:
+            return
+    pytest.fail("it does not end")
+
+
+def test_a_signal_during_a_write_whose_handler_writes_is_told_so(tmp_path: Path) -> None:
+    together = Together(Database(tmp_path / "a.db"))
+    heard = []
+
+    def handler(*_: object) -> None:
+        try:
+            together.write(named("inner"))
+        except Unwritable as error:
+            heard.append(str(error))
+
+    def work(connection: sqlite3.Connection) -> None:
+        named("outer")(connection)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(0.01)
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        together.write(work)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert heard == [f"{tmp_path / 'a.db'}: a write cannot begin within another one of the same thread"]
+    together.write(named("later"))
+    assert names(Database(tmp_path / "a.db")) == ["later", "outer"]
+
+
 def test_the_rows_of_many_threads_are_all_there(tmp_path: Path) -> None:
     store = store_at(tmp_path / "a.db")
     store.add_program(PROGRAM, "a program")
@@ -152,7 +246,7 @@ def test_the_rows_of_many_threads_are_all_there(tmp_path: Path) -> None:
 def test_a_child_of_a_process_that_is_writing_can_write(tmp_path: Path) -> None:
     together = Together(Database(tmp_path / "a.db"))
     together.write(named("before"))
-    with together._leading:
+    with together._queue.leading:
         child = os.fork()
         if child == 0:
             try:

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 from fuseplan.tuning_db.dashboard.queries.filters import DEVICE
 from fuseplan.tuning_db.dashboard.queries.rows import rows, select, sql
-
-_MOST = 1000
+from fuseplan.tuning_db.measured import MOST_DRIFT
 
 
 @dataclass(frozen=True)
@@ -28,8 +27,8 @@ class DriftRow:
 
 
 def drift_of(connection: sqlite3.Connection, plan: str) -> list[DriftRow]:
-    """All that was seen of the plan of this key, or the last thousand of it, in the order of time."""
-    found = rows(connection, DriftRow, _DRIFT, (plan, _MOST))
+    """What was seen of the plan of this key last, in the order of time."""
+    found = rows(connection, DriftRow, _DRIFT, (plan, MOST_DRIFT))
     return [one for one in reversed(found) if one.speedup]
 
 
