@@ -35,10 +35,12 @@ class ForeignFile:
     """A file to take rows from. Rows come in an order in which each stands after those that it refers to.
 
     `ours` says that it is this user's own damaged file, whose journal may be played back into it. `pages` are looked at too, those
-    of indexes among them, which no row is read from.
+    of indexes among them, which no row is read from. No field has more than `most` bytes.
     """
 
-    def __init__(self, path: Path, deadline: float, *, ours: bool = False, pages: bool = False) -> None:
+    def __init__(
+        self, path: Path, deadline: float, *, ours: bool = False, pages: bool = False, most: int = _MAX_FIELD
+    ) -> None:
         self.path = path
         self.problems: list[str] = []
         """What could not be read, one line each."""
@@ -47,6 +49,7 @@ class ForeignFile:
         self._deadline = deadline
         self._ours = ours
         self._pages = pages
+        self._most = min(most, _MAX_FIELD)
         self._keys: dict[str, dict[int, str]] = {}
         self._version = schema.VERSION
         self._connection = self._connect()
@@ -97,7 +100,7 @@ class ForeignFile:
         try:
             be_careful(connection)
             if hasattr(connection, "setlimit"):  # since Python 3.11
-                connection.setlimit(_LENGTH_LIMIT, _MAX_FIELD)
+                connection.setlimit(_LENGTH_LIMIT, self._most)
             if not self._ours:
                 self._refuse_strangers(connection)
             self._version = _present(connection)
