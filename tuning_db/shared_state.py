@@ -10,7 +10,9 @@ from pathlib import Path
 
 from fuseplan.tuning_db.addresses import Address, SharedPlans
 from fuseplan.tuning_db.clock import written
-from fuseplan.tuning_db.shared import Fetched, is_database, look, opens, unusable
+from fuseplan.tuning_db.shared import is_database, unusable
+from fuseplan.tuning_db.shared_fetch import look
+from fuseplan.tuning_db.shared_notes import Fetched, opens
 
 LOOK_S = 10.0
 """Who asks whether they can be had waits so long."""

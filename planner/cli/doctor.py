@@ -42,14 +42,14 @@ def _show(found: Diagnosis) -> None:
         machine.add_row("GPU", gpu)
     machine.add_row("Triton", found.triton or "none")
     machine.add_row("C++ compiler", found.compiler or "none: install g++ or clang++")
-    if found.shared is not None:
-        machine.add_row("shared plans", escape(printable(_shared(found.shared))))
     console.print(machine)
     table = Table("executor", "version", "here")
     for state in found.executors:
         here = "[green]available[/]" if state.unavailable is None else f"[yellow]no:[/] {state.unavailable}"
         table.add_row(state.name, state.version, here)
     console.print(table)
+    if found.shared is not None:
+        console.print(f"Shared plans: {escape(printable(_shared(found.shared)))}", soft_wrap=True)
     if found.nvfuser_install is not None:
         console.print(f"To make nvFuser work here: [bold]{found.nvfuser_install}[/]", soft_wrap=True)
 

@@ -20,7 +20,7 @@ from fuseplan.tuning_db.columns import Row
 from fuseplan.tuning_db.exchange import export
 from fuseplan.tuning_db.files import Database
 from fuseplan.tuning_db.layers import places
-from fuseplan.tuning_db.shared import Fetched
+from fuseplan.tuning_db.shared_notes import Fetched
 from fuseplan.tuning_db.tables import RowWriter, Table
 from stored import HERE
 

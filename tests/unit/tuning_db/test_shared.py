@@ -15,9 +15,9 @@ import pytest
 from click.testing import CliRunner
 
 from fuseplan.cli.main import main
-from fuseplan.tuning_db import Miss, fetching, shared
+from fuseplan.tuning_db import Miss, fetching, shared, shared_fetch, shared_notes
 from fuseplan.tuning_db.exchange import export
-from fuseplan.tuning_db.shared import Fetched
+from fuseplan.tuning_db.shared_notes import Fetched
 from plan_server import Open, Served, cached, found, refused, settle, started
 from stored import plan, question, store_at
 
@@ -59,7 +59,7 @@ def test_an_old_one_serves_while_a_new_one_is_looked_for(
 ) -> None:
     served.body, served.etag = (plans / "plans.jsonl").read_bytes(), '"one"'
     assert found(open_store(served.url)) == "shared"
-    monkeypatch.setattr(shared, "AGE_S", 0.0)
+    monkeypatch.setattr(shared_notes, "AGE_S", 0.0)
     assert found(open_store(served.url)) == "shared"
     settle()
     assert served.asked[-1]["if-none-match"] == '"one"'
@@ -82,7 +82,7 @@ def test_off_line_it_serves_what_it_has(
 ) -> None:
     served.body = (plans / "plans.jsonl").read_bytes()
     assert found(open_store(served.url)) == "shared"
-    monkeypatch.setattr(shared, "AGE_S", 0.0)
+    monkeypatch.setattr(shared_notes, "AGE_S", 0.0)
     served.status, served.body = 500, b""
     assert found(open_store(served.url)) == "shared"
     settle()
@@ -158,7 +158,7 @@ def test_what_is_too_long_is_refused(
 def test_what_unpacks_to_too_much_is_refused(
     plans: Path, served: Served, open_store: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared, "MOST_UNPACKED", 2**20)
+    monkeypatch.setattr(shared_fetch, "MOST_UNPACKED", 2**20)
     rows = (plans / "plans.jsonl").read_bytes()
     last = rows.splitlines(keepends=True)[-1]
     served.body = gzip.compress(rows + last * (2**21 // len(last)))
@@ -169,7 +169,7 @@ def test_a_slow_server_is_waited_for_as_long_as_is_said(
     served: Served, open_store: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared, "WAIT_S", 1.0)
-    monkeypatch.setattr(shared, "FETCH_S", 2.0)
+    monkeypatch.setattr(shared_fetch, "FETCH_S", 2.0)
     served.body, served.slowly_s = b"x" * 10_000, 0.05
     begin = time.monotonic()
     refused(open_store, served.url, "it did not come within 1 s")

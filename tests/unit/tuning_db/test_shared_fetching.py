@@ -22,10 +22,10 @@ import pytest
 from click.testing import CliRunner
 
 from fuseplan.cli.main import main
-from fuseplan.tuning_db import Miss, shared
+from fuseplan.tuning_db import Miss, shared, shared_fetch, shared_notes
 from fuseplan.tuning_db.exchange import Bounds, export, import_lines
 from fuseplan.tuning_db.files import Database
-from fuseplan.tuning_db.shared import Fetched
+from fuseplan.tuning_db.shared_notes import Fetched
 from plan_server import Open, Served, cached, found, refused, serving, settle, started
 from stored import plan, question, store_at
 
@@ -62,7 +62,7 @@ def test_headers_that_drip_do_not_stretch_the_limit(
     dripping: str, open_store: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared, "WAIT_S", 60.0)
-    monkeypatch.setattr(shared, "FETCH_S", 1.0)
+    monkeypatch.setattr(shared_fetch, "FETCH_S", 1.0)
     refused(open_store, dripping, "it did not come within 1 s")
 
 
@@ -151,12 +151,12 @@ def test_what_comes_late_is_seen_by_the_process_that_waited(
 def test_a_process_that_goes_on_sees_what_is_new(
     plans: Path, served: Served, open_store: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared, "RETRY_S", 0.0)
+    monkeypatch.setattr(shared, "AGAIN_S", 0.0)
     served.body = (plans / "plans.jsonl").read_bytes()
     store = open_store(served.url)
     assert found(store) == "shared"
     served.body = fewer(tmp_path)
-    monkeypatch.setattr(shared, "AGE_S", 0.0)
+    monkeypatch.setattr(shared_notes, "AGE_S", 0.0)
     found(store)
     settle()
     assert store.find_plan(question()).plan.wall_us == 77.0  # type: ignore[union-attr]
