@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from fuseplan.errors import StoreError
-from fuseplan.tuning_db.files import Absent, Database, Identity, NotOurs, Unusable, Unwritable
+from fuseplan.tuning_db.files import Absent, Damaged, Database, Identity, NotOurs, Unusable, Unwritable
 from fuseplan.tuning_db.layers import Places, network_file_system
 from fuseplan.tuning_db.notify import notify
 from fuseplan.tuning_db.records import Miss
@@ -115,8 +115,8 @@ class Layered:
         except Unusable as problem:
             if self._reading and database is self._user:
                 raise
-            if isinstance(problem, NotOurs):
-                self._say(str(problem))
+            if isinstance(problem, NotOurs) or (isinstance(problem, Damaged) and database is not self._user):
+                self._say(str(problem))  # the user's own is mended, which is told then
             return Miss("database unusable", str(problem))
 
     def _write(self, work: Callable[[sqlite3.Connection], None]) -> bool:

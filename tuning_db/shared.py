@@ -37,9 +37,8 @@ class SharedLayer:
         """What there is to read. Each look-up asks: that is a look at the clock, but for once in a while."""
         if time.monotonic() < self._again_at:
             return self.opened
-        mine = self._lock.acquire(
-            timeout=WAIT_S + 1.0
-        )  # in vain in a process that was forked while another thread was waiting
+        # In vain in a process that was forked while another thread was waiting.
+        mine = self._lock.acquire(timeout=WAIT_S + 1.0)
         try:
             if mine and time.monotonic() >= self._again_at:
                 self._look()
@@ -50,34 +49,38 @@ class SharedLayer:
         return self.opened
 
     def _look(self) -> None:
-        path = see_to(self._plans, self._say, self._wait_s)
+        found = see_to(self._plans, self._say, self._wait_s)
         self._wait_s = 0.0  # nobody waits twice
-        if path != (None if self.opened is None else self.opened.path):
-            self.opened = None if path is None else Database(path, readonly=True)
+        if found is not None and self.opened is not None and found.path == self.opened.path:
+            found.close()
+        else:
+            self.opened = found
 
 
-def see_to(plans: SharedPlans, say: Callable[[str], None], wait_s: float = WAIT_S) -> Path | None:
+def see_to(plans: SharedPlans, say: Callable[[str], None], wait_s: float = WAIT_S) -> Database | None:
     """The database to read, having looked for a newer one, as far as that can be had in time; None where there can be none."""
-    path, problem = _seen_to(plans, wait_s)
+    database, problem = _seen_to(plans, wait_s)
     if problem:
         say(f"FUSEPLAN_SHARED{plans.shown and f', {plans.shown}'}: {problem}; there are no plans from there")
-    return path
+    return database
 
 
-def _seen_to(plans: SharedPlans, wait_s: float) -> tuple[Path | None, str]:
+def _seen_to(plans: SharedPlans, wait_s: float) -> tuple[Database | None, str]:
     """The database to read, and why there is none now."""
     named = plans.named
     if isinstance(named, Address) and named.wrong is not None:
         return None, named.wrong
     if isinstance(named, Path) and is_database(named):
-        problem = unusable(named)
-        return (None if problem else named), problem
+        own = Database(named, readonly=True)
+        problem = unusable(own)
+        return (None if problem else own), problem
     if plans.made is None:
         return None, "there is no folder to keep what it gives: set XDG_CACHE_HOME"
+    made = Database(plans.made, readonly=True)
+    there = opens(made)
     if isinstance(named, Path) and not named.is_file():
-        there = opens(plans.made)  # as from a server that is not there
-        return (plans.made, "") if there else (None, "it is not there")
-    return plans.made, _renewed(plans, plans.made, wait_s)
+        return (made, "") if there else (None, "it is not there")  # as from a server that cannot be reached
+    return made, _renewed(plans, plans.made, there, wait_s)
 
 
 def is_database(path: Path) -> bool:
@@ -91,23 +94,20 @@ def is_database(path: Path) -> bool:
         return False
 
 
-def unusable(path: Path) -> str:
+def unusable(database: Database) -> str:
     """Why a database cannot be read as it is; nothing where it can, or where that passes."""
-    opened = Database(path, readonly=True)
     try:
-        opened.read(lambda connection: None)
+        database.read(lambda connection: None)
     except (Damaged, NotOurs) as problem:
-        return printable(str(problem).replace(str(path), "it").removeprefix("it: "))
+        return printable(str(problem).replace(str(database.path), "it").removeprefix("it: "))
     except Unusable:
         return ""
-    finally:
-        opened.close()
     return ""
 
 
-def _renewed(plans: SharedPlans, made: Path, wait_s: float) -> str:
+def _renewed(plans: SharedPlans, made: Path, there: bool, wait_s: float) -> str:
     """Look for a newer file, where it is time to; why there is none at all."""
-    there, known = opens(made), Fetched.beside(made)
+    known = Fetched.beside(made)
     settled = not known.is_due(plans)
     if there and settled:
         return ""

@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 import time
+from contextlib import closing
 from dataclasses import replace
 from http.client import HTTPException
 from pathlib import Path
@@ -31,8 +32,8 @@ def look(plans: SharedPlans, made: Path, told: list[str], always: bool = False) 
     """Fetch it, one process at a time, and tell why it is not there. Who comes second takes what the first has got, or the earlier one."""
     try:
         made.parent.mkdir(parents=True, exist_ok=True)
-        with take_turn(_lock_of(made), 0.0 if opens(made) else FETCH_S) as mine:
-            there, known = opens(made), Fetched.beside(made)
+        with take_turn(_lock_of(made), 0.0 if _opens(made) else FETCH_S) as mine:
+            there, known = _opens(made), Fetched.beside(made)
             busy = there and not mine
             settled = not known.is_due(plans) and not known.waiting and (there or known.problem)
             if busy or (settled and not always):
@@ -121,6 +122,11 @@ def _digest(path: Path) -> str:
         while chunk := file.read(_CHUNK):
             found.update(chunk)
     return found.hexdigest()
+
+
+def _opens(made: Path) -> bool:
+    with closing(Database(made, readonly=True)) as database:
+        return opens(database)
 
 
 def _lock_of(database: Path) -> Path:

@@ -63,17 +63,12 @@ class Fetched:
         return self.stamp != stamp_of(plans.named) or (late and bool(self.problem))
 
 
-def opens(database: Path) -> bool:
+def opens(database: Database) -> bool:
     """Whether what was made of an export is there, and whole as far as that shows at once."""
-    if not database.exists():
-        return False
-    opened = Database(database, readonly=True)
     try:
-        opened.read(lambda connection: connection.execute("SELECT count(*) FROM plan").fetchone())
+        database.read(lambda connection: connection.execute("SELECT count(*) FROM plan").fetchone())
     except (StoreError, *SQL_ERRORS):
         return False
-    finally:
-        opened.close()
     return True
 
 

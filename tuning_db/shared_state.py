@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
 from fuseplan.tuning_db.addresses import Address, SharedPlans
 from fuseplan.tuning_db.clock import written
+from fuseplan.tuning_db.files import Database
 from fuseplan.tuning_db.shared import is_database, unusable
 from fuseplan.tuning_db.shared_fetch import look
 from fuseplan.tuning_db.shared_notes import Fetched, opens
@@ -43,15 +45,18 @@ class SharedState:
         if isinstance(named, Address) and named.wrong is not None:
             return SharedState("the address", False, named.wrong)
         if isinstance(named, Path) and is_database(named):
-            problem = unusable(named)
+            with closing(Database(named, readonly=True)) as own:
+                problem = unusable(own)
             return SharedState(plans.shown, not problem, problem)
         known = Fetched() if made is None else Fetched.beside(made)
         problem = known.problem
         if isinstance(named, Path) and not named.is_file():
             problem = "it is not there"
-        if not known.fetched_at:
+        if made is None or not known.fetched_at:
             return SharedState(plans.shown, False, problem)
-        serves, pinned = made is not None and opens(made), isinstance(named, Address) and named.pinned is not None
+        with closing(Database(made, readonly=True)) as database:
+            serves = opens(database)
+        pinned = isinstance(named, Address) and named.pinned is not None
         at = written(datetime.fromtimestamp(known.fetched_at, timezone.utc))
         return SharedState(
             plans.shown, serves, problem, known.rows, at, max(0.0, time.time() - known.fetched_at), known.digest, pinned
