@@ -105,18 +105,21 @@ def settle() -> None:
 
 
 FETCH = """
-import sys
+import sys, time
 from fuseplan.tuning_db import Hit, Store
 from fuseplan.tuning_db.layers import places
 from stored import question
-store = Store(places({"HOME": sys.argv[1], "FUSEPLAN_SHARED": sys.argv[2]}))
-print(type(store.find_plan(question())).__name__, flush=True)
+store, until = Store(places({"HOME": sys.argv[1], "FUSEPLAN_SHARED": sys.argv[2]})), time.monotonic() + float(sys.argv[3])
+while not isinstance(answer := store.find_plan(question()), Hit) and time.monotonic() < until:
+    time.sleep(0.05)
+print(type(answer).__name__, flush=True)
 """
 
 
-def started(tmp_path: Path, url: str) -> subprocess.Popen[str]:
+def started(tmp_path: Path, url: str, patience_s: float = 60.0) -> subprocess.Popen[str]:
+    """A process that looks a plan up until it is there, and says what it got."""
     paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     return subprocess.Popen(
-        [sys.executable, "-c", FETCH, str(tmp_path), url],
+        [sys.executable, "-c", FETCH, str(tmp_path), url, str(patience_s)],
         stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": paths},
     )  # fmt: skip

@@ -6,6 +6,7 @@ tables, a deadline ends what takes too long, and no row counts whose digest does
 
 from __future__ import annotations
 
+import shlex
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping
@@ -15,7 +16,7 @@ from types import TracebackType
 from fuseplan.errors import StoreError
 from fuseplan.tuning_db import schema
 from fuseplan.tuning_db.columns import Row, Value
-from fuseplan.tuning_db.files import SQL_ERRORS, NotOurs
+from fuseplan.tuning_db.files import SQL_ERRORS, Interrupted, NotOurs, is_cut_short
 from fuseplan.tuning_db.migrations import version
 from fuseplan.tuning_db.older import present, table_of
 from fuseplan.tuning_db.opening import address, be_careful
@@ -107,6 +108,9 @@ class ForeignFile:
             connection.execute("BEGIN")  # another process may be writing: rows are to fit those they refer to
         except SQL_ERRORS as error:
             connection.close()
+            if is_cut_short(error):
+                mends = f"fuseplan db check --repair --db {shlex.quote(str(self.path))} takes it back"
+                raise Interrupted(f"{self.path} has a write that was cut short: {mends}") from None
             raise StoreError(f"{self.path} cannot be read as a tuning database: {error}") from None
         except StoreError:
             connection.close()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fuseplan.graph.words import printable
 from fuseplan.tuning_db.addresses import Address, SharedPlans
-from fuseplan.tuning_db.files import Damaged, Database, NotOurs, Unusable
+from fuseplan.tuning_db.files import Damaged, Database, Interrupted, NotOurs, Unusable
 from fuseplan.tuning_db.shared_notes import Fetched, opens
 
 WAIT_S = 5.0
@@ -98,7 +98,7 @@ def unusable(database: Database) -> str:
     """Why a database cannot be read as it is; nothing where it can, or where that passes."""
     try:
         database.read(lambda connection: None)
-    except (Damaged, NotOurs) as problem:
+    except (Damaged, Interrupted, NotOurs) as problem:
         return printable(str(problem).replace(str(database.path), "it").removeprefix("it: "))
     except Unusable:
         return ""

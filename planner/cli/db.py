@@ -284,8 +284,7 @@ def _report(reports: dict[Path, IntakeReport], as_json: bool) -> None:
     lines = []
     for path, report in reports.items():
         if report.damage:
-            mends = "run its shard again, or take its good rows with --salvage"
-            lines.append(f"{path}: refused, since it is damaged ({report.damage}): {mends}")
+            lines.append(f"{path}: refused, since it is damaged ({report.damage}): {report.mends}")
             continue
         taken = ", ".join(f"{count:,} {name}" for name, count in report.taken.items()) or "nothing new"
         lines.append(f"{path}: {taken}; {counted(report.known, 'row')} known, {len(report.refused):,} refused")

@@ -25,7 +25,7 @@ from typing import IO
 from fuseplan.errors import StoreError
 from fuseplan.tuning_db.columns import Row
 from fuseplan.tuning_db.exchange.lines import MAX_LINE, check_header, from_line
-from fuseplan.tuning_db.files import SQL_ERRORS, Database, NotOurs
+from fuseplan.tuning_db.files import SQL_ERRORS, Database, Interrupted, NotOurs
 from fuseplan.tuning_db.foreign import ForeignFile
 from fuseplan.tuning_db.repair import check_ours
 from fuseplan.tuning_db.schema import PLAN, TRACE
@@ -35,6 +35,7 @@ from fuseplan.tuning_db.validate import checked
 _BATCH = 1000
 _HELD_BYTES = 64 * 2**20
 """Of a file up to this size all rows are held in memory at once."""
+_MENDS = "run its shard again, or take its good rows with --salvage"
 _TRUSTS = ("unverified", "replay")
 _SQLITE, _GZIP = b"SQLite format 3\0", b"\x1f\x8b"
 
@@ -67,7 +68,9 @@ class IntakeReport:
     refused: list[str] = field(default_factory=list)
     """Rows that do not belong in a database: where they stood, and why."""
     damage: str = ""
-    """Why nothing at all was taken, where a file had to be whole."""
+    """Why nothing at all was taken, where a file had to be whole; …"""
+    mends: str = ""
+    """… and what would mend that."""
     stopped: str = ""
     """Why nothing was read behind some place; it stands among what was refused, too."""
 
@@ -151,11 +154,8 @@ def merge_whole(database: Database, paths: Iterable[Path], *, within_s: float = 
     Rows whose digests fit are what fuseplan wrote, and are taken as they are. StoreError, before the first is taken, where a file
     is no tuning database at all: it was named by mistake.
     """
-    damage = {path: _unopened(path, database) for path in dict.fromkeys(paths)}
-    return {
-        path: IntakeReport(damage=why) if why else _merge_whole(database, path, within_s)
-        for path, why in damage.items()
-    }
+    unopened = {path: _unopened(path, database) for path in dict.fromkeys(paths)}
+    return {path: report or _merge_whole(database, path, within_s) for path, report in unopened.items()}
 
 
 def _merge_whole(database: Database, path: Path, within_s: float) -> IntakeReport:
@@ -164,7 +164,7 @@ def _merge_whole(database: Database, path: Path, within_s: float) -> IntakeRepor
         with ForeignFile(path, time.monotonic() + within_s, pages=True) as source:
             # All digests are looked at before the first row is taken; a large file is read once more, in the same state.
             held = deque(source.rows(), None if path.stat().st_size <= _HELD_BYTES else 0)
-            report.damage = _told(source, within_s)
+            report.damage, report.mends = _told(source, within_s), _MENDS
             if not report.damage:
                 rows = held or source.rows()
                 _take(database, ((table.name, table, row) for table, row in rows), report, "replay")
@@ -174,20 +174,23 @@ def _merge_whole(database: Database, path: Path, within_s: float) -> IntakeRepor
     return report
 
 
-def _unopened(path: Path, into: Database) -> str:
-    """Why a tuning database cannot even be opened; StoreError where it is none."""
+def _unopened(path: Path, into: Database) -> IntakeReport | None:
+    """What to say of a tuning database that cannot even be opened; StoreError where it is none."""
     _check_other(path, into)
     if path.is_file() and path.stat().st_size == 0:  # whoever was killed as it had just made the file leaves it so
-        return "it is empty"
+        return IntakeReport(damage="it is empty", mends=_MENDS)
     try:
         check_database(path)
     except NotOurs:
         raise
+    except Interrupted as error:
+        why, _, mends = str(error).removeprefix(f"{path} ").partition(": ")
+        return IntakeReport(damage=f"it {why}", mends=mends)
     except StoreError as error:
         if not (path.is_file() and _was_ours(path)):
             raise
-        return str(error).removeprefix(f"{path} ")
-    return ""
+        return IntakeReport(damage=str(error).removeprefix(f"{path} "), mends=_MENDS)
+    return None
 
 
 def _was_ours(path: Path) -> bool:

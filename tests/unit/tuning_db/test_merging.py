@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
-import sys
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import permutations
@@ -21,7 +20,22 @@ from fuseplan.tuning_db import DefaultTiming, Run, Store, StoredPlan
 from fuseplan.tuning_db.exchange import merge, merge_whole
 from fuseplan.tuning_db.files import Database
 from fuseplan.tuning_db.words import retune
-from stored import AT, BOTH, CPU, EVIDENCE, HERE, INDUCTOR, NVFUSER, TRACE, fill, graph_of, measurement, plan, store_at
+from stored import (
+    AT,
+    BOTH,
+    CPU,
+    EVIDENCE,
+    HERE,
+    INDUCTOR,
+    NVFUSER,
+    TRACE,
+    fill,
+    graph_of,
+    killed_over_a_write,
+    measurement,
+    plan,
+    store_at,
+)
 from stored_rows import exported
 
 SHARDS = 16
@@ -213,20 +227,18 @@ def test_a_shard_whose_writer_was_killed_is_refused_or_whole_until_its_shard_is_
     """What it was writing then is not there: whoever opens the file to write takes it back."""
     paths = [shard_at(tmp_path / f"shard-{number}.db", number) for number in range(2)]
     before = exported(Database(paths[1]))
-    code = (
-        "import os, sys\nfrom pathlib import Path\nfrom fuseplan.tuning_db.files import Database\n"
-        "def die(connection):\n"
-        "    connection.execute('PRAGMA cache_size = 1')\n"
-        "    connection.execute('UPDATE measurement SET device_us = 1.0')\n"
-        "    connection.execute('UPDATE plan SET wall_us = 1.0')\n"
-        "    os.kill(os.getpid(), 9)\n"
-        "Database(Path(sys.argv[1])).write(die)\n"
-    )
-    assert subprocess.run([sys.executable, "-c", code, str(paths[1])], check=False).returncode == -9
-    assert Path(f"{paths[1]}-journal").exists()
+    killed_over_a_write(paths[1])
     told = merging(*paths, "--db", tmp_path / "all.db")
     assert told.exit_code == 1
     assert "shard-1.db: refused" in told.output
+    mends = f"fuseplan db check --repair --db {paths[1]}"
+    assert f"it has a write that was cut short): {mends} takes it back" in told.output
+    again = tmp_path / "again.db"
+    for suffix in ("", "-journal"):
+        shutil.copy(f"{paths[1]}{suffix}", f"{again}{suffix}")
+    assert mends.replace(str(paths[1]), str(again)) in merging("--salvage", again, "--db", tmp_path / "all.db").output
+    CliRunner().invoke(main, ["db", "check", "--repair", "--db", str(again)])
+    assert exported(Database(again)) == before
     store_at(paths[1]).add_program("ef" * 32)
     assert set(before) < set(exported(Database(paths[1])))
     assert merging(*paths, "--db", tmp_path / "all.db").exit_code == 0

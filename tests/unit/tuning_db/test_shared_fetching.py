@@ -27,7 +27,7 @@ from fuseplan.tuning_db.exchange import Bounds, export, import_lines
 from fuseplan.tuning_db.files import Database
 from fuseplan.tuning_db.shared_notes import Fetched
 from plan_server import Open, Served, cached, found, refused, serving, settle, started
-from stored import plan, question, store_at
+from stored import killed_over_a_write, plan, question, store_at
 
 
 def left_over(tmp_path: Path) -> list[str]:
@@ -116,7 +116,7 @@ def test_what_another_is_fetching_is_left_to_it(plans: Path, served: Served, ope
         assert found(open_store(served.url)) == "shared"
         assert len(left_over(tmp_path)) == 1
         slow.slowly_s = 0.0001
-        other.communicate()
+        assert other.communicate()[0] == "Hit\n"
     assert len(cached(tmp_path)) == 2
 
 
@@ -125,7 +125,7 @@ def test_of_processes_that_start_together_one_fetches(
     status: int, said: str, plans: Path, served: Served, tmp_path: Path
 ) -> None:
     served.body, served.status, served.slowly_s = (plans / "plans.jsonl.gz").read_bytes(), status, 0.0003
-    processes = [started(tmp_path, served.url) for _ in range(4)]
+    processes = [started(tmp_path, served.url, 60.0 if status == 200 else 0.0) for _ in range(4)]
     assert [process.communicate()[0] for process in processes] == [said] * 4
     assert len(served.asked) == 1
     assert left_over(tmp_path) == []
@@ -235,7 +235,7 @@ def no_database(path: Path) -> None:
     ("change", "why"),
     [
         (with_trigger, "trigger t"), (with_view, "plan is not as fuseplan makes it"), (newer, "schema 99"),
-        (of_others, "it is not a tuning database"), (no_database, "file is not a database"),
+        (of_others, "it is not a tuning database"), (no_database, "file is not a database"), (killed_over_a_write, "a write to it was cut short"),
     ],
 )  # fmt: skip
 def test_a_database_of_this_machine_that_is_refused_says_so(
