@@ -145,7 +145,7 @@ def merge(database: Database, path: Path, *, within_s: float = math.inf) -> Inta
     Merging is a union: in any order, and however often, the same files give the same rows.
     """
     check_database(path, database)
-    return _import_sqlite(database, path, "replay", Bounds(within_s))
+    return _import_sqlite(database, path, "replay", Bounds(within_s), apart=True)
 
 
 def merge_whole(database: Database, paths: Iterable[Path], *, within_s: float = math.inf) -> dict[Path, IntakeReport]:
@@ -161,7 +161,7 @@ def merge_whole(database: Database, paths: Iterable[Path], *, within_s: float = 
 def _merge_whole(database: Database, path: Path, within_s: float) -> IntakeReport:
     report = IntakeReport()
     try:
-        with ForeignFile(path, time.monotonic() + within_s, pages=True) as source:
+        with ForeignFile(path, time.monotonic() + within_s, pages=True, apart=True) as source:
             # All digests are looked at before the first row is taken; a large file is read once more, in the same state.
             held = deque(source.rows(), None if path.stat().st_size <= _HELD_BYTES else 0)
             report.damage, report.mends = _told(source, within_s), _MENDS
@@ -202,10 +202,10 @@ def _was_ours(path: Path) -> bool:
     return True
 
 
-def _import_sqlite(database: Database, path: Path, trust: str, bounds: Bounds) -> IntakeReport:
+def _import_sqlite(database: Database, path: Path, trust: str, bounds: Bounds, *, apart: bool = False) -> IntakeReport:
     report = IntakeReport()
     try:
-        with ForeignFile(path, time.monotonic() + bounds.within_s, most=bounds.line) as source:
+        with ForeignFile(path, time.monotonic() + bounds.within_s, most=bounds.line, apart=apart) as source:
             _take(database, _checked(source, report), report, trust)
             report.refused += source.problems
             if not source.finished:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import random
 import shutil
@@ -16,9 +17,11 @@ from click.testing import CliRunner, Result
 from fuseplan.cli import main
 from fuseplan.errors import StoreError
 from fuseplan.graph import Graph
-from fuseplan.tuning_db import DefaultTiming, Run, Store, StoredPlan
+from fuseplan.tuning_db import DefaultTiming, Run, Store, StoredPlan, files, foreign
+from fuseplan.tuning_db.columns import Row
 from fuseplan.tuning_db.exchange import merge, merge_whole
 from fuseplan.tuning_db.files import Database
+from fuseplan.tuning_db.tables import RowWriter, Table
 from fuseplan.tuning_db.words import retune
 from stored import (
     AT,
@@ -261,3 +264,40 @@ def test_a_file_that_was_named_by_mistake_is_no_damaged_shard(tmp_path: Path) ->
     with pytest.raises(StoreError, match="into itself"):
         merge_whole(Database(tmp_path / "a.db"), [tmp_path / "a.db"])
     assert not (tmp_path / "all.db").exists()
+
+
+@pytest.mark.parametrize("salvage", [False, True], ids=["whole", "salvage"])
+def test_a_shard_that_is_being_tuned_is_written_to_while_it_is_merged(
+    salvage: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows are checked and put elsewhere for as long as it takes: nobody waits for that."""
+    path = shard_at(tmp_path / "shard.db", 1)
+    before, shard, put, added = exported(Database(path)), store_at(path), RowWriter.put, list[bool]()
+    monkeypatch.setattr(files, "_WRITE_WAIT_S", 1.0)
+    monkeypatch.setattr(files, "_COMMIT_WAIT_MS", 1000)
+
+    def meanwhile(writer: RowWriter, table: Table, row: Row) -> bool:
+        if not added:
+            added.append(False)
+            added.append(shard.add_program("ef" * 32))
+        return put(writer, table, row)
+
+    monkeypatch.setattr(RowWriter, "put", meanwhile)
+    into = Database(tmp_path / "all.db")
+    report = merge(into, path) if salvage else merge_whole(into, [path])[path]
+    assert report.complete
+    assert added == [False, True], "it is on the disk"
+    assert exported(into) == before
+
+
+def test_where_there_is_no_room_for_a_copy_the_shard_itself_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(**_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = shard_at(tmp_path / "shard.db", 1)
+    monkeypatch.setattr(foreign, "TemporaryDirectory", full)
+    into = Database(tmp_path / "all.db")
+    assert merge_whole(into, [path])[path].complete
+    assert exported(into) == exported(Database(path))
