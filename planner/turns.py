@@ -28,8 +28,8 @@ def take_turn(file: Path, patience_s: float = PATIENCE_S, still: Callable[[], No
     ...     mine
     True
     """
-    if fcntl is None:
-        yield False
+    if fcntl is None:  # there nobody can be waited for
+        yield True
         return
     try:
         handle = os.open(file, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)

@@ -21,6 +21,7 @@ WAIT_S = 5.0
 """A process waits so long, at most, where nothing was fetched yet; it sees what comes later at its next look-up."""
 AGAIN_S = 600.0
 """A process that goes on looks whether it is time to look for a newer one so often."""
+NO_FOLDER = "there is no folder to keep what it gives: set XDG_CACHE_HOME"
 
 
 class SharedLayer:
@@ -75,7 +76,7 @@ def _seen_to(plans: SharedPlans, wait_s: float) -> tuple[Database | None, str]:
         problem = unusable(own)
         return (None if problem else own), problem
     if plans.made is None:
-        return None, "there is no folder to keep what it gives: set XDG_CACHE_HOME"
+        return None, NO_FOLDER
     made = Database(plans.made, readonly=True)
     there = opens(made)
     if isinstance(named, Path) and not named.is_file():

@@ -29,7 +29,9 @@ _CHUNK = 2**16
 
 
 def look(plans: SharedPlans, made: Path, told: list[str], always: bool = False) -> None:
-    """Fetch it, one process at a time, and tell why it is not there. Who comes second takes what the first has got, or the earlier one."""
+    """Fetch it, one process at a time, and tell what is wrong with it, if anything. Who comes second takes what the first has got, or the earlier
+    one; `always` looks even where it is not time to.
+    """
     try:
         made.parent.mkdir(parents=True, exist_ok=True)
         with take_turn(_lock_of(made), 0.0 if _opens(made) else FETCH_S) as mine:

@@ -12,7 +12,7 @@ from pathlib import Path
 from fuseplan.tuning_db.addresses import Address, SharedPlans
 from fuseplan.tuning_db.clock import written
 from fuseplan.tuning_db.files import Database
-from fuseplan.tuning_db.shared import is_database, unusable
+from fuseplan.tuning_db.shared import NO_FOLDER, is_database, unusable
 from fuseplan.tuning_db.shared_fetch import look
 from fuseplan.tuning_db.shared_notes import Fetched, opens
 
@@ -36,7 +36,7 @@ class SharedState:
     """Since then."""
     sha256: str | None = None
     pinned: bool = False
-    """Whether it had to have that digest."""
+    """Whether the address asks for just that digest."""
 
     @staticmethod
     def noted(plans: SharedPlans) -> SharedState:
@@ -48,15 +48,17 @@ class SharedState:
             with closing(Database(named, readonly=True)) as own:
                 problem = unusable(own)
             return SharedState(plans.shown, not problem, problem)
-        known = Fetched() if made is None else Fetched.beside(made)
+        if made is None:
+            return SharedState(plans.shown, False, NO_FOLDER)
+        known = Fetched.beside(made)
         problem = known.problem
         if isinstance(named, Path) and not named.is_file():
             problem = "it is not there"
-        if made is None or not known.fetched_at:
+        if not known.fetched_at:
             return SharedState(plans.shown, False, problem)
         with closing(Database(made, readonly=True)) as database:
             serves = opens(database)
-        pinned = isinstance(named, Address) and named.pinned is not None
+        pinned = isinstance(named, Address) and named.pinned == known.digest
         at = written(datetime.fromtimestamp(known.fetched_at, timezone.utc))
         return SharedState(
             plans.shown, serves, problem, known.rows, at, max(0.0, time.time() - known.fetched_at), known.digest, pinned
@@ -69,10 +71,11 @@ class SharedState:
         exported = isinstance(plans.named, Path) and plans.named.is_file() and not is_database(plans.named)
         if plans.made is None or not (asked or exported):
             return SharedState.noted(plans)
-        begin = time.time()
-        thread = threading.Thread(target=look, args=(plans, plans.made, [], True), name="fuseplan shared", daemon=True)
+        told: list[str] = []
+        thread = threading.Thread(
+            target=look, args=(plans, plans.made, told, True), name="fuseplan shared", daemon=True
+        )
         thread.start()
         thread.join(LOOK_S)
-        found = SharedState.noted(plans)
-        late = Fetched.beside(plans.made).looked_at < begin
-        return replace(found, problem=f"it did not come within {LOOK_S:g} s") if late else found
+        why = told[0] if told else f"it did not come within {LOOK_S:g} s"
+        return replace(SharedState.noted(plans), problem=why)

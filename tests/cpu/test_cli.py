@@ -70,6 +70,10 @@ def test_doctor_says_whether_shared_plans_can_be_had(tmp_path: Path, monkeypatch
         kept = rf"{served.url}: the server answers 500; what was there before serves: 19 rows, fetched \d+ s ago, .*"
         assert re.fullmatch(kept, said(f"{address}{digest}"))
     assert said(str(tmp_path / "all.db")) == f"{tmp_path / 'all.db'}: it can be had, and is read where it is"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "all.db"))
+    assert said("http://127.0.0.1:9/a").endswith(
+        "/a: it cannot be kept: Not a directory; there are no plans from there"
+    )
     assert said(str(tmp_path / "no.db")) == f"{tmp_path / 'no.db'}: it is not there; there are no plans from there"
     assert said("http://[::1/secret") == "the address: it is no address; there are no plans from there"
 
