@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 import sys
@@ -12,6 +13,8 @@ from typing import Any
 import torch
 
 from fuseplan.executors import executors
+from fuseplan.tuning_db.layers import places
+from fuseplan.tuning_db.shared_state import SharedState
 
 NVFUSER_PYTHONS = ((3, 10), (3, 12))
 """nvFuser's index has builds for these Python versions alone."""
@@ -43,6 +46,8 @@ class Diagnosis:
     executors: tuple[ExecutorState, ...]
     nvfuser_install: str | None
     """The line that makes nvFuser work here, where it does not and a GPU is there to run it."""
+    shared: SharedState | None = None
+    """Plans of an organisation, where FUSEPLAN_SHARED names them."""
 
     def as_dict(self) -> dict[str, Any]:
         """The same as plain data, for JSON."""
@@ -50,12 +55,14 @@ class Diagnosis:
 
 
 def doctor() -> Diagnosis:
-    """Return what this machine offers. Tries each executor, which takes some seconds where nvFuser is installed.
+    """Return what this machine offers. Tries each executor, which takes some seconds where nvFuser is installed, and asks whoever
+    gives the plans of an organisation.
 
     >>> [state.name for state in doctor().executors]
     ['aten', 'inductor', 'nvfuser']
     """
     states = tuple(ExecutorState(e.name, e.version(), e.available()) for e in executors().values())
+    shared = places(os.environ).shared
     nvfuser = next(state for state in states if state.name == "nvfuser")
     return Diagnosis(
         python=platform.python_version(),
@@ -66,6 +73,7 @@ def doctor() -> Diagnosis:
         compiler=next((path for name in ("g++", "clang++") if (path := shutil.which(name))), None),
         executors=states,
         nvfuser_install=None if nvfuser.unavailable is None else _install_line(),
+        shared=None if shared is None else SharedState.looked(shared),
     )
 
 

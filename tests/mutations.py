@@ -21,7 +21,7 @@ from pathlib import Path
 from fuseplan.errors import StoreError
 from fuseplan.segment.moves import Move
 from fuseplan.tuning_db import DefaultTiming, Evidence, Miss, Repeats, Run, StoredPlan
-from fuseplan.tuning_db.exchange import import_file
+from fuseplan.tuning_db.exchange import Bounds, import_file
 from fuseplan.tuning_db.files import Database
 from fuseplan.tuning_db.schema import ALL
 from fuseplan.tuning_db.upkeep import check
@@ -219,7 +219,7 @@ def _look_up(path: Path, plans: dict[str, StoredPlan]) -> list[str]:
 def _import(foreign: Path, own: Path, plans: dict[str, StoredPlan]) -> list[str]:
     into = Database(own)
     with suppress(StoreError):
-        import_file(into, foreign, trust="replay", within_s=LIMIT_S)
+        import_file(into, foreign, trust="replay", bounds=Bounds(LIMIT_S))
     wrong = [f"after import: {problem}" for problem in check(into)] if own.exists() else []
     return wrong + [f"import of {stored.key}" for stored in store_at(own).plans() if not _same(stored, plans)]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -185,3 +187,24 @@ def fill(store: Store) -> None:
         store.add_run(replace(run, state="finished", changed_at="2026-11-20T12:30:00.000Z")),
     ]
     assert all(results)
+
+
+_CUT_SHORT = """
+import os, sys
+from pathlib import Path
+from fuseplan.tuning_db.files import Database
+
+def die(connection):
+    connection.execute("PRAGMA cache_size = 1")
+    connection.execute("UPDATE measurement SET device_us = 1.0")
+    connection.execute("UPDATE plan SET wall_us = 1.0")
+    os.kill(os.getpid(), 9)
+
+Database(Path(sys.argv[1])).write(die)
+"""
+
+
+def killed_over_a_write(path: Path) -> None:
+    """Have a writer die over its write, which the journal beside the file then tells of."""
+    assert subprocess.run([sys.executable, "-c", _CUT_SHORT, str(path)], check=False).returncode == -9
+    assert Path(f"{path}-journal").exists()

@@ -1,10 +1,11 @@
-"""Addresses of plan files on other machines, as FUSEPLAN_SHARED names them."""
+"""What FUSEPLAN_SHARED names: a file, or the address of one on another machine."""
 
 from __future__ import annotations
 
 import hashlib
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
@@ -58,8 +59,28 @@ class Address:
         parts = urlsplit(self.url)
         return urlunsplit((parts.scheme, parts.netloc, parts.path, "", ""))
 
+
+@dataclass(frozen=True)
+class SharedPlans:
+    """Plans of an organisation, wherever they are."""
+
+    named: Path | Address
+    made: Path | None
+    """The database of our own that is made of them, where they are no database of this machine; None where there is no place for it."""
+
+    @staticmethod
+    def of(named: str, folder: Path | None, schema: int) -> SharedPlans:
+        """What a text means. What is made of it goes into a folder; another schema, or another pin, is another file.
+
+        >>> SharedPlans.of("/data/all.jsonl", Path("/cache"), 5).made.name
+        '5-d1f2cbf2ea2a1ebc1b70ef75.db'
+        """
+        found = Address.parse(named) or Path(named).absolute()
+        told = f"{found.url} {found.pinned} {found.login}" if isinstance(found, Address) else str(found)
+        name = f"{schema}-{hashlib.sha256(told.encode('utf-8', 'surrogateescape')).hexdigest()[:24]}.db"
+        return SharedPlans(found, None if folder is None else folder / name)
+
     @property
-    def file_name(self) -> str:
-        """What the database is called that is made of it."""
-        asked = f"{self.url} {self.pinned} {self.login}"
-        return f"{hashlib.sha256(asked.encode()).hexdigest()[:24]}.db"
+    def shown(self) -> str:
+        """What messages call it."""
+        return self.named.shown if isinstance(self.named, Address) else str(self.named)

@@ -385,6 +385,11 @@ def _problem(error: Exception, path: Path | None) -> Unusable:
         return Busy(text)
     if any(word in str(error) for word in _CHANGED_TEXT):
         return Changed(text)
-    if exact == _JOURNAL_LEFT:
+    if is_cut_short(error):
         return Interrupted(f"{path}: a write to it was cut short, and is not yet taken back")
     return Unwritable(text)
+
+
+def is_cut_short(error: Exception) -> bool:
+    """Whether an error of SQLite's means that a writer has died over its write."""
+    return getattr(error, "sqlite_errorcode", 0) == _JOURNAL_LEFT

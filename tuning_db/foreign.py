@@ -6,16 +6,18 @@ tables, a deadline ends what takes too long, and no row counts whose digest does
 
 from __future__ import annotations
 
+import shlex
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import TracebackType
 
 from fuseplan.errors import StoreError
 from fuseplan.tuning_db import schema
 from fuseplan.tuning_db.columns import Row, Value
-from fuseplan.tuning_db.files import SQL_ERRORS, NotOurs
+from fuseplan.tuning_db.files import SQL_ERRORS, Interrupted, NotOurs, is_cut_short
 from fuseplan.tuning_db.migrations import version
 from fuseplan.tuning_db.older import present, table_of
 from fuseplan.tuning_db.opening import address, be_careful
@@ -35,10 +37,20 @@ class ForeignFile:
     """A file to take rows from. Rows come in an order in which each stands after those that it refers to.
 
     `ours` says that it is this user's own damaged file, whose journal may be played back into it. `pages` are looked at too, those
-    of indexes among them, which no row is read from.
+    of indexes among them, which no row is read from. No field has more than `most` bytes.
+    `apart` reads a copy, as long as there is room for one: else whoever writes to the file would wait until all rows are read.
     """
 
-    def __init__(self, path: Path, deadline: float, *, ours: bool = False, pages: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        deadline: float,
+        *,
+        ours: bool = False,
+        pages: bool = False,
+        most: int = _MAX_FIELD,
+        apart: bool = False,
+    ) -> None:
         self.path = path
         self.problems: list[str] = []
         """What could not be read, one line each."""
@@ -47,6 +59,9 @@ class ForeignFile:
         self._deadline = deadline
         self._ours = ours
         self._pages = pages
+        self._apart = apart
+        self._folder: TemporaryDirectory[str] | None = None
+        self._most = min(most, _MAX_FIELD)
         self._keys: dict[str, dict[int, str]] = {}
         self._version = schema.VERSION
         self._connection = self._connect()
@@ -58,6 +73,7 @@ class ForeignFile:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._connection.close()
+        self._delete_copy()
 
     def rows(self) -> Iterator[tuple[Table, Row]]:
         """All rows with good digests that can be reached, until the deadline."""
@@ -95,15 +111,19 @@ class ForeignFile:
         name = f"{address(self.path)}?mode={'rw' if self._ours else 'ro'}"
         connection = sqlite3.connect(name, uri=True, timeout=10.0, isolation_level=None)
         try:
-            be_careful(connection)
-            if hasattr(connection, "setlimit"):  # since Python 3.11
-                connection.setlimit(_LENGTH_LIMIT, _MAX_FIELD)
+            self._be_careful(connection)
             if not self._ours:
                 self._refuse_strangers(connection)
             self._version = _present(connection)
+            if self._apart:
+                connection = self._copied(connection)
             connection.execute("BEGIN")  # another process may be writing: rows are to fit those they refer to
         except SQL_ERRORS as error:
             connection.close()
+            self._delete_copy()
+            if is_cut_short(error):
+                mends = f"fuseplan db check --repair --db {shlex.quote(str(self.path))} takes it back"
+                raise Interrupted(f"{self.path} has a write that was cut short: {mends}") from None
             raise StoreError(f"{self.path} cannot be read as a tuning database: {error}") from None
         except StoreError:
             connection.close()
@@ -113,6 +133,35 @@ class ForeignFile:
             self._check_pages(connection)
         connection.set_authorizer(_authorize)
         return connection
+
+    def _be_careful(self, connection: sqlite3.Connection) -> None:
+        be_careful(connection)
+        if hasattr(connection, "setlimit"):  # since Python 3.11
+            connection.setlimit(_LENGTH_LIMIT, self._most)
+
+    def _copied(self, connection: sqlite3.Connection) -> sqlite3.Connection:
+        """The file as it is now, page by page; the file itself where it cannot be copied."""
+        try:
+            self._folder = TemporaryDirectory(prefix="fuseplan-")
+            copied = sqlite3.connect(Path(self._folder.name) / "copy.db", isolation_level=None)
+        except (OSError, *SQL_ERRORS):
+            self._delete_copy()
+            return connection
+        try:
+            copied.execute("PRAGMA synchronous = OFF")
+            connection.backup(copied)
+            self._be_careful(copied)
+        except SQL_ERRORS:  # there is no room, or some page of it cannot be read
+            copied.close()
+            self._delete_copy()
+            return connection
+        connection.close()
+        return copied
+
+    def _delete_copy(self) -> None:
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
 
     def _refuse_strangers(self, connection: sqlite3.Connection) -> None:
         application = connection.execute("PRAGMA application_id").fetchone()[0]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from fuseplan.errors import StoreError
-from fuseplan.tuning_db.files import Absent, Database, Identity, NotOurs, Unusable, Unwritable
+from fuseplan.tuning_db.files import Absent, Damaged, Database, Identity, NotOurs, Unusable, Unwritable
 from fuseplan.tuning_db.layers import Places, network_file_system
 from fuseplan.tuning_db.notify import notify
 from fuseplan.tuning_db.records import Miss
@@ -39,24 +39,17 @@ class Layered:
         self._memory: Database | None = None
         self._said: set[str] = set()
         self._lock = threading.Lock()
-        self._see_to_shared(where)
+        self._shared = None
+        if where.shared is not None:
+            from fuseplan.tuning_db.shared import SharedLayer  # which few have
+
+            self._shared = SharedLayer(where.shared, self._say)
         self._lower = [
             (name, Database(path, readonly=True, immutable=name == "packaged"))
-            for name, path in (("packaged", where.packaged), ("site", where.site), ("shared", where.shared))
+            for name, path in (("packaged", where.packaged), ("site", where.site))
             if path is not None and os.path.exists(path)
         ]
         self._memory_lock = threading.Lock()
-
-    def _see_to_shared(self, where: Places) -> None:
-        """Have the plans of an organisation, as far as they can be had."""
-        if where.address is not None and where.shared is not None:
-            from fuseplan.tuning_db.shared import renew  # which few have, and brings what asks servers
-
-            renew(where.address, where.shared, self._say)
-        elif where.address is not None:
-            self._say("FUSEPLAN_SHARED is an address, and there is no folder to keep what it gives: set XDG_CACHE_HOME")
-        elif where.shared is not None and not os.path.exists(where.shared):
-            self._say(f"FUSEPLAN_SHARED names {where.shared}, which is not there")
 
     def required(self: _Own, *, there: bool = True) -> _Own:
         """This store; StoreError where the user's own file cannot be used as one, or with `there` is not there yet."""
@@ -82,12 +75,15 @@ class Layered:
 
     def close(self) -> None:
         """Close all files; the next use opens them again."""
-        for _, database in self._layers():
+        for _, database in self._with(None if self._shared is None else self._shared.opened):
             database.close()
 
     def _layers(self) -> list[tuple[str, Database]]:
         """All layers, the lowest first."""
-        upper = (("user", self._user), ("memory", self._memory))
+        return self._with(None if self._shared is None else self._shared.database())
+
+    def _with(self, shared: Database | None) -> list[tuple[str, Database]]:
+        upper = (("shared", shared), ("user", self._user), ("memory", self._memory))
         return [*self._lower, *((name, database) for name, database in upper if database is not None)]
 
     def _gather(
@@ -119,8 +115,8 @@ class Layered:
         except Unusable as problem:
             if self._reading and database is self._user:
                 raise
-            if isinstance(problem, NotOurs):
-                self._say(str(problem))
+            if isinstance(problem, NotOurs) or (isinstance(problem, Damaged) and database is not self._user):
+                self._say(str(problem))  # the user's own is mended, which is told then
             return Miss("database unusable", str(problem))
 
     def _write(self, work: Callable[[sqlite3.Connection], None]) -> bool:

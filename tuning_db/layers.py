@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from fuseplan.tuning_db.addresses import Address
+from fuseplan.tuning_db.addresses import SharedPlans
 from fuseplan.tuning_db.schema import VERSION
 
 SHIPPED = Path(__file__).parent / "shipped.sqlite3"
@@ -27,10 +27,8 @@ class Places:
     user: Path | None
     site: Path | None = None
     packaged: Path | None = None
-    shared: Path | None = None
-    """Of an organisation: a file, or what is made of what an address gives."""
-    address: Address | None = None
-    """That address."""
+    shared: SharedPlans | None = None
+    """Of an organisation."""
 
 
 def places(environ: Mapping[str, str], db: str | Path | None = None) -> Places:
@@ -42,23 +40,14 @@ def places(environ: Mapping[str, str], db: str | Path | None = None) -> Places:
     PosixPath('/data/tuning.db')
     """
     named, shared = db or environ.get("FUSEPLAN_DB"), environ.get("FUSEPLAN_SHARED")
-    user = Path(named).absolute() if named else _cached(environ)
-    return Places(user, SITE, SHIPPED, *(_shared(shared, environ) if shared else ()))
-
-
-def _shared(named: str, environ: Mapping[str, str]) -> tuple[Path | None, Address | None]:
-    """The file that is read of what FUSEPLAN_SHARED names, and the address that it comes from. Another schema is another file."""
-    address = _parsed(named)
-    if address is None:
-        return Path(named).absolute(), None
     cached = _cached(environ)
-    folder = None if cached is None else cached.parent / "shared"
-    return (None if folder is None else folder / f"{VERSION}-{address.file_name}"), address
+    user = Path(named).absolute() if named else cached
+    return Places(user, SITE, SHIPPED, _shared(shared, cached) if shared else None)
 
 
 @cache
-def _parsed(text: str) -> Address | None:
-    return Address.parse(text)
+def _shared(named: str, cached: Path | None) -> SharedPlans:
+    return SharedPlans.of(named, None if cached is None else cached.parent / "shared", VERSION)
 
 
 def _cached(environ: Mapping[str, str]) -> Path | None:

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,7 +17,6 @@ from typing import Any
 from fuseplan.errors import StoreError
 from fuseplan.tuning_db.exchange.export import snapshot
 from fuseplan.tuning_db.files import SQL_ERRORS, Damaged, Database, Interrupted, Unwritable, identity_of
-from fuseplan.tuning_db.layers import Places
 from fuseplan.tuning_db.repair import Renewed, check_ours, renew
 from fuseplan.tuning_db.schema import ALL, BY_NAME, ENVIRONMENT
 from fuseplan.tuning_db.tables import RowError, Table
@@ -49,26 +47,6 @@ def info(database: Database) -> dict[str, Any]:
         }
 
     return database.read(read)
-
-
-def shared_info(where: Places) -> dict[str, Any] | None:
-    """What FUSEPLAN_SHARED names, and what became of it; None where it names nothing. Nothing is fetched."""
-    if where.address is None:
-        there = where.shared is not None and where.shared.exists()
-        return (
-            None if where.shared is None else {"from": str(where.shared), "problem": "" if there else "it is not there"}
-        )
-    from fuseplan.tuning_db.shared import Fetched
-
-    known = Fetched() if where.shared is None else Fetched.beside(where.shared)
-    fetched = datetime.fromtimestamp(known.fetched_at, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return {
-        "from": where.address.shown,
-        "rows": f"{known.rows:,} rows" if known.fetched_at else "nothing was fetched yet",
-        "fetched": f"fetched {fetched}" if known.fetched_at else "",
-        "sha256": f"SHA-256 {known.digest}" if known.digest else "",
-        "problem": known.problem,
-    }
 
 
 def _pragma(connection: sqlite3.Connection, name: str) -> int:

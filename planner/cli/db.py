@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import asdict
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,10 +51,11 @@ def _look_at(file: Path | None) -> Database:
 def info(file: Path | None, as_json: bool) -> None:
     """Show the size of the file, its rows, plans and environments."""
     from fuseplan.tuning_db.layers import places
+    from fuseplan.tuning_db.shared_state import SharedState
     from fuseplan.tuning_db.upkeep import info as look
-    from fuseplan.tuning_db.upkeep import shared_info
 
-    found = look(_look_at(file)) | {"shared": shared_info(places(os.environ, file))}
+    shared = places(os.environ, file).shared
+    found = look(_look_at(file)) | {"shared": None if shared is None else asdict(SharedState.noted(shared))}
     tell(found, lambda: _info(found), as_json)
 
 
@@ -69,7 +71,16 @@ def _info(found: dict[str, Any]) -> Iterator[str]:
         versions = ", ".join(f"{name} {text}" for name, text in known.items() if text)
         yield f"environment {place['key'][:12]}: {place['device']}, {versions}: {counted(place['plans'], 'plan')}"
     if found["shared"] is not None:
-        yield f"shared: {', '.join(str(value) for value in found['shared'].values() if value not in ('', None))}"
+        yield f"shared: {_shared(found['shared'])}"
+
+
+def _shared(found: dict[str, Any]) -> str:
+    told = [found["named"]]
+    if found["fetched_at"] is not None:
+        told += [counted(found["rows"], "row"), f"fetched {found['fetched_at']}", f"SHA-256 {found['sha256']}"]
+    elif not found["problem"] and not found["serves"]:
+        told.append("nothing was fetched yet")
+    return ", ".join([*told, found["problem"]] if found["problem"] else told)
 
 
 @db.command(epilog="Example: fuseplan db check --repair")
@@ -154,15 +165,15 @@ def export(
     "--trust", type=click.Choice(["unverified", "replay"]), default="unverified", show_default=True,
     help="What to think of the plans: unverified until they have raced here, or good as they are.",
 )  # fmt: skip
-@click.option("--within", type=float, default=600.0, show_default=True, help="Seconds that one SQLite file may take.")
+@click.option("--within", type=float, default=600.0, show_default=True, help="Seconds that one file may take.")
 def import_(files: tuple[Path, ...], file: Path | None, as_json: bool, trust: str, within: float) -> None:
     """Take rows from exports, or from SQLite files that others made. Exit code 1 if some were refused."""
-    from fuseplan.tuning_db.exchange import check_file, import_file
+    from fuseplan.tuning_db.exchange import Bounds, check_file, import_file
 
     into = _open(file)
     for path in files:
         check_file(path)
-    _report({path: import_file(into, path, trust=trust, within_s=within) for path in files}, as_json)
+    _report({path: import_file(into, path, trust=trust, bounds=Bounds(within)) for path in files}, as_json)
 
 
 @db.command(epilog="Example: fuseplan db merge shard-*.db --db all.db")
@@ -273,8 +284,7 @@ def _report(reports: dict[Path, IntakeReport], as_json: bool) -> None:
     lines = []
     for path, report in reports.items():
         if report.damage:
-            mends = "run its shard again, or take its good rows with --salvage"
-            lines.append(f"{path}: refused, since it is damaged ({report.damage}): {mends}")
+            lines.append(f"{path}: refused, since it is damaged ({report.damage}): {report.mends}")
             continue
         taken = ", ".join(f"{count:,} {name}" for name, count in report.taken.items()) or "nothing new"
         lines.append(f"{path}: {taken}; {counted(report.known, 'row')} known, {len(report.refused):,} refused")

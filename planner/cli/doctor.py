@@ -7,8 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fuseplan.durations import spelled
+from fuseplan.graph.words import counted, printable
+
 if TYPE_CHECKING:
     from fuseplan.doctor import Diagnosis
+    from fuseplan.tuning_db.shared_state import SharedState
 
 
 @click.command(epilog="Example: fuseplan doctor --json")
@@ -26,6 +30,7 @@ def doctor(as_json: bool) -> None:
 
 def _show(found: Diagnosis) -> None:
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     console = Console()
@@ -43,5 +48,19 @@ def _show(found: Diagnosis) -> None:
         here = "[green]available[/]" if state.unavailable is None else f"[yellow]no:[/] {state.unavailable}"
         table.add_row(state.name, state.version, here)
     console.print(table)
+    if found.shared is not None:
+        console.print(f"Shared plans: {escape(printable(_shared(found.shared)))}", soft_wrap=True)
     if found.nvfuser_install is not None:
         console.print(f"To make nvFuser work here: [bold]{found.nvfuser_install}[/]", soft_wrap=True)
+
+
+def _shared(found: SharedState) -> str:
+    """Whether the plans of an organisation can be had, and what there is of them."""
+    told = f"{found.named}: {found.problem or 'it can be had'}"
+    if not found.serves:
+        return f"{told}; there are no plans from there"
+    if found.rows is None:
+        return f"{told}, and is read where it is"
+    ago = f"fetched {spelled(found.age_s or 0.0)} ago"
+    there = f"{counted(found.rows, 'row')}, {ago}, SHA-256 {found.sha256}{', as pinned' if found.pinned else ''}"
+    return f"{told}; what was there before serves: {there}" if found.problem else f"{told}; {there}"

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from fuseplan.cli.options import as_json, database, examples, keys, tell
-from fuseplan.cli.text import printable
+from fuseplan.graph.words import printable
 
 _EPILOG = examples(
     "fuseplan judge trace.json",

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from fuseplan.cli.options import as_json, database, examples, tell
-from fuseplan.cli.text import printable
 from fuseplan.errors import OptionError
-from fuseplan.graph.words import counted
+from fuseplan.graph.words import counted, printable
 
 if TYPE_CHECKING:
     from fuseplan.models.rows import Rows

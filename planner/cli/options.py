@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from fuseplan.cli.text import printable
 from fuseplan.errors import FuseplanError
+from fuseplan.graph.words import printable
 
 if TYPE_CHECKING:
     from fuseplan.tuning_db import Store

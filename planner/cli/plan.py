@@ -11,8 +11,7 @@ import click
 from fuseplan.cli.options import as_json as json_option
 from fuseplan.cli.options import database as file_option
 from fuseplan.cli.options import examples, keys, look_into, tell
-from fuseplan.cli.text import printable
-from fuseplan.graph.words import counted
+from fuseplan.graph.words import counted, printable
 
 if TYPE_CHECKING:
     from fuseplan.tuning_db import Store, StoredPlan

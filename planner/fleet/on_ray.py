@@ -14,11 +14,13 @@ from importlib import import_module
 from time import monotonic
 from typing import Any
 
+from fuseplan import __version__
 from fuseplan.errors import ExecutorError, OptionError
 from fuseplan.fleet.fleet import Fleet, FleetDevice, unfit
 from fuseplan.fleet.host import DeviceHost, read_facts, read_stages
 from fuseplan.fleet.remote import HostLostError
 from fuseplan.tuning_db.notify import notify
+from fuseplan.wire.codec import CodecError
 
 BEAT_S = 5.0
 """So often a host that is at work is asked whether it lives."""
@@ -208,6 +210,10 @@ def _ready(ray: Any, actors: list[_Actor], lines: list[RayLine], told: Callable[
             continue
         except ray.exceptions.RayError as error:
             told(f"{one.name} is left out: {str(error).strip().splitlines()[-1][:300]}")
+            one.line.end()
+            continue
+        except CodecError:  # before it could say of which version it is
+            told(f"{one.name} is left out: it has another fuseplan than this process, {__version__}")
             one.line.end()
             continue
         why = unfit(one.name, facts)

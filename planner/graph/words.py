@@ -18,6 +18,15 @@ def counted(many: int, what: str) -> str:
     return f"{many:,} {what}{ending}"
 
 
+def printable(text: str) -> str:
+    """Text without what could steer a terminal: names and messages may come from others.
+
+    >>> print(printable("\\x1b[2Jgone"))
+    \\x1b[2Jgone
+    """
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+
+
 def runs_of(numbers: Sequence[int]) -> str:
     """Numbers in few words.
 

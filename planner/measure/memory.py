@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import resource
 import tempfile
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+
+from fuseplan.turns import take_turn
 
 SPARED = 0.1
 """The share of what is free that stays free: for the parent, and for what a compiler takes outside of the worker."""
@@ -55,12 +55,6 @@ def limit_memory(device: torch.device, most: int | None = None, share: float = 1
         torch.cuda.set_per_process_memory_fraction(min(1.0, allowed / total))
 
 
-PATIENCE_S = 600.0
-"""How long a turn is waited for: who has it is ended sooner, if it hangs."""
-STILL_S = 2.0
-"""After so long one that waits says so once more."""
-
-
 @contextmanager
 def roomy(device: torch.device, still: Callable[[], None] | None = None) -> Iterator[None]:
     """Within, this process may take all that is free of its GPU: finding out what is right needs several times its share.
@@ -83,45 +77,6 @@ def roomy(device: torch.device, still: Callable[[], None] | None = None) -> Iter
         finally:
             torch.cuda.empty_cache()
             torch.cuda.set_per_process_memory_fraction(share, device)
-
-
-@contextmanager
-def take_turn(file: Path, patience_s: float = PATIENCE_S, still: Callable[[], None] | None = None) -> Iterator[bool]:
-    """Within, no other process is within for the same file; False if it was waited for in vain, or there can be no file.
-
-    >>> with take_turn(Path(tempfile.mkdtemp()) / "turn") as mine:
-    ...     mine
-    True
-    """
-    try:
-        handle = os.open(file, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
-    except OSError:
-        yield False
-        return
-    try:
-        yield _locked(handle, patience_s, still)
-    finally:
-        with suppress(OSError):  # closing alone would not let go of what a process that was forked meanwhile holds, too
-            fcntl.flock(handle, fcntl.LOCK_UN)
-        os.close(handle)
-
-
-def _locked(handle: int, patience_s: float, still: Callable[[], None] | None) -> bool:
-    begin = said = time.monotonic()
-    while not (mine := _locks(handle)) and time.monotonic() < begin + patience_s:
-        time.sleep(0.05)
-        if still is not None and time.monotonic() > said + STILL_S:
-            said = time.monotonic()
-            still()
-    return mine
-
-
-def _locks(handle: int) -> bool:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
 
 
 def holds_much(device: torch.device) -> bool:

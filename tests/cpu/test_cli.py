@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from hashlib import sha256
+from pathlib import Path
 
+import pytest
 import torch
 from click.testing import CliRunner
 
 import fuseplan
 from fuseplan.cli import main
+from fuseplan.tuning_db.exchange import export
+from plan_server import serving
+from stored import fill, store_at
 
 
 def fuseplan_cli(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -35,6 +42,40 @@ def test_doctor_as_json() -> None:
     if not torch.cuda.is_available():
         assert states["nvfuser"]
         assert found["nvfuser_install"] is None
+
+
+def test_doctor_says_whether_shared_plans_can_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = store_at(tmp_path / "all.db")
+    fill(store)
+    export(store.file, tmp_path / "all.jsonl.gz")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def said(address: str) -> str:
+        monkeypatch.setenv("FUSEPLAN_SHARED", address)
+        shown = fuseplan_cli("doctor")
+        assert shown.returncode == 0, shown.stderr
+        (line,) = [one for one in shown.stdout.splitlines() if one.startswith("Shared plans: ")]
+        assert "secret" not in shown.stdout + shown.stderr
+        return line.removeprefix("Shared plans: ")
+
+    with serving() as served:
+        served.body = (tmp_path / "all.jsonl.gz").read_bytes()
+        digest = sha256(served.body).hexdigest()
+        address = f"{served.url.replace('//', '//ada:secret@')}?token=secret#sha256="
+        got = rf"{served.url}: it can be had; 19 rows, fetched \d s ago, SHA-256 {digest}, as pinned"
+        assert re.fullmatch(got, said(f"{address}{digest}"))
+        wrong = f"its SHA-256 is {digest}, where {'0' * 64} is expected; there are no plans from there"
+        assert said(f"{address}{'0' * 64}") == f"{served.url}: {wrong}"
+        served.status = 500
+        kept = rf"{served.url}: the server answers 500; what was there before serves: 19 rows, fetched \d+ s ago, .*"
+        assert re.fullmatch(kept, said(f"{address}{digest}"))
+    assert said(str(tmp_path / "all.db")) == f"{tmp_path / 'all.db'}: it can be had, and is read where it is"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "all.db"))
+    assert said("http://127.0.0.1:9/a").endswith(
+        "/a: it cannot be kept: Not a directory; there are no plans from there"
+    )
+    assert said(str(tmp_path / "no.db")) == f"{tmp_path / 'no.db'}: it is not there; there are no plans from there"
+    assert said("http://[::1/secret") == "the address: it is no address; there are no plans from there"
 
 
 def test_help_needs_no_torch_and_shows_an_example() -> None:

@@ -19,6 +19,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import fuseplan
 from cpu.test_tune_killed import measurements, query, twice
 from fuseplan.errors import ExecutorError, OptionError
 from fuseplan.fleet import on_ray as module
@@ -273,6 +274,21 @@ def test_a_device_that_does_not_fit_is_left_out_with_the_reason(nodes: Nodes, mo
             raise AssertionError
     assert len(told) == NODES
     assert "is left out: it has fuseplan " in told[0]
+
+
+def test_a_device_whose_fuseplan_says_what_this_one_does_not_know_is_left_out() -> None:
+    class Answered:
+        exceptions = ray.exceptions
+
+        @staticmethod
+        def get(asked: str, timeout: float) -> str:
+            return asked
+
+    newer = DeviceHost("cpu").facts().replace('"cores":', '"sockets":2,"cores":')
+    told: list[str] = []
+    actor = module._Actor("a/cpu", "cpu", RayLine(ray, None, "a/cpu"), newer)
+    assert module._ready(Answered, [actor], [], told.append) == []
+    assert told == [f"a/cpu is left out: it has another fuseplan than this process, {fuseplan.__version__}"]
 
 
 def test_words_that_mean_no_cluster(nodes: Nodes) -> None:

@@ -9,20 +9,23 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from anyio import CapacityLimiter, to_thread
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from fuseplan.tuning_db.dashboard.ask import Ask, NotThere, Refused, parse
+from fuseplan.tuning_db.dashboard import plan_file
+from fuseplan.tuning_db.dashboard.ask import Ask, NotThere, Param, Refused, parse
 from fuseplan.tuning_db.dashboard.assets import Asset, assets, plotly_styles
 from fuseplan.tuning_db.dashboard.download import HasTable, download
 from fuseplan.tuning_db.dashboard.guard import LOOPBACK, Guard
 from fuseplan.tuning_db.dashboard.kept import KeptAnswers
 from fuseplan.tuning_db.dashboard.page import Page
 from fuseplan.tuning_db.dashboard.pages import DOWNLOADS, PAGES
+from fuseplan.tuning_db.dashboard.plan_file import KeptPlanFile, is_known
 from fuseplan.tuning_db.dashboard.queries.filters import choices
 from fuseplan.tuning_db.dashboard.reader import Reader, readers, trouble
 from fuseplan.tuning_db.dashboard.render import PageFrame, Served, View
@@ -52,6 +55,8 @@ def create_app(
 
 
 _KEPT_S = 10.0
+_EXPORTERS = 4
+"""Threads that wait for an export, or make one: the others are for pages."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +71,12 @@ class _Site:
         self._readers = known
         self._assets = files
         self._kept = KeptAnswers(32)
+        self._plan_files = {name: KeptPlanFile(reader) for name, reader in known.items()}
+        self._exporters = CapacityLimiter(_EXPORTERS)
 
     def routes(self) -> list[Route]:
         found = [Route(page.path, self._endpoint(page)) for page in PAGES]
+        found.append(Route(plan_file.PATH, self._plans))
         found += [
             Route(f"/{page.name}.{ending}", self._endpoint(page, ending))
             for page in DOWNLOADS
@@ -84,9 +92,7 @@ class _Site:
     def _endpoint(self, page: Page, ending: str = "") -> _Endpoint:
         async def answer(request: Request) -> Response:
             try:
-                if request.scope["raw_path"] != request.scope["path"].encode():  # one spelling of each path
-                    raise NotThere
-                ask = parse(request.scope["query_string"].decode("latin-1"), page.params)
+                ask = _asked(request, page.params)
                 reader = self._reader(ask)
                 found = await run_in_threadpool(self._load, page, ask, reader, ending)
             except Refused as refused:
@@ -97,6 +103,29 @@ class _Site:
             return Response(found.body, media_type=found.type, headers=headers)
 
         return answer
+
+    async def _plans(self, request: Request) -> Response:
+        """The whole database, for the machines of an organisation."""
+        try:
+            ask = _asked(request, ())
+            if ask.filters.any():
+                raise Refused(400, "the file of plans has all of them: nothing narrows it")
+            kept = self._plan_files[self._reader(ask).name]
+            found = await to_thread.run_sync(kept.now, limiter=self._exporters)
+        except Refused as refused:
+            return PlainTextResponse(refused.text + "\n", refused.status)
+        except Unusable as problem:
+            return PlainTextResponse(trouble(problem) + "\n", 409)
+        except OSError:
+            return PlainTextResponse("this machine has no room to write the file\n", 503)
+        headers = {"etag": found.etag, "cache-control": "private, no-cache"}
+        if is_known(found.etag, request.headers.get("if-none-match", "")):
+            return Response(status_code=304, headers=headers)
+        headers["content-length"] = str(found.size)
+        headers["content-disposition"] = f'attachment; filename="{plan_file.PATH[1:]}"'
+        if request.method == "HEAD":
+            return Response(media_type="application/gzip", headers=headers)
+        return StreamingResponse(found.chunks(), media_type="application/gzip", headers=headers)
 
     def _reader(self, ask: Ask) -> Reader:
         if ask["db"]:
@@ -131,6 +160,13 @@ class _Site:
 
 
 _HTML = "text/html; charset=utf-8"
+
+
+def _asked(request: Request, params: Iterable[Param]) -> Ask:
+    """What a request asks for; Refused where that is not understood."""
+    if request.scope["raw_path"] != request.scope["path"].encode():  # one spelling of each path
+        raise NotThere
+    return parse(request.scope["query_string"].decode("latin-1"), params)
 
 
 def _fixed(asset: Asset) -> _Endpoint:

@@ -2,6 +2,7 @@
 
 from fuseplan.tuning_db.exchange.export import Selection, export
 from fuseplan.tuning_db.exchange.intake import (
+    Bounds,
     IntakeReport,
     check_database,
     check_file,
@@ -12,6 +13,7 @@ from fuseplan.tuning_db.exchange.intake import (
 )
 
 __all__ = [
+    "Bounds",
     "IntakeReport",
     "Selection",
     "check_database",

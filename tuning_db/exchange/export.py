@@ -45,16 +45,19 @@ class Exported:
 
 def export(database: Database, path: Path, selection: Selection = EVERYTHING) -> Exported:
     """Write the rows to `path`, packed if it ends in .gz. Damaged rows stay behind."""
-    damaged: list[str] = []
     refuse_database(path, database.path)
+    with written_whole(path) as part, part.open("wb") as file:
+        return write_export(database, file, selection, packed=path.suffix == ".gz")
+
+
+def write_export(
+    database: Database, file: IO[bytes], selection: Selection = EVERYTHING, *, packed: bool = False
+) -> Exported:
+    """The same, to a file that is open."""
+    damaged: list[str] = []
     try:
-        with (
-            written_whole(path) as part,
-            TemporaryDirectory(prefix="fuseplan-") as folder,
-            closing(snapshot(database, Path(folder))) as copied,
-            part.open("wb") as file,
-        ):
-            count = _write(lines(copied, selection, damaged.append), file, packed=path.suffix == ".gz")
+        with TemporaryDirectory(prefix="fuseplan-") as folder, closing(snapshot(database, Path(folder))) as copied:
+            count = _write(lines(copied, selection, damaged.append), file, packed)
             return Exported(count, len(damaged))
     except SQL_ERRORS:  # of the copy: whole pages of it are damaged
         if database.path is None:

@@ -25,7 +25,7 @@ from typing import IO
 from fuseplan.errors import StoreError
 from fuseplan.tuning_db.columns import Row
 from fuseplan.tuning_db.exchange.lines import MAX_LINE, check_header, from_line
-from fuseplan.tuning_db.files import SQL_ERRORS, Database, NotOurs
+from fuseplan.tuning_db.files import SQL_ERRORS, Database, Interrupted, NotOurs
 from fuseplan.tuning_db.foreign import ForeignFile
 from fuseplan.tuning_db.repair import check_ours
 from fuseplan.tuning_db.schema import PLAN, TRACE
@@ -35,11 +35,26 @@ from fuseplan.tuning_db.validate import checked
 _BATCH = 1000
 _HELD_BYTES = 64 * 2**20
 """Of a file up to this size all rows are held in memory at once."""
+_MENDS = "run its shard again, or take its good rows with --salvage"
 _TRUSTS = ("unverified", "replay")
 _SQLITE, _GZIP = b"SQLite format 3\0", b"\x1f\x8b"
 
 Taken = tuple[str, Table, Row]
 """Where a row stood, its table, and the row."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What reading one file may take, whoever wrote it."""
+
+    within_s: float = math.inf
+    line: int = MAX_LINE
+    """Bytes of one line of an export, or of one field of a database: to check what it says takes up to twenty times as much memory."""
+    unpacked: float = math.inf
+    """Bytes of all lines."""
+
+
+UNBOUNDED = Bounds()
 
 
 @dataclass
@@ -53,16 +68,25 @@ class IntakeReport:
     refused: list[str] = field(default_factory=list)
     """Rows that do not belong in a database: where they stood, and why."""
     damage: str = ""
-    """Why nothing at all was taken, where a file had to be whole."""
+    """Why nothing at all was taken, where a file had to be whole; …"""
+    mends: str = ""
+    """… and what would mend that."""
+    stopped: str = ""
+    """Why nothing was read behind some place; it stands among what was refused, too."""
 
     @property
     def complete(self) -> bool:
         """Whether every row was good."""
         return not self.refused and not self.damage
 
+    def stop(self, why: str) -> None:
+        """Note that nothing more is read."""
+        self.stopped = why
+        self.refused.append(why)
+
 
 def import_file(
-    database: Database, path: Path, *, trust: str = "unverified", within_s: float = math.inf
+    database: Database, path: Path, *, trust: str = "unverified", bounds: Bounds = UNBOUNDED
 ) -> IntakeReport:
     """Take the rows of an export, packed or not, or of a SQLite file that somebody else made.
 
@@ -70,16 +94,21 @@ def import_file(
     """
     with _opened(path) as stream:
         if stream is None:
-            return _import_sqlite(database, path, trust, within_s)
-        return import_lines(database, stream, trust=trust, name=str(path))
+            return _import_sqlite(database, path, trust, bounds)
+        return import_lines(database, stream, trust=trust, name=str(path), bounds=bounds)
 
 
 def import_lines(
-    database: Database, stream: IO[bytes], *, trust: str = "unverified", name: str = "this"
+    database: Database,
+    stream: IO[bytes],
+    *,
+    trust: str = "unverified",
+    name: str = "this",
+    bounds: Bounds = UNBOUNDED,
 ) -> IntakeReport:
     """Take the rows of an export; see `import_file`. `name` is what to call it where it is none."""
     report = IntakeReport()
-    _take(database, _rows(stream, report, name), report, trust)
+    _take(database, _rows(stream, report, name, bounds), report, trust)
     return report
 
 
@@ -91,7 +120,7 @@ def check_file(path: Path) -> None:
         if stream is None:
             check_database(path)
             return
-        _check_first(next(islice(_lines(stream, IntakeReport()), 1), ""), str(path))
+        _check_first(next(islice(_lines(stream, IntakeReport(), UNBOUNDED), 1), ""), str(path))
 
 
 def check_database(path: Path, into: Database | None = None) -> None:
@@ -116,7 +145,7 @@ def merge(database: Database, path: Path, *, within_s: float = math.inf) -> Inta
     Merging is a union: in any order, and however often, the same files give the same rows.
     """
     check_database(path, database)
-    return _import_sqlite(database, path, "replay", within_s)
+    return _import_sqlite(database, path, "replay", Bounds(within_s), apart=True)
 
 
 def merge_whole(database: Database, paths: Iterable[Path], *, within_s: float = math.inf) -> dict[Path, IntakeReport]:
@@ -125,20 +154,17 @@ def merge_whole(database: Database, paths: Iterable[Path], *, within_s: float = 
     Rows whose digests fit are what fuseplan wrote, and are taken as they are. StoreError, before the first is taken, where a file
     is no tuning database at all: it was named by mistake.
     """
-    damage = {path: _unopened(path, database) for path in dict.fromkeys(paths)}
-    return {
-        path: IntakeReport(damage=why) if why else _merge_whole(database, path, within_s)
-        for path, why in damage.items()
-    }
+    unopened = {path: _unopened(path, database) for path in dict.fromkeys(paths)}
+    return {path: report or _merge_whole(database, path, within_s) for path, report in unopened.items()}
 
 
 def _merge_whole(database: Database, path: Path, within_s: float) -> IntakeReport:
     report = IntakeReport()
     try:
-        with ForeignFile(path, time.monotonic() + within_s, pages=True) as source:
+        with ForeignFile(path, time.monotonic() + within_s, pages=True, apart=True) as source:
             # All digests are looked at before the first row is taken; a large file is read once more, in the same state.
             held = deque(source.rows(), None if path.stat().st_size <= _HELD_BYTES else 0)
-            report.damage = _told(source, within_s)
+            report.damage, report.mends = _told(source, within_s), _MENDS
             if not report.damage:
                 rows = held or source.rows()
                 _take(database, ((table.name, table, row) for table, row in rows), report, "replay")
@@ -148,20 +174,23 @@ def _merge_whole(database: Database, path: Path, within_s: float) -> IntakeRepor
     return report
 
 
-def _unopened(path: Path, into: Database) -> str:
-    """Why a tuning database cannot even be opened; StoreError where it is none."""
+def _unopened(path: Path, into: Database) -> IntakeReport | None:
+    """What to say of a tuning database that cannot even be opened; StoreError where it is none."""
     _check_other(path, into)
     if path.is_file() and path.stat().st_size == 0:  # whoever was killed as it had just made the file leaves it so
-        return "it is empty"
+        return IntakeReport(damage="it is empty", mends=_MENDS)
     try:
         check_database(path)
     except NotOurs:
         raise
+    except Interrupted as error:
+        why, _, mends = str(error).removeprefix(f"{path} ").partition(": ")
+        return IntakeReport(damage=f"it {why}", mends=mends)
     except StoreError as error:
         if not (path.is_file() and _was_ours(path)):
             raise
-        return str(error).removeprefix(f"{path} ")
-    return ""
+        return IntakeReport(damage=str(error).removeprefix(f"{path} "), mends=_MENDS)
+    return None
 
 
 def _was_ours(path: Path) -> bool:
@@ -173,14 +202,14 @@ def _was_ours(path: Path) -> bool:
     return True
 
 
-def _import_sqlite(database: Database, path: Path, trust: str, within_s: float) -> IntakeReport:
+def _import_sqlite(database: Database, path: Path, trust: str, bounds: Bounds, *, apart: bool = False) -> IntakeReport:
     report = IntakeReport()
     try:
-        with ForeignFile(path, time.monotonic() + within_s) as source:
+        with ForeignFile(path, time.monotonic() + bounds.within_s, most=bounds.line, apart=apart) as source:
             _take(database, _checked(source, report), report, trust)
             report.refused += source.problems
             if not source.finished:
-                report.refused.append(_late(within_s))
+                report.stop(_late(bounds.within_s))
     except SQL_ERRORS as error:
         raise _unreadable(path, error) from None
     return report
@@ -234,8 +263,9 @@ def _check_first(line: str, name: str) -> None:
         raise StoreError(f"{name} is no export of fuseplan: {error}") from None
 
 
-def _rows(stream: IO[bytes], report: IntakeReport, name: str) -> Iterator[Taken]:
-    for number, line in enumerate(_lines(stream, report), 1):
+def _rows(stream: IO[bytes], report: IntakeReport, name: str, bounds: Bounds) -> Iterator[Taken]:
+    number = 0
+    for number, line in enumerate(_lines(stream, report, bounds), 1):
         if number == 1:
             _check_first(line, name)
             continue
@@ -246,22 +276,36 @@ def _rows(stream: IO[bytes], report: IntakeReport, name: str) -> Iterator[Taken]
             report.refused.append(f"{place}: {error}")
             continue
         yield place, table, row
+    if not number and report.complete:
+        _check_first("", name)
 
 
-def _lines(stream: IO[bytes], report: IntakeReport) -> Iterator[str]:
-    """Lines of bounded length; what is packed may be cut short, or a bomb."""
+def _lines(stream: IO[bytes], report: IntakeReport, bounds: Bounds) -> Iterator[str]:
+    """Lines of bounded length, in bounded time; what is packed may be cut short, or a bomb."""
+    until, size = time.monotonic() + bounds.within_s, 0
     while True:
+        if time.monotonic() > until:
+            report.stop(_late(bounds.within_s))
+            return
         try:
-            line = stream.readline(MAX_LINE)
+            line = stream.readline(bounds.line)
         except (OSError, EOFError, zlib.error) as error:
-            report.refused.append(f"the rest cannot be unpacked: {error}")
+            report.stop(f"the rest cannot be unpacked: {error}")
             return
         if not line:
             return
-        if len(line) >= MAX_LINE:
-            report.refused.append(f"a line is longer than {MAX_LINE} bytes; nothing behind it was read")
+        size += len(line)
+        if len(line) >= bounds.line:
+            report.stop(f"a line is longer than {_mib(bounds.line)}; nothing behind it was read")
+            return
+        if size > bounds.unpacked:
+            report.stop(f"it unpacks to more than {_mib(bounds.unpacked)}; nothing behind that was read")
             return
         yield line.decode("utf-8", "replace")
+
+
+def _mib(size: float) -> str:
+    return f"{size / 2**20:g} MiB"
 
 
 def _take(database: Database, rows: Iterable[Taken], report: IntakeReport, trust: str) -> None:

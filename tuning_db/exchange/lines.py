@@ -24,6 +24,8 @@ def header() -> str:
 
 def check_header(line: str) -> None:
     """RowError unless these are rows that this fuseplan reads."""
+    if not line:
+        raise RowError("it is empty")
     found = _load(line)
     if found.get("format") != FORMAT:
         raise RowError("it does not begin like an export of fuseplan")

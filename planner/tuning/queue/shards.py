@@ -11,6 +11,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 
 from fuseplan.errors import OptionError
 from fuseplan.graph.words import counted
@@ -151,11 +152,6 @@ class _Pile:
             self.known.update(work.stretches)
             self.works.append(work)
 
-    @property
-    def own_ms(self) -> int:
-        """What its programs take beside their stretches."""
-        return self.ms - sum(self.known.values())
-
 
 def _families(works: Iterable[TuningWork]) -> list[list[TuningWork]]:
     """Programs that have half of their stretches, by work, from the programs before them; the longest come first."""
@@ -190,13 +186,42 @@ def _pieces(family: Iterable[TuningWork], most_ms: int) -> Iterator[_Pile]:
     yield piece
 
 
+class _Piles:
+    """Piles of which one for a piece is found without asking all: only those that have a stretch of it save something by it."""
+
+    def __init__(self, count: int) -> None:
+        self.piles = [_Pile() for _ in range(count)]
+        self._having: dict[str, list[int]] = {}
+        """The piles that have a stretch."""
+        self._lowest = [(0, i) for i in range(count)]
+        """A heap of how high piles are, and of how high they were before."""
+
+    def lowest(self, piece: _Pile) -> int:
+        """Which pile is the lowest with this piece; of equal ones the first."""
+        saved: dict[int, int] = {}
+        for digest, ms in piece.known.items():
+            for i in self._having.get(digest, ()):
+                saved[i] = saved.get(i, 0) + ms
+        while self.piles[self._lowest[0][1]].ms != self._lowest[0][0]:
+            heappop(self._lowest)
+        return min((self._lowest[0][1], *saved), key=lambda i: (self.piles[i].ms - saved.get(i, 0), i))
+
+    def add(self, i: int, piece: _Pile) -> None:
+        """Put a piece on a pile."""
+        pile = self.piles[i]
+        for digest in piece.known:
+            if digest not in pile.known:
+                self._having.setdefault(digest, []).append(i)
+        pile.add(piece.works)
+        heappush(self._lowest, (pile.ms, i))
+
+
 def _piled(pieces: Iterable[_Pile], count: int) -> list[_Pile]:
     """The pieces on so many piles: the longest first, each where it makes the lowest pile."""
-    piles = [_Pile() for _ in range(count)]
+    found = _Piles(count)
     for piece in sorted(pieces, key=lambda piece: (-piece.ms, piece.works[0].key)):
-        own_ms = piece.own_ms
-        min(piles, key=lambda pile: pile.with_more(own_ms, piece.known)).add(piece.works)
-    return piles
+        found.add(found.lowest(piece), piece)
+    return found.piles
 
 
 def _least_ms(works: Sequence[TuningWork], count: int) -> int:

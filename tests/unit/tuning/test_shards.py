@@ -16,7 +16,7 @@ from fuseplan.capture.trace.format import Trace
 from fuseplan.errors import OptionError
 from fuseplan.tuning.effort import EFFORTS, QUICK, Effort
 from fuseplan.tuning.queue.predicted_work import TuningWork, tuning_work
-from fuseplan.tuning.queue.shards import ChosenShard, Shard, split
+from fuseplan.tuning.queue.shards import ChosenShard, Shard, _Pile, _Piles, split
 from fuseplan.tuning_db import Box
 
 LAYERS = {f"layer {number}": 1000 * (number + 1) for number in range(12)}
@@ -68,6 +68,35 @@ def test_the_longest_shard_is_not_much_longer_than_it_has_to_be(works: list[Tuni
     as_a_list = sum(work.alone_ms for work in works) / count + longest
     found = split(works, count)
     assert least <= found.longest_ms <= max(4 / 3 * least + 1, as_a_list)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.sets(st.sampled_from(sorted(LAYERS)), max_size=4)), max_size=40),
+    st.integers(1, 9),
+)
+def test_each_piece_goes_where_it_makes_the_lowest_pile(pieces: list[tuple[int, set[str]]], count: int) -> None:
+    """As asking each pile tells, however few are asked."""
+    piles: list[tuple[int, set[str]]] = [(0, set())] * count
+    found = _Piles(count)
+    for number, (own, layers) in enumerate(pieces):
+        higher = [ms + own + sum(LAYERS[name] for name in layers - known) for ms, known in piles]
+        place = higher.index(min(higher))
+        piece = _Pile()
+        piece.add([TuningWork(str(number), own, {name: LAYERS[name] for name in sorted(layers)})])
+        assert found.lowest(piece) == place
+        found.add(place, piece)
+        piles[place] = higher[place], piles[place][1] | layers
+    assert [pile.ms for pile in found.piles] == [ms for ms, _ in piles]
+
+
+def test_a_thousand_shards_of_thousands_of_programs() -> None:
+    rng = random.Random(1)
+    works = [
+        TuningWork(f"{i:05}", 48_000, dict.fromkeys(map(str, rng.sample(range(90_000), 20)), 3000)) for i in range(6000)
+    ]
+    found = split(works, 2000)
+    assert sum(len(shard.programs) for shard in found.shards) == 6000
+    assert found.longest_ms <= 3 * 108_000
 
 
 def test_equal_layers_stay_together_where_that_costs_no_time() -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import random
-import subprocess
-import sys
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import permutations
@@ -17,11 +17,28 @@ from click.testing import CliRunner, Result
 from fuseplan.cli import main
 from fuseplan.errors import StoreError
 from fuseplan.graph import Graph
-from fuseplan.tuning_db import DefaultTiming, Run, Store, StoredPlan
+from fuseplan.tuning_db import DefaultTiming, Run, Store, StoredPlan, files, foreign
+from fuseplan.tuning_db.columns import Row
 from fuseplan.tuning_db.exchange import merge, merge_whole
 from fuseplan.tuning_db.files import Database
+from fuseplan.tuning_db.tables import RowWriter, Table
 from fuseplan.tuning_db.words import retune
-from stored import AT, BOTH, CPU, EVIDENCE, HERE, INDUCTOR, NVFUSER, TRACE, fill, graph_of, measurement, plan, store_at
+from stored import (
+    AT,
+    BOTH,
+    CPU,
+    EVIDENCE,
+    HERE,
+    INDUCTOR,
+    NVFUSER,
+    TRACE,
+    fill,
+    graph_of,
+    killed_over_a_write,
+    measurement,
+    plan,
+    store_at,
+)
 from stored_rows import exported
 
 SHARDS = 16
@@ -213,20 +230,18 @@ def test_a_shard_whose_writer_was_killed_is_refused_or_whole_until_its_shard_is_
     """What it was writing then is not there: whoever opens the file to write takes it back."""
     paths = [shard_at(tmp_path / f"shard-{number}.db", number) for number in range(2)]
     before = exported(Database(paths[1]))
-    code = (
-        "import os, sys\nfrom pathlib import Path\nfrom fuseplan.tuning_db.files import Database\n"
-        "def die(connection):\n"
-        "    connection.execute('PRAGMA cache_size = 1')\n"
-        "    connection.execute('UPDATE measurement SET device_us = 1.0')\n"
-        "    connection.execute('UPDATE plan SET wall_us = 1.0')\n"
-        "    os.kill(os.getpid(), 9)\n"
-        "Database(Path(sys.argv[1])).write(die)\n"
-    )
-    assert subprocess.run([sys.executable, "-c", code, str(paths[1])], check=False).returncode == -9
-    assert Path(f"{paths[1]}-journal").exists()
+    killed_over_a_write(paths[1])
     told = merging(*paths, "--db", tmp_path / "all.db")
     assert told.exit_code == 1
     assert "shard-1.db: refused" in told.output
+    mends = f"fuseplan db check --repair --db {paths[1]}"
+    assert f"it has a write that was cut short): {mends} takes it back" in told.output
+    again = tmp_path / "again.db"
+    for suffix in ("", "-journal"):
+        shutil.copy(f"{paths[1]}{suffix}", f"{again}{suffix}")
+    assert mends.replace(str(paths[1]), str(again)) in merging("--salvage", again, "--db", tmp_path / "all.db").output
+    CliRunner().invoke(main, ["db", "check", "--repair", "--db", str(again)])
+    assert exported(Database(again)) == before
     store_at(paths[1]).add_program("ef" * 32)
     assert set(before) < set(exported(Database(paths[1])))
     assert merging(*paths, "--db", tmp_path / "all.db").exit_code == 0
@@ -249,3 +264,40 @@ def test_a_file_that_was_named_by_mistake_is_no_damaged_shard(tmp_path: Path) ->
     with pytest.raises(StoreError, match="into itself"):
         merge_whole(Database(tmp_path / "a.db"), [tmp_path / "a.db"])
     assert not (tmp_path / "all.db").exists()
+
+
+@pytest.mark.parametrize("salvage", [False, True], ids=["whole", "salvage"])
+def test_a_shard_that_is_being_tuned_is_written_to_while_it_is_merged(
+    salvage: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows are checked and put elsewhere for as long as it takes: nobody waits for that."""
+    path = shard_at(tmp_path / "shard.db", 1)
+    before, shard, put, added = exported(Database(path)), store_at(path), RowWriter.put, list[bool]()
+    monkeypatch.setattr(files, "_WRITE_WAIT_S", 1.0)
+    monkeypatch.setattr(files, "_COMMIT_WAIT_MS", 1000)
+
+    def meanwhile(writer: RowWriter, table: Table, row: Row) -> bool:
+        if not added:
+            added.append(False)
+            added.append(shard.add_program("ef" * 32))
+        return put(writer, table, row)
+
+    monkeypatch.setattr(RowWriter, "put", meanwhile)
+    into = Database(tmp_path / "all.db")
+    report = merge(into, path) if salvage else merge_whole(into, [path])[path]
+    assert report.complete
+    assert added == [False, True], "it is on the disk"
+    assert exported(into) == before
+
+
+def test_where_there_is_no_room_for_a_copy_the_shard_itself_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(**_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = shard_at(tmp_path / "shard.db", 1)
+    monkeypatch.setattr(foreign, "TemporaryDirectory", full)
+    into = Database(tmp_path / "all.db")
+    assert merge_whole(into, [path])[path].complete
+    assert exported(into) == exported(Database(path))

@@ -5,125 +5,21 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import os
 import signal
 import sqlite3
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from fuseplan.cli.main import main
-from fuseplan.tuning_db import Hit, Miss, Store, shared
+from fuseplan.tuning_db import Miss, fetching, shared, shared_fetch, shared_notes
 from fuseplan.tuning_db.exchange import export
-from fuseplan.tuning_db.layers import places
-from fuseplan.tuning_db.shared import Fetched
-from stored import fill, plan, question, store_at
-
-
-@dataclass
-class Served:
-    """A server, and what it says."""
-
-    url: str
-    body: bytes = b""
-    etag: str = ""
-    status: int = 200
-    location: str = ""
-    asked: list[dict[str, str]] = field(default_factory=list)
-    slowly_s: float = 0.0
-    """Between one byte and the next."""
-
-
-@pytest.fixture
-def served() -> Iterator[Served]:
-    found = Served("")
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            found.asked.append({key.lower(): value for key, value in self.headers.items()})
-            if found.etag and self.headers.get("If-None-Match") == found.etag:
-                self.send_response(304)
-                self.end_headers()
-                return
-            self.send_response(found.status)
-            if found.location:
-                self.send_header("Location", found.location)
-            if found.etag:
-                self.send_header("ETag", found.etag)
-            self.send_header("Content-Length", str(len(found.body)))
-            self.end_headers()
-            try:
-                if not found.slowly_s:
-                    self.wfile.write(found.body)
-                for i in range(len(found.body) if found.slowly_s else 0):
-                    self.wfile.write(found.body[i : i + 1])
-                    time.sleep(found.slowly_s)
-            except OSError:
-                return
-
-        def log_message(self, *_: object) -> None:
-            return
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    found.url = f"http://127.0.0.1:{server.server_address[1]}/plans.jsonl.gz"
-    yield found
-    server.shutdown()
-    server.server_close()
-
-
-@pytest.fixture(scope="module")
-def plans(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the same plans as a database and as an export."""
-    folder = tmp_path_factory.mktemp("plans")
-    store = store_at(folder / "plans.db")
-    fill(store)
-    export(store.file, folder / "plans.jsonl")
-    export(store.file, folder / "plans.jsonl.gz")
-    store.close()
-    return folder
-
-
-@pytest.fixture
-def open_store(tmp_path: Path) -> Callable[[object], Store]:
-    """A new process's store, under this value of the variable."""
-
-    def opened(value: object) -> Store:
-        return Store(places({"HOME": str(tmp_path), "FUSEPLAN_SHARED": str(value)}))
-
-    return opened
-
-
-Open = Callable[[object], Store]
-
-
-def found(store: Store) -> str:
-    answer = store.find_plan(question())
-    return answer.layer if isinstance(answer, Hit) else f"miss: {answer.reason}"  # type: ignore[union-attr]
-
-
-def cached(tmp_path: Path) -> list[Path]:
-    return sorted((tmp_path / ".cache/fuseplan/shared").glob("*.db"))
-
-
-def refused(open_store: Open, value: object, match: str) -> None:
-    """It is said in one line, and the program runs under the default."""
-    with pytest.warns(UserWarning, match=match) as heard:
-        store = open_store(value)
-    (one,) = [str(each.message) for each in heard]
-    assert "\n" not in one
-    assert one.endswith("there are no plans from there")
-    assert isinstance(store.find_plan(question()), Miss)
+from fuseplan.tuning_db.shared_notes import Fetched
+from plan_server import Open, Served, cached, found, refused, settle, started
+from stored import plan, question, store_at
 
 
 def test_a_file_is_a_layer_that_is_only_read(plans: Path, open_store: Open) -> None:
@@ -136,7 +32,7 @@ def test_a_file_is_a_layer_that_is_only_read(plans: Path, open_store: Open) -> N
 
 
 def test_a_file_that_is_not_there_is_said(tmp_path: Path, open_store: Open) -> None:
-    with pytest.warns(UserWarning, match="FUSEPLAN_SHARED names .*, which is not there"):
+    with pytest.warns(UserWarning, match="FUSEPLAN_SHARED, .*no.db: it is not there; there are no plans"):
         store = open_store(tmp_path / "no.db")
     assert found(store) == "miss: no such program"
 
@@ -163,7 +59,7 @@ def test_an_old_one_serves_while_a_new_one_is_looked_for(
 ) -> None:
     served.body, served.etag = (plans / "plans.jsonl").read_bytes(), '"one"'
     assert found(open_store(served.url)) == "shared"
-    monkeypatch.setattr(shared, "AGE_S", 0.0)
+    monkeypatch.setattr(shared_notes, "AGE_S", 0.0)
     assert found(open_store(served.url)) == "shared"
     settle()
     assert served.asked[-1]["if-none-match"] == '"one"'
@@ -181,18 +77,12 @@ def test_an_old_one_serves_while_a_new_one_is_looked_for(
     settle()
 
 
-def settle() -> None:
-    for thread in threading.enumerate():
-        if thread.name == "fuseplan shared":
-            thread.join()
-
-
 def test_off_line_it_serves_what_it_has(
     plans: Path, served: Served, open_store: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served.body = (plans / "plans.jsonl").read_bytes()
     assert found(open_store(served.url)) == "shared"
-    monkeypatch.setattr(shared, "AGE_S", 0.0)
+    monkeypatch.setattr(shared_notes, "AGE_S", 0.0)
     served.status, served.body = 500, b""
     assert found(open_store(served.url)) == "shared"
     settle()
@@ -244,7 +134,7 @@ def with_views(plans: Path) -> bytes:
         (with_views, "it is damaged, or was changed: plan: there is no such table"),
         (lambda _: b"<html>please log in</html>", "it"),
         (lambda _: b"", "it"),
-        (lambda plans: (plans / "plans.jsonl.gz").read_bytes()[:-40], "it"),
+        (lambda plans: (plans / "plans.jsonl.gz").read_bytes()[:-40], "the rest cannot be unpacked"),
         (lambda plans: (plans / "plans.db").read_bytes()[:5000], "it"),
     ],
     ids=["changed", "other schema", "views and triggers", "no plans", "empty", "cut short", "cut database"],
@@ -260,23 +150,26 @@ def test_what_is_no_plan_file_is_refused_in_one_line(
 def test_what_is_too_long_is_refused(
     plans: Path, served: Served, open_store: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared, "MOST_BYTES", 2**20)
+    monkeypatch.setattr(fetching, "MOST_BYTES", 2**20)
     served.body = b"x" * (2**20 + 1)
     refused(open_store, served.url, "it is longer than 1 MiB")
 
 
-def test_what_unpacks_to_too_much_is_refused(served: Served, open_store: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared, "MOST_UNPACKED", 2**24)
-    served.body = gzip.compress(b"\0" * 2**26)
-    refused(open_store, served.url, "it unpacks to more than 16 MiB")
+def test_what_unpacks_to_too_much_is_refused(
+    plans: Path, served: Served, open_store: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_fetch, "MOST_UNPACKED", 2**20)
+    rows = (plans / "plans.jsonl").read_bytes()
+    last = rows.splitlines(keepends=True)[-1]
+    served.body = gzip.compress(rows + last * (2**21 // len(last)))
+    refused(open_store, served.url, "it unpacks to more than 1 MiB")
 
 
 def test_a_slow_server_is_waited_for_as_long_as_is_said(
     served: Served, open_store: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared, "WAIT_S", 1.0)
-    monkeypatch.setattr(shared.renew, "__defaults__", (1.0,))
-    monkeypatch.setattr(shared, "FETCH_S", 2.0)
+    monkeypatch.setattr(shared_fetch, "FETCH_S", 2.0)
     served.body, served.slowly_s = b"x" * 10_000, 0.05
     begin = time.monotonic()
     refused(open_store, served.url, "it did not come within 1 s")
@@ -351,26 +244,7 @@ def test_info_says_what_was_fetched_and_what_was_wrong(
     assert hashlib.sha256(served.body).hexdigest() in told.output
     monkeypatch.setenv("FUSEPLAN_SHARED", str(tmp_path / "no.db"))
     told = CliRunner().invoke(main, ["db", "info", "--json", "--db", str(plans / "plans.db")])
-    assert json.loads(told.stdout)["shared"] == {"from": str(tmp_path / "no.db"), "problem": "it is not there"}
-
-
-FETCH = """
-import sys
-from fuseplan.tuning_db import Hit, Store
-from fuseplan.tuning_db.layers import places
-from stored import question
-store = Store(places({"HOME": sys.argv[1], "FUSEPLAN_SHARED": sys.argv[2]}))
-print("ready", flush=True)
-print(type(store.find_plan(question())).__name__, flush=True)
-"""
-
-
-def started(tmp_path: Path, url: str) -> subprocess.Popen[str]:
-    paths = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
-    return subprocess.Popen(
-        [sys.executable, "-c", FETCH, str(tmp_path), url],
-        stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": paths},
-    )  # fmt: skip
+    assert json.loads(told.stdout)["shared"]["problem"] == "it is not there"
 
 
 def test_several_processes_at_once_and_one_that_is_killed(plans: Path, served: Served, tmp_path: Path) -> None:
@@ -383,5 +257,5 @@ def test_several_processes_at_once_and_one_that_is_killed(plans: Path, served: S
     assert cached(tmp_path) == []
     served.slowly_s = 0.0
     both = [started(tmp_path, served.url) for _ in range(2)]
-    assert [process.communicate()[0] for process in both] == ["ready\nHit\n"] * 2
+    assert [process.communicate()[0] for process in both] == ["Hit\n"] * 2
     assert len(cached(tmp_path)) == 1

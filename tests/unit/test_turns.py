@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fuseplan.measure.memory import take_turn
+from fuseplan.turns import take_turn
 
 
 def test_two_processes_take_turns_at_what_needs_room(tmp_path: Path) -> None:
@@ -14,7 +14,7 @@ def test_two_processes_take_turns_at_what_needs_room(tmp_path: Path) -> None:
     file = tmp_path / "turn"
     with take_turn(file) as mine:
         code = (
-            "import sys; from pathlib import Path; from fuseplan.measure.memory import take_turn\n"
+            "import sys; from pathlib import Path; from fuseplan.turns import take_turn\n"
             "with take_turn(Path(sys.argv[1]), 0.2) as mine: print(mine)"
         )
         waited = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True, check=True)
