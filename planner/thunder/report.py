@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from textwrap import indent
 from typing import Any
 
 import thunder
@@ -82,7 +83,7 @@ def _texts(executor: FuseplanExecutor, fused: FusedTrace, graphs: bool) -> Itera
 
 def _program(region: FusedRegion, graphs: bool) -> str:
     told = explain(region.compiled, graphs=graphs) if region.programs else "it has not been called yet"
-    return "\n".join(f"  {line}" for line in told.splitlines())
+    return indent(told, "  ")
 
 
 def _region_of(op: BoundSymbol) -> FusedRegion | None:

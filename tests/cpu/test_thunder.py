@@ -13,6 +13,8 @@ import pytest
 import torch
 
 import thunder_on_213
+from benchmarks import one_thunder
+from benchmarks.fleet import Task, read
 from checks.project import ROOT
 from fuseplan.errors import ExecutorError, OptionError
 from fuseplan.measure.environment import environment
@@ -157,3 +159,19 @@ def test_what_the_page_shows_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     assert len(blocks) == 1
     exec(compile(blocks[0], str(PAGE), "exec"), {"__name__": "__main__"})
+
+
+def test_the_benchmark_measures_a_side_and_says_which_fail(
+    tmp_path: Path, without_inductor: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tiny, and on a CPU: what `scripts/bench thunder` does with one model, but for tuning, in this process."""
+    monkeypatch.setattr("fuseplan.measure.clocks._CPU_CALLS", 10)
+    given = {"sides": [one_thunder.NVFUSER, one_thunder.BEFORE], "device": "cpu", "effort": "quick", "seconds": 0.0}
+    given |= {"more": 0.0, "folder": str(tmp_path), "db": str(tmp_path / "tuning.db")}
+    task = Task("tiny nanogpt train", "benchmarks.one_thunder", tmp_path / "out.json", tmp_path / "log", given)
+    one_thunder.run(task)
+    row = read(task.out)
+    assert row["sides"][one_thunder.NVFUSER] == {"failed": "refused: Thunder has no nvFuser here"}
+    assert row["sides"][one_thunder.BEFORE]["wall_us"] > 0
+    assert row["sides"][one_thunder.BEFORE]["off"] < 1e-5
+    assert row["gains"] == {}
