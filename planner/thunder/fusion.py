@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from itertools import count
 from time import perf_counter
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 from thunder.core import utils
 from thunder.core.compile_data import get_compile_data
 from thunder.core.proxies import unvariableify
@@ -57,8 +59,8 @@ class FuseplanExecutor(FusionExecutor):  # type: ignore[misc]
         def asked(ops: Sequence[BoundSymbol]) -> Answer:
             region = Region(producers, consumers, list(ops))
             inputs, outputs = _proxies(region.inputs), _proxies(region.outputs)
-            name = f"lone_{ops[0].sym.name}" if len(ops) == 1 else f"region_of_{len(ops)}"
-            return ask(torch_call(name, ops, inputs, outputs), inputs, self.options)
+            what = f"lone_{ops[0].sym.name}" if len(ops) == 1 else f"region_of_{len(ops)}"
+            return ask(torch_call(_program_name(what), ops, inputs, outputs), inputs, self.options)
 
         homes = find_homes(self._groups(trace), asked)
         found = self._with_regions(trace, homes.groups)
@@ -90,7 +92,8 @@ class FuseplanExecutor(FusionExecutor):  # type: ignore[misc]
     def fuse(self, region: Region, fusion_counter: int) -> BoundSymbol:
         """One op in the place of those of a region, with what runs it. Thunder calls it."""
         name = f"{NAME}{fusion_counter}"
-        call = torch_call(name, region.bound_symbols, _proxies(region.inputs), _proxies(region.outputs))
+        inputs, outputs = _proxies(region.inputs), _proxies(region.outputs)
+        call = torch_call(_program_name(name), region.bound_symbols, inputs, outputs)
         return self._fused(region, fusion_counter, FusedRegion(name, call, self.options))
 
     def _fused(self, region: Region, number: int, call: FusedRegion | None) -> BoundSymbol:
@@ -109,3 +112,10 @@ class FuseplanExecutor(FusionExecutor):  # type: ignore[misc]
 
 def _proxies(variables: Any) -> list[Any]:
     return [unvariableify(one) for one in variables]
+
+
+def _program_name(what: str) -> str:
+    """What a program is called that is part of what is jitted now, such as `NanoGpt_Fuseplan0`: as a function may be called."""
+    jitted = getattr(get_compile_data(), "fn", None)
+    of = type(jitted).__name__ if isinstance(jitted, torch.nn.Module) else getattr(jitted, "__name__", "")
+    return re.sub(r"\W", "", f"{of}_{what}").lstrip("_0123456789")

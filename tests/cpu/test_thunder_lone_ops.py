@@ -58,7 +58,7 @@ def met(f: Callable[..., Tensor]) -> dict[str, Trace]:
     """The programs that are asked for, by the names of what they call, such as `mul,add`."""
     with fuseplan.record() as recording:
         run(f, BLAS)
-    asked = [trace for trace in recording.programs if not trace.name.startswith("Fuseplan")]
+    asked = [trace for trace in recording.programs if "Fuseplan" not in trace.name]
     return {",".join(_called(trace)): trace for trace in asked}
 
 
@@ -166,19 +166,18 @@ def test_what_stands_between_must_not_change_what_an_op_is_given(own_database: P
     assert sorted(calls for calls in met(f) if "neg" in calls) == ["neg,exp,add,reciprocal"]
 
 
-def test_a_forward_takes_no_op_of_the_backward(own_database: Path) -> None:
-    x = X.clone().requires_grad_()
+def test_gradients_are_right_where_ops_stand_alone(own_database: Path) -> None:
+    ours, expected = X.clone().requires_grad_(), X.clone().requires_grad_()
     found = thunder.jit(op_between, executors=[BLAS, fuseplan.thunder.executor()])
-    found(x, W).sum().backward()
-    expected = X.clone().requires_grad_()
+    found(ours, W).sum().backward()
     op_between(expected, W).sum().backward()
-    torch.testing.assert_close(x.grad, expected.grad)
+    torch.testing.assert_close(ours.grad, expected.grad)
 
 
 def test_measurements_of_single_ops_are_asked_for_with_the_rest(own_database: Path) -> None:
     """With tune="later" all that a decision rests on waits to be tuned: the op, the region beside it, and both."""
     run(op_that_the_region_before_may_take, BLAS, tune="later")
     store = Store(Places(own_database))
-    names = {trace.name for trace in waiting(store)}
+    names = {trace.name.removeprefix("op_that_the_region_before_may_take_") for trace in waiting(store)}
     store.close()
     assert {"lone_sigmoid", "region_of_2", "region_of_3"} <= names
