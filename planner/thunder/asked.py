@@ -19,7 +19,7 @@ from torch.fx import GraphModule
 
 from fuseplan.backend import looked_up
 from fuseplan.lookup import Chosen
-from fuseplan.noise import RaceTime, relative
+from fuseplan.noise import relative
 from fuseplan.thunder.region import Call, outside
 from fuseplan.tuning_db import StoredPlan
 
@@ -33,12 +33,14 @@ class Answer:
     stored: StoredPlan | None = None
 
     @property
-    def time(self) -> RaceTime | None:
-        """What they take under that plan."""
-        found = self.stored
-        if found is None or found.wall_us is None:
-            return None
-        return RaceTime(found.wall_us, relative(found.noise_us, found.wall_us), found.run)
+    def us(self) -> float | None:
+        """What they take under that plan, in µs."""
+        return None if self.stored is None else self.stored.wall_us
+
+    @property
+    def noise(self) -> float:
+        """By what share that may be off, as its race was."""
+        return relative(self.stored.noise_us, self.stored.wall_us) or 0.0 if self.stored is not None else 0.0
 
 
 def ask(call: Call, inputs: Sequence[Proxy], options: Mapping[str, Any]) -> Answer:

@@ -74,8 +74,8 @@ class FuseplanExecutor(FusionExecutor):  # type: ignore[misc]
         found, regions = from_trace(trace), [group.fusible and not group.measured for group in groups]
         found.bound_symbols = self._replaced(trace, [group.ops for group in groups], regions, 0)
         found = dce(rematerialize(found))
-        measured = [made_by(group.ops) for group in groups if group.measured]
-        now = [made_by([op]) in measured for op in found.bound_symbols]
+        measured = {name for group in groups if group.measured for name in made_by(group.ops)}
+        now = [not measured.isdisjoint(made_by([op])) for op in found.bound_symbols]
         found.bound_symbols = self._replaced(found, [(op,) for op in found.bound_symbols], now, sum(regions))
         return update_fusion_call_ctx(found)  # which calls `fuse` for what has become of each region
 

@@ -49,7 +49,7 @@ def _settle(homes: Homes, at: int, ask: Ask) -> bool:
     own = ask([op])
     beside = [] if stays(op) else _beside(homes.groups, at)
     offers = [offer for offer in (_offer(homes.groups, at, other, own, ask) for other in beside) if offer is not None]
-    best = min((offer for offer in offers if offer.better), key=lambda offer: offer.us, default=None)
+    best = min((offer for offer in offers if offer.better), key=lambda offer: offer.more_us, default=None)
     told = "; ".join([own.why, *(offer.why for offer in offers)])
     homes.note([op], told)
     if best is not None:
@@ -72,7 +72,8 @@ class _Offer:
 
     region: int
     ops: tuple[BoundSymbol, ...]
-    us: float
+    more_us: float
+    """Below zero where they are faster together."""
     better: bool
     why: str
 
@@ -81,11 +82,11 @@ def _offer(groups: Sequence[OpGroup], at: int, other: int, own: Answer, ask: Ask
     """What it would be to have a lone op in another region; None where that is not measured."""
     (op,), ops = groups[at].ops, groups[other].ops
     joined = (*ops, op) if other < at else (op, *ops)
-    region, both = ask(ops).time, ask(joined).time
-    if own.time is None or region is None or both is None or None in (own.time.us, region.us, both.us):
+    region, both = ask(ops), ask(joined)
+    if own.us is None or region.us is None or both.us is None:
         return None
-    apart = RaceTime((own.time.us or 0.0) + (region.us or 0.0), max(own.time.noise or 0.0, region.noise or 0.0))
-    verdict = compared(both.us, apart.us, noise_between(both, apart))
+    apart_us, noise = own.us + region.us, max(own.noise, region.noise)
+    verdict = compared(both.us, apart_us, noise_between(RaceTime(both.us, both.noise), RaceTime(apart_us, noise)))
     side = "before" if other < at else "after"
-    why = f"with the region {side} it {both.us:.1f} µs together and {apart.us:.1f} µs apart, which is {verdict}"
-    return _Offer(other, joined, (both.us or 0.0) - (apart.us or 0.0), verdict == "faster", why)
+    why = f"with the region {side} it {both.us:.1f} µs together and {apart_us:.1f} µs apart, which is {verdict}"
+    return _Offer(other, joined, both.us - apart_us, verdict == "faster", why)
