@@ -152,7 +152,7 @@ def test_one_line_says_why_thunder_cannot_be_imported(monkeypatch: pytest.Monkey
 
 
 def test_nothing_of_thunder_is_imported_before_it_is_asked_for() -> None:
-    script = "import sys, fuseplan, fuseplan.thunder, fuseplan.backend; print('thunder' in sys.modules)"
+    script = "import sys, fuseplan, fuseplan.backend; fuseplan.thunder.executor; print('thunder' in sys.modules)"
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert said == "False\n"
 
