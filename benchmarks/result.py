@@ -20,7 +20,10 @@ from fuseplan.measure.pool import cores
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PACKAGES = ("torch", "triton", "numpy", "transformers", "timm", "nvfuser-cu130-torch210", "nvfuser-cu128-torch210")
+PACKAGES = (
+    "torch", "triton", "numpy", "transformers", "timm", "lightning-thunder",
+    *(f"nvfuser-cu{cuda}-torch{torch}" for cuda in (130, 128) for torch in (210, 211)),
+)  # fmt: skip
 
 
 def write_result(name: str, arguments: Sequence[str], results: Any, file: str = "") -> Path:

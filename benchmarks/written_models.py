@@ -53,12 +53,17 @@ class SmallGpt(nn.Module):
             if weight.dim() > 1:
                 nn.init.normal_(weight, std=0.02 / (2 * layers) ** 0.5 if "narrow" in name or "joined" in name else 0.02)  # fmt: skip
 
-    def forward(self, input_ids: Tensor, labels: Tensor) -> Trained:
+    def logits(self, input_ids: Tensor) -> Tensor:
+        """Of each place, what may come next."""
         places = torch.arange(input_ids.shape[1], device=input_ids.device)
         x = F.dropout(self.words(input_ids) + self.places(places), self.dropout, self.training)
         for block in self.blocks:
             x = block(x)
-        logits = self.head(self.last(x))
+        found: Tensor = self.head(self.last(x))
+        return found
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> Trained:
+        logits = self.logits(input_ids)
         return Trained(F.cross_entropy(logits.flatten(0, 1), labels.flatten()), logits)
 
 

@@ -99,7 +99,13 @@ __all__ = [
 ]
 
 
+_ROOMS = ("thunder",)
+"""Folders that a user means by their name, as in `fuseplan.thunder.executor()`, without importing them."""
+
+
 def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return import_module(f"fuseplan.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'fuseplan' has no attribute {name!r}")
     value = getattr(import_module(_HOME[name]), name)

@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 from fuseplan.capture.dynamo.program import program_key
 from fuseplan.capture.dynamo.ranks import tunes_here
 from fuseplan.capture.dynamo.registry import bear_threads
-from fuseplan.capture.dynamo.settled import settled
+from fuseplan.capture.dynamo.settled import Settled, settled
 from fuseplan.errors import FuseplanError
 from fuseplan.guard.production import guarded, unguarded
 from fuseplan.lookup import Chosen, Lookup
@@ -59,11 +59,7 @@ def fuseplan_backend(
     mode: str | None = None,
 ) -> Callable[..., Any]:
     """Compile one Dynamo graph. This is the entry point that torch.compile finds under the name "fuseplan"."""
-    checked = Options.parse(options, mode)
-    known_kinds(checked.rewrites)
-    found = settled(gm, example_inputs)
-    identity = program_key(found.gm, found.example_inputs)
-    lookup = Lookup(checked, identity, found.gm, found.example_inputs, os.environ)  # where the user's own database is
+    found, lookup = looked_up(gm, example_inputs, options, mode)
     default = _DefaultAhead(lookup)
     lookup.meanwhile = default.compile
     choice = lookup.choose()
@@ -86,11 +82,24 @@ def fuseplan_backend(
     elif beside is not None and choice.stored is not None:
         compiled = guarded(lookup, choice, program, compiled, beside)
     called = found.called(compiled)
-    if checked.reload is None:
+    if lookup.options.reload is None:
         lookup.let_go()
     else:
         called = _following(called, lookup, choice, partial(_forget, programs, program))
     return called if lookup.waits is None else lookup.waits.counted(called)
+
+
+def looked_up(
+    gm: GraphModule, example_inputs: Sequence[Any], options: Mapping[str, Any] | None, mode: str | None = None
+) -> tuple[Settled, Lookup]:
+    """One Dynamo graph with settled inputs, and the way from it to its plan."""
+    checked = Options.parse(options, mode)
+    known_kinds(checked.rewrites)
+    found = settled(gm, example_inputs)
+    identity = program_key(found.gm, found.example_inputs)
+    return found, Lookup(
+        checked, identity, found.gm, found.example_inputs, os.environ
+    )  # where the user's own database is
 
 
 class _DefaultAhead:

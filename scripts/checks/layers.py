@@ -46,7 +46,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "doctor",
         "bisect",
     ),
-    ("show", "diff", "draw", "bench", "judging", "record", "recording", "run"),
+    ("show", "diff", "draw", "bench", "judging", "record", "recording", "run", "thunder"),
     ("following",),
     ("cli", "tuning_db.dashboard", "measure.worker"),
 )

@@ -11,8 +11,8 @@ from checks.project import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-OWN = {"libraries.md"}
-"""Pages whose code has a test of its own, which gives it what it speaks of: test_libraries."""
+OWN = {"libraries.md", "thunder.md"}
+"""Pages whose code has a test of its own, which gives it what it speaks of: test_libraries, test_thunder."""
 WITH_CODE = [page for page in PAGES if page.name not in OWN and BLOCK.search(page.read_text(encoding="utf-8"))]
 
 
