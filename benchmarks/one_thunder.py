@@ -93,14 +93,16 @@ def tuned(task: Task, case: ThunderCase, report: Report) -> dict[str, Any]:
 def side_of(
     side: str, case: ThunderCase, model: torch.nn.Module, batch: tuple[Tensor, ...], given: Any, expected: Tensor
 ) -> tuple[Callable[[], Tensor], dict[str, Any]]:
-    """One step of a side, compiled, and how far its first result is from eager's, as a share of that."""
-    begin = monotonic()
+    """One step of a side, compiled, with how far its first result is from eager's, as a share of that, and what was counted meanwhile."""
+    before, begin = fuseplan.stats(), monotonic()
     call = jitted(side, model, given)
     step = step_of(call, model, batch, case.train)
     got = step()
     row: dict[str, Any] = {"first_s": round(monotonic() - begin, 2)}
     row["off"] = float((got - expected).abs().max() / expected.abs().max())
     if side in (BEFORE, AFTER):
+        counted = {event: n - before.get(event, 0) for event, n in fuseplan.stats().items()}
+        row["counted"] = {event: n for event, n in counted.items() if n}
         row["regions"] = fuseplan.thunder.explain(call, graphs=False).splitlines()
     return step, row
 
