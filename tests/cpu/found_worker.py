@@ -90,7 +90,7 @@ REWRITTEN = Plan("inductor", (Rewrite("attention", 0, "math"),))
 CASES: dict[str, tuple[Callable[..., nn.Module], dict[str, Plan]]] = {
     "block": (Block, PLANS),
     "checkpointed": (Checkpointed, {"settings": PLANS["settings"]}),
-    "attending": (Attending, {"rewritten": REWRITTEN, "aten": PLANS["aten"]}),
+    "attending": (Attending, {"aten": PLANS["aten"], "rewritten": REWRITTEN}),
 }
 
 
