@@ -31,8 +31,8 @@ class SharedLayer:
         self._plans, self._say = plans, say
         self._again_at, self._wait_s = 0.0, WAIT_S
         self._lock = threading.Lock()
-        self.opened: Database | None = None
-        """What was read last."""
+        self.opened = None if plans.made is None else Database(plans.made, readonly=True)
+        """What is read. A process that was forked while this one was waiting sees it come, too."""
 
     def database(self) -> Database | None:
         """What there is to read. Each look-up asks: that is a look at the clock, but for once in a while."""

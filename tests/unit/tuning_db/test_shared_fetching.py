@@ -22,9 +22,10 @@ import pytest
 from click.testing import CliRunner
 
 from fuseplan.cli.main import main
-from fuseplan.tuning_db import Miss, shared, shared_fetch, shared_notes
+from fuseplan.tuning_db import Hit, Miss, Store, shared, shared_fetch, shared_notes
 from fuseplan.tuning_db.exchange import Bounds, export, import_lines
 from fuseplan.tuning_db.files import Database
+from fuseplan.tuning_db.layers import places
 from fuseplan.tuning_db.shared_notes import Fetched
 from plan_server import Open, Served, cached, found, refused, serving, settle, started
 from stored import killed_over_a_write, plan, question, store_at
@@ -147,6 +148,30 @@ def test_what_comes_late_is_seen_by_the_process_that_waited(
     assert len(served.asked) == 1
     (database,) = cached(tmp_path)
     assert Fetched.beside(database).problem == ""
+
+
+def test_a_process_that_was_forked_meanwhile_sees_it_come(
+    plans: Path, served: Served, open_store: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served.body = (plans / "plans.jsonl").read_bytes()
+    served.slowly_s = 2.0 / len(served.body)
+    store = Store(places({"HOME": str(tmp_path), "FUSEPLAN_SHARED": served.url}))
+    waiting = threading.Thread(target=store.find_plan, args=(question(),))
+    waiting.start()
+    while not left_over(tmp_path):
+        time.sleep(0.02)
+    child = os.fork()
+    if not child:
+        answer = None
+        try:
+            monkeypatch.setattr(shared, "WAIT_S", -1.0)  # nobody here lets the other thread go on
+            until = time.monotonic() + 60.0
+            while not isinstance(answer := store.find_plan(question()), Hit) and time.monotonic() < until:
+                time.sleep(0.05)
+        finally:
+            os._exit(0 if isinstance(answer, Hit) else 1)
+    waiting.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_a_process_that_goes_on_sees_what_is_new(
