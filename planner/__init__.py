@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from fuseplan.tuning.traces import traces_of
     from fuseplan.tuning_db.dashboard.serve import dashboard
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOME = {
     "ExecutorError": "fuseplan.errors",
