@@ -115,6 +115,17 @@ class Second:
         return right(args)
 
 
+class WrongFromThird:
+    """Gives what is right twice, and something else from then on, as a CUDA graph may that is captured then."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, args: list[Any], right: Compiled) -> Sequence[Any]:
+        self.calls += 1
+        return right(args) if self.calls < 3 else wrong_values(args, right)
+
+
 class Later:
     """Dies after enough calls to have been vetted."""
 
@@ -188,6 +199,7 @@ def executors() -> dict[str, Executor]:
     found: dict[str, Executor] = {fault.__name__: Planted(fault.__name__, fault) for fault in faults}
     found["right"] = Planted("right", lambda args, right: right(args))
     found["second"] = Planted("second", Second())
+    found["wrong_from_third"] = Planted("wrong_from_third", WrongFromThird())
     found["later"] = Planted("later", Later())
     found["later_illegal"] = Planted("later_illegal", LaterIllegal())
     found["never_compiles"] = Planted("never_compiles", chatter, never_compiles)

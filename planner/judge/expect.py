@@ -8,7 +8,7 @@ of one output is pooled.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from time import perf_counter
@@ -97,13 +97,15 @@ class Expectation:
         wider: Wider | float = 1.0,
         *,
         same_numbers: bool = False,
+        right: Set[str] = frozenset(),
     ) -> JudgedRun:
-        """What is to be said of a run on the inputs of a seed; `same_numbers` if it drew the random numbers that eager draws.
+        """What is to be said of a run on the inputs of a seed; `same_numbers` if it drew the random numbers that eager draws. Some of
+        what it gave may be known to be `right`.
 
         Where that is in doubt eager runs some more, as long as there is time for it, and all that is judged later gains by that.
         """
         while True:
-            judged = judge(found, self.leaves[seed], layout, wider, same_numbers=same_numbers)
+            judged = judge(found, self.leaves[seed], layout, wider, same_numbers=same_numbers, right=right)
             if not judged.doubtful or not self._more.learn():
                 return judged
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, Literal
@@ -72,20 +72,26 @@ def judge(
     wider: Wider | float = 1.0,
     *,
     same_numbers: bool = False,
+    right: Set[str] = frozenset(),
 ) -> JudgedRun:
     """Say whether every value is what it should be.
 
     Outputs lie in memory as eager's do, or with gaps between rows besides, or anyhow. The last is left to torch.compile: it
     pads the result of a matrix product, and gives what was joined to nothing, as the first keys of a cache are, without the
     copy that eager makes. `wider` is how many times further than what the natural spread allows floats may be off, each
-    output or all. Of what is random little can be told, unless the `same_numbers` were drawn as eager draws.
+    output or all. Of what is random little can be told, unless the `same_numbers` were drawn as eager draws. Of what is known
+    to be `right`, only where it lies is looked at.
     """
     if actual.keys() != leaves.keys():
         names = sorted(actual.keys() ^ leaves.keys())
         return JudgedRun(f"{names[0]} is given by one of the two alone")
     if same_numbers:
         leaves = {name: leaf if leaf.sizes is None else replace(leaf, sizes=None) for name, leaf in leaves.items()}
-    found = [_judge_one(name, actual[name], leaf, layout, wider_for(wider, name)) for name, leaf in leaves.items()]
+    found = [
+        _judge_one(name, actual[name], leaf, layout, wider_for(wider, name))
+        for name, leaf in leaves.items()
+        if name not in right
+    ]
     evidence = [one.evidence for one in found if one.evidence is not None]
     evidence.sort(key=lambda one: -one.share)
     aliases = _alias_problem(actual, leaves)

@@ -16,13 +16,17 @@ from torch.fx import GraphModule
 
 from cpu.test_measure import FLAGS
 from fuseplan.capture.trace.write import write_trace
+from fuseplan.judge import programs
+from fuseplan.judge.expect import SEEDS
 from fuseplan.judge.output import OTHERS
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import Capture, Outcome, RacePlans, Setup, VetPlan
 from fuseplan.measure.pool import Limits, Workers
 from fuseplan.measure.race import Rule
+from fuseplan.measure.worker import repeated
 from fuseplan.measure.worker.answer import answer
 from fuseplan.measure.worker.loaded import LoadedPrograms
+from fuseplan.measure.worker.programs import ROUNDS
 from fuseplan.measure.worker.workplace import Workplace
 from fuseplan.plan import CarveOuts, Plan, Rewrite
 from fuseplan.segment import Region, Segmentation
@@ -131,6 +135,11 @@ def test_plans_are_right_or_a_row_says_why_not(workers: Workers, training: tuple
             "wrong",
             "output 0 is off by",
         ),
+        "wrong from third": (
+            RaceEntry("wrong from third", under(captured, "wrong_from_third", "aten.gelu.default")),
+            "wrong",
+            "output 0 is off by",
+        ),
         "second": (
             RaceEntry("second", under(captured, "second", "aten.gelu.default")),
             "error",
@@ -167,6 +176,28 @@ def test_plans_are_right_or_a_row_says_why_not(workers: Workers, training: tuple
     for name, share in before.items():
         assert share / 1.5 <= 1.001 * now[name] <= 1.001 * share
     assert now["gradient of parameter_5"] < before["gradient of parameter_5"]
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_bits_that_were_right_are_not_judged_again(
+    training: tuple[str, Outcome], same: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace, _ = training
+    judged: list[str] = []
+    real = programs._judge_one
+
+    def one(name: str, *given: Any) -> Any:
+        judged.append(name)
+        return real(name, *given)
+
+    monkeypatch.setattr(programs, "_judge_one", one)
+    if not same:  # as where there is no room to keep what was right
+        monkeypatch.setattr(repeated, "MOST_BYTES", 0)
+    vetted = answer(VetPlan(trace, RaceEntry("aten", Plan.named("aten"))), Workplace(Setup("cpu", FLAGS), Unheard()))
+    assert vetted.ok, vetted.detail
+    times = {name: judged.count(name) for name in judged}
+    assert len(times) > 5
+    assert set(times.values()) == {len(SEEDS) if same else len(SEEDS) * ROUNDS}
 
 
 def test_sides_race_and_one_that_fails_is_a_row(workers: Workers, training: tuple[str, Outcome]) -> None:

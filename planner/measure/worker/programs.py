@@ -42,6 +42,7 @@ from fuseplan.measure.sites_alone import has_backward, sites_alone
 from fuseplan.measure.worker.kept import is_in_use, keep
 from fuseplan.measure.worker.loaded import LoadedProgram, calls_to_settle
 from fuseplan.measure.worker.racing import Announced, enter
+from fuseplan.measure.worker.repeated import RightResults
 from fuseplan.measure.worker.stand_in import as_planned, compiled_programs, failed_regions, stand_in
 from fuseplan.measure.worker.workplace import Workplace
 from fuseplan.plan import Plan
@@ -164,6 +165,7 @@ class _Trial:
         self.job, self.entry, self.wider, self.case, self.place = job, job.entry, job.wider, case, place
         self.judging_s, self.parts_right, self.beyond = job.judging_s, job.parts_right, 0.0
         self.judged_s = 0.0
+        self.right = RightResults()
         self.calls = 0
         self.failed_at: int | None = None
         """At which call a region has failed."""
@@ -245,9 +247,13 @@ class _Trial:
     def _judged(self, expectation: Expectation, found: Mapping[str, Any], seed: int) -> JudgedRun:
         begin = perf_counter()
         try:
-            return expectation.judge(
-                found, seed, _layout(self.entry), self.wider, same_numbers=_draws_as_eager(self.entry)
-            )
+            judged = expectation.judge(
+                found, seed, _layout(self.entry), self.wider,
+                same_numbers=_draws_as_eager(self.entry), right=self.right.among(seed, found),
+            )  # fmt: skip
+            if judged.problem is None:
+                self.right.keep(seed, found)
+            return judged
         finally:
             self.judged_s += perf_counter() - begin
 
