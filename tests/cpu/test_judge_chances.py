@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from benchmarks.judging.random_values import FAULTS, Random, planted
 from fuseplan.capture.trace.load import Loaded, load_trace
@@ -91,3 +92,27 @@ def test_what_draws_nothing_has_no_chances() -> None:
 
     (trace,) = traces_of(Plain(), torch.randn(4, 4), name="plain")
     assert expect(load_trace(trace, "cpu")).chances is None
+
+
+def test_nothing_that_a_call_gave_is_held_when_the_next_one_comes(case: Case) -> None:
+    """A program that is captured would be copied from then on."""
+    loaded, chances, _ = case
+    given: list[StorageWeakRef] = []
+    leaves = [one for one in loaded.tensors.owned.values() if one.requires_grad]
+
+    def watching(*args: Any) -> Any:
+        assert all(one.expired() for one in given)
+        given.clear()
+        outputs = loaded.module(*args)
+        given.extend(StorageWeakRef(one.untyped_storage()) for one in outputs if isinstance(one, Tensor))
+        return outputs
+
+    def keep(leaf: Tensor) -> None:
+        assert leaf.grad is not None
+        given.append(StorageWeakRef(leaf.grad.untyped_storage()))
+
+    hooks = [leaf.register_post_accumulate_grad_hook(keep) for leaf in leaves]
+    assert chances.problem(watching) is None
+    assert len(given) > len(leaves) > 0
+    for hook in hooks:
+        hook.remove()

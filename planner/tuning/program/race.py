@@ -151,7 +151,10 @@ def _raced(
     (outcome,) = services.carry_out("racing whole plans", [job])
     if isinstance(time, Budget):
         time.raced(len(entries), outcome)
-    rows |= {row.name: _merged(rows.get(row.name), row) for row in outcome.rows}
+    for row in outcome.rows:
+        if row.status != "ok" and row.name in rows and rows[row.name].status == "ok":
+            services.note(f"{row.name} is out of the race: {row.status}, {row.detail}")
+        rows[row.name] = _merged(rows.get(row.name), row)
     if outcome.race is None and rows[incumbent.name].status == "ok":
         status = "error" if outcome.ok else outcome.status
         rows[incumbent.name] = replace(rows[incumbent.name], status=status, detail=outcome.detail)
