@@ -58,7 +58,7 @@ def options_of(side: str, db: str, launch: str | None) -> dict[str, Any]:
 
 
 def verdicts(db: str, keys: Collection[str | None]) -> list[dict[str, Any]]:
-    """What the plans of these programs take, and the best default beside each, in µs."""
+    """What the plans of these programs take, the best default beside each, in µs, and what else was looked at."""
     from fuseplan.tuning_db import Store
 
     store = Store.reading({}, db)
@@ -73,6 +73,7 @@ def verdicts(db: str, keys: Collection[str | None]) -> list[dict[str, Any]]:
             "wall_us": plan.wall_us,
             "best_default": plan.best_default,
             "best_default_us": plan.best_default_us,
+            "raced": [one.told(("name", "wall_us", "status", "detail")) for one in plan.evidence.raced],
         }
         for plan in plans
     ]
