@@ -73,7 +73,7 @@ class SharedPlans:
         """What a text means. What is made of it goes into a folder; another schema, or another pin, is another file.
 
         >>> SharedPlans.of("/data/all.jsonl", Path("/cache"), 5).made.name
-        '5-d1f2cbf2ea2a1ebc1b70ef75.db'
+        '5-23d3348984a6d10f23c362a3.db'
         """
         found = Address.parse(named) or Path(named).absolute()
         told = f"{found.url} {found.pinned} {found.login}" if isinstance(found, Address) else str(found)
