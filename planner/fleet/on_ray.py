@@ -66,8 +66,12 @@ class RayLine:
     def end(self) -> None:
         """End the actor, and with it its workers."""
         self.lost = self.lost or "it was ended"
-        with suppress(Exception):  # whatever is wrong with it, it is not there
-            self._ray.kill(self._actor)
+        self._kill()
+
+    def _kill(self) -> None:
+        if self._ray.is_initialized():  # else Ray starts a cluster, for whoever asks anything of it
+            with suppress(Exception):  # whatever is wrong with it, it is not there
+                self._ray.kill(self._actor)
 
     def _send(self, method: str, *given: Any) -> Any:
         if self.lost is not None:
@@ -89,8 +93,7 @@ class RayLine:
         told = str(why).strip().splitlines()
         self.lost = (told[0] if told else type(why).__name__)[:300]
         notify(f"{self._name} is lost, and what it was at is done elsewhere: {self.lost}")
-        with suppress(Exception):  # it may be gone altogether
-            self._ray.kill(self._actor)
+        self._kill()
         raise HostLostError(f"{self._name} is lost: {self.lost}")
 
 

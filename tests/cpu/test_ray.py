@@ -316,3 +316,4 @@ def test_a_line_that_was_ended_says_so() -> None:
     with pytest.raises(ExecutorError, match="a/cpu is lost: it was ended"):
         line.call("beat")
     line.tell("end")
+    assert not ray.is_initialized(), "Ray starts a cluster for whoever asks it anything"
