@@ -184,10 +184,11 @@ def _under(loaded: Loaded, call: Callable[..., Any] | None, seed: int, numbers: 
         return (loaded.module if call is None else call)(*args)
 
     found = loaded.run(drawing, seed)
-    if call is None:
-        return found
-    # What is held when the next call comes is copied out of a CUDA graph from then on: the program would be timed with that.
-    return {name: value.clone() if isinstance(value, Tensor) else value for name, value in found.items()}
+    if call is not None:
+        # What is held when the next call comes is copied out of a CUDA graph from then on: the program would be timed with that.
+        for name, value in found.items():  # one after the other: there may be no room for all of it twice
+            found[name] = value.clone() if isinstance(value, Tensor) else value
+    return found
 
 
 def _elements(value: Tensor) -> Tensor:

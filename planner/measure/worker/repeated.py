@@ -27,7 +27,10 @@ class RightResults:
         for name, value in found.items():
             if not _is_plain(value) or (seed, name) in self._known or self._bytes + value.nbytes > MOST_BYTES:
                 continue
-            self._known[seed, name] = value.detach().clone(), value.stride()
+            try:
+                self._known[seed, name] = value.detach().clone(), value.stride()
+            except torch.OutOfMemoryError:  # what was right stays right, and is judged once more
+                return
             self._bytes += value.nbytes
 
     def among(self, seed: int, found: Mapping[str, Any]) -> frozenset[str]:

@@ -80,7 +80,7 @@ class Stages:
         """The verdict where nothing is cut: the defaults, and what is preferred of rewrites, under CUDA graphs where these suit the
         program and plain where they don't.
         """
-        # Seconds count here, and to compile the default once more costs no more of them than to wait for what it leaves in caches.
+        # Seconds count here: no default waits for what another leaves in torch's caches.
         checks = TimedChecks(self.services, self.budget, trace.to_json(), apart=True)
         worth = {search.launch: search.worth_trying() for search in self.searches}
         plain = [entry for entry in worth["plain"] if not entry.default] if len(worth) > 1 else []
