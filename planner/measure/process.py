@@ -7,44 +7,92 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
 from fuseplan.errors import ExecutorError, FuseplanError
 from fuseplan.measure.jobs import ANSWERS, JOBS, At, DeviceGone, Job, Outcome, Rest, Setup
-from fuseplan.wire.process import Child, LostError
+from fuseplan.wire.branches import Stem, changed
+from fuseplan.wire.process import Child, LostError, Started
 
 _COMMAND = (sys.executable, *(("-P",) if sys.version_info >= (3, 11) else ()), "-m", "fuseplan.measure.worker")
+_STEM = (*_COMMAND[:-1], "fuseplan.measure.worker.stem")
 _TRACEBACK = "Traceback (most recent call last):\n"
-_ahead: list[tuple[Child, Mapping[str, str]]] = []
-"""The process that is on its way to be the first worker that is needed, and the variables that it has inherited."""
-
 
 TORCHS = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_MODULE_LOADING")
 """Variables that torch sets for itself where nobody has."""
+_LATE = (*TORCHS, "CUDA_VISIBLE_DEVICES", "HOME", "TMPDIR", "PYTEST_CURRENT_TEST")
+"""Variables that nothing reads while it is imported …"""
+_OURS = ("FUSEPLAN_", "XDG_")
+"""… nor those that begin so."""
+
+
+@dataclass(frozen=True)
+class _Standing:
+    """A stem, and what it has inherited."""
+
+    stem: Stem
+    variables: Mapping[str, str]
+    cores: frozenset[int]
+
+    def is_for(self, wanted: Mapping[str, str]) -> bool:
+        """Whether it becomes workers with these variables."""
+        return self.stem.alive and self.cores == _cores() and _comes_in_time(self.variables, wanted)
+
+
+_stem_lock = threading.Lock()
+_standing: _Standing | None = None
+"""What workers of this process are forked from."""
 
 
 def start_ahead() -> None:
-    """Start a process that imports torch while this one does, unless one waits already to be told what it works for. It ends with
-    this one.
-    """
+    """Have what workers need imported while this process imports it, unless that is under way. It ends with this one."""
     with contextlib.suppress(OSError):  # which is told when a worker is needed
-        if not _ahead:
-            _ahead.append((Child(_COMMAND, ANSWERS), dict(os.environ)))
+        _stem_for(dict(os.environ))
+
+
+def _stem_for(wanted: Mapping[str, str]) -> _Standing | None:
+    """What a worker with these variables is forked from; None where it has to begin by itself. OSError where no process can be started."""
+    global _standing
+    here = dict(os.environ)
+    if sys.platform != "linux" or not _comes_in_time(here, wanted):
+        return None
+    with _stem_lock:
+        if _standing is not None and _standing.stem.barren:  # so would another be
+            return None
+        if _standing is None or not _standing.is_for(wanted):
+            if _standing is not None:
+                _standing.stem.close()
+            _standing = _Standing(Stem(_STEM), here, _cores())
+        return _standing
+
+
+def _cores() -> frozenset[int]:
+    """The cores that this process may use, by their numbers."""
+    return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
+
+
+def _comes_in_time(inherited: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
+    """Whether one's variables may become the other's once all is imported.
+
+    >>> _comes_in_time({"HOME": "a"}, {"HOME": "b", "FUSEPLAN_DB": "c"}), _comes_in_time({}, {"OMP_NUM_THREADS": "1"})
+    (True, False)
+    """
+    return all(name in _LATE or name.startswith(_OURS) for name in changed(inherited, wanted))
 
 
 def _started(variables: Mapping[str, str] | None) -> Child:
-    """A process with these variables, beside those that it inherits: the one that was started ahead, if it has them."""
-    with contextlib.suppress(IndexError):  # there is none
-        child, inherited = _ahead.pop()
-        wanted = {**os.environ, **(variables or {})}
-        for name in TORCHS:
-            if name not in inherited:
-                wanted.pop(name, None)
-        if child.alive and inherited == wanted:
-            return child
-        child.kill()
-    return Child(_COMMAND, ANSWERS, variables)
+    """A worker with these variables, beside those that it inherits: a branch of the stem, or one by itself where it could not be that."""
+    wanted = {**os.environ, **(variables or {})}
+    with contextlib.suppress(OSError):
+        if (found := _stem_for(wanted)) is not None:
+            return Child(found.stem.branch(changed(found.variables, wanted)), ANSWERS)
+    return _by_itself(variables)
+
+
+def _by_itself(variables: Mapping[str, str] | None) -> Child:
+    return Child(Started(_COMMAND, variables), ANSWERS)
 
 
 class WorkerLostError(FuseplanError):
@@ -106,7 +154,7 @@ class WorkerProcess:
         if child is None:
             raise WorkerLostError("crashed", "it was ended", self.at)
         if not self._ready:
-            self._await_ready(child)
+            child = self._awaited(child)
         self.at, self.stage = None, ""
         self.holds = not isinstance(job, Rest)
         since = monotonic()
@@ -178,15 +226,29 @@ class WorkerProcess:
         self.strike()
         self.kill()
 
-    def _await_ready(self, child: Child) -> None:
+    def _awaited(self, child: Child) -> Child:
+        """The process, once it is ready: this one, or another where it was never there. ExecutorError where there is none."""
         self.at, self.stage = None, ""
         try:
             child.hear(self.start_s)
         except LostError as lost:
+            if not child.is_there and (other := self._another()) is not None:
+                return self._awaited(other)
             self.kill()
             why = f"{self._told(lost, self.start_s)}{_last_words(child)}"
             raise ExecutorError(f"no worker process can be started: {why}") from None
         self._ready = True
+        return child
+
+    def _another(self) -> Child | None:
+        """One that begins by itself, since the stem could not become one, which says why if it can't either; None if this was ended."""
+        with self._lock:
+            if self._ended:
+                return None
+            self._child = _by_itself(self.variables)
+            with contextlib.suppress(LostError):
+                self._child.tell(self.setup)
+            return self._child
 
     def _told(self, lost: LostError, took_s: float) -> str:
         """What became of the worker, and over what, after so long."""

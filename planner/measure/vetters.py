@@ -49,7 +49,8 @@ class Begun:
 
     def is_for(self, job: Job) -> bool:
         """Whether what comes of it is what comes of another job."""
-        return isinstance(job, VetPlan) and (job.trace, job.entry) == (self.job.trace, self.job.entry)
+        mine = self.job
+        return isinstance(job, VetPlan) and (job.trace, job.entry, job.judges) == (mine.trace, mine.entry, mine.judges)
 
     def found(self) -> Outcome | BaseException:
         """What came of it, once it is there."""

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import monotonic
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 from fuseplan.errors import FuseplanError
 from fuseplan.wire import codec
@@ -41,37 +41,73 @@ class LostError(FuseplanError):
         self.status, self.detail, self.code = status, detail, code
 
 
-class Child:
-    """A process that was started, until it is lost or killed; it does not outlive this object, nor this process.
+class Process(Protocol):
+    """A process with its pipes, whoever has started it."""
 
-    >>> child = Child(["sh", "-c", "read word; echo $word"], int)
+    stdin: Any
+    stdout: Any
+    stderr: Any
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        ...
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it has begun at all."""
+        ...
+
+    def poll(self) -> int | None:
+        """What it ended with, or None."""
+        ...
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The same, when it has ended; subprocess.TimeoutExpired after so many seconds."""
+        ...
+
+    def signal_group(self, number: signal.Signals) -> None:
+        """Signal it and its group, unless it has ended: its number may be another's by now."""
+        ...
+
+
+class Started(subprocess.Popen[bytes]):
+    """A process that was started here, in a session of its own: Ctrl-C in a terminal reaches the parent alone, and killing the group
+    spares no compiler.
+    """
+
+    is_there = True
+
+    def __init__(self, command: Sequence[str], variables: Mapping[str, str] | None = None) -> None:
+        """`variables` are for its environment, beside those that it inherits. OSError where there is no such command."""
+        pipe = subprocess.PIPE
+        env = {**os.environ, **(variables or {}), PARENT: str(os.getpid())}
+        super().__init__(command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True, env=env)
+
+    def signal_group(self, number: signal.Signals) -> None:
+        """Signal it and its group, unless it has ended: its number may be another's by now."""
+        if self.poll() is None:
+            send_group(self.pid, number)
+
+
+class Child:
+    """A process, until it is lost or killed; it does not outlive this object, nor this process.
+
+    >>> child = Child(Started(["sh", "-c", "read word; echo $word"]), int)
     >>> child.tell(7)
     >>> child.hear(10.0)
     7
     >>> child.kill()
     """
 
-    def __init__(self, command: Sequence[str], answers: Any, variables: Mapping[str, str] | None = None) -> None:
-        """`answers` is the type of all that it says; `variables` are for its environment, beside those that it inherits.
-
-        OSError where there is no such command.
-        """
-        # A session of its own: Ctrl-C in a terminal reaches the parent alone, and killing the group spares no compiler.
-        self._popen = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            env={**os.environ, **(variables or {}), PARENT: str(os.getpid())},
-        )
+    def __init__(self, process: Process, answers: Any) -> None:
+        """`answers` is the type of all that it says."""
+        self._popen = process
         self._answers = answers
         self._lines: queue.Queue[bytes | None] = queue.Queue()
         self._stderr = bytearray()
         self._oom_kills = _out_of_memory_kills()
         self._deadline = math.inf
-        self._paused_at: float | None = None
-        self._paused_s = 0.0
         pipes = ((_read_lines, self._popen.stdout, self._lines), (_read_end, self._popen.stderr, self._stderr))
         self._readers = [threading.Thread(target=read, args=pipe, daemon=True) for read, *pipe in pipes]
         for reader in self._readers:
@@ -83,6 +119,11 @@ class Child:
     def pid(self) -> int:
         """The number of the process."""
         return self._popen.pid
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it has begun at all."""
+        return self._popen.is_there
 
     @property
     def alive(self) -> bool:
@@ -105,11 +146,11 @@ class Child:
             raise self._lost() from None
 
     def hear(self, limit_s: float) -> Any:
-        """The next message. LostError if it dies, or is silent for `limit_s`, of which the time it is paused is no part."""
-        begin, paused_s = monotonic(), self._paused_s
+        """The next message. LostError if it dies, or is silent for `limit_s`."""
+        begin = monotonic()
         while True:
-            silent_s = monotonic() - begin - (self._paused_s - paused_s)
-            left_s = min(limit_s - silent_s, self._deadline - monotonic()) if self._paused_at is None else _POLL_S
+            silent_s = monotonic() - begin
+            left_s = min(limit_s - silent_s, self._deadline - monotonic())
             try:
                 line = self._lines.get(timeout=max(0.0, min(_POLL_S, left_s)))
             except queue.Empty:
@@ -131,21 +172,9 @@ class Child:
         """Let it go on for no longer over what it was told last, be it silent or not."""
         self._deadline = min(self._deadline, monotonic() + seconds)
 
-    def pause(self) -> None:
-        """Let it and what it has started stand still."""
-        self._paused_at = monotonic()
-        _signal(self._popen, signal.SIGSTOP)
-
-    def resume(self) -> None:
-        """Let it go on."""
-        if self._paused_at is not None:
-            self._paused_s += monotonic() - self._paused_at
-            self._paused_at = None
-            _signal(self._popen, signal.SIGCONT)
-
     def strike(self) -> None:
         """Kill it without waiting for it to be gone."""
-        _signal(self._popen, signal.SIGKILL)
+        self._popen.signal_group(signal.SIGKILL)
 
     def _lost(self) -> LostError:
         """What it died of."""
@@ -165,19 +194,17 @@ class Child:
         )
 
 
-def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    """Signal a process and its group; the number of one that has ended already may be another's by now."""
-    if process.poll() is None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, number)
+def send_group(pid: int, number: signal.Signals) -> None:
+    """Signal a process and its group."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    _signal(process, signal.SIGKILL)
+def _kill(process: Process) -> None:
+    process.signal_group(signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(_KILLED_WITHIN_S)
     with contextlib.suppress(OSError):
-        assert process.stdin is not None
         process.stdin.close()
 
 

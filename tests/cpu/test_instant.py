@@ -80,6 +80,31 @@ def test_where_cuda_graphs_do_not_suit_it_is_plain_that_races(trace: Trace, stor
     assert "CUDA graphs do not suit it" in found.detail
 
 
+def judged(pool: Racing) -> list[tuple[str, bool]]:
+    return [(job.entry.name, job.judges) for job in pool.jobs if isinstance(job, VetPlan)]
+
+
+def test_torchs_default_is_judged_once_where_cuda_graphs_launch_the_same_code(trace: Trace, store: Store) -> None:
+    pool = Racing(times={"inductor": 900.0, "inductor, cudagraph": 800.0, f"{PROVEN}, cudagraph": 400.0})
+    tuned(trace, store, pool)
+    assert dict(judged(pool)) == {
+        "inductor": False, "eager": True, "inductor, cudagraph": True, f"{PROVEN}, cudagraph": True
+    }  # fmt: skip
+
+
+def test_where_that_is_nothing_it_is_judged_by_itself(trace: Trace, store: Store) -> None:
+    pool = Racing(times={"inductor": 900.0, PROVEN: 500.0, "eager": 1000.0}, bad={"inductor, cudagraph": "wrong"})
+    tuned(trace, store, pool)
+    assert [judges for name, judges in judged(pool) if name == "inductor"] == [False, True]
+
+
+def test_under_one_launch_it_is_judged_by_itself(trace: Trace, store: Store) -> None:
+    pool = Racing(times={"inductor": 900.0, PROVEN: 500.0, "eager": 1000.0})
+    for _ in Tuner(store, pool, "cpu", INSTANT, Settings(), Silent()).tune(trace, ("plain",)):
+        pass
+    assert all(judges for _, judges in judged(pool))
+
+
 def test_a_program_without_sites_gets_the_best_launch(plain_trace: Trace, store: Store) -> None:
     found = tuned(plain_trace, store, Racing(times={"inductor": 900.0, "eager": 950.0, "inductor, cudagraph": 300.0}))
     assert (found.status, found.launch, found.plan) == ("default", "cudagraph", Plan("inductor", launch="cudagraph"))

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -21,7 +21,6 @@ from fuseplan.measure.pool import Limits, Workers
 from fuseplan.measure.process import WorkerProcess
 from fuseplan.measure.race import Rule
 from fuseplan.wire import codec
-from fuseplan.wire.process import Child
 
 TESTS = Path(__file__).parents[1]
 KIND = TensorType("float32", (8, 16), (16, 1))
@@ -131,38 +130,53 @@ def test_a_worker_that_cannot_start_is_an_error_that_says_why() -> None:
     assert "No module named 'no_such_module'" in str(error.value)
 
 
-def test_the_first_worker_is_the_one_that_was_started_ahead(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    started: list[tuple[Child, Mapping[str, str]]] = []
-    monkeypatch.setattr(process, "_ahead", started)
+def test_workers_are_forked_from_what_was_started_ahead(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(process, "_standing", None)
     for _ in range(2):
         process.start_ahead()
-    ((waiting, inherited),) = started
-    if "TORCHINDUCTOR_CACHE_DIR" not in inherited:
-        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # as torch does
+    stem = process._standing
+    assert stem is not None
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # as torch does
     first, second = (WorkerProcess(Setup("cpu", FLAGS), 300.0) for _ in range(2))
     try:
         for one in (first, second):
             one.start()
-        assert first.pid == waiting.pid != second.pid
         assert first.ask(VetRegion(REGION, "aten"), 60.0).status == "ok"
+        assert second.ask(VetRegion(REGION, "inductor"), 60.0).status == "ok"
+        assert process._standing is stem
+        assert first.pid != second.pid
+        parents = {psutil.Process(pid).ppid() for pid in (first.pid, second.pid) if pid}
+        assert parents == {stem.stem.pid}
+        assert any(tmp_path.iterdir()), "what was compiled is where the variable says"
     finally:
         first.end()
         second.end()
+        stem.stem.close()
 
 
-@pytest.mark.parametrize("why", ["it is gone", "other variables", "the environment has changed"])
-def test_one_that_was_started_ahead_is_left_where_it_does_not_fit(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    child = Child(["sleep", "100"], Ready)
-    monkeypatch.setattr(process, "_ahead", [(child, dict(os.environ))])
-    if why == "it is gone":
-        child.kill()
-    if why == "the environment has changed":
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    worker = WorkerProcess(Setup("cpu", FLAGS), 300.0, {"A": "b"} if why == "other variables" else None)
-    worker.start()
-    assert worker.pid != child.pid
-    assert not child.alive
-    worker.end()
+def test_where_variables_come_too_late_a_worker_begins_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_standing", None)
+    worker = WorkerProcess(Setup("cpu", FLAGS), 300.0, {"OMP_WAIT_POLICY": "PASSIVE"})
+    try:
+        worker.start()
+        assert worker.pid is not None
+        assert psutil.Process(worker.pid).ppid() == os.getpid()
+        assert process._standing is None
+    finally:
+        worker.end()
+
+
+def test_a_stem_that_was_killed_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_standing", None)
+    process.start_ahead()
+    first = process._standing
+    assert first is not None
+    os.kill(first.stem.pid, signal.SIGKILL)
+    worker = WorkerProcess(Setup("cpu", FLAGS), 300.0)
+    try:
+        assert worker.ask(VetRegion(REGION, "aten"), 60.0).status == "ok"
+    finally:
+        worker.end()
 
 
 SCRIPT = """
@@ -245,8 +259,8 @@ def test_a_worker_ends_with_its_parent_though_what_that_has_forked_lives_on(tmp_
     """The fork holds the worker's stdin open."""
     script = f"""
 import os, sys, time
-from fuseplan.wire.process import Child
-child = Child([sys.executable, "-c", "from fuseplan.wire.serve import end_with_parent; end_with_parent(0.1); input()"], int)
+from fuseplan.wire.process import Child, Started
+child = Child(Started([sys.executable, "-c", "from fuseplan.wire.serve import end_with_parent; end_with_parent(0.1); input()"]), int)
 open({str(tmp_path / "pid")!r}, "w").write(str(child.pid))
 if os.fork() == 0:
     time.sleep(60)

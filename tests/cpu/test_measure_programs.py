@@ -178,6 +178,16 @@ def test_plans_are_right_or_a_row_says_why_not(workers: Workers, training: tuple
     assert now["gradient of parameter_5"] < before["gradient of parameter_5"]
 
 
+def test_what_is_not_judged_has_but_to_run(workers: Workers, training: tuple[str, Outcome]) -> None:
+    trace, captured = training
+    plans = [under(captured, executor, "aten.gelu.default") for executor in ("wrong_values", "second")]
+    jobs = [VetPlan(trace, RaceEntry(f"plan {i}", plan), judges=False) for i, plan in enumerate(plans)]
+    lies, second = workers.map(jobs)
+    assert (lies.status, lies.judging_s, lies.row("plan 0").outputs) == ("ok", 0.0, ())
+    assert lies.row("plan 0").compile_s is not None
+    assert second.status == "error"
+
+
 @pytest.mark.parametrize("same", [True, False])
 def test_bits_that_were_right_are_not_judged_again(
     training: tuple[str, Outcome], same: bool, monkeypatch: pytest.MonkeyPatch

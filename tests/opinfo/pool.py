@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fuseplan.wire import codec
-from fuseplan.wire.process import Child, LostError
+from fuseplan.wire.process import Child, LostError, Started
 from opinfo.cases import Case, Group
 from opinfo.verdict import Row
 from opinfo.worker import ANSWERS, Begins, Done, Request, Settings
@@ -133,7 +133,7 @@ class _Worker:
     def _start(self) -> Child:
         path = os.pathsep.join(filter(None, [str(ROOT / "tests"), str(ROOT), os.environ.get("PYTHONPATH")]))
         command = [sys.executable, "-m", "opinfo.worker", codec.to_json(self._settings)]
-        child = Child(command, ANSWERS, {"PYTHONPATH": path})
+        child = Child(Started(command, {"PYTHONPATH": path}), ANSWERS)
         child.hear(START_TIMEOUT)
         return child
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from fuseplan.executors.nvfuser.kept import KnownRegions
-from fuseplan.wire.process import Child, LostError
+from fuseplan.wire.process import Child, LostError, Started
 
 MIN_OPS = 40
 """Regions of at most so many ops are compiled at once: starting a process takes longer than they do."""
@@ -89,7 +89,7 @@ class Trials:
         if self._process is not None and self._process.alive:
             return self._process
         try:
-            started = Child(self.command, ANSWERS)
+            started = Child(Started(self.command), ANSWERS)
             ready = started.hear(self.start_seconds) == "ready"
         except (OSError, LostError):
             return None

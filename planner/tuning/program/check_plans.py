@@ -60,6 +60,8 @@ class TimedChecks:
     """Whether defaults under CUDA graphs are compiled beside the plain one: they are not any sooner for its code where they have other
     code, as a backward has.
     """
+    spares: bool = False
+    """Whether torch.compile's default is not judged by itself where CUDA graphs launch it too: that is the same code, and is judged."""
     parts_right: int = field(default=0, init=False)
     """In how many parts torch.compile was found right, each by itself, where it is off by more than is allowed: by rounding."""
     _inquired: bool = field(default=False, init=False)
@@ -87,6 +89,10 @@ class TimedChecks:
         self._asked_for += entries
         self._waiting += entries
         self._stream()
+        if self._is_spared and not right_of(self._twins, self.rows):
+            self.spares = False  # it is judged by itself after all
+            self._waiting += [one for one in self._asked_for if one.name == TORCHS and right_of([one], self.rows)]
+            self._stream()
         self._inquire()
         self._fail_with_what_runs_plain()
         self._stream()
@@ -161,7 +167,24 @@ class TimedChecks:
         return max(LEAST_LIMIT_S, most)
 
     def _job(self, entry: RaceEntry, limit_s: float | None) -> VetPlan:
-        return timed_job(self.trace, entry, self.rows, self.budget, limit_s, self.parts_right)
+        job = timed_job(self.trace, entry, self.rows, self.budget, limit_s, self.parts_right)
+        return replace(job, judges=not (entry.name == TORCHS and self._is_spared))
+
+    @property
+    def _twins(self) -> list[RaceEntry]:
+        """Torch.compile's default under other launches."""
+        return [one for one in self._asked_for if one.default and is_inductors(one) and one.name != TORCHS]
+
+    @property
+    def _is_spared(self) -> bool:
+        """Whether torch.compile's plain default is not judged."""
+        return self.spares and bool(self._twins)
+
+    def _judged_as(self, twin: OutcomeRow) -> None:
+        """What was found of torch.compile's default under another launch holds for the plain one, which was not judged."""
+        plain = self.rows.get(TORCHS)
+        if self._is_spared and plain is not None and {plain.status, twin.status} == {"ok"}:
+            self.rows[TORCHS] = replace(plain, outputs=twin.outputs, how=twin.how)
 
     def _begun(self, jobs: list[VetPlan]) -> list[VetPlan]:
         together = min(len(self._beside) + len(jobs), self.services.at_once)
@@ -179,6 +202,8 @@ class TimedChecks:
         name = note_row(self.services, self.rows, job, outcome)
         if name == TORCHS:
             self.budget.default_took(self.rows[name].compile_s)
+        for twin in right_of(self._twins, self.rows):
+            self._judged_as(self.rows[twin.name])
         self.budget.judged(outcome.judging_s / self._beside.pop(name))
 
     def _is_ready(self, default: RaceEntry) -> bool:

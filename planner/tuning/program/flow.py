@@ -80,8 +80,8 @@ class Stages:
         """The verdict where nothing is cut: the defaults, and what is preferred of rewrites, under CUDA graphs where these suit the
         program and plain where they don't.
         """
-        # Seconds count here: no default waits for what another leaves in torch's caches.
-        checks = TimedChecks(self.services, self.budget, trace.to_json(), apart=True)
+        # Seconds count here: no default waits for what another leaves in torch's caches, and the same code is judged once.
+        checks = TimedChecks(self.services, self.budget, trace.to_json(), apart=True, spares=True)
         worth = {search.launch: search.worth_trying() for search in self.searches}
         plain = [entry for entry in worth["plain"] if not entry.default] if len(worth) > 1 else []
         fit = checks.checked([entry for entries in worth.values() for entry in entries if entry not in plain])

@@ -134,7 +134,7 @@ class Tuner:
     ) -> Tuned:
         launches, varies = launches_of(launch, trace)
         if budget.effort.measures:
-            begin_default(services, budget, trace.to_json(), launches[0])
+            begin_default(services, budget, trace.to_json(), launches)
         found = given or captured(services, trace, self.settings.kinds, cuts=budget.effort.cuts)
         key = trace.key if isinstance(found, str) else found.key or trace.key
         if key != trace.key and not again and (known := self._known(trace, launch, key)) is not None:

@@ -46,6 +46,8 @@ def test_a_worker_that_does_not_start_says_what_has_happened(
     script: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "worker.py").write_text(script)
+    monkeypatch.setattr(process, "_standing", None)
+    monkeypatch.setattr(process, "_STEM", (sys.executable, "-c", "raise SystemExit('it cannot be imported')"))
     monkeypatch.setattr(process, "_COMMAND", (sys.executable, str(tmp_path / "worker.py")))
     worker = process.WorkerProcess(Setup("cpu"), 30.0)
     try:

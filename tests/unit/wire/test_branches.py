@@ -1,0 +1,182 @@
+"""Processes that are forked from one that has imported all: they are as processes that were started, and end as these do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fuseplan.wire.branches import Stem
+from fuseplan.wire.process import Child, LostError
+
+SERVED = """
+import os, subprocess, sys
+from fuseplan.wire import branching
+{before}
+def become():
+    from fuseplan.wire.serve import AnswerPipe, end, end_with_parent, received
+    end_with_parent(0.1)
+    answers = AnswerPipe(str)
+    helper = subprocess.Popen(["sleep", "1000"])
+    for word in received(str):
+        if word == "die":
+            os.abort()
+        if word == "exit":
+            helper.kill()
+            os._exit(7)
+        told = {{"folder": os.getcwd(), "A": os.environ.get("A", "none"), "helper": str(helper.pid), "B": os.environ.get("B", "none")}}
+        answers.send(told[word])
+    end()
+
+branching.serve(int(sys.argv[1]), become)
+"""
+
+
+def stem_of(before: str = "") -> Stem:
+    return Stem([sys.executable, "-c", SERVED.format(before=before)])
+
+
+@pytest.fixture
+def stem(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stem]:
+    monkeypatch.setenv("B", "inherited")
+    found = stem_of()
+    yield found
+    found.close()
+
+
+def child_of(stem: Stem, **variables: str | None) -> Child:
+    return Child(stem.branch(variables), str)
+
+
+def asked(child: Child, word: str) -> str:
+    child.tell(word)
+    return str(child.hear(30.0))
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended, soon."""
+    deadline = time.monotonic() + 15
+    while time.monotonic() < deadline:
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_each_has_its_own_variables_and_folder(stem: Stem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    first, second = child_of(stem, A="1"), child_of(stem, A="2", B=None)
+    assert [asked(first, "A"), asked(second, "A"), asked(first, "B"), asked(second, "B")] == [
+        "1",
+        "2",
+        "inherited",
+        "none",
+    ]
+    assert Path(asked(first, "folder")).samefile(tmp_path)
+    assert os.getpgid(first.pid) == first.pid != second.pid
+    first.kill()
+    second.kill()
+
+
+def test_how_it_has_ended_is_told(stem: Stem) -> None:
+    for word, told in (("die", "died of SIGABRT"), ("exit", "exited with 7")):
+        child = child_of(stem)
+        child.tell(word)
+        with pytest.raises(LostError, match=told):
+            child.hear(30.0)
+        assert not child.alive
+
+
+def test_a_killed_one_takes_what_it_has_started_along(stem: Stem) -> None:
+    child = child_of(stem)
+    pid, helper = child.pid, int(asked(child, "helper"))
+    child.kill()
+    assert gone(pid)
+    assert gone(helper)
+    assert asked(child_of(stem), "B") == "inherited", "others are still to be had"
+
+
+def test_one_that_is_not_there_yet_can_be_killed() -> None:
+    stem = stem_of("import time; time.sleep(1.5)")
+    early, late = child_of(stem), child_of(stem)
+    began = time.monotonic()
+    early.kill()
+    assert not early.alive
+    assert time.monotonic() - began < 1.0
+    assert asked(late, "B") == os.environ.get("B", "none")
+    assert len(psutil.Process(stem.pid).children()) == 1 or gone(psutil.Process(stem.pid).children()[0].pid)
+    late.kill()
+    stem.close()
+
+
+def test_a_stem_that_cannot_begin_is_told_at_once() -> None:
+    stem = stem_of("raise SystemExit(3)")
+    child = child_of(stem)
+    with pytest.raises(LostError, match="died of SIGKILL"):
+        child.hear(30.0)
+    assert not child.is_there
+    assert not stem.alive
+    with pytest.raises(OSError, match="gone"):
+        stem.branch({})
+
+
+def test_the_end_of_a_stem_ends_all_that_came_of_it(stem: Stem) -> None:
+    child = child_of(stem)
+    pid = child.pid
+    os.kill(stem.pid, signal.SIGKILL)
+    with pytest.raises(LostError):
+        child.hear(30.0)
+    assert gone(pid)
+
+
+def test_a_stem_that_is_closed_lives_as_long_as_what_came_of_it(stem: Stem) -> None:
+    child = child_of(stem)
+    assert asked(child, "A") == "none"
+    stem.close()
+    assert asked(child, "A") == "none"
+    child.kill()
+    assert gone(stem.pid)
+
+
+def test_a_stem_that_is_not_asked_for_anything_ends() -> None:
+    stem = stem_of("branching.IDLE_S = 0.5; branching.PARENT_S = 0.1")
+    child = child_of(stem)
+    assert asked(child, "A") == "none"
+    time.sleep(1.5)
+    assert asked(child, "A") == "none", "not while one is there"
+    child.kill()
+    assert gone(stem.pid)
+
+
+@pytest.mark.parametrize("how", ["killed", "ends"])
+def test_nothing_is_left_where_the_parent_is_gone(how: str) -> None:
+    ending = "os.kill(os.getpid(), 9)" if how == "killed" else "pass"
+    script = f"""
+    import os, sys
+    from fuseplan.wire.branches import Stem
+    from fuseplan.wire.process import Child
+    stem = Stem([sys.executable, "-c", {SERVED.format(before="branching.PARENT_S = 0.1")!r}])
+    child = Child(stem.branch({{}}), str)
+    child.tell("helper")
+    print(stem.pid, child.pid, child.hear(30.0), flush=True)
+    {ending}
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=False)
+    pids = [int(word) for word in done.stdout.split()]
+    assert len(pids) == 3, done.stderr
+    assert all(gone(pid) for pid in pids)
+
+
+def test_a_fork_of_the_parent_has_none_of_it(stem: Stem) -> None:
+    assert stem.alive
+    if (pid := os.fork()) == 0:
+        os._exit(stem.alive)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
