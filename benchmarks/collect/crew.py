@@ -28,7 +28,7 @@ from benchmarks.collect.messages import (
 )
 from fuseplan.graph import Graph
 from fuseplan.segment import Choice
-from fuseplan.wire.process import Child, LostError
+from fuseplan.wire.process import Child, LostError, Started
 
 PHASE_S = 60.0
 """How long processes compile before they measure; the first time half of that, to learn how long measuring takes."""
@@ -90,7 +90,7 @@ class Collector:
         if self.device.startswith("cuda"):
             seen = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
             variables["CUDA_VISIBLE_DEVICES"] = seen[self.index] if seen else str(self.index)
-        self._child, self._started = Child(command(self.device, self.threads), ANSWERS, variables), False
+        self._child, self._started = Child(Started(command(self.device, self.threads), variables), ANSWERS), False
 
     def prepare(self, item: Item) -> Rows:
         """Compile a region; the rows of choices that failed."""

@@ -52,7 +52,8 @@ class _Serving:
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
         begun, is_open = monotonic(), True
         while self.numbers or (is_open and monotonic() - begun < IDLE_S):
-            ready, _, _ = select.select([read, *([self.socket] if is_open else [])], [], [], PARENT_S)
+            heard: list[Any] = [read, self.socket] if is_open else [read]
+            ready, _, _ = select.select(heard, [], [], PARENT_S)
             if os.getppid() != self.parent:
                 self._kill_all()
                 return None

@@ -108,6 +108,8 @@ class Child:
         self._stderr = bytearray()
         self._oom_kills = _out_of_memory_kills()
         self._deadline = math.inf
+        self._paused_at: float | None = None
+        self._paused_s = 0.0
         pipes = ((_read_lines, self._popen.stdout, self._lines), (_read_end, self._popen.stderr, self._stderr))
         self._readers = [threading.Thread(target=read, args=pipe, daemon=True) for read, *pipe in pipes]
         for reader in self._readers:
@@ -146,11 +148,11 @@ class Child:
             raise self._lost() from None
 
     def hear(self, limit_s: float) -> Any:
-        """The next message. LostError if it dies, or is silent for `limit_s`."""
-        begin = monotonic()
+        """The next message. LostError if it dies, or is silent for `limit_s`, of which the time it is paused is no part."""
+        begin, paused_s = monotonic(), self._paused_s
         while True:
-            silent_s = monotonic() - begin
-            left_s = min(limit_s - silent_s, self._deadline - monotonic())
+            silent_s = monotonic() - begin - (self._paused_s - paused_s)
+            left_s = min(limit_s - silent_s, self._deadline - monotonic()) if self._paused_at is None else _POLL_S
             try:
                 line = self._lines.get(timeout=max(0.0, min(_POLL_S, left_s)))
             except queue.Empty:
@@ -171,6 +173,18 @@ class Child:
     def hurry(self, seconds: float) -> None:
         """Let it go on for no longer over what it was told last, be it silent or not."""
         self._deadline = min(self._deadline, monotonic() + seconds)
+
+    def pause(self) -> None:
+        """Let it and what it has started stand still."""
+        self._paused_at = monotonic()
+        self._popen.signal_group(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on."""
+        if self._paused_at is not None:
+            self._paused_s += monotonic() - self._paused_at
+            self._paused_at = None
+            self._popen.signal_group(signal.SIGCONT)
 
     def strike(self) -> None:
         """Kill it without waiting for it to be gone."""
