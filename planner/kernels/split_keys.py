@@ -29,6 +29,25 @@ JOINED = 16
 """So many parts are read at once when they are joined."""
 
 
+@triton.jit
+def _between(shared, apart, real, first, last, m_key, SCAN: tl.constexpr, ADDED: tl.constexpr, SHARED: tl.constexpr):
+    """The first key from `first` to `last` that a mask shows to anybody, and the one behind the last."""
+    begin, end = last, first
+    hidden = float("-inf") if ADDED else 0.0
+    for start in range(first, last, SCAN):
+        at_key = start + tl.arange(0, SCAN)
+        inside, step = at_key < last, at_key.to(tl.int64) * m_key
+        if SHARED:
+            seen = inside & (tl.load(shared + step, mask=inside, other=0).to(tl.float32) != hidden)
+        else:
+            known = real[:, None] & inside[None, :]
+            shown = known & (tl.load(apart + step[None, :], mask=known, other=0).to(tl.float32) != hidden)
+            seen = tl.max(shown.to(tl.int32), axis=0) > 0
+        begin = tl.minimum(begin, tl.min(tl.where(seen, at_key, last), axis=0))
+        end = tl.maximum(end, tl.max(tl.where(seen, at_key + 1, first), axis=0))
+    return begin, end
+
+
 @triton.jit(do_not_specialize=["keys", "each"])
 def _attend(
     query, key, value, mask, parts, tops, totals,
@@ -53,19 +72,7 @@ def _attend(
     shared = mask + batch * m_batch + head * GROUP * m_head
     apart = (mask + batch * m_batch + own * m_head + place * m_row)[:, None]
     if MASKED:
-        begin, end = last, first
-        for start in range(first, last, SCAN):
-            at_key = start + tl.arange(0, SCAN)
-            step = at_key.to(tl.int64) * m_key
-            hidden = float("-inf") if ADDED else 0
-            if SHARED:
-                seen = tl.load(shared + step, mask=at_key < last, other=hidden) != hidden
-            else:
-                known = real[:, None] & (at_key < last)[None, :]
-                shown = tl.load(apart + step[None, :], mask=known, other=hidden) != hidden
-                seen = tl.max(shown.to(tl.int32), axis=0) > 0
-            begin = tl.minimum(begin, tl.min(tl.where(seen, at_key, last), axis=0))
-            end = tl.maximum(end, tl.max(tl.where(seen, at_key + 1, first), axis=0))
+        begin, end = _between(shared, apart, real, first, last, m_key, SCAN, ADDED, SHARED)
         begin = first + (begin - first) // BLOCK * BLOCK
     top = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
@@ -137,11 +144,7 @@ class KeyParts:
 
     @staticmethod
     def of(keys: int, groups: int, processors: int) -> KeyParts:
-        """Small parts, as long as there are not too many of them for all groups of heads on so many multiprocessors.
-
-        >>> KeyParts.of(4096, 8, 132), KeyParts.of(4096, 256, 132), KeyParts.of(40, 8, 132)
-        (KeyParts(each=64, count=64), KeyParts(each=1024, count=4), KeyParts(each=64, count=1))
-        """
+        """Small parts, as long as there are not too many of them for all groups of heads on so many multiprocessors."""
         each = LEAST_KEYS
         while -(-keys // each) > MOST_PARTS or (each < keys and groups * -(-keys // each) > PROGRAMS_EACH * processors):
             each *= 2
@@ -163,7 +166,7 @@ def attend(
     shared = (group == 1 or strides[1] == 0) and (queries == 1 or strides[2] == 0)
     given = (*query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *strides)
     row = (_block(features) + _block(width)) * query.element_size()
-    block = max(16, min(64, triton.next_power_of_2(READ // row)))
+    block = max(16, min(64, 1 << (READ // row).bit_length() - 1))
     _launch(
         _attend, (batches * groups, split.count),
         (query, key, value, told, parts, tops, totals, *given, groups, keys, split.each, scale),

@@ -19,7 +19,7 @@ from fuseplan.executors.flat import Boxed
 
 
 @dataclass(frozen=True)
-class Counted:
+class CountedIntegers:
     """Which integers of a graph these are, and what it makes of them: plain data."""
 
     inputs: tuple[int, ...] = ()
@@ -28,7 +28,7 @@ class Counted:
     """By the position of an output: the input of which it is a multiple, the factor, and what is added."""
 
     @staticmethod
-    def of(gm: GraphModule) -> Counted:
+    def of(gm: GraphModule) -> CountedIntegers:
         """Those of a graph; none where it makes anything else of one than a multiple with something added."""
         places = {
             node.meta["val"].node.expr: place
@@ -36,7 +36,7 @@ class Counted:
             if isinstance(node.meta.get("val"), torch.SymInt) and node.meta["val"].node.expr.is_Symbol
         }
         if not places:
-            return Counted()
+            return CountedIntegers()
         read = {symbol for node in gm.graph.nodes for symbol in _read(node)}
         outputs: Any = gm.graph.output_node().args[0]
         found = dict[int, tuple[int, int, int]]()
@@ -50,7 +50,7 @@ class Counted:
             else:
                 found[place] = places[line[0]], *line[1:]
         counted = tuple(place for symbol, place in places.items() if symbol not in read)
-        return Counted(counted, {place: one for place, one in found.items() if one[0] in counted})
+        return CountedIntegers(counted, {place: one for place, one in found.items() if one[0] in counted})
 
     def around(self, call: Boxed) -> Boxed:
         """The call given the same integers each time, and giving those that the program makes of what there is."""

@@ -32,7 +32,7 @@ from fuseplan.capture.dynamo.compilations import keeps_graph
 from fuseplan.executors.flat import Boxed
 from fuseplan.log import logger
 from fuseplan.runtime.capture_place import CapturePlace, Copies
-from fuseplan.runtime.counted import Counted
+from fuseplan.runtime.counted import CountedIntegers
 from fuseplan.runtime.graph_memory import ProgramGraphs
 from fuseplan.runtime.graph_pool import Room
 from fuseplan.runtime.held import is_held
@@ -71,7 +71,7 @@ class CaptureFacts:
     """Where a backward has that among its arguments; None where it has not all of it, or has an order of its own."""
     copied: tuple[int, ...] = ()
     """Positions of inputs that are copied wherever they lie."""
-    counted: Counted = field(default_factory=Counted)
+    counted: CountedIntegers = field(default_factory=CountedIntegers)
     """Integers on which no tensor depends; of a program that is not trained."""
 
 
@@ -104,7 +104,7 @@ class CudaGraphLaunch:
             "placeholders": get_placeholder_info(gm.graph),
             "mutated_input_idxs": tuple(find_input_mutations(gm.graph)),
         }
-        counted = Counted.of(gm) if role == "inference" else Counted()
+        counted = CountedIntegers.of(gm) if role == "inference" else CountedIntegers()
         device, copied = _device_index(gm), _copied(gm, counted.inputs)
         if role == "backward":
             gradients, taken = _gradients(gm), self.made.taken_by(gm)
@@ -183,7 +183,7 @@ def _guard_forward(captured: Boxed, plain: Boxed, place: CapturePlace, facts: Ca
         if place.is_elsewhere():
             count("calls run plain in another thread, or while their caller captures")
             return plain(args)
-        manager = get_manager(place.device, create_if_none_exists=False)
+        manager = place.manager or get_manager(place.device, create_if_none_exists=False)
         place.learn(manager)
         if place.outputs.learning:
             outputs = plain(args)
@@ -283,7 +283,7 @@ def _guard_backward(
         if place.is_elsewhere():
             count("backward calls run plain")
             return plain(args)
-        manager = get_manager(place.device, create_if_none_exists=False)
+        manager = place.manager or get_manager(place.device, create_if_none_exists=False)
         if place.gradients.learning:
             if manager is not None:
                 manager.set_to_running_backward()

@@ -16,7 +16,7 @@ from torch.fx import GraphModule
 
 import fuseplan
 from cudagraph_stub import Training
-from fuseplan.runtime.counted import Counted
+from fuseplan.runtime.counted import CountedIntegers
 from fuseplan.runtime.cudagraph import CudaGraphLaunch
 from fuseplan.runtime.in_place import MOST
 
@@ -113,15 +113,15 @@ def inference_graph(call: Any, *inputs: Any) -> GraphModule:
 def test_which_numbers_are_only_counted_with() -> None:
     x = torch.ones(3)
     cases = {
-        "counted": (lambda n: (x.cos(), 2 * n + 3), Counted((0,), {1: (0, 2, 3)})),
-        "read by a tensor": (lambda n: (x * n, n + 1), Counted()),
-        "a size": (lambda n: (x.new_ones(n), n), Counted()),
-        "squared": (lambda n: (x.cos(), n * n), Counted()),
-        "divided": (lambda n: (x.cos(), n // 2), Counted()),
+        "counted": (lambda n: (x.cos(), 2 * n + 3), CountedIntegers((0,), {1: (0, 2, 3)})),
+        "read by a tensor": (lambda n: (x * n, n + 1), CountedIntegers()),
+        "a size": (lambda n: (x.new_ones(n), n), CountedIntegers()),
+        "squared": (lambda n: (x.cos(), n * n), CountedIntegers()),
+        "divided": (lambda n: (x.cos(), n // 2), CountedIntegers()),
     }
     for name, (call, expected) in cases.items():
         gm = inference_graph(lambda n, call=call: (call(n)[0], call(n)[1]), 7)
-        found = Counted.of(gm)
+        found = CountedIntegers.of(gm)
         places = {place: one[1:] for place, one in found.outputs.items()}
         assert places == {place: one[1:] for place, one in expected.outputs.items()}, name
         assert len(found.inputs) == len(expected.inputs), name
@@ -134,10 +134,10 @@ def test_numbers_that_are_counted_with_are_worked_out_beside() -> None:
         seen.append(args[1])
         return [args[0], 2 * args[1] + 3]
 
-    counting = Counted((1,), {1: (1, 2, 3)}).around(call)
+    counting = CountedIntegers((1,), {1: (1, 2, 3)}).around(call)
     assert [counting(["x", number])[1] for number in (4, 5, 9)] == [11, 13, 21]
     assert seen == [4, 4, 4]
-    assert Counted().around(call) is call
+    assert CountedIntegers().around(call) is call
 
 
 def calls_of_ours(run: Any) -> int:

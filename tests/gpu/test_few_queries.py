@@ -65,6 +65,15 @@ def test_the_operator_is_as_accurate_as_the_library(shape: tuple[int, ...], dtyp
         assert far(ours, right) <= allowed, (kind, far(ours, right), allowed)
 
 
+def test_parts_are_small_as_long_as_there_are_not_too_many() -> None:
+    from fuseplan.kernels.split_keys import MOST_PARTS, KeyParts
+
+    asked = [(4096, 8, 132), (4096, 256, 132), (40, 8, 132), (1 << 20, 1, 132)]
+    assert [(one.each, one.count) for one in (KeyParts.of(*each) for each in asked)] == [
+        (64, 64), (1024, 4), (64, 1), ((1 << 20) // MOST_PARTS, MOST_PARTS),
+    ]  # fmt: skip
+
+
 def test_what_is_not_filled_is_not_read() -> None:
     q, k, v = (torch.randn(2, heads, length, 64, device="cuda") for heads, length in ((8, 1), (2, 1000), (2, 1000)))
     mask = (torch.arange(1000, device="cuda") <= 255).expand(2, 1, 1, 1000)  # the end of a block

@@ -19,6 +19,8 @@ from fuseplan.segment.masks import UnprovenError
 
 MOST_QUERIES = 16
 """Of more, there are programs enough without keys that are split."""
+KEYS_EACH = 4
+"""So many keys for each query are worth a race: with fewer, there is little to split."""
 LEAST_CAPABILITY = (8, 0)
 """Of a GPU: older ones have no bfloat16."""
 
@@ -36,6 +38,12 @@ def no_split(arguments: Mapping[str, Any]) -> str | None:
         or (None if mask is None else _no_such_mask(mask, query, key))
         or (_no_kernel(query, value) if query.device.type == "cuda" else None)
     )
+
+
+def has_many_keys(query: FakeTensor, key: FakeTensor) -> bool:
+    """Whether keys that are split are worth a race: there are many for each query, or as many as come."""
+    keys = key.shape[2]
+    return type(keys) is not int or bool(keys >= KEYS_EACH * query.shape[2])
 
 
 def _no_such_shapes(query: FakeTensor, key: FakeTensor, value: FakeTensor, *, shared: bool) -> str | None:

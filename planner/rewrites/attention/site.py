@@ -21,7 +21,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from fuseplan.capture.fx.flex import Sight
 from fuseplan.plan import ATTENTION_WAYS, INPUT_ENDINGS, MASK_ENDINGS
 from fuseplan.rewrites.attention.device import OWN, chosen_kernel, no_kernel, no_window, plain, switched_on, takes
-from fuseplan.rewrites.attention.few_queries import no_split, packed_arguments
+from fuseplan.rewrites.attention.few_queries import has_many_keys, no_split, packed_arguments
 from fuseplan.rewrites.attention.flex import no_flex
 from fuseplan.rewrites.attention.inputs import Source, before_copy, before_repeats, is_narrower
 from fuseplan.rewrites.attention.layouts import ALIGNMENT, LAYOUTS, layout_arguments
@@ -134,7 +134,9 @@ class AttentionSite(Site, ABC):
         found["window"] = "flash+window"
         found["flex"] = next((way for way in skipping if self.refusal(way) is None), skipping[0])
         splitting = ("split+grouped", "split+unmasked", "split")
-        found["split"] = next((way for way in splitting if self.refusal(way) is None), "split")
+        legal = [way for way in splitting if self.refusal(way) is None]
+        if legal and has_many_keys(self.fakes["query"], self.fakes["key"]):
+            found["split"] = legal[0]
         for added in ("grouped", "views", "grouped+views", "packed"):
             found[added.replace("+", " and ")] = f"{self.preferred}+{added}"
         return found
