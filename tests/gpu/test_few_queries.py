@@ -61,7 +61,7 @@ def test_the_operator_is_as_accurate_as_the_library(shape: tuple[int, ...], dtyp
         library = F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
         ours = OPERATOR(q, k, v, mask, None)
         assert (ours.dtype, ours.shape) == (library.dtype, library.shape)
-        allowed = 1.5 * far(library, right) + torch.finfo(dtype).eps / 4
+        allowed = 2 * far(library, right) + torch.finfo(dtype).eps / 2
         assert far(ours, right) <= allowed, (kind, far(ours, right), allowed)
 
 
