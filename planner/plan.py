@@ -28,23 +28,26 @@ CARVED: Mapping[str, tuple[str, ...]] = {
 SETTINGS = tuple(BUNDLES)
 SAVING = ("min-cut", "all")
 LAUNCHES = ("plain", "cudagraph")
-KERNELS = ("auto", "flash", "cudnn", "efficient", "math", "flex")
+KERNELS = ("auto", "flash", "cudnn", "efficient", "math", "flex", "split")
 _SKIPPING: Mapping[str, tuple[str, ...]] = {"window": ("flash", "flex"), "documents": ("flex",)}
 """Those that can skip what such a mask hides."""
 MASK_ENDINGS = ("causal", "unmasked", "window", "documents", "rows", "aligned", "heads")
 """What becomes of the mask: dropped, said to a kernel as a window or as blocks of documents, or laid out anew."""
-INPUT_ENDINGS = ("grouped", "views")
-"""What becomes of query, key and value: keys and values that are not repeated, and no copies that only lay them out."""
+INPUT_ENDINGS = ("grouped", "packed", "views")
+"""What becomes of query, key and value: keys and values that are not repeated, by themselves or with the heads of a group as rows of one
+query, and no copies that only lay them out."""
 ATTENTION_WAYS = tuple(
-    "+".join(filter(None, (kernel, mask, grouped, views)))
+    "+".join(filter(None, (kernel, mask, heads, views)))
     for kernel in KERNELS
     for mask in ("", *MASK_ENDINGS)
-    for grouped in ("", "grouped")
+    for heads in ("", "grouped", "packed")
     for views in ("", "views")
     if (kernel in _SKIPPING[mask] if mask in _SKIPPING else kernel != "flex")
+    if heads != "packed" or (mask in ("", "unmasked", "rows", "aligned") and kernel not in ("flex", "split"))
+    if kernel != "split" or mask in ("", "unmasked")
 )
 """How one site of attention may run: under which kernel; with which mask; with keys and values that are not repeated for
-each head of a group; and without copies of query, key and value that only lay them out.
+each head of a group, or with these heads as rows of one query; and without copies of query, key and value that only lay them out.
 """
 WAYS: Mapping[str, tuple[str, ...]] = {
     "attention": ATTENTION_WAYS,

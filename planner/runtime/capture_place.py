@@ -30,6 +30,8 @@ _LAST: WeakKeyDictionary[CUDAGraphTreeManager, Any] = WeakKeyDictionary()
 """The stream on which graphs of these trees were sent last."""
 _PLACES: WeakKeyDictionary[CUDAGraphTreeManager, WeakValueDictionary[Any, Copies]] = WeakKeyDictionary()
 """What callers hold of each function that these trees have captured."""
+_KEEPING: WeakKeyDictionary[CUDAGraphTreeManager, WeakValueDictionary[int, Copies]] = WeakKeyDictionary()
+"""Of each, those that keep what was made in a step that is not over yet: none of programs that nobody trains, however many there are."""
 
 
 @dataclass(eq=False)
@@ -56,6 +58,8 @@ class Copies:
     """No call was seen yet."""
     originals: list[Any] = field(default_factory=list)
     """What the last call has made, as long as its step lasts."""
+    functions: set[Any] = field(default_factory=set)
+    """Those of the trees' functions that are known to be captured of it."""
     lasts: Any = None
     """The reference to something of that step that nobody else has: once it is gone, the step is over."""
 
@@ -77,6 +81,8 @@ class Copies:
         """
         if self.trains and not self.gradients:
             self.originals, self.lasts = [outputs[i].detach() for i in self.large], lasts
+        if not self.held:
+            return
         chosen = [i for i in self.held if not self._is_added(i)]
         try:
             copies = copies_of([outputs[i] for i in chosen])
@@ -170,15 +176,15 @@ class CapturePlace:
     ) -> list[Any]:
         """What a caller gets: what it may hold in memory of its own. What is `saved` for the backward nobody else has."""
         node = None if self.manager is None or not copies.large else self.manager.current_node
-        if node is not None and self.manager is not None:
-            places = _PLACES.get(self.manager)
-            if places is None:  # at the first call alone: this is done at each
-                places = _PLACES[self.manager] = WeakValueDictionary()
-            places[node.wrapped_function.id] = copies
+        if node is not None and self.manager is not None and node.wrapped_function.id not in copies.functions:
+            _of_trees(_PLACES, self.manager)[node.wrapped_function.id] = copies
+            copies.functions.add(node.wrapped_function.id)
         for i in small:
             outputs[i] = copied(outputs[i])
         refs = () if node is None or saved is None else node.outputs_weakrefs
         copies.give(outputs, refs[saved] if saved is not None and saved < len(refs) else None)
+        if copies.originals and self.manager is not None:
+            _of_trees(_KEEPING, self.manager)[id(copies)] = copies
         # The trees give the same tensors at each call, and look for who holds these in Python alone: autograd, which saves them,
         # holds others of the same memory. Of what is saved for the backward, one tells of all.
         for i in (() if copies.gradients else copies.large) if saved is None else (*copies.large, saved):
@@ -187,12 +193,16 @@ class CapturePlace:
 
     def learn(self, manager: CUDAGraphTreeManager | None) -> None:
         """See what the caller holds as the next call comes, and let go of what was made in steps that are over."""
-        self.outputs.learn()
-        self.gradients.learn()
-        if manager is not None:
+        for one in (self.outputs, self.gradients):
+            if one.watched:
+                one.learn()
+        keeping = _KEEPING.get(manager) if manager is not None and _KEEPING else None
+        if keeping and manager is not None:
             begins = manager.can_start_new_generation()
-            for copies in _PLACES[manager].values() if manager in _PLACES else ():
+            for copies in list(keeping.values()):
                 copies.let_go(begins)
+                if not copies.originals:
+                    del keeping[id(copies)]
 
     def keep(self, manager: CUDAGraphTreeManager) -> None:
         """Count a call that runs plain for an output that is held. Who holds large outputs gets copies of them from now on."""
@@ -208,6 +218,14 @@ class CapturePlace:
                 f"{OFTEN} calls ran plain, since something was still held of what an earlier one had made: the launch plain"
                 " suits such a program better"
             )
+
+
+def _of_trees(known: WeakKeyDictionary[Any, WeakValueDictionary[Any, Copies]], manager: Any) -> Any:
+    """What is known of the functions of some trees."""
+    found = known.get(manager)
+    if found is None:
+        found = known[manager] = WeakValueDictionary()
+    return found
 
 
 def copied(tensor: torch.Tensor) -> torch.Tensor:

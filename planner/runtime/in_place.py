@@ -5,6 +5,10 @@ program which runs plain gives to one that is captured, which for logits is as l
 same place each time, since the allocator is asked for the same in the same order, or at a few in turn: behind an evaluation
 they begin elsewhere than behind a step, and who loads batches ahead has two buffers. So a program is captured over each of the
 first few places; what comes from more than these is copied.
+
+What a program writes to, such as the keys and values of a cache, is read and written where it lies however small it is: the trees would run
+a program plain that writes to anything else than what stays. Whoever has marked it as staying (`torch._dynamo.mark_static_address`)
+has it so from the beginning.
 """
 
 from __future__ import annotations
@@ -41,12 +45,13 @@ class ReadInPlace:
     """A function that is captured at its first call, since it is known then which of its arguments are large, and where they are."""
 
     def __init__(self, capture: partial[Any], plain: Boxed, copied: Collection[int] = ()) -> None:
-        """`capture` tells which arguments always lie where they do, and which are written to: these are not looked at, nor are
-        those that are to be `copied` wherever they lie, since they are passed on: the trees would keep them for good.
+        """`capture` tells which arguments always lie where they do, which are not looked at, and which are written to. Nor are those
+        looked at that are to be `copied` wherever they lie, since they are passed on: the trees would keep them for good.
         """
         self.capture, self.plain = capture, _undisturbed(plain)
         told = capture.keywords
-        self.others = {*told["static_input_idxs"], *told["mutated_input_idxs"], *copied}
+        self.others = {*told["static_input_idxs"], *copied}
+        self.written = set(told["mutated_input_idxs"])
         self.known: list[_Over] = []
         """The one that ran last comes first."""
         self.settles = True
@@ -61,6 +66,10 @@ class ReadInPlace:
         finally:
             del before
 
+    def _stays(self, place: int, one: Any) -> bool:
+        """Whether an argument may be read where it lies: what is written to, and what is large."""
+        return _is_large(one) or (place in self.written and isinstance(one, Tensor) and one.layout is torch.strided)
+
     def _look_further(self, args: list[Any]) -> None:
         for one in self.known[1:]:
             if _lies(args, one):
@@ -68,7 +77,7 @@ class ReadInPlace:
                 self.known.insert(0, one)
                 return
         if not self.known:
-            chosen = [i for i, one in enumerate(args) if i not in self.others and _is_large(one)]
+            chosen = [i for i, one in enumerate(args) if i not in self.others and self._stays(i, one)]
         elif len(self.known) < MOST and self.settles:
             chosen = self.known[0].chosen
         else:

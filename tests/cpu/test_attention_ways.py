@@ -589,11 +589,11 @@ def test_of_what_a_site_rules_out_one_way_each_is_told() -> None:
 
     (call,), _ = found_in(program, *heads())
     told = {way: call.refusal(way) for way in call.offered}
-    assert len(told) == 18
+    assert len(told) == 20
     assert [way for way, reason in told.items() if reason is None] == list(call.variants)
     assert told["auto+rows"] == told["auto+heads"] == "it has no mask to lay out"
     assert "its mask is not proven all" in str(told["auto+unmasked"])
-    assert {"flash+window", "flex+documents"} <= told.keys()
+    assert {"flash+window", "flex+documents", "split", "auto+packed"} <= told.keys()
     assert "are not repeated" in str(told["auto+grouped"])
 
 

@@ -67,7 +67,17 @@ def test_what_is_large_and_stays_is_read_where_it_lies(captures: Captures) -> No
     call = made(captures, static=[0], mutated=[4], copied=[5])
     for _ in range(3):
         call([weight, large, 7, torch.ones(3), written, saved])
-    assert captures.read == [(0, 1)]
+    assert captures.read == [(0, 1, 4)]
+
+
+def test_what_is_written_to_is_read_and_written_where_it_lies_however_small(captures: Captures) -> None:
+    """As how far a cache is filled. From more places than a few it is nobody's any more: the trees run the program plain."""
+    places = [torch.zeros(()) for _ in range(MOST + 1)]
+    call = made(captures, mutated=[0])
+    for _ in range(2):
+        for one in places:
+            call([one, torch.ones(3)])
+    assert captures.read == [*[(0,)] * MOST, ()]
 
 
 def test_what_lies_at_a_few_places_is_read_at_each(captures: Captures) -> None:

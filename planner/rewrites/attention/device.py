@@ -24,6 +24,9 @@ ENABLED: Mapping[str, Callable[[], bool]] = {
     "math": torch.backends.cuda.math_sdp_enabled,
 }
 
+OWN: Mapping[str, str] = {"flex": "flex attention", "split": "a kernel that splits keys"}
+"""Kernels that PyTorch does not choose from, and what people call them."""
+
 
 def plain(value: Any) -> FakeTensor:
     """A tensor of which everything is known but the elements; UnprovenError where it is none, or one of a subclass."""

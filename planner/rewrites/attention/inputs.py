@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,6 +96,14 @@ def _check_interleaved(node: Node) -> None:
 
 def _equal(left: Collection[Any], right: Collection[Any]) -> bool:
     return all(statically_known_true(one == other) for one, other in zip(left, right, strict=True))
+
+
+def is_narrower(mask: Sequence[Any], scores: Sequence[Any]) -> bool:
+    """Whether a mask of such sizes is broadcast to scores of others, and not the other way round."""
+    pairs = zip(mask[::-1], scores[::-1], strict=False)
+    return len(mask) <= len(scores) and all(
+        (isinstance(size, int) and size == 1) or statically_known_true(size == other) for size, other in pairs
+    )
 
 
 def before_copy(given: Node, readers: Collection[Node]) -> Source | None:

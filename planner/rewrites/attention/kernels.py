@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-import fuseplan.capture.fx.flex  # noqa: F401 -- defines the operator that is called below
+import fuseplan.capture.fx.flex  # noqa: F401 -- defines an operator that is called below
 from fuseplan.capture.fx.composites import attention_kept
+from fuseplan.capture.fx.split_keys import pack_mask, pack_query
 
 BACKENDS: Mapping[str, SDPBackend] = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -79,6 +80,28 @@ def attention_flex(
         query, key, value = (each.to(dtype) for each in (query, key, value))
     result: torch.Tensor = torch.ops.fuseplan.sdpa_in_sight(query, key, value, left, right, documents, scale)
     return result
+
+
+def attention_split(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None, scale: float | None
+) -> torch.Tensor:
+    """Attention of a few queries by kernels of our own, which split the keys and read those alone that somebody sees. Autocast does
+    not reach them.
+    """
+    if torch.is_autocast_enabled(query.device.type):
+        dtype = torch.get_autocast_dtype(query.device.type)
+        query, key, value = (each.to(dtype) for each in (query, key, value))
+    result: torch.Tensor = torch.ops.fuseplan.sdpa_split_keys(query, key, value, attn_mask, scale)
+    return result
+
+
+def attention_packed(kernel: str, query: torch.Tensor, key: torch.Tensor, **others: Any) -> torch.Tensor:
+    """One query of each head under a kernel by its name, all heads of a group as rows of one."""
+    groups, (heads, queries) = key.shape[1], query.shape[1:3]
+    if others["attn_mask"] is not None:
+        others["attn_mask"] = pack_mask(others["attn_mask"], groups, heads, queries)
+    found = FUNCTIONS[kernel](query=pack_query(query, groups), key=key, **others)
+    return found.reshape(*query.shape[:-1], found.shape[-1])
 
 
 def attention_math(*args: Any, **kwargs: Any) -> torch.Tensor:

@@ -10,7 +10,13 @@ from torch.fx import GraphModule, Node
 
 from fuseplan.rewrites.attention.by_name import kernel_calls
 from fuseplan.rewrites.attention.calls import attention_calls
-from fuseplan.rewrites.attention.kernels import FUNCTIONS, attention_flex, attention_in_window
+from fuseplan.rewrites.attention.kernels import (
+    FUNCTIONS,
+    attention_flex,
+    attention_in_window,
+    attention_packed,
+    attention_split,
+)
 from fuseplan.rewrites.attention.layouts import LAYOUTS, mask_once, without_repeats
 from fuseplan.rewrites.attention.rewrite import rewrite_sites
 from fuseplan.rewrites.attention.site import AttentionSite
@@ -25,6 +31,8 @@ _OURS = (
     *FUNCTIONS.values(),
     attention_in_window,
     attention_flex,
+    attention_packed,
+    attention_split,
     *LAYOUTS.values(),
     mask_once,
     without_repeats,

@@ -8,7 +8,13 @@ from typing import Any, TypeVar
 from torch._ops import OpOverload
 from torch.fx import Node
 
-from fuseplan.rewrites.attention.kernels import FUNCTIONS, attention_flex, attention_in_window
+from fuseplan.rewrites.attention.kernels import (
+    FUNCTIONS,
+    attention_flex,
+    attention_in_window,
+    attention_packed,
+    attention_split,
+)
 from fuseplan.rewrites.attention.laid_out import LaidOutMasks
 from fuseplan.rewrites.attention.mask_source import MaskSource, may_write
 from fuseplan.rewrites.attention.site import AttentionSite, with_mask
@@ -36,8 +42,8 @@ def rewrite_sites(draft: Draft, chosen: Mapping[S, str]) -> None:
             dropped |= dict.fromkeys(site.masked_by)
         if way.lays_out:
             arguments["attn_mask"] = masks.node(site, way, given)
-        if way.grouped:
-            arguments["enable_gqa"] = True
+        if way.grouped or way.packed:
+            arguments["enable_gqa"] = way.grouped
         arguments |= {name: source.write(draft, result) for name, source in site.sources(way).items()}
         unread |= dict.fromkeys((*result.all_input_nodes, *_nodes(given.values())))
         target, arguments = _call(site, way, arguments)
@@ -62,6 +68,10 @@ def _call(
     site: AttentionSite, way: AttentionWay, arguments: dict[str, Any]
 ) -> tuple[Callable[..., Any], dict[str, Any]]:
     """The function that a way calls, and with what."""
+    if way.kernel == "split":
+        return attention_split, {name: arguments[name] for name in ("query", "key", "value", "attn_mask", "scale")}
+    if way.packed:
+        return attention_packed, {"kernel": way.kernel, **arguments}
     if way.mask not in ("window", "documents"):
         return FUNCTIONS[way.kernel], arguments
     sight = site.sight(way)

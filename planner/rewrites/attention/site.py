@@ -8,8 +8,8 @@ construction, and is legal only where the kernel, by the device's own rules, gai
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -20,9 +20,10 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fuseplan.capture.fx.flex import Sight
 from fuseplan.plan import ATTENTION_WAYS, INPUT_ENDINGS, MASK_ENDINGS
-from fuseplan.rewrites.attention.device import chosen_kernel, no_kernel, no_window, plain, switched_on, takes
+from fuseplan.rewrites.attention.device import OWN, chosen_kernel, no_kernel, no_window, plain, switched_on, takes
+from fuseplan.rewrites.attention.few_queries import has_many_keys, no_split, packed_arguments
 from fuseplan.rewrites.attention.flex import no_flex
-from fuseplan.rewrites.attention.inputs import Source, before_copy, before_repeats
+from fuseplan.rewrites.attention.inputs import Source, before_copy, before_repeats, is_narrower
 from fuseplan.rewrites.attention.layouts import ALIGNMENT, LAYOUTS, layout_arguments
 from fuseplan.rewrites.attention.mask_source import MaskSource
 from fuseplan.rewrites.attention.ways import AttentionWay
@@ -80,12 +81,13 @@ class AttentionSite(Site, ABC):
         one way each, by which the reason is told.
         """
         ruled_out = [one for one in (*MASK_ENDINGS, *INPUT_ENDINGS) if self._ruled_out(one) is not None]
-        return tuple(
-            way
-            for way in ATTENTION_WAYS
-            if way in {_REASON_UNDER.get(one, f"auto+{one}") for one in ruled_out}
-            or not set(way.split("+")) & set(ruled_out)
-        )
+        reasons = {_REASON_UNDER.get(one, f"auto+{one}") for one in ruled_out}
+        if (
+            self.refusal("split") is not None
+        ):  # nor is any other way in which keys are split, but for what drops the mask
+            ruled_out.append("split")
+            reasons.add("split")
+        return tuple(way for way in ATTENTION_WAYS if way in reasons or not set(way.split("+")) & set(ruled_out))
 
     def order_of_result(self, way: AttentionWay) -> tuple[int, ...] | None:
         """The order of dimensions in memory that the result must have in a way; None where any will do, or `write` sees to it."""
@@ -131,7 +133,11 @@ class AttentionSite(Site, ABC):
         skipping = ("flex+window", "flex+documents")
         found["window"] = "flash+window"
         found["flex"] = next((way for way in skipping if self.refusal(way) is None), skipping[0])
-        for added in ("grouped", "views", "grouped+views"):
+        splitting = ("split+grouped", "split+unmasked", "split")
+        legal = [way for way in splitting if self.refusal(way) is None]
+        if legal and has_many_keys(self.fakes["query"], self.fakes["key"]):
+            found["split"] = legal[0]
+        for added in ("grouped", "views", "grouped+views", "packed"):
             found[added.replace("+", " and ")] = f"{self.preferred}+{added}"
         return found
 
@@ -151,17 +157,19 @@ class AttentionSite(Site, ABC):
         for ending in text.split("+")[1:]:
             if reason := self._ruled_out(ending):
                 return reason
-        if way.kernel not in ("auto", "flex", *self._switched_on):
+        if way.kernel not in ("auto", *OWN, *self._switched_on):
             return f"{way.kernel} is switched off"
         try:
             arguments = self.arguments_in(way)
             if way.kernel == "flex":
                 return no_flex(arguments, lambda: self.sight(way))
+            if way.kernel == "split":
+                return no_split(arguments)
             if way.kernel != "auto" and (reason := no_kernel(way.kernel, arguments)):
                 return reason
             if way.mask == "window" and (reason := no_window(arguments)):
                 return reason
-            return self._useless(way, arguments) if way.lays_out or way.grouped or way.views else None
+            return self._useless(way, arguments) if way.lays_out or way.grouped or way.packed or way.views else None
         except UnprovenError as unproven:
             return str(unproven)
 
@@ -224,7 +232,7 @@ class AttentionSite(Site, ABC):
             return "the length of its rows is known at run time only"
         if way.kernel == "auto" and (reason := no_kernel(kernel, arguments)):
             return reason
-        written = self.arguments_in(AttentionWay(way.kernel, "", way.grouped, way.views))
+        written = self.arguments_in(replace(way, mask=""))
         if not (
             chosen_kernel(written, self._switched_on) == kernel if way.kernel == "auto" else takes(kernel, written)
         ):
@@ -235,10 +243,10 @@ class AttentionSite(Site, ABC):
 
     def runs_otherwise(self, way: AttentionWay) -> bool:
         """Whether another kernel runs in a way than would as the program is written, or from other layouts."""
-        if way.kernel == "flex":
+        if way.kernel in OWN or way.packed or way.views or way.mask == "window":
             return True
         try:
-            return self.kernel_in(way) != self.kernel_as_written or way.views or way.mask == "window"
+            return self.kernel_in(way) != self.kernel_as_written
         except UnprovenError:
             return False
 
@@ -258,11 +266,12 @@ class AttentionSite(Site, ABC):
     def arguments_in(self, way: AttentionWay) -> dict[str, Any]:
         """What attention is given in a way, as `fakes` has it; UnprovenError where that is not what the program computes."""
         arguments = {**self.fakes, **{name: source.fake for name, source in self.sources(way).items()}}
-        if way.grouped:
-            arguments["enable_gqa"] = True
+        if way.grouped or way.packed:
+            arguments["enable_gqa"] = way.grouped
         if way.lays_out:
-            return {**arguments, "attn_mask": self.laid_out(way)}
-        return with_mask(arguments, way)
+            arguments["attn_mask"] = self.laid_out(way)
+        arguments = with_mask(arguments, way)
+        return packed_arguments(arguments) if way.packed else arguments
 
     def laid_out(self, way: AttentionWay) -> FakeTensor:
         """What is known of the mask as a way lays it out."""
@@ -270,14 +279,15 @@ class AttentionSite(Site, ABC):
         if mask is None:
             raise UnprovenError("it has no mask to lay out")
         given = layout_arguments(way.mask, mask, plain(query), plain(key), query.dim())
-        if not _narrower(plain(mask), (*query.shape[:-1], key.shape[-2])):
+        if not is_narrower(plain(mask).shape, (*query.shape[:-1], key.shape[-2])):
             raise UnprovenError("its mask may be larger than the scores")
         with plain(mask).fake_mode:
             return plain(self._once(way.mask, lambda: LAYOUTS[way.mask](*given)))
 
     def sources(self, way: AttentionWay) -> dict[str, Source]:
         """What stands in a way in the place of a query, key or value."""
-        found = dict(self._once("grouped", self._unrepeated)) if way.grouped else {}
+        repeats = way.grouped or (way.packed and self.fakes["enable_gqa"] is False)
+        found = dict(self._once("grouped", self._unrepeated)) if repeats else {}
         if way.views:
             found = {**self._once("views", self._uncopied), **found}
         return found
@@ -338,11 +348,3 @@ def with_mask(arguments: Mapping[str, Any], way: AttentionWay) -> dict[str, Any]
 
 def _aligned(mask: torch.Tensor) -> bool:
     return all(statically_known_true(stride % ALIGNMENT == 0) for stride in mask.stride()[:-1])
-
-
-def _narrower(mask: FakeTensor, scores: Sequence[Any]) -> bool:
-    """Whether a mask is broadcast to the scores, and not the other way round."""
-    pairs = zip(mask.shape[::-1], scores[::-1], strict=False)
-    return mask.dim() <= len(scores) and all(
-        (isinstance(size, int) and size == 1) or statically_known_true(size == other) for size, other in pairs
-    )

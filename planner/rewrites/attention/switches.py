@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fuseplan.rewrites.attention.device import ENABLED, switched_on
+from fuseplan.rewrites.attention.device import ENABLED, OWN, switched_on
 from fuseplan.rewrites.attention.site import AttentionSite
 from fuseplan.rewrites.attention.ways import AttentionWay
 from fuseplan.segment.masks import UnprovenError
@@ -13,9 +13,9 @@ from fuseplan.segment.masks import UnprovenError
 def forbidden(site: AttentionSite, way: AttentionWay) -> str | None:
     """Why a way is not to be taken at a site; None if it may."""
     on = switched_on(site.result)
-    if way.kernel == "flex":
+    if way.kernel in OWN:
         off = [name for name in ENABLED if name not in on]
-        return f"{', '.join(off)} switched off, and flex attention is none of what is left" if off else None
+        return f"{', '.join(off)} switched off, and {OWN[way.kernel]} is none of what is left" if off else None
     if way.kernel != "auto":
         return _not_deterministic(way.kernel) if way.kernel in on else f"{way.kernel} is switched off"
     if set(on) != {name for name, enabled in ENABLED.items() if enabled()}:

@@ -12,7 +12,7 @@ class AttentionWay:
     """A way to run attention.
 
     >>> AttentionWay.parse("flash+causal+grouped")
-    AttentionWay(kernel='flash', mask='causal', grouped=True, views=False)
+    AttentionWay(kernel='flash', mask='causal', grouped=True, packed=False, views=False)
     """
 
     kernel: str
@@ -20,6 +20,8 @@ class AttentionWay:
     """`causal`, `unmasked`, `window` and `documents` drop it, `rows`, `aligned` and `heads` lay it out; otherwise it stays as it is."""
     grouped: bool = False
     """Keys and values are those that the program repeats for each head of a group."""
+    packed: bool = False
+    """Likewise, and the heads of a group are rows of one query."""
     views: bool = False
     """Query, key and value are what they were before a copy that only laid them out."""
 
@@ -28,7 +30,9 @@ class AttentionWay:
         """The way that one of the texts of `ATTENTION_WAYS` stands for."""
         kernel, *endings = text.split("+")
         masks = [one for one in endings if one in MASK_ENDINGS]
-        return AttentionWay(kernel, masks[0] if masks else "", "grouped" in endings, "views" in endings)
+        return AttentionWay(
+            kernel, masks[0] if masks else "", "grouped" in endings, "packed" in endings, "views" in endings
+        )
 
     @property
     def drops_mask(self) -> bool:
