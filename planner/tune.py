@@ -102,18 +102,27 @@ def tune(
     there = programs is None and shard is None
     with _opened(db, there=there) as store, shown(progress) as heard, _elsewhere(on, device) as elsewhere:
         todo = _agenda(store, programs, effort, launch, device, shard, top, again, kinds, elsewhere)
-        new = [item for item in todo.items if item.known is None]
-        if new:
+        if any(item.known is None for item in todo.items):
             check_storage(storage)
             store.file.write(lambda connection: None)  # where nothing can be kept, better fail now than in an hour
-        time = Time(seconds, [item.worth_us for item in new], max(1, len(todo.devices)))
-        settings = Settings(sampler, storage, model=model, kinds=kinds)
-        since, spends = clock.now() if again else None, Effort.named(effort)
-        opening = _Opening(store, heard, workers, spends, settings, time, since, len(todo.devices) > 1, elsewhere)
-        heard.begin(len(todo.items))
-        verdicts = dict(_known(todo, heard))
-        work_off(new, opening, time, heard, verdicts.__setitem__)
-        return [replace(verdicts[item], calls=item.trace.times) for item in todo.as_given]
+        settings, since = Settings(sampler, storage, model=model, kinds=kinds), clock.now() if again else None
+        return verdicts_on(todo, store, heard, Effort.named(effort), settings, seconds, since, workers, elsewhere)
+
+
+def verdicts_on(
+    todo: Agenda, store: Store, heard: Progress, effort: Effort, settings: Settings, budget_s: float | None, since: str | None,
+    workers: OpenPool = own_workers, elsewhere: Elsewhere | None = None,
+) -> list[Tuned]:  # fmt: skip
+    """Work off an agenda: one verdict for each of its items, in the order in which they were given. `since` is when that began, where
+    all is tuned again.
+    """
+    new = [item for item in todo.items if item.known is None]
+    time = Time(budget_s, [item.worth_us for item in new], max(1, len(todo.devices)))
+    opening = _Opening(store, heard, workers, effort, settings, time, since, len(todo.devices) > 1, elsewhere)
+    heard.begin(len(todo.items))
+    verdicts = dict(_known(todo, heard))
+    work_off(new, opening, time, heard, verdicts.__setitem__)
+    return [replace(verdicts[item], calls=item.trace.times) for item in todo.as_given]
 
 
 def _known(todo: Agenda, heard: Progress) -> Iterator[tuple[Item, Tuned]]:
