@@ -122,8 +122,11 @@ def newest_places(plans: Iterable[StoredPlan], drivers: Mapping[str, str] | None
 
 
 def stale_in(
-    store: Store, places: Sequence[PlaceWithDriver] = (), plans: Sequence[StoredPlan] | None = None
+    store: Store, places: Sequence[PlaceWithDriver], plans: Sequence[StoredPlan], *, elsewhere: bool = False
 ) -> list[StalePlan]:
-    """The stale plans of a store, by these places, else by the newest of each machine that it holds."""
-    every, drivers = store.plans() if plans is None else plans, drivers_of(store)
-    return stale_plans(every, places or newest_places(every, drivers), drivers)
+    """The stale ones among the plans of a store, by what these places are now; `elsewhere`, by the newest places of other machines, too."""
+    drivers = drivers_of(store)
+    known = [one.environment for one in places]
+    others = newest_places(plans, drivers) if elsewhere else []
+    others = [one for one in others if not any(one.environment.is_machine_of(place) for place in known)]
+    return stale_plans(plans, [*places, *others], drivers)

@@ -81,7 +81,7 @@ def stale_programs(store: Store, devices: Sequence[str] = ()) -> list[StaleProgr
     if not plans:
         return []
     names = store.program_names()
-    places = list(_places(plans, devices or (["cuda", "cpu"] if torch.cuda.is_available() else ["cpu"])))
+    places = list(_places(plans, devices or devices_here()))
     found = []
     for one in stale_in(store, places, plans):
         text = store.find_trace(one.stored.program, one.stored.sizes)
@@ -89,8 +89,22 @@ def stale_programs(store: Store, devices: Sequence[str] = ()) -> list[StaleProgr
     return found
 
 
+def devices_here() -> list[str]:
+    """The types of device that this machine has."""
+    return ["cuda", "cpu"] if torch.cuda.is_available() else ["cpu"]
+
+
+def places_here() -> list[PlaceWithDriver]:
+    """This machine as it is now, as this process is set.
+
+    >>> [place.environment.device for place in places_here()][-1]
+    'cpu'
+    """
+    return [PlaceWithDriver(environment(device), run_facts(device).driver) for device in devices_here()]
+
+
 def _places(plans: Sequence[StoredPlan], devices: Sequence[str]) -> Iterator[PlaceWithDriver]:
-    """This machine as it is now, as processes were set that have made the plans."""
+    """The same, as processes were set that have made the plans."""
     drivers = {device: run_facts(device).driver for device in devices}
     made = {one.environment for one in plans if one.environment.matmul_precision in PRECISIONS}
     for numerics in sorted({Numerics.of(vars(one)) for one in made}, key=str):

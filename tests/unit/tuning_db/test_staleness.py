@@ -97,7 +97,9 @@ def test_a_store_tells_by_the_drivers_of_its_runs(tmp_path: Path) -> None:
     store.add_run(run)
     old = plan(run=run.key, plan=Plan("inductor", (Rewrite("attention", 0, "auto+causal"),)), changed_at=AT)
     store.add_plan(old)
-    (found,) = stale_in(store, [PlaceWithDriver(HERE, "590.10")])
+    (found,) = stale_in(store, [PlaceWithDriver(HERE, "590.10")], store.plans())
     assert (found.stored.key, found.why) == (old.key, "driver 580.65 -> 590.10")
-    assert stale_in(store, [PlaceWithDriver(HERE, "580.65")]) == []
-    assert stale_in(store) == [], "it is itself the newest there"
+    assert stale_in(store, [PlaceWithDriver(HERE, "580.65")], store.plans()) == []
+    assert stale_in(store, [], store.plans(), elsewhere=True) == [], "it is itself the newest there"
+    store.add_plan(plan(program="cd" * 32, environment=NEW_TORCH, changed_at=LATER))
+    assert [one.stored.key for one in stale_in(store, [], store.plans(), elsewhere=True)] == [old.key]
