@@ -216,7 +216,7 @@ def _kernel_lines(pair: Pair[Listed]) -> Iterator[str]:
     if not changed or pair.first is None or pair.second is None:
         return
     if profiles is None:
-        yield f"{pair.known.program}: nobody has looked by which kernels: tune --stale and, on a GPU, quick do, on either side"
+        yield f"{pair.known.program}: nobody has looked on both sides by which kernels: tune --profile does, and --stale"
         return
     first, *rest = kernel_lines(*profiles)
     yield f"{pair.known.program}: {first}"

@@ -65,6 +65,7 @@ def tune(
     shard: str | tuple[int, int] | None = None,
     top: int | None = None,
     again: bool = False,
+    profile: bool = False,
     rewrites: str | Iterable[str] = "all",
     model: str = LEARNED,
     sampler: str = "ours",
@@ -84,6 +85,7 @@ def tune(
     database, else the user's own. `budget` is the time for all of it, in seconds or as `1h30m`; what it has no time for has the
     status `left`. `shard` is one of the parts into which all is split for several machines, `3/16` or `(3, 16)`: a pure function of
     the traces and the effort. `top` keeps so many programs. `again` tunes what has a plan already, and tries once more what failed.
+    `profile` profiles the default of each, whatever the effort, so that `diff` can tell by which kernels another version differs.
     `rewrites` are the kinds of rewrite that plans may have: `all`, `none`, or some. Each result is in the database as soon as it is
     known: a run that is interrupted goes on. `progress` hears how far it is; else there is a bar on a terminal. `model` says what is worth measuring: `learned`, from the rows that ship and from what is measured
     here, or `roofline`, which leaves nothing out. `on` is `ray` for the devices of a Ray cluster, of which `device` says the type.
@@ -106,7 +108,8 @@ def tune(
             check_storage(storage)
             store.file.write(lambda connection: None)  # where nothing can be kept, better fail now than in an hour
         settings, since = Settings(sampler, storage, model=model, kinds=kinds), clock.now() if again else None
-        return verdicts_on(todo, store, heard, Effort.named(effort), settings, seconds, since, workers, elsewhere)
+        spends = replace(Effort.named(effort), profiles=profile)
+        return verdicts_on(todo, store, heard, spends, settings, seconds, since, workers, elsewhere)
 
 
 def verdicts_on(

@@ -82,6 +82,10 @@ Examples:
     "--rewrites", default="all", show_default=True, metavar="KIND[,…]",
     help="Kinds of rewrite that plans may have: all, none, or some.",
 )  # fmt: skip
+@click.option(
+    "--profile", is_flag=True,
+    help="Also profile the default of each, whatever the effort: diff then tells by which kernels another version is slower.",
+)  # fmt: skip
 @click.option("--again", is_flag=True, help="Also tune what has a plan, and try once more what failed.")
 @click.option(
     "--model", type=click.Choice(["learned", "roofline", "best-single-executor", "random"]), default="learned",
@@ -100,7 +104,7 @@ Examples:
 @json_option
 def tune(
     traces: tuple[str, ...], queue: bool, stale: bool, watch: bool, effort: str, launch: str | None, device: str | None, on: str | None,
-    budget: str | None, shard: str | None, top: int | None, rewrites: str, again: bool, model: str, sampler: str, storage: str | None,
+    budget: str | None, shard: str | None, top: int | None, rewrites: str, profile: bool, again: bool, model: str, sampler: str, storage: str | None,
     dry_run: bool,
     file: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
@@ -123,7 +127,18 @@ def tune(
             "name either a TRACE or --queue, not both." if queue else "name a TRACE, or give --queue or --stale."
         )
     if watch:
-        _watch(queue, {"shard": shard, "top": top, "budget": budget, "again": again, "dry-run": dry_run, "on": on})
+        _watch(
+            queue,
+            {
+                "shard": shard,
+                "top": top,
+                "budget": budget,
+                "again": again,
+                "profile": profile,
+                "dry-run": dry_run,
+                "on": on,
+            },
+        )
     chosen: dict[str, Any] = {"effort": effort, "launch": launch, "device": device, "top": top, "again": again}
     chosen["shard"] = _shard(shard, queue)
     if on is not None:
@@ -136,7 +151,7 @@ def tune(
             _check(budget)
             _list(traces or None, chosen | {"db": file}, as_json)
         else:
-            search = {"model": model, "sampler": sampler, "storage": storage}
+            search = {"model": model, "sampler": sampler, "storage": storage, "profile": profile}
             _tune(traces or None, chosen | {"db": file, "budget": budget} | search, as_json)
     except KeyboardInterrupt:
         _leave("interrupted: what was measured is kept, and the same command goes on from there")

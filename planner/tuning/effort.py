@@ -48,7 +48,7 @@ class Effort:
     neighbours: int = 0
     """… and how many that differ from the best of these in one choice."""
     profiles: bool = False
-    """Whether the default is profiled after the race, though programs are not looked into: it is compiled once more for that."""
+    """Whether the default is profiled after the race, if nobody has before: it is compiled once more for that, whatever that takes."""
     over_default: bool = False
     """Whether its seconds are those beyond what compiling the program takes torch, who would have it compiled anyway."""
 

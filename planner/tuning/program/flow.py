@@ -165,7 +165,7 @@ class Stages:
             entries = first.entries.own
             why = "no default of this launch runs here" if len(self.searches) == 1 else "no default runs here"
             return keep_failure(services, first.problem.program, why, entries, first.entries.own_rows(rows))
-        if self.effort.profiles:
+        if self.effort.profiles and first.knowledge.profile is None:
             Look(services, self.budget, checks.trace, [search.knowledge for search in self.searches]).now(fit, rows)
         best = [candidate.plan for one in proposed.values() for candidate in one.candidates[:1]]
         keep_regions(services, first.knowledge, [*(planned(entry) for entry in racing), *best])
