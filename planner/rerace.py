@@ -14,8 +14,8 @@ from fuseplan.tuning.queue.agenda import Agenda, agenda_of
 from fuseplan.tuning.queue.devices import OpenPool, named, own_workers
 from fuseplan.tuning.queue.sources import Sources
 from fuseplan.tuning.queue.stale import Reraced, StaleProgram, stale_programs
-from fuseplan.tuning.traces import EITHER, box_of
-from fuseplan.tuning_db import Store, clock, places
+from fuseplan.tuning.traces import EITHER
+from fuseplan.tuning_db import Box, Store, clock, places
 
 
 def stale(*, db: str | Path | None = None, device: str | None = None) -> list[StaleProgram]:
@@ -59,11 +59,9 @@ def tune_stale(
             store.file.write(lambda connection: None)  # where nothing can be kept, better fail now
             todo = _agenda(found, store, chosen, top)
             verdicts = verdicts_on(todo, store, heard, RERACE, Settings(), budget_s, clock.now(), workers)
-        by_place = {(one.stale.stored.program, box_of(one.trace)): one for one in found if one.trace is not None}
-        return [
-            Reraced(by_place[item.trace.key, item.sizes], tuned)
-            for item, tuned in zip(todo.as_given, verdicts, strict=True)
-        ]
+        by_place = {(one.stale.stored.program, one.stale.stored.sizes): one for one in found}
+        pairs = [(by_place.get((tuned.program, Box.parse(tuned.sizes))), tuned) for tuned in verdicts]
+        return [Reraced(one, tuned) for one, tuned in pairs if one is not None]
     finally:
         store.close()
 

@@ -20,7 +20,7 @@ from fuseplan.measure.environment import environment
 from fuseplan.measure.jobs import ProfilePlan
 from fuseplan.plan import Plan
 from fuseplan.rerace import stale, tune_stale
-from fuseplan.tune import Tuner
+from fuseplan.tune import Tuner, tune
 from fuseplan.tuning.effort import INSTANT, QUICK, RERACE, Effort
 from fuseplan.tuning.program.combine import Settings
 from fuseplan.tuning.program.result import Tuned
@@ -50,7 +50,9 @@ def before() -> Environment:
 
 def tuned(trace: Trace, file: Path, pool: Racing, here: Environment, effort: Effort = INSTANT) -> Tuned:
     store = Store(Places(file))
-    (found,) = Tuner(store, pool, "cpu", effort, Settings(), Silent(), here=here).tune(trace, ("plain",))
+    (found,) = Tuner(store, pool, "cpu", effort, Settings(model="roofline"), Silent(), here=here).tune(
+        trace, ("plain",)
+    )
     store.close()
     return found
 
@@ -92,7 +94,7 @@ def test_where_the_old_plan_does_not_run_any_more_the_default_takes_over(file: P
     assert found.verdict == "slower", "900 µs, where it was 400"
 
 
-@pytest.mark.parametrize("effort", [INSTANT, QUICK, RERACE])
+@pytest.mark.parametrize("effort", [INSTANT, QUICK.times(5.0), RERACE])
 def test_a_plan_of_another_machine_races_first(trace: Trace, tmp_path: Path, effort: Effort) -> None:
     here, file = environment("cpu"), tmp_path / "tuning.db"
     assert tuned(trace, file, Racing(times=TUNED), replace(here, cpu="another CPU")).winner == PROVEN
@@ -109,6 +111,36 @@ def test_a_plan_of_another_machine_races_first(trace: Trace, tmp_path: Path, eff
     assert pool.vetted.index(name) < pool.vetted.index(PROVEN)
     assert (found.status, found.winner) == ("tuned", name)
     assert [one.plan for one in plans(file, here)] == [other.plan]
+
+
+def test_what_is_interrupted_goes_on_from_there(file: Path) -> None:
+    with torch.no_grad():
+        (second,) = traces_of(lambda x: (x + 1).relu(), torch.randn(4, 4), name="plain")
+    assert tuned(second, file, Racing(times=TUNED), before()).plan is not None
+
+    def raced(pool: Racing) -> list[str]:
+        found = tune_stale(db=file, workers=lambda device, effort: nullcontext(pool), progress=Silent())
+        return [one.program.name for one in found]
+
+    whole = Racing(times=TUNED)
+    copy = file.with_name("copy.db")
+    copy.write_bytes(file.read_bytes())
+    tune_stale(db=copy, workers=lambda device, effort: nullcontext(whole), progress=Silent())
+    with pytest.raises(KeyboardInterrupt):
+        raced(Racing(times=TUNED, fail_after=len(whole.jobs) - 1))
+    (left,) = stale(db=file)
+    assert raced(Racing(times=TUNED)) == [left.name]
+    assert stale(db=file) == []
+
+
+def test_a_profile_is_made_where_it_is_asked_for(trace: Trace, tmp_path: Path) -> None:
+    def profiles(profile: bool) -> int:
+        pool = Racing(times=TUNED)
+        db = tmp_path / f"{profile}.db"
+        tune([trace], db=db, effort="instant", profile=profile, workers=lambda *_: nullcontext(pool), progress=Silent())
+        return sum(isinstance(job, ProfilePlan) for job in pool.jobs)
+
+    assert (profiles(False), profiles(True)) == (0, 1)
 
 
 def test_the_command_lists_them_and_refuses_what_does_not_go_with_it(file: Path) -> None:

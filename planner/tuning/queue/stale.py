@@ -16,6 +16,7 @@ from fuseplan.noise import RaceTime as Timed
 from fuseplan.tuning.program.result import Tuned
 from fuseplan.tuning.traces import box_of
 from fuseplan.tuning_db import Store, StoredPlan
+from fuseplan.tuning_db.launches import of_launch
 from fuseplan.tuning_db.staleness import PlaceWithDriver, StalePlan, stale_in
 
 
@@ -50,11 +51,17 @@ class Reraced:
     def old_us(self) -> float | None:
         """What it takes here under the same plan; None where that does not run."""
         stored = self.program.stale.stored
-        name = f"plan {stored.key[:12]}"
-        names = {name} if stored.status == "tuned" else {stored.best_default or ""}
-        same = self.tuned.plan is not None and self.tuned.plan.identity == stored.plan.identity
-        found = [one.wall_us for one in self.tuned.timed if one.name.partition(", ")[0] in names and one.status == "ok"]
-        return self.tuned.wall_us if same else next((us for us in found if us is not None), None)
+        if self.tuned.plan is not None and self.tuned.plan.identity == stored.plan.identity:
+            return self.tuned.wall_us
+        timed = {one.name: one.wall_us for one in self.tuned.timed if one.status == "ok"}
+        return next((timed[name] for name in self._names if timed.get(name)), None)
+
+    @property
+    def _names(self) -> Sequence[str]:
+        """What the stale plan may be called in the race: as what is offered; else as it was called then, since it is raced anyway."""
+        stored = self.program.stale.stored
+        then = next((one.name for one in stored.evidence.raced if one.wall_us == stored.wall_us), stored.best_default)
+        return [f"plan {stored.key[:12]}", *([of_launch(then, stored.launch), then] if then else [])]
 
     @property
     def why_not(self) -> str:
