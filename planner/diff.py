@@ -36,6 +36,8 @@ class Diff:
     pairs: tuple[Pair[Listed], ...]
     differences: tuple[str, ...] = ()
     """Of two plans: where they were made, and the moves from the first to the second."""
+    kernels: bool = False
+    """Whether kernels are told of programs that differ by no more than the noise, too."""
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -55,19 +57,19 @@ class Diff:
         yield from self.differences
         yield from _default_lines(self.pairs)
         for pair in self.pairs:
-            yield from _kernel_lines(pair)
+            yield from _kernel_lines(pair, every=self.kernels)
         counts = {word: sum(pair.verdict == word for pair in self.pairs) for word in VERDICTS}
         told = [f"{times} {word}" for word, times in counts.items() if times]
         yield ", ".join([*told, f"{sum(pair.changed is True for pair in self.pairs)} with another plan"])
 
 
-def diff(first: str | Path, second: str | Path, *, db: str | Path | None = None) -> Diff:
+def diff(first: str | Path, second: str | Path, *, db: str | Path | None = None, kernels: bool = False) -> Diff:
     """Compare two sets of plans: what is faster or slower in the second, beyond noise, and which plans are others.
 
     A side is a database file; or, of the database `db`, the beginning of a plan's key or of an environment's, as
     `fuseplan db info` shows them; or all that was tuned under one release, such as `torch==2.13.0`, `triton==3.7` or
     `nvfuser==0.2.36`: then programs are compared that one machine has under both, with the kernels that changed. What was not timed in one race may differ by some percent though nothing has changed;
-    the noise of a pair allows for that.
+    the noise of a pair allows for that. `kernels` tells also of programs by which kernels they differ that do not beyond the noise.
 
     >>> diff("here.db", "there.db")
     Traceback (most recent call last):
@@ -82,11 +84,11 @@ def diff(first: str | Path, second: str | Path, *, db: str | Path | None = None)
         one, two = sides
         if isinstance(one, Listed) and isinstance(two, Listed):
             key = PairKey(one.stored.program, one.stored.launch, one.stored.sizes.text)
-            return Diff((Pair(key, one, two),), tuple(_between(store, one.stored, two.stored)))
+            return Diff((Pair(key, one, two),), tuple(_between(store, one.stored, two.stored)), kernels)
         assert not isinstance(one, Listed)
         assert not isinstance(two, Listed)
         by_release = any(_release(str(text)) for text in (first, second))
-        return Diff(tuple(sorted(_pairs(one, two, by_release), key=_weight)))
+        return Diff(tuple(sorted(_pairs(one, two, by_release), key=_weight)), kernels=kernels)
 
 
 def _side(store: Store, text: str) -> Listed | list[Listed]:
@@ -196,7 +198,9 @@ def profiles_of(pair: Pair[Listed]) -> tuple[ProfileEvidence, ProfileEvidence] |
 
 def _default_lines(pairs: Sequence[Pair[Listed]]) -> Iterator[str]:
     """What became of the best defaults, where any differs beyond the noise."""
-    rows = [("under the best default", "launch", "first", "second", "times as long", "noise", "verdict")]
+    rows: list[tuple[str, ...]] = [
+        ("under the best default", "launch", "first", "second", "times as long", "noise", "verdict")
+    ]
     for pair in pairs:
         one = default_of(pair)
         if one.verdict not in ("slower", "faster"):
@@ -209,11 +213,11 @@ def _default_lines(pairs: Sequence[Pair[Listed]]) -> Iterator[str]:
         yield from table(rows, right={4, 5})
 
 
-def _kernel_lines(pair: Pair[Listed]) -> Iterator[str]:
-    """By which kernels a program is slower or faster, where it is, or its default."""
+def _kernel_lines(pair: Pair[Listed], *, every: bool) -> Iterator[str]:
+    """By which kernels a program is slower or faster, where it is, or its default, or where that is asked of `every` one."""
     changed = {pair.verdict, default_of(pair).verdict} & {"slower", "faster"}
     profiles = profiles_of(pair)
-    if not changed or pair.first is None or pair.second is None:
+    if not (changed or every) or pair.first is None or pair.second is None:
         return
     if profiles is None:
         yield f"{pair.known.program}: nobody has looked on both sides by which kernels: tune --profile does, and --stale"

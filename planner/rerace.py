@@ -15,7 +15,7 @@ from fuseplan.tuning.queue.devices import OpenPool, named, own_workers
 from fuseplan.tuning.queue.sources import Sources
 from fuseplan.tuning.queue.stale import Reraced, StaleProgram, stale_programs
 from fuseplan.tuning.traces import EITHER
-from fuseplan.tuning_db import Box, Store, clock, places
+from fuseplan.tuning_db import Store, clock, places
 
 
 def stale(*, db: str | Path | None = None, device: str | None = None) -> list[StaleProgram]:
@@ -60,7 +60,11 @@ def tune_stale(
             todo = _agenda(found, store, chosen, top)
             verdicts = verdicts_on(todo, store, heard, RERACE, Settings(), budget_s, clock.now(), workers)
         by_place = {(one.stale.stored.program, one.stale.stored.sizes): one for one in found}
-        pairs = [(by_place.get((tuned.program, Box.parse(tuned.sizes))), tuned) for tuned in verdicts]
+        items = zip(todo.as_given, verdicts, strict=True)  # on a device of another name a trace may go by another key
+        pairs = [
+            (by_place.get((tuned.program, item.sizes)) or by_place.get((item.key, item.sizes)), tuned)
+            for item, tuned in items
+        ]
         return [Reraced(one, tuned) for one, tuned in pairs if one is not None]
     finally:
         store.close()

@@ -83,7 +83,7 @@ def main(old: str, new: str, folder: Path) -> None:
     run(old, "tune", str(traces), "--effort", EFFORT, "--profile")
     run(new, "tune", "--stale", "--dry-run")
     run(new, "tune", "--stale")
-    run(new, "diff", f"torch=={version_of(old)}", f"torch=={version_of(new)}", codes=(0, 1))
+    run(new, "diff", f"torch=={version_of(old)}", f"torch=={version_of(new)}", "--kernels", codes=(0, 1))
 
 
 if __name__ == "__main__":

@@ -62,9 +62,14 @@ def expected_gain(
     if there is not None and now is not None:
         expected = gained + now[0] - there[0]
         doubt = NINE_OF_TEN * math.sqrt(there[1] ** 2 + now[1] ** 2 + noise**2)
-        return ExpectedGain(*(math.exp(expected + way * doubt) for way in (0, -1, 1)), learned=True)
+        return _between(expected, doubt, learned=True)
     doubt = apart(there_machine, here_machine) + noise
-    return ExpectedGain(*(math.exp(gained + way * doubt) for way in (0, -1, 1)))
+    return _between(gained, doubt, learned=False)
+
+
+def _between(expected: float, doubt: float, *, learned: bool) -> ExpectedGain:
+    """A gain and its bounds, from logarithms."""
+    return ExpectedGain(math.exp(expected), math.exp(expected - doubt), math.exp(expected + doubt), learned)
 
 
 def apart(one: Machine, two: Machine) -> float:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from fuseplan.looking.apart import plans_apart
-from fuseplan.tuning_db.dashboard.queries.filters import VERSIONED, told
+from fuseplan.tuning_db.dashboard.ask import VERSIONED
+from fuseplan.tuning_db.dashboard.queries.filters import told
 from fuseplan.tuning_db.dashboard.queries.stale import newest_here
 from fuseplan.tuning_db.dashboard.reader import Reader
 from fuseplan.tuning_db.dashboard.table import ShownColumn

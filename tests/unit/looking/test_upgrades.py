@@ -67,6 +67,10 @@ def test_releases_are_compared_on_one_machine_each_with_the_kernels_that_changed
     assert "slow: 100.0 µs -> 150.0 µs on the device under inductor, 1.50× as long" in text
     assert "+50.0 µs" in text
     assert "triton_mm" not in text
+    assert "nobody has looked" not in text
+    assert "nobody has looked on both sides" in str(diff("torch==2.11", "torch==2.12", db=upgraded, kernels=True)), (
+        "of the other"
+    )
     (told, *_) = found.as_dict()["pairs"]
     assert [(one["what"], one["change_us"]) for one in told["kernels"]] == [("add", 50.0)]
     assert told["default"] == {"verdict": "slower", "ratio": 1.5}
@@ -91,7 +95,7 @@ def test_where_nobody_has_looked_it_says_so(tmp_path: Path) -> None:
     store.add_plan(stored(100.0, None))
     store.add_plan(stored(150.0, profile(("add", 1.0)), NEW))
     store.close()
-    assert "nobody has looked by which kernels" in str(diff("torch==2.11", "torch==2.12", db=tmp_path / "tuning.db"))
+    assert "nobody has looked on both sides" in str(diff("torch==2.11", "torch==2.12", db=tmp_path / "tuning.db"))
 
 
 def test_plans_that_are_equal_do_not_differ() -> None:
