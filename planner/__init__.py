@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from fuseplan.judging import judge
     from fuseplan.plan import Plan
     from fuseplan.record import record
+    from fuseplan.rerace import stale, tune_stale
     from fuseplan.run import run
     from fuseplan.show import show
     from fuseplan.stats import stats
@@ -63,9 +64,11 @@ _HOME = {
     "record": "fuseplan.record",
     "run": "fuseplan.run",
     "show": "fuseplan.show",
+    "stale": "fuseplan.rerace",
     "stats": "fuseplan.stats",
     "traces_of": "fuseplan.tuning.traces",
     "tune": "fuseplan.tune",
+    "tune_stale": "fuseplan.rerace",
 }
 
 __all__ = [
@@ -93,9 +96,11 @@ __all__ = [
     "record",
     "run",
     "show",
+    "stale",
     "stats",
     "traces_of",
     "tune",
+    "tune_stale",
 ]
 
 

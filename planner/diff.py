@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fuseplan.errors import OptionError, PlanError, StoreError
+from fuseplan.looking.apart import plans_apart
+from fuseplan.looking.kernels import kernel_changes, kernel_fields, kernel_lines
 from fuseplan.looking.subject import cut_of, graphs_for, opened, rank
 from fuseplan.looking.words import describe, device_of, fields_of, share, table, times, us
+from fuseplan.noise import RaceTime
 from fuseplan.segment.moves import moves_between
 from fuseplan.tuning_db import Environment, Places, Store, StoredPlan
 from fuseplan.tuning_db.pairs import VERDICTS, Pair, PairKey, pairs_of
+from fuseplan.tuning_db.profile_evidence import ProfileEvidence
 from fuseplan.tuning_db.words import Listed, listed, summary
+
+
+@dataclass(frozen=True)
+class BestDefault:
+    """The best default beside a plan, as timed in the race of that."""
+
+    timed: RaceTime
+    plan: str | None
 
 
 @dataclass(frozen=True, repr=False)
@@ -24,6 +36,8 @@ class Diff:
     pairs: tuple[Pair[Listed], ...]
     differences: tuple[str, ...] = ()
     """Of two plans: where they were made, and the moves from the first to the second."""
+    kernels: bool = False
+    """Whether kernels are told of programs that differ by no more than the noise, too."""
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -41,17 +55,21 @@ class Diff:
         rows = [("program", "launch", "sizes", "first", "second", "times as long", "noise", "verdict", "plan")]
         yield from table([*rows, *map(_row, self.pairs)], right={3, 4, 5, 6})
         yield from self.differences
+        yield from _default_lines(self.pairs)
+        for pair in self.pairs:
+            yield from _kernel_lines(pair, every=self.kernels)
         counts = {word: sum(pair.verdict == word for pair in self.pairs) for word in VERDICTS}
         told = [f"{times} {word}" for word, times in counts.items() if times]
         yield ", ".join([*told, f"{sum(pair.changed is True for pair in self.pairs)} with another plan"])
 
 
-def diff(first: str | Path, second: str | Path, *, db: str | Path | None = None) -> Diff:
+def diff(first: str | Path, second: str | Path, *, db: str | Path | None = None, kernels: bool = False) -> Diff:
     """Compare two sets of plans: what is faster or slower in the second, beyond noise, and which plans are others.
 
     A side is a database file; or, of the database `db`, the beginning of a plan's key or of an environment's, as
-    `fuseplan db info` shows them. What was not timed in one race may differ by some percent though nothing has changed;
-    the noise of a pair allows for that.
+    `fuseplan db info` shows them; or all that was tuned under one release, such as `torch==2.13.0`, `triton==3.7` or
+    `nvfuser==0.2.36`: then programs are compared that one machine has under both, with the kernels that changed. What was not timed in one race may differ by some percent though nothing has changed;
+    the noise of a pair allows for that. `kernels` tells also of programs by which kernels they differ that do not beyond the noise.
 
     >>> diff("here.db", "there.db")
     Traceback (most recent call last):
@@ -66,10 +84,11 @@ def diff(first: str | Path, second: str | Path, *, db: str | Path | None = None)
         one, two = sides
         if isinstance(one, Listed) and isinstance(two, Listed):
             key = PairKey(one.stored.program, one.stored.launch, one.stored.sizes.text)
-            return Diff((Pair(key, one, two),), tuple(_between(store, one.stored, two.stored)))
+            return Diff((Pair(key, one, two),), tuple(_between(store, one.stored, two.stored)), kernels)
         assert not isinstance(one, Listed)
         assert not isinstance(two, Listed)
-        return Diff(tuple(sorted(_pairs(one, two), key=_weight)))
+        by_release = any(_release(str(text)) for text in (first, second))
+        return Diff(tuple(sorted(_pairs(one, two, by_release), key=_weight)), kernels=kernels)
 
 
 def _side(store: Store, text: str) -> Listed | list[Listed]:
@@ -80,6 +99,11 @@ def _side(store: Store, text: str) -> Listed | list[Listed]:
         finally:
             other.close()
     every = listed(store)
+    if (release := _release(text)) is not None:
+        found = [one for one in every if _has(one.stored.environment, *release)]
+        if not found:
+            raise StoreError(f"no plan was tuned under {text}: fuseplan db info lists the environments that there are")
+        return found
     plans = [one for one in every if text and one.stored.key.startswith(text)]
     there = {one.stored.environment for one in every if text and one.stored.environment.key.startswith(text)}
     if len(plans) == 1 and not there:
@@ -93,21 +117,56 @@ def _side(store: Store, text: str) -> Listed | list[Listed]:
     )
 
 
-def _pairs(first: Sequence[Listed], second: Sequence[Listed]) -> list[Pair[Listed]]:
+def _release(text: str) -> tuple[str, str] | None:
+    """What is released, and its version, of a text such as `torch==2.13.0`.
+
+    >>> _release("torch==2.13.0"), _release("3f2c")
+    (('torch', '2.13.0'), None)
+    """
+    name, is_one, version = text.partition("==")
+    return (name.strip().lower(), version.strip()) if is_one and name and version.strip() else None
+
+
+def _has(place: Environment, name: str, version: str) -> bool:
+    """Whether something of this version is there; 2.13 is any 2.13.x, of whichever build."""
+    known = {"torch": place.torch, "cuda": place.cuda or ""}
+    for executor, told in place.versions:
+        known.setdefault(executor, told)
+        known |= {word: number for word, _, number in (part.partition(" ") for part in told.split(", ")) if number}
+    found = known.get(name, "")
+    return found == version or found.startswith((f"{version}+", f"{version}."))
+
+
+def _pairs(first: Sequence[Listed], second: Sequence[Listed], by_machine: bool) -> list[Pair[Listed]]:
     """Pair the plans that would run: by program, launch and sizes, and by machine where both sides know it."""
+    if by_machine:
+        return pairs_of(*(_best_of_machines(side) for side in (first, second)))
     shared = {each.stored.environment.key for each in first} & {each.stored.environment.key for each in second}
     return pairs_of(_best(first, shared), _best(second, shared))
 
 
+def _best_of_machines(plans: Sequence[Listed]) -> dict[PairKey, Listed]:
+    """The plan that would run, of each program, launch, box of sizes and machine."""
+    return _best_by(plans, lambda stored: device_of(stored.environment))
+
+
 def _best(plans: Sequence[Listed], shared: set[str]) -> dict[PairKey, Listed]:
     """The plan that would run, of each program, launch and box of sizes."""
+
+    def place_of(stored: StoredPlan) -> str:
+        place = stored.environment.key if stored.environment.key in shared else device_of(stored.environment)
+        return place if shared else ""
+
+    return _best_by(plans, place_of)
+
+
+def _best_by(plans: Sequence[Listed], place_of: Callable[[StoredPlan], str]) -> dict[PairKey, Listed]:
     found: dict[PairKey, Listed] = {}
     for one in plans:  # the latest first
         stored = one.stored
         if stored.standing in ("quarantined", "disabled"):
             continue
-        place = stored.environment.key if stored.environment.key in shared else device_of(stored.environment)
-        key = PairKey(stored.program, stored.launch, stored.sizes.text, place if shared else "")
+        key = PairKey(stored.program, stored.launch, stored.sizes.text, place_of(stored))
         if key not in found or rank(one) < rank(found[key]):
             found[key] = one
     return found
@@ -118,12 +177,67 @@ def _weight(pair: Pair[Listed]) -> tuple[int, float, str]:
     return VERDICTS.index(pair.verdict), 0.0 if ratio is None else -abs(ratio - 1), pair.known.program
 
 
+def default_of(pair: Pair[Listed]) -> Pair[BestDefault]:
+    """The best defaults beside the plans of a pair: what a new version does to those who tune nothing."""
+    sides = [None if one is None else _best_default(one.stored) for one in (pair.first, pair.second)]
+    return Pair(pair.key._replace(what="the best default"), *sides)
+
+
+def _best_default(stored: StoredPlan) -> BestDefault | None:
+    if stored.best_default_us is None or stored.timed.us is None:
+        return None
+    return BestDefault(replace(stored.timed, us=stored.best_default_us), stored.best_default)
+
+
+def profiles_of(pair: Pair[Listed]) -> tuple[ProfileEvidence, ProfileEvidence] | None:
+    """Where the time of a program goes on either side; None where nobody has looked on both."""
+    profiles = [None if one is None else one.stored.evidence.profile for one in (pair.first, pair.second)]
+    first, second = profiles
+    return None if first is None or second is None else (first, second)
+
+
+def _default_lines(pairs: Sequence[Pair[Listed]]) -> Iterator[str]:
+    """What became of the best defaults, where any differs beyond the noise."""
+    rows: list[tuple[str, ...]] = [
+        ("under the best default", "launch", "first", "second", "times as long", "noise", "verdict")
+    ]
+    for pair in pairs:
+        one = default_of(pair)
+        if one.verdict not in ("slower", "faster"):
+            continue
+        sides = ["-" if side is None else f"{us(side.timed.us)} {side.plan}" for side in (one.first, one.second)]
+        rows.append(
+            (pair.known.program, pair.key.launch, *sides, times(one.ratio), share(one.noise), one.verdict)
+        )  # fmt: skip
+    if len(rows) > 1:
+        yield from table(rows, right={4, 5})
+
+
+def _kernel_lines(pair: Pair[Listed], *, every: bool) -> Iterator[str]:
+    """By which kernels a program is slower or faster, where it is, or its default, or where that is asked of `every` one."""
+    changed = {pair.verdict, default_of(pair).verdict} & {"slower", "faster"}
+    profiles = profiles_of(pair)
+    if not (changed or every) or pair.first is None or pair.second is None:
+        return
+    if profiles is None:
+        yield f"{pair.known.program}: nobody has looked on both sides by which kernels: tune --profile does, and --stale"
+        return
+    first, *rest = kernel_lines(*profiles)
+    yield f"{pair.known.program}: {first}"
+    yield from rest
+
+
 def _fields(pair: Pair[Listed]) -> dict[str, Any]:
     """A pair as plain data."""
-    sides = {"first": pair.first, "second": pair.second}
+    sides, default, profiles = {"first": pair.first, "second": pair.second}, default_of(pair), profiles_of(pair)
     return {
         "program": pair.known.program, "verdict": pair.verdict, "ratio": pair.ratio, "noise": pair.noise,
         "changed": pair.changed is True, **{name: one and fields_of(one) for name, one in sides.items()},
+        "default": {"verdict": default.verdict, "ratio": default.ratio},
+        "apart": [] if pair.first is None or pair.second is None else [
+            one.line for one in plans_apart(pair.first.stored, pair.second.stored)
+        ],
+        "kernels": None if profiles is None else list(map(kernel_fields, kernel_changes(*profiles))),
     }  # fmt: skip
 
 
@@ -148,6 +262,7 @@ def _between(store: Store, first: StoredPlan, second: StoredPlan) -> Iterator[st
     if first.plan == second.plan:
         yield "the plans are equal"
     elif first.program == second.program:
+        yield from (difference.line for difference in plans_apart(first, second))
         yield from _moves(store, first, second)
 
 

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fuseplan.backend import programs_of
 from fuseplan.capture.trace.format import Trace
+from fuseplan.errors import StoreError
 from fuseplan.executors import executors
 from fuseplan.graph.words import counted
 from fuseplan.looking.explained import Explained, of_subject
 from fuseplan.looking.subject import opened, subjects
 from fuseplan.looking.words import describe
-from fuseplan.plan import Plan
+from fuseplan.plan import LAUNCHES, Plan
 from fuseplan.runtime import GraphRecord, Program, RegionRecord
 from fuseplan.segment import is_anchor
+from fuseplan.tuning.expected_gain import offer_line
 from fuseplan.tuning.queue.sources import read_programs
+from fuseplan.tuning.queue.stale import places_here
 from fuseplan.tuning.untuned import Captures, explain_trace, is_file
+from fuseplan.tuning_db import Box, Store
+from fuseplan.tuning_db.offers import offers_for
+from fuseplan.tuning_db.staleness import PlaceWithDriver
 
 __all__ = ["compiled_by", "describe", "explain", "explained"]
 
@@ -68,9 +75,28 @@ def explained(what: Trace | str | Path, *, db: str | Path | None = None) -> list
     """
     with opened(db) as store:
         if isinstance(what, str) and not is_file(what):
-            return [of_subject(one) for one in subjects(store, what)]
+            here = places_here()
+            return [_offered(store, of_subject(one), here) for one in subjects(store, what, here)]
         with Captures() as captures:
             return [explain_trace(store, trace, captures) for trace in read_programs(what, store).traces]
+
+
+def _offered(store: Store, one: Explained, here: Sequence[PlaceWithDriver]) -> Explained:
+    """The same with what plans of elsewhere are worth on the devices of this machine."""
+    try:
+        file = store.file.path
+    except StoreError:  # there is no place for one
+        file = None
+    folder = None if file is None else file.parent / "models"
+    sizes = Box() if one.stored is None else one.stored.sizes
+    device = None if one.stored is None else one.stored.environment.device
+    told = [
+        offer_line(offer, place.environment, one.graphs, folder)
+        for place in here
+        if device in (None, place.environment.device)
+        for offer in offers_for(store, one.program, place.environment, sizes, LAUNCHES)
+    ]
+    return replace(one, remarks=(*one.remarks, *told))
 
 
 def compiled_by(compiled: Any) -> object | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from fuseplan.looking.explained import raced_lines
 from fuseplan.looking.subject import opened
 from fuseplan.looking.words import device_of, fields_of, table, times, us
 from fuseplan.tuning_db.resume import Failure, failures
+from fuseplan.tuning_db.staleness import stale_in
 from fuseplan.tuning_db.words import Listed, listed, summary
 
 STANDINGS = ("tuned", "default", "unverified", "quarantined", "pinned", "disabled")
@@ -29,6 +30,8 @@ class Shown:
     """Whether one plan was asked for, so that all is told of it."""
     failed: tuple[Failure, ...] = ()
     """Programs that could not be tuned."""
+    stale: Mapping[str, str] = field(default_factory=dict)
+    """Of stale plans, by key, what has changed, as the newest plans of their machine tell."""
 
     def __iter__(self) -> Iterator[Listed]:
         return iter(self.plans)
@@ -40,14 +43,19 @@ class Shown:
         return self.plans[place]
 
     def __str__(self) -> str:
-        return "\n".join(_in_full(self.plans[0]) if self.whole else (*_rows(self.plans), *map(str, self.failed)))
+        if self.whole:
+            return "\n".join(_in_full(self.plans[0], self.stale.get(self.plans[0].stored.key, "")))
+        return "\n".join((*_rows(self.plans, self.stale), *map(str, self.failed)))
 
     __repr__ = __str__  # what a notebook shows
 
     def as_dict(self) -> dict[str, Any]:
         """The same as plain data, for JSON."""
         return {
-            "plans": [(full_fields if self.whole else fields_of)(one) for one in self.plans],
+            "plans": [
+                {**(full_fields if self.whole else fields_of)(one), "stale": self.stale.get(one.stored.key)}
+                for one in self.plans
+            ],
             "failed": [vars(one) for one in self.failed],
         }
 
@@ -74,6 +82,8 @@ def show(
     with opened(db) as store:
         found = listed(store, wanted)
         failed = [] if status else failures(store)
+        every = [one.stored for one in (listed(store) if wanted else found)]
+        stale = {one.stored.key: one.why for one in stale_in(store, [], every, elsewhere=True)}
     told = (
         one
         for one in failed
@@ -92,22 +102,22 @@ def show(
         )
     )
     whole = len(plans) == 1 and bool(wanted) and plans[0].stored.key.startswith(wanted)
-    return Shown(plans, whole, tuple(told))
+    return Shown(plans, whole, tuple(told), stale)
 
 
-def _rows(plans: tuple[Listed, ...]) -> Iterator[str]:
+def _rows(plans: tuple[Listed, ...], stale: Mapping[str, str]) -> Iterator[str]:
     if not plans:
         yield "no plans"
         return
-    yield from table([_HEAD, *map(_row, plans)], right={6, 7, 8})
+    yield from table([_HEAD, *(_row(one, one.stored.key in stale) for one in plans)], right={6, 7, 8})
 
 
-def _row(one: Listed) -> tuple[str, ...]:
+def _row(one: Listed, is_stale: bool) -> tuple[str, ...]:
     stored = one.stored
     default = us(stored.best_default_us) + (f" {stored.best_default}" if stored.best_default else "")
     return (
         stored.key[:12], _cut(one.program), device_of(stored.environment), stored.launch, stored.sizes.short or "-",
-        stored.standing, us(stored.wall_us), default, times(stored.speedup),
+        f"{stored.standing}, stale" if is_stale else stored.standing, us(stored.wall_us), default, times(stored.speedup),
         summary(stored.plan),
     )  # fmt: skip
 
@@ -117,10 +127,12 @@ def _cut(name: str) -> str:
     return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
 
 
-def _in_full(one: Listed) -> Iterator[str]:
-    for field, value in fields_of(one).items():
+def _in_full(one: Listed, stale: str) -> Iterator[str]:
+    for name, value in fields_of(one).items():
         if value not in (None, ""):
-            yield f"{field}: {value}"
+            yield f"{name}: {value}"
+    if stale:
+        yield f"stale: {stale}"
     if one.stored.moves:
         yield "moves:"
         yield from (f"  {move.line}" for move in one.stored.moves)

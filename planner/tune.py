@@ -65,6 +65,7 @@ def tune(
     shard: str | tuple[int, int] | None = None,
     top: int | None = None,
     again: bool = False,
+    profile: bool = False,
     rewrites: str | Iterable[str] = "all",
     model: str = LEARNED,
     sampler: str = "ours",
@@ -84,6 +85,7 @@ def tune(
     database, else the user's own. `budget` is the time for all of it, in seconds or as `1h30m`; what it has no time for has the
     status `left`. `shard` is one of the parts into which all is split for several machines, `3/16` or `(3, 16)`: a pure function of
     the traces and the effort. `top` keeps so many programs. `again` tunes what has a plan already, and tries once more what failed.
+    `profile` profiles the default of each, whatever the effort, so that `diff` can tell by which kernels another version differs.
     `rewrites` are the kinds of rewrite that plans may have: `all`, `none`, or some. Each result is in the database as soon as it is
     known: a run that is interrupted goes on. `progress` hears how far it is; else there is a bar on a terminal. `model` says what is worth measuring: `learned`, from the rows that ship and from what is measured
     here, or `roofline`, which leaves nothing out. `on` is `ray` for the devices of a Ray cluster, of which `device` says the type.
@@ -102,18 +104,28 @@ def tune(
     there = programs is None and shard is None
     with _opened(db, there=there) as store, shown(progress) as heard, _elsewhere(on, device) as elsewhere:
         todo = _agenda(store, programs, effort, launch, device, shard, top, again, kinds, elsewhere)
-        new = [item for item in todo.items if item.known is None]
-        if new:
+        if any(item.known is None for item in todo.items):
             check_storage(storage)
             store.file.write(lambda connection: None)  # where nothing can be kept, better fail now than in an hour
-        time = Time(seconds, [item.worth_us for item in new], max(1, len(todo.devices)))
-        settings = Settings(sampler, storage, model=model, kinds=kinds)
-        since, spends = clock.now() if again else None, Effort.named(effort)
-        opening = _Opening(store, heard, workers, spends, settings, time, since, len(todo.devices) > 1, elsewhere)
-        heard.begin(len(todo.items))
-        verdicts = dict(_known(todo, heard))
-        work_off(new, opening, time, heard, verdicts.__setitem__)
-        return [replace(verdicts[item], calls=item.trace.times) for item in todo.as_given]
+        settings, since = Settings(sampler, storage, model=model, kinds=kinds), clock.now() if again else None
+        spends = replace(Effort.named(effort), profiles=profile)
+        return verdicts_on(todo, store, heard, spends, settings, seconds, since, workers, elsewhere)
+
+
+def verdicts_on(
+    todo: Agenda, store: Store, heard: Progress, effort: Effort, settings: Settings, budget_s: float | None, since: str | None,
+    workers: OpenPool = own_workers, elsewhere: Elsewhere | None = None,
+) -> list[Tuned]:  # fmt: skip
+    """Work off an agenda: one verdict for each of its items, in the order in which they were given. `since` is when that began, where
+    all is tuned again.
+    """
+    new = [item for item in todo.items if item.known is None]
+    time = Time(budget_s, [item.worth_us for item in new], max(1, len(todo.devices)))
+    opening = _Opening(store, heard, workers, effort, settings, time, since, len(todo.devices) > 1, elsewhere)
+    heard.begin(len(todo.items))
+    verdicts = dict(_known(todo, heard))
+    work_off(new, opening, time, heard, verdicts.__setitem__)
+    return [replace(verdicts[item], calls=item.trace.times) for item in todo.as_given]
 
 
 def _known(todo: Agenda, heard: Progress) -> Iterator[tuple[Item, Tuned]]:

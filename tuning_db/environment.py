@@ -100,6 +100,10 @@ class Environment(Record):
         unused = (self.executors | other.executors) - set(needs)
         return (*self._versions_apart(other, unused), *self._compare(other, ("candidates", "protocol")))
 
+    def is_machine_of(self, other: Environment) -> bool:
+        """Whether both are one machine that computes alike, be it with other releases of what runs there."""
+        return not self._compare(other, (*HARDWARE, *FLAGS))
+
     def _versions_apart(self, other: Environment, executors: Iterable[str]) -> tuple[Difference, ...]:
         each = (Difference(name, self.version(name), other.version(name)) for name in sorted(executors))
         return tuple(one for one in each if one.stored != one.here)
@@ -145,10 +149,11 @@ _OF_TORCH = frozenset({"aten", "eager"})
 _IN_EVERY_KEY = ("inductor", "nvfuser")
 """The first executors: the keys of all environments hold their version, or that there is none."""
 
-_ALWAYS = (
-    "device", "gpu", "gpu_sms", "gpu_l2_mib", "gpu_memory_gib", "cpu", "cpu_isa", "cpu_threads", "cpu_compiler",
-    "torch", "cuda", "matmul_precision", "cudnn_tf32", "fp16_reduction", "bf16_reduction",
-)  # fmt: skip
+HARDWARE = ("device", "gpu", "gpu_sms", "gpu_l2_mib", "gpu_memory_gib", "cpu", "cpu_isa", "cpu_threads")
+"""What makes two places one machine …"""
+FLAGS = ("matmul_precision", "cudnn_tf32", "fp16_reduction", "bf16_reduction")
+"""… that computes alike. The rest are releases, which change where somebody upgrades."""
+_ALWAYS = (*HARDWARE, "cpu_compiler", "torch", "cuda", *FLAGS)
 _ORDER = ("device", "torch", *(one.name for one in fields(Environment) if one.name not in ("device", "torch")))
 """The order in which keys were made from the first."""
 _TITLES = {"gpu": "GPU", "cpu": "CPU", "cuda": "CUDA", "gpu_sms": "SM count", "gpu_l2_mib": "L2 cache (MiB)",

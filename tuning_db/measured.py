@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -101,3 +101,12 @@ def _matching(
 def _alike(there: Environment, here: Environment) -> bool:
     """Times that were measured in another way are not comparable."""
     return there.protocol == here.protocol
+
+
+def add_counts(connection: sqlite3.Connection, rows: Iterable[tuple[str, str, int]]) -> None:
+    """Add to counters, by day and event."""
+    connection.executemany(
+        "INSERT INTO counter (day, event, count) VALUES (?, ?, ?)"
+        " ON CONFLICT (day, event) DO UPDATE SET count = count + excluded.count",
+        rows,
+    )

@@ -14,8 +14,17 @@ from fuseplan.tuning_db.records import StoredPlan, trace_key
 
 def plans_like(connection: sqlite3.Connection, prefix: str) -> list[StoredPlan]:
     """The plans whose keys begin with `prefix`; damaged ones are left out."""
+    return _plans(connection, "WHERE substr(plan.key, 1, ?) = ?", len(prefix), prefix)
+
+
+def plans_of_program(connection: sqlite3.Connection, program: str) -> list[StoredPlan]:
+    """The plans of a program; damaged ones are left out."""
+    return _plans(connection, "WHERE plan.program_id = (SELECT id FROM program WHERE key = ?)", program)
+
+
+def _plans(connection: sqlite3.Connection, where: str, *values: object) -> list[StoredPlan]:
     found = []
-    for row in schema.PLAN.good(connection, "WHERE substr(plan.key, 1, ?) = ?", len(prefix), prefix):
+    for row in schema.PLAN.good(connection, where, *values):
         environment = environment_of(connection, row["environment"])
         if environment is None:
             continue

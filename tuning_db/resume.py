@@ -179,6 +179,12 @@ _OF_PROGRAM = (
 )
 
 
+def drivers_of(store: Store) -> dict[str, str]:
+    """The driver that each run had, by the key of the run; those of a CPU have none."""
+    sql = "SELECT key, driver FROM run WHERE driver IS NOT NULL"
+    return _asked(store, lambda connection: {str(key): str(one) for key, one in connection.execute(sql)}, {})
+
+
 def _asked(store: Store, ask: Callable[[sqlite3.Connection], _T], nothing: _T) -> _T:
     """What the user's own file says: runs are in no other layer. A file that is not there yet says nothing."""
     try:

@@ -19,12 +19,13 @@ from fuseplan.tuning_db.environment import Environment
 from fuseplan.tuning_db.layered import LOOKUP_S, Layered
 from fuseplan.tuning_db.layers import Places, places
 from fuseplan.tuning_db.lookup import UnparsedPlan, boxes, candidates, choose, knows, no_plan
-from fuseplan.tuning_db.measured import default_timings, drift_of, measured_among, measurements, put_drift
+from fuseplan.tuning_db.measured import add_counts, default_timings, drift_of, measured_among, measurements, put_drift
 from fuseplan.tuning_db.programs import (
     graph_row,
     graphs_of,
     names_of,
     plans_like,
+    plans_of_program,
     program_row,
     programs_like,
     readable,
@@ -280,10 +281,11 @@ class Store(Layered):
 
     def plans(self, prefix: str = "") -> list[StoredPlan]:
         """All plans whose key begins with `prefix`, each as the highest layer has it."""
-        highest: dict[str, StoredPlan] = {}
-        for layer in self._gather(lambda connection: plans_like(connection, prefix), within_s=60.0)[0]:
-            highest.update({stored.key: stored for stored in layer})
-        return sorted(highest.values(), key=lambda stored: stored.key)
+        return self._highest(lambda connection: plans_like(connection, prefix))
+
+    def plans_of(self, program: str) -> list[StoredPlan]:
+        """All plans of a program, by key, wherever they are for."""
+        return self._highest(lambda connection: plans_of_program(connection, program))
 
     def graphs(self, program: str) -> list[tuple[str, Graph]]:
         """The ATen graphs of a program with their roles, in the order in which they were stored; damaged ones are left out."""
@@ -326,17 +328,13 @@ class Store(Layered):
             now = Counter(self._counts if counts is None else counts)
             new, self._persisted = now - self._persisted, now
         rows = [(clock.now()[:10], event, count) for event, count in new.items()]
-
-        def add(connection: sqlite3.Connection) -> None:
-            connection.executemany(
-                "INSERT INTO counter (day, event, count) VALUES (?, ?, ?)"
-                " ON CONFLICT (day, event) DO UPDATE SET count = count + excluded.count",
-                rows,
-            )
-
-        return self._write(add) if rows else True
+        return self._write(lambda connection: add_counts(connection, rows)) if rows else True
 
     # inside
+
+    def _highest(self, ask: Callable[[sqlite3.Connection], list[StoredPlan]]) -> list[StoredPlan]:
+        highest = {one.key: one for layer in self._gather(ask, within_s=60.0)[0] for one in layer}
+        return sorted(highest.values(), key=lambda stored: stored.key)
 
     def _remembered(self, key: tuple[object, ...], ask: Callable[[], tuple[_T, bool]]) -> _T:
         """What was answered last, until a file changes. `ask` returns an answer, and whether it is to be kept."""

@@ -36,6 +36,8 @@ Examples:
   fuseplan tune --queue --budget 8h
   fuseplan tune --queue --watch --device cuda:0
   fuseplan tune traces/ --on ray
+  fuseplan tune --stale --dry-run
+  fuseplan tune --stale --budget 30m
 """
 
 
@@ -44,6 +46,10 @@ Examples:
 @click.option(
     "--queue", is_flag=True,
     help="Tune what waits in the database: what ran with the option tune=later, or else has a trace there, and no plan for this machine.",
+)  # fmt: skip
+@click.option(
+    "--stale", is_flag=True,
+    help="Race the plans again that an upgrade has made stale, beside the new defaults and a few neighbours: at most 30 s each beyond compiling.",
 )  # fmt: skip
 @click.option(
     "--watch",
@@ -76,6 +82,10 @@ Examples:
     "--rewrites", default="all", show_default=True, metavar="KIND[,…]",
     help="Kinds of rewrite that plans may have: all, none, or some.",
 )  # fmt: skip
+@click.option(
+    "--profile", is_flag=True,
+    help="Also profile the default of each, whatever the effort: diff then tells by which kernels another version is slower.",
+)  # fmt: skip
 @click.option("--again", is_flag=True, help="Also tune what has a plan, and try once more what failed.")
 @click.option(
     "--model", type=click.Choice(["learned", "roofline", "best-single-executor", "random"]), default="learned",
@@ -93,8 +103,8 @@ Examples:
 @file_option
 @json_option
 def tune(
-    traces: tuple[str, ...], queue: bool, watch: bool, effort: str, launch: str | None, device: str | None, on: str | None,
-    budget: str | None, shard: str | None, top: int | None, rewrites: str, again: bool, model: str, sampler: str, storage: str | None,
+    traces: tuple[str, ...], queue: bool, stale: bool, watch: bool, effort: str, launch: str | None, device: str | None, on: str | None,
+    budget: str | None, shard: str | None, top: int | None, rewrites: str, profile: bool, again: bool, model: str, sampler: str, storage: str | None,
     dry_run: bool,
     file: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
@@ -103,17 +113,32 @@ def tune(
     TRACE is a file that holds a trace, a folder of such, an nvFuser script (.py), or the name or key of a program that
     was tuned before. Those come first whose calls could gain the most together. Each result is in the database at once:
     the same command goes on where an earlier one was ended. With --queue, in the place of a TRACE, it works off what waits;
-    with --watch also what comes to wait, one program after another, as long as nobody else uses the device.
+    with --watch also what comes to wait, one program after another, as long as nobody else uses the device. With --stale,
+    it races the plans again that raced on this machine under another torch, CUDA, driver, or executor that they use.
 
     Exit codes: 0 every program has its verdict, but for those that the budget left out; 1 one could not be tuned;
     2 a wrong call or bad input, and nothing was written; 130 interrupted.
     """
+    if stale:
+        _stale(file, device, top, budget, dry_run, as_json)
+        return
     if bool(traces) is queue:
         raise click.UsageError(
-            "name either a TRACE or --queue, not both." if queue else "name a TRACE, or give --queue."
+            "name either a TRACE or --queue, not both." if queue else "name a TRACE, or give --queue or --stale."
         )
     if watch:
-        _watch(queue, {"shard": shard, "top": top, "budget": budget, "again": again, "dry-run": dry_run, "on": on})
+        _watch(
+            queue,
+            {
+                "shard": shard,
+                "top": top,
+                "budget": budget,
+                "again": again,
+                "profile": profile,
+                "dry-run": dry_run,
+                "on": on,
+            },
+        )
     chosen: dict[str, Any] = {"effort": effort, "launch": launch, "device": device, "top": top, "again": again}
     chosen["shard"] = _shard(shard, queue)
     if on is not None:
@@ -126,10 +151,31 @@ def tune(
             _check(budget)
             _list(traces or None, chosen | {"db": file}, as_json)
         else:
-            search = {"model": model, "sampler": sampler, "storage": storage}
+            search = {"model": model, "sampler": sampler, "storage": storage, "profile": profile}
             _tune(traces or None, chosen | {"db": file, "budget": budget} | search, as_json)
     except KeyboardInterrupt:
         _leave("interrupted: what was measured is kept, and the same command goes on from there")
+
+
+def _stale(
+    file: Path | None, device: str | None, top: int | None, budget: str | None, dry_run: bool, as_json: bool
+) -> None:
+    """Race stale plans again, or list them."""
+    context = click.get_current_context()
+    for name in set(context.params) - {"stale", "file", "device", "top", "budget", "dry_run", "as_json"}:
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            given = "a TRACE" if name == "traces" else f"--{name.replace('_', '-')}"
+            raise click.UsageError(f"{given} does not go with --stale, which finds its programs in the database.")
+    from fuseplan.cli.stale import list_stale, rerace
+
+    if dry_run:
+        list_stale(file, device, as_json)
+        return
+    try:
+        if not rerace(file, device, top, budget, _progress(), as_json):
+            raise SystemExit(1)
+    except KeyboardInterrupt:
+        _leave("interrupted: what has raced is kept, and the same command goes on from there")
 
 
 def _watch(queue: bool, others: dict[str, object]) -> None:

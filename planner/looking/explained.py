@@ -19,6 +19,7 @@ from fuseplan.segment import Segmentation
 from fuseplan.tuning_db import Drift, Raced, RegionEvidence, StoredPlan
 from fuseplan.tuning_db.evidence import SiteEvidence
 from fuseplan.tuning_db.launches import other_launch
+from fuseplan.tuning_db.staleness import StalePlan
 from fuseplan.tuning_db.words import Listed
 
 MOST_LINES = 40
@@ -277,7 +278,7 @@ def of_subject(one: Subject) -> Explained:
         if stored is None
         else f"plan {stored.key[:12]} is {standing(stored)}"
     )
-    remarks = (*map(str, one.failures), *map(_drift_line, one.drift[-1:]))
+    remarks = (*map(str, one.failures), *map(_drift_line, one.drift[-1:]), *map(stale_line, one.stale))
     return Explained(one.program, one.name, plan, why, stored, graphs_for(plan, one.graphs), one.others, remarks)
 
 
@@ -287,6 +288,11 @@ def _drift_line(seen: Drift) -> str:
         f"in production, by {seen.measured_at[:16].replace('T', ' ')}: {times(seen.speedup)} as fast as the default"
         f" ({us(seen.plan_us)} against {us(seen.default_us)}, noise {share(seen.noise)}){back}"
     )
+
+
+def stale_line(one: StalePlan) -> str:
+    """What has left a plan behind, and what to do."""
+    return f"plan {one.stored.key[:12]} is stale: {one.why} since it raced; fuseplan tune --stale races it again"
 
 
 def standing(stored: StoredPlan) -> str:

@@ -15,6 +15,7 @@ from fuseplan.segment import Segmentation
 from fuseplan.tuning_db import Drift, Store
 from fuseplan.tuning_db.launches import faster_launch
 from fuseplan.tuning_db.resume import Failure, failures
+from fuseplan.tuning_db.staleness import PlaceWithDriver, StalePlan, stale_in
 from fuseplan.tuning_db.words import Listed, listed, programs_named
 
 _RANKS = {"pinned": 0, "tuned": 1, "default": 1, "unverified": 2, "disabled": 3, "quarantined": 4}
@@ -33,6 +34,8 @@ class Subject:
     """Where it could not be tuned."""
     drift: tuple[Drift, ...] = ()
     """What guards saw of the plan in production."""
+    stale: tuple[StalePlan, ...] = ()
+    """Of its plans those that what they use has left behind, in the newest place of their machine."""
 
     @property
     def called(self) -> str:
@@ -40,8 +43,9 @@ class Subject:
         return self.name or self.program[:12]
 
 
-def subjects(store: Store, wanted: str) -> list[Subject]:
-    """The programs that a text means; if it is the beginning of one plan's key, the program of that plan.
+def subjects(store: Store, wanted: str, here: Sequence[PlaceWithDriver] = ()) -> list[Subject]:
+    """The programs that a text means; if it is the beginning of one plan's key, the program of that plan. Which plans are stale is
+    told by the places `here` and the newest of other machines.
 
     >>> subjects(Store.open({"HOME": "/home/ada"}), "gelu")
     Traceback (most recent call last):
@@ -51,12 +55,18 @@ def subjects(store: Store, wanted: str) -> list[Subject]:
     found = listed(store, wanted) if wanted else []
     by_key = [one for one in found if one.stored.key.startswith(wanted)]
     if len(by_key) == 1:
-        return [_subject(store, by_key[0].stored.program, found=listed(store), chosen=by_key[0])]
+        every = listed(store)
+        return [_subject(store, by_key[0].stored.program, every, by_key[0], _stale(store, every, here))]
     programs = programs_named(store, wanted)
     if not programs:
         raise StoreError(f"there is no plan and no program that begins with {wanted!r}: see fuseplan show")
     every = listed(store)
-    return [_subject(store, key, every) for key in programs]
+    stale = _stale(store, every, here)
+    return [_subject(store, key, every, stale=stale) for key in programs]
+
+
+def _stale(store: Store, every: Sequence[Listed], here: Sequence[PlaceWithDriver]) -> list[StalePlan]:
+    return stale_in(store, here, [one.stored for one in every], elsewhere=True)
 
 
 @contextmanager
@@ -75,14 +85,17 @@ def of_program(store: Store, program: str) -> Subject | None:
     return _subject(store, program, every) if every or store.graphs(program) else None
 
 
-def _subject(store: Store, program: str, found: list[Listed], chosen: Listed | None = None) -> Subject:
+def _subject(
+    store: Store, program: str, found: list[Listed], chosen: Listed | None = None, stale: Sequence[StalePlan] = ()
+) -> Subject:
     mine = sorted((one for one in found if one.stored.program == program), key=rank)
     chosen = chosen or _running(mine)
     others = tuple(one for one in mine if chosen is None or one.stored.key != chosen.stored.key)
     name = store.program_names().get(program) or ""
     graphs, failed = tuple(store.graphs(program)), tuple(failures(store, program))
     drift = () if chosen is None else tuple(store.find_drift(chosen.stored.key))
-    return Subject(program, name, chosen, others, graphs, failed, drift)
+    own = tuple(one for one in stale if one.stored.program == program)
+    return Subject(program, name, chosen, others, graphs, failed, drift, own)
 
 
 def _running(mine: Sequence[Listed]) -> Listed | None:

@@ -26,6 +26,8 @@ class RaceEntry:
     """Of `torch.compile`, without fuseplan."""
     default: bool = field(default=False, compare=False)
     """Whether nobody has to tune for it: the fastest of these is what a plan has to be better than."""
+    offered: bool = field(default=False, compare=False)
+    """Whether it won its race elsewhere, or is a neighbour of what did."""
     predicted_us: float | None = field(default=None, compare=False)
     """What a step was predicted to take on the device, where that was asked."""
     searching_s: float = field(default=0.0, compare=False)

@@ -43,6 +43,12 @@ class Effort:
     """What a race should have for its blocks at least, if plans beside the defaults are to be in it."""
     cuts: bool = True
     """Whether programs are looked into: captured, profiled and cut. Without, it is whole programs alone that race."""
+    offers: int = 0
+    """How many plans race that won elsewhere, on another machine or under other releases, …"""
+    neighbours: int = 0
+    """… and how many that differ from the best of these in one choice."""
+    profiles: bool = False
+    """Whether the default is profiled after the race, if nobody has before: it is compiled once more for that, whatever that takes."""
     over_default: bool = False
     """Whether its seconds are those beyond what compiling the program takes torch, who would have it compiled anyway."""
 
@@ -111,7 +117,9 @@ NONE = Effort(
     plan_blocks=0,
     fair_race_s=0.0,
 )
-INSTANT = replace(NONE, name="instant", device_s=8.0, plan_blocks=7, fair_race_s=3.0, cuts=False, over_default=True)
+INSTANT = replace(
+    NONE, name="instant", device_s=8.0, plan_blocks=7, fair_race_s=3.0, cuts=False, over_default=True, offers=1
+)
 QUICK = Effort(
     "quick",
     wall_s=120.0,
@@ -128,6 +136,7 @@ QUICK = Effort(
     region_blocks=12,
     plan_blocks=24,
     fair_race_s=11.0,
+    offers=2,
 )
 FULL = Effort(
     "full",
@@ -145,8 +154,11 @@ FULL = Effort(
     region_blocks=24,
     plan_blocks=60,
     fair_race_s=11.0,
+    offers=4,
 )
 EFFORTS = (NONE, INSTANT, QUICK, FULL)
+RERACE = replace(INSTANT, wall_s=30.0, device_s=20.0, plan_blocks=24, fair_race_s=6.0, neighbours=2, profiles=True)
+"""Of `instant`, what a program gets whose plan is stale: a longer race, with neighbours of the plan in it, and a profile to compare."""
 
 # The constants of time, beside the words: shares are of what an effort grants, seconds are the same for all.
 

@@ -9,7 +9,19 @@ from typing import Any
 
 from checks import gaps, whole_models
 from checks.project import ROOT
-from checks.tables import BEGIN, between, file_of, head, line, ms, of_other_kinds, percent, ratio, results_of
+from checks.tables import (
+    BEGIN,
+    between,
+    file_of,
+    head,
+    line,
+    ms,
+    of_other_kinds,
+    on_machine,
+    percent,
+    ratio,
+    results_of,
+)
 from checks.whole_models import LAUNCHES
 
 README = ROOT / "README.md"
@@ -37,30 +49,21 @@ def _page() -> Iterator[str]:
     packages = machine["packages"]
     yield (
         f"On an {machine['gpu'].split(',')[0]} with torch {packages['torch']}, transformers {packages['transformers']} and"
-        f" Python {machine['python']}, unless it says CPU. Every table is made from a file of"
+        f" Python {machine['python']}, unless it says otherwise. Every table is made from a file of"
         " [benchmarks/results](../benchmarks/results), which holds the environment, the commit of each row, and more than is"
         " shown here. Milliseconds are medians; ratios come from blocks of calls that ran beside each other."
     )
     yield from whole_models.parts(models, file_of("drawn"), of_other_kinds("models"))
     yield from gaps.parts(results_of("host"), file_of("ways"), file_of("depthwise"))
-    yield "## What each stage of tuning adds"
-    ablation = results_of("ablation")
-    yield (
-        "The best plan of each stage, raced once more side by side: `scripts/bench ablation`. The last columns set the best"
-        " segmented plan against the best plan of the whole program with the same anchors: above 1 the cut is faster."
-    )
-    yield "\n".join(_stages(ablation["models"]))
-    yield "### Kernel by kernel"
-    yield "Where the two differ, in µs a step of the device, and the kernels that differ the most. Below 0 the cut is faster."
-    for name, row in ablation["models"].items():
-        yield from _kernels(name, row)
-    yield from _cases()
-    yield from _spent()
-    yield from _second()
-    yield from _startup()
-    yield from _instant()
-    yield from _reloading()
-    yield from _guarded()
+    others = ", but for rows that name another"
+    yield from on_machine(_ablation(), file_of("ablation"))
+    yield from on_machine(_cases(), file_of("choices"))
+    yield from on_machine(_spent(), file_of("tuning"))
+    yield from on_machine(_second(), file_of("second"))
+    yield from on_machine(_startup(), file_of("startup"), others)
+    yield from on_machine(_instant(), file_of("startup"), others)
+    yield from on_machine(_reloading(), file_of("reloading"), others)
+    yield from on_machine(_guarded(), file_of("guard"))
     yield "## The search itself"
     yield (
         "Exploration compared on replayed timings, with `scripts/bench search`, and the time to plan graphs of up to 10,000 ops"
@@ -70,7 +73,7 @@ def _page() -> Iterator[str]:
     )
     yield "![Regret against measurements spent](../benchmarks/results/search.svg)"
     yield "![Seconds against size](../benchmarks/results/planning.svg)"
-    yield from _planning()
+    yield from on_machine(_planning(), file_of("planning", "json"))
 
 
 def _stages(models: Rows) -> Iterator[str]:
@@ -100,6 +103,20 @@ def _kernels(name: str, row: Rows) -> Iterator[str]:
             us = [f"{kernel[key]:,.1f}" for key in ("segmented_us", "whole_us")]
             table.append(line([f"`{kernel['kernel'][:60]}`", *us, f"{kernel['difference_us']:+,.1f}", launches]))
         yield "\n".join(table)
+
+
+def _ablation() -> Iterator[str]:
+    yield "## What each stage of tuning adds"
+    ablation = results_of("ablation")
+    yield (
+        "The best plan of each stage, raced once more side by side: `scripts/bench ablation`. The last columns set the best"
+        " segmented plan against the best plan of the whole program with the same anchors: above 1 the cut is faster."
+    )
+    yield "\n".join(_stages(ablation["models"]))
+    yield "### Kernel by kernel"
+    yield "Where the two differ, in µs a step of the device, and the kernels that differ the most. Below 0 the cut is faster."
+    for name, row in ablation["models"].items():
+        yield from _kernels(name, row)
 
 
 def _cases() -> Iterator[str]:

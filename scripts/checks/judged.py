@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from checks.project import ROOT
-from checks.tables import between, file_of, head, line, of_other_kinds
+from checks.tables import between, file_of, head, line, of_other_kinds, on_machine, place_of
 
 PAGE = ROOT / "docs" / "judge.md"
 JUDGES = {"expect": "this rule", "today": "the rule before"}
@@ -33,16 +33,16 @@ def _parts() -> Iterator[str]:
         " every row."
     )
     if "alarms" in results:
-        yield from _alarms(results["alarms"])
+        yield from on_machine(_alarms(results["alarms"]), found)
     yield from _large()
     if "candidates" in results:
-        yield from _candidates(results["candidates"])
+        yield from on_machine(_candidates(results["candidates"]), found)
     if "misses" in results:
-        yield from _misses(results["misses"])
+        yield from on_machine(_misses(results["misses"]), found)
     if "random" in results:
-        yield from _random(results["random"]["summary"])
-    yield from _regions()
-    yield from _opinfo()
+        yield from on_machine(_random(results["random"]["summary"]), found)
+    yield from on_machine(_regions(), file_of("judging_regions", "json"))
+    yield from on_machine(_opinfo(), file_of("judging_opinfo", "json"))
 
 
 def _alarms(found: Rows) -> Iterator[str]:
@@ -152,19 +152,14 @@ def _large() -> Iterator[str]:
         return
     yield "### False alarms at full size"
     yield (
-        f"On {_machine(found)}: models as people run them, judged as"
+        f"On {place_of(found)}: models as people run them, judged as"
         " tuning does it (`scripts/bench judging_large`), under torch.compile, host `aten`, and torch.compile with attention kept"
         " whole: the largest error as a share of what is allowed, and what is called wrong."
     )
     yield _large_rows(found)
     for other in of_other_kinds("judging_large").values():
-        yield f"The same on {_machine(other)}:"
+        yield f"The same on {place_of(other)}:"
         yield _large_rows(other)
-
-
-def _machine(found: Rows) -> str:
-    machine = found["environment"]
-    return f"an {machine['gpu'].split(',')[0]} with torch {machine['packages']['torch']}"
 
 
 def _large_rows(found: Rows) -> str:

@@ -39,6 +39,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "fleet",
         "reload",
         "tune",
+        "rerace",
         "watch",
         "tuning",
         "verify",

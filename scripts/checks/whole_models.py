@@ -13,7 +13,7 @@ from benchmarks.one_model import TORCH
 from benchmarks.timing import QUIET
 from benchmarks.tuned_model import TUNED
 from benchmarks.zoo import SHOWN
-from checks.tables import head, line, ms, percent, ratio
+from checks.tables import head, line, ms, on_machine, percent, ratio
 
 Rows = Mapping[str, Any]
 NAMES = {"fuseplan tuned": "tuned plain", "fuseplan tuned cudagraph": "tuned, CUDA graphs"}
@@ -36,12 +36,12 @@ def parts(file: Rows, drawn: Rows, others: Mapping[str, Rows] | None = None) -> 
         " best of torch's, and `faster` the better tuned side over that; then each tuned side over what torch does at the same"
         f" launch. `noise` is how far the best of torch's was from itself{_of_compile(models)}."
     )
-    yield from _of_kind(file, "models.gpu")
+    yield from on_machine(_of_kind(file, "models.gpu"), file)
     for name, other in (others or {}).items():
         machine = other["environment"]
         yield f"## Whole models on an {machine['gpu'].split(',')[0]}"
         yield f"The same there, with torch {machine['packages']['torch']}: no table has rows of two kinds of GPU."
-        yield from _of_kind(other, name)
+        yield from on_machine(_of_kind(other, name), other)
     yield from _drawn(drawn.get("results", {}), models)
 
 

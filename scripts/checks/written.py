@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from checks.project import ROOT
-from checks.tables import between, file_of, head, line
+from checks.tables import between, file_of, head, line, on_machine
 
 PAGE = ROOT / "docs" / "written-attention.md"
 Rows = Mapping[str, Mapping[str, Any]]
@@ -18,7 +18,7 @@ MORE = ("proven", "fused here", "in training")
 
 def pages() -> dict[Path, str]:
     """The page, and what belongs in it."""
-    return {PAGE: between(PAGE, "\n\n".join(_parts()))}
+    return {PAGE: between(PAGE, "\n\n".join(on_machine(_parts(), file_of("written_attention", "json"))))}
 
 
 def _parts() -> Iterator[str]:

@@ -83,7 +83,8 @@ class Stages:
         # Seconds count here: no default waits for what another leaves in torch's caches, and the same code is judged once.
         checks = TimedChecks(self.services, self.budget, trace.to_json(), apart=True, spares=True)
         worth = {search.launch: search.worth_trying() for search in self.searches}
-        plain = [entry for entry in worth["plain"] if not entry.default] if len(worth) > 1 else []
+        several = len(worth) > 1
+        plain = [one for one in worth["plain"] if not one.default and not one.offered] if several else []
         fit = checks.checked([entry for entries in worth.values() for entry in entries if entry not in plain])
         if not any(entry.default for entry in fit):
             fit += checks.checked(self.searches[0].eager())
@@ -164,6 +165,8 @@ class Stages:
             entries = first.entries.own
             why = "no default of this launch runs here" if len(self.searches) == 1 else "no default runs here"
             return keep_failure(services, first.problem.program, why, entries, first.entries.own_rows(rows))
+        if self.effort.profiles and first.knowledge.profile is None:
+            Look(services, self.budget, checks.trace, [search.knowledge for search in self.searches]).now(fit, rows)
         best = [candidate.plan for one in proposed.values() for candidate in one.candidates[:1]]
         keep_regions(services, first.knowledge, [*(planned(entry) for entry in racing), *best])
         if len(self.searches) == 1:

@@ -47,16 +47,17 @@ class Look:
         be compiled anew for it, only where there is much time.
         """
         entry = None if self._job is not None else self._entry(asked_for, rows)
-        if entry is None or not (self.services.on_gpu or self.budget.effort.name == FULL.name):
+        effort = self.budget.effort
+        if entry is None or not (self.services.on_gpu or effort.name == FULL.name or effort.profiles):
             return None
         if self._machine is None:
             return None
-        if not self.budget.may_profile(rows[entry.name].compile_s or 0.0):
+        if not effort.profiles and not self.budget.may_profile(rows[entry.name].compile_s or 0.0):
             if not self._told:
                 self.services.note("there is no time to see where its time goes")
             self._told = True
             return None
-        self._job = ProfilePlan(self.trace, entry, self.budget.profile_limit_s)
+        self._job = ProfilePlan(self.trace, entry, None if effort.profiles else self.budget.profile_limit_s)
         return self._job
 
     def heard(self, outcome: Outcome) -> None:

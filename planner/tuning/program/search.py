@@ -12,12 +12,13 @@ from fuseplan.measure.jobs import OutcomeRow
 from fuseplan.measure.race import RaceResult
 from fuseplan.plan import Plan
 from fuseplan.tuning.effort import FULL
-from fuseplan.tuning.program.baseline import EAGER, defaults, rewrites_under, rewritten_entry, whole_candidates
+from fuseplan.tuning.program.baseline import EAGER, defaults, planned, rewrites_under, rewritten_entry, whole_candidates
 from fuseplan.tuning.program.budget import Budget
 from fuseplan.tuning.program.carve import Carver
 from fuseplan.tuning.program.combine import PlanStudy, Settings, distinct
 from fuseplan.tuning.program.entries import LaunchEntries
 from fuseplan.tuning.program.knowledge import Knowledge
+from fuseplan.tuning.program.offered import offered_entries
 from fuseplan.tuning.program.problem import Problem
 from fuseplan.tuning.program.propose import Candidate
 from fuseplan.tuning.program.rewriting import Alternative, alternatives, joined, preferred_name
@@ -75,8 +76,17 @@ class LaunchSearch:
         cut_up = effort.cuts and (not self.problem.trains or effort.name == FULL.name)
         # eager costs a worker, and is hardly ever the fastest on a GPU: where seconds count it stays out
         known = defaults(here, self.launch, cut_up=cut_up, eager=effort.cuts or here.device == "cpu")
-        named = [*known, *whole_candidates(self.problem, here, effort, others)]
+        candidates = whole_candidates(self.problem, here, effort, others)
+        named = [*known, *self._offered(candidates, known)]
         return PlanStudy(self.knowledge, named, here.key, self.settings)
+
+    def _offered(self, candidates: Sequence[RaceEntry], known: Sequence[RaceEntry]) -> list[RaceEntry]:
+        """The candidates after what is offered from elsewhere; what is offered and a candidate too keeps its name."""
+        offered = offered_entries(self.services, self.problem, self.budget.effort, self.settings.kinds)
+        own = {planned(one).identity: one for one in (*known, *candidates)}
+        first = [own.get(planned(one).identity, one) for one in offered]
+        first = [one for one in first if not one.default]
+        return [*first, *(one for one in candidates if one not in first)]
 
     @cached_property
     def named(self) -> list[RaceEntry]:

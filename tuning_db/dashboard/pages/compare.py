@@ -9,6 +9,7 @@ from functools import partial
 
 from fuseplan.noise import ACROSS, Comparison, RaceTime, compared, relative
 from fuseplan.tuning_db.dashboard.ask import Ask, Filters, NotThere, Param
+from fuseplan.tuning_db.dashboard.changed_kernels import ChangedKernels, changed_kernels
 from fuseplan.tuning_db.dashboard.charts import Figure
 from fuseplan.tuning_db.dashboard.formats import sizes, times, us
 from fuseplan.tuning_db.dashboard.page import Page
@@ -32,6 +33,8 @@ class ComparedProgram:
     best_us: float | None = None
     plan: str | None = None
     """Equal for equal plans."""
+    plan_key: str | None = None
+    """The key of the plan, whose evidence tells where the time goes."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,8 @@ class ComparePage:
     kinds: tuple[str, ...] = KINDS
     across: float = ACROSS
     trouble: str = ""
+    kernels: tuple[ChangedKernels, ...] = ()
+    """Of programs that differ, by which kernels."""
 
     columns = COLUMNS
 
@@ -179,7 +184,20 @@ def load(reader: Reader, ask: Ask) -> ComparePage:
     if a is None or b is None:
         return page
     before, after = _slots(reader, kind, a.key, ask.filters), _slots(reader, kind, b.key, ask.filters)
-    return ComparePage(kind, choices, a, b, lines_of(before, after))
+    lines = lines_of(before, after)
+    sources = [reader.others.get(side.key, reader) if kind == "databases" else reader for side in (a, b)]
+    changed = changed_kernels(sources[0], sources[1], [_keys_of(one) for one in lines if _differs(one)])
+    return ComparePage(kind, choices, a, b, lines, kernels=changed)
+
+
+def _differs(line: Line) -> bool:
+    """Whether it is faster or slower beyond the noise, or its best default is."""
+    defaults = compared(line.b.best_us, line.a.best_us, line.pair.noise)
+    return not {line.verdict, defaults}.isdisjoint(("slower", "faster"))
+
+
+def _keys_of(line: Line) -> tuple[str, str | None, str | None]:
+    return line.title, line.a.plan_key, line.b.plan_key
 
 
 def lines_of(a: Mapping[PairKey, ComparedProgram], b: Mapping[PairKey, ComparedProgram]) -> tuple[Line, ...]:
@@ -254,7 +272,7 @@ def _slots(reader: Reader, kind: str, key: str, filters: Filters) -> dict[PairKe
     own = [slot for slot in found if kind == "databases" or slot.environment == key]
     return {
         PairKey(slot.program, slot.launch, slot.sizes, slot.environment if kind == "databases" else ""):
-        ComparedProgram(slot.title, slot.timed, slot.best_us, digests.get(slot.plan or ""))
+        ComparedProgram(slot.title, slot.timed, slot.best_us, digests.get(slot.plan or ""), slot.plan)
         for slot in own if slot.plan_us or slot.best_us
     }  # fmt: skip
 

@@ -15,6 +15,7 @@ from fuseplan.graph.words import counted
 from fuseplan.plan import Plan
 from fuseplan.segment.moves import Move
 from fuseplan.tuning_db.dashboard import drift, race
+from fuseplan.tuning_db.dashboard.across import ACROSS, PlaceLine, across
 from fuseplan.tuning_db.dashboard.ask import Ask, Filters, NotThere, Param
 from fuseplan.tuning_db.dashboard.charts import Figure
 from fuseplan.tuning_db.dashboard.lanes import lanes_of
@@ -89,11 +90,14 @@ class ProgramPage:
     """What each executor takes of that."""
     drift: Figure | None = None
     """How fast the plan was in production."""
+    across: tuple[PlaceLine, ...] = ()
+    """Its plans on other machines and under other versions beside this one."""
     json: str = ""
     what: str = ""
     commands: tuple[tuple[str, str], ...] = ()
 
     plan_columns = PLANS
+    across_columns = ACROSS
 
     @property
     def title(self) -> str:
@@ -192,6 +196,9 @@ def _filled(reader: Reader, page: ProgramPage) -> ProgramPage:
             "drift": drift.figure(reader.read(lambda connection: drift_of(connection, plan.key)))
             if plan is not None
             else None,
+            "across": across(
+                reader, page.key, {one.plan for one in page.slots if one.plan}, None if plan is None else plan.key
+            ),
             "json": _pretty(plan.json) if plan is not None else "",
             "what": _told(parsed),
             "commands": _commands(page, reader.file),

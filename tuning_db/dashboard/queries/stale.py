@@ -23,6 +23,17 @@ _PLANS = """SELECT plan.key, (SELECT json_group_array(value) FROM json_each(:exe
        SELECT program_id, launch, sizes FROM plan WHERE environment_id = (SELECT id FROM environment WHERE key = :newer))"""
 
 
+def newest_here(connection: sqlite3.Connection) -> list[Environment]:
+    """The environment of each machine in which something was tuned last."""
+    known = environments(connection)
+    ordered = sorted(connection.execute(_LATEST).fetchall(), key=lambda row: str(row[1]), reverse=True)
+    newest: list[Environment] = []
+    for key, _ in ordered:
+        if key in known and not any(known[key].is_machine_of(one) for one in newest):
+            newest.append(known[key])
+    return newest
+
+
 def stale_plans(connection: sqlite3.Connection) -> frozenset[str]:
     """Their keys."""
     return frozenset(_stale(connection))

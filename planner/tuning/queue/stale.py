@@ -1,0 +1,130 @@
+"""Programs whose plan is stale here: what they are tuned by again, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from fuseplan.capture.dynamo.numerics import Numerics
+from fuseplan.capture.trace.format import PRECISIONS, Trace
+from fuseplan.errors import GraphError
+from fuseplan.measure.environment import environment, run_facts
+from fuseplan.noise import Comparison, compared, noise_between
+from fuseplan.noise import RaceTime as Timed
+from fuseplan.tuning.program.result import Tuned
+from fuseplan.tuning.traces import box_of
+from fuseplan.tuning_db import Store, StoredPlan
+from fuseplan.tuning_db.launches import of_launch
+from fuseplan.tuning_db.staleness import PlaceWithDriver, StalePlan, stale_in
+
+
+@dataclass(frozen=True)
+class StaleProgram:
+    """A program whose plan is stale here; without its trace, nobody can race it."""
+
+    stale: StalePlan
+    name: str
+    trace: Trace | None = None
+
+    @property
+    def called(self) -> str:
+        """Its name, else the beginning of its key, with its sizes."""
+        stored = self.stale.stored
+        return f"{self.name or stored.program[:12]} {stored.sizes.short}".strip()
+
+
+@dataclass(frozen=True)
+class Reraced:
+    """What became of a stale plan: the verdict on its program here."""
+
+    program: StaleProgram
+    tuned: Tuned
+
+    @property
+    def then_us(self) -> float | None:
+        """What the program took under the stale plan where that raced."""
+        return self.program.stale.stored.wall_us
+
+    @property
+    def old_us(self) -> float | None:
+        """What it takes here under the same plan; None where that does not run."""
+        stored = self.program.stale.stored
+        if self.tuned.plan is not None and self.tuned.plan.identity == stored.plan.identity:
+            return self.tuned.wall_us
+        timed = {one.name: one.wall_us for one in self.tuned.timed if one.status == "ok"}
+        return next((timed[name] for name in self._names if timed.get(name)), None)
+
+    @property
+    def _names(self) -> Sequence[str]:
+        """What the stale plan may be called in the race: as what is offered; else as it was called then, since it is raced anyway."""
+        stored = self.program.stale.stored
+        then = next((one.name for one in stored.evidence.raced if one.wall_us == stored.wall_us), stored.best_default)
+        return [f"plan {stored.key[:12]}", *([of_launch(then, stored.launch), then] if then else [])]
+
+    @property
+    def why_not(self) -> str:
+        """Why the stale plan does not run here, if it does not."""
+        name = f"plan {self.program.stale.stored.key[:12]}"
+        failed = (one for one in self.tuned.timed if one.name.startswith(name) and one.status != "ok")
+        return next((f"{one.status}: {one.detail}" for one in failed), "")
+
+    @property
+    def verdict(self) -> Comparison:
+        """Whether the program is faster or slower than it was, each under the plan that won: by the rule for times of two races."""
+        now = Timed(self.tuned.wall_us, self.tuned.noise)
+        then = self.program.stale.stored.timed
+        return compared(now.us, then.us, noise_between(now, then))
+
+
+def stale_programs(store: Store, devices: Sequence[str] = ()) -> list[StaleProgram]:
+    """The programs whose plan is stale on these devices, else on those of this machine.
+
+    >>> stale_programs(Store.open({"HOME": "/home/ada"}))
+    []
+    """
+    plans = store.plans()
+    if not plans:
+        return []
+    names = store.program_names()
+    places = list(_places(plans, devices or devices_here()))
+    found = []
+    for one in stale_in(store, places, plans):
+        text = store.find_trace(one.stored.program, one.stored.sizes)
+        found.append(StaleProgram(one, names.get(one.stored.program) or "", _readable(text, one)))
+    return found
+
+
+def devices_here() -> list[str]:
+    """The types of device that this machine has."""
+    return ["cuda", "cpu"] if torch.cuda.is_available() else ["cpu"]
+
+
+def places_here() -> list[PlaceWithDriver]:
+    """This machine as it is now, as this process is set.
+
+    >>> [place.environment.device for place in places_here()][-1]
+    'cpu'
+    """
+    return [PlaceWithDriver(environment(device), run_facts(device).driver) for device in devices_here()]
+
+
+def _places(plans: Sequence[StoredPlan], devices: Sequence[str]) -> Iterator[PlaceWithDriver]:
+    """The same, as processes were set that have made the plans."""
+    drivers = {device: run_facts(device).driver for device in devices}
+    made = {one.environment for one in plans if one.environment.matmul_precision in PRECISIONS}
+    for numerics in sorted({Numerics.of(vars(one)) for one in made}, key=str):
+        with numerics.applied():
+            yield from (PlaceWithDriver(environment(device), driver) for device, driver in drivers.items())
+
+
+def _readable(text: str | None, one: StalePlan) -> Trace | None:
+    """The trace of a program that is tuned where its plan is stale; None where a newer fuseplan has written it, or others are meant."""
+    try:
+        trace = None if text is None else Trace.from_json(text)
+    except GraphError:
+        return None
+    if trace is None or box_of(trace) != one.stored.sizes:
+        return None
+    return trace if Numerics.of(trace.numerics) == Numerics.of(vars(one.here)) else None

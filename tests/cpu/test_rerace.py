@@ -1,0 +1,170 @@
+"""Plans that an upgrade has made stale race again, on replayed timings: what races, what is kept, and what is told."""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from click.testing import CliRunner
+from torch import Tensor
+
+from cpu.test_tuning_launches import Racing
+from fuseplan.capture.trace.format import Trace
+from fuseplan.cli.main import main
+from fuseplan.measure.environment import environment
+from fuseplan.measure.jobs import ProfilePlan
+from fuseplan.plan import Plan
+from fuseplan.rerace import stale, tune_stale
+from fuseplan.tune import Tuner, tune
+from fuseplan.tuning.effort import INSTANT, QUICK, RERACE, Effort
+from fuseplan.tuning.program.combine import Settings
+from fuseplan.tuning.program.result import Tuned
+from fuseplan.tuning.progress import Silent
+from fuseplan.tuning.traces import traces_of
+from fuseplan.tuning_db import Environment, Places, Store, StoredPlan
+
+PROVEN = "inductor, attention proven"
+TUNED = {"inductor": 900.0, "eager": 1000.0, PROVEN: 400.0}
+
+
+def attends(q: Tensor, mask: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, q, q, mask) * 2
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    with torch.no_grad():
+        (found,) = traces_of(attends, torch.randn(2, 4, 16, 8), torch.zeros(2, 1, 16, 16), name="attends")
+    return found
+
+
+def before() -> Environment:
+    """This machine before torch was upgraded."""
+    return replace(environment("cpu"), torch="2.12.0", versions=(("inductor", "2.12.0"),))
+
+
+def tuned(trace: Trace, file: Path, pool: Racing, here: Environment, effort: Effort = INSTANT) -> Tuned:
+    store = Store(Places(file))
+    (found,) = Tuner(store, pool, "cpu", effort, Settings(model="roofline"), Silent(), here=here).tune(
+        trace, ("plain",)
+    )
+    store.close()
+    return found
+
+
+@pytest.fixture
+def file(trace: Trace, tmp_path: Path) -> Path:
+    """A database in which the program was tuned before the upgrade."""
+    found = tmp_path / "tuning.db"
+    assert tuned(trace, found, Racing(times=TUNED), before()).winner == PROVEN
+    return found
+
+
+def plans(file: Path, here: Environment) -> list[StoredPlan]:
+    store = Store(Places(file))
+    found = [one for one in store.plans() if one.environment.key == here.key]
+    store.close()
+    return found
+
+
+def test_an_upgrade_makes_it_stale_and_a_race_settles_that(file: Path) -> None:
+    (one,) = stale(db=file)
+    assert (one.name, one.stale.changes[0].stored) == ("attends", "2.12.0")
+    pool = Racing(times=TUNED)
+    (found,) = tune_stale(db=file, workers=lambda device, effort: nullcontext(pool), progress=Silent())
+    assert set(pool.vetted) == {"inductor", "eager", PROVEN}, "the old plan is what is preferred: it races once"
+    assert (found.tuned.status, found.tuned.winner, found.old_us, found.then_us) == ("tuned", PROVEN, 400.0, 400.0)
+    assert found.verdict == "same"
+    assert len(plans(file, environment("cpu"))) == 1
+    assert len(plans(file, before())) == 1, "what raced before the upgrade stays"
+    assert stale(db=file) == []
+    assert any(isinstance(job, ProfilePlan) for job in pool.jobs), "for who asks by which kernels"
+
+
+def test_where_the_old_plan_does_not_run_any_more_the_default_takes_over(file: Path) -> None:
+    pool = Racing(times=TUNED, bad={PROVEN: "wrong"})
+    (found,) = tune_stale(db=file, workers=lambda device, effort: nullcontext(pool), progress=Silent())
+    assert (found.tuned.status, found.tuned.winner) == ("default", "inductor")
+    assert found.old_us is None
+    assert found.verdict == "slower", "900 µs, where it was 400"
+
+
+@pytest.mark.parametrize("effort", [INSTANT, QUICK.times(5.0), RERACE])
+def test_a_plan_of_another_machine_races_first(trace: Trace, tmp_path: Path, effort: Effort) -> None:
+    here, file = environment("cpu"), tmp_path / "tuning.db"
+    assert tuned(trace, file, Racing(times=TUNED), replace(here, cpu="another CPU")).winner == PROVEN
+    (elsewhere,) = plans(file, replace(here, cpu="another CPU"))
+    (rewrite,) = elsewhere.plan.rewrites
+    other = replace(elsewhere, wall_us=300.0, plan=replace(elsewhere.plan, rewrites=(replace(rewrite, way="math"),)))
+    store = Store(Places(file))
+    store.add_plan(other)
+    store.close()
+    name = f"plan {other.key[:12]}"
+    pool = Racing(times={**TUNED, name: 300.0})
+    found = tuned(trace, file, pool, here, effort)
+    assert name in pool.vetted
+    assert pool.vetted.index(name) < pool.vetted.index(PROVEN)
+    assert (found.status, found.winner) == ("tuned", name)
+    assert [one.plan for one in plans(file, here)] == [other.plan]
+
+
+def test_what_is_interrupted_goes_on_from_there(file: Path) -> None:
+    with torch.no_grad():
+        (second,) = traces_of(lambda x: (x + 1).relu(), torch.randn(4, 4), name="plain")
+    assert tuned(second, file, Racing(times=TUNED), before()).plan is not None
+
+    def raced(pool: Racing) -> list[str]:
+        found = tune_stale(db=file, workers=lambda device, effort: nullcontext(pool), progress=Silent())
+        return [one.program.name for one in found]
+
+    whole = Racing(times=TUNED)
+    copy = file.with_name("copy.db")
+    copy.write_bytes(file.read_bytes())
+    tune_stale(db=copy, workers=lambda device, effort: nullcontext(whole), progress=Silent())
+    with pytest.raises(KeyboardInterrupt):
+        raced(Racing(times=TUNED, fail_after=len(whole.jobs) - 1))
+    (left,) = stale(db=file)
+    assert raced(Racing(times=TUNED)) == [left.name]
+    assert stale(db=file) == []
+
+
+def test_a_profile_is_made_where_it_is_asked_for(trace: Trace, tmp_path: Path) -> None:
+    def profiles(profile: bool) -> int:
+        pool = Racing(times=TUNED)
+        db = tmp_path / f"{profile}.db"
+        tune([trace], db=db, effort="instant", profile=profile, workers=lambda *_: nullcontext(pool), progress=Silent())
+        return sum(isinstance(job, ProfilePlan) for job in pool.jobs)
+
+    assert (profiles(False), profiles(True)) == (0, 1)
+
+
+def test_the_command_lists_them_and_refuses_what_does_not_go_with_it(file: Path) -> None:
+    def run(*arguments: str) -> tuple[int, str]:
+        done = CliRunner().invoke(main, ["tune", "--stale", *arguments, "--db", str(file)])
+        return done.exit_code, done.output
+
+    code, text = run("--dry-run")
+    assert code == 0
+    assert "attends" in text
+    assert "torch 2.12.0 -> " in text
+    code, text = run("--dry-run", "--json")
+    assert json.loads(text)[0]["changes"][0]["field"] == "torch"
+    for given in (["--queue"], ["--effort", "quick"], ["--shard", "1/2"], ["traces/"]):
+        code, text = run(*given)
+        assert code == 2
+        assert "does not go with --stale" in text
+
+
+def test_a_default_that_is_stale_needs_no_plan_of_its_own(trace: Trace, tmp_path: Path) -> None:
+    file = tmp_path / "tuning.db"
+    slow = {**TUNED, PROVEN: 950.0}
+    assert tuned(trace, file, Racing(times=slow), before()).plan == Plan("inductor")
+    pool = Racing(times=TUNED)
+    (found,) = tune_stale(db=file, workers=lambda device, effort: nullcontext(pool), progress=Silent())
+    assert (found.then_us, found.old_us, found.tuned.wall_us) == (900.0, 900.0, 400.0)
+    assert found.verdict == "faster"
