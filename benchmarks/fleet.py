@@ -22,8 +22,6 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-import torch
-
 from benchmarks.result import ROOT, write_json
 
 GRACE_S = 8.0
@@ -99,6 +97,8 @@ class Slot:
 
 def slots(count: int) -> list[Slot]:
     """So many slots; the cores are shared out evenly. With one, the GPU is whichever is the first."""
+    import torch  # not above: a task takes its cores before torch counts them
+
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     each = max(1, len(cores) // count)
     seen = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]

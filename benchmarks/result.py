@@ -16,8 +16,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from fuseplan.measure.pool import cores
-
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PACKAGES = (
@@ -110,6 +108,8 @@ def earlier_results(name: str) -> dict[str, Any]:
 
 def environment() -> dict[str, Any]:
     """The machine and the versions that a measurement is true for."""
+    from fuseplan.measure.pool import cores  # not above: it brings torch, which who runs a task has no use for
+
     found: dict[str, Any] = {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",

@@ -16,6 +16,7 @@ from fuseplan.tuning_db import layers
 
 FITS = Path(__file__).resolve().parents[1] / "build" / "fits"
 _numbers = count()
+gc.disable()  # until all is imported, of which nothing is garbage: a tenth of the imports' time
 signal.signal(
     signal.SIGINT, signal.default_int_handler
 )  # a shell's background job ignores it, and so would its children
@@ -49,6 +50,7 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 20, 20)
+    gc.enable()
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

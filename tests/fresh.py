@@ -7,6 +7,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from untimed_guards import leave_guards_untimed
+
+leave_guards_untimed()
+
 
 @pytest.fixture(autouse=True)
 def fresh_compiler() -> Iterator[None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import pytest
@@ -19,6 +19,16 @@ DEFAULTS = ("eager", "inductor")
 PLANS = (SEGMENTED, *DEFAULTS)
 EVERY_PLAN = (SEGMENTED, "eager", pytest.param("inductor", marks=pytest.mark.exhaustive))
 """For tests of many small programs: Inductor compiles each for seconds, so `pytest -m exhaustive` runs those."""
+
+
+def on_both_hosts(cases: Iterable[Any], usual: Iterable[Any]) -> list[Any]:
+    """Each case under the hosts aten and inductor: `pytest -m exhaustive` has Inductor compile those that are not usual."""
+    rare = {case: [pytest.mark.exhaustive] * (case not in usual) for case in cases}
+    return [
+        pytest.param(case, host, id=f"{case}-{host}", marks=rare[case] if host == "inductor" else ())
+        for case in rare
+        for host in (SEGMENTED, "inductor")
+    ]
 
 
 def compile_under(

@@ -52,8 +52,8 @@ def test_doctor_says_whether_shared_plans_can_be_had(tmp_path: Path, monkeypatch
 
     def said(address: str) -> str:
         monkeypatch.setenv("FUSEPLAN_SHARED", address)
-        shown = fuseplan_cli("doctor")
-        assert shown.returncode == 0, shown.stderr
+        shown = CliRunner().invoke(main, ["doctor"])
+        assert shown.exit_code == 0, shown.output
         (line,) = [one for one in shown.stdout.splitlines() if one.startswith("Shared plans: ")]
         assert "secret" not in shown.stdout + shown.stderr
         return line.removeprefix("Shared plans: ")

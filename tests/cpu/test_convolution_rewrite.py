@@ -16,6 +16,7 @@ from agreement import assert_same
 from fuseplan.backend import programs_of
 from fuseplan.explain import compiled_by
 from fuseplan.plan import Rewrite
+from plans import on_both_hosts
 from rewriting import sites_in, with_gradients, with_rewrites
 
 PATCHES = (Rewrite("convolution", 0, "patches"),)
@@ -40,9 +41,10 @@ def compiled(call: Call, host: str = "aten") -> Call:
     return with_rewrites(call, PATCHES, host)
 
 
-@pytest.mark.parametrize("host", ["aten", "inductor"])
 @pytest.mark.parametrize("channels_last", [False, True], ids=["as it is", "channels last"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "host"), on_both_hosts(CASES, ("an image becomes tokens", "something is left at the end"))
+)
 def test_results_gradients_and_strides_are_the_same(case: str, channels_last: bool, host: str) -> None:
     given, shape = CASES[case]
     layer = copy.deepcopy(given).double()

@@ -18,6 +18,7 @@ from agreement import assert_same
 from fuseplan.backend import programs_of
 from fuseplan.explain import compiled_by
 from fuseplan.plan import Rewrite
+from plans import on_both_hosts
 from rewriting import sites_in, with_gradients, with_rewrites
 
 OURS = (Rewrite("depthwise", 0, "triton"),)
@@ -48,9 +49,8 @@ def trained(call: Call, x: Tensor, inputs: list[Tensor]) -> list[Tensor]:
     return with_gradients(call(x), inputs)
 
 
-@pytest.mark.parametrize("host", ["aten", "inductor"])
 @pytest.mark.parametrize("channels_last", [False, True], ids=["as it is", "channels last"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "host"), on_both_hosts(CASES, ("MobileNet's", "EfficientNet's")))
 def test_results_gradients_and_strides_are_the_same(case: str, channels_last: bool, host: str) -> None:
     given, shape = CASES[case]
     layer = copy.deepcopy(given).double()

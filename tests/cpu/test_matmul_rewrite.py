@@ -18,6 +18,7 @@ from fuseplan.backend import programs_of
 from fuseplan.explain import compiled_by
 from fuseplan.plan import Rewrite
 from fuseplan.rewrites import matmul
+from plans import on_both_hosts
 from rewriting import sites_in, with_gradients, with_rewrites
 
 COLUMNS, WIDTH = 521, 16
@@ -65,8 +66,7 @@ def padded_ops(call: Call) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("host", ["aten", "inductor"])
-@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize(("spelling", "host"), on_both_hosts(SPELLINGS, ("linear", "addmm")))
 def test_every_spelling_gives_the_same(spelling: str, host: str) -> None:
     call, inputs = SPELLINGS[spelling], given()
     (site,) = sites_in("matmul", call, *inputs)

@@ -54,9 +54,8 @@ def heard() -> list[tuple[str, str]]:
     return []
 
 
-@pytest.fixture
-def workers(heard: list[tuple[str, str]]) -> Iterator[Workers]:
-    heard.clear()
+@pytest.fixture(scope="module")
+def pool(heard: list[tuple[str, str]]) -> Iterator[Workers]:
     with pytest.MonkeyPatch.context() as patch:
         folder = str(Path(__file__).parents[1])
         patch.setenv("PYTHONPATH", os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")]))
@@ -66,6 +65,15 @@ def workers(heard: list[tuple[str, str]]) -> Iterator[Workers]:
             on_stage=lambda name, stage: heard.append((name, stage)),
         ) as pool:  # fmt: skip
             yield pool
+
+
+@pytest.fixture
+def workers(pool: Workers, heard: list[tuple[str, str]]) -> Workers:
+    """Nothing is kept, nothing was heard, and there is nobody yet who races."""
+    pool.racer.kill()
+    pool.rest()
+    heard.clear()
+    return pool
 
 
 def program(x: Tensor) -> Tensor:
@@ -182,7 +190,9 @@ def test_in_processes_apart_less_than_two_percent_tells_nothing(trace: str, apar
     assert found.race.winner == ("eager" if apart else "aten")
 
 
-def test_what_dies_over_a_block_takes_no_other_with_it(workers: Workers, trace: str) -> None:
+def test_what_dies_over_a_block_takes_no_other_with_it(
+    workers: Workers, trace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two that one worker keeps: the one that it does not die of was lost with it, and races all the same."""
     for one in (INDUCTOR, ATEN):  # the same worker vets both
         workers.map([VetPlan(trace, one, keeps=True)])
@@ -196,7 +206,7 @@ def test_what_dies_over_a_block_takes_no_other_with_it(workers: Workers, trace: 
             sleep(0.5)
         return answer(process, job, limit_s)
 
-    workers._answer = struck  # type: ignore[method-assign]
+    monkeypatch.setattr(workers, "_answer", struck)
     found = raced(workers, trace, INDUCTOR, ATEN)
     assert len(killed) == 1
     assert found.race is not None

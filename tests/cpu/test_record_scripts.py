@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from fuseplan.capture.trace.format import Trace
 from fuseplan.capture.trace.load import load_trace
+from fuseplan.cli import main
 
 FUSEPLAN = (sys.executable, "-c", "from fuseplan.cli import main; main(prog_name='fuseplan')")
 SCRIPTS = Path(__file__).parents[1] / "scripts_to_record"
@@ -155,10 +157,13 @@ def test_a_module_behaves_as_under_python(tmp_path: Path) -> None:
         (["record", "--nonsense", "script.py"], "No such option"),
     ],
 )
-def test_a_wrong_call_is_told_before_the_script_runs(tmp_path: Path, words: list[str], complaint: str) -> None:
+def test_a_wrong_call_is_told_before_the_script_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], complaint: str
+) -> None:
     (tmp_path / "script.py").write_text("print('ran')")
-    done = called(*FUSEPLAN, *words, cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(main, words)
+    assert (done.exit_code, done.stdout) == (2, "")
     assert complaint in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
     assert [file.name for file in tmp_path.iterdir()] == ["script.py"]

@@ -34,7 +34,6 @@ from fuseplan.tuning_db.files import Database
 from fuseplan.tuning_db.programs import trace_row
 
 WAITS = "it waits for fuseplan tune --queue"
-FUSEPLAN = (sys.executable, "-c", "from fuseplan.cli import main; main(prog_name='fuseplan')")
 
 
 def chain(x: Tensor) -> Tensor:
@@ -268,8 +267,9 @@ def test_the_command_works_the_queue_off(own_database: Path) -> None:
         (["tune", "--queue", "--db", "none.db"], "there is no file "),
     ],
 )
-def test_a_wrong_call(words: list[str], complaint: str, tmp_path: Path) -> None:
-    ran = subprocess.run([*FUSEPLAN, *words], capture_output=True, text=True, cwd=tmp_path)
-    assert ran.returncode == 2
+def test_a_wrong_call(words: list[str], complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ran = CliRunner().invoke(main, words)
+    assert ran.exit_code == 2
     assert ran.stderr.startswith(f"Error: {complaint}")
     assert list(tmp_path.iterdir()) == []

@@ -15,9 +15,11 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from torch import Tensor
 
 from fuseplan import watch as watching
+from fuseplan.cli import main
 from fuseplan.errors import ExecutorError, OptionError, StoreError
 from fuseplan.measure import idle
 from fuseplan.measure.idle import why_busy
@@ -174,9 +176,9 @@ def test_a_prediction_is_nothing_to_wait_for(tmp_path: Path) -> None:
         (["--queue", "--watch", "--effort", "none"], "a service measures, and effort none does not"),
     ],
 )
-def test_a_wrong_call(words: list[str], complaint: str, tmp_path: Path) -> None:
-    ran = subprocess.run([*FUSEPLAN, "tune", *words], capture_output=True, text=True, cwd=tmp_path)
-    assert ran.returncode == 2
+def test_a_wrong_call(words: list[str], complaint: str) -> None:
+    ran = CliRunner().invoke(main, ["tune", *words])
+    assert ran.exit_code == 2
     assert f"Error: {complaint}" in ran.stderr
 
 
