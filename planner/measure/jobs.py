@@ -112,6 +112,8 @@ class VetPlan(Job):
     """Whether its worker keeps what it has compiled, to time it where it is."""
     over_s: float | None = None
     """How long its worker may go on, once what torch.compile does is through."""
+    by_size: bool = False
+    """Whether it is compiled as a process compiles it that runs it by size."""
 
 
 @dataclass(frozen=True)
