@@ -77,15 +77,15 @@ def _compiled_by_size(lookup: Lookup, programs: list[Program]) -> _Call | None:
     if reading is None:
         return None
     by_size = BySize.of(lookup, reading, partial(_carry_out, lookup=lookup), programs)
-    choice = lookup.default("its sizes vary, and boxes of them may have plans")
+    choice = lookup.default(by_size.why_default())
     if lookup.options.tune == "later":
         choice = replace(choice, why=f"{choice.why}; {lookup.wait(promises=False)}")
     program, compiled = _carry_out(choice, lookup.gm, lookup.example_inputs, lookup=lookup)
-    if hasattr(compiled, "serialize_compile_artifacts"):  # of what is to be pickled Dynamo wants the very object
-        return compiled
     programs.append(program)
     count("programs")
     count(f"programs under plan {program.plan.host}")
+    if hasattr(compiled, "serialize_compile_artifacts"):  # of what is to be pickled Dynamo wants the very object
+        return compiled
     by_size.begin(program, compiled)
     if lookup.waits is not None:
         by_size.new_sizes = lookup.waits.follows(reading.names, by_size.calls)

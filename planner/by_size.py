@@ -108,7 +108,7 @@ class BySize:
     _plans: dict[str, BoxPlan] = field(default_factory=dict)
     """By key."""
     _runs: dict[Sizes, Call] = field(default_factory=dict)
-    """What runs each choice of sizes that was met."""
+    """What runs each choice of sizes that was met since a plan came or went."""
     _changing: threading.Lock = field(default_factory=threading.Lock)
     """Held for moments alone: no call waits in it for a compiler."""
     _loading: threading.Lock = field(default_factory=threading.Lock)
@@ -117,6 +117,11 @@ class BySize:
     def of(lookup: Lookup, reading: SizeReading, carry_out: CarryOut, programs: list[Program]) -> BySize:
         """For a program that is being compiled."""
         return BySize(lookup, reading, carry_out, copied_program(lookup.gm), programs)
+
+    def why_default(self) -> str:
+        """Why the default runs, for `explain`."""
+        answer = self.lookup.store.find_plan(self._query({}))
+        return f"its sizes vary, and {answer if isinstance(answer, Miss) else 'boxes of them have plans'}"
 
     def begin(self, program: Program, default: Call) -> None:
         """Run under the default, and in the box of the first call at once under its plan: that call waits for compilers anyway."""
@@ -146,14 +151,14 @@ class BySize:
                 self.programs[:] = [one for one in self.programs if one is not plan.program]
             for key, choice in stored.items():
                 self._plans.setdefault(key, BoxPlan(choice, ready=False))
-            self._choose_anew()
+            self._runs.clear()
             return [plan for plan in self._plans.values() if not (plan.ready or plan.refused or plan.call)]
 
     def made_ready(self, plan: BoxPlan, why_not: str | None) -> None:
         """A process beside this one has compiled a plan, or says why it cannot be had. The next call in its box loads it."""
         with self._changing:
             plan.ready, plan.refused = why_not is None, why_not or ""
-            self._choose_anew()
+            self._runs.clear()
 
     def load_now(self, plan: BoxPlan, sizes: Sizes) -> Call:
         """What runs a call of these sizes whose plan is to be loaded: that plan, once this call has waited for it; the default where
@@ -172,7 +177,7 @@ class BySize:
         finally:
             self._loading.release()
         with self._changing:
-            self._choose_anew()
+            self._runs.clear()
             found = self._run_of(sizes)
         return self._default if isinstance(found, _Loading) else found
 
@@ -209,7 +214,7 @@ class BySize:
 
     def _meet(self, sizes: Sizes, args: Sequence[Any]) -> Call:
         with self._changing:
-            if len(self._runs) >= MOST_SIZES:
+            if len(self.calls) >= MOST_SIZES and sizes not in self.calls:
                 self._fold()
             run = self._runs[sizes] = self._run_of(sizes)
         self.new_sizes(self.reading.by_name(sizes), args)
@@ -217,7 +222,7 @@ class BySize:
 
     def _fold(self) -> None:
         """Forget all sizes, and count what they were called with the largest sizes that are alike."""
-        for sizes in list(self._runs):
+        for sizes in list(self.calls):
             alike = tuple(map(next_power, sizes)) if isinstance(sizes, tuple) else next_power(sizes)
             if alike != sizes:
                 self.calls[alike] += self.calls.pop(sizes, 0)
@@ -234,10 +239,6 @@ class BySize:
             return _Loading(self, plan, sizes)
         assert plan.own is not None
         return plan.call if plan.own.why_not(named) is None else self._default
-
-    def _choose_anew(self) -> None:
-        for sizes in list(self._runs):
-            self._runs[sizes] = self._run_of(sizes)
 
     def _load(self, plan: BoxPlan, sizes: Mapping[str, int]) -> None:
         """Compile a plan for its box, or take it from torch's caches."""

@@ -29,6 +29,8 @@ from fuseplan.tuning_db import Hit, Miss, Query, Stale, Store, StoredPlan
 
 PATIENCE_S, BEHIND = 900.0, 10
 """A process beside this one has time, and stands back behind it wherever both want a core."""
+COUNTS_S = 60.0
+"""How often counts of calls are written down at most while a process runs."""
 _NO_PLAN = "no plan"
 """In the place of a plan's key: the default."""
 _DEVICES = ("cpu", "cuda")
@@ -157,6 +159,8 @@ class BoxFollower:
     by_size: BySize
     every_s: float
     asked_at: float
+    kept_at: float = field(default_factory=monotonic)
+    """When the counts of its calls were written down last."""
 
     def ask(self) -> None:
         """Look for other plans, and make them ready to be loaded, one after the other. In a thread of its own."""
@@ -169,7 +173,8 @@ class BoxFollower:
             if why_not is not None:
                 count("plans that were not changed over to")
                 logger.warning("plan %s is left alone while this process runs: %s", plan.stored.key[:12], why_not)
-        if lookup.waits is not None:
+        if lookup.waits is not None and monotonic() - self.kept_at > COUNTS_S:
+            self.kept_at = monotonic()
             lookup.waits.keep()
 
 
@@ -219,7 +224,7 @@ class _Watch:
 
     def begin(self) -> None:
         """Nobody is followed yet."""
-        self._followers: list[weakref.ref[Follower] | weakref.ref[BoxFollower]] = []
+        self._followers: list[weakref.ref[Follower | BoxFollower]] = []
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self.ended = False

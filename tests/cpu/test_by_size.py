@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.fx import GraphModule
 
 import fuseplan
 from fuseplan import by_size, reload
 from fuseplan.backend import programs_of
+from fuseplan.capture.dynamo.own_sizes import OwnSizes, with_own_sizes
+from fuseplan.capture.dynamo.program import program_key
+from fuseplan.capture.dynamo.settled import settled
 from fuseplan.explain import compiled_by
 from fuseplan.measure.environment import environment
 from fuseplan.plan import CarveOuts, Plan
@@ -201,6 +205,24 @@ def test_what_is_asked_for_of_the_whole_program_is_one_plan_for_all_of_it(
     compiled = fuseplan.compile(scaled, **options)
     right(compiled, 9)
     assert len(programs(compiled)) == 1
+
+
+def test_what_a_compiler_asks_of_sizes_of_its_own_is_no_guard_of_dynamo_s() -> None:
+    found: list[OwnSizes] = []
+
+    def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        program = settled(gm, example_inputs)
+        symbols = program_key(program.gm, program.example_inputs).symbols
+        own = with_own_sizes(program.gm, symbols, {"s0": 40})
+        found.append(own)
+        assert not own.inputs[0] > 50
+        return gm.forward
+
+    compiled = torch.compile(scaled, backend=backend)
+    right(compiled, 40, 60, 9)
+    (own,) = found
+    assert own.why_not({"s0": 50}) is None
+    assert "it was compiled for sizes of which" in str(own.why_not({"s0": 51}))
 
 
 class Layers(nn.Module):

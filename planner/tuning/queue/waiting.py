@@ -73,6 +73,8 @@ class CallsOf:
     """Of those that run by size: what the sizes are called, and the calls with each choice of them, which go on being counted."""
     _traces: dict[Box, Trace] = field(default_factory=dict)
     """The program as it was first met in each box."""
+    _kept: int = 0
+    """How many calls were written down last."""
 
     def counted(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
         """What was compiled, with its calls counted."""
@@ -112,6 +114,9 @@ class CallsOf:
             return True
         counts = [Calls(sizes_of(first), self.calls)] if self.calls else []
         counts += [Calls(sizes, number) for sizes, number in _together(self.by_size)]
+        before, self._kept = self._kept, sum(one.calls for one in counts)
+        if before == self._kept:
+            return True
         boxes: dict[Box, list[Calls]] = {}
         for one in counts:
             boxes.setdefault(box_of(at_sizes(first, one.sizes)), []).append(one)
