@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
@@ -31,7 +31,7 @@ from fuseplan.capture.dynamo.own_sizes import (
     with_own_sizes,
 )
 from fuseplan.capture.dynamo.ranks import runs_in_step
-from fuseplan.errors import FuseplanError
+from fuseplan.errors import FuseplanError, GraphError
 from fuseplan.log import logger
 from fuseplan.lookup import Chosen, Lookup, known_plan
 from fuseplan.options import AT_ONCE
@@ -64,7 +64,18 @@ def reading_of(lookup: Lookup) -> SizeReading | None:
     if why_not is not None:
         logger.debug("a program with varying sizes has one plan for all of them: %s", why_not)
         return None
-    return size_reading(lookup.gm, identity.symbols)
+    reading = size_reading(lookup.gm, identity.symbols)
+    try:
+        return reading and _tried(reading, lookup)
+    except GraphError as error:
+        logger.debug("a program with varying sizes has one plan for all of them: %s", error)
+        return None
+
+
+def _tried(reading: SizeReading, lookup: Lookup) -> SizeReading:
+    """The same, once it is known that the program runs with sizes of its own; GraphError where it does not."""
+    with_own_sizes(lookup.gm, lookup.identity.symbols, lookup.sizes)
+    return reading
 
 
 @dataclass(eq=False)
@@ -108,7 +119,7 @@ class BySize:
     _plans: dict[str, BoxPlan] = field(default_factory=dict)
     """By key."""
     _runs: dict[Sizes, Call] = field(default_factory=dict)
-    """What runs each choice of sizes that was met since a plan came or went."""
+    """What runs each choice of sizes that was met since a plan came or went. It grows with `calls`, and is emptied with it."""
     _changing: threading.Lock = field(default_factory=threading.Lock)
     """Held for moments alone: no call waits in it for a compiler."""
     _loading: threading.Lock = field(default_factory=threading.Lock)
@@ -128,7 +139,7 @@ class BySize:
         self._default, self._default_plan = default, program.plan.identity
         for choice in self._stored(counted=True):
             self._plans[_key(choice)] = BoxPlan(choice, ready=self.lookup.options.reload is None)
-        plan = self._plan_for(self.lookup.sizes)
+        plan = self._plan_for(self.lookup.sizes, self._plans.values())
         if plan is not None:
             self._load(plan, self.lookup.sizes)
 
@@ -192,10 +203,11 @@ class BySize:
         boxes = self.lookup.store.boxes(self._query({}))
         for corner in [{}, *({name: low for name, low, _ in box.spans} for box in boxes)]:
             answer = self.lookup.store.find_plan(self._query(corner))  # the first may be a plan for all sizes
-            if counted:
+            if counted and (not corner or (not isinstance(answer, Miss) and answer.plan.key not in found)):
                 count(f"plan misses: {answer.reason}" if isinstance(answer, Miss) else _HITS[type(answer)])
             if not isinstance(answer, Miss) and answer.plan.plan.identity != self._default_plan:
-                found[answer.plan.key] = known_plan(answer)
+                choice, box = known_plan(answer), answer.plan.sizes
+                found[answer.plan.key] = replace(choice, why=f"{choice.why}; for {box.short}") if box.text else choice
         return list(found.values())
 
     def _query(self, sizes: Mapping[str, int]) -> Query:
@@ -203,13 +215,17 @@ class BySize:
         return replace(asked, sizes={**asked.sizes, **sizes})
 
     def _is_gone(self, plan: BoxPlan) -> bool:
+        """Whether a plan is to be given up: nobody wants it any more, or what takes its place is the default, or is there."""
         corner = {name: low for name, low, _ in plan.stored.sizes.spans}
         answer = self.lookup.store.find_plan(self._query(corner))
-        return not isinstance(answer, Miss) or answer.reason in _GONE
+        if isinstance(answer, Miss):
+            return answer.reason in _GONE
+        other = self._plans.get(answer.plan.key)
+        return answer.plan.plan.identity == self._default_plan or (other is not None and other.call is not None)
 
-    def _plan_for(self, sizes: Mapping[str, int]) -> BoxPlan | None:
-        """The plan of the box in which these sizes lie: one for some sizes before one for all of them."""
-        inside = [plan for plan in self._plans.values() if plan.stored.sizes.why_not(sizes) is None]
+    def _plan_for(self, sizes: Mapping[str, int], among: Iterable[BoxPlan]) -> BoxPlan | None:
+        """The plan of the box in which these sizes lie: one for some sizes before one for all of them, and the latest."""
+        inside = [plan for plan in among if plan.stored.sizes.why_not(sizes) is None]
         return max(inside, key=lambda plan: (bool(plan.stored.sizes.spans), plan.stored.changed_at), default=None)
 
     def _meet(self, sizes: Sizes, args: Sequence[Any]) -> Call:
@@ -232,8 +248,10 @@ class BySize:
         """What runs a call of these sizes."""
         assert self._default is not None
         named = self.reading.by_name(sizes)
-        plan = self._plan_for(named)
-        if plan is None or plan.refused or not (plan.ready or plan.call):
+        plan = self._plan_for(
+            named, [one for one in self._plans.values() if (one.ready or one.call) and not one.refused]
+        )
+        if plan is None:
             return self._default
         if plan.call is None:
             return _Loading(self, plan, sizes)
@@ -243,11 +261,12 @@ class BySize:
     def _load(self, plan: BoxPlan, sizes: Mapping[str, int]) -> None:
         """Compile a plan for its box, or take it from torch's caches."""
         try:
-            plan.own = with_own_sizes(self.gm, self.lookup.identity.symbols, sizes)
-            with plan.own.traced():
-                plan.program, plan.call = self.carry_out(plan.choice, plan.own.gm, plan.own.inputs)
+            plan.own = own = with_own_sizes(self.gm, self.lookup.identity.symbols, sizes)
+            with own.traced():
+                plan.program, plan.call = self.carry_out(plan.choice, own.gm, own.inputs)
         except FuseplanError as error:
-            plan.refused = self.lookup.quarantine(plan.stored, error)
+            is_of_plan = plan.own is not None  # else of the program, which another size may suit
+            plan.refused = self.lookup.quarantine(plan.stored, error) if is_of_plan else str(error)
         except Exception as error:  # noqa: BLE001 -- a compiler fails with anything, and the default serves all the same
             plan.refused = f"{type(error).__name__}: {error}".splitlines()[0]
             count("plans refused")

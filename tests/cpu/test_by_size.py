@@ -150,6 +150,23 @@ def test_a_plan_comes_and_goes_while_the_program_runs(own_database: Path, monkey
     assert tried == [first.key]
 
 
+def test_a_plan_stays_until_its_successor_is_there(own_database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reload, "not_ready", lambda *_, **__: None)
+    key = key_of(scaled, arguments(9))
+    put(own_database, key, 33, 64, Plan("aten", saving="all"))
+    compiled = fuseplan.compile(scaled, reload=3600)
+    right(compiled, 40)
+    assert [program.plan.saving for program in programs(compiled)] == ["min-cut", "all"]
+    follower = follower_of(compiled)
+    put(own_database, key, 33, 64)
+    follower.ask()
+    assert len(programs(compiled)) == 2
+    right(compiled, 40)
+    follower.ask()
+    right(compiled, 40, 50)
+    assert [program.plan for program in programs(compiled)] == [Plan("eager"), ATEN]
+
+
 def test_a_plan_that_does_not_fit_leaves_its_box_to_the_default(own_database: Path) -> None:
     key = key_of(scaled, arguments(9))
     other = CarveOuts("inference", "0" * 64, Segmentation((Region((0,), "inductor"),)))
