@@ -92,14 +92,14 @@ def memory() -> int:
     return pages * resource.getpagesize()
 
 
-def served(serving: Serving, path: Path, least: int, meanwhile: Callable[[], bool]) -> None:
+def served(serving: Serving, path: Path, least: int, meanwhile: Callable[[], bool], most_s: float = MOST_S) -> None:
     """Fifty threads, none of which fails or is stuck."""
     serving.ended.clear()
     with ThreadPoolExecutor(THREADS) as pool:
         running = [pool.submit(serving.thread, seed, least, path, meanwhile) for seed in range(THREADS)]
         try:
             for one in running:
-                one.result(timeout=MOST_S)
+                one.result(timeout=most_s)
         finally:
             serving.ended.set()
 
@@ -155,10 +155,10 @@ def test_boxes_are_tuned_under_fifty_threads(own_database: Path) -> None:
     served(serving, own_database, 200, lambda: False)
     store = Store(Places(own_database))
     verdicts: list[Any] = []
-    tuning = threading.Thread(target=lambda: verdicts.extend(fuseplan.tune(None, effort="quick", db=own_database)))
+    tuning = threading.Thread(target=lambda: verdicts.extend(fuseplan.tune(None, effort="instant", db=own_database)))
     assert {box_of(trace).text for trace in waiting(store)} == {"s0=33..64"}
     tuning.start()
-    served(serving, own_database, 20, tuning.is_alive)
+    served(serving, own_database, 20, tuning.is_alive, most_s=1800)
     tuning.join()
     assert [one.status in ("tuned", "default") for one in verdicts] == [True, True]
     before = memory()
