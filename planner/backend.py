@@ -6,12 +6,16 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 import torch
 from torch.fx import GraphModule
 
+from fuseplan.by_size import BySize, reading_of, waited
+from fuseplan.capture.dynamo.own_sizes import with_own_sizes
 from fuseplan.capture.dynamo.program import program_key
 from fuseplan.capture.dynamo.ranks import tunes_here
 from fuseplan.capture.dynamo.registry import bear_threads
@@ -59,34 +63,80 @@ def fuseplan_backend(
     mode: str | None = None,
 ) -> Callable[..., Any]:
     """Compile one Dynamo graph. This is the entry point that torch.compile finds under the name "fuseplan"."""
+    begin = perf_counter()
     found, lookup = looked_up(gm, example_inputs, options, mode)
+    compiled = _compiled_by_size(lookup, _programs_around()) or _compiled_as_one(lookup, _programs_around())
+    lookup.keep_counters()
+    waited(begin)
+    return found.called(compiled)
+
+
+def _compiled_by_size(lookup: Lookup, programs: list[Program]) -> _Call | None:
+    """A program whose sizes vary, under the default for all sizes, and under plans in their boxes; None where one plan is to do."""
+    reading = reading_of(lookup)
+    if reading is None:
+        return None
+    by_size = BySize.of(lookup, reading, partial(_carry_out, lookup=lookup), programs)
+    choice = lookup.default(by_size.why_default())
+    if lookup.options.tune == "later":
+        choice = replace(choice, why=f"{choice.why}; {lookup.wait(promises=False)}")
+    program, compiled = _carry_out(choice, lookup.gm, lookup.example_inputs, lookup=lookup)
+    programs.append(program)
+    count("programs")
+    count(f"programs under plan {program.plan.host}")
+    if hasattr(compiled, "serialize_compile_artifacts"):  # of what is to be pickled Dynamo wants the very object
+        return compiled
+    by_size.begin(program, compiled)
+    if lookup.waits is not None:
+        by_size.new_sizes = lookup.waits.follows(reading.names, by_size.calls)
+    lookup.let_go()
+    if lookup.options.reload is not None:
+        from fuseplan.reload import follow_boxes
+
+        follow_boxes(by_size, lookup.options.reload)
+    return by_size.call
+
+
+def backend_by_size(
+    gm: GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any]
+) -> Callable[..., Any]:
+    """Compile one Dynamo graph under the plan that the options ask for, with sizes of its own, as a process does that runs it by size. What
+    is compiled here that process finds in torch's caches.
+    """
+    found, lookup = looked_up(gm, example_inputs, options)
+    own = with_own_sizes(found.gm, lookup.identity.symbols, lookup.sizes)
+    with own.traced():
+        program, compiled = _carry_out(lookup.choose(), own.gm, own.inputs, lookup=lookup)
+    _programs_around().append(program)
+    return found.called(compiled)
+
+
+def _compiled_as_one(lookup: Lookup, programs: list[Program]) -> _Call:
+    """A program under one plan."""
     default = _DefaultAhead(lookup)
     lookup.meanwhile = default.compile
     choice = lookup.choose()
     beside = _beside(lookup, choice, default)
     try:
-        program, compiled = default.taken(choice) or _carry_out(choice, lookup)
+        program, compiled = default.taken(choice) or _carried_out(choice, lookup)
     except FuseplanError as error:
         if choice.stored is None:
             raise
         choice = lookup.refused(choice.stored, error)
-        program, compiled = _carry_out(choice, lookup)
+        program, compiled = _carried_out(choice, lookup)
     lookup.hold()
     count("programs")
     count(f"programs under plan {program.plan.host}")
-    lookup.keep_counters()
-    programs = _programs_around()
     programs.append(program)
     if isinstance(beside, str):
         program.remarks.append(f"no guard looks after it: {beside}")
     elif beside is not None and choice.stored is not None:
         compiled = guarded(lookup, choice, program, compiled, beside)
-    called = found.called(compiled)
     if lookup.options.reload is None:
         lookup.let_go()
     else:
-        called = _following(called, lookup, choice, partial(_forget, programs, program))
-    return called if lookup.waits is None else lookup.waits.counted(called)
+        compiled = _following(compiled, lookup, choice, partial(_forget, programs, program))
+    return compiled if lookup.waits is None else lookup.waits.counted(compiled)
 
 
 def looked_up(
@@ -171,16 +221,23 @@ def _following(
     return called if follower is None else follower.around(called)
 
 
-def _carry_out(choice: Chosen, lookup: Lookup) -> tuple[Program, Callable[..., Any]]:
+def _carried_out(choice: Chosen, lookup: Lookup) -> tuple[Program, _Call]:
+    return _carry_out(choice, lookup.gm, lookup.example_inputs, lookup=lookup)
+
+
+def _carry_out(
+    choice: Chosen, gm: GraphModule, example_inputs: Sequence[Any], *, lookup: Lookup
+) -> tuple[Program, _Call]:
+    """Carry out a plan on the program, or on a copy of it with other sizes."""
     if choice.stored is not None and choice.plan.rewrites:
         choice = _allowed(choice, lookup)
     options, identity, plan, stored = lookup.options, lookup.identity, choice.plan, choice.stored
     if options.attention == "proven" and stored is None:
-        plan = Sites.of(lookup.gm, ("attention",)).preferring(plan)
+        plan = Sites.of(gm, ("attention",)).preferring(plan)
     graphs = ProgramGraphs(options.cuda_graph_memory)
     program = Program(identity.key, identity.why, plan, choice.why, options.fuel_for_one(), cuda_graphs=graphs)
     _hear_of(program, choice, lookup)
-    compiled = replay(plan, lookup.gm, lookup.example_inputs, program)
+    compiled = replay(plan, gm, example_inputs, program)
     if choice.layer == "user" and program.plan != plan and program.plan.identity == choice.plan.identity:
         lookup.fill_in(choice, program.plan)
     return program, compiled

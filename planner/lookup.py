@@ -92,7 +92,15 @@ class Lookup:
     @cached_property
     def _last(self) -> bool:
         """Whether what is compiled now has to do for all sizes that are left."""
-        return bool(self._sizes()) and is_last()
+        return bool(self.sizes) and is_last()
+
+    @property
+    def may_have_plans(self) -> bool:
+        """Whether there is a plan of the program, or one may come that this process is to take."""
+        if self.identity.key is None or self.device.type not in _TUNED_DEVICES:
+            return False
+        waits = self.options.tune == "later" or self.options.reload is not None
+        return waits or self.store.unknown(self.identity.key) is None
 
     def choose(self) -> Chosen:
         """The plan to run."""
@@ -106,7 +114,7 @@ class Lookup:
         if self.options.tune == "later" and not isinstance(answer, Hit):
             return self._later(answer)
         if isinstance(answer, Hit) or (isinstance(answer, Stale) and not wanted):
-            return _known(answer)
+            return known_plan(answer)
         if not wanted or (isinstance(answer, Miss) and answer.reason == "disabled"):  # somebody said no
             return self.default(str(answer))
         if self._last:
@@ -190,9 +198,10 @@ class Lookup:
 
     def query(self, key: str) -> Query:
         """What is asked of the database."""
-        return Query(key, self.here, self.options.launch, self._sizes(), self.options.unverified, self.options.rewrites)
+        return Query(key, self.here, self.options.launch, self.sizes, self.options.unverified, self.options.rewrites)
 
-    def _sizes(self) -> dict[str, int]:
+    @property
+    def sizes(self) -> dict[str, int]:
         """The dynamic sizes that it is compiled with."""
         return {symbol.name: symbol.hint for symbol in self.identity.symbols.seen() if symbol.hint is not None}
 
@@ -239,28 +248,32 @@ class Lookup:
         except OptionError:
             raise
         except FuseplanError as error:
-            return _known(known) if isinstance(known, Stale) else self._untuned(str(error))
+            return known_plan(known) if isinstance(known, Stale) else self._untuned(str(error))
         answer = self._ask(str(self.identity.key))
         if isinstance(answer, Miss):  # such as where another process tunes the program
             return self.default(str(answer))
         count("programs tuned when compiled")
-        return _known(answer)
+        return known_plan(answer)
 
     def _later(self, known: Miss | Stale) -> Chosen:
         """Put the program into the queue, unless nobody could tune it, or it has a plan that is not wanted."""
-        chosen = _known(known) if isinstance(known, Stale) else self.default(str(known))
+        chosen = known_plan(known) if isinstance(known, Stale) else self.default(str(known))
         unwanted = isinstance(known, Miss) and known.reason in _UNWANTED
         if unwanted or self._last or self.device.type not in _TUNED_DEVICES:
             return chosen
+        return replace(chosen, why=f"{chosen.why}; {self.wait()}")
+
+    def wait(self, promises: bool = True) -> str:
+        """Put the program into the queue, and say what came of it. `promises`: whether a plan must hold for all that was promised."""
         from fuseplan.tuning.queue.waiting import put
 
         try:
-            self.waits = put(str(self.identity.key), self.gm, self.example_inputs, self.store)
+            self.waits = put(str(self.identity.key), self.gm, self.example_inputs, self.store, promises)
         except Exception as error:  # noqa: BLE001 -- what a trace cannot be made of runs all the same: the default has no need of one
             told = error if isinstance(error, FuseplanError) else f"{type(error).__name__}: {error}"
-            return replace(chosen, why=f"{chosen.why}; it cannot be tuned later: {str(told).splitlines()[0]}")
+            return f"it cannot be tuned later: {str(told).splitlines()[0]}"
         count("programs put into the queue")
-        return replace(chosen, why=f"{chosen.why}; it waits for fuseplan tune --queue")
+        return "it waits for fuseplan tune --queue"
 
     def _untuned(self, why: str) -> Chosen:
         notify(f"a program could not be tuned, and runs under the default: {why}")
@@ -277,7 +290,8 @@ def _opened(where: Places) -> Store:
     return Store(where)
 
 
-def _known(answer: Hit | Stale) -> Chosen:
+def known_plan(answer: Hit | Stale) -> Chosen:
+    """What a look-up has found, as what is to run."""
     stored = answer.plan
     why = f"{stored.standing} plan {stored.key[:12]} of the {answer.layer} database"
     if stored.wall_us is not None:

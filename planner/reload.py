@@ -15,6 +15,7 @@ from time import monotonic
 from types import CodeType
 from typing import Any
 
+from fuseplan.by_size import BySize
 from fuseplan.capture.dynamo.compilations import Compilation, calling_first, is_computed_again, is_in_checkpoint
 from fuseplan.capture.dynamo.ranks import runs_in_step
 from fuseplan.log import logger
@@ -28,6 +29,8 @@ from fuseplan.tuning_db import Hit, Miss, Query, Stale, Store, StoredPlan
 
 PATIENCE_S, BEHIND = 900.0, 10
 """A process beside this one has time, and stands back behind it wherever both want a core."""
+COUNTS_S = 60.0
+"""How often counts of calls are written down at most while a process runs."""
 _NO_PLAN = "no plan"
 """In the place of a plan's key: the default."""
 _DEVICES = ("cpu", "cuda")
@@ -94,10 +97,7 @@ class Follower:
 
     def _not_ready(self, stored: StoredPlan) -> str | None:
         """As `not_ready`, found out once for all functions that have this program."""
-        known = stored.key, self.device
-        if known not in _found_out:
-            _found_out[known] = not_ready(stored, self.store, self.device)
-        return _found_out[known]
+        return _found_out_once(stored, self.store, self.device)
 
     def change_over(self) -> None:
         """Have Dynamo compile the program anew when it is called next, and so look up its plan. This call, and the backward behind it,
@@ -127,22 +127,61 @@ _found_out: dict[tuple[str, str], str | None] = {}
 """Of plans by key, on a device: why they cannot be had there, or None."""
 
 
+def _found_out_once(stored: StoredPlan, store: Store, device: str, by_size: bool = False) -> str | None:
+    known = stored.key, device
+    if known not in _found_out:
+        _found_out[known] = not_ready(stored, store, device, by_size)
+    return _found_out[known]
+
+
 def _why_it_stays(code: CodeType) -> str | None:
     if code in _computed_again:
         return "some of its function is computed again in the backward, where it has to be what it was"
     return "other ranks run it in step with this one" if runs_in_step() else None
 
 
-def not_ready(stored: StoredPlan, store: Store, device: str) -> str | None:
+def not_ready(stored: StoredPlan, store: Store, device: str, by_size: bool = False) -> str | None:
     """Compile a plan in a process beside this one, so that its code is in torch's caches, and check it on what the trace of its program
-    gives. Returns why it cannot be had.
+    gives; `by_size` as this process will, where it runs it so. Returns why it cannot be had.
     """
     text = store.find_trace(stored.program, stored.sizes)
     if text is None:
         return "the database has no trace of its program, by which a process beside this one would compile it"
     with Workers(device, limits=Limits(plan_s=PATIENCE_S), nice=BEHIND) as workers:
-        (outcome,) = workers.map([VetPlan(text, RaceEntry(stored.key[:12], stored.plan))])
+        (outcome,) = workers.map([VetPlan(text, RaceEntry(stored.key[:12], stored.plan), by_size=by_size)])
     return None if outcome.ok else f"{outcome.status}: {outcome.detail}"
+
+
+@dataclass(eq=False)
+class BoxFollower:
+    """A program that runs by size, and its plans: these are changed over to within it, and Dynamo compiles nothing anew."""
+
+    by_size: BySize
+    every_s: float
+    asked_at: float
+    kept_at: float = field(default_factory=monotonic)
+    """When the counts of its calls were written down last."""
+
+    def ask(self) -> None:
+        """Look for other plans, and make them ready to be loaded, one after the other. In a thread of its own."""
+        lookup = self.by_size.lookup
+        for plan in self.by_size.ask():
+            why_not = _found_out_once(plan.stored, lookup.store, str(lookup.device), by_size=True)
+            if _watch.ended:  # with the process beside it
+                return
+            self.by_size.made_ready(plan, why_not)
+            if why_not is not None:
+                count("plans that were not changed over to")
+                logger.warning("plan %s is left alone while this process runs: %s", plan.stored.key[:12], why_not)
+        if lookup.waits is not None and monotonic() - self.kept_at > COUNTS_S:
+            self.kept_at = monotonic()
+            lookup.waits.keep()
+
+
+def follow_boxes(by_size: BySize, every_s: float) -> None:
+    """Follow a program that runs by size, from now on: the first time at once, for boxes that have a plan already."""
+    found = by_size.follower = BoxFollower(by_size, every_s, monotonic() - every_s)
+    _watch.follow(found)
 
 
 def followed(lookup: Lookup, choice: Chosen, gone: Callable[[], None]) -> Follower | None:
@@ -185,7 +224,7 @@ class _Watch:
 
     def begin(self) -> None:
         """Nobody is followed yet."""
-        self._followers: list[weakref.ref[Follower]] = []
+        self._followers: list[weakref.ref[Follower | BoxFollower]] = []
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self.ended = False
@@ -194,7 +233,7 @@ class _Watch:
         """The process ends."""
         self.ended = True
 
-    def follow(self, one: Follower) -> None:
+    def follow(self, one: Follower | BoxFollower) -> None:
         with self._changed:
             self._followers = [each for each in self._followers if each() is not None] + [weakref.ref(one)]
             if self._thread is None or not self._thread.is_alive():  # a fork has none
@@ -214,7 +253,7 @@ class _Watch:
             one.asked_at = monotonic()
             del one
 
-    def _next(self) -> Follower:
+    def _next(self) -> Follower | BoxFollower:
         """The one whose time comes first, when it has come."""
         with self._changed:
             while True:

@@ -32,8 +32,8 @@ def stats() -> dict[str, int]:
     """Return how often each thing happened in this process so far.
 
     Programs by what they run under, look-ups (`plan hits`, `plan stale hits`, `plan misses: …` with the reason), stored
-    plans that did not fit (`plans refused`), and regions that were compiled, fell back or failed later. Under CUDA graphs of plans
-    also the memory that these hold now (`bytes held by CUDA graphs`).
+    plans that did not fit (`plans refused`), and regions that were compiled, fell back or failed later; `compilations`, calls that
+    waited for one, and for how long. Under CUDA graphs of plans also the memory that these hold now (`bytes held by CUDA graphs`).
 
     >>> import fuseplan
     >>> fuseplan.stats().get("what never happened", 0)

@@ -44,7 +44,7 @@ from fuseplan.tuning.queue.devices import DeviceKind, Elsewhere, LazyPool, OpenP
 from fuseplan.tuning.queue.promises import refuse_promises
 from fuseplan.tuning.queue.region_locks import RegionLocks
 from fuseplan.tuning.queue.shards import Shard
-from fuseplan.tuning.queue.sources import Source, read_programs, refuse_what_differs, shard_of
+from fuseplan.tuning.queue.sources import Source, read_programs, refuse_what_differs, shard_of, that_matter
 from fuseplan.tuning.queue.staying import staying_workers
 from fuseplan.tuning.queue.waiting import waiting
 from fuseplan.tuning.traces import EITHER, box_of, launches_on
@@ -283,7 +283,11 @@ def _agenda(
     devices = () if device is None else named(device) if elsewhere is None else types_in(device)
     if part is not None:
         programs = refuse_what_differs(programs)
-    found = read_programs(waiting(store, devices) if programs is None else programs, store)
+    found = (
+        read_programs(waiting(store, devices), store)
+        if programs is None
+        else that_matter(read_programs(programs, store))
+    )
     if part is not None:
         found = shard_of(found, part, spends)
         logger.info("%s", found.chosen)

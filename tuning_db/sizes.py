@@ -73,6 +73,15 @@ class Box:
         return None
 
 
+def next_power(size: int) -> int:
+    """The least power of two that is no less: the greatest size of the box that plans for this one are for.
+
+    >>> next_power(33), next_power(64), next_power(1)
+    (64, 64, 1)
+    """
+    return 1 << max(0, size - 1).bit_length()
+
+
 def _numbered(name: str) -> tuple[str, int]:
     """What stands before the number of a size, and that number: ``s10`` comes after ``s9``."""
     match = _NUMBERED.fullmatch(name)

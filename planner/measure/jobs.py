@@ -114,6 +114,8 @@ class VetPlan(Job):
     """How long its worker may go on, once what torch.compile does is through."""
     judges: bool = True
     """Whether what it gives is compared: else it has but to run."""
+    by_size: bool = False
+    """Whether it is compiled as a process compiles it that runs it by size."""
 
 
 @dataclass(frozen=True)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from fuseplan.capture.dynamo.names import name_of
 from fuseplan.capture.dynamo.settled import settled
 from fuseplan.capture.trace.format import Trace
-from fuseplan.capture.trace.values import observe
 from fuseplan.capture.trace.write import write_trace
 from fuseplan.log import logger
 from fuseplan.recording.book import RecordedProgram, Recording
 from fuseplan.recording.counting import Counted, SizeReader, Sizes, Tally
 from fuseplan.runtime.compiler import devices_of
+from fuseplan.tuning.queue.boxes import at_sizes
 from fuseplan.tuning.traces import box_of
 
 
@@ -59,19 +58,9 @@ def _tally(recording: Recording, first: Trace, sizes: Sizes, args: Sequence[Any]
         names = SizeReader.names(first.fields)
         seen = dict(zip(names, sizes, strict=True))
         hints = {symbol["name"]: symbol["hint"] for symbol in first.fields["symbols"] if symbol["name"] in names}
-        trace = first if seen == hints else _with_sizes(first, seen, args)
+        trace = first if seen == hints else at_sizes(first, seen, args)
         return entry_of(recording, trace).tallies.setdefault(sizes, Tally())
     except Exception as error:  # noqa: BLE001 – whatever goes wrong is no concern of the script
         logger.warning("sizes could not be recorded", exc_info=True)
         recording.note(f"{first.name} with the sizes {sizes}: {type(error).__name__}: {error}")
         return Tally()
-
-
-def _with_sizes(trace: Trace, sizes: dict[str, int], args: Sequence[Any]) -> Trace:
-    """The program as it would have been met with these sizes, and with the values that came with them."""
-    symbols = [{**symbol, "hint": sizes.get(symbol["name"], symbol["hint"])} for symbol in trace.fields["symbols"]]
-    inputs = [
-        item if item["kind"] != "input" else {**item, "values": observe(arg)}
-        for item, arg in zip(trace.fields["inputs"], args, strict=True)
-    ]
-    return replace(trace, fields={**trace.fields, "symbols": symbols, "inputs": inputs})

@@ -18,12 +18,14 @@ from fuseplan.runtime.eager_host import run_eagerly
 from fuseplan.runtime.inductor_host import compile_under_inductor
 from fuseplan.runtime.record import Program
 from fuseplan.runtime.settings import switches
+from fuseplan.stats import count
 
 Callee = Callable[..., Any]
 
 
 def replay(plan: Plan, gm: GraphModule, example_inputs: Sequence[Any], program: Program) -> Callee:
     """Return what runs `gm` under `plan`, and note in `program` what became of it."""
+    count("compilations")
     applied = _as_far_as_fuel_goes(plan, program)
     found = rewritten(gm, applied)
     gm, program.rewrites = found.gm, list(found.lines)

@@ -13,6 +13,7 @@ from fuseplan.errors import OptionError
 from fuseplan.graph.words import counted
 from fuseplan.plan import LAUNCHES
 from fuseplan.tuning_db import Box, Environment, Query
+from fuseplan.tuning_db.sizes import next_power
 
 
 def traces_of(call: Callable[..., Any], *args: Any, name: str = "", **kwargs: Any) -> list[Trace]:
@@ -131,7 +132,7 @@ def box_of(trace: Trace) -> Box:
 
 def _span(symbol: dict[str, Any]) -> tuple[int, int]:
     hint = int(symbol["hint"])
-    high = 1 << max(0, hint - 1).bit_length()
+    high = next_power(hint)
     low = min(hint, high // 2 + 1)
     most = symbol["high"] if symbol["high"] is not None else high
     return max(int(symbol["low"]), low), min(int(most), high)

@@ -34,6 +34,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runtime", "stats"),
     (
         "lookup",
+        "by_size",
         "backend",
         "guard",
         "fleet",

@@ -238,17 +238,22 @@ def two_others(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return (x * 3).cos().sum(0).sum() + y
 
 
+def trained(size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a program is called with that is one program for each box of sizes, as those are that are trained."""
+    return torch.randn(size, 8, requires_grad=True), torch.randn(3)
+
+
 def sized(compiled: Callable[..., Any], *sizes: int) -> list[str]:
     """Under which plans the programs of these calls run, one for each that Dynamo compiled."""
     for size in sizes:
-        given = torch.randn(size, 8), torch.randn(3)
+        given = trained(size)
         torch.testing.assert_close(compiled(*given), two_sizes(*given))
     return ["aten" if program.plan == ATEN else "default" for program in programs(compiled)]
 
 
 @pytest.mark.parametrize("first", [20, 100])
-def test_a_plan_of_a_dynamic_program_holds_in_its_box(own_database: Path, first: int) -> None:
-    key = run(torch.randn(9, 8), torch.randn(3), f=two_sizes, dynamic=True).key
+def test_a_plan_of_a_dynamic_program_that_is_trained_holds_in_its_box(own_database: Path, first: int) -> None:
+    key = run(*trained(9), f=two_sizes, dynamic=True).key
     keep(own_database, stored(key, sizes=Box.of({"s0": (16, 64)})))
     torch._dynamo.reset()
     compiled = fuseplan.compile(two_sizes, dynamic=True)
@@ -263,7 +268,7 @@ def test_a_plan_of_a_dynamic_program_holds_in_its_box(own_database: Path, first:
 
 def test_boxes_leave_the_last_program_that_dynamo_compiles_to_all_sizes(own_database: Path) -> None:
     """Beyond its limit it would run eagerly."""
-    key = run(torch.randn(9, 8), torch.randn(3), f=two_sizes, dynamic=True).key
+    key = run(*trained(9), f=two_sizes, dynamic=True).key
     for high in (4, 8, 16, 32, 64):
         keep(own_database, stored(key, sizes=Box.of({"s0": (high // 2 + 1, high)})))
     torch._dynamo.reset()
@@ -275,7 +280,7 @@ def test_boxes_leave_the_last_program_that_dynamo_compiles_to_all_sizes(own_data
     assert "has to do for all sizes" in programs(compiled)[-1].why
     torch._dynamo.reset()
     with torch._dynamo.config.patch(recompile_limit=1):  # of a program that nobody knows, the reason is that
-        assert "no plan is stored" in run(torch.randn(9, 8), torch.randn(3), f=two_others, dynamic=True).why
+        assert "no plan is stored" in run(*trained(9), f=two_others, dynamic=True).why
 
 
 @pytest.mark.parametrize(("low", "high", "plan"), [(10, 40, "aten"), (10, 80, "default"), (None, None, "aten")])
@@ -283,9 +288,9 @@ def test_sizes_that_were_promised_to_vary_are_not_fenced_in(
     own_database: Path, low: int | None, high: int | None, plan: str
 ) -> None:
     def given(size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        x = torch.randn(size, 8)
+        x, y = trained(size)
         torch._dynamo.mark_dynamic(x, 0, min=low, max=high)
-        return x, torch.randn(3)
+        return x, y
 
     key = run(*given(20), f=two_sizes).key
     keep(own_database, stored(key, sizes=Box.of({"s0": (8, 64)})))

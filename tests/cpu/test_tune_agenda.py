@@ -177,10 +177,10 @@ def test_many_files_of_few_programs(tmp_path: Path) -> None:
 
 def test_a_dynamic_program_is_tuned_for_each_box_of_the_sizes_it_was_called_with(dynamic: Trace) -> None:
     (name,) = [symbol["name"] for symbol in dynamic.fields["symbols"]]
-    counted = [Calls({name: size}, calls) for size, calls in ((48, 10), (60, 5), (300, 1000))]
+    counted = [Calls({name: size}, calls) for size, calls in ((48, 1000), (60, 500), (300, 1000))]
     found = agenda([replace(dynamic, calls=tuple(counted))])
     assert {(item.sizes.text, item.trace.times) for item in found.items} == {
-        (f"{name}=33..64", 15),
+        (f"{name}=33..64", 1500),
         (f"{name}=257..512", 1000),
     }
     assert {item.key for item in found.items} == {dynamic.key}
@@ -189,6 +189,16 @@ def test_a_dynamic_program_is_tuned_for_each_box_of_the_sizes_it_was_called_with
     store = Store(Places(database()))
     assert {plan.sizes.text for plan in store.plans()} == {item.sizes.text for item in found.items}
     store.close()
+
+
+def test_boxes_that_hold_next_to_nothing_of_a_program_s_time_stay_under_the_default(dynamic: Trace) -> None:
+    (name,) = [symbol["name"] for symbol in dynamic.fields["symbols"]]
+    rare, often = [Calls({name: size}, calls, seconds) for size, calls, seconds in ((300, 40, 0.3), (48, 1000, 9.0))]
+    with pytest.warns(UserWarning, match="dynamic is called in 2 boxes of sizes, of which 1 hold most of its time"):
+        found = agenda([replace(dynamic, calls=(rare, often))])
+    assert [item.sizes.text for item in found.items] == [f"{name}=33..64"]
+    by_itself = agenda([replace(dynamic, calls=(rare,))])
+    assert [item.sizes.text for item in by_itself.items] == [f"{name}=257..512"]
 
 
 # What is known already

@@ -5,7 +5,8 @@ anew. All that is read of it for that is here.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from types import CodeType, FrameType, SimpleNamespace
@@ -62,7 +63,7 @@ class Compilation:
             return f"this torch does not let it be compiled anew ({type(error).__name__}: {error})"
 
     def _forget(self) -> str | None:
-        if torch._dynamo.config.error_on_recompile or _stance() != "default":
+        if compiles_nothing_anew():
             return "torch was asked to compile nothing anew"
         from torch._dynamo.eval_frame import _debug_get_cache_entry_list
         from torch._dynamo.guards import DeletedGuardManagerWrapper
@@ -79,10 +80,36 @@ class Compilation:
         return None
 
 
+def compiles_nothing_anew() -> bool:
+    """Whether torch was asked to compile nothing more, or whoever calls now has something look at each operator that is run."""
+    asked = torch._dynamo.config.error_on_recompile or _stance() != "default"
+    return bool(asked or torch._C._len_torch_dispatch_stack())
+
+
 def _stance() -> str:
     from torch._dynamo import eval_frame
 
     return str(eval_frame._stance.stance)
+
+
+@contextmanager
+def compiling_alone() -> Iterator[bool]:
+    """Whether nobody else compiles, and nobody will while this lasts: Dynamo has one thread at a time compile. It waits for none.
+
+    As while Dynamo compiles it is said to all threads that something is being compiled: without that, torch refuses to call what is
+    compiled in any thread while one of them traces (pytorch/pytorch#126024).
+    """
+    from torch._dynamo.convert_frame import compile_lock
+
+    if not compile_lock.acquire(blocking=False):
+        yield False
+        return
+    before, torch.compiler._is_compiling_flag = torch.compiler._is_compiling_flag, True
+    try:
+        yield True
+    finally:
+        torch.compiler._is_compiling_flag = before
+        compile_lock.release()
 
 
 def is_computed_again() -> bool:

@@ -59,6 +59,10 @@ class Symbols:
         """All symbols met so far, in order."""
         return tuple(self._seen.values())
 
+    def renaming(self) -> dict[sympy.Symbol, Symbol]:
+        """What each of torch's symbols is called, and what is known of it."""
+        return dict(self._seen)
+
     def name_of(self, size: Any) -> str | None:
         """The short name of a size that is one symbol alone."""
         new = self._new.get(size.node.expr) if isinstance(size, torch.SymInt) else None

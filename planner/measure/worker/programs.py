@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from fuseplan.backend import fuseplan_backend
+from fuseplan.backend import backend_by_size, fuseplan_backend
 from fuseplan.capture.dynamo.settled import settled
 from fuseplan.capture.trace.load import Loaded
 from fuseplan.executors import GAPS
@@ -57,21 +57,23 @@ NO_ROOM = Outcome("refused", "it takes too much of the device's memory to be kep
 """What comes of preparing where there is no room."""
 
 
-def compile_entry(entry: RaceEntry, loaded: Loaded) -> Callable[..., Any]:
-    """The program as an entry runs it. Each has a module of its own over the same parameters, since torch.compile keeps
+def compile_entry(entry: RaceEntry, loaded: Loaded, by_size: bool = False) -> Callable[..., Any]:
+    """The program as an entry runs it, be it with sizes of its own. Each has a module of its own over the same parameters, since torch.compile keeps
     what it compiles by the code of `forward`, and gives up after eight.
     """
     assert isinstance(loaded.module, GraphModule)
     module = GraphModule(loaded.module, copy.deepcopy(loaded.module.graph))
     if entry.plan is not None:
-        return _under_fuseplan(module, plan=entry.plan)
+        return _under_fuseplan(module, backend_by_size if by_size else fuseplan_backend, plan=entry.plan)
     if entry.mode is not None:
         return torch.compile(module, mode=None if entry.mode == "default" else entry.mode)
     return module
 
 
-def _under_fuseplan(module: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    compiled: Any = torch.compile(module, backend=fuseplan_backend, options=options)
+def _under_fuseplan(
+    module: Callable[..., Any], backend: Callable[..., Any] = fuseplan_backend, **options: Any
+) -> Callable[..., Any]:
+    compiled: Any = torch.compile(module, backend=backend, options=options)
     return compiled  # type: ignore[no-any-return]
 
 
@@ -186,7 +188,7 @@ class _Trial:
         """All calls, or as many as go well."""
         self.place.at(self.entry.name, "compiling")
         begin, peak, seeds = perf_counter(), Peak(self.place.device), SEEDS * ROUNDS
-        self.compiled = compiled = compile_entry(self.entry, self.case.loaded)
+        self.compiled = compiled = compile_entry(self.entry, self.case.loaded, self.job.by_size)
         given, is_lasting = [self._call(compiled, seeds[0])], not _overwrites(self.entry)
         if not is_lasting:
             given.clear()

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from fuseplan.capture.dynamo.numerics import Numerics
 from fuseplan.capture.nvfuser_script import read_scripts
-from fuseplan.capture.trace.calls import Calls, larger
+from fuseplan.capture.trace.calls import larger
 from fuseplan.capture.trace.format import Trace
 from fuseplan.capture.trace.key import at_home
 from fuseplan.errors import GraphError, OptionError, StoreError
 from fuseplan.graph.limits import MAX_DOCUMENT
 from fuseplan.graph.words import counted
 from fuseplan.tuning.effort import Effort
+from fuseplan.tuning.queue.boxes import at_sizes, boxes_that_matter
 from fuseplan.tuning.queue.predicted_work import tuning_work
 from fuseplan.tuning.queue.shards import ChosenShard, Shard, split
 from fuseplan.tuning.traces import box_of
@@ -58,6 +58,24 @@ def read_programs(programs: Source | Iterable[Source], store: Store) -> Sources:
     return Sources(tuple(found.values()), read)
 
 
+def that_matter(found: Sources) -> Sources:
+    """The programs without those boxes of sizes that hold next to nothing of a program's time; a line says how many these are."""
+    of_program: dict[tuple[str, Numerics], list[Trace]] = {}
+    for trace in found.traces:
+        of_program.setdefault((trace.key, Numerics.of(trace.numerics)), []).append(trace)
+    left: set[int] = set()
+    for same in of_program.values():
+        matter = boxes_that_matter(same)
+        others = [id(trace) for trace in same if box_of(trace) not in matter]
+        left.update(others)
+        if others:
+            notify(
+                f"{same[0].name or same[0].key[:12]} is called in {len(same)} boxes of sizes, of which {len(same) - len(others)} hold"
+                " most of its time: the others stay under the default"
+            )
+    return replace(found, traces=tuple(trace for trace in found.traces if id(trace) not in left))
+
+
 def shard_of(found: Sources, shard: Shard, effort: Effort) -> Sources:
     """The programs of one shard, in the order in which they were given."""
     works = [tuning_work(one, box_of(one), effort, repr(Numerics.of(one.numerics))) for one in found.traces]
@@ -82,19 +100,11 @@ def by_box(trace: Trace) -> list[Trace]:
     """The program at the sizes that it was called with most often, for each box that plans are made for."""
     boxes: dict[Box, Trace] = {}
     for one in sorted(trace.calls, key=lambda one: -one.calls):
-        there = _at(trace, one)
+        there = replace(at_sizes(trace, one.sizes), calls=(one,))
         box = box_of(there)
         known = boxes.get(box)
         boxes[box] = there if known is None else replace(known, calls=(*known.calls, one))
     return list(boxes.values()) or [trace]
-
-
-def _at(trace: Trace, calls: Calls) -> Trace:
-    """The program as it is seen with other sizes. Its key says nothing of them."""
-    symbols: list[Mapping[str, Any]] = [
-        {**symbol, "hint": calls.sizes.get(symbol["name"], symbol["hint"])} for symbol in trace.fields["symbols"]
-    ]
-    return replace(trace, fields={**trace.fields, "symbols": symbols}, calls=(calls,))
 
 
 def _each(programs: Iterable[Source], store: Store) -> Iterator[Trace]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import atexit
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,7 +18,9 @@ from fuseplan.capture.trace.calls import Calls, larger
 from fuseplan.capture.trace.format import Trace
 from fuseplan.capture.trace.write import write_trace
 from fuseplan.errors import GraphError, StoreError
+from fuseplan.log import logger
 from fuseplan.measure.environment import environment
+from fuseplan.tuning.queue.boxes import at_sizes, boxes_that_matter
 from fuseplan.tuning.queue.promises import refuse_promises
 from fuseplan.tuning.traces import box_of, device_of, sizes_of
 from fuseplan.tuning_db import Box, Environment, Store
@@ -25,20 +28,25 @@ from fuseplan.tuning_db.columns import MAX_TRACE
 from fuseplan.tuning_db.sizes import STATIC
 
 
-def put(program: str, gm: Any, example_inputs: Sequence[Any], store: Store) -> CallsOf:
+def put(program: str, gm: Any, example_inputs: Sequence[Any], store: Store, promises: bool = True) -> CallsOf:
     """Put a program of this key, which is being compiled, into the queue, unless it is there. Returns who counts its calls.
-    FuseplanError says why it cannot be tuned.
+    FuseplanError says why it cannot be tuned, such as since a plan would not hold for all sizes that were promised to vary.
     """
     sizes = STATIC
     if not _waits(store, program, sizes):  # to look at all that it is given may take seconds
         trace = write_trace(gm, example_inputs, name_of(gm))
-        refuse_promises(gm, example_inputs, trace)
+        if promises:
+            refuse_promises(gm, example_inputs, trace)
         sizes = box_of(trace)
         if not _waits(store, program, sizes):
-            text = trace.to_json()
-            if len(text) > MAX_TRACE or not store.add_program(program, trace.name or None, trace=text, sizes=sizes):
-                raise StoreError("the database does not take its trace")
+            _put_in(store, program, trace)
     return _calls_of(store, program, sizes)
+
+
+def _put_in(store: Store, program: str, trace: Trace) -> None:
+    text = trace.to_json()
+    if len(text) > MAX_TRACE or not store.add_program(program, trace.name or None, trace=text, sizes=box_of(trace)):
+        raise StoreError("the database does not take its trace")
 
 
 def _waits(store: Store, program: str, sizes: Box) -> bool:
@@ -54,12 +62,19 @@ def _waits(store: Store, program: str, sizes: Box) -> bool:
 
 @dataclass
 class CallsOf:
-    """How often this process has called a program that waits."""
+    """How often this process has called a program that waits, and with which sizes."""
 
     store: Store
     program: str
     sizes: Box
     calls: int = 0
+    """Of programs whose sizes do not vary, or are not told apart."""
+    by_size: list[tuple[tuple[str, ...], Mapping[Any, int]]] = field(default_factory=list)
+    """Of those that run by size: what the sizes are called, and the calls with each choice of them, which go on being counted."""
+    _traces: dict[Box, Trace] = field(default_factory=dict)
+    """The program as it was first met in each box."""
+    _kept: int = 0
+    """How many calls were written down last."""
 
     def counted(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
         """What was compiled, with its calls counted."""
@@ -68,14 +83,58 @@ class CallsOf:
     def _count(self) -> None:
         self.calls += 1
 
+    def follows(
+        self, names: tuple[str, ...], calls: Mapping[Any, int]
+    ) -> Callable[[Mapping[str, int], Sequence[Any]], None]:
+        """Keep the counts of a program that runs by size. Returns who is to be told of sizes that are new."""
+        self.by_size.append((names, calls))
+        first = self._known(self.sizes)
+        if first is not None:
+            self._traces.setdefault(self.sizes, first)
+        return self._met
+
+    def _met(self, sizes: Mapping[str, int], args: Sequence[Any]) -> None:
+        """Write down the program as it is first met in a box: which numbers an input may have goes with its sizes."""
+        try:
+            first = self._traces.get(self.sizes)
+            box = self.sizes if first is None else box_of(at_sizes(first, sizes))
+            if first is not None and box not in self._traces:
+                self._traces[box] = at_sizes(first, sizes, args)
+        except Exception as error:  # noqa: BLE001 -- whatever goes wrong with a count is no concern of the program
+            logger.debug("sizes could not be written down: %s", error)
+
+    def _known(self, box: Box) -> Trace | None:
+        text = self.store.find_trace(self.program, box)
+        return None if text is None else _readable(text)
+
     def keep(self) -> bool:
-        """Write the count down, and say whether that could be done; of what is told of one trace the largest stays."""
-        text = self.store.find_trace(self.program, self.sizes) if self.calls else None
-        trace = None if text is None else _readable(text)
-        if trace is None:
+        """Write the counts down, and say whether that could be done; of what is told of one trace the largest stays."""
+        first = self._known(self.sizes) if self.calls or self.by_size else None
+        if first is None:
             return True
-        trace = replace(trace, calls=larger(trace.calls, (Calls(sizes_of(trace), self.calls),)))
-        return self.store.add_program(self.program, trace=trace.to_json(), sizes=self.sizes, calls=trace.times)
+        counts = [Calls(sizes_of(first), self.calls)] if self.calls else []
+        counts += [Calls(sizes, number) for sizes, number in _together(self.by_size)]
+        before, self._kept = self._kept, sum(one.calls for one in counts)
+        if before == self._kept:
+            return True
+        boxes: dict[Box, list[Calls]] = {}
+        for one in counts:
+            boxes.setdefault(box_of(at_sizes(first, one.sizes)), []).append(one)
+        return all(self._keep(box, calls, first) for box, calls in boxes.items())
+
+    def _keep(self, box: Box, calls: Sequence[Calls], first: Trace) -> bool:
+        trace = self._known(box) or self._traces.get(box) or at_sizes(first, calls[0].sizes)
+        trace = replace(trace, calls=larger(trace.calls, calls))
+        return self.store.add_program(self.program, trace=trace.to_json(), sizes=box, calls=trace.times)
+
+
+def _together(counted: Sequence[tuple[tuple[str, ...], Mapping[Any, int]]]) -> list[tuple[dict[str, int], int]]:
+    """The calls with each choice of sizes, of all functions that have the program."""
+    found: Counter[tuple[tuple[str, int], ...]] = Counter()
+    for names, calls in counted:
+        for sizes, number in list(calls.items()):
+            found[tuple(zip(names, sizes if len(names) > 1 else (sizes,), strict=True))] += number
+    return [(dict(sizes), number) for sizes, number in found.items() if number]
 
 
 _counting: dict[tuple[Store, str, Box], CallsOf] = {}
@@ -89,9 +148,11 @@ def _calls_of(store: Store, program: str, sizes: Box) -> CallsOf:
 
 
 @atexit.register
-def _keep_counts() -> None:
-    """All of them, up to the first that cannot be written: each may wait half a minute for a database that another process holds."""
-    for one in _counting.values():
+def keep_counts() -> None:
+    """Write down what this process has counted until now, up to the first count that cannot be written: each may wait half a minute for a
+    database that another process holds.
+    """
+    for one in list(_counting.values()):
         if not one.keep():
             return
 
@@ -107,13 +168,20 @@ def waiting(store: Store, devices: Iterable[str] = ()) -> list[Trace]:
         *(["cuda"] if torch.cuda.is_available() else []),
     }
     here = {kind: environment(kind) for kind in sorted(named)} if store.programs("") else {}
-    found = []
+    found: dict[tuple[str, str], list[tuple[Trace, bool]]] = {}
     for text, planned in store.traced():
         trace = _readable(text)
         mine = here.get(device_of(trace).partition(":")[0]) if trace is not None else None
-        if trace is not None and mine is not None and _as_recorded(mine, trace) not in planned:
-            found.append(trace)
-    return found
+        if trace is not None and mine is not None:
+            known = _as_recorded(mine, trace) in planned
+            found.setdefault((trace.key, repr(Numerics.of(trace.numerics))), []).append((trace, known))
+    return [trace for traces in found.values() for trace in _left(traces)]
+
+
+def _left(traces: Sequence[tuple[Trace, bool]]) -> list[Trace]:
+    """Of one program the boxes of sizes that are still to be tuned: those that matter, whoever of them has its plan already."""
+    matter = boxes_that_matter([trace for trace, _ in traces])
+    return [trace for trace, known in traces if not known and box_of(trace) in matter]
 
 
 def _as_recorded(here: Environment, trace: Trace) -> Environment:

@@ -1,0 +1,285 @@
+"""A program whose sizes vary: Dynamo compiles it once, plans stand in their boxes, and the default serves all other sizes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+import fuseplan
+from fuseplan import by_size, reload
+from fuseplan.backend import programs_of
+from fuseplan.capture.dynamo.own_sizes import OwnSizes, with_own_sizes
+from fuseplan.capture.dynamo.program import program_key
+from fuseplan.capture.dynamo.settled import settled
+from fuseplan.explain import compiled_by
+from fuseplan.measure.environment import environment
+from fuseplan.plan import CarveOuts, Plan
+from fuseplan.runtime import Program
+from fuseplan.segment import Region, Segmentation
+from fuseplan.stats import stats
+from fuseplan.tuning.queue.waiting import keep_counts, waiting
+from fuseplan.tuning_db import Box, Places, Store, StoredPlan
+
+ATEN = Plan.named("aten")
+WAITED = "calls that waited for a compilation"
+WAITED_MS = "milliseconds that calls waited for a compilation"
+
+
+def scaled(x: Tensor, y: Tensor) -> Tensor:
+    return (x * 3).cos().sum(0).sum() + y
+
+
+def arguments(size: int) -> tuple[Tensor, Tensor]:
+    x = torch.randn(size, 8)
+    torch._dynamo.maybe_mark_dynamic(x, 0)
+    return x, torch.randn(3)
+
+
+@pytest.fixture(autouse=True)
+def without_inductor(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The default is eager: which plan is chosen does not depend on it, and compiling takes seconds."""
+    monkeypatch.setattr("fuseplan.lookup.missing_compiler", lambda *_: "no compiler in this test")
+    reload._found_out.clear()
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def programs(compiled: Callable[..., Any]) -> list[Program]:
+    return programs_of(compiled_by(compiled))
+
+
+def hosts(compiled: Callable[..., Any]) -> list[str]:
+    return [program.plan.host for program in programs(compiled)]
+
+
+def follower_of(compiled: Callable[..., Any]) -> reload.BoxFollower:
+    """Who follows what was compiled."""
+    ran: list[Program] = vars(compiled_by(compiled))["_fuseplan_programs"]
+    found = [one for each in reload._watch._followers if isinstance(one := each(), reload.BoxFollower)]
+    return next(one for one in found if one.by_size.programs is ran)
+
+
+def key_of(call: Callable[..., Any], args: tuple[Any, ...]) -> str:
+    compiled = fuseplan.compile(call)
+    compiled(*args)
+    (program,) = programs(compiled)
+    torch._dynamo.reset()
+    assert program.key is not None
+    return program.key
+
+
+def put(path: Path, key: str, low: int, high: int, plan: Plan = ATEN, **fields: Any) -> StoredPlan:
+    box = Box.of({"s0": (low, high)})
+    stored = StoredPlan(key, environment("cpu"), plan, **{"wall_us": 10.0, "sizes": box, **fields})
+    store = Store(Places(path))
+    assert store.add_plan(stored)
+    store.close()
+    return stored
+
+
+def right(compiled: Callable[..., Any], *sizes: int) -> None:
+    """The program gives what eager gives at these sizes."""
+    for size in sizes:
+        given = arguments(size)
+        torch.testing.assert_close(compiled(*given), scaled(*given))
+
+
+def test_each_box_is_compiled_once_and_all_other_sizes_have_the_default(own_database: Path) -> None:
+    key = key_of(scaled, arguments(9))
+    for high in (16, 64, 256):
+        put(own_database, key, high // 2 + 1, high)
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    compiled = fuseplan.compile(scaled)
+    right(compiled, 40)
+    assert hosts(compiled) == ["eager", "aten"], "the default, and the plan of the box of the first call"
+    right(compiled, 20, 7, 1000, 64, 33, 500)
+    assert hosts(compiled) == ["eager", "aten"]
+    right(compiled, 12, 200, 9, 16, 129)
+    assert hosts(compiled) == ["eager", "aten", "aten", "aten"]
+    with torch.compiler.set_stance("fail_on_recompile"):
+        right(compiled, *range(2, 300, 7))
+    assert hosts(compiled) == ["eager", "aten", "aten", "aten"]
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before + 1
+
+
+def test_the_default_serves_until_a_process_beside_has_compiled_the_plan(own_database: Path) -> None:
+    """As a user meets it: nothing is asked for by hand, and no call waits for the other process."""
+    before = stats()
+    compiled = fuseplan.compile(scaled, reload="0.2s", tune="later")
+    right(compiled, 40, 100)
+    (program,) = programs(compiled)
+    assert program.key is not None
+    put(own_database, program.key, 33, 64)
+    deadline = time.monotonic() + 200
+    while hosts(compiled) != ["eager", "aten"] and time.monotonic() < deadline:
+        time.sleep(0.1)
+        right(compiled, 40, 64, 100)
+    assert hosts(compiled) == ["eager", "aten"]
+    now = stats()
+    assert now[WAITED] - before.get(WAITED, 0) == 2, "the first call, and the one that has loaded the plan"
+    assert now[WAITED_MS] > before.get(WAITED_MS, 0)
+
+
+def test_a_plan_comes_and_goes_while_the_program_runs(own_database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = list[str]()
+    monkeypatch.setattr(reload, "not_ready", lambda stored, *_, **__: tried.append(stored.key))
+    compiled = fuseplan.compile(scaled, reload=3600)
+    right(compiled, 40, 100)
+    key = programs(compiled)[0].key
+    assert key is not None
+    follower = follower_of(compiled)
+    first = put(own_database, key, 33, 64)
+    follower.ask()
+    right(compiled, 100, 7)
+    assert hosts(compiled) == ["eager"], "nobody has called it in the box since"
+    right(compiled, 50, 40)
+    assert hosts(compiled) == ["eager", "aten"]
+    put(own_database, key, 33, 64, word="disabled")
+    follower.ask()
+    right(compiled, 50, 40)
+    assert hosts(compiled) == ["eager"]
+    assert tried == [first.key]
+
+
+def test_a_plan_stays_until_its_successor_is_there(own_database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reload, "not_ready", lambda *_, **__: None)
+    key = key_of(scaled, arguments(9))
+    put(own_database, key, 33, 64, Plan("aten", saving="all"))
+    compiled = fuseplan.compile(scaled, reload=3600)
+    right(compiled, 40)
+    assert [program.plan.saving for program in programs(compiled)] == ["min-cut", "all"]
+    follower = follower_of(compiled)
+    put(own_database, key, 33, 64)
+    follower.ask()
+    assert len(programs(compiled)) == 2
+    right(compiled, 40)
+    follower.ask()
+    right(compiled, 40, 50)
+    assert [program.plan for program in programs(compiled)] == [Plan("eager"), ATEN]
+
+
+def test_a_plan_that_does_not_fit_leaves_its_box_to_the_default(own_database: Path) -> None:
+    key = key_of(scaled, arguments(9))
+    other = CarveOuts("inference", "0" * 64, Segmentation((Region((0,), "inductor"),)))
+    wrong = put(own_database, key, 33, 64, Plan("aten", carve_outs=(other,)))
+    put(own_database, key, 65, 128)
+    compiled = fuseplan.compile(scaled)
+    right(compiled, 9)
+    with pytest.warns(UserWarning, match="does not fit"):
+        right(compiled, 40)
+    right(compiled, 41, 100)
+    assert hosts(compiled) == ["eager", "aten"]
+    store = Store(Places(own_database))
+    assert [plan.status for plan in store.plans(wrong.key)] == ["quarantined"]
+    store.close()
+
+
+def test_calls_are_counted_by_size_and_wait_box_by_box(own_database: Path) -> None:
+    compiled = fuseplan.compile(scaled, tune="later")
+    for size, calls in ((40, 6), (50, 3), (9, 25), (300, 2)):
+        right(compiled, *[size] * calls)
+    keep_counts()
+    store = Store(Places(own_database))
+    found = {
+        trace.fields["symbols"][0]["hint"]: {one.sizes["s0"]: one.calls for one in trace.calls}
+        for trace in waiting(store)
+    }
+    assert found == {40: {40: 6, 50: 3}, 9: {9: 25}, 300: {300: 2}}
+    (program,) = programs(compiled)
+    put(own_database, str(program.key), 33, 64)
+    assert {trace.fields["symbols"][0]["hint"] for trace in waiting(store)} == {9, 300}
+    store.close()
+
+
+def test_of_many_sizes_the_calls_are_counted_by_box(own_database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(by_size, "MOST_SIZES", 8)
+    compiled = fuseplan.compile(scaled, tune="later")
+    right(compiled, *range(33, 65))
+    keep_counts()
+    store = Store(Places(own_database))
+    (trace,) = waiting(store)
+    assert trace.times == 32
+    assert len(trace.calls) <= 9
+    store.close()
+
+
+@pytest.mark.parametrize(
+    "options", [{"verify": "sampled"}, {"fuel": 3}, {"plan": "aten"}], ids=lambda one: next(iter(one))
+)
+def test_what_is_asked_for_of_the_whole_program_is_one_plan_for_all_of_it(
+    own_database: Path, options: dict[str, Any]
+) -> None:
+    put(own_database, key_of(scaled, arguments(9)), 33, 64)
+    compiled = fuseplan.compile(scaled, **options)
+    right(compiled, 9)
+    assert len(programs(compiled)) == 1
+
+
+def test_what_a_compiler_asks_of_sizes_of_its_own_is_no_guard_of_dynamo_s() -> None:
+    found: list[OwnSizes] = []
+
+    def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        program = settled(gm, example_inputs)
+        symbols = program_key(program.gm, program.example_inputs).symbols
+        own = with_own_sizes(program.gm, symbols, {"s0": 40})
+        found.append(own)
+        assert not own.inputs[0] > 50
+        return gm.forward
+
+    compiled = torch.compile(scaled, backend=backend)
+    right(compiled, 40, 60, 9)
+    (own,) = found
+    assert own.why_not({"s0": 50}) is None
+    assert "it was compiled for sizes of which" in str(own.why_not({"s0": 51}))
+
+
+class Layers(nn.Module):
+    """A mask by position, a view, an input that lies apart in memory, and a size that is computed with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+        self.register_buffer("scale", torch.full((8,), 0.5))
+
+    def forward(self, x: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
+        rows = x.shape[1]
+        mask = torch.ones(rows, rows, dtype=torch.bool).tril()
+        scores = F.scaled_dot_product_attention(self.inner(x), x, x, attn_mask=mask & keep[:rows, None])
+        return scores * self.scale + rows, x.reshape(-1, 4).sum(0)
+
+
+@pytest.mark.parametrize("modes", ["no_grad", "inference_mode", "autocast"])
+def test_a_model_under_a_plan_in_each_mode(own_database: Path, modes: str) -> None:
+    model = Layers().eval()
+
+    def given(rows: int) -> tuple[Tensor, Tensor]:
+        x, keep = torch.randn(3, rows + 4, 8)[:, 2:-2], torch.rand(128) > 0.3
+        torch._dynamo.maybe_mark_dynamic(x, 1)
+        return x, keep
+
+    def run(compiled: Callable[..., Any], *rows: int) -> None:
+        for one in rows:
+            args = given(one)
+            with (
+                torch.autocast("cpu", torch.bfloat16) if modes == "autocast" else getattr(torch, modes)(),
+                torch.no_grad(),
+            ):
+                torch.testing.assert_close(compiled(*args), model(*args), equal_nan=True)
+
+    first = fuseplan.compile(model)
+    run(first, 20)
+    (program,) = programs(first)
+    torch._dynamo.reset()
+    put(own_database, str(program.key), 17, 32)
+    compiled = fuseplan.compile(model)
+    run(compiled, 20, 31, 50, 17, 9)
+    assert hosts(compiled) == ["eager", "aten"]
