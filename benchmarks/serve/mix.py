@@ -1,0 +1,280 @@
+"""One model under a mix of requests, in a process of its own: recorded, tuned, and then all sides serve the same requests in turns.
+
+What is known stands in its report at once. What was tuned, and what Inductor has compiled, is found again by the next process where a
+folder is kept; the sides are warmed up anew.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from time import monotonic
+from typing import Any
+
+import torch
+
+import fuseplan
+from benchmarks.fleet import Report, Task
+from benchmarks.one_model import MARGIN_S, NoTimeError, Time
+from benchmarks.progress import LogProgress, heard
+from benchmarks.result import commit
+from benchmarks.serve.engine import Served, latencies, serve
+from benchmarks.serve.models import EVERY, ServedCase
+from benchmarks.serve.requests import Request, at_rate, percentile
+from benchmarks.serve.servers import EncoderServer, SlotServer
+from benchmarks.serve.sides import AFTER, EAGER, OTHERS, OWN, compiled_by, of_fuseplan, serving
+from benchmarks.timing import paired, rounds_of
+from benchmarks.tuned_model import account, clear
+from fuseplan.garbage import no_collection
+from fuseplan.measure.clocks import failing
+from fuseplan.measure.failures import RUN, check_device, failure
+from fuseplan.measure.race import RaceResult, Sample
+from fuseplan.tune import tune
+from fuseplan.tuning.queue.devices import own_workers
+
+WARM_SEED, SEED = 1, 2
+"""Of the requests that are recorded and warm a side up, and of those by which it is measured."""
+BURST = 8.0
+"""So many times as fast as the fastest side could answer, requests come where tokens a second are measured: it never waits for one."""
+STEADY = 0.7
+"""As a share of what the fastest of the others could answer, the rate at which latencies are measured."""
+ROUNDS = (7, 15)
+"""Passes of each side at least, of which fewer would tell nothing for sure, and at most."""
+
+
+def run(task: Task) -> None:
+    """Do what there is time for; the row says what was left out."""
+    report, time = Report(task.out, resumed=True), Time(task)
+    report.put(at="the start", at_side="", left="", done=False)
+    try:
+        _run(task, report, time)
+    except NoTimeError as left:
+        report.put(left=str(left))
+
+
+def _run(task: Task, report: Report, time: Time) -> None:
+    given, case = task.arguments, EVERY[task.name]
+    report.put(
+        part="mix", commit=commit(), effort=given["effort"], kind=case.kind, slots=case.slots, requests=case.requests
+    )
+    report.at("loading")
+    model = case.load(given["device"])
+    if AFTER in given["sides"]:
+        _tuned(task, case, model, report, time)
+    passes = Passes(case, given["device"])
+    rows: dict[str, dict[str, Any]] = {}
+    for side in given["sides"]:
+        time.need(MARGIN_S, f"{side} to compile")
+        report.at("warming up", side)
+        try:
+            rows[side] = passes.warm_up(
+                side, lambda side=side: serving(case, model, compiled_by(side, case.kind, given))
+            )
+        except Exception as error:  # noqa: BLE001 - one side that fails is a row, and the others are measured
+            check_device(error)
+            rows[side] = {"failed": ": ".join(failure(error, RUN))}
+        report.put(sides=rows, seconds=report.seconds())
+    _same_as_eager(passes, rows, exact=model.dtype == torch.float32)
+    able = [side for side in given["sides"] if "failed" not in rows[side]]
+    if able:
+        for name in ("burst", "steady"):
+            time.need(given["seconds"], f"the passes of {name}")
+            report.at(f"passes: {name}")
+            report.put(**{name: passes.raced(name, able, given["seconds"], rows)}, sides=rows, seconds=report.seconds())
+    for side in able:
+        rows[side]["after"] = passes.compiled_since(side)
+    report.put(
+        sides=rows, left_out=left_out(given, report.fields), at="", at_side="", done=True, seconds=report.seconds()
+    )
+
+
+def _tuned(task: Task, case: ServedCase, model: torch.nn.Module, report: Report, time: Time) -> None:
+    """Record a pass, and tune what it has called; what an earlier process has found is not looked for again."""
+    given, began = task.arguments, monotonic()
+    report.at("recording")
+    with fuseplan.record(name=task.name) as recording:
+        server = serving(case, model, of_fuseplan({"backend": "eager"}))
+        serve(server, case.pattern.draw(case.requests, WARM_SEED), partial(wait, given["device"]), whole=is_whole(case))
+    del server
+    clear(given["device"])
+    time.need(given["tune_s"] + MARGIN_S, "tuning")
+    found = tune(
+        recording.programs, effort=given["effort"], db=given["db"], budget=given["tune_s"], device=given["device"],
+        progress=LogProgress(report.at), workers=partial(own_workers, on_stage=heard),
+    )  # fmt: skip
+    known = report.fields.get("tuning", {}).get("programs", {})
+    for one in found:
+        name = " ".join(filter(None, (one.program[:12], one.sizes)))
+        if one.timed or name not in known:  # what was found in the database was tuned by an earlier process
+            known[name] = {"calls": one.calls, **account(one)}
+    earlier_s = report.fields.get("tuning", {}).get("seconds", 0.0)
+    seconds = round(earlier_s + monotonic() - began, 2)
+    report.put(tuning={"programs": known, "notes": list(recording.notes), "seconds": seconds}, seconds=report.seconds())
+
+
+def wait(device: str) -> None:
+    """Return once the device has done all that it was given."""
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+
+
+def is_whole(case: ServedCase) -> bool:
+    """Whether an answer comes at once."""
+    return case.kind == "encoder"
+
+
+class Passes:
+    """The passes of all sides: each serves the same requests, one side after the other, in another order each round."""
+
+    def __init__(self, case: ServedCase, device: str) -> None:
+        self.case, self.device = case, device
+        self.servers: dict[str, SlotServer | EncoderServer] = {}
+        self.warm: dict[str, Served] = {}
+        self.known: dict[str, dict[str, list[Served]]] = {}
+
+    def warm_up(self, side: str, made: Callable[[], SlotServer | EncoderServer]) -> dict[str, Any]:
+        """Make a side's server and have it serve what was recorded, all at once; what that took, and the memory that it has made its own."""
+        cuda = self.device.startswith("cuda")
+        gc.collect()
+        wait(self.device)
+        if cuda:
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        held, before, begin = torch.cuda.memory_allocated() if cuda else 0, fuseplan.stats(), monotonic()
+        self.servers[side] = made()
+        self.warm[side] = self._pass(side, self.case.pattern.draw(self.case.requests, WARM_SEED), BURST * 1e6)
+        if isinstance(server := self.servers[side], EncoderServer):  # what all sides can be compared by
+            server.read(self.case.pattern.draw(self.case.slots, WARM_SEED))
+        row: dict[str, Any] = {"warm_up_s": round(monotonic() - begin, 2), "warm": _compiled([self.warm[side]])}
+        if cuda:
+            row["own_peak_bytes"] = torch.cuda.max_memory_allocated() - held
+        counted = {event: n - before.get(event, 0) for event, n in fuseplan.stats().items()}
+        return row | ({"counted": {event: n for event, n in counted.items() if n}} if side in OWN else {})
+
+    def raced(self, name: str, sides: Sequence[str], seconds: float, rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
+        """Serve in rounds: in a burst, by the time of a token, or steadily, by P99 between tokens, or to an answer that comes at once."""
+        rate = self.rate(name)
+        requests = self.case.pattern.draw(self.case.requests, SEED)
+        known = self.known[name] = {side: [] for side in sides}
+        clock = _PassClock(
+            lambda side: self._kept(known[side], self._pass(side, requests, rate)), name, is_whole(self.case)
+        )
+        others = [side for side in sides if side in OTHERS]
+        costs = {side: clock.block(side).seconds for side in sides}
+        rounds = max(ROUNDS[0], min(ROUNDS[1], int(seconds / sum(costs.values()))))
+        same = min(others or sides, key=lambda side: costs[side])
+        result, noisy = rounds_of(list(sides), clock, same, rounds, 0.0)
+        for side in sides:
+            lane, passes = result.lane(side), known[side]
+            if lane.status != "ok":
+                rows[side]["failed"] = f"{lane.status}: {lane.detail}"
+            elif name == "burst":
+                rows[side]["tokens_a_second"] = round(_middle([one.counted / one.seconds for one in passes]), 2)
+            else:
+                rows[side].update(latencies(passes))
+        found = compared(result, sides, rows)
+        return {"rate": round(rate, 4), **found} | ({"noisy": noisy} if noisy else {})
+
+    def rate(self, name: str) -> float:
+        """How many requests a second come."""
+        fastest = max(
+            self._capacity(side) for side in self.warm if name == "burst" or side in OTHERS or not self._others()
+        )
+        return fastest * (BURST if name == "burst" else STEADY)
+
+    def compiled_since(self, side: str) -> dict[str, Any]:
+        """What was compiled once the side was warm."""
+        return _compiled([one for passes in self.known.values() for one in passes.get(side, ())])
+
+    def _others(self) -> list[str]:
+        return [side for side in self.warm if side in OTHERS]
+
+    def _capacity(self, side: str) -> float:
+        """How many requests a second a side could answer, by what its steps take in the middle."""
+        warm = self.warm[side]
+        if is_whole(self.case):
+            return self.case.slots / (warm.usual_s("batch") or 1.0)
+        new = warm.counted / self.case.requests
+        return 1 / ((warm.usual_s("prefill") or 0.0) + new * (warm.usual_s("decode") or 0.0) / self.case.slots)
+
+    def _pass(self, side: str, requests: Sequence[Request], rate: float) -> Served:
+        gc.collect()
+        with no_collection():
+            return serve(
+                self.servers[side], at_rate(requests, rate), partial(wait, self.device), whole=is_whole(self.case)
+            )
+
+    @staticmethod
+    def _kept(passes: list[Served], served: Served) -> Served:
+        passes.append(served)
+        return served
+
+
+class _PassClock:
+    """The clock of a race in which a block is a pass."""
+
+    def __init__(self, pass_of: Callable[[str], Served], name: str, whole: bool) -> None:
+        self.pass_of, self.name, self.whole = pass_of, name, whole
+
+    def block(self, name: str) -> Sample:
+        """Serve once more; LaneError if that fails."""
+        begin = monotonic()
+        with failing():
+            served = self.pass_of(name)
+        if self.name == "burst":
+            seconds = served.seconds / served.counted
+        else:
+            seconds = percentile(served.firsts() if self.whole else served.between(), 0.99)
+        return Sample(0.0, 0.0, 1e6 * seconds, monotonic() - begin)
+
+
+def compared(race: RaceResult, sides: Sequence[str], rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """How many times as fast each side is as the best of the others, by the passes beside each other, and whether beyond noise."""
+    able = [side for side in sides if "failed" not in rows[side]]
+    times = {side: lane.wall_us for side in able if (lane := race.lane(side).medians) is not None}
+    best = min((side for side in OTHERS if side in times), key=times.__getitem__, default="")
+    found: dict[str, Any] = {"noise": race.noise, "noise_of": race.incumbent, "rounds": race.rounds, "best_other": best}
+    gains = {side: {"ratio": paired(race, best, side), "verdict": race.compared(side, best)} for side in able if best}
+    return {**found, "gains": gains}
+
+
+def _same_as_eager(passes: Passes, rows: dict[str, dict[str, Any]], *, exact: bool) -> None:
+    """Of how many requests a side gives eager's tokens, or how far an encoder is off; where all is float32, another token is wrong."""
+    if EAGER not in passes.warm:
+        return
+    for side, warm in passes.warm.items():
+        server, eager = passes.servers[side], passes.servers[EAGER]
+        if isinstance(server, EncoderServer) and isinstance(eager, EncoderServer):
+            assert server.last is not None
+            assert eager.last is not None
+            rows[side]["off"] = float((server.last - eager.last).abs().max() / eager.last.abs().max())
+            continue
+        right = passes.warm[EAGER].tokens
+        rows[side]["same_tokens"] = sum(right[number] == tokens for number, tokens in warm.tokens.items()) / len(right)
+        if exact and rows[side]["same_tokens"] < 1:
+            rows[side]["failed"] = (
+                f"wrong: other tokens than eager's in float32, of {1 - rows[side]['same_tokens']:.0%} of the requests"
+            )
+
+
+def _compiled(passes: Sequence[Served]) -> dict[str, Any]:
+    """The graphs that were compiled, the steps that waited for that, and how long."""
+    stalls = [step for served in passes for step in served.stalls()]
+    found = {"compilations": sum(one.compilations() for one in passes), "stalls": len(stalls)}
+    return {**found, "stalled_s": round(sum(step.seconds for step in stalls), 3)}
+
+
+def left_out(given: Mapping[str, Any], known: Mapping[str, Any]) -> list[str]:
+    """What a row does not have, and why."""
+    found = [] if given["device"].startswith("cuda") else ["memory: there is no GPU"]
+    programs = known.get("tuning", {}).get("programs", {})
+    left = sum(one["calls"] for one in programs.values() if one["status"] == "left")
+    if left:
+        share = left / sum(one["calls"] for one in programs.values())
+        found.append(f"plans for {share:.0%} of the recorded calls: no time was left to tune them")
+    return found + [f"{side}: not asked for" for side in (*OTHERS, *OWN) if side not in given["sides"]]
+
+
+def _middle(values: Sequence[float]) -> float:
+    return percentile(values, 0.5)
