@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from statistics import median
 from time import perf_counter
 from typing import Protocol, TypeVar
@@ -54,7 +55,7 @@ class Served:
 
     def between(self) -> list[float]:
         """Seconds between one token of a request and the next."""
-        return [b - a for times in self.times.values() for a, b in zip(times[1:], times[2:], strict=False)]
+        return [b - a for times in self.times.values() for a, b in pairwise(times[1:])]
 
     def compilations(self) -> int:
         """The graphs that were compiled."""

@@ -35,7 +35,14 @@ def prompt_of(model: nn.Module, request: Request) -> Tensor:
     """The tokens of a request, a row, as their number draws them: none that means anything."""
     numbers = torch.Generator().manual_seed(request.number)
     found = torch.randint(3, model.config.vocab_size, (1, request.prompt), generator=numbers)
-    return found.to(model.device)
+    return varying(found.to(model.device), 1)
+
+
+def varying(tensor: Tensor, *dims: int) -> Tensor:
+    """The tensor, marked as one whose sizes vary, so that torch.compile need not find that out by compiling twice."""
+    for dim in dims:
+        torch._dynamo.maybe_mark_dynamic(tensor, dim)
+    return tensor
 
 
 class SlotServer:
@@ -170,7 +177,8 @@ class EncoderServer:
             tokens[row, : one.prompt] = prompt_of(self.model, one)
             mask[row, : one.prompt] = 1
         torch.compiler.cudagraph_mark_step_begin()
-        self.last = self.call(input_ids=tokens, attention_mask=mask).last_hidden_state[:, 0].clone()
+        found = self.call(input_ids=varying(tokens, 0, 1), attention_mask=varying(mask, 0, 1))
+        self.last = found.last_hidden_state[:, 0].clone()
 
     def take(self, slot: int, request: Request) -> int:
         """Nothing that an encoder does."""

@@ -48,8 +48,8 @@ def compiled_by(side: str, kind: str, given: Mapping[str, Any]) -> Compiled:
 
 
 def of_fuseplan(asked: Asked) -> Compiled:
-    """Sizes of a prefill vary from the start, as under torch.compile; those of a step of decoding never do."""
-    return Compiled({**asked, "dynamic": True}, asked)
+    """The same of both; that lengths vary, the inputs say."""
+    return Compiled(asked, asked)
 
 
 def serving(case: ServedCase, model: nn.Module, compiled: Compiled) -> SlotServer | EncoderServer:
