@@ -7,7 +7,7 @@ folder is kept; the sides are warmed up anew.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -17,21 +17,19 @@ import torch
 import fuseplan
 from benchmarks.fleet import Report, Task
 from benchmarks.one_model import MARGIN_S, NoTimeError, Time
-from benchmarks.progress import LogProgress, heard
 from benchmarks.result import commit
 from benchmarks.serve.engine import Served, latencies, serve
 from benchmarks.serve.models import EVERY, ServedCase
 from benchmarks.serve.requests import Request, at_rate, percentile
 from benchmarks.serve.servers import EncoderServer, SlotServer
-from benchmarks.serve.sides import AFTER, EAGER, OTHERS, OWN, compiled_by, of_fuseplan, serving
-from benchmarks.timing import paired, rounds_of
-from benchmarks.tuned_model import account, clear
+from benchmarks.serve.sides import AFTER, EAGER, OTHERS, OWN, compared, compiled_by, of_fuseplan, serving
+from benchmarks.serve.tuned import left_out, tuned
+from benchmarks.timing import rounds_of
+from benchmarks.tuned_model import clear
 from fuseplan.garbage import no_collection
 from fuseplan.measure.clocks import failing
 from fuseplan.measure.failures import RUN, check_device, failure
-from fuseplan.measure.race import RaceResult, Sample
-from fuseplan.tune import tune
-from fuseplan.tuning.queue.devices import own_workers
+from fuseplan.measure.race import Sample
 
 WARM_SEED, SEED = 1, 2
 """Of the requests that are recorded and warm a side up, and of those by which it is measured."""
@@ -91,26 +89,14 @@ def _run(task: Task, report: Report, time: Time) -> None:
 
 def _tuned(task: Task, case: ServedCase, model: torch.nn.Module, report: Report, time: Time) -> None:
     """Record a pass, and tune what it has called; what an earlier process has found is not looked for again."""
-    given, began = task.arguments, monotonic()
+    given = task.arguments
     report.at("recording")
     with fuseplan.record(name=task.name) as recording:
         server = serving(case, model, of_fuseplan({"backend": "eager"}))
         serve(server, case.pattern.draw(case.requests, WARM_SEED), partial(wait, given["device"]), whole=is_whole(case))
     del server
     clear(given["device"])
-    time.need(given["tune_s"] + MARGIN_S, "tuning")
-    found = tune(
-        recording.programs, effort=given["effort"], db=given["db"], budget=given["tune_s"], device=given["device"],
-        progress=LogProgress(report.at), workers=partial(own_workers, on_stage=heard),
-    )  # fmt: skip
-    known = report.fields.get("tuning", {}).get("programs", {})
-    for one in found:
-        name = " ".join(filter(None, (one.program[:12], one.sizes)))
-        if one.timed or name not in known:  # what was found in the database was tuned by an earlier process
-            known[name] = {"calls": one.calls, **account(one)}
-    earlier_s = report.fields.get("tuning", {}).get("seconds", 0.0)
-    seconds = round(earlier_s + monotonic() - began, 2)
-    report.put(tuning={"programs": known, "notes": list(recording.notes), "seconds": seconds}, seconds=report.seconds())
+    tuned(task, recording, report, time)
 
 
 def wait(device: str) -> None:
@@ -229,16 +215,6 @@ class _PassClock:
         return Sample(0.0, 0.0, 1e6 * seconds, monotonic() - begin)
 
 
-def compared(race: RaceResult, sides: Sequence[str], rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """How many times as fast each side is as the best of the others, by the passes beside each other, and whether beyond noise."""
-    able = [side for side in sides if "failed" not in rows[side]]
-    times = {side: lane.wall_us for side in able if (lane := race.lane(side).medians) is not None}
-    best = min((side for side in OTHERS if side in times), key=times.__getitem__, default="")
-    found: dict[str, Any] = {"noise": race.noise, "noise_of": race.incumbent, "rounds": race.rounds, "best_other": best}
-    gains = {side: {"ratio": paired(race, best, side), "verdict": race.compared(side, best)} for side in able if best}
-    return {**found, "gains": gains}
-
-
 def _same_as_eager(passes: Passes, rows: dict[str, dict[str, Any]], *, exact: bool) -> None:
     """Of how many requests a side gives eager's tokens, or how far an encoder is off; where all is float32, another token is wrong."""
     if EAGER not in passes.warm:
@@ -263,17 +239,6 @@ def _compiled(passes: Sequence[Served]) -> dict[str, Any]:
     stalls = [step for served in passes for step in served.stalls()]
     found = {"compilations": sum(one.compilations() for one in passes), "stalls": len(stalls)}
     return {**found, "stalled_s": round(sum(step.seconds for step in stalls), 3)}
-
-
-def left_out(given: Mapping[str, Any], known: Mapping[str, Any]) -> list[str]:
-    """What a row does not have, and why."""
-    found = [] if given["device"].startswith("cuda") else ["memory: there is no GPU"]
-    programs = known.get("tuning", {}).get("programs", {})
-    left = sum(one["calls"] for one in programs.values() if one["status"] == "left")
-    if left:
-        share = left / sum(one["calls"] for one in programs.values())
-        found.append(f"plans for {share:.0%} of the recorded calls: no time was left to tune them")
-    return found + [f"{side}: not asked for" for side in (*OTHERS, *OWN) if side not in given["sides"]]
 
 
 def _middle(values: Sequence[float]) -> float:

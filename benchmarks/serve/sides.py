@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,9 @@ from torch import nn
 
 from benchmarks.serve.models import ServedCase
 from benchmarks.serve.servers import Call, EncoderServer, SlotServer, server_of
+from benchmarks.timing import paired
 from benchmarks.zoo import fresh
+from fuseplan.measure.race import RaceResult
 
 Asked = Mapping[str, Any]
 EAGER, DYNAMIC, STATIC, BEFORE, AFTER = "eager", "torch.compile", "reduce-overhead", "fuseplan", "fuseplan tuned"
@@ -54,9 +56,20 @@ def of_fuseplan(asked: Asked) -> Compiled:
 
 def serving(case: ServedCase, model: nn.Module, compiled: Compiled) -> SlotServer | EncoderServer:
     """A server of a model, for which Dynamo compiles anew."""
-    prefill, decode = (_call(model, asked) for asked in (compiled.prefill, compiled.decode))
+    prefill, decode = (call_of(model, asked) for asked in (compiled.prefill, compiled.decode))
     return server_of(case, model, prefill, decode)
 
 
-def _call(model: nn.Module, asked: Asked | None) -> Call:
+def call_of(model: nn.Module, asked: Asked | None) -> Call:
+    """What calls a model: itself, or what torch.compile makes of a function of its own."""
     return model if asked is None else torch.compile(fresh(model), **asked)
+
+
+def compared(race: RaceResult, sides: Sequence[str], rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """How many times as fast each side is as the best of the others, by the passes beside each other, and whether beyond noise."""
+    able = [side for side in sides if "failed" not in rows[side]]
+    times = {side: lane.wall_us for side in able if (lane := race.lane(side).medians) is not None}
+    best = min((side for side in OTHERS if side in times), key=times.__getitem__, default="")
+    found: dict[str, Any] = {"noise": race.noise, "noise_of": race.incumbent, "rounds": race.rounds, "best_other": best}
+    gains = {side: {"ratio": paired(race, best, side), "verdict": race.compared(side, best)} for side in able if best}
+    return {**found, "gains": gains}

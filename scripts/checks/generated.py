@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import sys
 
-from checks import figures, judged, reference, under_thunder, written
+from checks import figures, judged, reference, served, under_thunder, written
 from checks.project import ROOT
 
 
 def main(arguments: list[str]) -> int:
     """Write the pages, or with --check only tell which are out of date."""
-    pages = {**reference.pages(), **figures.pages(), **judged.pages(), **written.pages(), **under_thunder.pages()}
+    pages = {
+        **reference.pages(),
+        **figures.pages(),
+        **judged.pages(),
+        **written.pages(),
+        **under_thunder.pages(),
+        **served.pages(),
+    }
     stale = {path: text for path, text in pages.items() if not path.exists() or path.read_text("utf-8") != text}
     if "--check" in arguments:
         for path in stale:
