@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.serve.loop import STEPS, DecodeLoop
+from benchmarks.serve.loop import DecodeLoop
 from benchmarks.serve.servers import Call
 from fuseplan.judge.expect import MORE, Spreads
 from fuseplan.judge.fused import RoundedAttention
@@ -28,7 +28,7 @@ def same_tokens(loop: DecodeLoop, model: nn.Module, call: Call) -> dict[str, Any
     """Of how many steps a side gives eager's tokens, and where it first does not."""
     right, found = loop.decoded(model), loop.decoded(call)
     wrong = [step for step, pair in enumerate(zip(right, found, strict=True)) if not torch.equal(*pair)]
-    row: dict[str, Any] = {"steps": STEPS, "same": STEPS - len(wrong)}
+    row: dict[str, Any] = {"steps": loop.steps, "same": loop.steps - len(wrong)}
     return row | ({"failed": f"wrong: other tokens than eager's from step {wrong[0]} on"} if wrong else {})
 
 

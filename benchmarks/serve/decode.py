@@ -16,19 +16,19 @@ import torch
 
 import fuseplan
 from benchmarks.fleet import Report, Task
-from benchmarks.one_model import MARGIN_S, NoTimeError, Time
+from benchmarks.one_model import MARGIN_S, Time
 from benchmarks.result import commit
 from benchmarks.serve.checked import JudgedSteps, same_tokens, told
 from benchmarks.serve.engine import compiled_so_far
 from benchmarks.serve.loop import STEPS, DecodeLoop
 from benchmarks.serve.models import EVERY
+from benchmarks.serve.process import carried_out, tried
 from benchmarks.serve.servers import Call
 from benchmarks.serve.sides import AFTER, DYNAMIC, EAGER, OTHERS, OWN, call_of, compared, compiled_by, of_fuseplan
 from benchmarks.serve.tuned import left_out, tuned
 from benchmarks.timing import contest
 from benchmarks.tuned_model import clear
 from fuseplan.judge.output import WIDER, widened_by
-from fuseplan.measure.failures import RUN, check_device, failure
 
 TIMES = (1, 4)
 """Caches of prompt and steps, and of so many times that."""
@@ -64,12 +64,7 @@ class Decoding:
 
 def run(task: Task) -> None:
     """Do what there is time for; the row says what was left out."""
-    report, time = Report(task.out, resumed=True), Time(task)
-    report.put(at="the start", at_side="", left="", done=False)
-    try:
-        _run(task, report, time)
-    except NoTimeError as left:
-        report.put(left=str(left))
+    carried_out(task, partial(_run, task))
 
 
 def _run(task: Task, report: Report, time: Time) -> None:
@@ -78,7 +73,7 @@ def _run(task: Task, report: Report, time: Time) -> None:
     report.put(part="decode", commit=commit(), effort=given["effort"], **vars(what), cache=what.length)
     report.at("loading")
     model = EVERY[what.model].load(given["device"], torch.float32 if what.single else None)
-    loop = DecodeLoop.of(model, what.batch, what.context, what.length)
+    loop = DecodeLoop.of(model, what.batch, what.context, what.times)
     if AFTER in given["sides"]:
         _tuned(task, loop, model, report, time)
     rows: dict[str, dict[str, Any]] = {}
@@ -87,7 +82,7 @@ def _run(task: Task, report: Report, time: Time) -> None:
         time.need(MARGIN_S, f"{side} to compile")
         report.at("compiling", side)
         calls[side] = call_of(model, compiled_by(side, "decoder", given).decode)
-        rows[side] = _tried(partial(_compile, loop, calls[side], side))
+        rows[side] = tried(partial(_compile, loop, calls[side], side))
         report.put(sides=rows, seconds=report.seconds())
     report.at("checking")
     _check(loop, model, {side: call for side, call in calls.items() if "failed" not in rows[side]}, rows)
@@ -99,7 +94,7 @@ def _run(task: Task, report: Report, time: Time) -> None:
     rows = {side: {**rows[side], **contested.rows.get(side, {})} for side in given["sides"]}
     found = {} if contested.race is None else compared(contested.race, given["sides"], rows)
     noisy = {"noisy": contested.noisy} if contested.noisy else {}
-    report.put(sides=rows, race={**found, **noisy}, left_out=left_out(given, report.fields), at="", at_side="", done=True, seconds=report.seconds())  # fmt: skip
+    report.put(sides=rows, race={**found, **noisy}, left_out=left_out(given, report.fields))
 
 
 def _tuned(task: Task, loop: DecodeLoop, model: torch.nn.Module, report: Report, time: Time) -> None:
@@ -154,14 +149,6 @@ def _checked(
     side: str, rows: dict[str, dict[str, Any]], name: str, check: Callable[[], dict[str, Any]], *, fails: bool
 ) -> None:
     """Put what a check says into a side's row; one of ours that is wrong has failed."""
-    rows[side][name] = _tried(check)
+    rows[side][name] = tried(check)
     if fails and "failed" in rows[side][name]:
         rows[side]["failed"] = rows[side][name]["failed"]
-
-
-def _tried(call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    try:
-        return call()
-    except Exception as error:  # noqa: BLE001 - one side that fails is a row, and the others are measured
-        check_device(error)
-        return {"failed": ": ".join(failure(error, RUN))}

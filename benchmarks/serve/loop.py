@@ -19,21 +19,21 @@ STEPS = 64
 class DecodeLoop:
     """A cache that holds a prompt, and the steps from there on. All sides share it: each has the same addresses before it."""
 
-    def __init__(self, cache: Any, first: Tensor, context: int) -> None:
-        self.cache, self.first, self.context = cache, first, context
+    def __init__(self, cache: Any, first: Tensor, context: int, steps: int = STEPS) -> None:
+        self.cache, self.first, self.context, self.steps = cache, first, context, steps
         self.at = 0
         self.tokens, self.positions = first.clone(), torch.full_like(first, context)
         self._kept = [_state(layer) for layer in cache.layers]
 
     @staticmethod
     @torch.no_grad()
-    def of(model: nn.Module, batch: int, context: int, length: int) -> DecodeLoop:
-        """The loop behind a prompt that fixed numbers draw; the prefill is eager, row by row."""
+    def of(model: nn.Module, batch: int, context: int, times: int = 1, steps: int = STEPS) -> DecodeLoop:
+        """The loop behind a prompt that fixed numbers draw; the prefill is eager. The cache is so many times what is needed."""
         numbers = torch.Generator().manual_seed(0)
         prompt = torch.randint(3, model.config.vocab_size, (batch, context), generator=numbers).to(model.device)
-        cache = StaticCache(config=model.config, max_cache_len=length)
+        cache = StaticCache(config=model.config, max_cache_len=times * (context + steps))
         found = model(input_ids=prompt, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        return DecodeLoop(cache, found.logits[:, -1].argmax(-1, keepdim=True), context)
+        return DecodeLoop(cache, found.logits[:, -1].argmax(-1, keepdim=True), context, steps)
 
     def widened(self, dtype: torch.dtype) -> DecodeLoop:
         """The same prompt in a cache of another precision, with the same numbers in it."""
@@ -41,7 +41,7 @@ class DecodeLoop:
         cache = deepcopy(self.cache)
         for layer in cache.layers:
             layer.keys, layer.values, layer.dtype = layer.keys.to(dtype), layer.values.to(dtype), dtype
-        return DecodeLoop(cache, self.first.clone(), self.context)
+        return DecodeLoop(cache, self.first.clone(), self.context, self.steps)
 
     def held(self) -> list[Tensor]:
         """The keys and values."""
@@ -62,7 +62,7 @@ class DecodeLoop:
     @torch.no_grad()
     def step(self, call: Call) -> Tensor:
         """The logits of the next token of each row, which is taken to be the likeliest; they are the caller's until the next step."""
-        if self.at == STEPS:
+        if self.at == self.steps:
             self.rewind()
         torch.compiler.cudagraph_mark_step_begin()
         logits: Tensor = call(
@@ -76,7 +76,7 @@ class DecodeLoop:
     def decoded(self, call: Call) -> list[Tensor]:
         """The tokens of all steps from the prompt on."""
         self.rewind()
-        return [self._token(call) for _ in range(STEPS)]
+        return [self._token(call) for _ in range(self.steps)]
 
     def forced(self, call: Call, tokens: Sequence[Tensor]) -> list[Tensor]:
         """The logits of all steps, each of which is given the token that stands here before it."""

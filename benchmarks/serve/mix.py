@@ -16,10 +16,11 @@ import torch
 
 import fuseplan
 from benchmarks.fleet import Report, Task
-from benchmarks.one_model import MARGIN_S, NoTimeError, Time
+from benchmarks.one_model import MARGIN_S, Time
 from benchmarks.result import commit
 from benchmarks.serve.engine import Served, latencies, serve
 from benchmarks.serve.models import EVERY, ServedCase
+from benchmarks.serve.process import carried_out, tried
 from benchmarks.serve.requests import Request, at_rate, percentile
 from benchmarks.serve.servers import EncoderServer, SlotServer
 from benchmarks.serve.sides import AFTER, EAGER, OTHERS, OWN, compared, compiled_by, of_fuseplan, serving
@@ -28,8 +29,7 @@ from benchmarks.timing import rounds_of
 from benchmarks.tuned_model import clear
 from fuseplan.garbage import no_collection
 from fuseplan.measure.clocks import failing
-from fuseplan.measure.failures import RUN, check_device, failure
-from fuseplan.measure.race import Sample
+from fuseplan.measure.race import LaneError, Sample
 
 WARM_SEED, SEED = 1, 2
 """Of the requests that are recorded and warm a side up, and of those by which it is measured."""
@@ -43,12 +43,7 @@ ROUNDS = (7, 15)
 
 def run(task: Task) -> None:
     """Do what there is time for; the row says what was left out."""
-    report, time = Report(task.out, resumed=True), Time(task)
-    report.put(at="the start", at_side="", left="", done=False)
-    try:
-        _run(task, report, time)
-    except NoTimeError as left:
-        report.put(left=str(left))
+    carried_out(task, partial(_run, task))
 
 
 def _run(task: Task, report: Report, time: Time) -> None:
@@ -65,13 +60,8 @@ def _run(task: Task, report: Report, time: Time) -> None:
     for side in given["sides"]:
         time.need(MARGIN_S, f"{side} to compile")
         report.at("warming up", side)
-        try:
-            rows[side] = passes.warm_up(
-                side, lambda side=side: serving(case, model, compiled_by(side, case.kind, given))
-            )
-        except Exception as error:  # noqa: BLE001 - one side that fails is a row, and the others are measured
-            check_device(error)
-            rows[side] = {"failed": ": ".join(failure(error, RUN))}
+        made = partial(serving, case, model, compiled_by(side, case.kind, given))
+        rows[side] = tried(partial(passes.warm_up, side, made))
         report.put(sides=rows, seconds=report.seconds())
     _same_as_eager(passes, rows, exact=model.dtype == torch.float32)
     able = [side for side in given["sides"] if "failed" not in rows[side]]
@@ -79,12 +69,13 @@ def _run(task: Task, report: Report, time: Time) -> None:
         for name in ("burst", "steady"):
             time.need(given["seconds"], f"the passes of {name}")
             report.at(f"passes: {name}")
-            report.put(**{name: passes.raced(name, able, given["seconds"], rows)}, sides=rows, seconds=report.seconds())
+            still = [side for side in able if "failed" not in rows[side]]
+            report.put(
+                **{name: passes.raced(name, still, given["seconds"], rows)}, sides=rows, seconds=report.seconds()
+            )
     for side in able:
         rows[side]["after"] = passes.compiled_since(side)
-    report.put(
-        sides=rows, left_out=left_out(given, report.fields), at="", at_side="", done=True, seconds=report.seconds()
-    )
+    report.put(sides=rows, left_out=left_out(given, report.fields))
 
 
 def _tuned(task: Task, case: ServedCase, model: torch.nn.Module, report: Report, time: Time) -> None:
@@ -146,12 +137,14 @@ class Passes:
         clock = _PassClock(
             lambda side: self._kept(known[side], self._pass(side, requests, rate)), name, is_whole(self.case)
         )
-        others = [side for side in sides if side in OTHERS]
-        costs = {side: clock.block(side).seconds for side in sides}
+        costs = {side: cost for side in sides if (cost := _cost(clock, side, rows[side])) is not None}
+        if not costs:
+            return {"rate": round(rate, 4)}
+        able = list(costs)
         rounds = max(ROUNDS[0], min(ROUNDS[1], int(seconds / sum(costs.values()))))
-        same = min(others or sides, key=lambda side: costs[side])
-        result, noisy = rounds_of(list(sides), clock, same, rounds, 0.0)
-        for side in sides:
+        same = min([side for side in able if side in OTHERS] or able, key=costs.__getitem__)
+        result, noisy = rounds_of(able, clock, same, rounds, 0.0)
+        for side in able:
             lane, passes = result.lane(side), known[side]
             if lane.status != "ok":
                 rows[side]["failed"] = f"{lane.status}: {lane.detail}"
@@ -159,7 +152,7 @@ class Passes:
                 rows[side]["tokens_a_second"] = round(_middle([one.counted / one.seconds for one in passes]), 2)
             else:
                 rows[side].update(latencies(passes))
-        found = compared(result, sides, rows)
+        found = compared(result, able, rows)
         return {"rate": round(rate, 4), **found} | ({"noisy": noisy} if noisy else {})
 
     def rate(self, name: str) -> float:
@@ -213,6 +206,15 @@ class _PassClock:
         else:
             seconds = percentile(served.firsts() if self.whole else served.between(), 0.99)
         return Sample(0.0, 0.0, 1e6 * seconds, monotonic() - begin)
+
+
+def _cost(clock: _PassClock, side: str, row: dict[str, Any]) -> float | None:
+    """What a pass takes; a side that fails in it has failed."""
+    try:
+        return clock.block(side).seconds
+    except LaneError as failed:
+        row["failed"] = f"{failed.status}: {failed.detail}"
+        return None
 
 
 def _same_as_eager(passes: Passes, rows: dict[str, dict[str, Any]], *, exact: bool) -> None:

@@ -63,12 +63,14 @@ def _mix(name: str, row: Row) -> Iterator[str]:
             yield line([name, side, f"failed: {one['failed']}", *["-"] * (len(MIX) - 4), commit])
             continue
         gain = row.get("burst", {}).get("gains", {}).get(side, {})
-        times = (one.get(key) for key in ("first_p50_ms", "first_p99_ms", "between_p50_ms", "between_p99_ms"))
+        times = [ratio(one.get(key)) for key in ("first_p50_ms", "first_p99_ms", "between_p50_ms", "between_p99_ms")]
+        if side not in OTHERS and (steady := row.get("steady", {}).get("gains", {}).get(side)):
+            times[3 if "between_p99_ms" in one else 1] += f", {steady['verdict']}"
         compiled = (one.get(when, {}).get("compilations", "-") for when in ("warm", "after"))
         held = one.get("own_peak_bytes")
         yield line([
             name, side, ratio(one.get("tokens_a_second"), 0), ratio(gain.get("ratio"), 3), gain.get("verdict", "-"),
-            *map(ratio, times), *map(str, compiled), "-" if held is None else f"{held / 2**20:,.0f}", commit,
+            *times, *map(str, compiled), "-" if held is None else f"{held / 2**20:,.0f}", commit,
         ])  # fmt: skip
 
 

@@ -25,6 +25,8 @@ from benchmarks.serve.sides import BEFORE, DYNAMIC, EAGER, SIDES, compiled_by
 from checks import served as page
 from fuseplan.judge.output import WIDER
 
+FEW = 16
+"""Steps of decoding: more than the window of a layer that has one."""
 DECODERS = [name for name, case in TINY.items() if case.kind != "encoder"]
 
 
@@ -160,7 +162,7 @@ def test_compilations_and_what_waits_for_them_are_counted() -> None:
 @pytest.fixture(params=[name for name, case in TINY.items() if case.kind == "decoder"])
 def loop(request: pytest.FixtureRequest) -> tuple[DecodeLoop, nn.Module]:
     model = TINY[request.param].load("cpu")
-    return DecodeLoop.of(model, 2, 8, 8 + STEPS), model
+    return DecodeLoop.of(model, 2, 8, steps=FEW), model
 
 
 def test_winding_back_gives_the_same_tokens_again(loop: tuple[DecodeLoop, nn.Module]) -> None:
@@ -172,16 +174,16 @@ def test_winding_back_gives_the_same_tokens_again(loop: tuple[DecodeLoop, nn.Mod
     again = steps.decoded(model)
     assert all(map(torch.equal, first, again))
     assert [tensor.data_ptr() for tensor in steps.held()] == places
-    assert same_tokens(steps, model, model) == {"steps": STEPS, "same": STEPS}
+    assert same_tokens(steps, model, model) == {"steps": FEW, "same": FEW}
 
 
-def off_by(model: nn.Module, factor: float, at: int) -> Any:
+def off_by(model: nn.Module, factor: float, at: int, steps: int = FEW) -> Any:
     """The model, but that the logits of one step are so many times as large for one token."""
     calls = iter(range(10_000))
 
     def call(**inputs: Any) -> Any:
         found = model(**inputs)
-        if next(calls) % STEPS == at:
+        if next(calls) % steps == at:
             logits: Tensor = found.logits
             logits[:, :, 5] += factor * logits.abs().max()
         return found
@@ -191,22 +193,22 @@ def off_by(model: nn.Module, factor: float, at: int) -> Any:
 
 def test_another_token_is_seen(loop: tuple[DecodeLoop, nn.Module]) -> None:
     steps, model = loop
-    found = same_tokens(steps, model, off_by(model, 3.0, 20))
+    found = same_tokens(steps, model, off_by(model, 3.0, 9))
     right = [int(token[0]) for token in steps.decoded(model)]
     if set(right) == {5}:
         pytest.fail("the model says nothing else: another token has to be asked for")
-    assert found["failed"].startswith("wrong: other tokens than eager's from step 20 on")
+    assert found["failed"].startswith("wrong: other tokens than eager's from step 9 on")
 
 
 def test_the_judge_lets_right_steps_pass_and_no_wrong_one() -> None:
     model = TINY["tiny llama"].load("cpu", torch.bfloat16)
-    steps = DecodeLoop.of(model, 2, 8, 8 + STEPS)
+    steps = DecodeLoop.of(model, 2, 8, steps=4)
     judge = JudgedSteps.of(steps, model)
     right = told(judge.judge(model, WIDER), judge.draws)
-    assert (right["steps"], right["wrong"]) == (STEPS, 0)
-    wrong = told(judge.judge(off_by(model, 0.5, 33)), judge.draws)
+    assert (right["steps"], right["wrong"]) == (4, 0)
+    wrong = told(judge.judge(off_by(model, 0.5, 2, 4)), judge.draws)
     assert wrong["wrong"] == 1
-    assert wrong["failed"].startswith("wrong: step 33: logits is off by")
+    assert wrong["failed"].startswith("wrong: step 2: logits is off by")
 
 
 # rows
@@ -280,7 +282,7 @@ def test_a_side_that_says_other_things_has_failed(
     def wrong(case: ServedCase, model: nn.Module, compiled: Any) -> Any:
         server = real(case, model, compiled)
         if compiled.decode is not None:
-            server.decode = off_by(model, 3.0, 1)
+            server.decode = off_by(model, 3.0, 1, 4)
         return server
 
     monkeypatch.setattr(mix, "serving", wrong)
