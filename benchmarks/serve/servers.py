@@ -121,7 +121,7 @@ class DecoderServer(SlotServer):
             windows = {"full_attention": None, "sliding_attention": config.sliding_window}
             masks = {kind: cache.masks(windows[kind]) for kind in dict.fromkeys(config.layer_types)}
         return {
-            "input_ids": self.tokens, "position_ids": cache.places[:, None], "attention_mask": masks,
+            "input_ids": self.tokens, "position_ids": cache.places[:, None].clone(), "attention_mask": masks,
             "past_key_values": cache.cache, "use_cache": True,
         }  # fmt: skip
 
@@ -153,7 +153,7 @@ class SpeechServer(SlotServer):
         """What was heard is there already, and of it the keys and values."""
         assert self.cache is not None
         return {
-            "decoder_input_ids": self.tokens, "decoder_position_ids": self.cache.places[:, None],
+            "decoder_input_ids": self.tokens, "decoder_position_ids": self.cache.places[:, None].clone(),
             "decoder_attention_mask": self.cache.masks(None), "encoder_outputs": (self.heard,),
             "past_key_values": self.cache.cache, "use_cache": True,
         }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationMixin
 
+import fuseplan
 from benchmarks import serve as bench
 from benchmarks.fleet import Task, read
 from benchmarks.serve import decode, mix
@@ -21,7 +23,7 @@ from benchmarks.serve.loop import STEPS, DecodeLoop
 from benchmarks.serve.models import CASES, EVERY, TINY, ServedCase
 from benchmarks.serve.requests import Request, at_rate
 from benchmarks.serve.servers import EncoderServer, SlotServer, server_of
-from benchmarks.serve.sides import BEFORE, DYNAMIC, EAGER, SIDES, compiled_by
+from benchmarks.serve.sides import BEFORE, DYNAMIC, EAGER, SIDES, Compiled, compiled_by
 from checks import served as page
 from fuseplan.judge.output import WIDER
 
@@ -237,17 +239,14 @@ def own_calls(monkeypatch: pytest.MonkeyPatch) -> None:
         found = real(side, kind, given)
         if side not in (DYNAMIC, BEFORE):
             return found
-        return type(found)(
-            *(
-                {"backend": "aot_eager", "dynamic": asked.get("dynamic")}
-                for asked in (found.prefill, found.decode)
-                if asked
-            )
+        return Compiled(
+            *({"backend": "eager", "dynamic": asked.get("dynamic")} for asked in (found.prefill, found.decode))
         )
 
     for module in (mix, decode):
         monkeypatch.setattr(module, "compiled_by", cheap)
     monkeypatch.setattr("fuseplan.measure.clocks._CPU_CALLS", 2)
+    monkeypatch.setattr(mix, "ROUNDS", (2, 2))
     torch._dynamo.reset()
 
 
@@ -323,6 +322,21 @@ def test_each_size_of_decoding_is_a_row() -> None:
         "llama decode 8x512, cache 576", "llama decode 8x512, cache 2304",
         "llama decode 8x4096, cache 4160", "llama decode 8x4096, cache 16640",
     ]  # fmt: skip
+
+
+def test_what_the_page_shows_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its programs run as eager does where they have no plan: what the page is about does not depend on it, and compiling takes long."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("fuseplan.lookup.missing_compiler", lambda *_: "no compiler in this test")
+    torch._dynamo.reset()
+    before = fuseplan.stats()
+    blocks = re.findall(r"^```python\n(.*?)^```$", page.PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for block in blocks:
+        exec(compile(block, str(page.PAGE), "exec"), names)
+    assert fuseplan.stats()["programs"] - before.get("programs", 0) == 4, "a prefill of any length and a step, twice"
+    waiting = fuseplan.tune(None, db="tuning.db", effort="none")
+    assert [one.status for one in waiting] == ["unverified", "unverified"]
 
 
 def test_the_page_says_what_was_not_measured() -> None:
