@@ -68,7 +68,8 @@ def settled(gm: GraphModule, example_inputs: Sequence[Any]) -> Settled:
     """
     placeholders = gm.graph.find_nodes(op="placeholder")
     sizes = {i: size for i, node in enumerate(placeholders) if (size := _symbol(_value(node))) is not None}
-    order, fixed = _order(placeholders, sizes), _fixed(gm)
+    fixed = _fixed(gm)
+    order = _order(placeholders, sizes, fixed)
     same = order == tuple(range(len(placeholders)))
     if same and not fixed:
         return Settled(gm, example_inputs)
@@ -77,21 +78,30 @@ def settled(gm: GraphModule, example_inputs: Sequence[Any]) -> Settled:
 
 
 def _fixed(gm: GraphModule) -> dict[Node, int]:
-    """The sizes that the program asks for and that are fixed by now."""
+    """The sizes that the program is given, or asks for, and that are fixed by now."""
     found = {}
     for node in gm.graph.nodes:
         value = _value(node)
         number = value.node.expr if isinstance(value, torch.SymInt) else value
-        if node.op in ("call_function", "call_method") and _is_number(number) and node.users:
+        if _asks(node) and _is_number(number) and (node.users or node.op == "placeholder"):
             found[node] = int(number)
     return found
+
+
+def _asks(node: Node) -> bool:
+    """Whether it asks for a size, or computes with what others ask for, and does nothing else."""
+    if node.op == "placeholder":
+        return isinstance(_value(node), torch.SymInt)
+    if node.op == "call_method":
+        return node.target in ("size", "stride", "numel", "storage_offset")
+    return node.op == "call_function" and getattr(node.target, "__module__", None) in ("_operator", "math")
 
 
 def _is_number(value: Any) -> bool:
     return bool(value.is_Integer) if isinstance(value, sympy.Expr) else type(value) is int
 
 
-def _order(placeholders: Sequence[Node], sizes: dict[int, sympy.Symbol]) -> tuple[int, ...]:
+def _order(placeholders: Sequence[Node], sizes: dict[int, sympy.Symbol], fixed: Mapping[Node, int]) -> tuple[int, ...]:
     """The inputs that stay, in their order: a size goes before the first tensor that has it, and else stays where it is. Dynamo's
     own order where all is in its place.
     """
@@ -105,7 +115,7 @@ def _order(placeholders: Sequence[Node], sizes: dict[int, sympy.Symbol]) -> tupl
         for size in shape:
             if size in first:
                 order[first[size]] = None
-        if i not in sizes or (sizes[i] not in of_tensors and first[sizes[i]] == i):
+        if placeholders[i] not in fixed and (i not in sizes or (sizes[i] not in of_tensors and first[sizes[i]] == i)):
             order[i] = None
     return tuple(order)
 
