@@ -69,33 +69,32 @@ def fresh(model: nn.Module) -> Callable[..., Any]:
     return FunctionType(call.__code__.replace(), globals(), call.__name__, None, call.__closure__)
 
 
-def _built(model: str, config: str, **given: Any) -> nn.Module:
+def built(model: str, config: str, **given: Any) -> nn.Module:
+    """A model of transformers, by the names of its class and of its configuration's, with random weights."""
     import transformers
 
-    built: nn.Module = getattr(transformers, model)(getattr(transformers, config)(**given))
-    return built
+    found: nn.Module = getattr(transformers, model)(getattr(transformers, config)(**given))
+    return found
 
 
 _STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-bert = partial(_built, "BertModel", "BertConfig", **_STILL)
-gpt2 = partial(
-    _built, "GPT2LMHeadModel", "GPT2Config", resid_pdrop=0.0, attn_pdrop=0.0, embd_pdrop=0.0, use_cache=False
-)
+bert = partial(built, "BertModel", "BertConfig", **_STILL)
+gpt2 = partial(built, "GPT2LMHeadModel", "GPT2Config", resid_pdrop=0.0, attn_pdrop=0.0, embd_pdrop=0.0, use_cache=False)
 llama = partial(
-    _built, "LlamaForCausalLM", "LlamaConfig", hidden_size=1024, intermediate_size=2816, num_hidden_layers=8,
+    built, "LlamaForCausalLM", "LlamaConfig", hidden_size=1024, intermediate_size=2816, num_hidden_layers=8,
     num_attention_heads=16, num_key_value_heads=16, vocab_size=32000, use_cache=False,
 )  # fmt: skip
 qwen2 = partial(
-    _built, "Qwen2ForCausalLM", "Qwen2Config", hidden_size=896, num_hidden_layers=12, num_attention_heads=14,
+    built, "Qwen2ForCausalLM", "Qwen2Config", hidden_size=896, num_hidden_layers=12, num_attention_heads=14,
     num_key_value_heads=2, intermediate_size=4864, vocab_size=151936, use_cache=False,
 )  # fmt: skip
 _t5_small = partial(
-    _built, "T5ForConditionalGeneration", "T5Config", d_model=512, d_kv=64, d_ff=2048, num_layers=6, num_heads=8,
+    built, "T5ForConditionalGeneration", "T5Config", d_model=512, d_kv=64, d_ff=2048, num_layers=6, num_heads=8,
     vocab_size=32128, decoder_start_token_id=0, dropout_rate=0.0, use_cache=False,
 )  # fmt: skip
-_bert_with_head = partial(_built, "BertForMaskedLM", "BertConfig", **_STILL)
-_resnet = partial(_built, "ResNetForImageClassification", "ResNetConfig", id2label=LABELS)
-_vit = partial(_built, "ViTForImageClassification", "ViTConfig", id2label=LABELS, **_STILL)
+_bert_with_head = partial(built, "BertForMaskedLM", "BertConfig", **_STILL)
+_resnet = partial(built, "ResNetForImageClassification", "ResNetConfig", id2label=LABELS)
+_vit = partial(built, "ViTForImageClassification", "ViTConfig", id2label=LABELS, **_STILL)
 _tiny_bert = partial(
     bert, hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=128, vocab_size=100
 )
@@ -105,8 +104,8 @@ _tiny_gpt2 = partial(gpt2, n_embd=64, n_layer=1, n_head=2, vocab_size=100, n_pos
 def _timm(name: str, train: bool = False) -> nn.Module:
     import timm
 
-    built: nn.Module = timm.create_model(name, pretrained=False)
-    return Classified(built) if train else built
+    found: nn.Module = timm.create_model(name, pretrained=False)
+    return Classified(found) if train else found
 
 
 def _tokens(

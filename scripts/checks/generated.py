@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import sys
 
-from checks import figures, judged, reference, under_thunder, written
+from checks import figures, judged, reference, served, under_thunder, written
 from checks.project import ROOT
 from checks.tables import unnamed
 
 
 def main(arguments: list[str]) -> int:
     """Write the pages, or with --check only tell which are out of date."""
-    pages = {**reference.pages(), **figures.pages(), **judged.pages(), **written.pages(), **under_thunder.pages()}
+    pages = {
+        **reference.pages(),
+        **figures.pages(),
+        **judged.pages(),
+        **written.pages(),
+        **under_thunder.pages(),
+        **served.pages(),
+    }
     for path, text in pages.items():
         for heading in unnamed(text):
             print(f"{path.relative_to(ROOT)}: a table below {heading!r} does not say on which machine", file=sys.stderr)

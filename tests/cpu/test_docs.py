@@ -11,8 +11,8 @@ from checks.project import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-OWN = {"libraries.md", "thunder.md"}
-"""Pages whose code has a test of its own, which gives it what it speaks of: test_libraries, test_thunder."""
+OWN = {"libraries.md", "serving.md", "thunder.md"}
+"""Pages whose code has a test of its own, which gives it what it speaks of: test_libraries, test_serve, test_thunder."""
 WITH_CODE = [page for page in PAGES if page.name not in OWN and BLOCK.search(page.read_text(encoding="utf-8"))]
 
 

@@ -195,3 +195,28 @@ def test_calls_are_counted_by_their_own_sizes(names: str) -> None:
             compiled(*arguments(rows))
     (trace,) = recording.programs
     assert [(sorted(each.sizes.values()), each.calls) for each in trace.calls] == [([5, 6, 7, 8], 2), ([6, 7, 7, 8], 1)]
+
+
+@pytest.mark.parametrize("first", [torch.relu, lambda x: x], ids=["of what was computed", "of an input"])
+def test_a_size_that_turns_out_to_be_fixed_is_a_number(first: Callable[[Tensor], Tensor]) -> None:
+    """As that of a batch that meets a cache of so many rows: what came before asked for its size, a rebuilt program never does."""
+    cache = torch.randn(3, 5)
+
+    def call(x: Tensor) -> Tensor:
+        y = first(x)
+        y = y.view(*y.shape[:-1], -1, 2).flatten(1)
+        return y.sum(1, keepdim=True) * y.shape[0] + cache
+
+    x = torch.randn(3, 4)
+    torch._dynamo.maybe_mark_dynamic(x, 0)
+    _, found = captured(call, [x])
+    assert found.rewritten, "else there is nothing to test"
+    assert not [node for node in found.gm.graph.nodes if isinstance(node.meta.get("example_value"), torch.SymInt)]
+    assert "size" not in [node.target for node in found.gm.graph.nodes]
+    given = [cache if value.shape == cache.shape else x for value in found.example_inputs]
+    torch.testing.assert_close(found.gm(*given), (call(x),))
+    trace = write_trace(found.gm, found.example_inputs, "test")
+    assert trace.key == program_key(found.gm, found.example_inputs).key
+    loaded = load_trace(trace)
+    _, again = captured(loaded.module, loaded.inputs())
+    assert program_key(again.gm, again.example_inputs).key == trace.key

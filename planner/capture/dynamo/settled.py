@@ -4,11 +4,14 @@ Dynamo makes an input of each size of each tensor. Where two turn out to be equa
 what they were read from, and those that nobody uses are dropped: the same program that is rebuilt from its trace, or called
 through another function, has other inputs. So that it has the same key, graphs and plan, all look at the settled one.
 Blocks that are checkpointed stay as they are.
+
+A size may turn out to be fixed after parts of the program were captured with one that varies, as where a batch meets a cache of so
+many rows. Those parts ask for it still, and a program that is rebuilt from its trace never does: it is written as the number that it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +30,8 @@ class Settled:
     example_inputs: Sequence[Any]
     order: tuple[int, ...] | None = None
     """Of each input, its place among those that Dynamo gives; None where it gives just these."""
+    rewritten: bool = False
+    """Whether it is another graph than Dynamo's."""
 
     @property
     def arranged(self) -> Callable[[Sequence[Any]], Sequence[Any]]:
@@ -36,10 +41,12 @@ class Settled:
 
     def called(self, compiled: Call) -> Call:
         """What Dynamo calls: `compiled` is of the settled program, which is let go of."""
-        if self.order is None:
+        if not self.rewritten:
             return compiled
         for node in self.gm.graph.find_nodes(op="placeholder"):
             node.meta.pop("grapharg", None)  # as Dynamo does with its own: it holds what the first call was given
+        if self.order is None:
+            return compiled
         arranged = self.arranged
 
         def call(*args: Any) -> Any:
@@ -61,15 +68,40 @@ def settled(gm: GraphModule, example_inputs: Sequence[Any]) -> Settled:
     """
     placeholders = gm.graph.find_nodes(op="placeholder")
     sizes = {i: size for i, node in enumerate(placeholders) if (size := _symbol(_value(node))) is not None}
-    if not sizes:
+    fixed = _fixed(gm)
+    order = _order(placeholders, sizes, fixed)
+    same = order == tuple(range(len(placeholders)))
+    if same and not fixed:
         return Settled(gm, example_inputs)
-    order = _order(placeholders, sizes)
-    if order == tuple(range(len(placeholders))):
-        return Settled(gm, example_inputs)
-    return Settled(_reordered(gm, placeholders, sizes, order), [example_inputs[i] for i in order], order)
+    rewritten = _rewritten(gm, placeholders, sizes, order, fixed)
+    return Settled(rewritten, [example_inputs[i] for i in order], None if same else order, rewritten=True)
 
 
-def _order(placeholders: Sequence[Node], sizes: dict[int, sympy.Symbol]) -> tuple[int, ...]:
+def _fixed(gm: GraphModule) -> dict[Node, int]:
+    """The sizes that the program is given, or asks for, and that are fixed by now."""
+    found = {}
+    for node in gm.graph.nodes:
+        value = _value(node)
+        number = value.node.expr if isinstance(value, torch.SymInt) else value
+        if _asks(node) and _is_number(number) and (node.users or node.op == "placeholder"):
+            found[node] = int(number)
+    return found
+
+
+def _asks(node: Node) -> bool:
+    """Whether it asks for a size, or computes with what others ask for, and does nothing else."""
+    if node.op == "placeholder":
+        return isinstance(_value(node), torch.SymInt)
+    if node.op == "call_method":
+        return node.target in ("size", "stride", "numel", "storage_offset")
+    return node.op == "call_function" and getattr(node.target, "__module__", None) in ("_operator", "math")
+
+
+def _is_number(value: Any) -> bool:
+    return bool(value.is_Integer) if isinstance(value, sympy.Expr) else type(value) is int
+
+
+def _order(placeholders: Sequence[Node], sizes: dict[int, sympy.Symbol], fixed: Mapping[Node, int]) -> tuple[int, ...]:
     """The inputs that stay, in their order: a size goes before the first tensor that has it, and else stays where it is. Dynamo's
     own order where all is in its place.
     """
@@ -83,15 +115,19 @@ def _order(placeholders: Sequence[Node], sizes: dict[int, sympy.Symbol]) -> tupl
         for size in shape:
             if size in first:
                 order[first[size]] = None
-        if i not in sizes or (sizes[i] not in of_tensors and first[sizes[i]] == i):
+        if placeholders[i] not in fixed and (i not in sizes or (sizes[i] not in of_tensors and first[sizes[i]] == i)):
             order[i] = None
     return tuple(order)
 
 
-def _reordered(
-    gm: GraphModule, placeholders: Sequence[Node], sizes: dict[int, sympy.Symbol], order: Sequence[int]
+def _rewritten(
+    gm: GraphModule,
+    placeholders: Sequence[Node],
+    sizes: dict[int, sympy.Symbol],
+    order: Sequence[int],
+    fixed: Mapping[Node, int],
 ) -> GraphModule:
-    graph, copies = Graph(), dict[Node, Node]()
+    graph, copies = Graph(), dict[Node, Any](fixed)
     by_size = {sizes[i]: i for i in order if i in sizes}
     for i in order:
         copy = copies[placeholders[i]] = graph.node_copy(placeholders[i])
@@ -100,10 +136,16 @@ def _reordered(
     for i, node in enumerate(placeholders):
         if node not in copies:
             copies[node] = copies[placeholders[by_size[sizes[i]]]]
+    unasked = {node for node in gm.graph.nodes if node.users and _of_sizes(node) and fixed.keys() >= node.users.keys()}
     for node in gm.graph.nodes:
-        if node.op != "placeholder":
+        if node.op != "placeholder" and node not in fixed and node not in unasked:
             copies[node] = graph.node_copy(node, copies.__getitem__)
     return as_captured(gm, graph)
+
+
+def _of_sizes(node: Node) -> bool:
+    """Whether it gives the sizes of a tensor, and nothing else."""
+    return node.op == "call_method" and node.target == "size"
 
 
 def as_captured(gm: GraphModule, graph: Graph) -> GraphModule:

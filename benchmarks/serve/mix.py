@@ -1,0 +1,247 @@
+"""One model under a mix of requests, in a process of its own: recorded, tuned, and then all sides serve the same requests in turns.
+
+What is known stands in its report at once. What was tuned, and what Inductor has compiled, is found again by the next process where a
+folder is kept; the sides are warmed up anew.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from functools import partial
+from time import monotonic
+from typing import Any
+
+import torch
+
+import fuseplan
+from benchmarks.fleet import Report, Task
+from benchmarks.one_model import MARGIN_S, Time
+from benchmarks.result import commit
+from benchmarks.serve.engine import Served, latencies, serve
+from benchmarks.serve.models import EVERY, ServedCase
+from benchmarks.serve.process import carried_out, tried
+from benchmarks.serve.requests import Request, at_rate, percentile
+from benchmarks.serve.servers import EncoderServer, SlotServer
+from benchmarks.serve.sides import AFTER, EAGER, OTHERS, OWN, compared, compiled_by, of_fuseplan, serving
+from benchmarks.serve.tuned import left_out, tuned
+from benchmarks.timing import rounds_of
+from benchmarks.tuned_model import clear
+from fuseplan.garbage import no_collection
+from fuseplan.measure.clocks import failing
+from fuseplan.measure.race import LaneError, Sample
+
+WARM_SEED, SEED = 1, 2
+"""Of the requests that are recorded and warm a side up, and of those by which it is measured."""
+BURST = 8.0
+"""So many times as fast as the fastest side could answer, requests come where tokens a second are measured: it never waits for one."""
+STEADY = 0.7
+"""As a share of what the fastest of the others could answer, the rate at which latencies are measured."""
+ROUNDS = (7, 15)
+"""Passes of each side at least, of which fewer would tell nothing for sure, and at most."""
+
+
+def run(task: Task) -> None:
+    """Do what there is time for; the row says what was left out."""
+    carried_out(task, partial(_run, task))
+
+
+def _run(task: Task, report: Report, time: Time) -> None:
+    given, case = task.arguments, EVERY[task.name]
+    report.put(
+        part="mix", commit=commit(), effort=given["effort"], kind=case.kind, slots=case.slots, requests=case.requests
+    )
+    report.at("loading")
+    model = case.load(given["device"])
+    if AFTER in given["sides"]:
+        _tuned(task, case, model, report, time)
+    passes = Passes(case, given["device"])
+    rows: dict[str, dict[str, Any]] = {}
+    for side in given["sides"]:
+        time.need(MARGIN_S, f"{side} to compile")
+        report.at("warming up", side)
+        made = partial(serving, case, model, compiled_by(side, case.kind, given))
+        rows[side] = tried(partial(passes.warm_up, side, made))
+        report.put(sides=rows, seconds=report.seconds())
+    _same_as_eager(passes, rows, exact=model.dtype == torch.float32)
+    able = [side for side in given["sides"] if "failed" not in rows[side]]
+    if able:
+        for name in ("burst", "steady"):
+            time.need(given["seconds"], f"the passes of {name}")
+            report.at(f"passes: {name}")
+            still = [side for side in able if "failed" not in rows[side]]
+            report.put(
+                **{name: passes.raced(name, still, given["seconds"], rows)}, sides=rows, seconds=report.seconds()
+            )
+    for side in able:
+        rows[side]["after"] = passes.compiled_since(side)
+    report.put(sides=rows, left_out=left_out(given, report.fields))
+
+
+def _tuned(task: Task, case: ServedCase, model: torch.nn.Module, report: Report, time: Time) -> None:
+    """Record a pass, and tune what it has called; what an earlier process has found is not looked for again."""
+    given = task.arguments
+    report.at("recording")
+    with fuseplan.record(name=task.name) as recording:
+        server = serving(case, model, of_fuseplan({"backend": "eager"}))
+        serve(server, case.pattern.draw(case.requests, WARM_SEED), partial(wait, given["device"]), whole=is_whole(case))
+    del server
+    clear(given["device"])
+    tuned(task, recording, report, time)
+
+
+def wait(device: str) -> None:
+    """Return once the device has done all that it was given."""
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+
+
+def is_whole(case: ServedCase) -> bool:
+    """Whether an answer comes at once."""
+    return case.kind == "encoder"
+
+
+class Passes:
+    """The passes of all sides: each serves the same requests, one side after the other, in another order each round."""
+
+    def __init__(self, case: ServedCase, device: str) -> None:
+        self.case, self.device = case, device
+        self.servers: dict[str, SlotServer | EncoderServer] = {}
+        self.warm: dict[str, Served] = {}
+        self.known: dict[str, dict[str, list[Served]]] = {}
+
+    def warm_up(self, side: str, made: Callable[[], SlotServer | EncoderServer]) -> dict[str, Any]:
+        """Make a side's server and have it serve what was recorded, all at once; what that took, and the memory that it has made its own."""
+        cuda = self.device.startswith("cuda")
+        gc.collect()
+        wait(self.device)
+        if cuda:
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        held, before, begin = torch.cuda.memory_allocated() if cuda else 0, fuseplan.stats(), monotonic()
+        self.servers[side] = made()
+        self.warm[side] = self._pass(side, self.case.pattern.draw(self.case.requests, WARM_SEED), BURST * 1e6)
+        if isinstance(server := self.servers[side], EncoderServer):  # what all sides can be compared by
+            server.read(self.case.pattern.draw(self.case.slots, WARM_SEED))
+        row: dict[str, Any] = {"warm_up_s": round(monotonic() - begin, 2), "warm": _compiled([self.warm[side]])}
+        if cuda:
+            row["own_peak_bytes"] = torch.cuda.max_memory_allocated() - held
+        counted = {event: n - before.get(event, 0) for event, n in fuseplan.stats().items()}
+        return row | ({"counted": {event: n for event, n in counted.items() if n}} if side in OWN else {})
+
+    def raced(self, name: str, sides: Sequence[str], seconds: float, rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
+        """Serve in rounds: in a burst, by the time of a token, or steadily, by P99 between tokens, or to an answer that comes at once."""
+        rate = self.rate(name)
+        requests = self.case.pattern.draw(self.case.requests, SEED)
+        known = self.known[name] = {side: [] for side in sides}
+        clock = _PassClock(
+            lambda side: self._kept(known[side], self._pass(side, requests, rate)), name, is_whole(self.case)
+        )
+        costs = {side: cost for side in sides if (cost := _cost(clock, side, rows[side])) is not None}
+        if not costs:
+            return {"rate": round(rate, 4)}
+        able = list(costs)
+        rounds = max(ROUNDS[0], min(ROUNDS[1], int(seconds / sum(costs.values()))))
+        same = min([side for side in able if side in OTHERS] or able, key=costs.__getitem__)
+        result, noisy = rounds_of(able, clock, same, rounds, 0.0)
+        for side in able:
+            lane, passes = result.lane(side), known[side]
+            if lane.status != "ok":
+                rows[side]["failed"] = f"{lane.status}: {lane.detail}"
+            elif name == "burst":
+                rows[side]["tokens_a_second"] = round(_middle([one.counted / one.seconds for one in passes]), 2)
+            else:
+                rows[side].update(latencies(passes))
+        found = compared(result, able, rows)
+        return {"rate": round(rate, 4), **found} | ({"noisy": noisy} if noisy else {})
+
+    def rate(self, name: str) -> float:
+        """How many requests a second come."""
+        fastest = max(
+            self._capacity(side) for side in self.warm if name == "burst" or side in OTHERS or not self._others()
+        )
+        return fastest * (BURST if name == "burst" else STEADY)
+
+    def compiled_since(self, side: str) -> dict[str, Any]:
+        """What was compiled once the side was warm."""
+        return _compiled([one for passes in self.known.values() for one in passes.get(side, ())])
+
+    def _others(self) -> list[str]:
+        return [side for side in self.warm if side in OTHERS]
+
+    def _capacity(self, side: str) -> float:
+        """How many requests a second a side could answer, by what its steps take in the middle."""
+        warm = self.warm[side]
+        if is_whole(self.case):
+            return self.case.slots / (warm.usual_s("batch") or 1.0)
+        new = warm.counted / self.case.requests
+        return 1 / ((warm.usual_s("prefill") or 0.0) + new * (warm.usual_s("decode") or 0.0) / self.case.slots)
+
+    def _pass(self, side: str, requests: Sequence[Request], rate: float) -> Served:
+        gc.collect()
+        with no_collection():
+            return serve(
+                self.servers[side], at_rate(requests, rate), partial(wait, self.device), whole=is_whole(self.case)
+            )
+
+    @staticmethod
+    def _kept(passes: list[Served], served: Served) -> Served:
+        passes.append(served)
+        return served
+
+
+class _PassClock:
+    """The clock of a race in which a block is a pass."""
+
+    def __init__(self, pass_of: Callable[[str], Served], name: str, whole: bool) -> None:
+        self.pass_of, self.name, self.whole = pass_of, name, whole
+
+    def block(self, name: str) -> Sample:
+        """Serve once more; LaneError if that fails."""
+        begin = monotonic()
+        with failing():
+            served = self.pass_of(name)
+        if self.name == "burst":
+            seconds = served.seconds / served.counted
+        else:
+            seconds = percentile(served.firsts() if self.whole else served.between(), 0.99)
+        return Sample(0.0, 0.0, 1e6 * seconds, monotonic() - begin)
+
+
+def _cost(clock: _PassClock, side: str, row: dict[str, Any]) -> float | None:
+    """What a pass takes; a side that fails in it has failed."""
+    try:
+        return clock.block(side).seconds
+    except LaneError as failed:
+        row["failed"] = f"{failed.status}: {failed.detail}"
+        return None
+
+
+def _same_as_eager(passes: Passes, rows: dict[str, dict[str, Any]], *, exact: bool) -> None:
+    """Of how many requests a side gives eager's tokens, or how far an encoder is off; where all is float32, another token is wrong."""
+    if EAGER not in passes.warm:
+        return
+    for side, warm in passes.warm.items():
+        server, eager = passes.servers[side], passes.servers[EAGER]
+        if isinstance(server, EncoderServer) and isinstance(eager, EncoderServer):
+            assert server.last is not None
+            assert eager.last is not None
+            rows[side]["off"] = float((server.last - eager.last).abs().max() / eager.last.abs().max())
+            continue
+        right = passes.warm[EAGER].tokens
+        rows[side]["same_tokens"] = sum(right[number] == tokens for number, tokens in warm.tokens.items()) / len(right)
+        if exact and rows[side]["same_tokens"] < 1:
+            rows[side]["failed"] = (
+                f"wrong: other tokens than eager's in float32, of {1 - rows[side]['same_tokens']:.0%} of the requests"
+            )
+
+
+def _compiled(passes: Sequence[Served]) -> dict[str, Any]:
+    """The graphs that were compiled, the steps that waited for that, and how long."""
+    stalls = [step for served in passes for step in served.stalls()]
+    found = {"compilations": sum(one.compilations() for one in passes), "stalls": len(stalls)}
+    return {**found, "stalled_s": round(sum(step.seconds for step in stalls), 3)}
+
+
+def _middle(values: Sequence[float]) -> float:
+    return percentile(values, 0.5)

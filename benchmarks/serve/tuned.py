@@ -1,0 +1,53 @@
+"""Tuning what a recording has met, before the sides are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from time import monotonic
+from typing import Any
+
+from benchmarks.fleet import Report, Task
+from benchmarks.one_model import MARGIN_S, Time
+from benchmarks.progress import LogProgress, heard
+from benchmarks.serve.sides import SIDES
+from benchmarks.tuned_model import account
+from fuseplan.recording.book import Recording
+from fuseplan.tune import tune
+from fuseplan.tuning.queue.devices import own_workers
+
+
+def tuned(task: Task, recording: Recording, report: Report, time: Time) -> None:
+    """Tune within the seconds that are given for it; what an earlier process has found is not looked for again."""
+    given, began = task.arguments, monotonic()
+    time.need(given["tune_s"] + MARGIN_S, "tuning")
+    found = tune(
+        recording.programs, effort=given["effort"], db=given["db"], budget=given["tune_s"], device=given["device"],
+        progress=LogProgress(report.at), workers=partial(own_workers, on_stage=heard),
+    )  # fmt: skip
+    earlier = report.fields.get("tuning", {})
+    known = dict(earlier.get("programs", {}))
+    for one in found:
+        name = " ".join(filter(None, (one.program[:12], one.sizes)))
+        if one.timed or name not in known:  # what was found in the database an earlier process has tuned
+            known[name] = {"calls": one.calls, **account(one)}
+    seconds = round(earlier.get("seconds", 0.0) + monotonic() - began, 2)
+    report.put(tuning={"programs": known, "notes": list(recording.notes), "seconds": seconds}, seconds=report.seconds())
+
+
+def left_out(given: Mapping[str, Any], known: Mapping[str, Any]) -> list[str]:
+    """What a row does not have, and why.
+
+    >>> programs = {"a": {"calls": 3, "status": "left"}, "b": {"calls": 1, "status": "tuned"}}
+    >>> left_out({"device": "cuda", "sides": SIDES}, {"tuning": {"programs": programs, "notes": []}})
+    ['plans for 75% of the recorded calls: no time was left to tune them']
+    """
+    found = [] if given["device"].startswith("cuda") else ["memory: there is no GPU"]
+    tuning = known.get("tuning", {})
+    programs = tuning.get("programs", {}).values()
+    every = sum(one["calls"] for one in programs)
+    for status, why in (("left", "no time was left to tune them"), ("failed", "tuning failed")):
+        calls = sum(one["calls"] for one in programs if one["status"] == status)
+        found += [f"plans for {calls / every:.0%} of the recorded calls: {why}"] if calls else []
+    found += [f"a plan: {note}" for note in tuning.get("notes", [])]
+    return found + [f"{side}: not asked for" for side in SIDES if side not in given["sides"]]

@@ -1,0 +1,348 @@
+"""The benchmark of serving: its requests, its engine, what it counts, and what its checks find; sides that compile in one test alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import GenerationMixin
+
+import fuseplan
+from benchmarks import serve as bench
+from benchmarks.fleet import Task, read
+from benchmarks.serve import decode, mix
+from benchmarks.serve.checked import JudgedSteps, same_tokens, told
+from benchmarks.serve.decode import Decoding
+from benchmarks.serve.engine import Served, Step, latencies, serve
+from benchmarks.serve.loop import STEPS, DecodeLoop
+from benchmarks.serve.models import CASES, EVERY, TINY, ServedCase
+from benchmarks.serve.requests import Request, at_rate
+from benchmarks.serve.servers import EncoderServer, SlotServer, server_of
+from benchmarks.serve.sides import BEFORE, DYNAMIC, EAGER, SIDES, Compiled, compiled_by
+from checks import served as page
+from fuseplan.judge.output import WIDER
+
+FEW = 16
+"""Steps of decoding: more than the window of a layer that has one."""
+DECODERS = [name for name, case in TINY.items() if case.kind != "encoder"]
+
+
+def nothing() -> None:
+    return None
+
+
+def served_by(case: ServedCase, model: nn.Module, requests: Sequence[Request]) -> tuple[Any, Served]:
+    server = server_of(case, model, model, model)
+    return server, serve(server, requests, nothing, whole=case.kind == "encoder")
+
+
+# requests
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_requests_are_the_same_each_time_and_fit_the_cache(name: str) -> None:
+    case = EVERY[name]
+    requests = case.pattern.draw(200, 1)
+    assert requests == case.pattern.draw(200, 1) != case.pattern.draw(200, 2)
+    assert case.pattern.draw(10, 1) == requests[:10], "more requests are more of the same"
+    prompts = [one.prompt for one in requests]
+    assert case.pattern.prompt.least <= min(prompts) < max(prompts) <= case.pattern.prompt.most
+    if case.cache:
+        assert all(one.new >= 1 and one.prompt + one.new <= case.cache for one in requests)
+    arrivals = [one.arrives for one in requests]
+    assert arrivals == sorted(arrivals)
+    assert [one.arrives for one in at_rate(requests, 4.0)] == [when / 4 for when in arrivals]
+
+
+def test_the_usual_models_are_asked_for_more_than_one_box_of_sizes() -> None:
+    for name, case in CASES.items():
+        lengths = {one.prompt for one in case.pattern.draw(case.requests, mix.WARM_SEED)}
+        assert len({(length - 1).bit_length() for length in lengths}) > 1, name
+
+
+# the engine
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_the_engine_gives_the_tokens_of_generate(name: str) -> None:
+    """With requests that come while others are decoded, more of them than there are slots."""
+    case = TINY[name]
+    model = case.load("cpu", torch.float64)
+    requests = case.pattern.draw(case.requests, 0)
+    assert len(requests) > case.slots
+    server, served = served_by(case, model, at_rate(requests, 1e6))
+    assert len({tuple(tokens) for tokens in served.tokens.values()}) > 1
+    for request in requests:
+        asked = server.asked(request)
+        asked.pop("logits_to_keep", None)
+        found = GenerationMixin.generate(model, **asked, max_new_tokens=request.new, do_sample=False)
+        assert served.tokens[request.number] == found[0, -request.new :].tolist()
+
+
+class Counting:
+    """A server that answers at once, and says what it was asked."""
+
+    def __init__(self, slots: int) -> None:
+        self.slots, self.asked, self.held = slots, list[str](), set[int]()
+
+    def take(self, slot: int, request: Request) -> int:
+        assert slot not in self.held
+        self.held.add(slot)
+        self.asked.append(f"take {request.number}")
+        return 0
+
+    def step(self) -> list[int]:
+        self.asked.append("step")
+        return list(range(self.slots))
+
+    def free(self, slot: int) -> None:
+        self.held.remove(slot)
+
+    def read(self, requests: Sequence[Request]) -> None:
+        self.asked.append(f"read {len(requests)}")
+
+
+def test_prefill_and_decoding_take_turns_and_a_slot_is_had_again() -> None:
+    requests = [Request(number, 0.0, 4, new) for number, new in enumerate((2, 4, 1, 2))]
+    server = Counting(2)
+    served = serve(server, requests, nothing)
+    assert server.asked == ["take 0", "step", "take 1", "step", "take 2", "step", "take 3", "step"]
+    assert server.held == set()
+    assert [len(served.tokens[number]) for number in range(4)] == [2, 4, 1, 2]
+    assert served.counted == 9
+    assert [len(served.between()), len(served.firsts())] == [5, 4]
+
+
+def test_nobody_works_while_nobody_asks() -> None:
+    served = serve(Counting(2), [Request(0, 5.0, 4, 1), Request(1, 1000.0, 4, 1)], nothing)
+    assert served.times[1][1] >= 1000.0
+    assert 995.0 <= served.seconds < 996.0, "the clock goes on; the process has not waited for it"
+
+
+def test_an_encoder_gets_all_that_wait() -> None:
+    server = Counting(3)
+    served = serve(server, [Request(number, 0.0, 10) for number in range(4)], nothing, whole=True)
+    assert server.asked == ["read 3", "read 1"]
+    assert served.counted == 40
+    assert "between_p50_ms" not in latencies([served])
+
+
+def test_padding_changes_nothing_of_what_an_encoder_gives() -> None:
+    case = TINY["tiny bert"]
+    model = case.load("cpu")
+    server = EncoderServer(case, model, model)
+    requests = case.pattern.draw(3, 0)
+    server.read(requests)
+    together = server.last
+    for row, request in enumerate(requests):
+        server.read([request])
+        assert together is not None
+        assert server.last is not None
+        torch.testing.assert_close(server.last[0], together[row], rtol=1e-4, atol=1e-5)
+
+
+def test_compilations_and_what_waits_for_them_are_counted() -> None:
+    case = TINY["tiny llama"]
+    model = case.load("cpu")
+    torch._dynamo.reset()
+    server = server_of(case, model, model, torch.compile(lambda **inputs: model(**inputs), backend="eager"))
+    requests = case.pattern.draw(3, 0)
+    first = serve(server, requests, nothing)
+    assert (first.compilations(), [step.kind for step in first.stalls()]) == (1, ["decode"])
+    assert serve(server, requests, nothing).compilations() == 0
+    assert isinstance(server, SlotServer)
+
+
+# decoding alone
+
+
+@pytest.fixture(params=[name for name, case in TINY.items() if case.kind == "decoder"])
+def loop(request: pytest.FixtureRequest) -> tuple[DecodeLoop, nn.Module]:
+    model = TINY[request.param].load("cpu")
+    return DecodeLoop.of(model, 2, 8, steps=FEW), model
+
+
+def test_winding_back_gives_the_same_tokens_again(loop: tuple[DecodeLoop, nn.Module]) -> None:
+    """Of a window too, which has forgotten the prompt by then; and the addresses stay."""
+    steps, model = loop
+    places = [tensor.data_ptr() for tensor in steps.held()]
+    first = steps.decoded(model)
+    assert len({int(token[0]) for token in first}) > 1
+    again = steps.decoded(model)
+    assert all(map(torch.equal, first, again))
+    assert [tensor.data_ptr() for tensor in steps.held()] == places
+    assert same_tokens(steps, model, model) == {"steps": FEW, "same": FEW}
+
+
+def off_by(model: nn.Module, factor: float, at: int, steps: int = FEW) -> Any:
+    """The model, but that the logits of one step are so many times as large for one token."""
+    calls = iter(range(10_000))
+
+    def call(**inputs: Any) -> Any:
+        found = model(**inputs)
+        if next(calls) % steps == at:
+            logits: Tensor = found.logits
+            logits[:, :, 5] += factor * logits.abs().max()
+        return found
+
+    return call
+
+
+def test_another_token_is_seen(loop: tuple[DecodeLoop, nn.Module]) -> None:
+    steps, model = loop
+    found = same_tokens(steps, model, off_by(model, 3.0, 9))
+    right = [int(token[0]) for token in steps.decoded(model)]
+    if set(right) == {5}:
+        pytest.fail("the model says nothing else: another token has to be asked for")
+    assert found["failed"].startswith("wrong: other tokens than eager's from step 9 on")
+
+
+def test_the_judge_lets_right_steps_pass_and_no_wrong_one() -> None:
+    model = TINY["tiny llama"].load("cpu", torch.bfloat16)
+    steps = DecodeLoop.of(model, 2, 8, steps=4)
+    judge = JudgedSteps.of(steps, model)
+    right = told(judge.judge(model, WIDER), judge.draws)
+    assert (right["steps"], right["wrong"]) == (4, 0)
+    wrong = told(judge.judge(off_by(model, 0.5, 2, 4)), judge.draws)
+    assert wrong["wrong"] == 1
+    assert wrong["failed"].startswith("wrong: step 2: logits is off by")
+
+
+# rows
+
+
+def task_of(name: str, tmp_path: Path, sides: Sequence[str], **more: Any) -> Task:
+    given = {
+        "sides": list(sides),
+        "device": "cpu",
+        "effort": "none",
+        "seconds": 0.0,
+        "tune_s": 1.0,
+        "limit_s": 1e9,
+        **more,
+    }
+    given |= {"folder": str(tmp_path), "db": str(tmp_path / "tuning.db")}
+    return Task(name, "benchmarks.serve.mix", tmp_path / "out.json", tmp_path / "log", given, limit_s=1e9)
+
+
+@pytest.fixture
+def own_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sides of torch.compile without Inductor, which takes minutes for what the benchmark does anyhow."""
+    real = compiled_by
+
+    def cheap(side: str, kind: str, given: Any) -> Any:
+        found = real(side, kind, given)
+        if side not in (DYNAMIC, BEFORE):
+            return found
+        return Compiled(
+            *({"backend": "eager", "dynamic": asked.get("dynamic")} for asked in (found.prefill, found.decode))
+        )
+
+    for module in (mix, decode):
+        monkeypatch.setattr(module, "compiled_by", cheap)
+    monkeypatch.setattr("fuseplan.measure.clocks._CPU_CALLS", 2)
+    monkeypatch.setattr(mix, "ROUNDS", (2, 2))
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("name", ["tiny llama", "tiny bert"])
+def test_a_mix_becomes_a_row(name: str, tmp_path: Path, own_calls: None) -> None:
+    task = task_of(name, tmp_path, [EAGER, DYNAMIC])
+    mix.run(task)
+    row, again = bench.settled(task, read(task.out), "")
+    assert again is None
+    assert "failed" not in row
+    for side in (EAGER, DYNAMIC):
+        assert row["sides"][side]["tokens_a_second"] > 0
+        assert row["sides"][side]["first_p99_ms"] >= row["sides"][side]["first_p50_ms"] > 0
+    assert row["sides"][EAGER]["warm"]["compilations"] == 0
+    assert row["sides"][DYNAMIC]["warm"]["compilations"] >= 1
+    found = [row["sides"][DYNAMIC].get(key) for key in ("same_tokens", "off")]
+    assert found[0] == 1.0 or found[1] < 1e-4
+    assert row["burst"]["gains"][EAGER]["ratio"] > 0
+    assert row["burst"]["rounds"] == row["steady"]["rounds"] == mix.ROUNDS[0]
+    assert "memory: there is no GPU" in row["left_out"]
+    assert f"{BEFORE}: not asked for" in row["left_out"]
+    text = "\n".join(page.parts([{"environment": {"gpu": "G, 1", "packages": {}}, "command": "c", "results": bench.results_of({name: row})}]))  # fmt: skip
+    assert f"| {name} | {DYNAMIC} |" in text
+    assert f"{name}, left out: memory" in text
+
+
+def test_a_side_that_says_other_things_has_failed(
+    tmp_path: Path, own_calls: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = mix.serving
+
+    def wrong(case: ServedCase, model: nn.Module, compiled: Any) -> Any:
+        server = real(case, model, compiled)
+        if compiled.decode is not None:
+            server.decode = off_by(model, 3.0, 1, 4)
+        return server
+
+    monkeypatch.setattr(mix, "serving", wrong)
+    task = task_of("tiny llama", tmp_path, [EAGER, DYNAMIC])
+    mix.run(task)
+    assert read(task.out)["sides"][DYNAMIC]["failed"].startswith("wrong: other tokens than eager's in float32")
+
+
+def test_decoding_alone_becomes_a_row(tmp_path: Path, own_calls: None) -> None:
+    what = Decoding("tiny llama", 2, 8)
+    task = task_of(what.name, tmp_path, [EAGER, BEFORE], what=vars(what))
+    decode.run(task)
+    row, _ = bench.settled(task, read(task.out), "")
+    assert "failed" not in row
+    assert row["sides"][BEFORE]["tokens"] == {"steps": STEPS, "same": STEPS}
+    assert row["sides"][BEFORE]["wall_us"] > 0
+    assert row["race"]["best_other"] == EAGER
+    results = bench.results_of({what.name: row})
+    assert results["geomeans"] == {}, "the tuned side was not asked for"
+    bench.print_rows({what.name: row})
+
+
+def test_what_no_time_was_left_for_is_gone_on_with_by_a_later_call(tmp_path: Path) -> None:
+    task = task_of("tiny llama", tmp_path, [EAGER])
+    report = {"left": "no time was left for tuning: 3 s of 180", "done": False, "sides": {}}
+    row, again = bench.settled(task, report, "")
+    assert (row["failed"], again) == (report["left"], None)
+    assert not bench.finished(task, report)
+    done = {"done": True, "sides": {EAGER: {}}}
+    assert bench.finished(task, done)
+    assert not bench.finished(task_of("tiny llama", tmp_path, SIDES), done)
+
+
+def test_each_size_of_decoding_is_a_row() -> None:
+    chosen = bench._options().parse_args(["--part", "decode", "--only", "llama", "--only", "bert", "--batch", "8"])
+    names = [name for name, _ in bench._chosen(chosen)]
+    assert names == [
+        "llama decode 8x512, cache 576", "llama decode 8x512, cache 2304",
+        "llama decode 8x4096, cache 4160", "llama decode 8x4096, cache 16640",
+    ]  # fmt: skip
+
+
+def test_what_the_page_shows_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its programs run as eager does where they have no plan: what the page is about does not depend on it, and compiling takes long."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("fuseplan.lookup.missing_compiler", lambda *_: "no compiler in this test")
+    torch._dynamo.reset()
+    before = fuseplan.stats()
+    blocks = re.findall(r"^```python\n(.*?)^```$", page.PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for block in blocks:
+        exec(compile(block, str(page.PAGE), "exec"), names)
+    assert fuseplan.stats()["programs"] - before.get("programs", 0) == 4, "a prefill of any length and a step, twice"
+    waiting = fuseplan.tune(None, db="tuning.db", effort="none")
+    assert [one.status for one in waiting] == ["unverified", "unverified"]
+
+
+def test_the_page_says_what_was_not_measured() -> None:
+    assert list(page.parts([])) == ["Nothing was measured yet."]
+
+
+def test_steps_tell_their_kind() -> None:
+    served = Served(steps=[Step("decode", 2.0, 0), Step("decode", 4.0, 1), Step("prefill", 9.0, 0)])
+    assert (served.usual_s("decode"), served.usual_s("batch"), served.compilations()) == (3.0, None, 1)
