@@ -50,10 +50,10 @@ def _split_keys(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, 
     from fuseplan.kernels import split_keys
 
     scores = (*query.shape[:-1], key.shape[-2])
-    given = [one if one.stride(-1) == 1 else one.contiguous() for one in (query, key, value)]
+    q, k, v = (one if one.stride(-1) == 1 else one.contiguous() for one in (query, key, value))
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     processors = torch.cuda.get_device_properties(query.device).multi_processor_count
-    split_keys.attend(*given, None if mask is None else mask.expand(scores), factor, result, processors)
+    split_keys.attend(q, k, v, None if mask is None else mask.expand(scores), factor, result, processors)
     return result
 
 
