@@ -74,11 +74,12 @@ def explained(what: Trace | str | Path, *, db: str | Path | None = None) -> list
     (Plan(host='inductor', rewrites=(), carve_outs=(), saving='min-cut', settings='default', launch='plain', name=None), [2])
     """
     with opened(db) as store:
+        here = places_here()
         if isinstance(what, str) and not is_file(what):
-            here = places_here()
             return [_offered(store, of_subject(one), here) for one in subjects(store, what, here)]
         with Captures() as captures:
-            return [explain_trace(store, trace, captures) for trace in read_programs(what, store).traces]
+            traces = read_programs(what, store).traces
+            return [_offered(store, explain_trace(store, trace, captures), here) for trace in traces]
 
 
 def _offered(store: Store, one: Explained, here: Sequence[PlaceWithDriver]) -> Explained:

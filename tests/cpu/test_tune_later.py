@@ -262,7 +262,7 @@ def test_the_command_works_the_queue_off(own_database: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["tune"], "name a TRACE, or give --queue."),
+        (["tune"], "name a TRACE, or give --queue or --stale."),
         (["tune", "--queue", "trace.json"], "name either a TRACE or --queue, not both."),
         (["tune", "--queue", "--db", "none.db"], "there is no file "),
     ],

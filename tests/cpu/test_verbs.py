@@ -172,7 +172,7 @@ def test_bad_input_is_exit_code_2_and_one_line(
         (["--nope"], "No such option '--nope'. See fuseplan --help."),
         (["nope"], "No such command 'nope'. See fuseplan --help."),
         (["diff"], "Missing argument 'A'. See fuseplan diff --help."),
-        (["tune"], "name a TRACE, or give --queue. See fuseplan tune --help."),
+        (["tune"], "name a TRACE, or give --queue or --stale. See fuseplan tune --help."),
         (["db", "check", "--nope"], "No such option '--nope'. See fuseplan db check --help."),
         (["show", "--db"], "Option '--db' requires an argument."),
     ],

@@ -169,7 +169,7 @@ def test_a_prediction_is_nothing_to_wait_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["--watch"], "name a TRACE, or give --queue."),
+        (["--watch"], "name a TRACE, or give --queue or --stale."),
         (["--watch", "a.json"], "--watch goes with --queue."),
         (["--queue", "--watch", "--top", "1"], "--top does not go with --watch, which has no end."),
         (["--queue", "--watch", "--dry-run"], "--dry-run does not go with --watch, which has no end."),
