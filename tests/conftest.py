@@ -43,6 +43,12 @@ def own_database(_databases: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     path.unlink(missing_ok=True)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Who only shares tests out to others collects none, and so comes to no end of it."""
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        gc.enable()
+
+
 def pytest_collection_finish() -> None:
     """All that is imported by now stays: to go through the half million objects of torch and others, for garbage that is not among
     them, took an eighth of the time of tests that trace models.

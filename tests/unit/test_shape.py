@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from checks.shape import AROUND, ONE_CLASS_A_NAME, circles, complaints, long, named_twice, patches, texts
+from checks.shape import AROUND, ONE_CLASS_A_NAME, circles, long, named_twice, patches, texts
 
 
 def written(tmp_path: Path, **sources: str) -> dict[str, Path]:
@@ -15,10 +15,6 @@ def written(tmp_path: Path, **sources: str) -> dict[str, Path]:
         files[f"fuseplan.{name.replace('__', '.')}"] = path = tmp_path / f"{name}.py"
         path.write_text(source)
     return files
-
-
-def test_the_code_keeps_to_it() -> None:
-    assert complaints() == []
 
 
 def test_two_files_of_one_folder_that_import_each_other(tmp_path: Path) -> None:
