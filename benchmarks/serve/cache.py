@@ -13,15 +13,17 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin, EncoderDecoderCache
 
 
-class SlotLayer(CacheLayerMixin):
+class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """The keys and values of one layer, for all slots, at an address that stays."""
 
     is_compileable = True
     is_sliding = False
+    keys: Tensor  # type: ignore[assignment]
+    values: Tensor  # type: ignore[assignment]
 
     def __init__(self, like: Tensor, slots: int, length: int, places: Tensor | None) -> None:
         """`like` the keys of one request; `places` say where the next token of each slot goes, None where nothing is added."""
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         _, heads, _, width = like.shape
         self.keys = torch.zeros(slots, heads, length, width, dtype=like.dtype, device=like.device)
         self.values = torch.zeros_like(self.keys)
@@ -68,9 +70,9 @@ class SlotCache:
         device = own[0].keys.device
         self.places = torch.zeros(slots, dtype=torch.int64, device=device)
         torch._dynamo.mark_static_address(self.places)
-        self.own = [SlotLayer(layer.keys, slots, length, self.places) for layer in own]
-        self.crossed = [SlotLayer(layer.keys, slots, layer.keys.shape[-2], None) for layer in crossed]
-        self.cache = Cache(layers=self.own)
+        self.own: list[Any] = [SlotLayer(layer.keys, slots, length, self.places) for layer in own]
+        self.crossed: list[Any] = [SlotLayer(layer.keys, slots, layer.keys.shape[-2], None) for layer in crossed]
+        self.cache: Any = Cache(layers=self.own)
         if self.crossed:
             self.cache = EncoderDecoderCache(self.cache, Cache(layers=self.crossed))
             self.cache.is_updated = dict.fromkeys(range(len(self.crossed)), True)

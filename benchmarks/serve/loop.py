@@ -7,7 +7,7 @@ from copy import deepcopy
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import StaticCache
 
 from benchmarks.serve.servers import Call
@@ -27,7 +27,7 @@ class DecodeLoop:
 
     @staticmethod
     @torch.no_grad()
-    def of(model: nn.Module, batch: int, context: int, times: int = 1, steps: int = STEPS) -> DecodeLoop:
+    def of(model: Any, batch: int, context: int, times: int = 1, steps: int = STEPS) -> DecodeLoop:
         """The loop behind a prompt that fixed numbers draw; the prefill is eager. The cache is so many times what is needed."""
         numbers = torch.Generator().manual_seed(0)
         prompt = torch.randint(3, model.config.vocab_size, (batch, context), generator=numbers).to(model.device)

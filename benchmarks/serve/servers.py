@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchmarks.serve.cache import SlotCache
 from benchmarks.serve.models import ServedCase
@@ -21,7 +21,7 @@ ROUNDED = 8
 """Batches of an encoder are padded to multiples of so many tokens."""
 
 
-def server_of(case: ServedCase, model: nn.Module, prefill: Call, decode: Call) -> SlotServer | EncoderServer:
+def server_of(case: ServedCase, model: Any, prefill: Call, decode: Call) -> SlotServer | EncoderServer:
     """The server of a kind of model."""
     kinds = {"decoder": DecoderServer, "encoder-decoder": SpeechServer}
     return (
@@ -31,7 +31,7 @@ def server_of(case: ServedCase, model: nn.Module, prefill: Call, decode: Call) -
     )
 
 
-def prompt_of(model: nn.Module, request: Request) -> Tensor:
+def prompt_of(model: Any, request: Request) -> Tensor:
     """The tokens of a request, a row, as their number draws them: none that means anything."""
     numbers = torch.Generator().manual_seed(request.number)
     found = torch.randint(3, model.config.vocab_size, (1, request.prompt), generator=numbers)
@@ -48,7 +48,7 @@ def varying(tensor: Tensor, *dims: int) -> Tensor:
 class SlotServer:
     """A model that decodes, with a slot for each request that it works on."""
 
-    def __init__(self, case: ServedCase, model: nn.Module, prefill: Call, decode: Call) -> None:
+    def __init__(self, case: ServedCase, model: Any, prefill: Call, decode: Call) -> None:
         self.slots, self.length = case.slots, case.cache
         self.model, self.prefill, self.decode = model, prefill, decode
         self.cache: SlotCache | None = None
@@ -162,7 +162,7 @@ class SpeechServer(SlotServer):
 class EncoderServer:
     """A model that reads texts, several at a time."""
 
-    def __init__(self, case: ServedCase, model: nn.Module, call: Call) -> None:
+    def __init__(self, case: ServedCase, model: Any, call: Call) -> None:
         self.slots, self.model, self.call = case.slots, model, call
         self.last: Tensor | None = None
         """Of the last batch, the result of each first token."""
