@@ -18,8 +18,8 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     is_compileable = True
     is_sliding = False
-    keys: Tensor  # type: ignore[assignment]
-    values: Tensor  # type: ignore[assignment]
+    keys: Tensor
+    values: Tensor
 
     def __init__(self, like: Tensor, slots: int, length: int, places: Tensor | None) -> None:
         """`like` the keys of one request; `places` say where the next token of each slot goes, None where nothing is added."""
