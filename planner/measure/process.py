@@ -46,6 +46,16 @@ _standing: _Standing | None = None
 """What workers of this process are forked from."""
 
 
+def _forget() -> None:
+    """In a fork: the stem is the parent's, and another thread of that may have held the lock."""
+    global _standing, _stem_lock
+    _standing, _stem_lock = None, threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
+
+
 def start_ahead() -> None:
     """Have what workers need imported while this process imports it, unless that is under way. It ends with this one."""
     with contextlib.suppress(OSError):  # which is told when a worker is needed
@@ -137,7 +147,9 @@ class WorkerProcess:
         with self._lock:  # else a worker could be started while another thread ends them all
             if self._child is None and not self._ended:
                 try:
-                    self._child, self._ready = _started(self.variables), False
+                    # One that stands back has its session stand back too, and that of a branch is its stem's.
+                    begun = _by_itself(self.variables) if self.setup.nice else _started(self.variables)
+                    self._child, self._ready = begun, False
                 except OSError as error:  # such as too many processes
                     raise ExecutorError(f"no worker process can be started: {error}") from None
                 with contextlib.suppress(LostError):  # one that is gone already will be missed when it is asked
@@ -232,7 +244,7 @@ class WorkerProcess:
         try:
             child.hear(self.start_s)
         except LostError as lost:
-            if not child.is_there and (other := self._another()) is not None:
+            if not child.is_there and (other := self._another(child)) is not None:
                 return self._awaited(other)
             self.kill()
             why = f"{self._told(lost, self.start_s)}{_last_words(child)}"
@@ -240,12 +252,16 @@ class WorkerProcess:
         self._ready = True
         return child
 
-    def _another(self) -> Child | None:
+    def _another(self, lost: Child) -> Child | None:
         """One that begins by itself, since the stem could not become one, which says why if it can't either; None if this was ended."""
         with self._lock:
-            if self._ended:
+            if self._ended or self._child is not lost:  # it was killed meanwhile
                 return None
-            self._child = _by_itself(self.variables)
+            try:
+                self._child = _by_itself(self.variables)
+            except OSError as error:
+                self._child = None
+                raise ExecutorError(f"no worker process can be started: {error}") from None
             with contextlib.suppress(LostError):
                 self._child.tell(self.setup)
             return self._child

@@ -84,6 +84,11 @@ def launches_of(launch: str, trace: Trace) -> tuple[tuple[str, ...], str]:
     return LAUNCHES, ""
 
 
+def may_train(trace: Trace) -> bool:
+    """Whether a program may have a backward, as far as is known before it is captured."""
+    return bool(trace.fields["modes"]["grad"]) and any(item.get("grad") for item in trace.fields["inputs"])
+
+
 def device_of(trace: Trace) -> str:
     """Where a program spends its time: on its first accelerator, if it uses one.
 

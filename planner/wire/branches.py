@@ -41,7 +41,7 @@ class Stem:
         self._lock = threading.Lock()
         self._branches: dict[int, Branch] = {}
         self._count = 0
-        self._closed = False
+        self._closed = self._bore = False
         self.barren = False
         """Whether it has ended without having become what it was asked for."""
         threading.Thread(target=self._listen, name="stem", daemon=True).start()
@@ -81,6 +81,8 @@ class Stem:
 
     def close(self) -> None:
         """Ask for no more of it: it ends once its branches have."""
+        if self._owner != os.getpid():  # a fork's: shutting it down would shut it for all
+            return
         with self._lock, contextlib.suppress(OSError):
             self._closed = True
             self._socket.shutdown(socket.SHUT_WR)
@@ -91,13 +93,14 @@ class Stem:
             while packet := self._socket.recv(_PACKET):
                 told = json.loads(packet)
                 if "pid" in told:
+                    self._bore = True
                     self._branches[told["number"]].is_born(told["pid"])
                 else:
                     self._branches.pop(told["number"]).has_ended(told["code"])
         with self._lock:
             self._closed = True
             left, self._branches = self._branches, {}
-        self.barren = any(not branch.is_there for branch in left.values())
+        self.barren = not self._bore and any(not branch.is_there for branch in left.values())
         for branch in left.values():
             branch.signal_group(signal.SIGKILL)
             branch.has_ended(-signal.SIGKILL)
@@ -112,16 +115,18 @@ class Branch:
         self.stdin, self.stdout, self.stderr = stdin, stdout, stderr
         self._born = threading.Event()
         self._ended = threading.Event()
-        self._lock = threading.Lock()
+        self._lock, self._owner = threading.RLock(), os.getpid()
         self._pid: int | None = None
         self._code: int | None = None
 
     @property
     def pid(self) -> int:
-        """The number of the process, once it has one."""
+        """The number of the process, once it has one. ProcessLookupError where it never had."""
         while not self._born.wait(0.1) and not self._ended.is_set():
             pass
-        return self._pid or 0
+        if self._pid is None:
+            raise ProcessLookupError("it ended before it began")
+        return self._pid
 
     @property
     def is_there(self) -> bool:
@@ -130,10 +135,12 @@ class Branch:
 
     def poll(self) -> int | None:
         """What it ended with, or None."""
-        return self._code
+        return self._code if self._is_ours else 0  # as Popen has it in a fork
 
     def wait(self, timeout: float | None = None) -> int:
         """The same, when it has ended; subprocess.TimeoutExpired after so many seconds."""
+        if not self._is_ours:
+            return 0
         if not self._ended.wait(timeout):
             raise subprocess.TimeoutExpired("branch", timeout or 0.0)
         assert self._code is not None
@@ -141,6 +148,8 @@ class Branch:
 
     def signal_group(self, number: signal.Signals) -> None:
         """Signal it and all that it has started. One that is not there yet can only be killed: it will be as soon as it is."""
+        if not self._is_ours:
+            return
         with self._lock:
             if self._code is not None:
                 return
@@ -149,6 +158,11 @@ class Branch:
             elif number == signal.SIGKILL:
                 self._code = -number
                 self._ended.set()
+
+    @property
+    def _is_ours(self) -> bool:
+        """Whether this is not a fork of the process that has it, whose end is no reason to end it."""
+        return self._owner == os.getpid()
 
     def is_born(self, pid: int) -> None:
         """The stem has made it."""

@@ -28,10 +28,16 @@ def serve(number: int, become: Callable[[], object]) -> None:
     """Fork for each message on the socket of that `number`, and do in the new process what it is to `become`, until whoever has started
     this one closes the socket, or is gone.
     """
-    stem = _Serving(socket.socket(fileno=number), int(os.environ.pop(PARENT, 0)) or os.getppid())
+    stem = _Serving(_low(number), int(os.environ.pop(PARENT, 0)) or os.getppid())
     asked = stem.loop()
     if asked is not None:  # here it is the new process
         become()
+
+
+def _low(number: int) -> socket.socket:
+    """The socket under the least number there is: `select` takes none from 1024 on, and it has the one that it had in the parent."""
+    with socket.socket(fileno=number) as given:
+        return given.dup()
 
 
 @dataclass
@@ -60,7 +66,8 @@ class _Serving:
             if read in ready:
                 with contextlib.suppress(BlockingIOError):
                     os.read(read, 4096)
-            self._reap()
+            if self._reap():
+                begun = monotonic()
             if self.socket in ready:
                 packet, descriptors, _, _ = socket.recv_fds(self.socket, _PACKET, 3)
                 is_open, begun = bool(packet), monotonic()
@@ -74,9 +81,15 @@ class _Serving:
     def _forked(self, asked: dict[str, Any], descriptors: Sequence[int]) -> bool:
         """Whether this is the new process."""
         stem = os.getpid()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # threads of libraries that know of forks
-            pid = os.fork()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # threads of libraries that know of forks
+                pid = os.fork()
+        except OSError:  # too many processes: those that are there go on
+            for descriptor in descriptors:
+                os.close(descriptor)
+            self._tell(number=asked["number"], code=-signal.SIGKILL)
+            return False
         if pid == 0:
             self.socket.close()
             _settle(asked, descriptors, stem)
@@ -89,14 +102,19 @@ class _Serving:
         self._tell(number=asked["number"], pid=pid)
         return False
 
-    def _reap(self) -> None:
-        """Tell of those that have ended."""
+    def _reap(self) -> bool:
+        """Tell of those that have ended; whether there were any."""
+        before = len(self.numbers)
         with contextlib.suppress(ChildProcessError):
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if pid == 0:
-                    return
-                self._tell(number=self.numbers.pop(pid), code=os.waitstatus_to_exitcode(status))
+                    break
+                if (
+                    number := self.numbers.pop(pid, None)
+                ) is not None:  # else it is what something imported has started
+                    self._tell(number=number, code=os.waitstatus_to_exitcode(status))
+        return len(self.numbers) < before
 
     def _tell(self, **message: int) -> None:
         with contextlib.suppress(OSError):  # whoever was to hear it is gone, which the loop notices

@@ -92,6 +92,14 @@ def test_torchs_default_is_judged_once_where_cuda_graphs_launch_the_same_code(tr
     }  # fmt: skip
 
 
+def test_a_program_that_may_be_trained_has_another_backward_for_each_launch(store: Store) -> None:
+    q = torch.randn(2, 4, 16, 8, requires_grad=True)
+    (trains,) = traces_of(attends, q, torch.zeros(2, 1, 16, 16), name="attends")
+    pool = Racing(times={"inductor": 900.0, "inductor, cudagraph": 800.0, f"{PROVEN}, cudagraph": 400.0})
+    tuned(trains, store, pool)
+    assert dict(judged(pool))["inductor"]
+
+
 def test_where_that_is_nothing_it_is_judged_by_itself(trace: Trace, store: Store) -> None:
     pool = Racing(times={"inductor": 900.0, PROVEN: 500.0, "eager": 1000.0}, bad={"inductor, cudagraph": "wrong"})
     tuned(trace, store, pool)

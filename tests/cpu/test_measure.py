@@ -172,9 +172,39 @@ def test_a_stem_that_was_killed_is_started_again(monkeypatch: pytest.MonkeyPatch
     first = process._standing
     assert first is not None
     os.kill(first.stem.pid, signal.SIGKILL)
+    assert first.stem.pid
+    while psutil.pid_exists(first.stem.pid) and first.stem.alive:
+        time.sleep(0.02)
     worker = WorkerProcess(Setup("cpu", FLAGS), 300.0)
     try:
         assert worker.ask(VetRegion(REGION, "aten"), 60.0).status == "ok"
+        assert process._standing is not first
+        assert process._standing is not None
+        assert psutil.Process(worker.pid).ppid() == process._standing.stem.pid
+    finally:
+        worker.end()
+
+
+def test_a_worker_that_stands_back_begins_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it does to its session is nothing that others share."""
+    monkeypatch.setattr(process, "_standing", None)
+    worker = WorkerProcess(Setup("cpu", FLAGS, nice=5), 300.0)
+    try:
+        worker.start()
+        assert psutil.Process(worker.pid).ppid() == os.getpid()
+    finally:
+        worker.end()
+
+
+def test_the_folder_of_torchs_cache_is_the_workers_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(process, "_standing", None)
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    process.start_ahead()
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    worker = WorkerProcess(Setup("cpu", FLAGS), 300.0)
+    try:
+        assert worker.ask(VetRegion(REGION, "inductor"), 60.0).status == "ok"
+        assert any("torchinductor" in one.name for one in tmp_path.iterdir())
     finally:
         worker.end()
 

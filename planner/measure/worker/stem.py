@@ -7,8 +7,8 @@ import importlib
 import importlib.util
 import os
 import sys
-from contextlib import suppress
 
+from fuseplan.measure.process import TORCHS
 from fuseplan.wire.branching import serve
 
 NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
@@ -18,8 +18,10 @@ NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 def main() -> None:
     """Import, and become workers. Where a fork could not use a GPU this ends, and workers begin by themselves."""
     number = int(sys.argv[1])
-    with suppress(Exception):  # of what is missing, a worker says it
+    try:
         _bring()
+    except Exception:  # noqa: BLE001 -- a worker that begins by itself says what is missing
+        return
     gc.collect()
     gc.freeze()  # what is collected in a branch would be copied
     if _can_use_gpus():
@@ -30,7 +32,7 @@ def _bring() -> None:
     """What workers import, and no more than that: nothing runs, and no GPU is opened, since that can't be shared. Whoever asks whether there
     is one at all asks NVML.
     """
-    known = os.environ.get(NVML)
+    known, before = os.environ.get(NVML), set(os.environ)
     os.environ[NVML] = "1"
     try:
         import fuseplan.measure.worker.answer
@@ -45,6 +47,8 @@ def _bring() -> None:
             del os.environ[NVML]
         else:
             os.environ[NVML] = known
+        for name in {*TORCHS} - before:  # of the variables and folders of now: a branch has its own
+            os.environ.pop(name, None)
 
 
 def _can_use_gpus() -> bool:

@@ -23,6 +23,7 @@ from fuseplan.tuning.program.result import Tuned, keep, keep_failure, keep_predi
 from fuseplan.tuning.program.rounds import Proposed
 from fuseplan.tuning.program.search import LaunchSearch
 from fuseplan.tuning.program.services import Services
+from fuseplan.tuning.traces import may_train
 
 
 @dataclass
@@ -81,7 +82,7 @@ class Stages:
         program and plain where they don't.
         """
         # Seconds count here: no default waits for what another leaves in torch's caches, and the same code is judged once.
-        checks = TimedChecks(self.services, self.budget, trace.to_json(), apart=True, spares=True)
+        checks = TimedChecks(self.services, self.budget, trace.to_json(), apart=True, spares=not may_train(trace))
         worth = {search.launch: search.worth_trying() for search in self.searches}
         several = len(worth) > 1
         plain = [one for one in worth["plain"] if not one.default and not one.offered] if several else []

@@ -176,7 +176,95 @@ def test_nothing_is_left_where_the_parent_is_gone(how: str) -> None:
 
 
 def test_a_fork_of_the_parent_has_none_of_it(stem: Stem) -> None:
-    assert stem.alive
+    """Neither does it branch, nor does its end, or what it closes, touch what the parent has."""
+    child = child_of(stem)
+    assert asked(child, "A") == "none"
     if (pid := os.fork()) == 0:
-        os._exit(stem.alive)
+        alive = stem.alive
+        stem.close()
+        child.kill()
+        os._exit(alive)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert asked(child, "A") == "none"
+    assert asked(child_of(stem), "A") == "none"
+
+
+def test_a_fork_that_ends_as_usual_ends_no_process_of_the_parent() -> None:
+    script = f"""
+    import os, sys
+    from fuseplan.wire.branches import Stem
+    from fuseplan.wire.process import Child
+    stem = Stem([sys.executable, "-c", {SERVED.format(before="")!r}])
+    child = Child(stem.branch({{}}), str)
+    child.tell("A")
+    child.hear(30.0)
+    if (pid := os.fork()) == 0:
+        sys.exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    child.tell("A")
+    print(child.hear(30.0))
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=False)
+    assert done.stdout == "none\n", done.stderr
+
+
+def test_a_stem_that_has_made_one_is_not_barren(stem: Stem) -> None:
+    child = child_of(stem)
+    assert asked(child, "A") == "none"
+    os.kill(stem.pid, signal.SIGSTOP)
+    unborn = child_of(stem)
+    os.kill(stem.pid, signal.SIGKILL)
+    with pytest.raises(LostError):
+        unborn.hear(30.0)
+    assert not unborn.is_there
+    assert not stem.barren
+    with pytest.raises(ProcessLookupError):
+        unborn.pid  # noqa: B018
+
+
+def test_a_stem_that_dies_first_is_barren() -> None:
+    stem = stem_of("raise SystemExit(3)")
+    with pytest.raises(LostError):
+        child_of(stem).hear(30.0)
+    assert stem.barren
+
+
+FAILS = """
+real, left = os.fork, [1]
+def fork():
+    if not left:
+        raise BlockingIOError(11, "too many processes")
+    left.pop()
+    return real()
+os.fork = fork
+"""
+
+
+def test_where_no_process_can_be_made_those_that_are_there_go_on() -> None:
+    stem = stem_of(FAILS)
+    first = child_of(stem)
+    assert asked(first, "A") == "none"
+    with pytest.raises(LostError):
+        child_of(stem).hear(30.0)
+    assert asked(first, "A") == "none"
+    first.kill()
+    stem.close()
+
+
+def test_a_parent_may_have_more_files_open_than_select_can_wait_for() -> None:
+    resource = pytest.importorskip("resource")
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit[1] < 2048:
+        pytest.skip("this machine allows no more than 1024 files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2048, limit[1]))
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        stem = stem_of()
+        child = child_of(stem)
+        assert asked(child, "A") == "none"
+        child.kill()
+        stem.close()
+    finally:
+        for one in files:
+            os.close(one)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
