@@ -252,7 +252,7 @@ def test_fewer_groups_of_keys_than_heads() -> None:
 
 def test_legal_variants_follow_the_proof_and_the_machine() -> None:
     (call,), _ = looked_at(masked, *heads())
-    assert call.variants == VARIANTS
+    assert call.variants == (*VARIANTS, "split")
     assert call.refusal("auto+unmasked") == "its mask is not proven all: its mask is proven causal"
     assert call.refusal("cudnn") is not None
     assert call.refusal("fast") == "there is no attention variant 'fast'"

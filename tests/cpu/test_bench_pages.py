@@ -31,12 +31,17 @@ def row(**fields: Any) -> dict[str, Any]:
     return {**usual, **fields}
 
 
+MACHINE = {"gpu": "Some GPU, 1", "packages": {"torch": "2.11.0"}}
+
+
 def file_of(models: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return {"results": {"models": models, "summary": {"geomean over the best of torch": 1.6}}, **more}
+    results = {"models": models, "summary": {"geomean over the best of torch": 1.6}}
+    return {"environment": MACHINE, "results": results, **more}
 
 
 def page(models: dict[str, Any], drawn: dict[str, Any] | None = None, **others: dict[str, Any]) -> str:
-    return "\n\n".join(whole_models.parts(file_of(models), {"results": drawn} if drawn else {}, others))
+    of_drawn = {"environment": MACHINE, "results": drawn} if drawn else {}
+    return "\n\n".join(whole_models.parts(file_of(models), of_drawn, others))
 
 
 def cells(text: str, name: str, section: str = "## Whole models") -> dict[str, str]:
@@ -163,7 +168,7 @@ def test_a_step_is_parted_by_kinds_of_groups() -> None:
 def test_each_way_has_a_line() -> None:
     program = {"noise": 0.004, "gains": {"matmul padded": gain(0.8), "convolution patches": gain(1.25)}}
     file = {
-        "environment": {"gpu": "Some GPU, 1"},
+        "environment": MACHINE,
         "results": {"models": {"small": {"commit": "abc", "programs": [program]}}},
     }
     told = list(gaps.parts({}, file, {}))
@@ -177,7 +182,7 @@ def test_each_way_has_a_line() -> None:
 
 def test_our_own_kernels_stand_beside_the_library_s() -> None:
     row = {"ours_us": 100.4, "library_us": 200.0, "of the library": 0.5, "times the least": 2.5}
-    file = {"commit": "abc", "results": {"small": {"together": {"forward": row}}}}
+    file = {"commit": "abc", "environment": MACHINE, "results": {"small": {"together": {"forward": row}}}}
     assert list(gaps.parts({}, {}, file))[-1].splitlines()[2:] == [
         "| small | forward | 100 | 200 | 2.00 | 2.50 | abc |"
     ]

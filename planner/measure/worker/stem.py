@@ -26,6 +26,7 @@ def main() -> None:
     gc.freeze()  # what is collected in a branch would be copied
     if _can_use_gpus():
         serve(number, _become)
+    os._exit(0)  # taking torch apart takes longer than anybody waits for
 
 
 def _bring() -> None:
