@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
+import sqlite3
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,17 +17,20 @@ from torch import Tensor
 from cpu.test_tuning_launches import Racing
 from fuseplan.capture.trace.format import Trace
 from fuseplan.cli.main import main
+from fuseplan.errors import OptionError
 from fuseplan.measure.environment import environment
 from fuseplan.measure.jobs import ProfilePlan
 from fuseplan.plan import Plan
 from fuseplan.rerace import stale, tune_stale
 from fuseplan.tune import Tuner, tune
 from fuseplan.tuning.effort import INSTANT, QUICK, RERACE, Effort
+from fuseplan.tuning.program.baseline import SEARCHING
 from fuseplan.tuning.program.combine import Settings
 from fuseplan.tuning.program.result import Tuned
 from fuseplan.tuning.progress import Silent
-from fuseplan.tuning.traces import traces_of
-from fuseplan.tuning_db import Environment, Places, Store, StoredPlan
+from fuseplan.tuning.queue.stale import Reraced
+from fuseplan.tuning.traces import query_of, traces_of
+from fuseplan.tuning_db import Environment, Hit, Places, Raced, Store, StoredPlan
 
 PROVEN = "inductor, attention proven"
 TUNED = {"inductor": 900.0, "eager": 1000.0, PROVEN: 400.0}
@@ -99,8 +103,7 @@ def test_a_plan_of_another_machine_races_first(trace: Trace, tmp_path: Path, eff
     here, file = environment("cpu"), tmp_path / "tuning.db"
     assert tuned(trace, file, Racing(times=TUNED), replace(here, cpu="another CPU")).winner == PROVEN
     (elsewhere,) = plans(file, replace(here, cpu="another CPU"))
-    (rewrite,) = elsewhere.plan.rewrites
-    other = replace(elsewhere, wall_us=300.0, plan=replace(elsewhere.plan, rewrites=(replace(rewrite, way="math"),)))
+    other = in_math(elsewhere, wall_us=300.0)
     store = Store(Places(file))
     store.add_plan(other)
     store.close()
@@ -168,3 +171,96 @@ def test_a_default_that_is_stale_needs_no_plan_of_its_own(trace: Trace, tmp_path
     (found,) = tune_stale(db=file, workers=lambda device, effort: nullcontext(pool), progress=Silent())
     assert (found.then_us, found.old_us, found.tuned.wall_us) == (900.0, 900.0, 400.0)
     assert found.verdict == "faster"
+
+
+def in_math(of: StoredPlan, **fields: object) -> StoredPlan:
+    """The same plan with its one rewrite in another way."""
+    (rewrite,) = of.plan.rewrites
+    return replace(of, plan=replace(of.plan, rewrites=(replace(rewrite, way="math"),)), **fields)  # type: ignore[arg-type]
+
+
+def test_a_better_plan_of_this_very_place_is_not_thrown_away_unraced(trace: Trace, tmp_path: Path) -> None:
+    """As after an upgrade of the driver, which is no part of the place."""
+    here, file = environment("cpu"), tmp_path / "tuning.db"
+    tuned(trace, file, Racing(times=TUNED), here)
+    (own,) = plans(file, here)
+    store = Store(Places(file))
+    store.change_plan(own.key, status="quarantined", detail="no faster here")
+    best = in_math(own, wall_us=300.0)
+    store.add_plan(best)
+    name, query = f"plan {best.key[:12]}", query_of(trace, trace.key, here, "plain")
+    pool = Racing(times={**TUNED, name: 300.0})
+    tuner = Tuner(store, pool, "cpu", RERACE, Settings(model="roofline"), Silent(), here=here)
+    (found,) = tuner.tune(trace, ("plain",), again=True)
+    answer = store.find_plan(query)
+    store.close()
+    assert name in pool.vetted
+    assert found.winner == name
+    assert isinstance(answer, Hit)
+    assert answer.plan.plan == best.plan
+
+
+def test_what_would_be_searched_for_kernels_is_told_not_to_race(trace: Trace, file: Path) -> None:
+    store = Store(Places(file))
+    (old,) = store.plans()
+    later = {"changed_at": "2099-01-01T00:00:00.000Z"}
+    store.add_plan(replace(old, plan=replace(old.plan, settings=SEARCHING), wall_us=350.0, **later))
+    store.close()
+    (found,) = tune_stale(db=file, workers=lambda *_: nullcontext(Racing(times=TUNED)), progress=Silent())
+    assert found.old_us is None
+    assert found.why_not == "not raced: Inductor would search for kernels"
+
+
+def test_a_program_without_its_trace_is_told_of_and_fails(file: Path) -> None:
+    with closing(sqlite3.connect(file)) as connection, connection:
+        connection.execute("DELETE FROM trace")
+    done = CliRunner().invoke(main, ["tune", "--stale", "--db", str(file)])
+    assert done.exit_code == 1
+    assert "attends" in done.output
+    assert "no trace of it can be read here" in done.output
+
+
+def test_each_races_only_where_it_is_stale(trace: Trace, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On two kinds of device that are named together."""
+    here = environment("cpu")
+
+    def of(device: str) -> Environment:
+        return here if device == "cpu" else replace(here, cpu="another CPU")
+
+    for module in ("rerace", "tuning.queue.stale", "tuning.queue.devices"):
+        monkeypatch.setattr(f"fuseplan.{module}.environment", of)
+    monkeypatch.setattr("fuseplan.rerace.named", lambda text: tuple(text.split(",")))
+    elsewhere = {**TUNED, PROVEN: 300.0}
+    tuned(trace, file, Racing(times=elsewhere), replace(before(), cpu="another CPU"))
+    pools = {"cpu": Racing(times=TUNED), "cpu:0": Racing(times=elsewhere)}
+    found = tune_stale(
+        db=file, device="cpu,cpu:0", workers=lambda device, effort: nullcontext(pools[device]), progress=Silent()
+    )
+    assert sorted((one.then_us, one.tuned.wall_us) for one in found) == [(300.0, 300.0), (400.0, 400.0)]
+    assert [len(pool.raced) for pool in pools.values()] == [1, 1]
+
+
+@pytest.mark.parametrize("given", [{"top": -1}, {"top": 0}, {"budget_s": -1.0}])
+def test_what_tune_refuses_is_refused(file: Path, given: dict[str, float]) -> None:
+    with pytest.raises(OptionError):
+        tune_stale(db=file, **given)  # type: ignore[arg-type]
+
+
+def test_a_neighbour_that_fails_is_not_the_old_plan(trace: Trace, file: Path) -> None:
+    (old,) = plans(file, before())
+    (one,) = stale(db=file)
+    name = f"plan {old.key[:12]}"
+
+    def reraced(stored: StoredPlan, *timed: Raced) -> Reraced:
+        program = replace(one, stale=replace(one.stale, stored=stored))
+        return Reraced(
+            program, Tuned(old.program, "", "plain", "default", Plan("inductor"), "inductor", 900.0, timed=timed)
+        )
+
+    near = Raced(f"{name} without attention", status="error", detail="boom")
+    raced = reraced(old, Raced(name, status="ok", wall_us=950.0), near)
+    assert (raced.old_us, raced.why_not) == (950.0, "")
+    assert reraced(old, near).why_not == ""
+    assert reraced(old, Raced(name, status="wrong", detail="off")).why_not == "wrong: off"
+    bare = replace(old, evidence=replace(old.evidence, raced=()))
+    assert reraced(bare, Raced("inductor", status="ok", wall_us=900.0)).old_us is None, "that is the default's"

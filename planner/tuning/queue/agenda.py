@@ -126,6 +126,8 @@ def agenda_of(
     """What is to be done with the programs that were found, on `devices` or else where each was recorded, here or `elsewhere`; `top`
     keeps so many programs.
     """
+    if top is not None and top < 1:
+        raise OptionError(f"at least one program is tuned, not {top}")
     places = _places(found.traces, devices, elsewhere)
     able = {kind: launches_on(kind.environment.device, launches) for kind in places}
     if places and not any(able.values()):
@@ -154,12 +156,28 @@ def agenda_of(
                 known = None if again else _known(store, kind, known_as, trace, launch, kinds)
                 took = 0.0 if known is not None else usual[kind]
                 items.append(Item(trace, launch, kind, gain, took, known, there_already))
+    return _ordered(items, found.read, effort, top, found.chosen)
+
+
+def together(parts: Sequence[Agenda], top: int | None = None) -> Agenda:
+    """One agenda of several for one effort, each for places of its own; `top` keeps so many programs of all.
+
+    >>> together([Agenda((), (), 2, "instant"), Agenda((), (), 1, "instant")]).read
+    3
+    """
+    items = [item for one in parts for item in one.as_given]
+    return _ordered(items, sum(one.read for one in parts), parts[0].effort, top)
+
+
+def _ordered(
+    items: Sequence[Item], read: int, effort: str, top: int | None, chosen: ChosenShard | None = None
+) -> Agenda:
     order = sorted(items, key=lambda item: (-item.worth_us, item.trace.key, item.sizes.text, item.launch))
     kept = tuple(_top(order, top))
     kept_all = set(kept)
     as_given = tuple(item for item in items if item in kept_all)
     left_out = len(set(map(_place, items))) - len(set(map(_place, kept)))
-    return Agenda(kept, as_given, found.read, effort, left_out, found.chosen)
+    return Agenda(kept, as_given, read, effort, left_out, chosen)
 
 
 def _near(traces: Iterable[Trace]) -> set[str]:
