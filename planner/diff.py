@@ -10,7 +10,7 @@ from typing import Any
 
 from fuseplan.errors import OptionError, PlanError, StoreError
 from fuseplan.looking.apart import plans_apart
-from fuseplan.looking.kernels import kernel_changes, kernel_fields, kernel_lines
+from fuseplan.looking.kernels import are_alike, kernel_changes, kernel_fields, kernel_lines
 from fuseplan.looking.subject import cut_of, graphs_for, opened, rank
 from fuseplan.looking.words import describe, device_of, fields_of, share, table, times, us
 from fuseplan.noise import RaceTime
@@ -237,7 +237,7 @@ def _fields(pair: Pair[Listed]) -> dict[str, Any]:
         "apart": [] if pair.first is None or pair.second is None else [
             one.line for one in plans_apart(pair.first.stored, pair.second.stored)
         ],
-        "kernels": None if profiles is None else list(map(kernel_fields, kernel_changes(*profiles))),
+        "kernels": None if profiles is None or not are_alike(*profiles) else list(map(kernel_fields, kernel_changes(*profiles))),
     }  # fmt: skip
 
 

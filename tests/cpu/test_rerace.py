@@ -19,7 +19,7 @@ from fuseplan.capture.trace.format import Trace
 from fuseplan.cli.main import main
 from fuseplan.errors import OptionError
 from fuseplan.measure.environment import environment
-from fuseplan.measure.jobs import ProfilePlan
+from fuseplan.measure.jobs import ProfilePlan, RacePlans
 from fuseplan.plan import Plan
 from fuseplan.rerace import stale, tune_stale
 from fuseplan.tune import Tuner, tune
@@ -31,6 +31,7 @@ from fuseplan.tuning.progress import Silent
 from fuseplan.tuning.queue.stale import Reraced
 from fuseplan.tuning.traces import query_of, traces_of
 from fuseplan.tuning_db import Environment, Hit, Places, Raced, Store, StoredPlan
+from replaying import ProfilingPool
 
 PROVEN = "inductor, attention proven"
 TUNED = {"inductor": 900.0, "eager": 1000.0, PROVEN: 400.0}
@@ -130,10 +131,42 @@ def test_what_is_interrupted_goes_on_from_there(file: Path) -> None:
     copy.write_bytes(file.read_bytes())
     tune_stale(db=copy, workers=lambda device, effort: nullcontext(whole), progress=Silent())
     with pytest.raises(KeyboardInterrupt):
-        raced(Racing(times=TUNED, fail_after=len(whole.jobs) - 1))
+        raced(
+            Racing(
+                times=TUNED,
+                fail_after=max(number for number, job in enumerate(whole.jobs) if isinstance(job, RacePlans)),
+            )
+        )
     (left,) = stale(db=file)
     assert raced(Racing(times=TUNED)) == [left.name]
     assert stale(db=file) == []
+
+
+def test_who_interrupts_the_profile_loses_no_verdict(file: Path) -> None:
+    whole = Racing(times=TUNED)
+    copy = file.with_name("copy.db")
+    copy.write_bytes(file.read_bytes())
+    tune_stale(db=copy, workers=lambda *_: nullcontext(whole), progress=Silent())
+    *others, last = whole.jobs
+    assert isinstance(last, ProfilePlan)
+    assert last.entry.name == "inductor", "the default, which an older version has too, and not what is preferred"
+    assert last.limit_s is not None
+    pool = Racing(times=TUNED, fail_after=len(others))
+    with pytest.raises(KeyboardInterrupt):
+        tune_stale(db=file, workers=lambda *_: nullcontext(pool), progress=Silent())
+    assert stale(db=file) == []
+    assert [one.plan for one in plans(file, environment("cpu"))] == [one.plan for one in plans(file, before())]
+
+
+@pytest.mark.parametrize(("profile", "name"), [(False, None), (True, "inductor")])
+def test_a_profile_that_was_asked_for_stands_beside_the_plan(
+    trace: Trace, tmp_path: Path, profile: bool, name: str | None
+) -> None:
+    db, pool = tmp_path / "tuning.db", ProfilingPool(times=TUNED)
+    tune([trace], db=db, effort="instant", profile=profile, workers=lambda *_: nullcontext(pool), progress=Silent())
+    (one,) = plans(db, environment("cpu"))
+    assert (one.evidence.profile and one.evidence.profile.name) == name
+    assert one.evidence.raced, "and the rest is there still"
 
 
 def test_a_profile_is_made_where_it_is_asked_for(trace: Trace, tmp_path: Path) -> None:

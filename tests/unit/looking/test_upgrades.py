@@ -44,6 +44,16 @@ def test_kernels_are_matched_by_what_they_compute() -> None:
     ], "mm differs by less than two profiles of one version may"
 
 
+def test_profiles_of_two_plans_tell_nothing_of_kernels(tmp_path: Path) -> None:
+    store = store_at(tmp_path / "tuning.db")
+    store.add_plan(stored(100.0, replace(profile(("add", 40.0)), name="inductor, attention proven")))
+    store.add_plan(stored(150.0, profile(("add", 90.0)), NEW))
+    store.close()
+    found = diff("torch==2.11", "torch==2.12", db=tmp_path / "tuning.db")
+    assert "under inductor now: nothing can be told by kernels" in str(found)
+    assert found.as_dict()["pairs"][0]["kernels"] is None
+
+
 @pytest.fixture
 def upgraded(tmp_path: Path) -> Path:
     """A program that is slower under a new torch, one that is not, and one that another machine has under the new one."""
