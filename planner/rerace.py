@@ -90,7 +90,7 @@ def _agenda(
     of_item: dict[Item, StaleProgram] = {}
     for (_, devices), those in groups.items():
         sources = Sources(tuple(trace for _, trace in those), len(those))
-        todo = agenda_of(sources, store, effort=RERACE.name, launches=(EITHER,), devices=devices, again=True)
+        todo = agenda_of(sources, store, effort=RERACE, launches=(EITHER,), devices=devices, again=True)
         of_item |= dict(zip(todo.as_given, (one for one, _ in those), strict=True))  # in one place each has one item
         agendas.append(todo)
     return (together(agendas, top) if agendas else None), of_item

@@ -220,7 +220,7 @@ def tune_online(
     if failed is not None:
         raise FuseplanError(str(failed))
     found = None if spends.cuts else sites_alone(gm, example_inputs, options.rewrites)
-    brief = Brief(effort, usual_s(store, effort, here))
+    brief = Brief(effort, usual_s(store, spends, here))
     pool = LazyPool(lambda: staying_workers(where, spends))
     with shown(None, brief) as heard, _open_to_the_end(pool):
         tuner = Tuner(store, pool, where, spends, Settings(kinds=options.rewrites), heard, here=here)

@@ -83,7 +83,8 @@ class Effort:
         ('quick', 'full')
         """
         words = [effort.name for effort in EFFORTS]
-        return tuple(words[words.index(self.name) :]) if self.name in words else (self.name,)
+        harder = tuple(words[words.index(self.name) :]) if self.name in words else (self.name,)
+        return (*harder, RERACE.name) if INSTANT.name in harder else harder
 
     @staticmethod
     def named(name: str) -> Effort:
@@ -157,7 +158,9 @@ FULL = Effort(
     offers=4,
 )
 EFFORTS = (NONE, INSTANT, QUICK, FULL)
-RERACE = replace(INSTANT, wall_s=30.0, device_s=20.0, plan_blocks=24, fair_race_s=6.0, neighbours=2, profiles=True)
+RERACE = replace(
+    INSTANT, name="rerace", wall_s=30.0, device_s=20.0, plan_blocks=24, fair_race_s=6.0, neighbours=2, profiles=True
+)
 """Of `instant`, what a program gets whose plan is stale: a longer race, with neighbours of the plan in it, and a profile to compare."""
 
 # The constants of time, beside the words: shares are of what an effort grants, seconds are the same for all.

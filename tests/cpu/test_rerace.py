@@ -15,9 +15,11 @@ from click.testing import CliRunner
 from torch import Tensor
 
 from cpu.test_tuning_launches import Racing
+from fuseplan.capture.dynamo.numerics import Numerics
 from fuseplan.capture.trace.format import Trace
 from fuseplan.cli.main import main
 from fuseplan.errors import OptionError
+from fuseplan.explain import explained
 from fuseplan.measure.environment import environment
 from fuseplan.measure.jobs import ProfilePlan, RacePlans
 from fuseplan.plan import Plan
@@ -31,6 +33,7 @@ from fuseplan.tuning.progress import Silent
 from fuseplan.tuning.queue.stale import Reraced
 from fuseplan.tuning.traces import query_of, traces_of
 from fuseplan.tuning_db import Environment, Hit, Places, Raced, Store, StoredPlan
+from fuseplan.tuning_db.resume import usual_seconds
 from replaying import ProfilingPool
 
 PROVEN = "inductor, attention proven"
@@ -277,6 +280,48 @@ def test_each_races_only_where_it_is_stale(trace: Trace, file: Path, monkeypatch
 def test_what_tune_refuses_is_refused(file: Path, given: dict[str, float]) -> None:
     with pytest.raises(OptionError):
         tune_stale(db=file, **given)  # type: ignore[arg-type]
+
+
+def test_a_plan_is_explained_as_it_computes(trace: Trace, tmp_path: Path) -> None:
+    """By a process that computes otherwise."""
+    file = tmp_path / "tuning.db"
+    with Numerics("high", True, True, True).applied():
+        there = environment("cpu")
+    tuned(trace, file, Racing(times=TUNED), there)
+    (found,) = explained(trace.key, db=file)
+    assert found.stored is not None
+    assert found.stored.environment == there
+    assert "unverified" not in " ".join(found.remarks)
+    with Numerics("high", True, True, True).applied():
+        tuned(trace, file, Racing(times=TUNED), replace(there, cpu="another CPU"))
+    (found,) = explained(found.stored.key, db=file)
+    assert "unverified" not in " ".join(found.remarks), "it has won here"
+
+
+def test_who_explains_plans_of_a_cpu_asks_no_gpu(trace: Trace, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", broken)
+    (found,) = explained(trace.key, db=file)
+    assert "is stale" in " ".join(found.remarks)
+    (old,) = plans(file, before())
+    store = Store(Places(file))
+    store.add_plan(replace(old, environment=Environment("cuda", "2.12.0", gpu="NVIDIA H200")))
+    store.close()
+    (found,) = explained(old.key, db=file)
+    assert "is stale" in " ".join(found.remarks), "a GPU that is broken is no place"
+
+
+def test_what_a_race_again_takes_tells_nothing_of_others(file: Path) -> None:
+    tune_stale(db=file, workers=lambda *_: nullcontext(Racing(times=TUNED)), progress=Silent())
+    store, here = Store(Places(file)), environment("cpu")
+    assert usual_seconds(store, INSTANT.name, here) is None
+    assert usual_seconds(store, RERACE.name, here) is not None
+    store.close()
+    assert RERACE.name in INSTANT.harder
+    assert RERACE.name not in QUICK.harder
 
 
 def test_a_neighbour_that_fails_is_not_the_old_plan(trace: Trace, file: Path) -> None:

@@ -120,7 +120,7 @@ def seconds_of(items: Iterable[Item]) -> float:
 
 
 def agenda_of(
-    found: Sources, store: Store, *, effort: str, launches: Sequence[str], devices: Sequence[str] = (),
+    found: Sources, store: Store, *, effort: str | Effort, launches: Sequence[str], devices: Sequence[str] = (),
     again: bool = False, top: int | None = None, kinds: tuple[str, ...] | None = None, elsewhere: Elsewhere | None = None,
 ) -> Agenda:  # fmt: skip
     """What is to be done with the programs that were found, on `devices` or else where each was recorded, here or `elsewhere`; `top`
@@ -128,6 +128,7 @@ def agenda_of(
     """
     if top is not None and top < 1:
         raise OptionError(f"at least one program is tuned, not {top}")
+    spends = Effort.named(effort) if isinstance(effort, str) else effort
     places = _places(found.traces, devices, elsewhere)
     able = {kind: launches_on(kind.environment.device, launches) for kind in places}
     if places and not any(able.values()):
@@ -137,7 +138,7 @@ def agenda_of(
         notify(
             f"{counted(without, 'program')} of the CPU {'is' if without == 1 else 'are'} left out: it has no CUDA graphs"
         )
-    usual = {kind: usual_s(store, effort, kind.environment) for kind in places}
+    usual = {kind: usual_s(store, spends, kind.environment) for kind in places}
     items: list[Item] = []
     for kind, there in places.items():
         model = Roofline(Machine.guess(kind.environment.gpu or kind.environment.cpu or ""))
@@ -156,7 +157,7 @@ def agenda_of(
                 known = None if again else _known(store, kind, known_as, trace, launch, kinds)
                 took = 0.0 if known is not None else usual[kind]
                 items.append(Item(trace, launch, kind, gain, took, known, there_already))
-    return _ordered(items, found.read, effort, top, found.chosen)
+    return _ordered(items, found.read, spends.name, top, found.chosen)
 
 
 def together(parts: Sequence[Agenda], top: int | None = None) -> Agenda:
@@ -250,12 +251,11 @@ def _check_recorded(device: str) -> None:
         ) from None
 
 
-def usual_s(store: Store, effort: str, here: Environment) -> float:
+def usual_s(store: Store, spends: Effort, here: Environment) -> float:
     """About how long a program takes here: as long as those before it, if there were any."""
-    spends = Effort.named(effort)
     if not spends.measures:
         return PREDICTED_S
-    took = usual_seconds(store, effort, here)
+    took = usual_seconds(store, spends.name, here)
     return USUAL_SHARE[here.device] * spends.wall_s if took is None else took
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -110,20 +111,29 @@ def devices_here() -> list[str]:
     return ["cuda", "cpu"] if torch.cuda.is_available() else ["cpu"]
 
 
-def places_here() -> list[PlaceWithDriver]:
-    """This machine as it is now, as this process is set.
+def places_here(plans: Sequence[StoredPlan]) -> list[PlaceWithDriver]:
+    """This machine as it is now, as this process is set and as those were that have made the plans. The GPU is asked only where a plan is of
+    one, and one that does not answer is no place.
 
-    >>> [place.environment.device for place in places_here()][-1]
-    'cpu'
+    >>> places_here([])
+    []
     """
-    return [PlaceWithDriver(environment(device), run_facts(device).driver) for device in devices_here()]
+    found: list[PlaceWithDriver] = []
+    for device in sorted({one.environment.device for one in plans} & {"cpu", "cuda"}):
+        if device == "cpu" or torch.cuda.is_available():
+            with suppress(RuntimeError):  # of a GPU that is broken, or in a fork of a process that uses it
+                found += _places(plans, [device], Numerics.here())
+    return found
 
 
-def _places(plans: Sequence[StoredPlan], devices: Sequence[str]) -> Iterator[PlaceWithDriver]:
-    """The same, as processes were set that have made the plans."""
+def _places(
+    plans: Sequence[StoredPlan], devices: Sequence[str], also: Numerics | None = None
+) -> Iterator[PlaceWithDriver]:
+    """Devices, as processes were set that have made the plans, and as `also` says."""
     drivers = {device: run_facts(device).driver for device in devices}
     made = {one.environment for one in plans if one.environment.matmul_precision in PRECISIONS}
-    for numerics in sorted({Numerics.of(vars(one)) for one in made}, key=str):
+    given = {Numerics.of(vars(one)) for one in made} | ({also} if also is not None else set())
+    for numerics in sorted(given, key=str):
         with numerics.applied():
             yield from (PlaceWithDriver(environment(device), driver) for device, driver in drivers.items())
 
