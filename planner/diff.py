@@ -10,12 +10,13 @@ from typing import Any
 
 from fuseplan.errors import OptionError, PlanError, StoreError
 from fuseplan.looking.apart import plans_apart
-from fuseplan.looking.kernels import kernel_changes, kernel_fields, kernel_lines
+from fuseplan.looking.kernels import are_alike, kernel_changes, kernel_fields, kernel_lines
 from fuseplan.looking.subject import cut_of, graphs_for, opened, rank
 from fuseplan.looking.words import describe, device_of, fields_of, share, table, times, us
 from fuseplan.noise import RaceTime
 from fuseplan.segment.moves import moves_between
 from fuseplan.tuning_db import Environment, Places, Store, StoredPlan
+from fuseplan.tuning_db.environment import FLAGS, HARDWARE
 from fuseplan.tuning_db.pairs import VERDICTS, Pair, PairKey, pairs_of
 from fuseplan.tuning_db.profile_evidence import ProfileEvidence
 from fuseplan.tuning_db.words import Listed, listed, summary
@@ -146,8 +147,12 @@ def _pairs(first: Sequence[Listed], second: Sequence[Listed], by_machine: bool) 
 
 
 def _best_of_machines(plans: Sequence[Listed]) -> dict[PairKey, Listed]:
-    """The plan that would run, of each program, launch, box of sizes and machine."""
-    return _best_by(plans, lambda stored: device_of(stored.environment))
+    """The plan that would run, of each program, launch, box of sizes and machine, as that computes."""
+
+    def place_of(stored: StoredPlan) -> str:
+        return "|".join(str(getattr(stored.environment, name)) for name in (*HARDWARE, *FLAGS))
+
+    return _best_by(plans, place_of)
 
 
 def _best(plans: Sequence[Listed], shared: set[str]) -> dict[PairKey, Listed]:
@@ -237,7 +242,7 @@ def _fields(pair: Pair[Listed]) -> dict[str, Any]:
         "apart": [] if pair.first is None or pair.second is None else [
             one.line for one in plans_apart(pair.first.stored, pair.second.stored)
         ],
-        "kernels": None if profiles is None else list(map(kernel_fields, kernel_changes(*profiles))),
+        "kernels": None if profiles is None or not are_alike(*profiles) else list(map(kernel_fields, kernel_changes(*profiles))),
     }  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fuseplan.backend import programs_of
+from fuseplan.capture.dynamo.numerics import Numerics
 from fuseplan.capture.trace.format import Trace
 from fuseplan.errors import StoreError
 from fuseplan.executors import executors
@@ -74,7 +75,7 @@ def explained(what: Trace | str | Path, *, db: str | Path | None = None) -> list
     (Plan(host='inductor', rewrites=(), carve_outs=(), saving='min-cut', settings='default', launch='plain', name=None), [2])
     """
     with opened(db) as store:
-        here = places_here()
+        here = places_here(store.plans())
         if isinstance(what, str) and not is_file(what):
             return [_offered(store, of_subject(one), here) for one in subjects(store, what, here)]
         with Captures() as captures:
@@ -83,7 +84,7 @@ def explained(what: Trace | str | Path, *, db: str | Path | None = None) -> list
 
 
 def _offered(store: Store, one: Explained, here: Sequence[PlaceWithDriver]) -> Explained:
-    """The same with what plans of elsewhere are worth on the devices of this machine."""
+    """The same with what plans of elsewhere are worth on the devices of this machine, computing as its plan does."""
     try:
         file = store.file.path
     except StoreError:  # there is no place for one
@@ -91,11 +92,15 @@ def _offered(store: Store, one: Explained, here: Sequence[PlaceWithDriver]) -> E
     folder = None if file is None else file.parent / "models"
     sizes = Box() if one.stored is None else one.stored.sizes
     device = None if one.stored is None else one.stored.environment.device
+    numerics = Numerics.here() if one.stored is None else Numerics.of(vars(one.stored.environment))
+    own = {place.environment.key for place in here}
     told = [
         offer_line(offer, place.environment, one.graphs, folder)
         for place in here
-        if device in (None, place.environment.device)
+        if device in (None, place.environment.device) and Numerics.of(vars(place.environment)) == numerics
         for offer in offers_for(store, one.program, place.environment, sizes, LAUNCHES)
+        if offer.stored.status == "unverified"
+        or offer.stored.environment.key not in own  # else it runs on this machine
     ]
     return replace(one, remarks=(*one.remarks, *told))
 

@@ -83,7 +83,7 @@ def show(
         found = listed(store, wanted)
         failed = [] if status else failures(store)
         every = [one.stored for one in (listed(store) if wanted else found)]
-        stale = {one.stored.key: one.why for one in stale_in(store, [], every, elsewhere=True)}
+        stale = {one.stored.key: one.why for one in stale_in(store, [], every, elsewhere=True, all_of_one=True)}
     told = (
         one
         for one in failed

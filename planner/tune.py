@@ -20,7 +20,6 @@ from typing import Any
 from fuseplan.capture.dynamo.names import name_of
 from fuseplan.capture.dynamo.ranks import tunes_here
 from fuseplan.capture.trace.write import write_trace
-from fuseplan.durations import seconds
 from fuseplan.errors import FuseplanError, OptionError
 from fuseplan.log import logger
 from fuseplan.measure.environment import environment
@@ -38,7 +37,7 @@ from fuseplan.tuning.program.result import Tuned, recalled, verdict_line
 from fuseplan.tuning.program.tuner import Tuner
 from fuseplan.tuning.progress import Brief, Progress, shown
 from fuseplan.tuning.queue.agenda import Agenda, Item, agenda_of, usual_s
-from fuseplan.tuning.queue.budget import Time
+from fuseplan.tuning.queue.budget import Time, seconds_of_budget
 from fuseplan.tuning.queue.crew import TuneItem, work_off
 from fuseplan.tuning.queue.devices import DeviceKind, Elsewhere, LazyPool, OpenPool, named, own_workers, types_in
 from fuseplan.tuning.queue.promises import refuse_promises
@@ -98,7 +97,7 @@ def tune(
     >>> fuseplan.tune(traces, effort="none")[0].status
     'unverified'
     """
-    seconds, kinds = _seconds(budget), known_kinds(allowed_kinds(rewrites))
+    seconds, kinds = seconds_of_budget(budget), known_kinds(allowed_kinds(rewrites))
     check_name(model)
     check_sampler(sampler)
     there = programs is None and shard is None
@@ -221,7 +220,7 @@ def tune_online(
     if failed is not None:
         raise FuseplanError(str(failed))
     found = None if spends.cuts else sites_alone(gm, example_inputs, options.rewrites)
-    brief = Brief(effort, usual_s(store, effort, here))
+    brief = Brief(effort, usual_s(store, spends, here))
     pool = LazyPool(lambda: staying_workers(where, spends))
     with shown(None, brief) as heard, _open_to_the_end(pool):
         tuner = Tuner(store, pool, where, spends, Settings(kinds=options.rewrites), heard, here=here)
@@ -277,8 +276,6 @@ def _agenda(
     launches = (EITHER,) if launch is None else LAUNCHES if launch == "both" else (launch,)
     if launch is not None and not set(launches) <= set(LAUNCHES):
         raise OptionError(f"there is no launch {launch!r}; known are {', '.join(LAUNCHES)}, both")
-    if top is not None and top < 1:
-        raise OptionError(f"at least one program is tuned, not {top}")
     spends, part = Effort.named(effort), None if shard is None else Shard.named(shard)
     devices = () if device is None else named(device) if elsewhere is None else types_in(device)
     if part is not None:
@@ -294,14 +291,6 @@ def _agenda(
     return agenda_of(
         found, store, effort=effort, launches=launches, devices=devices, again=again, top=top, kinds=kinds, elsewhere=elsewhere
     )  # fmt: skip
-
-
-def _seconds(budget: float | str | None) -> float | None:
-    if isinstance(budget, str):
-        return seconds(budget)
-    if budget is not None and not budget > 0:
-        raise OptionError(f"a budget is a number of seconds, not {budget!r}")
-    return budget
 
 
 @contextmanager

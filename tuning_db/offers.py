@@ -46,19 +46,23 @@ def offers(
     *,
     launches: Collection[str],
     kinds: Collection[str] | None = None,
+    own: bool = False,
 ) -> list[Offer]:
-    """Offers among the plans of a program, those of this machine first, and of others those first that gained the most there.
+    """Offers among the plans of a program, those of this machine first, the latest before others, and of others those first that gained
+    the most there.
 
-    Neither what is a default anyway is one, nor what raced or failed here, nor what needs an executor that is not here.
+    Neither what is a default anyway is one, nor what raced or failed here, nor what needs an executor that is not here. Where all is
+    tuned again, what won here before is one of its `own`: nothing else tells a race to try it.
     """
     every = [one for one in plans if one.environment.device == here.device]
-    known = {one.plan.identity for one in every if one.environment.key == here.key and one.status != "unverified"}
-    found: dict[str, Offer] = {}
+    untold = ("unverified", "tuned") if own else ("unverified",)
+    known = {one.plan.identity for one in every if one.environment.key == here.key and one.status not in untold}
+    found: list[Offer] = []
     for stored in every:
         needs = needs_of(stored.plan)
         if (
             stored.word == "disabled"
-            or not _won(stored, here)
+            or not _won(stored, here, own)
             or stored.launch not in launches
             or stored.sizes != sizes
             or stored.plan.identity in known
@@ -66,16 +70,16 @@ def offers(
             or (kinds is not None and {one.kind for one in stored.plan.rewrites} - set(kinds))
         ):
             continue
-        offer = Offer(stored, stored.environment.differences(here, needs))
-        before = found.get(stored.plan.identity)
-        if before is None or _rank(offer) < _rank(before):
-            found[stored.plan.identity] = offer
-    return sorted(found.values(), key=_rank)
+        found.append(Offer(stored, stored.environment.differences(here, needs)))
+    best: dict[str, Offer] = {}
+    for offer in _ordered(found):
+        best.setdefault(offer.stored.plan.identity, offer)
+    return list(best.values())
 
 
-def _won(stored: StoredPlan, here: Environment) -> bool:
-    """Whether it was the fastest in its race: as tuned elsewhere, or as what was imported for here keeps of it."""
-    tuned = stored.status == "tuned" and stored.environment.key != here.key
+def _won(stored: StoredPlan, here: Environment, own: bool) -> bool:
+    """Whether it was the fastest in its race: as tuned elsewhere, or as what was imported for here keeps of it; or here, if `own` count."""
+    tuned = stored.status == "tuned" and (own or stored.environment.key != here.key)
     imported = stored.status == "unverified" and stored.speedup is not None and stored.speedup > 1.0
     return (tuned or imported) and stored.wall_us is not None and _is_no_default(stored)
 
@@ -86,8 +90,12 @@ def _is_no_default(stored: StoredPlan) -> bool:
     return not (bare and (plan.name or plan.host) in _DEFAULTS)
 
 
-def _rank(offer: Offer) -> tuple[bool, float, str]:
-    return not offer.is_of_this_machine, -(offer.stored.speedup or 1.0), offer.stored.key
+def _ordered(found: Iterable[Offer]) -> list[Offer]:
+    """Of this machine the latest first, which is what it ran last; of others those that gained the most."""
+    latest = sorted(found, key=lambda one: (one.stored.changed_at, one.stored.key), reverse=True)
+    mine = [one for one in latest if one.is_of_this_machine]
+    others = [one for one in latest if not one.is_of_this_machine]
+    return [*mine, *sorted(others, key=lambda one: (-(one.stored.speedup or 1.0), one.stored.key))]
 
 
 def offers_for(
@@ -97,6 +105,7 @@ def offers_for(
     sizes: Box,
     launches: Collection[str],
     kinds: Collection[str] | None = None,
+    own: bool = False,
 ) -> list[Offer]:
-    """Offers that a store has for a program."""
-    return offers(store.plans_of(program), here, sizes, launches=launches, kinds=kinds)
+    """Offers that a store has for a program, with its `own` plans of here where these count."""
+    return offers(store.plans_of(program), here, sizes, launches=launches, kinds=kinds, own=own)

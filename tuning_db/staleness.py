@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fuseplan.executors.known import traits_of
+from fuseplan.noise import NOISY
 from fuseplan.plan import Plan
 from fuseplan.tuning_db.environment import Difference, Environment, needs_of
 from fuseplan.tuning_db.records import RACED, StoredPlan
@@ -74,13 +75,18 @@ def _own(place: Environment, executor: str) -> str | None:
 
 
 def stale_plans(
-    plans: Iterable[StoredPlan], places: Sequence[PlaceWithDriver], drivers: Mapping[str, str] | None = None
+    plans: Iterable[StoredPlan],
+    places: Sequence[PlaceWithDriver],
+    drivers: Mapping[str, str] | None = None,
+    *,
+    all_of_one: bool = False,
 ) -> list[StalePlan]:
     """The stale ones among plans, by what these places are now. A plan after which its program raced there again is not among them,
-    and of several of one program, sizes and place the latest stands for all. `drivers` are those of runs, by key.
+    and of several of one program, sizes and place the latest stands for all, be it not that `all_of_one` are to be shown. `drivers` are
+    those of runs, by key.
     """
     every, known = list(plans), drivers or {}
-    found: dict[tuple[str, str, str], StalePlan] = {}
+    found: dict[tuple[str, ...], StalePlan] = {}
     for here in places:
         settled = {(one.program, one.sizes.text) for one in every if _counts_there(one, here, known)}
         for stored in sorted(every, key=lambda one: (one.changed_at, one.key)):
@@ -90,9 +96,8 @@ def stale_plans(
                 continue
             changes = changes_used(stored.plan, _place_of(stored, known), here)
             if changes:
-                found[stored.program, stored.sizes.text, here.environment.key] = StalePlan(
-                    stored, here.environment, changes
-                )
+                one = (stored.key,) if all_of_one else (stored.program, stored.sizes.text)
+                found[(here.environment.key, *one)] = StalePlan(stored, here.environment, changes)
     return list(found.values())
 
 
@@ -101,8 +106,8 @@ def _raced(stored: StoredPlan) -> bool:
 
 
 def _counts_there(stored: StoredPlan, here: PlaceWithDriver, drivers: Mapping[str, str]) -> bool:
-    """Whether a plan raced in just this place, so that nothing older of its program need race again."""
-    same = stored.environment.key == here.environment.key
+    """Whether a plan raced in just this place, so that nothing older of its program need race again: in a race that could tell."""
+    same = stored.environment.key == here.environment.key and (stored.noise or 0.0) <= NOISY
     driver = drivers.get(stored.run or "")
     return same and _raced(stored) and (here.driver is None or driver in (None, here.driver))
 
@@ -122,11 +127,18 @@ def newest_places(plans: Iterable[StoredPlan], drivers: Mapping[str, str] | None
 
 
 def stale_in(
-    store: Store, places: Sequence[PlaceWithDriver], plans: Sequence[StoredPlan], *, elsewhere: bool = False
+    store: Store,
+    places: Sequence[PlaceWithDriver],
+    plans: Sequence[StoredPlan],
+    *,
+    elsewhere: bool = False,
+    all_of_one: bool = False,
 ) -> list[StalePlan]:
-    """The stale ones among the plans of a store, by what these places are now; `elsewhere`, by the newest places of other machines, too."""
+    """The stale ones among the plans of a store, by what these places are now; `elsewhere`, by the newest places of other machines, too;
+    of several of one program the latest, or `all_of_one`.
+    """
     drivers = drivers_of(store)
     known = [one.environment for one in places]
     others = newest_places(plans, drivers) if elsewhere else []
     others = [one for one in others if not any(one.environment.is_machine_of(place) for place in known)]
-    return stale_plans(plans, [*places, *others], drivers)
+    return stale_plans(plans, [*places, *others], drivers, all_of_one=all_of_one)

@@ -267,9 +267,10 @@ class Store(Layered):
         if len(found) != 1:
             what = "no plan" if not found else f"{len(found)} plans"
             raise StoreError(f"{what} with a key that begins with {key!r}: see fuseplan db info")
-        # A word is no news of a plan: taken back, what was raced since must run again, as it did before.
-        after = clock.just_after if set(changes) == {"word"} else clock.after
-        changed = replace(found[0], changed_at=after(found[0].changed_at), run=None, **changes)  # type: ignore[arg-type]
+        # A word is no news of a plan: taken back, what was raced since must run again, as it did before; and it is of the same run.
+        is_word = set(changes) == {"word"}
+        after, run = (clock.just_after, found[0].run) if is_word else (clock.after, None)
+        changed = replace(found[0], changed_at=after(found[0].changed_at), run=run, **changes)  # type: ignore[arg-type]
         return self.add_plan(changed)
 
     def fill_in(self, key: str, plan: Plan) -> bool:

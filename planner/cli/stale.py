@@ -46,12 +46,13 @@ def rerace(
 
 def _lines(found: Sequence[StaleProgram]) -> Iterator[str]:
     from fuseplan.looking.words import device_of, table, us
+    from fuseplan.rerace import NO_TRACE
     from fuseplan.tuning_db.words import summary
 
     rows = [("program", "plan", "launch", "device", "then", "who", "what has changed")]
     for one in found:
         stored = one.stale.stored
-        why = one.stale.why if one.trace is not None else f"{one.stale.why}; no trace of it can be read here"
+        why = one.stale.why if one.trace is not None else f"{one.stale.why}; {NO_TRACE}"
         rows.append(
             (
                 one.called, stored.key[:12], stored.launch, device_of(stored.environment), us(stored.wall_us),

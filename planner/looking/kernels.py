@@ -67,6 +67,11 @@ def kernel_changes(first: ProfileEvidence, second: ProfileEvidence) -> tuple[Ker
     return tuple(sorted((one for one in found if one.verdict != "same"), key=lambda one: -abs(one.change_us)))
 
 
+def are_alike(first: ProfileEvidence, second: ProfileEvidence) -> bool:
+    """Whether two profiles are of one plan, by its name: only then is it the version that makes them differ."""
+    return first.name == second.name
+
+
 def _by_ops(profile: ProfileEvidence) -> dict[tuple[str, str], tuple[float, tuple[str, ...]]]:
     """Time and kernels of a profile by role and ops; kernels of which nobody knows what they compute stand together."""
     found: dict[tuple[str, str], tuple[float, tuple[str, ...]]] = {}
@@ -84,7 +89,10 @@ def _add(found: dict[tuple[str, str], tuple[float, tuple[str, ...]]], place: tup
 
 def kernel_lines(first: ProfileEvidence, second: ProfileEvidence) -> Iterator[str]:
     """Text on what changed, for people."""
-    told = first.name if first.name == second.name else f"{first.name}, and {second.name}"
+    if not are_alike(first, second):
+        yield f"profiled under {first.name} then, and under {second.name} now: nothing can be told by kernels"
+        return
+    told = first.name
     ratio = second.device_us / first.device_us if first.device_us else None
     yield f"{us(first.device_us)} -> {us(second.device_us)} on the device under {told}, {times(ratio)} as long"
     found = kernel_changes(first, second)

@@ -48,7 +48,7 @@ class Effort:
     neighbours: int = 0
     """… and how many that differ from the best of these in one choice."""
     profiles: bool = False
-    """Whether the default is profiled after the race, if nobody has before: it is compiled once more for that, whatever that takes."""
+    """Whether the default is profiled after the race, if it was not before: it is compiled once more for that."""
     over_default: bool = False
     """Whether its seconds are those beyond what compiling the program takes torch, who would have it compiled anyway."""
 
@@ -83,7 +83,8 @@ class Effort:
         ('quick', 'full')
         """
         words = [effort.name for effort in EFFORTS]
-        return tuple(words[words.index(self.name) :]) if self.name in words else (self.name,)
+        harder = tuple(words[words.index(self.name) :]) if self.name in words else (self.name,)
+        return (*harder, RERACE.name) if INSTANT.name in harder else harder
 
     @staticmethod
     def named(name: str) -> Effort:
@@ -157,7 +158,9 @@ FULL = Effort(
     offers=4,
 )
 EFFORTS = (NONE, INSTANT, QUICK, FULL)
-RERACE = replace(INSTANT, wall_s=30.0, device_s=20.0, plan_blocks=24, fair_race_s=6.0, neighbours=2, profiles=True)
+RERACE = replace(
+    INSTANT, name="rerace", wall_s=30.0, device_s=20.0, plan_blocks=24, fair_race_s=6.0, neighbours=2, profiles=True
+)
 """Of `instant`, what a program gets whose plan is stale: a longer race, with neighbours of the plan in it, and a profile to compare."""
 
 # The constants of time, beside the words: shares are of what an effort grants, seconds are the same for all.
@@ -191,6 +194,8 @@ LATE = 1.2
 """So many times as long as is expected may a plan take to be compiled and checked."""
 PROFILE_SHARE = 0.25
 """Of the wall time of an effort, what compiling a default once more may take to see where its time goes."""
+DEFAULT_PROFILE_S, DEFAULT_PROFILE_TIMES = 60.0, 3.0
+"""How long a worker may be silent that profiles a default because somebody asked for that, …; and so many times what it took to compile."""
 LEAST_LIMIT_S = 20.0
 """How long a plan that is no default may keep a worker silent at least, however little of the budget is left."""
 PATIENCE_S = 3600.0

@@ -81,4 +81,5 @@ def across(reader: Reader, program: str, keys: Collection[str], shown: str | Non
 
 
 def _stale(plans: Sequence[StoredPlan], newest: Sequence[Environment]) -> dict[str, str]:
-    return {one.stored.key: one.why for one in stale_plans(plans, [PlaceWithDriver(place) for place in newest])}
+    places = [PlaceWithDriver(place) for place in newest]
+    return {one.stored.key: one.why for one in stale_plans(plans, places, all_of_one=True)}

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from fuseplan.looking.kernels import KernelChange, kernel_changes
+from fuseplan.looking.kernels import KernelChange, are_alike, kernel_changes
 from fuseplan.tuning_db.dashboard.queries.program import plan_row
 from fuseplan.tuning_db.dashboard.reader import Reader
 from fuseplan.tuning_db.dashboard.table import ShownColumn
@@ -53,10 +53,9 @@ def changed_kernels(
     found: list[ChangedKernels] = []
     for title, one, two in plans:
         before, after = _profile(first, one), _profile(second, two)
-        if before is not None and after is not None:
-            told = before.name if before.name == after.name else f"{before.name}, and {after.name}"
+        if before is not None and after is not None and are_alike(before, after):
             changes = kernel_changes(before, after)
-            found.append(ChangedKernels(title, told, before.device_us, after.device_us, changes))
+            found.append(ChangedKernels(title, before.name, before.device_us, after.device_us, changes))
         if len(found) == MOST_PROGRAMS:
             break
     return tuple(found)

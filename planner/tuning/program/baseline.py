@@ -19,6 +19,8 @@ from fuseplan.tuning_db import Environment, Miss
 
 SEARCHING = "max-autotune-no-cudagraphs"
 """Inductor's mode in which it looks for kernels by itself."""
+SEARCHES = "Inductor would search for kernels"
+"""Why a plan in that mode is not raced where seconds count."""
 EAGER = RaceEntry("eager", Plan("eager"), default=True)
 
 

@@ -21,6 +21,7 @@ from fuseplan.tuning.program.measure import measurable
 from fuseplan.tuning.program.moves import all_fused
 from fuseplan.tuning.program.rewriting import groups_of
 from fuseplan.tuning.program.services import Services
+from fuseplan.tuning_db import clock
 from fuseplan.tuning_db.evidence import (
     MOST_MISSED,
     MOST_WALLS,
@@ -149,6 +150,17 @@ def keep_regions(services: Services, knowledge: Knowledge, plans: Sequence[Plan]
     for known in (knowledge, knowledge.carving):
         if known is not None:
             _keep_regions(services, known, [plan for plan in plans if knowledge_of(knowledge, plan) is known])
+
+
+def add_profile(services: Services, knowledge: Knowledge) -> None:
+    """Write down where the time of a program goes, beside the plans of it that this run has kept."""
+    program = knowledge.problem.program.key
+    mine = [one for one in services.store.plans_of(program) if one.run == services.run]
+    for stored in sorted(
+        mine, key=lambda one: one.changed_at, reverse=True
+    ):  # the latest first, which so stays the latest
+        evidence = replace(stored.evidence, profile=knowledge.profile).bounded()
+        services.store.add_plan(replace(stored, evidence=evidence, changed_at=clock.just_after(stored.changed_at)))
 
 
 def _keep_regions(services: Services, knowledge: Knowledge, plans: Sequence[Plan]) -> None:

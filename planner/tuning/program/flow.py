@@ -13,7 +13,7 @@ from fuseplan.tuning.program.baseline import default_us, planned, searches
 from fuseplan.tuning.program.budget import Budget
 from fuseplan.tuning.program.carve import Carver, carving_knowledge
 from fuseplan.tuning.program.check_plans import TimedChecks
-from fuseplan.tuning.program.evidence import evidence_of, keep_regions
+from fuseplan.tuning.program.evidence import add_profile, evidence_of, keep_regions
 from fuseplan.tuning.program.launches import keep_launches, left_out, shared_out, why_not
 from fuseplan.tuning.program.measure import Measuring
 from fuseplan.tuning.program.moves import moves_of
@@ -166,13 +166,23 @@ class Stages:
             entries = first.entries.own
             why = "no default of this launch runs here" if len(self.searches) == 1 else "no default runs here"
             return keep_failure(services, first.problem.program, why, entries, first.entries.own_rows(rows))
-        if self.effort.profiles and first.knowledge.profile is None:
-            Look(services, self.budget, checks.trace, [search.knowledge for search in self.searches]).now(fit, rows)
         best = [candidate.plan for one in proposed.values() for candidate in one.candidates[:1]]
         keep_regions(services, first.knowledge, [*(planned(entry) for entry in racing), *best])
-        if len(self.searches) == 1:
-            return self._kept(first, verdict)
-        return keep_launches(services, self.searches, able, verdict)
+        alone = len(self.searches) == 1
+        kept = self._kept(first, verdict) if alone else keep_launches(services, self.searches, able, verdict)
+        if self.effort.profiles:
+            self._profile_default(checks, fit)
+        return kept
+
+    def _profile_default(self, checks: TimedChecks, fit: Sequence[RaceEntry]) -> None:
+        """Note where the time of the default goes beside the plans that were just kept: who interrupts that loses no verdict."""
+        before = None if checks.look is None else checks.look.looked
+        if before is not None and not before.plan.rewrites:
+            return
+        known = [search.knowledge for search in self.searches]
+        look = Look(self.services, self.budget, checks.trace, known, of_default=True)
+        if look.now(fit, checks.rows) is not None:
+            add_profile(self.services, known[0])
 
     def _joined(self, able: Sequence[LaunchSearch], checks: TimedChecks, verdict: Verdict, most: int) -> Verdict:
         """The verdict, where several ways to write something have won each by itself, with their plan raced against it."""

@@ -9,7 +9,7 @@ from fuseplan.measure.entry import RaceEntry
 from fuseplan.plan import CarveOuts, Plan
 from fuseplan.segment import Segmentation
 from fuseplan.tuning.effort import FULL, Effort
-from fuseplan.tuning.program.baseline import searches
+from fuseplan.tuning.program.baseline import SEARCHES, searches
 from fuseplan.tuning.program.problem import Problem
 from fuseplan.tuning.program.services import Services
 from fuseplan.tuning_db.offers import offers_for
@@ -18,21 +18,30 @@ from fuseplan.tuning_db.offers import offers_for
 def offered_entries(
     services: Services, problem: Problem, effort: Effort, kinds: tuple[str, ...] | None
 ) -> list[RaceEntry]:
-    """Entries for plans that raced elsewhere, which race first, and for what differs from the best of them in one choice."""
+    """Entries for plans that won elsewhere, or here before where all is tuned again, which race first, and for what differs from the first
+    of them in one choice.
+    """
     if not effort.offers:
         return []
     program, here = problem.program, services.environment
-    found = offers_for(services.store, program.key, here, program.sizes, {problem.launch}, kinds)
+    found = offers_for(
+        services.store, program.key, here, program.sizes, {problem.launch}, kinds, own=services.since is not None
+    )
     if effort.name != FULL.name:
-        found = [one for one in found if not searches(RaceEntry(one.name, one.stored.plan))]
+        late = [one for one in found if searches(RaceEntry(one.name, one.stored.plan))]
+        found = [one for one in found if one not in late]
+        for one in late:
+            services.note(f"{one.name} is not raced: {SEARCHES}, for which effort full has the time")
     chosen = found[: effort.offers]
     entries = [RaceEntry(one.name, one.stored.plan, offered=True) for one in chosen]
     for one in chosen[:1]:
         near = [RaceEntry(f"{one.name} {name}", plan, offered=True) for name, plan in neighbours_of(one.stored.plan)]
         entries += near[: effort.neighbours]
     for one in chosen:
-        there = ", ".join(map(str, one.differences)) or "imported"
-        services.note(f"{one.name} races first: it won elsewhere ({there})")
+        there = ", ".join(map(str, one.differences))
+        is_own = one.stored.environment.key == here.key and one.stored.status == "tuned"
+        how = "it won here before" if is_own else f"it won elsewhere ({there or 'imported'})"
+        services.note(f"{one.name} races first: {how}")
     return entries
 
 

@@ -11,7 +11,7 @@ from fuseplan.measure.jobs import Outcome, OutcomeRow, ProfilePlan
 from fuseplan.measure.profile import Profile
 from fuseplan.models import Machine
 from fuseplan.plan import Plan
-from fuseplan.tuning.effort import FULL
+from fuseplan.tuning.effort import DEFAULT_PROFILE_S, DEFAULT_PROFILE_TIMES, FULL
 from fuseplan.tuning.program.baseline import planned
 from fuseplan.tuning.program.budget import Budget
 from fuseplan.tuning.program.gaps import machine_of, profiled
@@ -38,6 +38,8 @@ class Look:
     budget: Budget
     trace: str
     known: Sequence[Knowledge]
+    of_default: bool = False
+    """Whether it is the default alone that is looked at, be there time or not, as somebody wants who compares versions."""
     looked: Looked | None = field(default=None, init=False)
     _job: ProfilePlan | None = field(default=None, init=False)
     _told: bool = field(default=False, init=False)
@@ -48,16 +50,18 @@ class Look:
         """
         entry = None if self._job is not None else self._entry(asked_for, rows)
         effort = self.budget.effort
-        if entry is None or not (self.services.on_gpu or effort.name == FULL.name or effort.profiles):
+        if entry is None or not (self.services.on_gpu or effort.name == FULL.name or self.of_default):
             return None
         if self._machine is None:
             return None
-        if not effort.profiles and not self.budget.may_profile(rows[entry.name].compile_s or 0.0):
+        compile_s = rows[entry.name].compile_s or 0.0
+        if not self.of_default and not self.budget.may_profile(compile_s):
             if not self._told:
                 self.services.note("there is no time to see where its time goes")
             self._told = True
             return None
-        self._job = ProfilePlan(self.trace, entry, None if effort.profiles else self.budget.profile_limit_s)
+        asked_s = DEFAULT_PROFILE_S + DEFAULT_PROFILE_TIMES * compile_s
+        self._job = ProfilePlan(self.trace, entry, asked_s if self.of_default else self.budget.profile_limit_s)
         return self._job
 
     def heard(self, outcome: Outcome) -> None:
@@ -84,7 +88,9 @@ class Look:
     def _entry(self, asked_for: Sequence[RaceEntry], rows: Mapping[str, OutcomeRow]) -> RaceEntry | None:
         """What is right and was compiled; of what is preferred it is known by then whether it is."""
         whole = [one for one in asked_for if (planned(one).host, planned(one).settings) == ("inductor", "default")]
-        for rewrites in (self.known[0].problem.rewrites, ()):
+        if self.of_default:
+            whole = [one for one in whole if one.default]
+        for rewrites in ((),) if self.of_default else (self.known[0].problem.rewrites, ()):
             alike = [one for one in whole if planned(one).rewrites == rewrites]
             right = next((one for one in alike if one.name in rows and rows[one.name].status == "ok"), None)
             if right is not None or any(one.name not in rows for one in alike):

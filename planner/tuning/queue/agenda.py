@@ -120,12 +120,15 @@ def seconds_of(items: Iterable[Item]) -> float:
 
 
 def agenda_of(
-    found: Sources, store: Store, *, effort: str, launches: Sequence[str], devices: Sequence[str] = (),
+    found: Sources, store: Store, *, effort: str | Effort, launches: Sequence[str], devices: Sequence[str] = (),
     again: bool = False, top: int | None = None, kinds: tuple[str, ...] | None = None, elsewhere: Elsewhere | None = None,
 ) -> Agenda:  # fmt: skip
     """What is to be done with the programs that were found, on `devices` or else where each was recorded, here or `elsewhere`; `top`
     keeps so many programs.
     """
+    if top is not None and top < 1:
+        raise OptionError(f"at least one program is tuned, not {top}")
+    spends = Effort.named(effort) if isinstance(effort, str) else effort
     places = _places(found.traces, devices, elsewhere)
     able = {kind: launches_on(kind.environment.device, launches) for kind in places}
     if places and not any(able.values()):
@@ -135,7 +138,7 @@ def agenda_of(
         notify(
             f"{counted(without, 'program')} of the CPU {'is' if without == 1 else 'are'} left out: it has no CUDA graphs"
         )
-    usual = {kind: usual_s(store, effort, kind.environment) for kind in places}
+    usual = {kind: usual_s(store, spends, kind.environment) for kind in places}
     items: list[Item] = []
     for kind, there in places.items():
         model = Roofline(Machine.guess(kind.environment.gpu or kind.environment.cpu or ""))
@@ -154,12 +157,28 @@ def agenda_of(
                 known = None if again else _known(store, kind, known_as, trace, launch, kinds)
                 took = 0.0 if known is not None else usual[kind]
                 items.append(Item(trace, launch, kind, gain, took, known, there_already))
+    return _ordered(items, found.read, spends.name, top, found.chosen)
+
+
+def together(parts: Sequence[Agenda], top: int | None = None) -> Agenda:
+    """One agenda of several for one effort, each for places of its own; `top` keeps so many programs of all.
+
+    >>> together([Agenda((), (), 2, "instant"), Agenda((), (), 1, "instant")]).read
+    3
+    """
+    items = [item for one in parts for item in one.as_given]
+    return _ordered(items, sum(one.read for one in parts), parts[0].effort, top)
+
+
+def _ordered(
+    items: Sequence[Item], read: int, effort: str, top: int | None, chosen: ChosenShard | None = None
+) -> Agenda:
     order = sorted(items, key=lambda item: (-item.worth_us, item.trace.key, item.sizes.text, item.launch))
     kept = tuple(_top(order, top))
     kept_all = set(kept)
     as_given = tuple(item for item in items if item in kept_all)
     left_out = len(set(map(_place, items))) - len(set(map(_place, kept)))
-    return Agenda(kept, as_given, found.read, effort, left_out, found.chosen)
+    return Agenda(kept, as_given, read, effort, left_out, chosen)
 
 
 def _near(traces: Iterable[Trace]) -> set[str]:
@@ -232,12 +251,11 @@ def _check_recorded(device: str) -> None:
         ) from None
 
 
-def usual_s(store: Store, effort: str, here: Environment) -> float:
+def usual_s(store: Store, spends: Effort, here: Environment) -> float:
     """About how long a program takes here: as long as those before it, if there were any."""
-    spends = Effort.named(effort)
     if not spends.measures:
         return PREDICTED_S
-    took = usual_seconds(store, effort, here)
+    took = usual_seconds(store, spends.name, here)
     return USUAL_SHARE[here.device] * spends.wall_s if took is None else took
 
 

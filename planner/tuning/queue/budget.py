@@ -7,7 +7,22 @@ import threading
 from collections.abc import Sequence
 from time import monotonic
 
+from fuseplan.durations import seconds
+from fuseplan.errors import OptionError
 from fuseplan.tuning.effort import LEAST_PROGRAM_S
+
+
+def seconds_of_budget(budget: float | str | None) -> float | None:
+    """The seconds of a budget, given as such or as `1h30m`; OptionError where there are none in it.
+
+    >>> seconds_of_budget("1h30m"), seconds_of_budget(None)
+    (5400.0, None)
+    """
+    if isinstance(budget, str):
+        return seconds(budget)
+    if budget is not None and not budget > 0:
+        raise OptionError(f"a budget is a number of seconds, not {budget!r}")
+    return budget
 
 
 class Time:

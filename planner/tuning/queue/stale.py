@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -13,11 +14,14 @@ from fuseplan.errors import GraphError
 from fuseplan.measure.environment import environment, run_facts
 from fuseplan.noise import Comparison, compared, noise_between
 from fuseplan.noise import RaceTime as Timed
+from fuseplan.tuning.program.baseline import SEARCHES, SEARCHING
 from fuseplan.tuning.program.result import Tuned
 from fuseplan.tuning.traces import box_of
 from fuseplan.tuning_db import Store, StoredPlan
 from fuseplan.tuning_db.launches import of_launch
 from fuseplan.tuning_db.staleness import PlaceWithDriver, StalePlan, stale_in
+
+UNRACED = ("failed", "left")
 
 
 @dataclass(frozen=True)
@@ -60,15 +64,21 @@ class Reraced:
     def _names(self) -> Sequence[str]:
         """What the stale plan may be called in the race: as what is offered; else as it was called then, since it is raced anyway."""
         stored = self.program.stale.stored
-        then = next((one.name for one in stored.evidence.raced if one.wall_us == stored.wall_us), stored.best_default)
-        return [f"plan {stored.key[:12]}", *([of_launch(then, stored.launch), then] if then else [])]
+        then = next((one.name for one in stored.evidence.raced if one.wall_us == stored.wall_us), None)
+        if then is None and stored.status == "default":
+            then = stored.best_default
+        names = [f"plan {stored.key[:12]}", *([then] if then else [])]
+        return [of_launch(name, stored.launch) for name in names] + (names if stored.launch == "plain" else [])
 
     @property
     def why_not(self) -> str:
-        """Why the stale plan does not run here, if it does not."""
-        name = f"plan {self.program.stale.stored.key[:12]}"
-        failed = (one for one in self.tuned.timed if one.name.startswith(name) and one.status != "ok")
-        return next((f"{one.status}: {one.detail}" for one in failed), "")
+        """Why the stale plan does not run here, or did not race, if it does or did not."""
+        if self.old_us is not None:
+            return ""
+        failed = (one for one in self.tuned.timed if one.name in self._names and one.status != "ok")
+        why = next((f"{one.status}: {one.detail}" for one in failed), "")
+        searched = self.program.stale.stored.plan.settings == SEARCHING and self.tuned.status not in UNRACED
+        return why or (f"not raced: {SEARCHES}" if searched else "")
 
     @property
     def verdict(self) -> Comparison:
@@ -101,20 +111,29 @@ def devices_here() -> list[str]:
     return ["cuda", "cpu"] if torch.cuda.is_available() else ["cpu"]
 
 
-def places_here() -> list[PlaceWithDriver]:
-    """This machine as it is now, as this process is set.
+def places_here(plans: Sequence[StoredPlan]) -> list[PlaceWithDriver]:
+    """This machine as it is now, as this process is set and as those were that have made the plans. The GPU is asked only where a plan is of
+    one, and one that does not answer is no place.
 
-    >>> [place.environment.device for place in places_here()][-1]
-    'cpu'
+    >>> places_here([])
+    []
     """
-    return [PlaceWithDriver(environment(device), run_facts(device).driver) for device in devices_here()]
+    found: list[PlaceWithDriver] = []
+    for device in sorted({one.environment.device for one in plans} & {"cpu", "cuda"}):
+        if device == "cpu" or torch.cuda.is_available():
+            with suppress(RuntimeError):  # of a GPU that is broken, or in a fork of a process that uses it
+                found += _places(plans, [device], Numerics.here())
+    return found
 
 
-def _places(plans: Sequence[StoredPlan], devices: Sequence[str]) -> Iterator[PlaceWithDriver]:
-    """The same, as processes were set that have made the plans."""
+def _places(
+    plans: Sequence[StoredPlan], devices: Sequence[str], also: Numerics | None = None
+) -> Iterator[PlaceWithDriver]:
+    """Devices, as processes were set that have made the plans, and as `also` says."""
     drivers = {device: run_facts(device).driver for device in devices}
     made = {one.environment for one in plans if one.environment.matmul_precision in PRECISIONS}
-    for numerics in sorted({Numerics.of(vars(one)) for one in made}, key=str):
+    given = {Numerics.of(vars(one)) for one in made} | ({also} if also is not None else set())
+    for numerics in sorted(given, key=str):
         with numerics.applied():
             yield from (PlaceWithDriver(environment(device), driver) for device, driver in drivers.items())
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from fuseplan.plan import Plan, Rewrite
 from fuseplan.tuning_db import Environment, Evidence, StoredPlan
 from fuseplan.tuning_db.dashboard.ask import parse
 from fuseplan.tuning_db.dashboard.pages import PAGES
+from fuseplan.tuning_db.dashboard.queries.stale import newest_here
 from fuseplan.tuning_db.dashboard.reader import readers
 from fuseplan.tuning_db.dashboard.render import Served, View
 from fuseplan.tuning_db.profile_evidence import GapEvidence, ProfileEvidence
@@ -78,6 +81,23 @@ def test_what_has_not_raced_again_is_stale_by_what_it_uses(tmp_path: Path) -> No
         ("NVIDIA H200", "torch 2.11.0 -> 2.12.0"),
     ]
     assert "torch 2.11.0 -&gt; 2.12.0" in text
+
+
+def test_that_an_older_plan_failed_since_makes_nothing_stale(tmp_path: Path) -> None:
+    store = store_at(tmp_path / "tuning.db")
+    for one in (
+        stored(CAUSAL, 100.0, HERE, 1),
+        stored(CAUSAL, 90.0, NEW, 2),
+        replace(stored(INDUCTOR, 95.0, HERE, 3), status="quarantined"),
+    ):
+        store.add_plan(one)
+    assert store.plans()
+    store.close()
+    page, _ = shown(tmp_path / "tuning.db", "program", f"key={PROGRAM}")
+    assert {one.stale for one in page.across} == {""}
+    with closing(sqlite3.connect(tmp_path / "tuning.db")) as connection:
+        connection.row_factory = sqlite3.Row
+        assert newest_here(connection) == [NEW]
 
 
 def test_two_environments_are_compared_by_their_kernels(path: Path) -> None:

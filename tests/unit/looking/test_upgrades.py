@@ -44,6 +44,29 @@ def test_kernels_are_matched_by_what_they_compute() -> None:
     ], "mm differs by less than two profiles of one version may"
 
 
+@pytest.mark.parametrize(
+    "apart", [{"matmul_precision": "high"}, {"fp16_reduction": 0}, {"gpu_sms": 66}, {"gpu_memory_gib": 80}]
+)
+def test_what_computes_otherwise_is_another_machine(tmp_path: Path, apart: dict[str, object]) -> None:
+    store = store_at(tmp_path / "tuning.db")
+    store.add_plan(stored(100.0, None))
+    store.add_plan(stored(100.0, None, NEW))
+    store.add_plan(stored(40.0, None, replace(NEW, **apart), changed_at="2026-11-23T12:00:00.000Z"))  # type: ignore[arg-type]
+    store.close()
+    found = diff("torch==2.11", "torch==2.12", db=tmp_path / "tuning.db")
+    assert sorted(pair.verdict for pair in found.pairs) == ["only second", "same"]
+
+
+def test_profiles_of_two_plans_tell_nothing_of_kernels(tmp_path: Path) -> None:
+    store = store_at(tmp_path / "tuning.db")
+    store.add_plan(stored(100.0, replace(profile(("add", 40.0)), name="inductor, attention proven")))
+    store.add_plan(stored(150.0, profile(("add", 90.0)), NEW))
+    store.close()
+    found = diff("torch==2.11", "torch==2.12", db=tmp_path / "tuning.db")
+    assert "under inductor now: nothing can be told by kernels" in str(found)
+    assert found.as_dict()["pairs"][0]["kernels"] is None
+
+
 @pytest.fixture
 def upgraded(tmp_path: Path) -> Path:
     """A program that is slower under a new torch, one that is not, and one that another machine has under the new one."""

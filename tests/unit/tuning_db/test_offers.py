@@ -83,3 +83,17 @@ def test_no_look_up_takes_it_be_it_asked_for_what_is_unverified(tmp_path: Path) 
         assert answer.reason == "other environment"
     assert isinstance(store.find_plan(question()), Hit)
     assert [one.stored.plan for one in offers_for(store, PROGRAM, H100, Box(), {"plain"})] == [CAUSAL]
+
+
+def test_of_this_machine_the_latest_comes_first_whatever_others_gained() -> None:
+    earlier = won(CAUSAL, 1.6, environment=replace(H100, torch="2.10.0"), changed_at="2026-01-01T00:00:00.000Z")
+    latest = won(BOTH, 1.5, environment=replace(H100, torch="2.9.1"), changed_at="2026-06-01T00:00:00.000Z")
+    assert offered(earlier, latest) == [BOTH, CAUSAL]
+
+
+def test_where_all_is_tuned_again_what_won_here_is_offered_unless_it_failed() -> None:
+    own = won(environment=H100)
+    assert offered(own) == []
+    assert [one.stored for one in offers([own], H100, Box(), launches={"plain"}, own=True)] == [own]
+    failed = won(environment=H100, status="quarantined")
+    assert offers([failed], H100, Box(), launches={"plain"}, own=True) == []

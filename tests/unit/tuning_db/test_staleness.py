@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fuseplan.plan import Plan, Rewrite
+from fuseplan.show import show
 from fuseplan.tuning_db import Environment, Run, StoredPlan
 from fuseplan.tuning_db.staleness import PlaceWithDriver, changes_used, newest_places, stale_in, stale_plans
 from stored import AT, BOTH, CPU, HERE, INDUCTOR, NVFUSER, having, plan, store_at
@@ -84,6 +85,19 @@ def test_the_latest_stands_for_all_of_a_program() -> None:
     assert stale(newer, older) == [newer.key]
 
 
+def test_all_of_a_program_may_be_shown() -> None:
+    older, newer = plan(), plan(launch="cudagraph", changed_at=LATER)
+    found = stale_plans([newer, older], [PlaceWithDriver(NEW_TORCH)], all_of_one=True)
+    assert {one.stored.key for one in found} == {older.key, newer.key}
+
+
+def test_a_race_that_could_not_tell_settles_nothing() -> None:
+    old = plan()
+    raced = plan(environment=NEW_TORCH, wall_us=100.0, noise_us=60.0)
+    assert stale(old, raced) == [old.key]
+    assert stale(old, replace(raced, noise_us=40.0)) == []
+
+
 def test_who_only_reads_takes_the_newest_place_of_each_machine() -> None:
     old, elsewhere = plan(), plan(environment=replace(HERE, gpu="NVIDIA H100"))
     newer = plan(environment=NEW_TORCH, program="cd" * 32, changed_at=LATER)
@@ -103,3 +117,24 @@ def test_a_store_tells_by_the_drivers_of_its_runs(tmp_path: Path) -> None:
     assert stale_in(store, [], store.plans(), elsewhere=True) == [], "it is itself the newest there"
     store.add_plan(plan(program="cd" * 32, environment=NEW_TORCH, changed_at=LATER))
     assert [one.stored.key for one in stale_in(store, [], store.plans(), elsewhere=True)] == [old.key]
+
+
+def test_a_word_that_is_taken_back_leaves_the_driver_of_its_run(tmp_path: Path) -> None:
+    store = store_at(tmp_path / "tuning.db")
+    run = Run(None, HERE, driver="580.65")
+    store.add_run(run)
+    old = plan(run=run.key)
+    store.add_plan(old)
+    for word in ("pinned", None):
+        store.pin(old.key, word)
+    assert [one.why for one in stale_in(store, [PlaceWithDriver(HERE, "590.10")], store.plans())] == [
+        "driver 580.65 -> 590.10"
+    ]
+
+
+def test_both_launches_of_a_stale_program_are_shown_as_stale(tmp_path: Path) -> None:
+    store = store_at(tmp_path / "tuning.db")
+    for one in (plan(), plan(launch="cudagraph"), plan(environment=NEW_TORCH, program="cd" * 32, changed_at=LATER)):
+        store.add_plan(one)
+    store.close()
+    assert len(show(db=tmp_path / "tuning.db").stale) == 2

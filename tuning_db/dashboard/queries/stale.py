@@ -14,7 +14,8 @@ from fuseplan.tuning_db.environment import Environment
 from fuseplan.tuning_db.lookup import environments
 
 _LATEST = """SELECT environment.key, max(plan.changed_at) FROM environment
-  JOIN plan ON plan.environment_id = environment.id GROUP BY environment.id"""
+  JOIN plan ON plan.environment_id = environment.id AND plan.status IN ('tuned', 'default') GROUP BY environment.id"""
+# That an older plan has failed since is no news of what is installed.
 # An executor stands in a plan's JSON as a word of its own, or begins one, such as the name of a plan.
 _PLANS = """SELECT plan.key, (SELECT json_group_array(value) FROM json_each(:executors) WHERE instr(plan.json, '"' || value))
   FROM plan JOIN environment ON environment.id = plan.environment_id
