@@ -6,7 +6,6 @@ torch.compile's default what it allows it elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic
@@ -16,19 +15,18 @@ import torch
 
 import fuseplan
 from benchmarks.fleet import Report, Task
-from benchmarks.one_model import MARGIN_S, Time
+from benchmarks.one_model import MARGIN_S, Time, without_plans
 from benchmarks.result import commit
-from benchmarks.serve.checked import JudgedSteps, same_tokens, told
+from benchmarks.serve.checked import JudgedSteps, judge_sides, put_checked, same_tokens
 from benchmarks.serve.engine import compiled_so_far
 from benchmarks.serve.loop import STEPS, DecodeLoop
 from benchmarks.serve.models import EVERY
 from benchmarks.serve.process import carried_out, tried
 from benchmarks.serve.servers import Call
-from benchmarks.serve.sides import AFTER, DYNAMIC, EAGER, OTHERS, OWN, call_of, compared, compiled_by, of_fuseplan
-from benchmarks.serve.tuned import left_out, tuned
+from benchmarks.serve.sides import AFTER, EAGER, OTHERS, OWN, call_of, compared, compiled_by, of_fuseplan
+from benchmarks.serve.tuned import left_out, plans_left_out, tuned
 from benchmarks.timing import contest
 from benchmarks.tuned_model import clear
-from fuseplan.judge.output import WIDER, widened_by
 
 TIMES = (1, 4)
 """Caches of prompt and steps, and of so many times that."""
@@ -83,6 +81,9 @@ def _run(task: Task, report: Report, time: Time) -> None:
         report.at("compiling", side)
         calls[side] = call_of(model, compiled_by(side, "decoder", given).decode)
         rows[side] = tried(partial(_compile, loop, calls[side], side))
+        told = bool(plans_left_out(report.fields.get("tuning", {})))
+        if side == AFTER and "failed" not in rows[side] and (why := without_plans(rows[side]["counted"], partly=told)):
+            rows[side]["failed"] = why
         report.put(sides=rows, seconds=report.seconds())
     report.at("checking")
     _check(loop, model, {side: call for side, call in calls.items() if "failed" not in rows[side]}, rows)
@@ -125,30 +126,10 @@ def _compile(loop: DecodeLoop, call: Call, side: str) -> dict[str, Any]:
 
 
 def _check(loop: DecodeLoop, model: torch.nn.Module, calls: dict[str, Call], rows: dict[str, dict[str, Any]]) -> None:
-    """Each side that is ours, and torch.compile's default before, by which the judge knows what that is off by."""
-    if model.dtype == torch.float32:
-        for side, call in calls.items():
-            if side != EAGER:
-                _checked(side, rows, "tokens", partial(same_tokens, loop, model, call), fails=side in OWN)
+    """Tokens in float32, of all sides; else each step."""
+    if model.dtype != torch.float32:
+        judge_sides(JudgedSteps.of(loop, model), calls, rows)
         return
-    steps = JudgedSteps.of(loop, model)
-    wider: dict[str, float] = {}
-    for side in [side for side in (DYNAMIC, *OWN) if side in calls]:
-
-        def judged(side: str = side) -> dict[str, Any]:
-            found = steps.judge(calls[side], WIDER if side == DYNAMIC else wider)
-            if side == DYNAMIC:
-                worst = max((output for one in found for output in one.evidence), key=lambda one: one.share)
-                wider.update(widened_by([worst]))
-            return told(found, steps.draws)
-
-        _checked(side, rows, "judged", judged, fails=side in OWN)
-
-
-def _checked(
-    side: str, rows: dict[str, dict[str, Any]], name: str, check: Callable[[], dict[str, Any]], *, fails: bool
-) -> None:
-    """Put what a check says into a side's row; one of ours that is wrong has failed."""
-    rows[side][name] = tried(check)
-    if fails and "failed" in rows[side][name]:
-        rows[side]["failed"] = rows[side][name]["failed"]
+    for side, call in calls.items():
+        if side != EAGER:
+            put_checked(side, rows, "tokens", partial(same_tokens, loop, model, call), fails=side in OWN)

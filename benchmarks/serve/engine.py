@@ -23,13 +23,14 @@ from typing import Protocol, TypeVar
 from torch._dynamo.utils import counters
 
 from benchmarks.serve.requests import Request, percentile
+from fuseplan.stats import counts
 
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
 class Step:
-    """One piece of work that the engine had done, and whether torch.compile compiled something for it meanwhile."""
+    """One piece of work that the engine had done, and how much was compiled for it meanwhile."""
 
     kind: str
     seconds: float
@@ -58,7 +59,7 @@ class Served:
         return [b - a for times in self.times.values() for a, b in pairwise(times[1:])]
 
     def compilations(self) -> int:
-        """The graphs that were compiled."""
+        """What was compiled: graphs, and of ours also plans for boxes of sizes."""
         return sum(step.compiled for step in self.steps)
 
     def stalls(self) -> list[Step]:
@@ -94,8 +95,14 @@ class Server(Protocol):
 
 
 def compiled_so_far() -> int:
-    """How many graphs torch.compile has given to a backend in this process."""
-    return int(counters["stats"]["unique_graphs"])
+    """How many graphs torch.compile has given to a backend in this process, and how many plans a call has waited for besides.
+
+    A graph that our backend compiles counts as a program and as a call that waits. A call waits without being one where it is the first
+    in a box of sizes and loads its plan: of that Dynamo knows nothing.
+    """
+    ours = counts()
+    loaded = ours.get("calls that waited for a compilation", 0) - ours.get("programs", 0)
+    return int(counters["stats"]["unique_graphs"]) + loaded
 
 
 class _Clock:

@@ -7,7 +7,9 @@ folder is kept; the sides are warmed up anew.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -16,20 +18,22 @@ import torch
 
 import fuseplan
 from benchmarks.fleet import Report, Task
-from benchmarks.one_model import MARGIN_S, Time
+from benchmarks.one_model import MARGIN_S, Time, without_plans
 from benchmarks.result import commit
+from benchmarks.serve.checked import JudgedSteps, ServedSteps, judge_sides
 from benchmarks.serve.engine import Served, latencies, serve
 from benchmarks.serve.models import EVERY, ServedCase
 from benchmarks.serve.process import carried_out, tried
 from benchmarks.serve.requests import Request, at_rate, percentile
 from benchmarks.serve.servers import EncoderServer, SlotServer
 from benchmarks.serve.sides import AFTER, EAGER, OTHERS, OWN, compared, compiled_by, of_fuseplan, serving
-from benchmarks.serve.tuned import left_out, tuned
+from benchmarks.serve.tuned import left_out, plans_left_out, tuned
 from benchmarks.timing import rounds_of
 from benchmarks.tuned_model import clear
 from fuseplan.garbage import no_collection
 from fuseplan.measure.clocks import failing
 from fuseplan.measure.race import LaneError, Sample
+from fuseplan.stats import counts
 
 WARM_SEED, SEED = 1, 2
 """Of the requests that are recorded and warm a side up, and of those by which it is measured."""
@@ -39,6 +43,8 @@ STEADY = 0.7
 """As a share of what the fastest of the others could answer, the rate at which latencies are measured."""
 ROUNDS = (7, 15)
 """Passes of each side at least, of which fewer would tell nothing for sure, and at most."""
+OFF = 1e-4
+"""As a share of the largest that eager gives, how far an encoder in float32 may be off."""
 
 
 def run(task: Task) -> None:
@@ -63,7 +69,11 @@ def _run(task: Task, report: Report, time: Time) -> None:
         made = partial(serving, case, model, compiled_by(side, case.kind, given))
         rows[side] = tried(partial(passes.warm_up, side, made))
         report.put(sides=rows, seconds=report.seconds())
-    _same_as_eager(passes, rows, exact=model.dtype == torch.float32)
+    time.need(MARGIN_S, "the checks")
+    report.at("checking")
+    _held_to_plans(passes, rows, report)
+    _check(passes, model, rows)
+    report.put(sides=rows, seconds=report.seconds())
     able = [side for side in given["sides"] if "failed" not in rows[side]]
     if able:
         for name in ("burst", "steady"):
@@ -75,6 +85,7 @@ def _run(task: Task, report: Report, time: Time) -> None:
             )
     for side in able:
         rows[side]["after"] = passes.compiled_since(side)
+    _held_to_plans(passes, rows, report)
     report.put(sides=rows, left_out=left_out(given, report.fields))
 
 
@@ -109,6 +120,8 @@ class Passes:
         self.servers: dict[str, SlotServer | EncoderServer] = {}
         self.warm: dict[str, Served] = {}
         self.known: dict[str, dict[str, list[Served]]] = {}
+        self.counted: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        """What fuseplan has counted while a side served."""
 
     def warm_up(self, side: str, made: Callable[[], SlotServer | EncoderServer]) -> dict[str, Any]:
         """Make a side's server and have it serve what was recorded, all at once; what that took, and the memory that it has made its own."""
@@ -118,16 +131,16 @@ class Passes:
         if cuda:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
-        held, before, begin = torch.cuda.memory_allocated() if cuda else 0, fuseplan.stats(), monotonic()
+        held, begin = torch.cuda.memory_allocated() if cuda else 0, monotonic()
         self.servers[side] = made()
         self.warm[side] = self._pass(side, self.case.pattern.draw(self.case.requests, WARM_SEED), BURST * 1e6)
         if isinstance(server := self.servers[side], EncoderServer):  # what all sides can be compared by
-            server.read(self.case.pattern.draw(self.case.slots, WARM_SEED))
+            with self._counting(side):
+                server.read(self.case.pattern.draw(self.case.slots, WARM_SEED))
         row: dict[str, Any] = {"warm_up_s": round(monotonic() - begin, 2), "warm": _compiled([self.warm[side]])}
         if cuda:
             row["own_peak_bytes"] = torch.cuda.max_memory_allocated() - held
-        counted = {event: n - before.get(event, 0) for event, n in fuseplan.stats().items()}
-        return row | ({"counted": {event: n for event, n in counted.items() if n}} if side in OWN else {})
+        return row | ({"counted": dict(self.counted[side])} if side in OWN else {})
 
     def raced(self, name: str, sides: Sequence[str], seconds: float, rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
         """Serve in rounds: in a burst, by the time of a token, or steadily, by P99 between tokens, or to an answer that comes at once."""
@@ -179,10 +192,18 @@ class Passes:
 
     def _pass(self, side: str, requests: Sequence[Request], rate: float) -> Served:
         gc.collect()
-        with no_collection():
+        with no_collection(), self._counting(side):
             return serve(
                 self.servers[side], at_rate(requests, rate), partial(wait, self.device), whole=is_whole(self.case)
             )
+
+    @contextmanager
+    def _counting(self, side: str) -> Iterator[None]:
+        before = Counter(counts())
+        try:
+            yield
+        finally:
+            self.counted[side] += Counter(counts()) - before
 
     @staticmethod
     def _kept(passes: list[Served], served: Served) -> Served:
@@ -217,23 +238,44 @@ def _cost(clock: _PassClock, side: str, row: dict[str, Any]) -> float | None:
         return None
 
 
+def _held_to_plans(passes: Passes, rows: dict[str, dict[str, Any]], report: Report) -> None:
+    """Fail the tuned side where it has run anything else than stored plans, unless the row tells of programs without one."""
+    if AFTER not in passes.warm or "failed" in rows[AFTER]:
+        return
+    why = without_plans(passes.counted[AFTER], partly=bool(plans_left_out(report.fields.get("tuning", {}))))
+    if why is not None:
+        rows[AFTER]["failed"] = why
+
+
+def _check(passes: Passes, model: torch.nn.Module, rows: dict[str, dict[str, Any]]) -> None:
+    """Compare all sides with eager, which tells what is wrong in float32; in lower precision each step is judged, as where decoding is
+    measured alone.
+    """
+    exact = model.dtype == torch.float32
+    _same_as_eager(passes, rows, exact=exact)
+    if not exact:
+        requests = passes.case.pattern.draw(passes.case.slots, WARM_SEED)
+        servers = {side: passes.servers[side] for side in passes.warm if "failed" not in rows[side]}
+        judge_sides(JudgedSteps.of(ServedSteps(passes.case, model, requests), model), servers, rows)
+
+
 def _same_as_eager(passes: Passes, rows: dict[str, dict[str, Any]], *, exact: bool) -> None:
-    """Of how many requests a side gives eager's tokens, or how far an encoder is off; where all is float32, another token is wrong."""
+    """Of how many requests a side gives eager's tokens, or how far an encoder is off; where all is `exact`, what is not eager's is wrong."""
     if EAGER not in passes.warm:
         return
     for side, warm in passes.warm.items():
-        server, eager = passes.servers[side], passes.servers[EAGER]
+        row, server, eager = rows[side], passes.servers[side], passes.servers[EAGER]
         if isinstance(server, EncoderServer) and isinstance(eager, EncoderServer):
             assert server.last is not None
             assert eager.last is not None
-            rows[side]["off"] = float((server.last - eager.last).abs().max() / eager.last.abs().max())
-            continue
-        right = passes.warm[EAGER].tokens
-        rows[side]["same_tokens"] = sum(right[number] == tokens for number, tokens in warm.tokens.items()) / len(right)
-        if exact and rows[side]["same_tokens"] < 1:
-            rows[side]["failed"] = (
-                f"wrong: other tokens than eager's in float32, of {1 - rows[side]['same_tokens']:.0%} of the requests"
-            )
+            row["off"] = float((server.last - eager.last).abs().max() / eager.last.abs().max())
+            wrong = "" if row["off"] <= OFF else f"an encoder in float32 that is off by {row['off']:.2g}"  # NaN is off
+        else:
+            right = passes.warm[EAGER].tokens
+            same = row["same_tokens"] = sum(right[number] == tokens for number, tokens in warm.tokens.items()) / len(right)  # fmt: skip
+            wrong = "" if same == 1 else f"other tokens than eager's in float32, of {1 - same:.0%} of the requests"
+        if exact and wrong and "failed" not in row:
+            row["failed"] = f"wrong: {wrong}"
 
 
 def _compiled(passes: Sequence[Served]) -> dict[str, Any]:

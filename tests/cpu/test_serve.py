@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +17,28 @@ from transformers import GenerationMixin
 
 import fuseplan
 from benchmarks import serve as bench
-from benchmarks.fleet import Task, read
+from benchmarks.fleet import Report, Task, read
+from benchmarks.one_model import Time
 from benchmarks.serve import decode, mix
+from benchmarks.serve import tuned as tuning
 from benchmarks.serve.checked import JudgedSteps, same_tokens, told
 from benchmarks.serve.decode import Decoding
-from benchmarks.serve.engine import Served, Step, latencies, serve
+from benchmarks.serve.engine import Served, Step, compiled_so_far, latencies, serve
 from benchmarks.serve.loop import STEPS, DecodeLoop
 from benchmarks.serve.models import CASES, EVERY, TINY, ServedCase
 from benchmarks.serve.requests import Request, at_rate
 from benchmarks.serve.servers import EncoderServer, SlotServer, server_of
-from benchmarks.serve.sides import BEFORE, DYNAMIC, EAGER, SIDES, Compiled, compiled_by
+from benchmarks.serve.sides import AFTER, BEFORE, DYNAMIC, EAGER, SIDES, Compiled, compiled_by
 from checks import served as page
 from fuseplan.judge.output import WIDER
+from fuseplan.measure.environment import environment
+from fuseplan.plan import Plan
+from fuseplan.recording.book import Recording
+from fuseplan.stats import count
+from fuseplan.tuning.program.result import Tuned
+from fuseplan.tuning.traces import box_of
+from fuseplan.tuning_db import Places, Store, StoredPlan
+from fuseplan.tuning_db.sizes import next_power
 
 FEW = 16
 """Steps of decoding: more than the window of a layer that has one."""
@@ -213,6 +226,37 @@ def test_the_judge_lets_right_steps_pass_and_no_wrong_one() -> None:
     assert wrong["failed"].startswith("wrong: step 2: logits is off by")
 
 
+@pytest.mark.parametrize("name", ["tiny llama", "tiny bert", "tiny whisper"])
+def test_in_low_precision_a_mix_judges_what_a_side_gives(name: str) -> None:
+    """The one that is right passes, and each that is wrong in prefill, decode or batch has failed; eager stands for what is compiled."""
+    case = TINY[name]
+    model = case.load("cpu", torch.bfloat16)
+    passes = mix.Passes(case, "cpu")
+    sides = {EAGER: (model, model), AFTER: (model, model), BEFORE: (scaled(model), model)}
+    rows = {side: passes.warm_up(side, partial(server_of, case, model, *calls)) for side, calls in sides.items()}
+    mix._check(passes, model, rows)
+    assert "failed" not in rows[AFTER]
+    assert rows[AFTER]["judged"]["wrong"] == 0
+    assert rows[BEFORE]["failed"].startswith("wrong: step 0: logits is off by")
+    if case.kind != "encoder":
+        passes.warm_up(BEFORE, partial(server_of, case, model, model, scaled(model)))
+        rows[BEFORE] = {}
+        mix._check(passes, model, rows)
+        assert rows[BEFORE]["failed"].startswith("wrong: step 1: logits is off by")
+
+
+def scaled(model: nn.Module, factor: float = 1.5) -> Any:
+    """The model, but that what it gives is so many times as large."""
+
+    def call(**inputs: Any) -> Any:
+        found = model(**inputs)
+        name = "logits" if "logits" in found else "last_hidden_state"
+        found[name] = found[name] * factor
+        return found
+
+    return call
+
+
 # rows
 
 
@@ -288,6 +332,96 @@ def test_a_side_that_says_other_things_has_failed(
     task = task_of("tiny llama", tmp_path, [EAGER, DYNAMIC])
     mix.run(task)
     assert read(task.out)["sides"][DYNAMIC]["failed"].startswith("wrong: other tokens than eager's in float32")
+
+
+@pytest.mark.parametrize("factor", [float("nan"), 1.001])
+def test_an_encoder_that_is_off_in_single_precision_has_failed(factor: float) -> None:
+    case = TINY["tiny bert"]
+    model = case.load("cpu")
+    passes = mix.Passes(case, "cpu")
+    sides = {EAGER: model, DYNAMIC: scaled(model, factor), BEFORE: scaled(model, 1.0)}
+    rows = {side: passes.warm_up(side, partial(server_of, case, model, call, call)) for side, call in sides.items()}
+    mix._check(passes, model, rows)
+    assert rows[DYNAMIC]["failed"].startswith("wrong: an encoder in float32 that is off by")
+    assert ["failed" in rows[side] for side in (EAGER, BEFORE)] == [False, False]
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> ServedCase:
+    """The least for which plans are stored, with prompts in more than one box of sizes. What has no plan is eager."""
+    case = TINY["tiny llama"]
+    case = replace(case, build=partial(case.build, num_hidden_layers=1), requests=4)
+    monkeypatch.setitem(EVERY, "tiny llama", case)
+    monkeypatch.setattr("fuseplan.lookup.missing_compiler", lambda *_: "no compiler in this test")
+    return case
+
+
+def stored(task: Task, recording: Recording, report: Report, time: Time) -> None:
+    """In the place of tuning, a plan for all that was recorded."""
+    with closing(Store(Places(Path(task.arguments["db"])))) as store:
+        for trace in recording.programs:
+            plan = StoredPlan(trace.key, environment("cpu"), Plan.named("aten"), sizes=box_of(trace), wall_us=10.0)
+            assert store.add_plan(plan)
+    report.put(tuning={"programs": {}, "notes": []})
+
+
+def test_a_tuned_side_runs_the_plans_that_are_stored_and_loading_one_is_a_stall(
+    tmp_path: Path, own_calls: None, small: ServedCase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A first prompt of each box has its plan compiled, of which Dynamo knows nothing."""
+    monkeypatch.setattr(mix, "tuned", stored)
+    before = compiled_so_far()
+    task = task_of("tiny llama", tmp_path, [EAGER, AFTER])
+    mix.run(task)
+    tuned_side = read(task.out)["sides"][AFTER]
+    assert "failed" not in tuned_side
+    assert tuned_side["counted"]["plan hits"] >= tuned_side["counted"]["programs"] == 2
+    boxes = {max(8, next_power(one.prompt)) for one in small.pattern.draw(small.requests, mix.WARM_SEED)}
+    assert tuned_side["warm"]["compilations"] == 2 + len(boxes) - 1 > 2, "a prefill, a step, and each box but the first"
+    assert tuned_side["warm"]["stalls"] == 2 + len(boxes) - 1
+    assert compiled_so_far() - before >= tuned_side["warm"]["compilations"]
+
+
+@pytest.mark.parametrize("part", ["mix", "decode"])
+def test_a_tuned_side_without_plans_has_failed(
+    part: str, tmp_path: Path, own_calls: None, small: ServedCase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = {"mix": mix, "decode": decode}[part]
+    monkeypatch.setattr(module, "tuned", lambda *_: None)
+    what = vars(Decoding("tiny llama", 2, 8))
+    task = task_of("tiny llama", tmp_path, [EAGER, AFTER], **({"what": what} if part == "decode" else {}))
+    module.run(task)
+    assert read(task.out)["sides"][AFTER]["failed"].startswith("not the stored plans of its programs: ['plan misses: ")
+
+
+def test_what_later_passes_run_without_a_plan_counts_too(tmp_path: Path) -> None:
+    case = TINY["tiny llama"]
+    passes = mix.Passes(case, "cpu")
+    passes.warm[AFTER] = Served()
+    passes.counted[AFTER].update({"programs": 2, "plan hits": 2})
+    rows: dict[str, dict[str, Any]] = {AFTER: {}}
+    report = Report(tmp_path / "out.json", tuning={"programs": {}, "notes": []})
+    mix._held_to_plans(passes, rows, report)
+    assert rows == {AFTER: {}}
+    with passes._counting(AFTER):
+        count("regions failed at run time")
+    mix._held_to_plans(passes, rows, report)
+    assert "regions failed at run time" in rows[AFTER]["failed"]
+
+
+def test_a_program_that_was_left_is_none_once_the_database_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that tuned it may have ended before it could report that; one that is told in whole stays as it is."""
+    task = task_of("tiny llama", tmp_path, SIDES)
+    programs = {"ab": {"calls": 2, "status": "left"}, "cd": {"calls": 2, "status": "tuned", "seconds": 9.0}}
+    report = Report(tmp_path / "out.json", tuning={"programs": programs, "notes": []})
+    found = [Tuned(key, "f", "plain", "tuned", calls=2) for key in ("ab", "cd")]
+    monkeypatch.setattr(tuning, "tune", lambda *_, **__: found)
+    tuning.tuned(task, Recording(), report, Time(task))
+    assert report.fields["tuning"]["programs"]["ab"]["status"] == "tuned"
+    assert report.fields["tuning"]["programs"]["cd"] == programs["cd"]
+    assert tuning.plans_left_out(report.fields["tuning"]) == []
 
 
 def test_decoding_alone_becomes_a_row(tmp_path: Path, own_calls: None) -> None:
