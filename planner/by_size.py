@@ -26,6 +26,7 @@ from fuseplan.capture.dynamo.own_sizes import (
     OwnSizes,
     SizeReading,
     copied_program,
+    modes_kept,
     size_reading,
     why_not_own_sizes,
     with_own_sizes,
@@ -89,6 +90,8 @@ class BoxPlan:
     program: Program | None = None
     own: OwnSizes | None = None
     refused: str = ""
+    wanted: bool = True
+    """Whether it was the database's answer in its box when that was asked last."""
 
     @property
     def stored(self) -> StoredPlan:
@@ -162,6 +165,8 @@ class BySize:
                 self.programs[:] = [one for one in self.programs if one is not plan.program]
             for key, choice in stored.items():
                 self._plans.setdefault(key, BoxPlan(choice, ready=False))
+            for key, plan in self._plans.items():
+                plan.wanted = key in stored
             self._runs.clear()
             return [plan for plan in self._plans.values() if not (plan.ready or plan.refused or plan.call)]
 
@@ -194,8 +199,11 @@ class BySize:
 
     def _must_not_compile(self) -> bool:
         """Whether a compiler would be in the way of what this call is part of."""
-        capturing = self.lookup.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        return capturing or compiles_nothing_anew() or is_computed_again()
+        return self._is_captured() or compiles_nothing_anew() or is_computed_again()
+
+    def _is_captured(self) -> bool:
+        """Whether this call is part of a CUDA graph that its caller captures, in which nobody may wait for the device."""
+        return self.lookup.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
     def _stored(self, counted: bool = False) -> list[Chosen]:
         """The plan of each box that has another than the default."""
@@ -215,7 +223,11 @@ class BySize:
         return replace(asked, sizes={**asked.sizes, **sizes})
 
     def _is_gone(self, plan: BoxPlan) -> bool:
-        """Whether a plan is to be given up: nobody wants it any more, or what takes its place is the default, or is there."""
+        """Whether a plan is to be given up: it is refused, or what takes its place is the default, or is there."""
+        if any(
+            one.word == "disabled" or one.status == "quarantined" for one in self.lookup.store.plans(plan.stored.key)
+        ):
+            return True
         corner = {name: low for name, low, _ in plan.stored.sizes.spans}
         answer = self.lookup.store.find_plan(self._query(corner))
         if isinstance(answer, Miss):
@@ -224,15 +236,24 @@ class BySize:
         return answer.plan.plan.identity == self._default_plan or (other is not None and other.call is not None)
 
     def _plan_for(self, sizes: Mapping[str, int], among: Iterable[BoxPlan]) -> BoxPlan | None:
-        """The plan of the box in which these sizes lie: one for some sizes before one for all of them, and the latest."""
-        inside = [plan for plan in among if plan.stored.sizes.why_not(sizes) is None]
-        return max(inside, key=lambda plan: (bool(plan.stored.sizes.spans), plan.stored.changed_at), default=None)
+        """The plan of the box in which these sizes lie: what the database answers before what it answered once, one for some sizes before
+        one for all of them, and the latest.
+        """
+
+        def rank(plan: BoxPlan) -> tuple[bool, bool, str]:
+            return plan.wanted, bool(plan.stored.sizes.spans), plan.stored.changed_at
+
+        return max((plan for plan in among if plan.stored.sizes.why_not(sizes) is None), key=rank, default=None)
 
     def _meet(self, sizes: Sizes, args: Sequence[Any]) -> Call:
+        captured = self._is_captured()
         with self._changing:
             if len(self.calls) >= MOST_SIZES and sizes not in self.calls:
                 self._fold()
-            run = self._runs[sizes] = self._run_of(sizes)
+            run = self._run_of(sizes)
+            if captured:  # to look at the arguments is to wait: the next call is told as the first
+                return run
+            self._runs[sizes] = run
         self.new_sizes(self.reading.by_name(sizes), args)
         return run
 
@@ -262,7 +283,7 @@ class BySize:
         """Compile a plan for its box, or take it from torch's caches."""
         try:
             plan.own = own = with_own_sizes(self.gm, self.lookup.identity.symbols, sizes)
-            with own.traced():
+            with own.traced(), modes_kept():
                 plan.program, plan.call = self.carry_out(plan.choice, own.gm, own.inputs)
         except FuseplanError as error:
             is_of_plan = plan.own is not None  # else of the program, which another size may suit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,13 @@ from fuseplan.capture.dynamo.own_sizes import OwnSizes, with_own_sizes
 from fuseplan.capture.dynamo.program import program_key
 from fuseplan.capture.dynamo.settled import settled
 from fuseplan.explain import compiled_by
+from fuseplan.lookup import Chosen, Lookup
 from fuseplan.measure.environment import environment
 from fuseplan.plan import CarveOuts, Plan
 from fuseplan.runtime import Program
 from fuseplan.segment import Region, Segmentation
 from fuseplan.stats import stats
+from fuseplan.tuning.queue import boxes
 from fuseplan.tuning.queue.waiting import keep_counts, waiting
 from fuseplan.tuning_db import Box, Places, Store, StoredPlan
 
@@ -148,6 +151,92 @@ def test_a_plan_comes_and_goes_while_the_program_runs(own_database: Path, monkey
     right(compiled, 50, 40)
     assert hosts(compiled) == ["eager"]
     assert tried == [first.key]
+
+
+@pytest.mark.parametrize("word", ["disabled", "pinned"])
+def test_of_two_plans_of_one_box_the_database_s_answer_runs(
+    own_database: Path, monkeypatch: pytest.MonkeyPatch, word: str
+) -> None:
+    """The older one, once somebody has disabled the one that runs, or pinned the older one."""
+    monkeypatch.setattr(reload, "not_ready", lambda *_, **__: None)
+    key = key_of(scaled, arguments(9))
+    older = put(own_database, key, 33, 64, changed_at="2026-01-01T00:00:00.000Z")
+    newer = put(own_database, key, 33, 64, Plan("aten", saving="all"), changed_at="2026-01-02T00:00:00.000Z")
+    compiled = fuseplan.compile(scaled, reload=3600)
+    right(compiled, 40)
+    assert [program.plan.saving for program in programs(compiled)] == ["min-cut", "all"]
+    store = Store(Places(own_database))
+    assert store.pin(older.key if word == "pinned" else newer.key, word)
+    store.close()
+    follower = follower_of(compiled)
+    follower.ask()
+    right(compiled, 40)
+    follower.ask()
+    right(compiled, 40, 50)
+    assert [program.plan for program in programs(compiled)] == [Plan("eager"), ATEN]
+
+
+def test_a_disabled_plan_stops_before_its_successor_is_there(
+    own_database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reload, "not_ready", lambda *_, **__: "nothing compiles beside this process")
+    key = key_of(scaled, arguments(9))
+    put(own_database, key, 33, 64, changed_at="2026-01-01T00:00:00.000Z")
+    newer = put(own_database, key, 33, 64, Plan("aten", saving="all"), changed_at="2026-01-02T00:00:00.000Z")
+    compiled = fuseplan.compile(scaled, reload=3600)
+    right(compiled, 40)
+    assert hosts(compiled) == ["eager", "aten"]
+    put(own_database, key, 33, 64, newer.plan, word="disabled")
+    follower_of(compiled).ask()
+    right(compiled, 40)
+    assert hosts(compiled) == ["eager"]
+
+
+@torch.library.custom_op("fuseplan_tests::picky", mutates_args=())
+def picky(x: Tensor) -> Tensor:
+    """A copy, by an operator whose shapes cannot be told in functions of some names."""
+    return x.clone()
+
+
+refusing, refused = set[str](), list[str]()
+
+
+@picky.register_fake
+def _(x: Tensor) -> Tensor:
+    within = refusing.intersection(frame.name for frame in traceback.extract_stack())
+    if within:
+        refused.extend(within)
+        raise RuntimeError("its shape cannot be told")
+    return torch.empty_like(x)
+
+
+def partly_cast(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    with torch.autocast("cpu", torch.bfloat16):
+        cast = picky(x @ weight)
+    return x @ weight, cast
+
+
+@pytest.mark.parametrize("where", ["with_own_sizes", "load_now"])
+def test_what_fails_within_autocast_leaves_it(own_database: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """Sizes of its own, of which it is tried before the default is compiled; and a plan, in a call of the user's."""
+    monkeypatch.setattr(Lookup, "default", lambda self, why: Chosen(ATEN, why))
+    weight = torch.randn(8, 8)
+    with torch.no_grad():
+        key = key_of(partly_cast, (arguments(9)[0], weight))
+        put(own_database, key, 33, 64, Plan("aten", saving="all"))
+        compiled = fuseplan.compile(partly_cast)
+        refused.clear()
+        refusing.add(where)
+        try:
+            for size in (9, 40):
+                x = arguments(size)[0]
+                torch.testing.assert_close(compiled(x, weight), partly_cast(x, weight))
+        finally:
+            refusing.clear()
+    assert refused
+    assert not torch.is_autocast_enabled("cpu")
+    assert torch.autocast_increment_nesting() == 1
+    torch.autocast_decrement_nesting()
 
 
 def test_a_plan_stays_until_its_successor_is_there(own_database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,3 +372,50 @@ def test_a_model_under_a_plan_in_each_mode(own_database: Path, modes: str) -> No
     compiled = fuseplan.compile(model)
     run(compiled, 20, 31, 50, 17, 9)
     assert hosts(compiled) == ["eager", "aten"]
+
+
+def counted_up(x: Tensor, number: Tensor) -> Tensor:
+    return x * 2 + torch.ones(x.shape[0], 8) * number.item()
+
+
+def test_a_program_that_reads_a_number_from_a_tensor_has_plans_in_its_boxes(own_database: Path) -> None:
+    with torch._dynamo.config.patch(capture_scalar_outputs=True), torch.no_grad():
+        key = key_of(counted_up, (arguments(9)[0], torch.tensor(3)))
+        for high in (64, 128):
+            put(own_database, key, high // 2 + 1, high)
+        compiled = fuseplan.compile(counted_up)
+        for size, number in ((9, 3), (40, 4), (41, 5), (100, 6)):
+            x = arguments(size)[0]
+            torch.testing.assert_close(compiled(x, torch.tensor(number)), x * 2 + number)
+    assert hosts(compiled) == ["eager", "aten", "aten"]
+
+
+def test_a_box_that_is_met_within_a_graph_of_the_caller_s_is_written_down_later(
+    own_database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To look at the numbers of an input, such as an index, is to wait for the device."""
+    looked = list[torch.Size]()
+    observe = boxes.observe
+    monkeypatch.setattr(boxes, "observe", lambda value: (looked.append(value.shape), observe(value))[1])
+
+    def picked(x: Tensor, index: Tensor) -> Tensor:
+        return (x * 3)[index].cos().sum(0)
+
+    def call(size: int) -> None:
+        x, index = arguments(size)[0], torch.zeros(3, dtype=torch.long)
+        torch.testing.assert_close(compiled(x, index), picked(x, index))
+
+    compiled = fuseplan.compile(picked, tune="later")
+    call(9)
+    call(40)
+    assert torch.Size([40, 8]) in looked
+    with monkeypatch.context() as capturing:
+        capturing.setattr(by_size.BySize, "_is_captured", lambda _: True)
+        call(100)
+    assert torch.Size([100, 8]) not in looked
+    call(100)
+    assert torch.Size([100, 8]) in looked
+    keep_counts()
+    store = Store(Places(own_database))
+    assert {one.sizes["s0"]: one.calls for trace in waiting(store) for one in trace.calls}[100] == 2
+    store.close()
