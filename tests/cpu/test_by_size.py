@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 import fuseplan
-from fuseplan import by_size, reload
+from fuseplan import backend, by_size, reload
 from fuseplan.backend import programs_of
 from fuseplan.capture.dynamo.own_sizes import OwnSizes, with_own_sizes
 from fuseplan.capture.dynamo.program import program_key
@@ -69,6 +70,12 @@ def follower_of(compiled: Callable[..., Any]) -> reload.BoxFollower:
     ran: list[Program] = vars(compiled_by(compiled))["_fuseplan_programs"]
     found = [one for each in reload._watch._followers if isinstance(one := each(), reload.BoxFollower)]
     return next(one for one in found if one.by_size.programs is ran)
+
+
+def by_size_of(compiled: Callable[..., Any]) -> by_size.BySize:
+    """What runs in the place of what was compiled."""
+    ran: list[Program] = vars(compiled_by(compiled))["_fuseplan_programs"]
+    return next(one for one in gc.get_objects() if type(one) is by_size.BySize and one.programs is ran)
 
 
 def key_of(call: Callable[..., Any], args: tuple[Any, ...]) -> str:
@@ -289,6 +296,32 @@ def test_calls_are_counted_by_size_and_wait_box_by_box(own_database: Path) -> No
     store.close()
 
 
+def test_counts_that_could_not_be_written_down_are_written_the_next_time(
+    own_database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = fuseplan.compile(scaled, tune="later")
+    right(compiled, *[40] * 7)
+    with monkeypatch.context() as held_by_another:
+        held_by_another.setattr(Store, "add_program", lambda *_, **__: False)
+        keep_counts()
+    keep_counts()
+    store = Store(Places(own_database))
+    assert [trace.times for trace in waiting(store)] == [7]
+    store.close()
+
+
+def test_a_plan_that_was_vetted_for_all_sizes_is_vetted_anew_by_size(
+    own_database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vetted = list[bool]()
+    monkeypatch.setattr(reload, "not_ready", lambda _, __, ___, by_size: vetted.append(by_size))
+    stored, store = put(own_database, "0" * 64, 33, 64), Store(Places(own_database))
+    for by_sizes in (False, True, True, False):
+        assert reload._found_out_once(stored, store, "cpu", by_sizes) is None
+    assert vetted == [False, True]
+    store.close()
+
+
 def test_of_many_sizes_the_calls_are_counted_by_box(own_database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(by_size, "MOST_SIZES", 8)
     compiled = fuseplan.compile(scaled, tune="later")
@@ -329,6 +362,45 @@ def test_what_a_compiler_asks_of_sizes_of_its_own_is_no_guard_of_dynamo_s() -> N
     (own,) = found
     assert own.why_not({"s0": 50}) is None
     assert "it was compiled for sizes of which" in str(own.why_not({"s0": 51}))
+
+
+def test_a_plan_that_is_not_for_all_of_its_box_says_so(own_database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    carry_out = backend._carry_out
+
+    def asking(choice: Chosen, gm: GraphModule, inputs: Sequence[Any], lookup: Lookup) -> Any:
+        if choice.stored is not None:
+            assert not inputs[0] > 50
+        return carry_out(choice, gm, inputs, lookup=lookup)
+
+    monkeypatch.setattr(backend, "_carry_out", asking)
+    put(own_database, key_of(scaled, arguments(9)), 33, 64)
+    before = stats().get("plans that are not for all of their box", 0)
+    compiled = fuseplan.compile(scaled)
+    right(compiled, 40, 50)
+    assert programs(compiled)[1].remarks == []
+    right(compiled, 51, 60, 51)
+    (remark,) = programs(compiled)[1].remarks
+    assert remark.startswith("not all sizes of its box run under it: it was compiled for sizes of which")
+    assert stats()["plans that are not for all of their box"] == before + 1
+
+
+def test_a_box_whose_best_is_the_default_has_it_within_a_plan_for_all_sizes(own_database: Path) -> None:
+    key = key_of(scaled, arguments(9))
+    put(own_database, key, 33, 64, sizes=Box())
+    put(own_database, key, 33, 64, Plan("eager"), wall_us=5.0)
+    compiled = fuseplan.compile(scaled)
+    right(compiled, 40, 41)
+    assert hosts(compiled) == ["eager"]
+    right(compiled, 100)
+    assert hosts(compiled) == ["eager", "aten"]
+    ran = list[int]()
+    (plan,) = [one for one in by_size_of(compiled)._plans.values() if one.own is not None]
+    loaded = plan.call
+    assert loaded is not None
+    plan.call = lambda *args: (ran.append(1), loaded(*args))[1]
+    by_size_of(compiled)._runs.clear()
+    right(compiled, 40, 64, 100)
+    assert len(ran) == 1, "in the box the default"
 
 
 class Layers(nn.Module):

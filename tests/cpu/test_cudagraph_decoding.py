@@ -116,8 +116,11 @@ def inference_graph(call: Any, *inputs: Any) -> GraphModule:
     found: list[GraphModule] = []
     backend = aot_autograd(fw_compiler=lambda gm, _: found.append(gm) or gm, keep_inference_input_mutations=True)  # type: ignore[func-returns-value]
     torch._dynamo.reset()
-    with torch.no_grad():
-        torch.compile(call, backend=backend, dynamic=True)(*inputs)
+    with (
+        torch.no_grad(),
+        torch._dynamo.config.patch(capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True),
+    ):
+        torch.compile(call, backend=backend, dynamic=True, fullgraph=True)(*inputs)
     return found[0]
 
 
