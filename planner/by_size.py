@@ -26,6 +26,7 @@ from fuseplan.capture.dynamo.own_sizes import (
     OwnSizes,
     SizeReading,
     copied_program,
+    modes_kept,
     size_reading,
     why_not_own_sizes,
     with_own_sizes,
@@ -89,6 +90,11 @@ class BoxPlan:
     program: Program | None = None
     own: OwnSizes | None = None
     refused: str = ""
+    wanted: bool = True
+    """Whether it was the database's answer in its box when that was asked last."""
+
+    partial: bool = False
+    """Whether sizes of its box were met that it was not compiled for."""
 
     @property
     def stored(self) -> StoredPlan:
@@ -138,9 +144,9 @@ class BySize:
         """Run under the default, and in the box of the first call at once under its plan: that call waits for compilers anyway."""
         self._default, self._default_plan = default, program.plan.identity
         for choice in self._stored(counted=True):
-            self._plans[_key(choice)] = BoxPlan(choice, ready=self.lookup.options.reload is None)
+            self._plans[_key(choice)] = self._box_plan(choice, ready=self.lookup.options.reload is None)
         plan = self._plan_for(self.lookup.sizes, self._plans.values())
-        if plan is not None:
+        if plan is not None and plan.call is None:
             self._load(plan, self.lookup.sizes)
 
     def call(self, *args: Any) -> Any:
@@ -161,7 +167,9 @@ class BySize:
                 del self._plans[_key(plan.choice)]
                 self.programs[:] = [one for one in self.programs if one is not plan.program]
             for key, choice in stored.items():
-                self._plans.setdefault(key, BoxPlan(choice, ready=False))
+                self._plans.setdefault(key, self._box_plan(choice, ready=False))
+            for key, plan in self._plans.items():
+                plan.wanted = key in stored
             self._runs.clear()
             return [plan for plan in self._plans.values() if not (plan.ready or plan.refused or plan.call)]
 
@@ -194,28 +202,44 @@ class BySize:
 
     def _must_not_compile(self) -> bool:
         """Whether a compiler would be in the way of what this call is part of."""
-        capturing = self.lookup.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        return capturing or compiles_nothing_anew() or is_computed_again()
+        return self._is_captured() or compiles_nothing_anew() or is_computed_again()
+
+    def _is_captured(self) -> bool:
+        """Whether this call is part of a CUDA graph that its caller captures, in which nobody may wait for the device."""
+        return self.lookup.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
     def _stored(self, counted: bool = False) -> list[Chosen]:
-        """The plan of each box that has another than the default."""
+        """The plan of each box that has one, which may be the default, and the one for all sizes where that is another."""
         found: dict[str, Chosen] = {}
-        boxes = self.lookup.store.boxes(self._query({}))
-        for corner in [{}, *({name: low for name, low, _ in box.spans} for box in boxes)]:
-            answer = self.lookup.store.find_plan(self._query(corner))  # the first may be a plan for all sizes
-            if counted and (not corner or (not isinstance(answer, Miss) and answer.plan.key not in found)):
+        first = self._query({})
+        corners = [self._query({name: low for name, low, _ in box.spans}) for box in self.lookup.store.boxes(first)]
+        for query in [first, replace(first, sizes={}), *corners]:  # the second is for a plan for all sizes
+            answer = self.lookup.store.find_plan(query)
+            if counted and (query is first or (not isinstance(answer, Miss) and answer.plan.key not in found)):
                 count(f"plan misses: {answer.reason}" if isinstance(answer, Miss) else _HITS[type(answer)])
-            if not isinstance(answer, Miss) and answer.plan.plan.identity != self._default_plan:
-                choice, box = known_plan(answer), answer.plan.sizes
-                found[answer.plan.key] = replace(choice, why=f"{choice.why}; for {box.short}") if box.text else choice
+            if isinstance(answer, Miss):
+                continue
+            choice, box = known_plan(answer), answer.plan.sizes
+            if box.text:
+                found[answer.plan.key] = replace(choice, why=f"{choice.why}; for {box.short}")
+            elif answer.plan.plan.identity != self._default_plan:
+                found[answer.plan.key] = choice
         return list(found.values())
+
+    def _box_plan(self, choice: Chosen, ready: bool) -> BoxPlan:
+        is_default = choice.plan.identity == self._default_plan
+        return BoxPlan(choice, ready, call=self._default if is_default else None)
 
     def _query(self, sizes: Mapping[str, int]) -> Query:
         asked = self.lookup.query(str(self.lookup.identity.key))
         return replace(asked, sizes={**asked.sizes, **sizes})
 
     def _is_gone(self, plan: BoxPlan) -> bool:
-        """Whether a plan is to be given up: nobody wants it any more, or what takes its place is the default, or is there."""
+        """Whether a plan is to be given up: it is refused, or what takes its place is the default, or is there."""
+        if any(
+            one.word == "disabled" or one.status == "quarantined" for one in self.lookup.store.plans(plan.stored.key)
+        ):
+            return True
         corner = {name: low for name, low, _ in plan.stored.sizes.spans}
         answer = self.lookup.store.find_plan(self._query(corner))
         if isinstance(answer, Miss):
@@ -224,15 +248,24 @@ class BySize:
         return answer.plan.plan.identity == self._default_plan or (other is not None and other.call is not None)
 
     def _plan_for(self, sizes: Mapping[str, int], among: Iterable[BoxPlan]) -> BoxPlan | None:
-        """The plan of the box in which these sizes lie: one for some sizes before one for all of them, and the latest."""
-        inside = [plan for plan in among if plan.stored.sizes.why_not(sizes) is None]
-        return max(inside, key=lambda plan: (bool(plan.stored.sizes.spans), plan.stored.changed_at), default=None)
+        """The plan of the box in which these sizes lie: what the database answers before what it answered once, one for some sizes before
+        one for all of them, and the latest.
+        """
+
+        def rank(plan: BoxPlan) -> tuple[bool, bool, str]:
+            return plan.wanted, bool(plan.stored.sizes.spans), plan.stored.changed_at
+
+        return max((plan for plan in among if plan.stored.sizes.why_not(sizes) is None), key=rank, default=None)
 
     def _meet(self, sizes: Sizes, args: Sequence[Any]) -> Call:
+        captured = self._is_captured()
         with self._changing:
             if len(self.calls) >= MOST_SIZES and sizes not in self.calls:
                 self._fold()
-            run = self._runs[sizes] = self._run_of(sizes)
+            run = self._run_of(sizes)
+            if captured:  # to look at the arguments is to wait: the next call is told as the first
+                return run
+            self._runs[sizes] = run
         self.new_sizes(self.reading.by_name(sizes), args)
         return run
 
@@ -255,14 +288,21 @@ class BySize:
             return self._default
         if plan.call is None:
             return _Loading(self, plan, sizes)
-        assert plan.own is not None
-        return plan.call if plan.own.why_not(named) is None else self._default
+        why_not = None if plan.own is None else plan.own.why_not(named)
+        if why_not is None:
+            return plan.call
+        if not plan.partial:
+            plan.partial = True
+            count("plans that are not for all of their box")
+            if plan.program is not None:
+                plan.program.remarks.append(f"not all sizes of its box run under it: {why_not}")
+        return self._default
 
     def _load(self, plan: BoxPlan, sizes: Mapping[str, int]) -> None:
         """Compile a plan for its box, or take it from torch's caches."""
         try:
             plan.own = own = with_own_sizes(self.gm, self.lookup.identity.symbols, sizes)
-            with own.traced():
+            with own.traced(), modes_kept():
                 plan.program, plan.call = self.carry_out(plan.choice, own.gm, own.inputs)
         except FuseplanError as error:
             is_of_plan = plan.own is not None  # else of the program, which another size may suit

@@ -123,12 +123,12 @@ _asked_for: dict[tuple[object, ...], tuple[str, Callable[[], None]]] = {}
 get then it will not get the next time."""
 
 
-_found_out: dict[tuple[str, str], str | None] = {}
-"""Of plans by key, on a device: why they cannot be had there, or None."""
+_found_out: dict[tuple[str, str, bool], str | None] = {}
+"""Of plans by key, on a device, by size or for all sizes: why they cannot be had there so, or None."""
 
 
 def _found_out_once(stored: StoredPlan, store: Store, device: str, by_size: bool = False) -> str | None:
-    known = stored.key, device
+    known = stored.key, device, by_size
     if known not in _found_out:
         _found_out[known] = not_ready(stored, store, device, by_size)
     return _found_out[known]

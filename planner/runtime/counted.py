@@ -61,7 +61,7 @@ class CountedIntegers:
         def counting(args: list[Any]) -> Sequence[Any]:
             given = {place: args[place] for place in self.inputs}
             if not first:
-                first.extend(given.values())
+                first[:] = given.values()  # in the place of what another thread has put there meanwhile
             for place, value in zip(self.inputs, first, strict=True):
                 args[place] = value
             results = list(call(args))
@@ -74,15 +74,18 @@ class CountedIntegers:
 
 
 def _read(node: Node) -> Iterator[Any]:
-    """The symbols on which a tensor depends that a node gives or is given, or that are read by what gives no integer."""
+    """The symbols on which a tensor depends that a node gives or is given, or that are read by what gives no integer made of them."""
     value = node.meta.get("val")
     for leaf in tree_leaves(value):
         if isinstance(leaf, torch.Tensor):
             yield from free_symbols(leaf)
-    if node.op not in ("placeholder", "output") and not isinstance(value, torch.SymInt):
-        for read in node.all_input_nodes:
-            if isinstance(read.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool):
-                yield from free_symbols(read.meta["val"])
+    if node.op in ("placeholder", "output"):
+        return
+    given = [read.meta.get("val") for read in node.all_input_nodes]
+    numbers = [one for one in given if isinstance(one, torch.SymInt | torch.SymFloat | torch.SymBool)]
+    read = {symbol for one in numbers for symbol in free_symbols(one)}
+    if not (isinstance(value, torch.SymInt) and free_symbols(value) <= read):
+        yield from read
 
 
 def _line(expression: Any) -> tuple[Any, int, int] | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,17 +16,19 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 import fuseplan
-from fuseplan import by_size, reload
+from fuseplan import backend, by_size, reload
 from fuseplan.backend import programs_of
 from fuseplan.capture.dynamo.own_sizes import OwnSizes, with_own_sizes
 from fuseplan.capture.dynamo.program import program_key
 from fuseplan.capture.dynamo.settled import settled
 from fuseplan.explain import compiled_by
+from fuseplan.lookup import Chosen, Lookup
 from fuseplan.measure.environment import environment
 from fuseplan.plan import CarveOuts, Plan
 from fuseplan.runtime import Program
 from fuseplan.segment import Region, Segmentation
 from fuseplan.stats import stats
+from fuseplan.tuning.queue import boxes
 from fuseplan.tuning.queue.waiting import keep_counts, waiting
 from fuseplan.tuning_db import Box, Places, Store, StoredPlan
 
@@ -66,6 +70,12 @@ def follower_of(compiled: Callable[..., Any]) -> reload.BoxFollower:
     ran: list[Program] = vars(compiled_by(compiled))["_fuseplan_programs"]
     found = [one for each in reload._watch._followers if isinstance(one := each(), reload.BoxFollower)]
     return next(one for one in found if one.by_size.programs is ran)
+
+
+def by_size_of(compiled: Callable[..., Any]) -> by_size.BySize:
+    """What runs in the place of what was compiled."""
+    ran: list[Program] = vars(compiled_by(compiled))["_fuseplan_programs"]
+    return next(one for one in gc.get_objects() if type(one) is by_size.BySize and one.programs is ran)
 
 
 def key_of(call: Callable[..., Any], args: tuple[Any, ...]) -> str:
@@ -150,6 +160,92 @@ def test_a_plan_comes_and_goes_while_the_program_runs(own_database: Path, monkey
     assert tried == [first.key]
 
 
+@pytest.mark.parametrize("word", ["disabled", "pinned"])
+def test_of_two_plans_of_one_box_the_database_s_answer_runs(
+    own_database: Path, monkeypatch: pytest.MonkeyPatch, word: str
+) -> None:
+    """The older one, once somebody has disabled the one that runs, or pinned the older one."""
+    monkeypatch.setattr(reload, "not_ready", lambda *_, **__: None)
+    key = key_of(scaled, arguments(9))
+    older = put(own_database, key, 33, 64, changed_at="2026-01-01T00:00:00.000Z")
+    newer = put(own_database, key, 33, 64, Plan("aten", saving="all"), changed_at="2026-01-02T00:00:00.000Z")
+    compiled = fuseplan.compile(scaled, reload=3600)
+    right(compiled, 40)
+    assert [program.plan.saving for program in programs(compiled)] == ["min-cut", "all"]
+    store = Store(Places(own_database))
+    assert store.pin(older.key if word == "pinned" else newer.key, word)
+    store.close()
+    follower = follower_of(compiled)
+    follower.ask()
+    right(compiled, 40)
+    follower.ask()
+    right(compiled, 40, 50)
+    assert [program.plan for program in programs(compiled)] == [Plan("eager"), ATEN]
+
+
+def test_a_disabled_plan_stops_before_its_successor_is_there(
+    own_database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reload, "not_ready", lambda *_, **__: "nothing compiles beside this process")
+    key = key_of(scaled, arguments(9))
+    put(own_database, key, 33, 64, changed_at="2026-01-01T00:00:00.000Z")
+    newer = put(own_database, key, 33, 64, Plan("aten", saving="all"), changed_at="2026-01-02T00:00:00.000Z")
+    compiled = fuseplan.compile(scaled, reload=3600)
+    right(compiled, 40)
+    assert hosts(compiled) == ["eager", "aten"]
+    put(own_database, key, 33, 64, newer.plan, word="disabled")
+    follower_of(compiled).ask()
+    right(compiled, 40)
+    assert hosts(compiled) == ["eager"]
+
+
+@torch.library.custom_op("fuseplan_tests::picky", mutates_args=())
+def picky(x: Tensor) -> Tensor:
+    """A copy, by an operator whose shapes cannot be told in functions of some names."""
+    return x.clone()
+
+
+refusing, refused = set[str](), list[str]()
+
+
+@picky.register_fake
+def _(x: Tensor) -> Tensor:
+    within = refusing.intersection(frame.name for frame in traceback.extract_stack())
+    if within:
+        refused.extend(within)
+        raise RuntimeError("its shape cannot be told")
+    return torch.empty_like(x)
+
+
+def partly_cast(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    with torch.autocast("cpu", torch.bfloat16):
+        cast = picky(x @ weight)
+    return x @ weight, cast
+
+
+@pytest.mark.parametrize("where", ["with_own_sizes", "load_now"])
+def test_what_fails_within_autocast_leaves_it(own_database: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """Sizes of its own, of which it is tried before the default is compiled; and a plan, in a call of the user's."""
+    monkeypatch.setattr(Lookup, "default", lambda self, why: Chosen(ATEN, why))
+    weight = torch.randn(8, 8)
+    with torch.no_grad():
+        key = key_of(partly_cast, (arguments(9)[0], weight))
+        put(own_database, key, 33, 64, Plan("aten", saving="all"))
+        compiled = fuseplan.compile(partly_cast)
+        refused.clear()
+        refusing.add(where)
+        try:
+            for size in (9, 40):
+                x = arguments(size)[0]
+                torch.testing.assert_close(compiled(x, weight), partly_cast(x, weight))
+        finally:
+            refusing.clear()
+    assert refused
+    assert not torch.is_autocast_enabled("cpu")
+    assert torch.autocast_increment_nesting() == 1
+    torch.autocast_decrement_nesting()
+
+
 def test_a_plan_stays_until_its_successor_is_there(own_database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reload, "not_ready", lambda *_, **__: None)
     key = key_of(scaled, arguments(9))
@@ -200,6 +296,32 @@ def test_calls_are_counted_by_size_and_wait_box_by_box(own_database: Path) -> No
     store.close()
 
 
+def test_counts_that_could_not_be_written_down_are_written_the_next_time(
+    own_database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = fuseplan.compile(scaled, tune="later")
+    right(compiled, *[40] * 7)
+    with monkeypatch.context() as held_by_another:
+        held_by_another.setattr(Store, "add_program", lambda *_, **__: False)
+        keep_counts()
+    keep_counts()
+    store = Store(Places(own_database))
+    assert [trace.times for trace in waiting(store)] == [7]
+    store.close()
+
+
+def test_a_plan_that_was_vetted_for_all_sizes_is_vetted_anew_by_size(
+    own_database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vetted = list[bool]()
+    monkeypatch.setattr(reload, "not_ready", lambda _, __, ___, by_size: vetted.append(by_size))
+    stored, store = put(own_database, "0" * 64, 33, 64), Store(Places(own_database))
+    for by_sizes in (False, True, True, False):
+        assert reload._found_out_once(stored, store, "cpu", by_sizes) is None
+    assert vetted == [False, True]
+    store.close()
+
+
 def test_of_many_sizes_the_calls_are_counted_by_box(own_database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(by_size, "MOST_SIZES", 8)
     compiled = fuseplan.compile(scaled, tune="later")
@@ -240,6 +362,45 @@ def test_what_a_compiler_asks_of_sizes_of_its_own_is_no_guard_of_dynamo_s() -> N
     (own,) = found
     assert own.why_not({"s0": 50}) is None
     assert "it was compiled for sizes of which" in str(own.why_not({"s0": 51}))
+
+
+def test_a_plan_that_is_not_for_all_of_its_box_says_so(own_database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    carry_out = backend._carry_out
+
+    def asking(choice: Chosen, gm: GraphModule, inputs: Sequence[Any], lookup: Lookup) -> Any:
+        if choice.stored is not None:
+            assert not inputs[0] > 50
+        return carry_out(choice, gm, inputs, lookup=lookup)
+
+    monkeypatch.setattr(backend, "_carry_out", asking)
+    put(own_database, key_of(scaled, arguments(9)), 33, 64)
+    before = stats().get("plans that are not for all of their box", 0)
+    compiled = fuseplan.compile(scaled)
+    right(compiled, 40, 50)
+    assert programs(compiled)[1].remarks == []
+    right(compiled, 51, 60, 51)
+    (remark,) = programs(compiled)[1].remarks
+    assert remark.startswith("not all sizes of its box run under it: it was compiled for sizes of which")
+    assert stats()["plans that are not for all of their box"] == before + 1
+
+
+def test_a_box_whose_best_is_the_default_has_it_within_a_plan_for_all_sizes(own_database: Path) -> None:
+    key = key_of(scaled, arguments(9))
+    put(own_database, key, 33, 64, sizes=Box())
+    put(own_database, key, 33, 64, Plan("eager"), wall_us=5.0)
+    compiled = fuseplan.compile(scaled)
+    right(compiled, 40, 41)
+    assert hosts(compiled) == ["eager"]
+    right(compiled, 100)
+    assert hosts(compiled) == ["eager", "aten"]
+    ran = list[int]()
+    (plan,) = [one for one in by_size_of(compiled)._plans.values() if one.own is not None]
+    loaded = plan.call
+    assert loaded is not None
+    plan.call = lambda *args: (ran.append(1), loaded(*args))[1]
+    by_size_of(compiled)._runs.clear()
+    right(compiled, 40, 64, 100)
+    assert len(ran) == 1, "in the box the default"
 
 
 class Layers(nn.Module):
@@ -283,3 +444,50 @@ def test_a_model_under_a_plan_in_each_mode(own_database: Path, modes: str) -> No
     compiled = fuseplan.compile(model)
     run(compiled, 20, 31, 50, 17, 9)
     assert hosts(compiled) == ["eager", "aten"]
+
+
+def counted_up(x: Tensor, number: Tensor) -> Tensor:
+    return x * 2 + torch.ones(x.shape[0], 8) * number.item()
+
+
+def test_a_program_that_reads_a_number_from_a_tensor_has_plans_in_its_boxes(own_database: Path) -> None:
+    with torch._dynamo.config.patch(capture_scalar_outputs=True), torch.no_grad():
+        key = key_of(counted_up, (arguments(9)[0], torch.tensor(3)))
+        for high in (64, 128):
+            put(own_database, key, high // 2 + 1, high)
+        compiled = fuseplan.compile(counted_up)
+        for size, number in ((9, 3), (40, 4), (41, 5), (100, 6)):
+            x = arguments(size)[0]
+            torch.testing.assert_close(compiled(x, torch.tensor(number)), x * 2 + number)
+    assert hosts(compiled) == ["eager", "aten", "aten"]
+
+
+def test_a_box_that_is_met_within_a_graph_of_the_caller_s_is_written_down_later(
+    own_database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To look at the numbers of an input, such as an index, is to wait for the device."""
+    looked = list[torch.Size]()
+    observe = boxes.observe
+    monkeypatch.setattr(boxes, "observe", lambda value: (looked.append(value.shape), observe(value))[1])
+
+    def picked(x: Tensor, index: Tensor) -> Tensor:
+        return (x * 3)[index].cos().sum(0)
+
+    def call(size: int) -> None:
+        x, index = arguments(size)[0], torch.zeros(3, dtype=torch.long)
+        torch.testing.assert_close(compiled(x, index), picked(x, index))
+
+    compiled = fuseplan.compile(picked, tune="later")
+    call(9)
+    call(40)
+    assert torch.Size([40, 8]) in looked
+    with monkeypatch.context() as capturing:
+        capturing.setattr(by_size.BySize, "_is_captured", lambda _: True)
+        call(100)
+    assert torch.Size([100, 8]) not in looked
+    call(100)
+    assert torch.Size([100, 8]) in looked
+    keep_counts()
+    store = Store(Places(own_database))
+    assert {one.sizes["s0"]: one.calls for trace in waiting(store) for one in trace.calls}[100] == 2
+    store.close()

@@ -101,12 +101,26 @@ def test_caches_that_come_in_turn_have_a_graph_each(monkeypatch: pytest.MonkeyPa
     assert serving.in_place == [2] * MOST * 2, "with the number as it was first, and with any"
 
 
+@torch.library.custom_op("fuseplan_tests::pages", mutates_args=())
+def pages(x: Tensor, number: int) -> int:
+    """A number that an operator works out of another."""
+    return number // len(x)
+
+
+@pages.register_fake
+def _(x: Tensor, number: int) -> int:
+    return torch.library.get_ctx().new_dynamic_size()  # type: ignore[return-value]
+
+
 def inference_graph(call: Any, *inputs: Any) -> GraphModule:
     found: list[GraphModule] = []
     backend = aot_autograd(fw_compiler=lambda gm, _: found.append(gm) or gm, keep_inference_input_mutations=True)  # type: ignore[func-returns-value]
     torch._dynamo.reset()
-    with torch.no_grad():
-        torch.compile(call, backend=backend, dynamic=True)(*inputs)
+    with (
+        torch.no_grad(),
+        torch._dynamo.config.patch(capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True),
+    ):
+        torch.compile(call, backend=backend, dynamic=True, fullgraph=True)(*inputs)
     return found[0]
 
 
@@ -118,6 +132,7 @@ def test_which_numbers_are_only_counted_with() -> None:
         "a size": (lambda n: (x.new_ones(n), n), CountedIntegers()),
         "squared": (lambda n: (x.cos(), n * n), CountedIntegers()),
         "divided": (lambda n: (x.cos(), n // 2), CountedIntegers()),
+        "given to an operator that gives a number": (lambda n: (x.cos(), pages(x, n)), CountedIntegers()),
     }
     for name, (call, expected) in cases.items():
         gm = inference_graph(lambda n, call=call: (call(n)[0], call(n)[1]), 7)
@@ -138,6 +153,38 @@ def test_numbers_that_are_counted_with_are_worked_out_beside() -> None:
     assert [counting(["x", number])[1] for number in (4, 5, 9)] == [11, 13, 21]
     assert seen == [4, 4, 4]
     assert CountedIntegers().around(call) is call
+
+
+def test_numbers_are_counted_with_though_two_threads_make_the_first_call_at_once() -> None:
+    """Another call comes at each line of the first in turn, as another thread's may."""
+
+    def interrupted(line: int) -> bool:
+        """Whether the first call has so many lines."""
+        counting = CountedIntegers((0, 1)).around(lambda args: [sum(args)])
+        met = 0
+
+        def traced(frame: FrameType, event: str, _: object) -> Any:
+            nonlocal met
+            if frame.f_code is not counting.__code__:
+                return None
+            met += event == "line"
+            if event == "line" and met == line:
+                counting([3, 4])
+            return traced
+
+        before = sys.gettrace()
+        sys.settrace(traced)
+        try:
+            counting([1, 2])
+        finally:
+            sys.settrace(before)
+        assert counting([5, 6]) == counting([7, 8])
+        return met >= line
+
+    assert interrupted(1)
+    line = 2
+    while interrupted(line):
+        line += 1
 
 
 def calls_of_ours(run: Any) -> int:

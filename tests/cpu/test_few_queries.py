@@ -22,6 +22,7 @@ from fuseplan.measure.jobs import VetPlan
 from fuseplan.measure.pool import Limits, Workers
 from fuseplan.plan import Plan, Rewrite
 from fuseplan.rewrites.apply import rewritten
+from fuseplan.rewrites.attention.calls import AttentionCall, attention_calls
 from fuseplan.rewrites.sites import Sites
 from rewriting import with_rewrites
 
@@ -223,6 +224,23 @@ def test_near_misses_are_refused_with_a_reason(case: str) -> None:
         (site,), _ = found_in(call, *arguments)
     assert reason in (site.refusal("split") or "")
     assert [way for way in site.offered if way.startswith("split")] == ["split"]
+
+
+@pytest.mark.parametrize("shape", [(3, KEYS), (1, 1, 3, KEYS), (1, HEADS, 3, KEYS)])
+def test_a_mask_of_more_rows_than_queries_is_not_packed(shape: tuple[int, ...]) -> None:
+    """Attention gives a row for each row of such a mask."""
+    q, k, v = given()[:1] + given()[3:]
+    found = list[AttentionCall]()
+
+    def backend(gm: GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
+        found.extend(attention_calls(gm))
+        return lambda *_: (q,)  # on a CPU some kernels refuse such a mask
+
+    call = torch.compile(lambda *args: F.scaled_dot_product_attention(*args, enable_gqa=True), backend=backend)
+    torch._dynamo.reset()
+    call(q, k, v, torch.ones(shape).bool())
+    (site,) = found
+    assert site.refusal("auto+packed") == "its mask may be larger than the scores"
 
 
 def test_heads_that_share_nothing_are_not_packed() -> None:

@@ -114,11 +114,7 @@ def packed_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
         raise UnprovenError("its heads share no keys and values")
     if arguments["is_causal"] is not False or arguments["dropout_p"] != 0:
         raise UnprovenError("it is causal, or has dropout: with other rows it would hide other keys, or drop others")
-    if (
-        isinstance(mask, FakeTensor)
-        and mask.dim() > 2
-        and not (mask.shape[-3] == 1 or statically_known_true(mask.shape[-3] == heads))
-    ):
+    if isinstance(mask, FakeTensor) and not is_narrower(mask.shape[:-1], query.shape[:-1]):
         raise UnprovenError("its mask may be larger than the scores")
     with query.fake_mode:
         packed = None if mask is None else pack_mask(plain(mask), groups, heads, 1)

@@ -74,7 +74,7 @@ class CallsOf:
     _traces: dict[Box, Trace] = field(default_factory=dict)
     """The program as it was first met in each box."""
     _kept: int = 0
-    """How many calls were written down last."""
+    """How many calls were there when all were written down last."""
 
     def counted(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
         """What was compiled, with its calls counted."""
@@ -114,13 +114,16 @@ class CallsOf:
             return True
         counts = [Calls(sizes_of(first), self.calls)] if self.calls else []
         counts += [Calls(sizes, number) for sizes, number in _together(self.by_size)]
-        before, self._kept = self._kept, sum(one.calls for one in counts)
-        if before == self._kept:
+        now = sum(one.calls for one in counts)
+        if now == self._kept:
             return True
         boxes: dict[Box, list[Calls]] = {}
         for one in counts:
             boxes.setdefault(box_of(at_sizes(first, one.sizes)), []).append(one)
-        return all(self._keep(box, calls, first) for box, calls in boxes.items())
+        if not all(self._keep(box, calls, first) for box, calls in boxes.items()):
+            return False
+        self._kept = now
+        return True
 
     def _keep(self, box: Box, calls: Sequence[Calls], first: Trace) -> bool:
         trace = self._known(box) or self._traces.get(box) or at_sizes(first, calls[0].sizes)
