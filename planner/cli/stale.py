@@ -88,7 +88,7 @@ def _verdict_lines(found: Sequence[Reraced]) -> Iterator[str]:
     yield from table(rows, right={2, 3, 6, 7})
     for one in found:
         yield f"{one.program.called}: {one.program.stale.why}" + "".join(
-            f"; {text}" for text in (one.tuned.detail, one.why_not and f"the old plan is out: {one.why_not}") if text
+            f"; {text}" for text in (one.tuned.detail, one.why_not and f"of the old plan: {one.why_not}") if text
         )
     yield "fuseplan diff torch==OLD torch==NEW tells by which kernels"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -252,7 +253,6 @@ def test_where_no_process_can_be_made_those_that_are_there_go_on() -> None:
 
 
 def test_a_parent_may_have_more_files_open_than_select_can_wait_for() -> None:
-    resource = pytest.importorskip("resource")
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit[1] < 2048:
         pytest.skip("this machine allows no more than 1024 files")
