@@ -418,9 +418,9 @@ def test_what_is_not_run_as_it_was_tuned_says_nothing_of_the_stored_plan(
     compiled, x, stored = guarded(tmp_path / "a.db", plan=replace(ATEN, saving="all"))
     carry_out = backend._carry_out
 
-    def held_back(choice: Any, lookup: Any) -> Any:
+    def held_back(choice: Any, gm: Any, inputs: Any, *, lookup: Any) -> Any:
         """As where its rewrites are not allowed in this process."""
-        return carry_out(lookup.held_back("planted", choice), lookup)
+        return carry_out(lookup.held_back("planted", choice), gm, inputs, lookup=lookup)
 
     monkeypatch.setattr(backend, "_carry_out", held_back)
     device.takes[EAGER] = 200.0
