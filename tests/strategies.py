@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from hypothesis import strategies as st
@@ -27,6 +28,15 @@ from fuseplan.graph import (
 
 DEVICES = ("cpu", "cuda:0", "cuda:1", "cuda:7", "mps:0")
 DTYPES = ("float32", "bfloat16", "int64", "bool", "complex64", "float8_e4m3fn")
+DEVICE_LISTS = (
+    ("cpu",),
+    ("cuda:0",),
+    ("mps:0",),
+    ("cuda:1", "cpu"),
+    ("cuda:0", "cuda:7"),
+    ("cpu", "cuda:0", "cuda:1"),
+    ("cuda:7", "mps:0", "cuda:0"),
+)
 TARGETS = (
     "aten.add.Tensor",
     "aten.view.default",
@@ -68,13 +78,15 @@ def symbol_lists(draw: st.DrawFn) -> tuple[Symbol, ...]:
     return tuple(found)
 
 
-def expressions(symbols: Sequence[Symbol]) -> st.SearchStrategy[str]:
-    """Expressions over the symbols, spelled as torch spells them."""
-    known = st.sampled_from([symbol.name for symbol in symbols])
+@lru_cache(maxsize=None)
+def expressions(symbols: tuple[str, ...]) -> st.SearchStrategy[str]:
+    """Expressions over the symbols of these names, spelled as torch spells them."""
+    known = st.sampled_from(symbols)
     return st.builds(lambda form, a, b: form.format(a, b), st.sampled_from(EXPRESSIONS), known, known)
 
 
-def tensor_types(symbols: Sequence[Symbol], devices: Sequence[str]) -> st.SearchStrategy[TensorType]:
+@lru_cache(maxsize=None)
+def tensor_types(symbols: tuple[str, ...], devices: tuple[str, ...]) -> st.SearchStrategy[TensorType]:
     """Tensors of rank 0 to 3 whose strides need not fit their shapes."""
     sizes: st.SearchStrategy[Dim] = st.integers(0, 20)
     dims = sizes | expressions(symbols) if symbols else sizes
@@ -94,10 +106,28 @@ def constants(draw: st.DrawFn, name: str, devices: Sequence[str]) -> Constant:
     return Constant(Value(name, TensorType("int64", (size,), (1,), draw(st.sampled_from(devices)))), data.hex())
 
 
-def arguments(defined: Sequence[str]) -> st.SearchStrategy[Arg]:
-    """Numbers, words, references, and nested tuples of them."""
-    leaves: st.SearchStrategy[Any] = literals | st.sampled_from(defined).map(Ref) if defined else literals
-    return st.recursive(leaves, lambda inner: st.lists(inner, max_size=3).map(tuple), max_leaves=4)
+class _Place(int):
+    """The place of something that is defined, in a strategy that is the same whatever is: one is made once, and not at each op."""
+
+
+PLACES = st.integers(0, 20)
+LEAVES = literals | PLACES.map(_Place)
+ARGUMENTS: st.SearchStrategy[Any] = st.recursive(
+    LEAVES, lambda inner: st.lists(inner, max_size=3).map(tuple), max_leaves=4
+)
+POSITIONAL = st.lists(ARGUMENTS, max_size=3)
+NAMED = st.dictionaries(names, ARGUMENTS, max_size=2)
+RESULTS = st.lists(numbers | PLACES.map(_Place), max_size=3)
+PAIRS = st.lists(st.tuples(PLACES, PLACES), max_size=2)
+
+
+def _referring(argument: Any, defined: Sequence[str]) -> Arg:
+    """An argument with references to what is defined."""
+    if isinstance(argument, tuple):
+        return tuple(_referring(one, defined) for one in argument)
+    if isinstance(argument, _Place):
+        return Ref(defined[argument % len(defined)]) if defined else int(argument)
+    return argument
 
 
 class _Names:
@@ -113,43 +143,50 @@ class _Names:
 
 @st.composite
 def _ops(
-    draw: st.DrawFn, name: _Names, types: st.SearchStrategy[Type], defined: dict[str, Type], opaque: bool = False
+    draw: st.DrawFn, counted: _Names, types: st.SearchStrategy[Type], defined: dict[str, Type], opaque: bool = False
 ) -> Op:
     """One op that reads what is defined so far; adds its outputs to it."""
     references = list(defined)
-    args = tuple(draw(st.lists(arguments(references), max_size=3)))
-    kwargs = tuple(sorted(draw(st.dictionaries(names, arguments(references), max_size=2)).items()))
-    outputs = tuple(Value(name.fresh(), kind) for kind in draw(st.lists(types, max_size=3)))
+    args = tuple(_referring(one, references) for one in draw(POSITIONAL))
+    kwargs = tuple((name, _referring(one, references)) for name, one in sorted(draw(NAMED).items()))
+    outputs = tuple(Value(counted.fresh(), kind) for kind in draw(st.lists(types, max_size=3)))
     reads = Op("aten.any", args, kwargs, outputs).reads
     aliases: list[Alias] = []
     mutates: list[str] = []
     if reads:
         tensors = [index for index, value in enumerate(outputs) if isinstance(value.type, TensorType)]
         if tensors:
-            made = st.builds(Alias, st.sampled_from(tensors), st.sampled_from(reads))
-            aliases = draw(st.lists(made, max_size=2, unique=True))
-        mutates = draw(st.lists(st.sampled_from(reads), max_size=2, unique=True))
+            found = [Alias(tensors[i % len(tensors)], reads[j % len(reads)]) for i, j in draw(PAIRS)]
+            aliases = list(dict.fromkeys(found))
+        mutates = list(dict.fromkeys(reads[i % len(reads)] for i, _ in draw(PAIRS)))
     defined |= {value.name: value.type for value in outputs}
     why = draw(st.none() | st.just("a higher-order op")) if opaque else None
     target, random = draw(st.sampled_from(TARGETS)), draw(st.booleans())
     return Op(target, args, kwargs, outputs, tuple(aliases), tuple(mutates), random, why)
 
 
-@st.composite
-def graphs(draw: st.DrawFn, *, max_ops: int = 5, opaque: bool = False) -> Graph:
-    """A valid graph; with `opaque`, some of its ops and values may be ones that cannot be written down."""
-    symbols = draw(symbol_lists())
-    devices = draw(st.lists(st.sampled_from(DEVICES), min_size=1, max_size=3, unique=True))
+@lru_cache(maxsize=None)
+def _types(symbols: tuple[str, ...], devices: tuple[str, ...], opaque: bool) -> st.SearchStrategy[Type]:
+    """Types of the values of a graph with these symbols, on these devices."""
     tensors = tensor_types(symbols, devices)
     types: st.SearchStrategy[Any] = tensors | tensors | st.just(NoneType())
     if symbols:
         types |= st.builds(ScalarType, st.sampled_from(["int", "float", "bool"]), expressions(symbols))
     if opaque:
         types |= st.just(OpaqueType("a torch.Generator"))
+    return types
+
+
+@st.composite
+def graphs(draw: st.DrawFn, *, max_ops: int = 5, opaque: bool = False) -> Graph:
+    """A valid graph; with `opaque`, some of its ops and values may be ones that cannot be written down."""
+    symbols = draw(symbol_lists())
+    devices = draw(st.sampled_from(DEVICE_LISTS))
+    types = _types(tuple(symbol.name for symbol in symbols), devices, opaque)
     name = _Names()
     inputs = tuple(Value(name.fresh(), kind) for kind in draw(st.lists(types, max_size=3)))
     data = tuple(draw(constants(name.fresh(), devices)) for _ in range(draw(st.integers(0, 2))))
     defined = {value.name: value.type for value in (*inputs, *(constant.value for constant in data))}
     ops = tuple(draw(_ops(name, types, defined, opaque)) for _ in range(draw(st.integers(0, max_ops))))
-    results: st.SearchStrategy[Any] = numbers | st.sampled_from(list(defined)).map(Ref) if defined else numbers
-    return Graph(inputs, ops, tuple(draw(st.lists(results, max_size=3))), data, symbols)
+    results = tuple(_referring(one, list(defined)) for one in draw(RESULTS))
+    return Graph(inputs, ops, results, data, symbols)

@@ -94,11 +94,14 @@ def _registered() -> set[str]:
 def _homes(names: Iterable[str]) -> dict[str, str]:
     modules = dict(sys.modules)  # others may import meanwhile
     by_file = {file: name for name, one in modules.items() if (file := getattr(one, "__file__", None))}
-    found = [(name, _home(name, by_file, list(modules))) for name in sorted(names)]
+    by_last: dict[str, str] = {}
+    for module in sorted(modules, key=len):
+        by_last.setdefault(module.rpartition(".")[2], module)
+    found = [(name, _home(name, by_file, by_last)) for name in sorted(names)]
     return {name: module for name, module in found if module is not None and module not in _SCRIPTS}
 
 
-def _home(name: str, by_file: Mapping[str, str], modules: Sequence[str]) -> str | None:
+def _home(name: str, by_file: Mapping[str, str], by_last: Mapping[str, str]) -> str | None:
     """The module that one operator is from, as its decorator, its registration or its namespace tell."""
     decorated = getattr(custom_ops, "OPDEFS", {}).get(name)
     if decorated is not None:
@@ -106,6 +109,4 @@ def _home(name: str, by_file: Mapping[str, str], modules: Sequence[str]) -> str 
     dump = getattr(torch._C, "_dispatch_dump", str)(name)
     files = (by_file.get(place.group(1)) for place in _PLACE.finditer(dump))
     registering = next((module for module in files if module is not None and module not in _HELPERS), None)
-    namespace = name.partition("::")[0]
-    named = (one for one in modules if one == namespace or one.endswith(f".{namespace}"))
-    return registering or min(named, key=len, default=None)
+    return registering or by_last.get(name.partition("::")[0])
