@@ -77,15 +77,26 @@ def test_this_torch_has_all_that_keeping_needs() -> None:
 
 
 @pytest.mark.slow
-def test_the_next_process_finds_a_program_and_computes_the_same(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "cases",
+    [
+        ["train:aten", "train:inductor-greedy", "train_in_bfloat16:aten", "look:aten", "look:inductor-greedy"],
+        pytest.param(["train_in_bfloat16:inductor-greedy"], marks=pytest.mark.exhaustive),
+    ],
+    ids=["all but one", "autocast under Inductor"],
+)
+def test_the_next_process_finds_a_program_and_computes_the_same(tmp_path: Path, cases: list[str]) -> None:
     """Dropout, a buffer that is written to, an output that is a view, attention, a loss that is computed again."""
     variables = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "caches"), "FUSEPLAN_DB": str(tmp_path / "db")}
     for name in ("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "TORCHINDUCTOR_AUTOGRAD_CACHE", "TORCHINDUCTOR_FX_GRAPH_CACHE"):
         variables.pop(name, None)
     cold, warm = (
-        json.loads(subprocess.run([sys.executable, IN_TWO_PROCESSES], env=variables, stdout=-1, check=True).stdout)
+        json.loads(
+            subprocess.run([sys.executable, IN_TWO_PROCESSES, *cases], env=variables, stdout=-1, check=True).stdout
+        )
         for _ in range(2)
     )
+    assert len(cold) == len(cases)
     assert {name: told.pop("cache") for name, told in cold.items()} == dict.fromkeys(cold, "saved")
     assert {name: told.pop("cache") for name, told in warm.items()} == dict.fromkeys(cold, "hit")
     assert {told.pop("generated") > 0 for told in cold.values()} == {True}
@@ -261,7 +272,7 @@ def widened(x: Tensor) -> Tensor:
     return torch.div(x, 4)
 
 
-@pytest.mark.parametrize("plan", ["aten", "inductor-greedy"])
+@pytest.mark.parametrize("plan", ["aten", pytest.param("inductor-greedy", marks=pytest.mark.exhaustive)])
 def test_hooks_on_what_is_saved_are_applied(caches: None, plan: str) -> None:
     def program(x: Tensor, w: Tensor) -> Tensor:
         return (x @ w).sin().exp().cos().sum()
