@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 from hypothesis import strategies as st
@@ -78,14 +78,14 @@ def symbol_lists(draw: st.DrawFn) -> tuple[Symbol, ...]:
     return tuple(found)
 
 
-@lru_cache(maxsize=None)
+@cache
 def expressions(symbols: tuple[str, ...]) -> st.SearchStrategy[str]:
     """Expressions over the symbols of these names, spelled as torch spells them."""
     known = st.sampled_from(symbols)
     return st.builds(lambda form, a, b: form.format(a, b), st.sampled_from(EXPRESSIONS), known, known)
 
 
-@lru_cache(maxsize=None)
+@cache
 def tensor_types(symbols: tuple[str, ...], devices: tuple[str, ...]) -> st.SearchStrategy[TensorType]:
     """Tensors of rank 0 to 3 whose strides need not fit their shapes."""
     sizes: st.SearchStrategy[Dim] = st.integers(0, 20)
@@ -165,7 +165,7 @@ def _ops(
     return Op(target, args, kwargs, outputs, tuple(aliases), tuple(mutates), random, why)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _types(symbols: tuple[str, ...], devices: tuple[str, ...], opaque: bool) -> st.SearchStrategy[Type]:
     """Types of the values of a graph with these symbols, on these devices."""
     tensors = tensor_types(symbols, devices)

@@ -40,7 +40,7 @@ def traced_anew(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("executor", ["aten", "inductor"])
+@pytest.mark.parametrize("executor", ["aten", pytest.param("inductor", marks=pytest.mark.exhaustive)])
 def test_every_second_op_may_be_another_s(executor: str) -> None:
     net, x = Block(), torch.randn(2, 4, 16)
     plan = plan_of(trained(net, x), lambda graph: alone(graph, executor)[::2])

@@ -307,8 +307,14 @@ def tokens(model: Any, cache: str) -> Tensor:
     return torch.cat(found, dim=1)
 
 
-@pytest.mark.parametrize("cache", ["static", "dynamic"])
-@pytest.mark.parametrize("model", [llama, whisper])
+@pytest.mark.parametrize(
+    ("model", "cache"),
+    [
+        (llama, "static"),
+        (whisper, "dynamic"),
+        *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in ((llama, "dynamic"), (whisper, "static"))),
+    ],
+)
 def test_models_of_a_library_give_the_same_tokens(model: Callable[[], Any], cache: str) -> None:
     """Unmodified, with a cache that has its place or grows: each site of each program whose keys may be split has them so."""
     expected, ours, split = tokens(model(), cache), model(), list[str]()

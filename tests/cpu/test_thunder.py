@@ -31,6 +31,10 @@ import fuseplan.thunder  # noqa: E402
 PAGE = ROOT / "docs" / "thunder.md"
 
 
+WITHOUT_GRADIENTS = {"litgpt llama", "transformers bert"}
+"""Models that run without gradients too: Thunder interprets each once more for that, for seconds."""
+
+
 @pytest.fixture
 def without_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
     """The default is eager: what these tests are about does not depend on it, and compiling takes seconds."""
@@ -55,8 +59,9 @@ def test_a_model_computes_what_it_does_eagerly(name: str, without_inductor: None
         torch.testing.assert_close(ours.grad, theirs.grad, msg=lambda text, at=parameter: f"{at}: {text}")
     assert shown(thunder.last_traces(under_thunder)[-1]) == ["Fuseplan0"]
     assert shown(thunder.last_backward_traces(under_thunder)[-1]) == ["Fuseplan1"]
-    with torch.no_grad():
-        torch.testing.assert_close(under_thunder(batch), eager(batch))
+    if name in WITHOUT_GRADIENTS:
+        with torch.no_grad():
+            torch.testing.assert_close(under_thunder(batch), eager(batch))
     assert {place.region for place in fuseplan.thunder.places(under_thunder)} <= {"Fuseplan0", "Fuseplan1"}
 
 

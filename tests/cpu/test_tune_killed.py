@@ -20,8 +20,8 @@ SCRIPT = Path(__file__).with_name("killed_tuning.py")
 @pytest.mark.parametrize(
     ("kills", "model", "shard", "programs"),
     [
-        (10, "roofline", [], 3),
-        (3, "roofline", ["2/2"], 2),
+        (4, "roofline", [], 3),
+        pytest.param(3, "roofline", ["2/2"], 2, marks=pytest.mark.exhaustive),
         pytest.param(50, "learned", [], 3, marks=[pytest.mark.exhaustive, pytest.mark.timeout(1200)]),
     ],
 )

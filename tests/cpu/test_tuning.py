@@ -183,7 +183,7 @@ def test_a_second_model_of_the_same_layers_costs_next_to_nothing(store: Store) -
     like = Roofline(Machine.guess("a CPU"))
     first, second = ReplayingPool(like=like), ReplayingPool(like=like)
     tuned(layers(2), store, first, model="roofline")  # which leaves nothing out for being immaterial to one of the two
-    tuned(layers(5), store, second, model="roofline")
+    tuned(layers(3), store, second, model="roofline")
     assert first.measured
     assert len(second.measured) <= len(first.measured) / 10
 

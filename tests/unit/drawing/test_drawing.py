@@ -136,7 +136,14 @@ def test_a_large_region_is_closed_and_says_what_is_in_it() -> None:
 
 @pytest.mark.parametrize(
     ("cut", "repeats"),
-    [("none", True), ("many", True), ("alone", False), ("one region", False), ("many", False)],
+    [
+        ("many", True),
+        ("alone", False),
+        *(
+            pytest.param(*case, marks=pytest.mark.exhaustive)
+            for case in (("none", True), ("one region", False), ("many", False))
+        ),
+    ],
 )
 def test_ten_thousand_ops_make_a_picture_that_can_be_read(cut: str, repeats: bool) -> None:
     pick = random.Random(3)

@@ -205,7 +205,7 @@ def damaged(thing: Any) -> st.SearchStrategy[Any]:
     return st.one_of(ways[1:] or ways) if isinstance(thing, Graph) else st.one_of(ways)
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(st.data())
 def test_junk_in_the_place_of_any_part(data: st.DataObject) -> None:
     graph = data.draw(damaged(data.draw(graphs(max_ops=3))))
@@ -321,7 +321,7 @@ def paths(item: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [path] + [found for key, value in inner for found in paths(value, (*path, key))]
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(st.data())
 def test_json_with_a_part_exchanged(data: st.DataObject) -> None:
     document = json.loads(data.draw(graphs(max_ops=3)).to_json())
@@ -341,7 +341,7 @@ def test_json_with_a_part_exchanged(data: st.DataObject) -> None:
     read(json.dumps(document))
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(graphs(max_ops=2), st.data())
 def test_text_with_some_characters_exchanged(graph: Graph, data: st.DataObject) -> None:
     text = graph.to_json()
@@ -402,7 +402,7 @@ def test_a_listing_that_is_wrong(there: str, instead: str, why: str) -> None:
         Graph.parse(LISTING.replace(there, instead))
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(graphs(max_ops=2, opaque=True), st.data())
 def test_a_listing_with_some_characters_exchanged(graph: Graph, data: st.DataObject) -> None:
     text = str(graph)

@@ -140,7 +140,7 @@ def test_nine_of_ten_kin_lie_within_what_it_says_on_rows_of_a_model_that_it_has_
     shipped = next(path for path in packaged() if "h200" in path.name)
     data = Data.of([read_rows(shipped)])
     split = next(one for one in left_out(data) if one.name == "bert")
-    model = Learned(heads_of(data, split.train))
+    model = Learned(heads_of(data, split.train[::3]))
     seen: dict[Question, int] = {}
     others = []
     for i in (i for i in split.test if data.timed[i] and data.rows[i].work.ops):
