@@ -29,6 +29,7 @@ from fuseplan.explain import compiled_by
 from fuseplan.graph import Constant, Enum, Graph, Op, Ref, Symbol, TensorType, Value
 from fuseplan.plan import CarveOuts, Plan
 from fuseplan.runtime import Program, aten_host, kept, regions, torch_cache
+from fuseplan.runtime.record import GraphRecord
 from fuseplan.segment import Region, Segmentation
 
 IN_TWO_PROCESSES = Path(__file__).with_name("kept_worker.py")
@@ -104,23 +105,48 @@ def test_the_next_process_finds_a_program_and_computes_the_same(tmp_path: Path, 
     assert warm == cold
 
 
+@pytest.fixture(scope="class")
+def first() -> Iterator[tuple[int, list[Tensor], list[GraphRecord]]]:
+    """How many regions were compiled at its first start, what it computed and its graphs; the caches are there until the last test."""
+    torch.set_num_threads(1)
+    with fresh_cache(), torch._functorch.config.patch(enable_autograd_cache=True):
+        before = dict(fuseplan.stats())
+        told, expected, cold = started("inductor-greedy")
+        assert told == MISSED
+        compiled, graphs = (
+            fuseplan.stats()["regions compiled"] - before.get("regions compiled", 0),
+            list(cold.graphs),
+        )
+        del cold
+        yield compiled, expected, graphs
+
+
 @pytest.mark.slow
-def test_what_is_found_is_what_was_compiled(caches: None) -> None:
-    """Graphs, regions and counters are those of a program that was compiled here."""
-    before = dict(fuseplan.stats())
-    told, expected, cold = started("inductor-greedy")
-    compiled = fuseplan.stats()["regions compiled"] - before.get("regions compiled", 0)
-    assert told == MISSED
-    kept_graphs, explained = list(cold.graphs), [graph.regions for graph in cold.graphs]
-    del cold
-    before = dict(fuseplan.stats())
-    told, actual, warm = started("inductor-greedy")
-    assert told == HIT
-    assert fuseplan.stats()["regions compiled"] - before["regions compiled"] == compiled
-    assert [graph.role for graph in warm.graphs] == ["forward", "backward"]
-    assert [graph.graph for graph in warm.graphs] == [graph.graph for graph in kept_graphs]
-    assert [graph.regions for graph in warm.graphs] == explained
-    assert_close(actual, expected, rtol=0, atol=0)
+class TestRegionsOfInductor:
+    """A program whose regions Inductor compiles, started again and again."""
+
+    def test_what_is_found_is_what_was_compiled(self, first: tuple[int, list[Tensor], list[GraphRecord]]) -> None:
+        """Graphs, regions and counters are those of a program that was compiled here."""
+        compiled, expected, graphs = first
+        before = dict(fuseplan.stats())
+        told, actual, warm = started("inductor-greedy")
+        assert told == HIT
+        assert fuseplan.stats()["regions compiled"] - before["regions compiled"] == compiled
+        assert [graph.role for graph in warm.graphs] == ["forward", "backward"]
+        assert [graph.graph for graph in warm.graphs] == [graph.graph for graph in graphs]
+        assert [graph.regions for graph in warm.graphs] == [graph.regions for graph in graphs]
+        assert_close(actual, expected, rtol=0, atol=0)
+
+    def test_a_region_whose_code_is_gone_is_compiled_anew(
+        self, first: tuple[int, list[Tensor], list[GraphRecord]]
+    ) -> None:
+        _, expected, _ = first
+        shutil.rmtree(Path(torch._inductor.runtime.cache_dir_utils.cache_dir()) / "fxgraph")
+        told, actual, one = started("inductor-greedy")
+        assert told == HIT
+        assert all(region.fallback is None for graph in one.graphs for region in graph.regions)
+        assert_close(actual, expected)
+        assert entries("fxgraph")
 
 
 def another_version(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
@@ -330,17 +356,6 @@ def test_an_entry_that_does_not_load_is_compiled_anew(caches: None, monkeypatch:
     assert (told["hit"], told["bypass"]) == (0, 1)
     assert [graph.role for graph in one.graphs] == ["forward", "backward"]
     assert_close(actual, expected)
-
-
-@pytest.mark.slow
-def test_a_region_whose_code_is_gone_is_compiled_anew(caches: None) -> None:
-    _, expected, _ = started("inductor-greedy")
-    shutil.rmtree(Path(torch._inductor.runtime.cache_dir_utils.cache_dir()) / "fxgraph")
-    told, actual, one = started("inductor-greedy")
-    assert told == HIT
-    assert all(region.fallback is None for graph in one.graphs for region in graph.regions)
-    assert_close(actual, expected)
-    assert entries("fxgraph")
 
 
 def test_a_region_that_is_refused_is_said_to_be_at_each_start(caches: None) -> None:
