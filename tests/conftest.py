@@ -17,9 +17,8 @@ from fuseplan.tuning_db import layers
 FITS = Path(__file__).resolve().parents[1] / "build" / "fits"
 _numbers = count()
 gc.disable()  # until all is imported, of which nothing is garbage: a tenth of the imports' time
+# or each process finds out anew whether the compiler can use this machine's vectors: eight seconds where its caches are its own
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
-"""Whether the compiler can use this machine's vectors each process would find out anew, by compiling and loading programs: eight
-seconds of it where caches are its own."""
 signal.signal(
     signal.SIGINT, signal.default_int_handler
 )  # a shell's background job ignores it, and so would its children
