@@ -17,6 +17,8 @@ from fuseplan.tuning_db import layers
 FITS = Path(__file__).resolve().parents[1] / "build" / "fits"
 _numbers = count()
 gc.disable()  # until all is imported, of which nothing is garbage: a tenth of the imports' time
+# or each process finds out anew whether the compiler can use this machine's vectors: eight seconds where its caches are its own
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 signal.signal(
     signal.SIGINT, signal.default_int_handler
 )  # a shell's background job ignores it, and so would its children

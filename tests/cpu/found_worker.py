@@ -1,9 +1,7 @@
-"""Programs that one process compiles from their traces, and another runs as their authors wrote them: prints what torch's caches
-said, how far results are off, and whether the program is the one of the trace.
+"""Programs that one process compiles from their traces, and another runs as their authors wrote them: what torch's caches said,
+how far results are off, and whether the program is the one of the trace.
 
-    found_worker.py worker FOLDER                writes the traces, and compiles each under each plan, as a worker does
-    found_worker.py user FOLDER [THREADS]        runs the programs; where its threads are told, each under one plan
-    found_worker.py changed FOLDER               runs programs that are a little other, each under one plan
+As a script it writes the traces, compiles each under each plan, as a worker does, and prints what was said.
 """
 
 from __future__ import annotations
@@ -28,6 +26,7 @@ from fuseplan.capture.trace.load import load_trace
 from fuseplan.capture.trace.write import write_trace
 from fuseplan.explain import compiled_by
 from fuseplan.plan import Plan, Rewrite
+from fuseplan.runtime import regions
 
 PLANS = {
     "aten": Plan("aten"),
@@ -157,20 +156,34 @@ def told(compiled: Callable[..., Any]) -> dict[str, Any]:
     }
 
 
-def main(role: str, folder: Path, threads: int | None) -> dict[str, Any]:
-    torch.set_num_threads(threads or 1)
-    if role == "worker":
-        for name in CASES:
-            write(name, folder)
-    found: dict[str, Any] = {}
-    for name, (_, plans) in CASES.items():
-        for word, plan in list(plans.items())[: 1 if threads or role == "changed" else None]:
-            torch._dynamo.reset()
-            counters.clear()
-            other = (0.25,) if role == "changed" else ()
-            found[f"{name} {word}"] = compile_trace(name, plan, folder) if role == "worker" else run(name, plan, *other)
-    return found
+def compiled_of_traces(folder: Path) -> dict[str, Any]:
+    """What is said where each trace is compiled under each of its plans."""
+    for name in CASES:
+        write(name, folder)
+    return {f"{name} {word}": afresh(compile_trace, name, plan, folder) for name, word, plan in cases()}
+
+
+def ran(*args: float, first: bool = False) -> dict[str, Any]:
+    """What is said where each program, made with these arguments, runs under each of its plans, or the `first` of them."""
+    return {f"{name} {word}": afresh(run, name, plan, *args) for name, word, plan in cases(first)}
+
+
+def cases(first: bool = False) -> list[tuple[str, str, Plan]]:
+    return [
+        (name, word, plan)
+        for name, (_, plans) in CASES.items()
+        for word, plan in list(plans.items())[: 1 if first else None]
+    ]
+
+
+def afresh(look: Callable[..., dict[str, Any]], *args: Any) -> dict[str, Any]:
+    """What is said where nothing has been compiled or counted in this process."""
+    torch._dynamo.reset()
+    counters.clear()
+    regions._live.clear()
+    return look(*args)
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else None)))
+    torch.set_num_threads(1)
+    print(json.dumps(compiled_of_traces(Path(sys.argv[1]))))

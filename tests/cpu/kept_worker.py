@@ -1,9 +1,13 @@
-"""Some programs under segmented plans, as a process meets them: prints what torch's cache said and all that came out."""
+"""Some programs under segmented plans, as a process meets them: prints what torch's cache said and all that came out.
+
+kept_worker.py PROGRAM:PLAN...
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -105,9 +109,6 @@ def run(make: Callable[[], Any], plan: str) -> dict[str, Any]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    cases = {
-        f"{make.__name__} {plan}": run(make, plan)
-        for make in (train, train_in_bfloat16, look)
-        for plan in ("aten", "inductor-greedy")
-    }
-    print(json.dumps(cases))
+    programs = {make.__name__: make for make in (train, train_in_bfloat16, look)}
+    asked = [case.split(":") for case in sys.argv[1:]]
+    print(json.dumps({f"{name} {plan}": run(programs[name], plan) for name, plan in asked}))

@@ -61,7 +61,7 @@ def test_results_gradients_and_strides_are_the_same(case: str, channels_last: bo
     assert_same(trained(made, x, inputs), trained(layer, x, inputs), bitwise=False)
 
 
-@pytest.mark.parametrize("host", ["aten", "inductor"])
+@pytest.mark.parametrize("host", ["aten", pytest.param("inductor", marks=pytest.mark.exhaustive)])
 def test_tokens_that_are_viewed(host: str) -> None:
     """What reads the result by its strides finds them as they were."""
     layer = nn.Conv2d(3, 8, 4, 4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -146,17 +147,19 @@ def test_whole_plans_of_it_are_tuned(workers: Workers, trace: Trace, tmp_path: P
 def test_the_command_line_imports_what_it_is_told_to(trace: Trace, tmp_path: Path) -> None:
     path, folder = tmp_path / "smooth.json", str(Path(__file__).parents[1])
     path.write_text(trace.to_json())
-    script = f"import sys; sys.path.insert(0, {folder!r}); from fuseplan.cli import main; main()"
-
-    def tune(*before: str) -> subprocess.CompletedProcess[str]:
-        words = [*before, "tune", str(path), "--effort", "none", "--db", str(tmp_path / "t.db")]
-        return subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, check=False)
-
-    without, brought, missing = tune(), tune("--import", LIBRARY), tune("--import", "no_such_module")
-    assert (without.returncode, brought.returncode, missing.returncode) == (1, 1, 2)
-    assert (
-        f"there is no operator {NAME} here, which {LIBRARY} brings: fuseplan --import {LIBRARY}"
-        in without.stdout + without.stderr
-    )
-    assert "no graph of it can be cut" in brought.stdout + brought.stderr, "it was captured"
-    assert "no_such_module cannot be imported" in missing.stderr
+    words = ["tune", str(path), "--effort", "none", "--db", str(tmp_path / "t.db")]
+    script = f"""
+import json, sys
+sys.path.insert(0, {folder!r})
+from click.testing import CliRunner
+from fuseplan.cli import main
+for before in ([], ["--import", "no_such_module"], ["--import", {LIBRARY!r}]):
+    done = CliRunner().invoke(main, [*before, *{words}])
+    print(json.dumps([done.exit_code, done.output]))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    without, missing, brought = (json.loads(line) for line in done.stdout.splitlines())
+    assert (without[0], missing[0], brought[0]) == (1, 2, 1)
+    assert f"there is no operator {NAME} here, which {LIBRARY} brings: fuseplan --import {LIBRARY}" in without[1]
+    assert "no_such_module cannot be imported" in missing[1]
+    assert "no graph of it can be cut" in brought[1], "it was captured"

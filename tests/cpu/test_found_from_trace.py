@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch._inductor.utils import fresh_cache
 
+from cpu import found_worker
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.environment import Flags
 from fuseplan.measure.jobs import VetPlan
@@ -31,23 +32,19 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Said]:
-    """What each process has said, one after the other over the same caches."""
+    """What is said in another process, and then in this one over the same caches."""
     folder = tmp_path_factory.mktemp("found")
-    variables = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(folder / "caches"), "FUSEPLAN_DB": str(folder / "db")}
-    for name in ("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "TORCHINDUCTOR_AUTOGRAD_CACHE", "TORCHINDUCTOR_FX_GRAPH_CACHE"):
-        variables.pop(name, None)
-
-    def process(*arguments: str) -> Said:
-        command = [sys.executable, str(SCRIPT), arguments[0], str(folder), *arguments[1:]]
-        found: Said = json.loads(subprocess.run(command, env=variables, stdout=-1, check=True).stdout)
-        return found
-
-    return {
-        "worker": process("worker"),
-        "user": process("user"),
-        "changed": process("changed"),
-        "of other threads": process("user", "2"),
-    }
+    with fresh_cache(), torch._functorch.config.patch(enable_autograd_cache=True):
+        variables = {**os.environ, "FUSEPLAN_DB": str(folder / "db")}
+        for name in ("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "TORCHINDUCTOR_AUTOGRAD_CACHE"):
+            variables.pop(name, None)
+        command = [sys.executable, str(SCRIPT), str(folder)]
+        worker: Said = json.loads(subprocess.run(command, env=variables, stdout=-1, check=True).stdout)
+        torch.set_num_threads(1)
+        found = {"worker": worker, "user": found_worker.ran(), "changed": found_worker.ran(0.25, first=True)}
+        torch.set_num_threads(2)
+        found["of other threads"] = found_worker.ran(first=True)
+    return found
 
 
 def test_what_was_compiled_of_the_trace_is_found(said: dict[str, Said]) -> None:
@@ -92,22 +89,24 @@ class Layer(nn.Module):
         return hidden.square().sum()
 
 
-@pytest.mark.parametrize("plan", [Plan("aten"), Plan("inductor", settings="split-64")], ids=["aten", "settings"])
-def test_what_a_worker_of_tuning_has_vetted_is_found(plan: Plan) -> None:
+def test_what_a_worker_of_tuning_has_vetted_is_found() -> None:
     net, x = Layer(), torch.randn(4, 8)
     (trace,) = traces_of(net, x, name="layer")
+    plans = (Plan("aten"), Plan("inductor", settings="split-64"))
     with fresh_cache():
         with Workers("cpu", limits=Limits(plan_s=240.0), flags=vars(Flags.here())) as workers:
-            (outcome,) = workers.map([VetPlan(trace.to_json(), RaceEntry("candidate", plan))])
-        assert outcome.status == "ok", outcome.detail
-        torch._dynamo.reset()
-        counters.clear()
-        compiled = torch.compile(net, backend="fuseplan", options={"plan": plan})
-        loss = compiled(x)
-        loss.backward()
-        told = counters["aot_autograd"]
-        assert (told["autograd_cache_hit"], told["autograd_cache_miss"]) == (1, 0)
-    gradients = [one.grad for one in net.parameters()]
+            outcomes = workers.map([VetPlan(trace.to_json(), RaceEntry("candidate", plan)) for plan in plans])
+        assert [outcome.status for outcome in outcomes] == ["ok", "ok"], [outcome.detail for outcome in outcomes]
+        gradients = []
+        for plan in plans:
+            torch._dynamo.reset()
+            counters.clear()
+            net.zero_grad()
+            torch.compile(net, backend="fuseplan", options={"plan": plan})(x).backward()
+            told = counters["aot_autograd"]
+            assert (told["autograd_cache_hit"], told["autograd_cache_miss"]) == (1, 0), plan
+            gradients.append([one.grad for one in net.parameters()])
     net.zero_grad()
     net(x).backward()
-    torch.testing.assert_close(gradients, [one.grad for one in net.parameters()])
+    for found in gradients:
+        torch.testing.assert_close(found, [one.grad for one in net.parameters()])

@@ -29,6 +29,7 @@ from fuseplan.explain import compiled_by
 from fuseplan.graph import Constant, Enum, Graph, Op, Ref, Symbol, TensorType, Value
 from fuseplan.plan import CarveOuts, Plan
 from fuseplan.runtime import Program, aten_host, kept, regions, torch_cache
+from fuseplan.runtime.record import GraphRecord
 from fuseplan.segment import Region, Segmentation
 
 IN_TWO_PROCESSES = Path(__file__).with_name("kept_worker.py")
@@ -77,15 +78,26 @@ def test_this_torch_has_all_that_keeping_needs() -> None:
 
 
 @pytest.mark.slow
-def test_the_next_process_finds_a_program_and_computes_the_same(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "cases",
+    [
+        ["train:aten", "train:inductor-greedy", "train_in_bfloat16:aten", "look:aten", "look:inductor-greedy"],
+        pytest.param(["train_in_bfloat16:inductor-greedy"], marks=pytest.mark.exhaustive),
+    ],
+    ids=["all but one", "autocast under Inductor"],
+)
+def test_the_next_process_finds_a_program_and_computes_the_same(tmp_path: Path, cases: list[str]) -> None:
     """Dropout, a buffer that is written to, an output that is a view, attention, a loss that is computed again."""
     variables = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "caches"), "FUSEPLAN_DB": str(tmp_path / "db")}
     for name in ("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "TORCHINDUCTOR_AUTOGRAD_CACHE", "TORCHINDUCTOR_FX_GRAPH_CACHE"):
         variables.pop(name, None)
     cold, warm = (
-        json.loads(subprocess.run([sys.executable, IN_TWO_PROCESSES], env=variables, stdout=-1, check=True).stdout)
+        json.loads(
+            subprocess.run([sys.executable, IN_TWO_PROCESSES, *cases], env=variables, stdout=-1, check=True).stdout
+        )
         for _ in range(2)
     )
+    assert len(cold) == len(cases)
     assert {name: told.pop("cache") for name, told in cold.items()} == dict.fromkeys(cold, "saved")
     assert {name: told.pop("cache") for name, told in warm.items()} == dict.fromkeys(cold, "hit")
     assert {told.pop("generated") > 0 for told in cold.values()} == {True}
@@ -93,23 +105,48 @@ def test_the_next_process_finds_a_program_and_computes_the_same(tmp_path: Path) 
     assert warm == cold
 
 
+@pytest.fixture(scope="class")
+def first() -> Iterator[tuple[int, list[Tensor], list[GraphRecord]]]:
+    """How many regions were compiled at its first start, what it computed and its graphs; the caches are there until the last test."""
+    torch.set_num_threads(1)
+    with fresh_cache(), torch._functorch.config.patch(enable_autograd_cache=True):
+        before = dict(fuseplan.stats())
+        told, expected, cold = started("inductor-greedy")
+        assert told == MISSED
+        compiled, graphs = (
+            fuseplan.stats()["regions compiled"] - before.get("regions compiled", 0),
+            list(cold.graphs),
+        )
+        del cold
+        yield compiled, expected, graphs
+
+
 @pytest.mark.slow
-def test_what_is_found_is_what_was_compiled(caches: None) -> None:
-    """Graphs, regions and counters are those of a program that was compiled here."""
-    before = dict(fuseplan.stats())
-    told, expected, cold = started("inductor-greedy")
-    compiled = fuseplan.stats()["regions compiled"] - before.get("regions compiled", 0)
-    assert told == MISSED
-    kept_graphs, explained = list(cold.graphs), [graph.regions for graph in cold.graphs]
-    del cold
-    before = dict(fuseplan.stats())
-    told, actual, warm = started("inductor-greedy")
-    assert told == HIT
-    assert fuseplan.stats()["regions compiled"] - before["regions compiled"] == compiled
-    assert [graph.role for graph in warm.graphs] == ["forward", "backward"]
-    assert [graph.graph for graph in warm.graphs] == [graph.graph for graph in kept_graphs]
-    assert [graph.regions for graph in warm.graphs] == explained
-    assert_close(actual, expected, rtol=0, atol=0)
+class TestRegionsOfInductor:
+    """A program whose regions Inductor compiles, started again and again."""
+
+    def test_what_is_found_is_what_was_compiled(self, first: tuple[int, list[Tensor], list[GraphRecord]]) -> None:
+        """Graphs, regions and counters are those of a program that was compiled here."""
+        compiled, expected, graphs = first
+        before = dict(fuseplan.stats())
+        told, actual, warm = started("inductor-greedy")
+        assert told == HIT
+        assert fuseplan.stats()["regions compiled"] - before["regions compiled"] == compiled
+        assert [graph.role for graph in warm.graphs] == ["forward", "backward"]
+        assert [graph.graph for graph in warm.graphs] == [graph.graph for graph in graphs]
+        assert [graph.regions for graph in warm.graphs] == [graph.regions for graph in graphs]
+        assert_close(actual, expected, rtol=0, atol=0)
+
+    def test_a_region_whose_code_is_gone_is_compiled_anew(
+        self, first: tuple[int, list[Tensor], list[GraphRecord]]
+    ) -> None:
+        _, expected, _ = first
+        shutil.rmtree(Path(torch._inductor.runtime.cache_dir_utils.cache_dir()) / "fxgraph")
+        told, actual, one = started("inductor-greedy")
+        assert told == HIT
+        assert all(region.fallback is None for graph in one.graphs for region in graph.regions)
+        assert_close(actual, expected)
+        assert entries("fxgraph")
 
 
 def another_version(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
@@ -261,7 +298,7 @@ def widened(x: Tensor) -> Tensor:
     return torch.div(x, 4)
 
 
-@pytest.mark.parametrize("plan", ["aten", "inductor-greedy"])
+@pytest.mark.parametrize("plan", ["aten", pytest.param("inductor-greedy", marks=pytest.mark.exhaustive)])
 def test_hooks_on_what_is_saved_are_applied(caches: None, plan: str) -> None:
     def program(x: Tensor, w: Tensor) -> Tensor:
         return (x @ w).sin().exp().cos().sum()
@@ -319,17 +356,6 @@ def test_an_entry_that_does_not_load_is_compiled_anew(caches: None, monkeypatch:
     assert (told["hit"], told["bypass"]) == (0, 1)
     assert [graph.role for graph in one.graphs] == ["forward", "backward"]
     assert_close(actual, expected)
-
-
-@pytest.mark.slow
-def test_a_region_whose_code_is_gone_is_compiled_anew(caches: None) -> None:
-    _, expected, _ = started("inductor-greedy")
-    shutil.rmtree(Path(torch._inductor.runtime.cache_dir_utils.cache_dir()) / "fxgraph")
-    told, actual, one = started("inductor-greedy")
-    assert told == HIT
-    assert all(region.fallback is None for graph in one.graphs for region in graph.regions)
-    assert_close(actual, expected)
-    assert entries("fxgraph")
 
 
 def test_a_region_that_is_refused_is_said_to_be_at_each_start(caches: None) -> None:

@@ -95,8 +95,16 @@ HIT = {"hit": 1, "miss": 0, "saved": 0, "bypass": 0}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("train", [True, False])
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize(
+    ("name", "train"),
+    [
+        pytest.param(
+            name, train, marks=() if (name, train) in {("whole", False), ("cut", True)} else pytest.mark.exhaustive
+        )
+        for name in PLANS
+        for train in (True, False)
+    ],
+)
 def test_the_next_process_captures_the_same_and_traces_nothing(captures: Captures, name: str, train: bool) -> None:
     told, expected, _ = started(PLANS[name], train)
     assert told == MISSED
@@ -131,7 +139,7 @@ def test_an_input_that_keeps_its_address_is_another_program(captures: Captures) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["whole", "cut"])
+@pytest.mark.parametrize("name", ["whole", pytest.param("cut", marks=pytest.mark.exhaustive)])
 def test_code_that_is_gone_is_compiled_anew(captures: Captures, name: str) -> None:
     _, expected, _ = started(PLANS[name])
     shutil.rmtree(Path(torch._inductor.runtime.cache_dir_utils.cache_dir()) / "fxgraph")
@@ -203,8 +211,15 @@ def test_a_plan_of_another_launch_shares_inductors_code_and_not_the_entry(captur
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", [Plan("inductor"), PLANS["whole"]])
-@pytest.mark.parametrize("keeps", [True, False])
+@pytest.mark.parametrize(
+    ("first", "keeps"),
+    [
+        (Plan("inductor"), True),
+        (PLANS["whole"], False),
+        pytest.param(Plan("inductor"), False, marks=pytest.mark.exhaustive),
+        pytest.param(PLANS["whole"], True, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_a_graph_may_be_retained_whatever_was_compiled_before(
     captures: Captures, monkeypatch: pytest.MonkeyPatch, first: Plan, keeps: bool
 ) -> None:

@@ -47,7 +47,10 @@ def told(program: Any, *args: Tensor) -> MadeOf:
 
 
 def test_each_kernel_is_told_of_with_its_ops() -> None:
-    net, x = Block(32), torch.randn(2, 8, 32, requires_grad=True)
+    net, x = (
+        Block(64),
+        torch.randn(4, 32, 64, requires_grad=True),
+    )  # as of the step below: its kernels are compiled once
     found = told(net, x)
     (graph,) = found.graphs.values()
     assert {one.role for one in found.kernels} == {"forward", "backward"}
@@ -139,7 +142,7 @@ def test_what_is_prepared_for_a_race_stays_so() -> None:
     assert counters["stats"]["unique_graphs"] == before, "it was compiled once more"
 
 
-def test_a_program_with_a_graph_in_it_is_refused_in_one_line(workers: Workers) -> None:
+def test_a_program_with_a_graph_in_it_is_refused_in_one_line() -> None:
     def program(x: Tensor) -> Tensor:
         return torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,))
 

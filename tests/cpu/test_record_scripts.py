@@ -100,9 +100,10 @@ def test_a_script_by_a_relative_path_behaves_as_under_python(tmp_path: Path, ver
 def test_a_program_that_was_being_tuned_when_interrupted_came_to_torch_compile(tmp_path: Path) -> None:
     """Ctrl-C, when it comes while a backend is at work."""
     (tmp_path / "script.py").write_text(
-        "import importlib, sys, torch\n"
+        "import importlib, sys\n"
         "def interrupted(*args, **kwargs):\n    raise KeyboardInterrupt\n"
         "if sys.argv[1] == 'before':\n    interrupted()\n"
+        "import torch\n"
         "importlib.import_module('fuseplan.backend').Lookup = interrupted\n"
         "torch.compile(torch.nn.Linear(4, 4))(torch.ones(2, 4))\n"
     )

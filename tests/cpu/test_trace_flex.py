@@ -90,7 +90,10 @@ def test_it_computes_what_the_program_does() -> None:
         torch.testing.assert_close(loaded.run(seed=0)["output 0"], by_documents(*heads))
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in ("score", "documents") else pytest.mark.exhaustive) for name in PROGRAMS],
+)
 def test_what_torch_makes_of_it_is_judged(name: str) -> None:
     loaded = load_trace(trace_of(name))
     torch._dynamo.reset()

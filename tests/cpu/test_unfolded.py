@@ -381,7 +381,7 @@ def test_sites_in_checkpointed_blocks_are_found_and_equal_ones_are_one_decision(
     assert [site.digest for site in other.sites] == [site.digest for site in backend.sites]
 
 
-@pytest.mark.parametrize("host", ["eager", "aten", "inductor"])
+@pytest.mark.parametrize("host", ["eager", "aten", pytest.param("inductor", marks=pytest.mark.exhaustive)])
 def test_a_plan_rewrites_it_under_each_host(host: str) -> None:
     module = Checkpointed()
     _, backend = compiled(module, "math")
