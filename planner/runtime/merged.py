@@ -182,7 +182,8 @@ class MergedWeights:
             return tuple(self._for_one_call(weights))
         with _lock:
             ids, state = tuple(map(id, weights)), _state(weights)
-            instance, changed = self._instances.get(ids), 0
+            instance = self._instances.get(ids)
+            changed, is_new = 0, instance is None
             if instance is None:
                 missing = self._missing_bytes(weights)
                 if not self._has_room(missing, weights[0].device):
@@ -195,7 +196,8 @@ class MergedWeights:
                 count("weights merged anew", changed)
             instance.state = state
             self._last = instance
-        _wait(weights[0].device)  # whoever calls it next may do so on another stream
+            if changed or is_new:
+                _wait(weights[0].device)  # whoever calls it next may do so on another stream
         return instance.tensors
 
     def _new(self, weights: tuple[Tensor, ...]) -> _Instance:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +21,31 @@ from torch.utils.checkpoint import checkpoint
 
 import fuseplan
 from agreement import assert_as_accurate, in_double
+from cpu.test_measure import FLAGS
 from fuseplan.backend import programs_of
+from fuseplan.capture.trace.format import Trace
 from fuseplan.errors import OptionError
 from fuseplan.explain import compiled_by
+from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.environment import environment
+from fuseplan.measure.jobs import RacePlans, Setup, VetPlan
+from fuseplan.measure.worker.answer import answer
+from fuseplan.measure.worker.workplace import Workplace
 from fuseplan.options import Options
 from fuseplan.plan import Plan, Rewrite
+from fuseplan.rewrites.kinds import usable_kinds
 from fuseplan.rewrites.sites import Sites, missed_places
 from fuseplan.runtime import capture_place, cudagraph, merged, regions
 from fuseplan.runtime.merged import bytes_held
-from fuseplan.tuning_db import Places, Store, StoredPlan
+from fuseplan.tune import Tuner
+from fuseplan.tuning.effort import FULL
+from fuseplan.tuning.program.combine import Settings
+from fuseplan.tuning.progress import Silent
+from fuseplan.tuning.traces import traces_of
+from fuseplan.tuning_db import Box, Places, Store, StoredPlan
+from replaying import ReplayingPool
 from rewriting import dynamo_graph, sites_in
+from unheard import Unheard
 from zoo import TRANSFORMERS
 
 BOTH = (Rewrite("siblings", 0, "merged"), Rewrite("siblings", 1, "merged"))
@@ -372,6 +387,34 @@ def test_programs_of_one_model_share_what_is_merged() -> None:
         assert_close(made(rows(count)), model(rows(count)))
 
 
+def test_boxes_of_sizes_share_what_is_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fuseplan.lookup.missing_compiler", lambda *_: "no compiler in this test")
+    store, model = Store(Places(tmp_path / "tuning.db")), layer()
+
+    def right(made: Any, *counts: int) -> None:
+        for count in counts:
+            x = rows(count)
+            torch._dynamo.maybe_mark_dynamic(x, 1)
+            assert_close(made(x), model(x))
+
+    torch._dynamo.reset()
+    first = fuseplan.compile(model, db=tmp_path / "tuning.db")
+    right(first, 5)
+    (program,) = programs_of(compiled_by(first))
+    for low, high in ((5, 8), (9, 16)):
+        box = Box.of({"s0": (low, high)})
+        assert store.add_plan(
+            StoredPlan(str(program.key), environment("cpu"), Plan("aten", BOTH), wall_us=1.0, sizes=box)
+        )
+    torch._dynamo.reset()
+    made = fuseplan.compile(model, db=tmp_path / "tuning.db", weights="fixed")
+    right(made, 6, 3, 12, 40)
+    assert [one.plan.host for one in programs_of(compiled_by(made))] == ["eager", "aten", "aten"]
+    assert bytes_held() == MERGED_BYTES
+    model.key.weight.mul_(2)
+    right(made, 6, 12)
+
+
 def test_memory_is_bounded_and_told() -> None:
     one, other, x = layer(0), layer(1), rows()
     with pytest.raises(
@@ -502,3 +545,67 @@ def test_the_next_process_finds_the_program_and_merges_its_own_weights(captures:
         assert len(static) == 8 + 3  # all parameters, and what is merged of them
         del made, model
     assert told == [{"hit": 0, "miss": 1, "saved": 1}, {"hit": 1, "miss": 0, "saved": 0}]
+
+
+# tuning
+
+
+class Gated(nn.Module):
+    """Gate and up, in the middle of a step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up = nn.Linear(WIDTH, 24), nn.Linear(WIDTH, 24)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.relu()
+        return F.silu(self.gate(x)) * self.up(x)
+
+
+def traced() -> Trace:
+    with torch.no_grad():
+        (found,) = traces_of(Gated(), rows(), name="gated")
+    return found
+
+
+@pytest.mark.parametrize("weights", ["fixed", "free"])
+def test_they_are_raced_under_the_promise_alone(tmp_path: Path, weights: str) -> None:
+    store, trace = Store(Places(tmp_path / "tuning.db")), traced()
+    pool = ReplayingPool({"eager": 2000.0, "inductor": 1000.0, "inductor, siblings merged": 500.0})
+    settings = Settings(kinds=usable_kinds(None, weights))
+    (found,) = Tuner(store, pool, "cpu", FULL, settings, Silent()).tune(trace, ("plain",))
+    assert found.plan is not None
+    raced = {entry.name for job in pool.jobs if isinstance(job, RacePlans) for entry in job.entries}
+    (stored,) = store.plans()
+    merged_there = [(one.kind, one.way) for one in stored.plan.rewrites]
+    if weights == "free":
+        assert not [name for name in raced if "siblings" in name]
+        assert merged_there == []
+        return
+    assert merged_there == [("siblings", "merged")]
+    text = fuseplan.explain(stored.program, db=tmp_path / "tuning.db")
+    assert "siblings 0: merged; 2 matmuls of one input, 24 + 24 columns" in text
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_a_worker_judges_them_as_they_run(monkeypatch: pytest.MonkeyPatch, right: bool) -> None:
+    if not right:
+        real = merged.merged_of
+        monkeypatch.setattr(merged, "merged_of", lambda *given, **named: real(*given, **named).mul_(1.01))
+    entry = RaceEntry("merged", Plan("inductor", BOTH[:1]))
+    place = Workplace(Setup("cpu", FLAGS), Unheard())
+    outcome = answer(VetPlan(traced().to_json(), entry), place)
+    assert outcome.status == ("ok" if right else "wrong"), outcome.detail
+
+
+def test_a_stale_plan_of_theirs_waits_for_whoever_promises(tmp_path: Path) -> None:
+    store, trace = Store(Places(tmp_path / "tuning.db")), traced()
+    pool = ReplayingPool({"eager": 2000.0, "inductor": 1000.0, "inductor, siblings merged": 500.0})
+    then = replace(environment("cpu"), torch="2.12.0", versions=(("inductor", "2.12.0"),))
+    tuner = Tuner(store, pool, "cpu", FULL, Settings(kinds=None), Silent(), here=then)
+    assert [one.status for one in tuner.tune(trace, ("plain",))] == ["tuned"]
+    (one,) = fuseplan.tune_stale(db=tmp_path / "tuning.db")
+    assert (one.tuned.status, one.tuned.detail) == (
+        "failed",
+        "its plan reads weights merged: tune it again with --weights fixed",
+    )
