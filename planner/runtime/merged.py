@@ -150,21 +150,19 @@ class MergedWeights:
             raise NoRoomError(why)
         return [_fixed_in_size(one) for one in self._looked_up(weights)]
 
-    def merge_anew(self, ids: set[int]) -> set[MergedWeight]:
-        """Merge all that is of some of these tensors anew; return what was."""
-        done = set[MergedWeight]()
-        for instance in list(self._instances.values()):
+    def merge_anew(self, ids: set[int], done: set[MergedWeight]) -> None:
+        """Merge all anew that is of some of these tensors, but for what is `done`; what was is added to that."""
+        for instance in self._instances.copy().values():
             weights = [one() for one in instance.refs]
             if not ids.isdisjoint(instance.ids) and all(one is not None for one in weights):
                 for one, parts in zip(instance.merged, self._parts, strict=True):
-                    one.bring_up_to_date(_chosen(weights, parts), anyway=True)
+                    one.bring_up_to_date(_chosen(weights, parts), anyway=one not in done)
                     done.add(one)
-                instance.state = _state(weights)  # type: ignore[arg-type]
-        return done
+                instance.state = _state(_there(weights))
 
     def drop_outdated(self) -> None:
         """Drop what is of weights that have become others."""
-        for ids, instance in list(self._instances.items()):
+        for ids, instance in self._instances.copy().items():  # a copy: whatever dies meanwhile is dropped
             if instance.is_outdated:
                 self._drop(ids)
 
@@ -172,7 +170,7 @@ class MergedWeights:
     def line(self) -> str:
         """What `explain` says of them."""
         with _lock:
-            merged = {one for instance in self._instances.values() for one in instance.merged}
+            merged = {one for instance in self._instances.copy().values() for one in instance.merged}
         held = spelled_bytes(sum(one.tensor.nbytes for one in merged))
         matrices = sum(one.tensor.dim() == 2 for one in merged)
         return f"{matrices} merged weights beside the program's own hold {held} of {spelled_bytes(bytes_held())} that all hold"
@@ -293,12 +291,11 @@ def refresh(model: nn.Module) -> int:
     0
     """
     ids = {id(one) for one in (*model.parameters(), *model.buffers())}
-    done, devices = set[MergedWeight](), set[torch.device]()
+    done = set[MergedWeight]()
     with _lock:
         for program in list(_programs):
-            done |= program.merge_anew(ids)
-    devices = {one.tensor.device for one in done}
-    for device in devices:
+            program.merge_anew(ids, done)
+    for device in {one.tensor.device for one in done}:
         _wait(device)
     count("weights merged anew", len(done))
     return len(done)
