@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from fuseplan.record import record
     from fuseplan.rerace import stale, tune_stale
     from fuseplan.run import run
+    from fuseplan.runtime.merged import refresh
     from fuseplan.show import show
     from fuseplan.stats import stats
     from fuseplan.tune import agenda, tune
@@ -62,6 +63,7 @@ _HOME = {
     "explain": "fuseplan.explain",
     "judge": "fuseplan.judging",
     "record": "fuseplan.record",
+    "refresh": "fuseplan.runtime.merged",
     "run": "fuseplan.run",
     "show": "fuseplan.show",
     "stale": "fuseplan.rerace",
@@ -94,6 +96,7 @@ __all__ = [
     "explain",
     "judge",
     "record",
+    "refresh",
     "run",
     "show",
     "stale",

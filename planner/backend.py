@@ -20,15 +20,16 @@ from fuseplan.capture.dynamo.program import program_key
 from fuseplan.capture.dynamo.ranks import tunes_here
 from fuseplan.capture.dynamo.registry import bear_threads
 from fuseplan.capture.dynamo.settled import Settled, settled
-from fuseplan.errors import FuseplanError
+from fuseplan.errors import FuseplanError, NoRoomError, OptionError
 from fuseplan.guard.production import guarded, unguarded
 from fuseplan.lookup import Chosen, Lookup
 from fuseplan.options import AT_ONCE, Options
 from fuseplan.rewrites.base import Draft
-from fuseplan.rewrites.kinds import known_kinds
+from fuseplan.rewrites.kinds import known_kinds, unpromised
 from fuseplan.rewrites.sites import Sites
 from fuseplan.runtime import Program, replay
 from fuseplan.runtime.graph_memory import ProgramGraphs
+from fuseplan.runtime.merged import Merging
 from fuseplan.stats import count
 from fuseplan.tuning_db import places
 
@@ -145,11 +146,22 @@ def looked_up(
     """One Dynamo graph with settled inputs, and the way from it to its plan."""
     checked = Options.parse(options, mode)
     known_kinds(checked.rewrites)
+    _check_promised(checked)
     found = settled(gm, example_inputs)
     identity = program_key(found.gm, found.example_inputs)
     return found, Lookup(
         checked, identity, found.gm, found.example_inputs, os.environ
     )  # where the user's own database is
+
+
+def _check_promised(options: Options) -> None:
+    """A plan that is asked for must not rest on a promise that was not given."""
+    needed = {one.kind for one in options.plan.rewrites} if options.plan is not None else set()
+    resting = sorted(needed & set(unpromised(options.weights)))
+    if resting:
+        raise OptionError(
+            f"a plan with {', '.join(resting)} needs option weights='fixed', which promises that weights stay"
+        )
 
 
 class _DefaultAhead:
@@ -235,9 +247,17 @@ def _carry_out(
     if options.attention == "proven" and stored is None:
         plan = Sites.of(gm, ("attention",)).preferring(plan)
     graphs = ProgramGraphs(options.cuda_graph_memory)
-    program = Program(identity.key, identity.why, plan, choice.why, options.fuel_for_one(), cuda_graphs=graphs)
+    program = Program(
+        identity.key, identity.why, plan, choice.why, options.fuel_for_one(), cuda_graphs=graphs,
+        merging=Merging(options.merged_memory),
+    )  # fmt: skip
     _hear_of(program, choice, lookup)
-    compiled = replay(plan, gm, example_inputs, program)
+    try:
+        compiled = replay(plan, gm, example_inputs, program)
+    except NoRoomError as error:
+        if stored is None:
+            raise
+        return _carry_out(lookup.held_back(str(error), choice), gm, example_inputs, lookup=lookup)
     if choice.layer == "user" and program.plan != plan and program.plan.identity == choice.plan.identity:
         lookup.fill_in(choice, program.plan)
     return program, compiled

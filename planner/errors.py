@@ -3,6 +3,7 @@
     FuseplanError
     ├── GraphError          a graph that is malformed, or that cannot be written down
     ├── PlanError           a plan that does not fit the graph it is meant for
+    │   └── NoRoomError     a plan that fits, and takes more memory here than it may
     ├── OptionError         an option or argument that fuseplan does not know
     ├── UnsupportedError    an executor was given what it had said no to
     ├── ExecutorError       an executor could not compile or run a region here
@@ -22,6 +23,10 @@ class GraphError(FuseplanError):
 
 class PlanError(FuseplanError):
     """A plan does not fit the graph that it is meant for."""
+
+
+class NoRoomError(PlanError):
+    """A plan takes more memory than there is for it here, or than an option allows."""
 
 
 class OptionError(FuseplanError, ValueError):

@@ -129,7 +129,10 @@ def _program(program: Program, title: str, graphs: bool) -> str:
     identity = f"key {program.key}" if program.key else f"no key, since {program.unkeyable}"
     lines = [f"{title}: {identity}", f"  plan: {describe(program.plan)}", f"  why: {program.why}"]
     guard = () if program.guard is None else (program.guard(),)
-    lines.extend(f"  {line}" for line in (*program.remarks, *program.cuda_graphs.lines, *program.rewrites, *guard))
+    lines.extend(
+        f"  {line}"
+        for line in (*program.remarks, *program.cuda_graphs.lines, *program.rewrites, *program.merging.lines, *guard)
+    )
     for record in program.graphs:
         lines.extend(f"  {line}" for line in _graph(record, graphs, _REST[program.plan.host]))
         lines.extend(f"    {line}" for line in _left_out(program.plan, record))

@@ -19,6 +19,7 @@ from fuseplan.capture.dynamo.promised import EVERY, Span, promised_sizes
 from fuseplan.errors import FuseplanError, OptionError, StoreError
 from fuseplan.options import AT_ONCE, Options
 from fuseplan.plan import Plan
+from fuseplan.rewrites.kinds import unpromised
 from fuseplan.runtime import RegionRecord
 from fuseplan.runtime.compiler import devices_of, missing_compiler
 from fuseplan.stats import count, counts
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from fuseplan.tuning.queue.waiting import CallsOf
 
 _TUNED_DEVICES = ("cpu", "cuda")
-_UNWANTED = ("disabled", "rewrites forbidden", "other launch")
+_UNWANTED = ("disabled", "rewrites forbidden", "weights not promised", "other launch")
 """Reasons of a miss where there is a plan, which somebody said no to: by hand, or by an option."""
 
 
@@ -198,7 +199,16 @@ class Lookup:
 
     def query(self, key: str) -> Query:
         """What is asked of the database."""
-        return Query(key, self.here, self.options.launch, self.sizes, self.options.unverified, self.options.rewrites)
+        options = self.options
+        return Query(
+            key,
+            self.here,
+            options.launch,
+            self.sizes,
+            options.unverified,
+            options.rewrites,
+            unpromised(options.weights),
+        )
 
     @property
     def sizes(self) -> dict[str, int]:

@@ -16,6 +16,8 @@ from fuseplan.plan import LAUNCHES, SETTINGS, Plan, Rewrite
 from fuseplan.sizes import memory_amount
 
 ATTENTION = ("as-is", "proven")
+FIXED = "fixed"
+WEIGHTS = ("free", FIXED)
 AT_ONCE = ("instant", "quick", "full")
 """The values of option `tune` by which a program is tuned when it is compiled."""
 TUNE = ("off", "later", *AT_ONCE)
@@ -81,6 +83,12 @@ class Options:
     rewrites: tuple[str, ...] | None = None
     """The kinds of rewrite that plans may have: `all`, which is None here, `none`, or some by name. One that is stored and has
     others doesn't fit, and tuning proposes no others."""
+    weights: str = "free"
+    """`fixed`: a promise that weights seldom change, by which plans may read them merged, beside the program's own. What torch sees of a
+    change is merged anew at the next call; for what it cannot see there is `fuseplan.refresh`."""
+    merged_memory: int | float | None = None
+    """`4GB`, say: so much memory of a device merged weights may take, in bytes or, as a float, as a share of all that there is. Plans that
+    need more are not run. None: at most half of what is free when they are made."""
     tune: str = "off"
     """A program without a plan is tuned when it is compiled: `instant` takes seconds beyond what torch.compile takes, `quick` and
     `full` take minutes. `later`: it waits in the database for `fuseplan tune --queue`, and runs under the default meanwhile."""
@@ -123,14 +131,16 @@ class Options:
             None if plan is None else _adapted(plan, chosen, launch),
             chosen,
             launch,
-            _word("attention", given.get("attention", "as-is"), ATTENTION),
+            word("attention", given.get("attention", "as-is"), ATTENTION),
             kinds,
-            _word("tune", given.get("tune", "off"), TUNE),
+            word("weights", given.get("weights", "free"), WEIGHTS),
+            _amount("merged_memory", given.get("merged_memory")),
+            word("tune", given.get("tune", "off"), TUNE),
             _path(given.get("db")),
             _flag("unverified", given.get("unverified", False)),
             _fuel(given.get("fuel")),
             _time("reload", given.get("reload")),
-            _word("verify", given.get("verify", "off"), VERIFY),
+            word("verify", given.get("verify", "off"), VERIFY),
             _flag("counters", given.get("counters", False)),
             _amount("cuda_graph_memory", given.get("cuda_graph_memory")),
         )
@@ -194,7 +204,12 @@ def _plan(value: object) -> Plan | None:
         raise OptionError(f"{error}, or auto") from None
 
 
-def _word(name: str, value: object, known: tuple[str, ...]) -> str:
+def word(name: str, value: object, known: tuple[str, ...]) -> str:
+    """The value of an option that takes one of a few words; OptionError for any other.
+
+    >>> word("verify", "sampled", VERIFY)
+    'sampled'
+    """
     if value not in known:
         raise OptionError(f"option {name} is {' or '.join(known)}, not {value!r}")
     return str(value)

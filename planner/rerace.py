@@ -10,6 +10,7 @@ from fuseplan.capture.dynamo.numerics import Numerics
 from fuseplan.capture.trace.format import Trace
 from fuseplan.errors import OptionError
 from fuseplan.measure.environment import environment
+from fuseplan.rewrites.kinds import unpromised
 from fuseplan.tune import verdicts_on
 from fuseplan.tuning.effort import RERACE
 from fuseplan.tuning.program.combine import Settings
@@ -23,7 +24,8 @@ from fuseplan.tuning.queue.stale import Reraced, StaleProgram, devices_here, sta
 from fuseplan.tuning.traces import EITHER, check_device, device_of
 from fuseplan.tuning_db import Environment, Store, clock, places
 
-NO_TRACE = "no trace of it can be read here"
+_NO_TRACE = "no trace of it can be read here"
+_RESTS = "its plan reads weights merged: tune it again with --weights fixed"
 
 
 def stale(*, db: str | Path | None = None, device: str | None = None) -> list[StaleProgram]:
@@ -63,7 +65,8 @@ def tune_stale(
     chosen = named(device) if device is not None else ()
     store = Store(places(os.environ, db)).required(there=db is not None)
     try:
-        found = stale_programs(store, chosen)
+        all_stale = stale_programs(store, chosen)
+        found = [one for one in all_stale if why_not(one) is None]
         todo, of_item = _agenda(found, store, chosen, top)
         verdicts: Sequence[Tuned] = ()
         if todo is not None:
@@ -71,7 +74,7 @@ def tune_stale(
                 store.file.write(lambda connection: None)  # where nothing can be kept, better fail now
                 verdicts = verdicts_on(todo, store, heard, RERACE, Settings(), seconds, clock.now(), workers)
         raced = [] if todo is None else [of_item[item] for item in todo.as_given]
-        untold = [Reraced(one, _without_trace(one)) for one in found if one.trace is None]
+        untold = [Reraced(one, _not_raced(one, why)) for one in all_stale if (why := why_not(one)) is not None]
         return [*(Reraced(one, tuned) for one, tuned in zip(raced, verdicts, strict=True)), *untold]
     finally:
         store.close()
@@ -111,8 +114,16 @@ def _is_place(device: str, here: Environment) -> bool:
     return environment(device) == here
 
 
-def _without_trace(one: StaleProgram) -> Tuned:
+def why_not(one: StaleProgram) -> str | None:
+    """Why a stale plan does not race again; None if it does. One that is for those who promise that weights stay would be replaced
+    by what wins without them.
+    """
+    if one.trace is None:
+        return _NO_TRACE
+    kinds = {each.kind for each in one.stale.stored.plan.rewrites}
+    return None if kinds.isdisjoint(unpromised("free")) else _RESTS
+
+
+def _not_raced(one: StaleProgram, why: str) -> Tuned:
     stored = one.stale.stored
-    return Tuned(
-        stored.program, one.name, stored.launch, "failed", detail=NO_TRACE, sizes=stored.sizes.text
-    )  # fmt: skip
+    return Tuned(stored.program, one.name, stored.launch, "failed", detail=why, sizes=stored.sizes.text)

@@ -24,9 +24,9 @@ from fuseplan.errors import FuseplanError, OptionError
 from fuseplan.log import logger
 from fuseplan.measure.environment import environment
 from fuseplan.measure.sites_alone import sites_alone
-from fuseplan.options import Options, allowed_kinds
+from fuseplan.options import WEIGHTS, Options, allowed_kinds, word
 from fuseplan.plan import LAUNCHES
-from fuseplan.rewrites.kinds import known_kinds
+from fuseplan.rewrites.kinds import usable_kinds
 from fuseplan.runtime.compiler import devices_of
 from fuseplan.study.ledger import check_sampler, check_storage
 from fuseplan.tuning.effort import Effort
@@ -66,6 +66,7 @@ def tune(
     again: bool = False,
     profile: bool = False,
     rewrites: str | Iterable[str] = "all",
+    weights: str = "free",
     model: str = LEARNED,
     sampler: str = "ours",
     storage: str | None = None,
@@ -85,7 +86,8 @@ def tune(
     status `left`. `shard` is one of the parts into which all is split for several machines, `3/16` or `(3, 16)`: a pure function of
     the traces and the effort. `top` keeps so many programs. `again` tunes what has a plan already, and tries once more what failed.
     `profile` profiles the default of each, whatever the effort, so that `diff` can tell by which kernels another version differs.
-    `rewrites` are the kinds of rewrite that plans may have: `all`, `none`, or some. Each result is in the database as soon as it is
+    `rewrites` are the kinds of rewrite that plans may have: `all`, `none`, or some; with `weights` `fixed` they may also read weights
+    merged, as processes run them that promise so. Each result is in the database as soon as it is
     known: a run that is interrupted goes on. `progress` hears how far it is; else there is a bar on a terminal. `model` says what is worth measuring: `learned`, from the rows that ship and from what is measured
     here, or `roofline`, which leaves nothing out. `on` is `ray` for the devices of a Ray cluster, of which `device` says the type.
     `workers` are for those who measure in other ways, `sampler` and `storage` for those who study the search: `tpe` or `random` of
@@ -97,7 +99,7 @@ def tune(
     >>> fuseplan.tune(traces, effort="none")[0].status
     'unverified'
     """
-    seconds, kinds = seconds_of_budget(budget), known_kinds(allowed_kinds(rewrites))
+    seconds, kinds = seconds_of_budget(budget), kinds_of(rewrites, weights)
     check_name(model)
     check_sampler(sampler)
     there = programs is None and shard is None
@@ -176,6 +178,7 @@ def agenda(
     top: int | None = None,
     again: bool = False,
     rewrites: str | Iterable[str] = "all",
+    weights: str = "free",
     on: str | Elsewhere | None = None,
 ) -> Agenda:
     """What `tune` would do with the same arguments, in which order and why. Nothing is started, and nothing written.
@@ -188,7 +191,7 @@ def agenda(
     """
     there = programs is None and shard is None
     with _opened(db, reading=True, there=there) as store, _elsewhere(on, device) as elsewhere:
-        kinds = known_kinds(allowed_kinds(rewrites))
+        kinds = kinds_of(rewrites, weights)
         return _agenda(store, programs, effort, launch, device, shard, top, again, kinds, elsewhere)
 
 
@@ -212,18 +215,18 @@ def tune_online(
     refuse_promises(gm, example_inputs, trace)
     where = next((str(d) for d in devices_of(gm, example_inputs) if d.type == "cuda"), "cpu")
     logger.info("tuning program %s on %s, effort %s", trace.key[:12], where, effort)
-    spends, here = Effort.named(effort), environment(where)
+    spends, here, kinds = Effort.named(effort), environment(where), usable_kinds(options.rewrites, options.weights)
     launches = launches_on(here.device, (options.launch or EITHER,))
     if not launches:
         raise FuseplanError("a CPU has no CUDA graphs")
     failed = failed_lately(store, trace.key, here, options.launch or "plain", box_of(trace), spends.harder)
     if failed is not None:
         raise FuseplanError(str(failed))
-    found = None if spends.cuts else sites_alone(gm, example_inputs, options.rewrites)
+    found = None if spends.cuts else sites_alone(gm, example_inputs, kinds)
     brief = Brief(effort, usual_s(store, spends, here))
     pool = LazyPool(lambda: staying_workers(where, spends))
     with shown(None, brief) as heard, _open_to_the_end(pool):
-        tuner = Tuner(store, pool, where, spends, Settings(kinds=options.rewrites), heard, here=here)
+        tuner = Tuner(store, pool, where, spends, Settings(kinds=kinds), heard, here=here)
         if meanwhile is None or here.device == "cpu" or not spends.over_default:
             (tuned,) = tuner.tune(trace, launches, found=found)
         else:
@@ -238,6 +241,11 @@ def tune_online(
     logger.info("program %s: %s, %s, after %.0f s", trace.key[:12], tuned.status, tuned.winner, tuned.seconds)
     if tuned.plan is None:
         raise FuseplanError(tuned.detail or "no plan could be raced")
+
+
+def kinds_of(rewrites: str | Iterable[str], weights: str) -> tuple[str, ...] | None:
+    """The kinds of rewrite that plans may have, by the values of both options; None for all."""
+    return usable_kinds(allowed_kinds(rewrites), word("weights", weights, WEIGHTS))
 
 
 @contextmanager

@@ -30,6 +30,7 @@ def watch(
     launch: str | None = None,
     device: str | None = None,
     rewrites: str = "all",
+    weights: str = "free",
     every_s: float = EVERY_S,
     busy: Callable[[str], str | None] = why_busy,
     pause: Callable[[float], None] = sleep,
@@ -42,7 +43,9 @@ def watch(
     """
     if not Effort.named(effort).measures:
         raise OptionError(f"a service measures, and effort {effort} does not")
-    asked: dict[str, Any] = {"effort": effort, "db": db, "launch": launch, "device": device, "rewrites": rewrites}
+    asked: dict[str, Any] = {
+        "effort": effort, "db": db, "launch": launch, "device": device, "rewrites": rewrites, "weights": weights,
+    }  # fmt: skip
     Store.open(os.environ, db).required(there=db is not None).close()
     tries: Counter[tuple[object, ...]] = Counter()
     waiting: list[Item] = []

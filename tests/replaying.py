@@ -75,7 +75,7 @@ class ReplayingPool(AnsweringPool):
         return [(job.graph.key, choice_name(choice)) for job in raced for choice in job.choices]
 
     def captured(self, job: Capture) -> Outcome:
-        found = captured(job.trace, job.preferring)
+        found = captured(job.trace, job.preferring, job.kinds)
         if job.sites_alone:
             found = replace(found, graphs=(), trains=any(role == "backward" for role, _ in found.graphs))
         return Outcome(found=found)
@@ -147,9 +147,10 @@ class ProfilingPool(ReplayingPool):
         return Outcome(profile=Profile(graphs, tuple(kernels), tuple(parts for *_, parts in found)))
 
 
-def captured(text: str, preferring: bool = False) -> CapturedProgram:
-    """The graphs of a trace and its sites, by running it here once for all tests that ask."""
-    return _captured(text, preferring, tuple(KINDS.items()))
+def captured(text: str, preferring: bool = False, allowed: tuple[str, ...] | None = None) -> CapturedProgram:
+    """The graphs of a trace and its sites of these kinds, else of all, by running it here once for all tests that ask."""
+    kinds = tuple((name, kind) for name, kind in KINDS.items() if allowed is None or name in allowed)
+    return _captured(text, preferring, kinds)
 
 
 @cache
@@ -161,9 +162,9 @@ def _captured(text: str, preferring: bool, kinds: tuple[tuple[str, Kind[Any]], .
 
     def look(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         whole = settled(gm, example_inputs).gm
-        sites = Sites.of(whole)
+        sites = Sites.of(whole, dict(kinds))
         told.extend(sites.told())
-        missed.extend(missed_places(whole))
+        missed.extend(missed_places(whole, dict(kinds)))
         plan = sites.preferring(Plan("aten")) if preferring else Plan("aten")
         return fuseplan_backend(gm, example_inputs, options={"plan": plan})
 

@@ -164,6 +164,12 @@ def _withheld(query: Query, stored: StoredPlan, name: str) -> Miss | None:
         return Miss(
             "rewrites forbidden", f"{name} has rewrites of {', '.join(forbidden)}, which option rewrites forbids"
         )
+    resting = sorted({one.kind for one in stored.plan.rewrites} & set(query.unpromised))
+    if resting:
+        return Miss(
+            "weights not promised",
+            f"{name} has rewrites of {', '.join(resting)}, for which option weights promises nothing",
+        )
     if stored.word == "disabled":
         return Miss("disabled", f"{name} was disabled by hand")
     if stored.status == "quarantined":

@@ -258,12 +258,14 @@ class Query:
     unverified: bool = False
     kinds: tuple[str, ...] | None = None
     """The kinds of rewrite that its plan may have; None for all."""
+    unpromised: tuple[str, ...] = ()
+    """The kinds that it may not have, since they rest on weights that stay, which nobody has promised."""
 
     @property
     def memo_key(self) -> tuple[object, ...]:
         """What two equal questions have in common."""
         sizes = tuple(sorted(self.sizes.items())) if self.sizes else ()
-        return (self.program, self.environment.key, self.launch, sizes, self.unverified, self.kinds)
+        return (self.program, self.environment.key, self.launch, sizes, self.unverified, self.kinds, self.unpromised)
 
 
 @dataclass(frozen=True)
@@ -308,6 +310,7 @@ REASONS = (
     "quarantined",
     "disabled",
     "rewrites forbidden",
+    "weights not promised",
     "outside the tuned sizes",
     "other launch",
     "other environment",

@@ -15,6 +15,7 @@ from fuseplan.cli.options import as_json as json_option
 from fuseplan.cli.options import database as file_option
 from fuseplan.cli.options import look_into, tell
 from fuseplan.errors import OptionError, PlanError
+from fuseplan.options import FIXED
 
 if TYPE_CHECKING:
     from fuseplan.plan import Plan
@@ -43,7 +44,7 @@ def bisect(
     model, inputs = _case(case)
     from fuseplan.bisect import bisect as search
 
-    options: dict[str, Any] = {"plan": chosen, "unverified": unverified}
+    options: dict[str, Any] = {"plan": chosen, "unverified": unverified, "weights": FIXED}  # each run is of a copy
     if file is not None:
         options["db"] = file
     found = search(model, inputs, rtol=rtol, atol=atol, **options)

@@ -16,7 +16,7 @@ from fuseplan.cli.options import tell
 from fuseplan.cli.record import SCRIPT
 from fuseplan.cli.text import misplaced
 from fuseplan.graph.words import counted
-from fuseplan.options import ATTENTION, TUNE, VERIFY
+from fuseplan.options import ATTENTION, TUNE, VERIFY, WEIGHTS
 from fuseplan.plan import LAUNCHES
 
 if TYPE_CHECKING:
@@ -63,6 +63,13 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @click.option("--attention", type=click.Choice(ATTENTION), help="Whether masks that are proven to change nothing go.")
 @click.option("--rewrites", metavar="KIND[,…]", help="Kinds of rewrite that plans may have: all, none, or some.")
+@click.option(
+    "--weights", type=click.Choice(WEIGHTS), help="fixed: a promise that weights stay, so that plans may merge them."
+)
+@click.option(
+    "--merged-memory", metavar="SIZE",
+    help="So much memory of a device, as in 4GB or 20%, merged weights may take; without it, half of what is free.",
+)  # fmt: skip
 @click.option("-m", "module", is_flag=True, help="SCRIPT is the name of a module, as with python -m.")
 @click.option("--json", "as_json", is_flag=True, help="End with one line of JSON on stderr.")
 @click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]…")

@@ -46,13 +46,13 @@ def rerace(
 
 def _lines(found: Sequence[StaleProgram]) -> Iterator[str]:
     from fuseplan.looking.words import device_of, table, us
-    from fuseplan.rerace import NO_TRACE
+    from fuseplan.rerace import why_not
     from fuseplan.tuning_db.words import summary
 
     rows = [("program", "plan", "launch", "device", "then", "who", "what has changed")]
     for one in found:
         stored = one.stale.stored
-        why = one.stale.why if one.trace is not None else f"{one.stale.why}; {NO_TRACE}"
+        why = "; ".join(each for each in (one.stale.why, why_not(one)) if each)
         rows.append(
             (
                 one.called, stored.key[:12], stored.launch, device_of(stored.environment), us(stored.wall_us),

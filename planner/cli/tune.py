@@ -16,6 +16,7 @@ from fuseplan.cli.options import as_json as json_option
 from fuseplan.cli.options import database as file_option
 from fuseplan.cli.options import tell
 from fuseplan.graph.words import counted
+from fuseplan.options import WEIGHTS
 
 if TYPE_CHECKING:
     from fuseplan.tuning.program.result import Tuned
@@ -83,6 +84,10 @@ Examples:
     help="Kinds of rewrite that plans may have: all, none, or some.",
 )  # fmt: skip
 @click.option(
+    "--weights", type=click.Choice(WEIGHTS), default="free", show_default=True,
+    help="fixed: plans may also read weights merged, for processes that promise that these stay.",
+)  # fmt: skip
+@click.option(
     "--profile", is_flag=True,
     help="Also profile the default of each, whatever the effort: diff then tells by which kernels another version is slower.",
 )  # fmt: skip
@@ -104,7 +109,7 @@ Examples:
 @json_option
 def tune(
     traces: tuple[str, ...], queue: bool, stale: bool, watch: bool, effort: str, launch: str | None, device: str | None, on: str | None,
-    budget: str | None, shard: str | None, top: int | None, rewrites: str, profile: bool, again: bool, model: str, sampler: str, storage: str | None,
+    budget: str | None, shard: str | None, top: int | None, rewrites: str, weights: str, profile: bool, again: bool, model: str, sampler: str, storage: str | None,
     dry_run: bool,
     file: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
@@ -143,10 +148,13 @@ def tune(
     chosen["shard"] = _shard(shard, queue)
     if on is not None:
         chosen["on"] = on
-    chosen["rewrites"] = rewrites
+    chosen |= {"rewrites": rewrites, "weights": weights}
     try:
         if watch:
-            _serve({name: chosen[name] for name in ("effort", "launch", "device", "rewrites")} | {"db": file}, as_json)
+            _serve(
+                {name: chosen[name] for name in ("effort", "launch", "device", "rewrites", "weights")} | {"db": file},
+                as_json,
+            )
         elif dry_run:
             _check(budget)
             _list(traces or None, chosen | {"db": file}, as_json)

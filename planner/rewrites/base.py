@@ -45,6 +45,8 @@ class Kind(ABC, Generic[S]):
     """Whether what is preferred may turn out to be slower: then a small effort races the program without it, too."""
     has_own_gradients: bool = False
     """Whether its ways have gradients of their own, which no transformation such as vmap looks through."""
+    on_fixed_weights: bool = False
+    """Whether its ways are right only while weights stay what they are, which a caller promises by option `weights`."""
     functions: Mapping[str, str] = MappingProxyType({})
     """Functions that it puts into graphs, by their full name, and a word for what each does: torch's cache keeps programs
     with functions that it knows, and has to know when one comes to mean something else.

@@ -7,12 +7,14 @@ from pkgutil import resolve_name
 from typing import Any
 
 from fuseplan.errors import OptionError
+from fuseplan.options import FIXED
 from fuseplan.rewrites.attention.kind import Attention
 from fuseplan.rewrites.base import Kind
 from fuseplan.rewrites.convolution import Convolution
 from fuseplan.rewrites.depthwise import Depthwise
 from fuseplan.rewrites.embedding import Embedding
 from fuseplan.rewrites.matmul import Matmul
+from fuseplan.rewrites.siblings import Siblings
 from fuseplan.rewrites.written.kind import WrittenOut
 
 KINDS: dict[str, Kind[Any]] = {
@@ -22,6 +24,7 @@ KINDS: dict[str, Kind[Any]] = {
     "embedding": Embedding(),
     "convolution": Convolution(),
     "depthwise": Depthwise(),
+    "siblings": Siblings(),
 }
 """By the names that plans have for them. Of two that cannot both have a site, the first is preferred."""
 _OWN = frozenset(KINDS)
@@ -33,6 +36,26 @@ def known_kinds(names: tuple[str, ...] | None) -> tuple[str, ...] | None:
         if name not in KINDS:
             raise OptionError(f"there is no kind of rewrite {name!r}; known are {', '.join(KINDS)}")
     return names
+
+
+def unpromised(weights: str) -> tuple[str, ...]:
+    """The kinds that no plan may have under this value of option `weights`.
+
+    >>> unpromised("fixed"), unpromised("free")
+    ((), ('siblings',))
+    """
+    return () if weights == FIXED else tuple(name for name, kind in KINDS.items() if kind.on_fixed_weights)
+
+
+def usable_kinds(names: tuple[str, ...] | None, weights: str) -> tuple[str, ...] | None:
+    """The kinds that plans may have: those that option `rewrites` names, but for those that rest on a promise which was not
+    given; None for all.
+
+    >>> usable_kinds(None, "fixed"), "siblings" in usable_kinds(None, "free"), usable_kinds(("matmul",), "free")
+    (None, False, ('matmul',))
+    """
+    without, known = unpromised(weights), known_kinds(names)
+    return tuple(name for name in (KINDS if known is None else known) if name not in without) if without else known
 
 
 def from_outside() -> Mapping[str, str]:

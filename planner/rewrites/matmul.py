@@ -104,7 +104,7 @@ class Matmul(Kind[MatmulSite]):
         """Those with rows that begin at odd addresses."""
         found: list[MatmulSite] = []
         for place, node in enumerate(gm.graph.nodes):
-            operands = _operands(node)
+            operands = operands_of(node)
             if operands is not None:
                 site = MatmulSite(len(found), digest_of("matmul", {place: node}), node, *operands)
                 found += [site] if _unaligned(site) else []
@@ -154,7 +154,7 @@ class Matmul(Kind[MatmulSite]):
         return f"{site.columns} columns, whose rows begin at unaligned addresses"
 
 
-def _operands(node: Node) -> tuple[Node, Node, Node | None, bool] | None:
+def operands_of(node: Node) -> tuple[Node, Node, Node | None, bool] | None:
     """The rows, the matrix and the bias of a matmul, and whether the matrix has to be turned; None for another op."""
     name = name_of(node)
     if name == "linear":
@@ -188,7 +188,7 @@ def _unaligned(site: MatmulSite) -> bool:
 
 def _write(draft: Draft, site: MatmulSite) -> None:
     call, like = draft.copies[site.result], example(site.result)
-    operands = _operands(call)  # of another kind's, what it reads may be another node by now
+    operands = operands_of(call)  # of another kind's, what it reads may be another node by now
     assert operands is not None
     rows, matrix, bias, turned = operands
 

@@ -10,6 +10,7 @@ from fuseplan.graph import Graph
 from fuseplan.options import Fuel
 from fuseplan.plan import Plan
 from fuseplan.runtime.graph_memory import ProgramGraphs
+from fuseplan.runtime.merged import Merging
 
 
 @dataclass(frozen=True)
@@ -53,3 +54,6 @@ class Program:
     cuda_graphs: ProgramGraphs = field(
         default_factory=ProgramGraphs
     )  # what they hold, where the plan launches it through some
+    merging: Merging = field(
+        default_factory=Merging
+    )  # the weights that it reads merged, where the plan merges siblings

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch.fx import GraphModule
@@ -28,10 +29,14 @@ def replay(plan: Plan, gm: GraphModule, example_inputs: Sequence[Any], program: 
     count("compilations")
     applied = _as_far_as_fuel_goes(plan, program)
     found = rewritten(gm, applied)
-    gm, program.rewrites = found.gm, list(found.lines)
+    program.rewrites = list(found.lines)
     fewer = len(applied) < len(plan.rewrites)
     # what is carved out is of the graphs that all rewrites make, and no fuel is left for it
     plan = program.plan = replace(plan, rewrites=found.rewrites, carve_outs=() if fewer else plan.carve_outs)
+    return program.merging.around(found.gm, example_inputs, partial(_compiled, plan, found.gm, program=program))
+
+
+def _compiled(plan: Plan, gm: GraphModule, example_inputs: Sequence[Any], *, program: Program) -> Callee:
     if plan.host == "aten":
         return compile_under_aten(plan, _known_from_traces(plan, gm, example_inputs, program), example_inputs, program)
     one = Fusion("whole program", plan.host, plan.settings)

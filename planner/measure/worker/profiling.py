@@ -22,6 +22,7 @@ from fuseplan.measure.worker.workplace import Workplace
 from fuseplan.plan import Plan
 from fuseplan.rewrites.apply import rewritten
 from fuseplan.runtime.made_of import MadeKernel, MadeOf, compile_to_tell, options_of, range_of
+from fuseplan.runtime.merged import Merging
 
 STEPS = 5
 """Over so many a profile is the median of each call: others may be at work beside it."""
@@ -56,7 +57,10 @@ def profile(job: ProfilePlan, place: Workplace) -> Outcome:
 
 def _compiled(plan: Plan, loaded: Loaded, found: MadeOf) -> Callable[..., Any]:
     def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        return compile_to_tell(rewritten(gm, plan.rewrites).gm, example_inputs, options_of(plan), found)
+        whole = rewritten(gm, plan.rewrites).gm
+        return Merging().around(
+            whole, example_inputs, lambda inputs: compile_to_tell(whole, inputs, options_of(plan), found)
+        )
 
     assert isinstance(loaded.module, GraphModule)
     module = GraphModule(loaded.module, copy.deepcopy(loaded.module.graph))

@@ -45,6 +45,7 @@ from fuseplan.measure.worker.racing import Announced, enter
 from fuseplan.measure.worker.repeated import RightResults
 from fuseplan.measure.worker.stand_in import as_planned, compiled_programs, failed_regions, stand_in
 from fuseplan.measure.worker.workplace import Workplace
+from fuseplan.options import FIXED
 from fuseplan.plan import Plan
 from fuseplan.rewrites.found import MissedPlaces, SiteFound
 from fuseplan.rewrites.sites import Sites, missed_places
@@ -73,7 +74,8 @@ def compile_entry(entry: RaceEntry, loaded: Loaded, by_size: bool = False) -> Ca
 def _under_fuseplan(
     module: Callable[..., Any], backend: Callable[..., Any] = fuseplan_backend, **options: Any
 ) -> Callable[..., Any]:
-    compiled: Any = torch.compile(module, backend=backend, options=options)
+    # whose plan has siblings has promised what they rest on
+    compiled: Any = torch.compile(module, backend=backend, options={"weights": FIXED, **options})
     return compiled  # type: ignore[no-any-return]
 
 
@@ -99,7 +101,7 @@ def capture(job: Capture, place: Workplace) -> Outcome:
         told.extend(sites.told())
         missed.extend(missed_places(whole, job.kinds))
         plan = Plan("aten", job.rewrites, saving=job.saving)
-        options = {"plan": sites.preferring(plan) if job.preferring else plan}
+        options = {"plan": sites.preferring(plan) if job.preferring else plan, "weights": FIXED}
         traced = fuseplan_backend(gm, example_inputs, options=options)
         return traced if runs else _stop
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fuseplan.errors import PlanError
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import OutcomeRow
 from fuseplan.plan import CarveOuts, Plan
+from fuseplan.rewrites.kinds import usable_kinds
 from fuseplan.segment import Region
 from fuseplan.solver.costs import RegionCosts
 from fuseplan.solver.words import PLAIN
@@ -40,8 +41,8 @@ class Settings:
     seed: int = 0
     model: str = LEARNED
     """Which cost model says what is worth measuring."""
-    kinds: tuple[str, ...] | None = None
-    """The kinds of rewrite that plans may have; None for all."""
+    kinds: tuple[str, ...] | None = field(default_factory=lambda: usable_kinds(None, "free"))
+    """The kinds of rewrite that plans may have; None for all, those among them that rest on what a caller promises."""
 
 
 class PlanStudy:

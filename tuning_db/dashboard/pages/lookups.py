@@ -19,6 +19,7 @@ WHAT_TO_DO: Mapping[str, str] = {
     "other environment": "They are tuned for another machine or other versions: tune here, or db export there and db import here.",
     "other launch": "They are tuned for another launch: fuseplan tune … --launch both.",
     "rewrites forbidden": "Option rewrites forbids what their plans rewrite: tune them with it.",
+    "weights not promised": "Their plans merge weights: promise weights='fixed', or tune them without.",
     "outside the tuned sizes": "They were called with sizes that no plan is for: record and tune them with those.",
     "unverified": "Their plans were never raced here: fuseplan db verify.",
     "quarantined": "Their plans failed here: the program's page says how; fuseplan tune … --again.",
