@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -10,13 +10,20 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.fx import GraphModule
 
 import fuseplan
 from agreement import assert_as_accurate, assert_same, in_double
 from fuseplan.backend import programs_of
+from fuseplan.capture.trace.format import Trace
+from fuseplan.capture.trace.load import load_trace
+from fuseplan.capture.trace.write import write_trace
 from fuseplan.errors import FuseplanError
 from fuseplan.explain import compiled_by
+from fuseplan.judge.expect import expect
+from fuseplan.measure.memory import Peak
 from fuseplan.plan import Rewrite
+from fuseplan.rewrites.apply import rewritten
 from fuseplan.rewrites.loss import kind
 from fuseplan.rewrites.sites import missed_places
 from plans import on_both_hosts
@@ -302,6 +309,52 @@ def test_it_is_told_of() -> None:
     made = compiled(SPELLINGS["flat"], "chunked-4")
     made(*given())
     assert "loss 0: 14 rows of 521 logits; variant chunked-4" in fuseplan.explain(made, graphs=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_judge_calls_each_way_right(dtype: torch.dtype) -> None:
+    found: list[Trace] = []
+
+    def look(gm: GraphModule, inputs: Sequence[Any]) -> Call:
+        found.append(write_trace(gm, inputs, "loss"))
+        return gm.forward
+
+    torch._dynamo.reset()
+    torch.compile(half, backend=look)(*given(40, dtype))  # type: ignore[arg-type]
+    loaded = load_trace(found[0])
+    expectation = expect(loaded, seeds=(0,))
+
+    def problem(way: str) -> str | None:
+        def backend(gm: GraphModule, _: Any) -> Call:
+            return rewritten(gm, (Rewrite("loss", 0, way),)).gm.forward
+
+        torch._dynamo.reset()
+        return expectation.judge(loaded.run(torch.compile(loaded.module, backend=backend)), 0).problem  # type: ignore[arg-type]
+
+    assert {way: problem(way) for way in WAYS} == dict.fromkeys(WAYS)
+
+
+def test_chunks_take_less_memory() -> None:
+    rows, columns, peaks = 2048, 8192, list[int]()
+    x, t = torch.randn(rows, WIDTH, requires_grad=True), torch.randint(0, columns, (rows,))
+    w = torch.randn(columns, WIDTH, requires_grad=True)
+
+    def call(x: Tensor, w: Tensor) -> Tensor:
+        return F.cross_entropy(F.linear(x, w), t)
+
+    for rewrites in ((), *((Rewrite("loss", 0, way),) for way in kind.CHUNKS)):
+        made, peak = with_rewrites(call, rewrites, "aten"), Peak(torch.device("cpu"))
+        torch.autograd.grad(made(x, w), [x, w])
+        peak.settle()
+        torch.autograd.grad(made(x, w), [x, w])
+        found = peak.bytes()
+        if found is None:
+            pytest.skip("this system does not tell what memory a process takes")
+        peaks.append(found)
+    whole = rows * columns * 4
+    assert peaks[0] > whole
+    assert peaks[1] < peaks[0] * 0.75, peaks
+    assert peaks[2] < peaks[1] * 0.75, peaks
 
 
 def head(name: str) -> nn.Module:
