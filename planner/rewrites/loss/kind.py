@@ -155,7 +155,7 @@ def _write_chunks(draft: Draft, site: LossSite, chunks: int) -> None:
 def _of_rows(draft: Draft, step: Node, rows: Node, like: FakeTensor) -> Node:
     """What a step does to logits, done to the rows that they are of: casts and copies are not needed."""
     name = name_of(step)
-    if name in ("getitem", "flatten", "unflatten"):
+    if name in ("getitem", "flatten"):
         return draft.call(step.target, (rows, *step.args[1:]), step.kwargs, like)
     sizes = sizes_of(step)
     if not sizes:

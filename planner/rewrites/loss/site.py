@@ -18,7 +18,7 @@ from fuseplan.rewrites.reading import argument, first, name_of, number_of
 from fuseplan.rewrites.special import example
 
 _CASTS = ("float", "double", "to", "type")
-_RESHAPED = ("view", "reshape", "flatten", "unflatten")
+_RESHAPED = ("view", "reshape", "flatten")
 _USUAL = {
     "input": None, "target": None, "weight": None, "size_average": None, "ignore_index": -100, "reduce": None, "reduction": "mean",
     "label_smoothing": 0.0,
@@ -113,20 +113,13 @@ def _loss_at(node: Node) -> _Loss | None:
     if given["size_average"] is not None or given["reduce"] is not None or not are_tensors(read):
         return None
     axis = 1 if example(read).dim() > 1 else 0
-    asked = (
-        given["target"],
-        given["weight"],
-        given["reduction"],
-        given["ignore_index"],
-        given["label_smoothing"],
-        axis,
-    )
+    asked = [given[name] for name in ("target", "weight", "reduction", "ignore_index", "label_smoothing")]
     if not of_logarithms:
-        return _Loss((node,), read, *asked)
+        return _Loss((node,), read, *asked, axis=axis)
     logits, dims = _of_log_softmax(read), example(read).dim()
     if logits is None or _positive(_dim_of(read), dims) != axis:
         return None
-    return _Loss((node, read), logits, *asked)
+    return _Loss((node, read), logits, *asked, axis=axis)
 
 
 def _written_out(node: Node) -> _Loss | None:
@@ -260,11 +253,11 @@ def _check_step(name: str, node: Node, source: Node, columns: Any) -> None:
             raise NoLossError(f"its logits are rounded by {node.name}")
         return
     kept = now.dim() > 0 and statically_known_true(was.shape[-1] == columns) and now.dtype == was.dtype
-    if name in _RESHAPED and kept and sizes_of(node) is not None:
+    if name in _RESHAPED and kept and node.args and sizes_of(node) is not None:
         return
     if name == "contiguous" and kept:
         return
-    if node.target is operator.getitem and kept and now.dim() == was.dim() and _slices(node.args[1]):
+    if node.target is operator.getitem and kept and now.dim() == was.dim() and _slices_rows(node.args[1], was.dim()):
         return
     raise NoLossError(f"its logits come from {node.name}, which is no matmul")
 
@@ -278,9 +271,13 @@ def sizes_of(step: Node) -> Sequence[Any] | None:
     return sizes if sizes and not step.kwargs and all(isinstance(one, int | Node) for one in sizes) else None
 
 
-def _slices(index: Any) -> bool:
+def _slices_rows(index: Any, dims: int) -> bool:
+    """Whether an index leaves out rows alone: what it says of columns, it could not say of what they were made of."""
     each = index if isinstance(index, tuple) else (index,)
-    return all(one is Ellipsis or isinstance(one, slice) for one in each)
+    if not all(one is Ellipsis or isinstance(one, slice) for one in each):
+        return False
+    reaches = len(each) == dims if Ellipsis not in each else each[-1] is not Ellipsis
+    return not reaches or each[-1] == slice(None)
 
 
 def _adds_last(index: Any, source: Any) -> bool:
