@@ -113,13 +113,16 @@ def _loss_at(node: Node) -> _Loss | None:
     if given["size_average"] is not None or given["reduce"] is not None or not are_tensors(read):
         return None
     axis = 1 if example(read).dim() > 1 else 0
-    asked = [given[name] for name in ("target", "weight", "reduction", "ignore_index", "label_smoothing")]
+    asked: dict[str, Any] = {
+        "targets": given["target"], "class_weights": given["weight"], "reduction": given["reduction"],
+        "ignored": given["ignore_index"], "smoothing": given["label_smoothing"], "axis": axis,
+    }  # fmt: skip
     if not of_logarithms:
-        return _Loss((node,), read, *asked, axis=axis)
+        return _Loss((node,), read, **asked)
     logits, dims = _of_log_softmax(read), example(read).dim()
     if logits is None or _positive(_dim_of(read), dims) != axis:
         return None
-    return _Loss((node, read), logits, *asked, axis=axis)
+    return _Loss((node, read), logits, **asked)
 
 
 def _written_out(node: Node) -> _Loss | None:
