@@ -53,6 +53,7 @@ WAYS: Mapping[str, tuple[str, ...]] = {
     "attention": ATTENTION_WAYS,
     "written-attention": ATTENTION_WAYS,
     "matmul": ("padded",),
+    "loss": ("padded", "chunked-4", "chunked-8"),
     "embedding": ("rows", "one-hot"),
     "convolution": ("patches",),
     "depthwise": ("triton",),

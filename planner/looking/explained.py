@@ -16,6 +16,7 @@ from fuseplan.looking.subject import Subject, cut_of, graphs_for
 from fuseplan.looking.words import describe, device_of, fields_of, share, table, times, us
 from fuseplan.plan import Plan
 from fuseplan.segment import Segmentation
+from fuseplan.sizes import spelled_bytes
 from fuseplan.tuning_db import Drift, Raced, RegionEvidence, StoredPlan
 from fuseplan.tuning_db.evidence import SiteEvidence
 from fuseplan.tuning_db.launches import other_launch
@@ -193,10 +194,10 @@ def raced_lines(stored: StoredPlan) -> Iterator[str]:
     if not raced:
         return
     ordered = sorted(raced, key=lambda one: (one.wall_us is None, one.wall_us or 0.0))
-    rows: list[tuple[str, ...]] = [("plan", "time", "as long as this", "predicted", "")]
+    rows: list[tuple[str, ...]] = [("plan", "time", "as long as this", "predicted", "memory", "")]
     rows += [_raced_row(stored, one) for one in ordered[:MOST_LINES]]
     yield "raced:"
-    yield from (f"  {line}" for line in table(rows, right={1, 2, 3}))
+    yield from (f"  {line}" for line in table(rows, right={1, 2, 3, 4}))
     if len(ordered) > MOST_LINES:
         yield f"  and {len(ordered) - MOST_LINES} more"
     yield from judged_lines([one for one in ordered if one.judged][:MOST_LINES])
@@ -208,7 +209,7 @@ def _raced_row(stored: StoredPlan, one: Raced) -> tuple[str, ...]:
     notes = [failed, "default" if one.default else "", "" if failed or ratio is not None else "not timed"]
     return (
         one.name, us(one.wall_us), times(ratio), us(one.predicted_us),
-        ", ".join(note for note in notes if note),
+        "-" if one.peak_bytes is None else spelled_bytes(one.peak_bytes), ", ".join(note for note in notes if note),
     )  # fmt: skip
 
 

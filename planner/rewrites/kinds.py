@@ -13,6 +13,7 @@ from fuseplan.rewrites.base import Kind
 from fuseplan.rewrites.convolution import Convolution
 from fuseplan.rewrites.depthwise import Depthwise
 from fuseplan.rewrites.embedding import Embedding
+from fuseplan.rewrites.loss.kind import Loss
 from fuseplan.rewrites.matmul import Matmul
 from fuseplan.rewrites.siblings import Siblings
 from fuseplan.rewrites.written.kind import WrittenOut
@@ -21,6 +22,7 @@ KINDS: dict[str, Kind[Any]] = {
     "attention": Attention(),
     "written-attention": WrittenOut(),
     "matmul": Matmul(),
+    "loss": Loss(),
     "embedding": Embedding(),
     "convolution": Convolution(),
     "depthwise": Depthwise(),

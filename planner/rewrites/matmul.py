@@ -167,14 +167,15 @@ def operands_of(node: Node) -> tuple[Node, Node, Node | None, bool] | None:
             return None
     else:
         return None
-    if "out" in node.kwargs or not _are_tensors(node, rows, matrix) or not (bias is None or _are_tensors(bias)):
+    if "out" in node.kwargs or not are_tensors(node, rows, matrix) or not (bias is None or are_tensors(bias)):
         return None
     if example(matrix).dim() != 2 or example(rows).dim() < 2 or (bias is not None and example(bias).dim() != 1):
         return None
     return rows, matrix, bias, turned
 
 
-def _are_tensors(*nodes: Any) -> bool:
+def are_tensors(*nodes: Any) -> bool:
+    """Whether these are nodes of a graph, each of which gives a tensor."""
     return all(isinstance(node, Node) and isinstance(example(node), Tensor) for node in nodes)
 
 
@@ -186,17 +187,23 @@ def _unaligned(site: MatmulSite) -> bool:
     return biased and example(site.matrix).numel() > 0 and site.columns * site.dtype.itemsize % ALIGNED_BYTES != 0
 
 
-def _write(draft: Draft, site: MatmulSite) -> None:
-    call, like = draft.copies[site.result], example(site.result)
+def given_to(draft: Draft, call: Node, like: Any) -> list[Node]:
+    """What a linear layer would be given for the same product, where the copy inserts nodes; `like` is the result: autocast would cast
+    to its dtype.
+    """
     operands = operands_of(call)  # of another kind's, what it reads may be another node by now
     assert operands is not None
     rows, matrix, bias, turned = operands
 
     def cast(node: Node) -> Node:
-        """As autocast would."""
-        return node if example(node).dtype == site.dtype else draft.call("to", (node, site.dtype), {}, like)
+        return node if example(node).dtype == like.dtype else draft.call("to", (node, like.dtype), {}, like)
 
+    weight = draft.call("t", (cast(matrix),), {}, like) if turned else cast(matrix)
+    return [cast(rows), weight, *([] if bias is None else [cast(bias)])]
+
+
+def _write(draft: Draft, site: MatmulSite) -> None:
+    call = draft.copies[site.result]
     with draft.graph.inserting_before(call):
-        weight = draft.call("t", (cast(matrix),), {}, like) if turned else cast(matrix)
-        given = [cast(rows), weight, *([] if bias is None else [cast(bias)])]
+        given = given_to(draft, call, example(site.result))
     call.op, call.target, call.args, call.kwargs = "call_function", linear_of_padded_gradient, tuple(given), {}

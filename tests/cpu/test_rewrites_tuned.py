@@ -256,6 +256,16 @@ def test_equal_sites_are_one_decision() -> None:
     ]  # fmt: skip
 
 
+def test_what_nobody_prefers_races_in_the_place_of_what_is_preferred() -> None:
+    """Its rivals at least: not where it stands back by itself, which is another alternative."""
+    before = replace(site("front", 0, "a"), excludes=(("odd", 0),))
+    unloved = replace(site("odd", 0, "b", "rare", preferred=None), excludes=(("front", 0),))
+    found = {one.name: one.ways for one in alternatives([before, unloved], QUICK, 1000.0)}
+    assert found["odd rare"] == {("front", 0): None, ("odd", 0): "rare-way"}
+    behind = replace(unloved, behind="rare-way")
+    assert "odd rare" not in names([before, behind], QUICK, 1000.0)
+
+
 def test_a_small_effort_tries_rivals_where_a_step_is_short() -> None:
     assert names(LAYERS, QUICK, 1000.0) == ["layer flash", "layer cudnn"]
     assert names(LAYERS, QUICK, 1e6) == names(LAYERS, QUICK, None) == []

@@ -122,11 +122,17 @@ def _instead(sites: Sequence[SiteFound]) -> Iterator[Alternative]:
 
 
 def _rivals(sites: Sequence[SiteFound]) -> Iterator[Alternative]:
-    """By kind and word, all sites of the kind that have a rival of that word."""
-    free = [site for site in sites if site.preferred is not None or not site.excludes]
-    for kind, word in dict.fromkeys((site.kind, word) for site in free for word, _ in site.rivals):
-        rivals = {site.named: dict(site.rivals).get(word) for site in free if site.kind == kind}
-        yield Alternative(f"{kind} {word}", {named: way for named, way in rivals.items() if way is not None})
+    """By kind and word, all sites of the kind that have a rival of that word. Where such a site stands back behind none, and is not
+    rewritten since nobody prefers it, those of other kinds make room for it.
+    """
+    able = [site for site in sites if site.behind is None]
+    for kind, word in dict.fromkeys((site.kind, word) for site in able for word, _ in site.rivals):
+        ways: dict[Named, str | None] = {}
+        for site in able:
+            way = dict(site.rivals).get(word) if site.kind == kind else None
+            if way is not None:
+                ways |= {**(dict.fromkeys(site.excludes) if site.preferred is None else {}), site.named: way}
+        yield Alternative(f"{kind} {word}", ways)
 
 
 def _of_groups(sites: Sequence[SiteFound]) -> Iterator[Alternative]:

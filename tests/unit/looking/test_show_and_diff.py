@@ -65,6 +65,7 @@ def test_the_table_and_one_plan_in_full(file: Path) -> None:
     race, _, judged = full.partition("raced:\n")[2].partition("judged beside a run in float64:\n")
     raced = {line.split("  ")[1]: line for line in race.splitlines() if line.startswith("  ")}
     assert "1.00×" in raced["cut 7f31"]
+    assert "67 MB" in raced["cut 7f31"]
     assert "3.27×" in raced["eager"] or "3.2" in raced["eager"]
     assert raced["eager"].endswith("default")
     assert "timeout: silent for 60 s" in raced["inductor max-autotune"]
