@@ -319,15 +319,12 @@ def _needs_memory_of_its_own(call: Node, part: FakeTensor) -> bool:
             if not memory_of(example(user)) & memory_of(example(node)):
                 continue
             try:
-                seen.append((user, _run(user, {node: value})))
-            except (
-                RuntimeError,
-                ValueError,
-                TypeError,
-                IndexError,
-                AttributeError,
-            ):  # what torch says of a view that cannot be
+                moved = _run(user, {node: value})
+            except (RuntimeError, ValueError, TypeError, IndexError, AttributeError):  # of a view that cannot be
                 return True
+            if not memory_of(moved) & memory_of(value):
+                return True  # the view would be a copy, and what is written to it lost
+            seen.append((user, moved))
     return False
 
 

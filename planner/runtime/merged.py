@@ -1,9 +1,10 @@
 """Weights that a plan reads merged: made once beside the program's own, kept as long as these, and made anew when they change.
 
 What is made lies where it does for good, so that a CUDA graph may read it there, and all programs that read the same merged weights
-share them, such as those of prefill and of decoding. At each call three things are compared of each weight that was merged: which tensor
-it is, its version, which torch counts up whenever something is written to it, and where it lies. What torch itself does not see, such as
-a write through `.data`, nobody sees here: `refresh` is for that.
+share them, such as those of prefill and of decoding. At each call four things are compared of each weight that was merged: which tensor
+it is, its version, which torch counts up whenever something is written to it, where it lies, and whether what lay there lives on, since
+memory that is let go may be given to another. What torch itself does not see, such as a write through `.data`, nobody sees here: `refresh`
+is for that.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
 from operator import attrgetter, itemgetter
 from typing import Any
 from weakref import WeakSet, WeakValueDictionary, ref
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from fuseplan.errors import NoRoomError
 from fuseplan.measure.memory import free_host_memory
@@ -35,7 +36,21 @@ Callee = Callable[..., Any]
 FREE_SHARE = 0.5
 """Without a bound, merged weights take at most this share of what is free on their device when they are made."""
 _version, _lies_at = attrgetter("_version"), Tensor.data_ptr
+_is_gone: Callable[[int], bool] = torch.Storage._expired  # type: ignore[attr-defined]
 _lock = threading.RLock()
+
+
+class _Seen:
+    """What weights were when they were merged."""
+
+    def __init__(self, weights: Sequence[Tensor]) -> None:
+        self._state = _state(weights)
+        self._storages = [StorageWeakRef(one.untyped_storage()) for one in weights]
+        self._places = [one.cdata for one in self._storages]
+
+    def holds(self, weights: Sequence[Tensor]) -> bool:
+        """Whether they are that still."""
+        return self._state == _state(weights) and not any(map(_is_gone, self._places))
 
 
 def _state(weights: Sequence[Tensor]) -> list[int]:
@@ -49,16 +64,16 @@ class MergedWeight:
         self.merger = merger
         with _plainly():
             self.tensor = merged_of(merger, weights)
-        self.state = _state(_there(weights))
+        self.seen = _Seen(_there(weights))
 
     def bring_up_to_date(self, weights: Sequence[Tensor | None], *, anyway: bool = False) -> bool:
         """Merge anew, in the same place, what has changed, or `anyway`; return whether that was done."""
-        state = _state(_there(weights))
-        if state == self.state and not anyway:
+        if self.seen.holds(_there(weights)) and not anyway:
             return False
+        seen = _Seen(_there(weights))
         with _plainly():
             merged_of(self.merger, weights, out=self.tensor)
-        self.state = state
+        self.seen = seen
         return True
 
 
@@ -72,17 +87,19 @@ class _Instance:
     def __init__(self, weights: Sequence[Tensor], gone: Callable[[], None]) -> None:
         self.ids = tuple(map(id, weights))
         self.refs = [ref(one, lambda _: gone()) for one in weights]
-        self.kinds = [(one.dtype, one.device) for one in weights]
-        self.state: list[int] = []
+        self.kinds = [(one.dtype, one.device, one.shape) for one in weights]
+        self.seen: _Seen | None = None
+        """Nothing, until all is merged."""
         self.merged: list[MergedWeight] = []
         self.tensors: tuple[Tensor, ...] = ()
 
     @property
     def is_outdated(self) -> bool:
-        """Whether a weight is of another dtype by now, or on another device: then another program is called."""
+        """Whether a weight is of another dtype or shape by now, or on another device: then another program is called."""
         weights = [one() for one in self.refs]
         return any(
-            one is None or (one.dtype, one.device) != kind for one, kind in zip(weights, self.kinds, strict=True)
+            one is None or (one.dtype, one.device, one.shape) != kind
+            for one, kind in zip(weights, self.kinds, strict=True)
         )
 
 
@@ -125,16 +142,19 @@ class MergedWeights:
         number = {place: i for i, place in enumerate(places)}
         self._parts = [[None if place is None else number[place] for place, _ in one.parts] for one in mergers]
         self._instances: dict[tuple[int, ...], _Instance] = {}
-        self._last: _Instance | None = None
-        _programs.add(self)
+        self._has_warned = False
+        with _lock:
+            _programs.add(self)
 
     def of(self, args: Sequence[Any]) -> tuple[Tensor, ...]:
         """The merged weights for a call with these arguments."""
-        weights, last = self._picked(args), self._last
-        if last is not None and last.ids == tuple(map(id, weights)) and last.state == _state(weights):
-            return last.tensors
-        del last  # it may have to go
-        return self._looked_up(weights)
+        weights = self._picked(args)
+        found = self._instances.get(tuple(map(id, weights)))  # equal blocks of one model take turns
+        if found is None or found.seen is None or not found.seen.holds(weights):
+            return self._looked_up(weights)
+        if _is_capturing(weights[0].device):
+            _captured.update({id(one): one for one in found.tensors})
+        return found.tensors
 
     def examples(self, inputs: Sequence[Any]) -> Sequence[Tensor]:
         """Merged weights to compile for: of the first model that calls it, or fakes where its weights are."""
@@ -148,17 +168,22 @@ class MergedWeights:
             why = self._why_no_room(missing, weights[0].device)
         if why is not None:
             raise NoRoomError(why)
-        return [_fixed_in_size(one) for one in self._looked_up(weights)]
+        try:
+            found = self._looked_up(weights)
+        except torch.OutOfMemoryError as error:
+            raise NoRoomError(f"merged weights would take {spelled_bytes(missing)}, which cannot be had") from error
+        return [_fixed_in_size(one) for one in found]
 
     def merge_anew(self, ids: set[int], done: set[MergedWeight]) -> None:
         """Merge all anew that is of some of these tensors, but for what is `done`; what was is added to that."""
+        self.drop_outdated()
         for instance in self._instances.copy().values():
             weights = [one() for one in instance.refs]
             if not ids.isdisjoint(instance.ids) and all(one is not None for one in weights):
                 for one, parts in zip(instance.merged, self._parts, strict=True):
                     one.bring_up_to_date(_chosen(weights, parts), anyway=one not in done)
                     done.add(one)
-                instance.state = _state(_there(weights))
+                instance.seen = _Seen(_there(weights))
 
     def drop_outdated(self) -> None:
         """Drop what is of weights that have become others."""
@@ -176,13 +201,15 @@ class MergedWeights:
         return f"{matrices} merged weights beside the program's own hold {held} of {spelled_bytes(bytes_held())} that all hold"
 
     def _looked_up(self, weights: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        if _is_capturing(weights[0].device):  # what a capture of the caller's records has not run yet
+        # What a capture of the caller's records has not run yet. Of tensors of inference mode nobody counts what is written to them.
+        if _is_capturing(weights[0].device) or any(map(Tensor.is_inference, weights)):
             return tuple(self._for_one_call(weights))
         with _lock:
-            ids, state = tuple(map(id, weights)), _state(weights)
-            instance = self._instances.get(ids)
+            instance, seen = self._instances.get(tuple(map(id, weights))), _Seen(weights)
             changed, is_new = 0, instance is None
             if instance is None:
+                for program in list(_programs):
+                    program.drop_outdated()
                 missing = self._missing_bytes(weights)
                 if not self._has_room(missing, weights[0].device):
                     return tuple(self._for_one_call(weights))
@@ -192,16 +219,13 @@ class MergedWeights:
                 changed += one.bring_up_to_date(_chosen(weights, parts))
             if changed:
                 count("weights merged anew", changed)
-            instance.state = state
-            self._last = instance
             if changed or is_new:
                 _wait(weights[0].device)  # whoever calls it next may do so on another stream
+            instance.seen = seen
         return instance.tensors
 
     def _new(self, weights: tuple[Tensor, ...]) -> _Instance:
         """Merge the weights of a model that has not called it so far, but for what another program has merged of them."""
-        for program in list(_programs):
-            program.drop_outdated()
         own, ids = ref(self), tuple(map(id, weights))
 
         def gone() -> None:
@@ -221,9 +245,7 @@ class MergedWeights:
         return instance
 
     def _drop(self, ids: tuple[int, ...]) -> None:
-        instance = self._instances.pop(ids, None)
-        if instance is not None and instance is self._last:
-            self._last = None
+        self._instances.pop(ids, None)
 
     def _for_one_call(self, weights: tuple[Tensor, ...]) -> Iterator[Tensor]:
         with _plainly():
@@ -240,17 +262,13 @@ class MergedWeights:
         return missing
 
     def _has_room(self, missing: int, device: torch.device) -> bool:
-        """Whether there is room, if need be by letting go what other models have called this program with."""
+        """Whether there is room; what is merged of other models or blocks stays, and whoever comes later does without."""
         why = self._why_no_room(missing, device)
         if why is None:
             return True
-        _say_once(
-            f"weights are merged again and again, which is slow, since models take turns at the memory for it: {why}"
-        )
-        for ids in list(self._instances):
-            self._drop(ids)
-        if self._why_no_room(missing, device) is None:
-            return True
+        if not self._has_warned:
+            self._has_warned = True
+            notify(f"weights are merged anew at each call, which is slow, since several models share a program: {why}")
         count("calls that merged weights for themselves, for lack of room")
         return False
 
@@ -273,6 +291,8 @@ class MergedWeights:
 
 
 _programs: WeakSet[MergedWeights] = WeakSet()
+_captured: dict[int, Tensor] = {}
+"""What CUDA graphs of a caller's own read, of which nobody knows how long they are replayed."""
 
 
 def refresh(model: nn.Module) -> int:
@@ -303,7 +323,8 @@ def refresh(model: nn.Module) -> int:
 
 def bytes_held(device: torch.device | None = None) -> int:
     """How much memory merged weights take, of one device or of all."""
-    return sum(one.tensor.nbytes for one in list(_known.values()) if device in (None, one.tensor.device))
+    found = [one() for one in _known.valuerefs()]  # a list of references is made at once, whoever merges meanwhile
+    return sum(one.tensor.nbytes for one in found if one is not None and device in (None, one.tensor.device))
 
 
 level("bytes held by merged weights", bytes_held)
@@ -360,8 +381,3 @@ def _total(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-@cache
-def _say_once(text: str) -> None:
-    notify(text)

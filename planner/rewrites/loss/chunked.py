@@ -77,7 +77,7 @@ class _Chunked(torch.autograd.Function):
     ) -> Tensor:
         sums = _Sums(asked, rows, weight, bias, targets, class_weights)
         loss, gradients = sums.loss_and_gradients(ctx.needs_input_grad[:3])
-        ctx.save_for_backward(*gradients)
+        ctx.save_for_backward(*gradients, sums.kept.any())
         ctx.precise = asked.precise
         return loss
 
@@ -85,8 +85,10 @@ class _Chunked(torch.autograd.Function):
     def backward(ctx: Any, *given: Any) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():  # of what the forward has computed, nothing is known of how
             raise FuseplanError("a loss in chunks has no second derivative: run this program under another plan")
-        factor = given[0].to(ctx.precise)
-        scaled = [None if one is None else (one.to(ctx.precise) * factor).to(one.dtype) for one in ctx.saved_tensors]
+        *gradients, is_any_kept = ctx.saved_tensors
+        # of rows that are all ignored no gradient is infinite, whatever the loss is divided by
+        factor = torch.where(is_any_kept, given[0].to(ctx.precise), 0.0)
+        scaled = [None if one is None else (one.to(ctx.precise) * factor).to(one.dtype) for one in gradients]
         return (*scaled, None, None, None)
 
 
@@ -145,11 +147,12 @@ class _Sums:
         )
 
     def _chunks(self) -> Iterator[tuple[slice, Tensor]]:
-        """The logits of one chunk after another, and its place among the rows."""
+        """The logits of one chunk after another, less the largest of their row, and its place among the rows."""
         rows, chunks = self.rows.shape[0], self.asked.chunks
         for chunk in range(chunks):
             place = slice(rows * chunk // chunks, rows * (chunk + 1) // chunks)
-            yield place, F.linear(self.rows[place], self.weight, self.bias).to(self.asked.precise)
+            logits = F.linear(self.rows[place], self.weight, self.bias).to(self.asked.precise)
+            yield place, logits - logits.amax(-1, keepdim=True)  # the loss stays, and beside it no logarithm is lost
 
     def _losses(self, logits: Tensor, whole: Tensor, place: slice) -> Tensor:
         """The sum over the rows of a chunk, of which the logarithm of the sum of all exponentials is known."""

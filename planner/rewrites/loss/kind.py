@@ -23,7 +23,7 @@ LEAST_ELEMENTS = 2**20
 """… and of fewer than that in all, neither."""
 CHUNKS: Mapping[str, int] = {"chunked-4": 4, "chunked-8": 8}
 """The ways in which logits never stand in memory whole, and in how many parts they are computed."""
-_MEANING = "1"
+_MEANING = "2"
 """Another one, should the function ever do something else: torch counts it in."""
 
 

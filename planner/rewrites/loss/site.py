@@ -195,11 +195,16 @@ def _site(loss: _Loss, result: Node, number: int, places: dict[Node, int]) -> Lo
     operands = operands_of(logits)
     assert operands is not None
     given = [one for one in operands[:3] if one is not None]
+    if operands[2] is not None and example(operands[2]).shape[0] != example(logits).shape[-1]:
+        raise NoLossError("its bias is no number a column")
     own = {each for one in given for each in memory(one)}
+    asked = {each for one in (loss.targets, loss.class_weights) if one is not None for each in memory(one)}
+    reads = min(places[node] for node in loss.inside)  # what is written out reads its targets before its end
     for node, place in places.items():
         between = places[logits] < place < places[result]
-        if between and any(not own.isdisjoint(memory(one)) for one in written_by(node)):
-            raise NoLossError(f"{node.name} may write to what its logits are made of")
+        touched = own | asked if place > reads else own
+        if between and any(not touched.isdisjoint(memory(one)) for one in written_by(node)):
+            raise NoLossError(f"{node.name} may write to what it is computed of")
     found = {places[node]: node for node in sorted(inside, key=places.__getitem__)}
     ignored = None if loss.ignored is None else int(loss.ignored)
     return LossSite(
@@ -252,10 +257,16 @@ def _check_step(name: str, node: Node, source: Node, columns: Any) -> None:
     """NoLossError where a step does more than cast, and than rearrange or leave out rows."""
     was, now = example(source), example(node)
     if name in _CASTS:
-        if now.device != was.device or torch.promote_types(was.dtype, now.dtype) != now.dtype:
+        if (
+            now.device != was.device
+            or min(was.dtype.itemsize, now.dtype.itemsize) < 2
+            or torch.promote_types(was.dtype, now.dtype) != now.dtype
+        ):
             raise NoLossError(f"its logits are rounded by {node.name}")
         return
-    kept = now.dim() > 0 and statically_known_true(was.shape[-1] == columns) and now.dtype == was.dtype
+    kept = (
+        now.dim() > 0 and was.dim() > 0 and statically_known_true(was.shape[-1] == columns) and now.dtype == was.dtype
+    )
     if name in _RESHAPED and kept and node.args and sizes_of(node) is not None:
         return
     if name == "contiguous" and kept:
@@ -279,13 +290,15 @@ def _slices_rows(index: Any, dims: int) -> bool:
     each = index if isinstance(index, tuple) else (index,)
     if not all(one is Ellipsis or isinstance(one, slice) for one in each):
         return False
+    if Ellipsis in each and len(each) > dims:
+        return False  # it stands for nothing, and what stands behind it may be the columns
     reaches = len(each) == dims if Ellipsis not in each else each[-1] is not Ellipsis
     return not reaches or each[-1] == slice(None)
 
 
 def _adds_last(index: Any, source: Any) -> bool:
     """Whether an index keeps all of a tensor, and adds a dimension at its end."""
-    if not isinstance(index, tuple) or not are_tensors(source) or index[-1] is not None:
+    if not isinstance(index, tuple) or not index or not are_tensors(source) or index[-1] is not None:
         return False
     return index[:-1] == (Ellipsis,) or index[:-1] == (slice(None),) * example(source).dim()
 
