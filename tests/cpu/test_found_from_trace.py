@@ -40,10 +40,14 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Said]:
             variables.pop(name, None)
         command = [sys.executable, str(SCRIPT), str(folder)]
         worker: Said = json.loads(subprocess.run(command, env=variables, stdout=-1, check=True).stdout)
-        torch.set_num_threads(1)
-        found = {"worker": worker, "user": found_worker.ran(), "changed": found_worker.ran(0.25, first=True)}
-        torch.set_num_threads(2)
-        found["of other threads"] = found_worker.ran(first=True)
+        threads = torch.get_num_threads()
+        try:
+            torch.set_num_threads(1)
+            found = {"worker": worker, "user": found_worker.ran(), "changed": found_worker.ran(0.25, first=True)}
+            torch.set_num_threads(2)
+            found["of other threads"] = found_worker.ran(first=True)
+        finally:
+            torch.set_num_threads(threads)
     return found
 
 

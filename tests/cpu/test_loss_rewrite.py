@@ -411,7 +411,6 @@ def head(name: str) -> nn.Module:
     "name", ["llama", *(pytest.param(one, marks=pytest.mark.exhaustive) for one in ("gpt2", "t5"))]
 )
 def test_heads_of_transformers_are_found(name: str) -> None:
-    pytest.importorskip("transformers")
     model, ids = head(name), torch.randint(0, COLUMNS, (2, 8))
 
     def loss(ids: Tensor) -> Tensor:

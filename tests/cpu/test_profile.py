@@ -47,10 +47,8 @@ def told(program: Any, *args: Tensor) -> MadeOf:
 
 
 def test_each_kernel_is_told_of_with_its_ops() -> None:
-    net, x = (
-        Block(64),
-        torch.randn(4, 32, 64, requires_grad=True),
-    )  # as of the step below: its kernels are compiled once
+    # of the size of the step below, so that its kernels are compiled once
+    net, x = Block(64), torch.randn(4, 32, 64, requires_grad=True)
     found = told(net, x)
     (graph,) = found.graphs.values()
     assert {one.role for one in found.kernels} == {"forward", "backward"}
