@@ -27,7 +27,7 @@ from fuseplan.options import AT_ONCE, Options
 from fuseplan.rewrites.base import Draft
 from fuseplan.rewrites.kinds import known_kinds, unpromised
 from fuseplan.rewrites.sites import Sites
-from fuseplan.runtime import Program, replay
+from fuseplan.runtime import CompiledPrograms, Program, replay
 from fuseplan.runtime.graph_memory import ProgramGraphs
 from fuseplan.runtime.merged import Merging
 from fuseplan.stats import count
@@ -307,7 +307,7 @@ def programs_of(wrapper: object) -> list[Program]:
 def _programs_around() -> list[Program]:
     """Where those are kept that are compiled for one call of torch.compile."""
     owner = _caller()
-    found: list[Program] = [] if owner is None else vars(owner).setdefault(_PROGRAMS, [])
+    found: list[Program] = CompiledPrograms() if owner is None else vars(owner).setdefault(_PROGRAMS, CompiledPrograms())
     return found
 
 

@@ -57,3 +57,15 @@ class Program:
     merging: Merging = field(
         default_factory=Merging
     )  # the weights that it reads merged, where the plan merges siblings
+
+
+class CompiledPrograms(list[Program]):
+    """What was compiled for one call of torch.compile. It hangs on an object of torch's, which goes where a model goes: a copy of
+    the model tells of the same programs, for what was compiled is its code too; a file, or another process, gets none.
+    """
+
+    def __deepcopy__(self, memo: object) -> CompiledPrograms:
+        return CompiledPrograms(self)
+
+    def __reduce__(self) -> tuple[type[CompiledPrograms], tuple[()]]:
+        return CompiledPrograms, ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torch.library import custom_op
 from torch.utils._pytree import register_dataclass, tree_map
 
+import fuseplan
 from agreement import assert_same
 from fuseplan.errors import OptionError
 from observing import check
@@ -443,6 +445,19 @@ def test_a_deep_copy_of_a_compiled_module_is_a_module_of_its_own(plan: str, when
         twin.weight.zero_()
     assert_same(compiled(_sample(4, 8)), before)
     assert_same(twin(_sample(4, 8)), twin.bias.expand(4, 8).contiguous())
+
+
+def test_a_compiled_module_that_was_called_goes_into_a_file_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look-up knows this process's environment, which is nobody else's."""
+    monkeypatch.setenv("OF_NOBODY_ELSE", "a secret")
+    compiled, file = fuseplan.compile(nn.Linear(8, 8), weights="fixed"), io.BytesIO()
+    before = compiled(_sample(4, 8))
+    torch.save(compiled, file)
+    assert b"a secret" not in file.getvalue()
+    file.seek(0)
+    read = torch.load(file, weights_only=False)
+    assert_same(read(_sample(4, 8)), before)
+    assert fuseplan.explain(copy.deepcopy(compiled)) == fuseplan.explain(compiled)
 
 
 def test_several_threads_may_be_the_first_to_use_it() -> None:

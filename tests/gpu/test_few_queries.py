@@ -61,7 +61,10 @@ def test_the_operator_is_as_accurate_as_the_library(shape: tuple[int, ...], dtyp
         library = F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
         ours = OPERATOR(q, k, v, mask, None)
         assert (ours.dtype, ours.shape) == (library.dtype, library.shape)
-        allowed = 2 * far(library, right) + torch.finfo(dtype).eps / 2
+        terms = F.scaled_dot_product_attention(q.double(), k.double(), v.double().abs(), wide, enable_gqa=True)
+        # sums of terms that cancel, in float32 and in another order
+        sums = torch.finfo(torch.float32).eps * float(terms.norm() / right.norm())
+        allowed = 2 * far(library, right) + torch.finfo(dtype).eps / 2 + sums
         assert far(ours, right) <= allowed, (kind, far(ours, right), allowed)
 
 
