@@ -307,7 +307,9 @@ def programs_of(wrapper: object) -> list[Program]:
 def _programs_around() -> list[Program]:
     """Where those are kept that are compiled for one call of torch.compile."""
     owner = _caller()
-    found: list[Program] = CompiledPrograms() if owner is None else vars(owner).setdefault(_PROGRAMS, CompiledPrograms())
+    found: list[Program] = (
+        CompiledPrograms() if owner is None else vars(owner).setdefault(_PROGRAMS, CompiledPrograms())
+    )
     return found
 
 

@@ -49,7 +49,8 @@ Sizes = Any
 MOST_SIZES = 4096
 """Of so many choices of sizes the calls are counted one by one."""
 _GONE = (
-    "disabled", "quarantined", "unverified", "rewrites forbidden", "weights not promised", "other launch", "outside the tuned sizes",
+    "disabled", "quarantined", "unverified", "rewrites forbidden", "weights not promised", "other launch", "other objective",
+    "outside the tuned sizes",
 )  # fmt: skip
 """Reasons of a miss by which a plan that runs is given up. What cannot be read now may be there the next time."""
 

@@ -84,7 +84,9 @@ def diff(first: str | Path, second: str | Path, *, db: str | Path | None = None,
             raise OptionError("a plan is compared with a plan, and a database or an environment with another")
         one, two = sides
         if isinstance(one, Listed) and isinstance(two, Listed):
-            key = PairKey(one.stored.program, one.stored.launch, one.stored.sizes.text)
+            key = PairKey(
+                one.stored.program, one.stored.launch, one.stored.sizes.text, objective=str(one.stored.objective)
+            )
             return Diff((Pair(key, one, two),), tuple(_between(store, one.stored, two.stored)), kernels)
         assert not isinstance(one, Listed)
         assert not isinstance(two, Listed)
@@ -139,7 +141,7 @@ def _has(place: Environment, name: str, version: str) -> bool:
 
 
 def _pairs(first: Sequence[Listed], second: Sequence[Listed], by_machine: bool) -> list[Pair[Listed]]:
-    """Pair the plans that would run: by program, launch and sizes, and by machine where both sides know it."""
+    """Pair the plans that would run: by program, launch, sizes and objective, and by machine where both sides know it."""
     if by_machine:
         return pairs_of(*(_best_of_machines(side) for side in (first, second)))
     shared = {each.stored.environment.key for each in first} & {each.stored.environment.key for each in second}
@@ -171,7 +173,8 @@ def _best_by(plans: Sequence[Listed], place_of: Callable[[StoredPlan], str]) -> 
         stored = one.stored
         if stored.standing in ("quarantined", "disabled"):
             continue
-        key = PairKey(stored.program, stored.launch, stored.sizes.text, place_of(stored))
+        place = place_of(stored)
+        key = PairKey(stored.program, stored.launch, stored.sizes.text, place, objective=str(stored.objective))
         if key not in found or rank(one) < rank(found[key]):
             found[key] = one
     return found
@@ -212,7 +215,7 @@ def _default_lines(pairs: Sequence[Pair[Listed]]) -> Iterator[str]:
             continue
         sides = ["-" if side is None else f"{us(side.timed.us)} {side.plan}" for side in (one.first, one.second)]
         rows.append(
-            (pair.known.program, pair.key.launch, *sides, times(one.ratio), share(one.noise), one.verdict)
+            (pair.known.program, pair.known.stored.slot, *sides, times(one.ratio), share(one.noise), one.verdict)
         )  # fmt: skip
     if len(rows) > 1:
         yield from table(rows, right={4, 5})
@@ -252,7 +255,7 @@ def _row(pair: Pair[Listed]) -> tuple[str, ...]:
     who = ["none" if one is None else summary(one.stored.plan) for one in (pair.first, pair.second)]
     plan = f"{who[0]} -> {who[1]}" if who[0] != who[1] else f"{who[0]}{', cut anew' if pair.changed else ''}"
     return (
-        known.program, known.stored.launch, known.stored.sizes.short or "-", *sides, times(pair.ratio),
+        known.program, known.stored.slot, known.stored.sizes.short or "-", *sides, times(pair.ratio),
         share(pair.noise) if pair.ratio is not None else "-", pair.verdict, plan,
     )  # fmt: skip
 

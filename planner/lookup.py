@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +24,7 @@ from fuseplan.runtime import RegionRecord
 from fuseplan.runtime.compiler import devices_of, missing_compiler
 from fuseplan.stats import count, counts
 from fuseplan.tuning_db import Box, Environment, Hit, Measurement, Miss, Places, Query, Stale, Store, StoredPlan, places
+from fuseplan.tuning_db.environment import memory_of
 from fuseplan.tuning_db.notify import notify
 
 if TYPE_CHECKING:
@@ -208,6 +209,7 @@ class Lookup:
             options.unverified,
             options.rewrites,
             unpromised(options.weights),
+            options.wanted.on(partial(memory_of, self.here)),
         )
 
     @property
@@ -308,6 +310,9 @@ def known_plan(answer: Hit | Stale) -> Chosen:
         why += f", {stored.wall_us:.1f} µs"
         if stored.best_default_us is not None:
             why += f" where {stored.best_default} took {stored.best_default_us:.1f} µs"
+    if stored.objective.spares:
+        unmet = stored.objective.unmet(stored.peak_bytes)
+        why += f", objective {stored.objective.short}{unmet and f': {unmet}'}"
     return Chosen(stored.plan, f"{why}; {answer.detail}" if isinstance(answer, Stale) else why, stored, answer.layer)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from fuseplan.durations import seconds
 from fuseplan.errors import OptionError, PlanError
 from fuseplan.graph import Graph
+from fuseplan.objective import Objective
 from fuseplan.plan import LAUNCHES, SETTINGS, Plan, Rewrite
 from fuseplan.sizes import memory_amount
 
@@ -89,6 +90,12 @@ class Options:
     merged_memory: int | float | None = None
     """`4GB`, say: so much memory of a device merged weights may take, in bytes or, as a float, as a share of all that there is. Plans that
     need more are not run. None: at most half of what is free when they are made."""
+    objective: str = "time"
+    """What the plan of a program is chosen by: the least `time`, or the least `memory` at its peak, at whatever cost in time. Plans are
+    tuned, stored and looked up for one objective: a program without a plan for this one runs under the default."""
+    max_memory: int | float | None = None
+    """`20GB`, say: the fastest plan that takes no more at its peak, beside weights and inputs, in bytes or, as a float, as a share of all
+    memory that a device has; where none does, the one that takes the least. None: there is no bound."""
     tune: str = "off"
     """A program without a plan is tuned when it is compiled: `instant` takes seconds beyond what torch.compile takes, `quick` and
     `full` take minutes. `later`: it waits in the database for `fuseplan tune --queue`, and runs under the default meanwhile."""
@@ -127,6 +134,7 @@ class Options:
         plan = _plan(given.get("plan", "auto"))
         kinds = allowed_kinds(given.get("rewrites", "all"))
         _check_allowed(kinds, plan, given.get("attention"))
+        wanted = Objective.asked(given.get("objective", "time"), given.get("max_memory"))
         return Options(
             None if plan is None else _adapted(plan, chosen, launch),
             chosen,
@@ -135,6 +143,8 @@ class Options:
             kinds,
             word("weights", given.get("weights", "free"), WEIGHTS),
             _amount("merged_memory", given.get("merged_memory")),
+            wanted.least,
+            wanted.within,
             word("tune", given.get("tune", "off"), TUNE),
             _path(given.get("db")),
             _flag("unverified", given.get("unverified", False)),
@@ -148,6 +158,11 @@ class Options:
     def default(self) -> Plan:
         """The plan of a program for which none is stored: what torch.compile does, in the mode and launch asked for."""
         return _adapted(Plan("inductor"), self.mode, self.launch)
+
+    @property
+    def wanted(self) -> Objective:
+        """What plans are chosen by, whose bound may be a share of a device's memory."""
+        return Objective(self.objective, self.max_memory)
 
     def fuel_for_one(self) -> Fuel | None:
         """What one program may spend: its own where a number was given."""

@@ -115,11 +115,13 @@ def _is_place(device: str, here: Environment) -> bool:
 
 
 def why_not(one: StaleProgram) -> str | None:
-    """Why a stale plan does not race again; None if it does. One that is for those who promise that weights stay would be replaced
-    by what wins without them.
+    """Why a stale plan does not race again; None if it does. One that was chosen by memory, or is for those who promise that weights stay,
+    would be replaced by what wins by time, or without them.
     """
     if one.trace is None:
         return _NO_TRACE
+    if one.stale.stored.objective.spares:
+        return f"its plan is for objective {one.stale.stored.objective}: tune it again with that"
     kinds = {each.kind for each in one.stale.stored.plan.rewrites}
     return None if kinds.isdisjoint(unpromised("free")) else _RESTS
 

@@ -116,7 +116,7 @@ def _row(one: Listed, is_stale: bool) -> tuple[str, ...]:
     stored = one.stored
     default = us(stored.best_default_us) + (f" {stored.best_default}" if stored.best_default else "")
     return (
-        stored.key[:12], _cut(one.program), device_of(stored.environment), stored.launch, stored.sizes.short or "-",
+        stored.key[:12], _cut(one.program), device_of(stored.environment), stored.slot, stored.sizes.short or "-",
         f"{stored.standing}, stale" if is_stale else stored.standing, us(stored.wall_us), default, times(stored.speedup),
         summary(stored.plan),
     )  # fmt: skip

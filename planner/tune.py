@@ -24,6 +24,7 @@ from fuseplan.errors import FuseplanError, OptionError
 from fuseplan.log import logger
 from fuseplan.measure.environment import environment
 from fuseplan.measure.sites_alone import sites_alone
+from fuseplan.objective import Objective
 from fuseplan.options import WEIGHTS, Options, allowed_kinds, word
 from fuseplan.plan import LAUNCHES
 from fuseplan.rewrites.kinds import usable_kinds
@@ -67,6 +68,8 @@ def tune(
     profile: bool = False,
     rewrites: str | Iterable[str] = "all",
     weights: str = "free",
+    objective: str = "time",
+    max_memory: str | float | None = None,
     model: str = LEARNED,
     sampler: str = "ours",
     storage: str | None = None,
@@ -87,11 +90,12 @@ def tune(
     the traces and the effort. `top` keeps so many programs. `again` tunes what has a plan already, and tries once more what failed.
     `profile` profiles the default of each, whatever the effort, so that `diff` can tell by which kernels another version differs.
     `rewrites` are the kinds of rewrite that plans may have: `all`, `none`, or some; with `weights` `fixed` they may also read weights
-    merged, as processes run them that promise so. Each result is in the database as soon as it is
-    known: a run that is interrupted goes on. `progress` hears how far it is; else there is a bar on a terminal. `model` says what is worth measuring: `learned`, from the rows that ship and from what is measured
-    here, or `roofline`, which leaves nothing out. `on` is `ray` for the devices of a Ray cluster, of which `device` says the type.
-    `workers` are for those who measure in other ways, `sampler` and `storage` for those who study the search: `tpe` or `random` of
-    Optuna's, and where the studies are kept for optuna-dashboard, a URL or `journal:FILE`.
+    merged, as processes run them that promise so. `objective` `memory` looks for plans that take the least memory, `max_memory`, such as
+    `20GB`, for the fastest that take no more, for processes that ask for just that. Each result is in the database as soon as it is known:
+    a run that is interrupted goes on. `progress` hears how far it is; else there is a bar on a terminal. `model` says what is worth
+    measuring: `learned`, from the rows that ship and from what is measured here, or `roofline`, which leaves nothing out. `on` is `ray`
+    for the devices of a Ray cluster, of which `device` says the type. `workers` are for those who measure in other ways, `sampler` and
+    `storage` for those who study the search: `tpe` or `random` of Optuna's, and where studies are kept, a URL or `journal:FILE`.
 
     >>> import torch
     >>> import fuseplan
@@ -100,17 +104,23 @@ def tune(
     'unverified'
     """
     seconds, kinds = seconds_of_budget(budget), kinds_of(rewrites, weights)
+    wanted = Objective.asked(objective, max_memory)
     check_name(model)
     check_sampler(sampler)
     there = programs is None and shard is None
     with _opened(db, there=there) as store, shown(progress) as heard, _elsewhere(on, device) as elsewhere:
-        todo = _agenda(store, programs, effort, launch, device, shard, top, again, kinds, elsewhere)
-        if any(item.known is None for item in todo.items):
-            check_storage(storage)
-            store.file.write(lambda connection: None)  # where nothing can be kept, better fail now than in an hour
-        settings, since = Settings(sampler, storage, model=model, kinds=kinds), clock.now() if again else None
+        todo = _agenda(store, programs, effort, launch, device, shard, top, again, kinds, wanted, elsewhere)
+        _check_kept(todo, store, storage)
+        settings, since = Settings(sampler, storage, 0, model, kinds, wanted), clock.now() if again else None
         spends = replace(Effort.named(effort), profiles=profile)
         return verdicts_on(todo, store, heard, spends, settings, seconds, since, workers, elsewhere)
+
+
+def _check_kept(todo: Agenda, store: Store, storage: str | None) -> None:
+    """Where nothing can be kept of what is to be tuned, better fail now than in an hour."""
+    if any(item.known is None for item in todo.items):
+        check_storage(storage)
+        store.file.write(lambda connection: None)
 
 
 def verdicts_on(
@@ -179,6 +189,8 @@ def agenda(
     again: bool = False,
     rewrites: str | Iterable[str] = "all",
     weights: str = "free",
+    objective: str = "time",
+    max_memory: str | float | None = None,
     on: str | Elsewhere | None = None,
 ) -> Agenda:
     """What `tune` would do with the same arguments, in which order and why. Nothing is started, and nothing written.
@@ -191,8 +203,8 @@ def agenda(
     """
     there = programs is None and shard is None
     with _opened(db, reading=True, there=there) as store, _elsewhere(on, device) as elsewhere:
-        kinds = kinds_of(rewrites, weights)
-        return _agenda(store, programs, effort, launch, device, shard, top, again, kinds, elsewhere)
+        kinds, wanted = kinds_of(rewrites, weights), Objective.asked(objective, max_memory)
+        return _agenda(store, programs, effort, launch, device, shard, top, again, kinds, wanted, elsewhere)
 
 
 def tune_online(
@@ -226,7 +238,7 @@ def tune_online(
     brief = Brief(effort, usual_s(store, spends, here))
     pool = LazyPool(lambda: staying_workers(where, spends))
     with shown(None, brief) as heard, _open_to_the_end(pool):
-        tuner = Tuner(store, pool, where, spends, Settings(kinds=kinds), heard, here=here)
+        tuner = Tuner(store, pool, where, spends, Settings(kinds=kinds, objective=options.wanted), heard, here=here)
         if meanwhile is None or here.device == "cpu" or not spends.over_default:
             (tuned,) = tuner.tune(trace, launches, found=found)
         else:
@@ -278,7 +290,7 @@ def _elsewhere(on: str | Elsewhere | None, device: str | None) -> Iterator[Elsew
 
 def _agenda(
     store: Store, programs: Source | Iterable[Source] | None, effort: str, launch: str | None, device: str | None,
-    shard: str | tuple[int, int] | None, top: int | None, again: bool, kinds: tuple[str, ...] | None,
+    shard: str | tuple[int, int] | None, top: int | None, again: bool, kinds: tuple[str, ...] | None, wanted: Objective,
     elsewhere: Elsewhere | None = None,
 ) -> Agenda:  # fmt: skip
     launches = (EITHER,) if launch is None else LAUNCHES if launch == "both" else (launch,)
@@ -289,7 +301,7 @@ def _agenda(
     if part is not None:
         programs = refuse_what_differs(programs)
     found = (
-        read_programs(waiting(store, devices), store)
+        read_programs(waiting(store, devices, wanted), store)
         if programs is None
         else that_matter(read_programs(programs, store))
     )
@@ -297,7 +309,8 @@ def _agenda(
         found = shard_of(found, part, spends)
         logger.info("%s", found.chosen)
     return agenda_of(
-        found, store, effort=effort, launches=launches, devices=devices, again=again, top=top, kinds=kinds, elsewhere=elsewhere
+        found, store, effort=effort, launches=launches, devices=devices, again=again, top=top, kinds=kinds, elsewhere=elsewhere,
+        objective=wanted,
     )  # fmt: skip
 
 

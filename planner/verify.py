@@ -21,7 +21,7 @@ from fuseplan.tuning.effort import QUICK, RACE_SHARE
 from fuseplan.tuning.program.baseline import defaults, planned
 from fuseplan.tuning.program.evidence import raced_of
 from fuseplan.tuning.program.problem import ProgramLaunch
-from fuseplan.tuning.program.race import Verdict, race
+from fuseplan.tuning.program.race import Verdict, decided, race
 from fuseplan.tuning.program.result import keep_defaults
 from fuseplan.tuning.program.services import Pool, Services
 from fuseplan.tuning.program.vet_plans import Rows, checked
@@ -30,7 +30,7 @@ from fuseplan.tuning.traces import check_device, title_of
 from fuseplan.tuning_db import Environment, Run, Store, StoredPlan, clock, places
 from fuseplan.tuning_db.verify import Contest, Verification
 from fuseplan.tuning_db.verify import verify as verify_each
-from fuseplan.tuning_db.words import SLOWER
+from fuseplan.tuning_db.words import LESS_FIT, SLOWER
 
 PINNED = "it is pinned, and computes what it should: it runs, whatever a race would say"
 
@@ -112,7 +112,12 @@ class Racer:
         state = "interrupted"
         try:
             services = replace(services, run=run.key)
-            raced = _raced(services, ProgramLaunch(first.program, trace.name, first.launch, first.sizes), contest, text)
+            raced = _raced(
+                services,
+                ProgramLaunch(first.program, trace.name, first.launch, first.sizes, first.objective),
+                contest,
+                text,
+            )
             state = "finished"
         except FuseplanError:
             state = "failed"
@@ -145,15 +150,16 @@ def _raced(services: Services, of: ProgramLaunch, contest: Contest, text: str) -
     racing = [entry for entry in fit if entry.default or entry.name not in pinned]
     verdict = None
     if any(by_plan[stored.plan] in racing for stored in contest.unverified):
-        verdict = race(services, text, racing, rows, QUICK.plan_blocks, RACE_SHARE * QUICK.device_s)
+        verdict = race(services, text, racing, rows, QUICK.plan_blocks, RACE_SHARE * QUICK.device_s, of.objective)
         if verdict is None:
             raise FuseplanError("no default of this launch could be raced here")
+        verdict = decided(verdict, of.objective, racing)
     keep_defaults(services, of, known, rows)
     results = [_standing(services, of, stored, by_plan[stored.plan], rows, verdict) for stored in contest.unverified]
     if verdict is not None and verdict.winner.default and verdict.winner.plan not in {one.plan for one in results}:
         results.append(
-            _evidence(services, of, StoredPlan(of.key, contest.here, planned(verdict.winner)), verdict, "default")
-        )
+            _evidence(services, of, StoredPlan(of.key, contest.here, planned(verdict.winner), objective=of.objective), verdict, "default")
+        )  # fmt: skip
     raced = raced_of(list(by_plan.values()), rows)
     return [
         replace(one, evidence=replace(one.evidence, raced=raced).bounded())
@@ -179,7 +185,9 @@ def _standing(
     assert verdict is not None  # since this plan took part in the race
     if entry.name == verdict.winner.name:
         return _evidence(services, of, stored, verdict, "default" if entry.default else "tuned")
-    why = f"{SLOWER} than {verdict.winner.name}"
+    why = (
+        f"{SLOWER} than {verdict.winner.name}" if not of.objective.spares else f"{LESS_FIT} than {verdict.winner.name}"
+    )
     fastest = rows[verdict.winner.name].wall_us
     if row.wall_us is not None and fastest is not None:
         why += f": {row.wall_us:,.1f} µs, where that took {fastest:,.1f}"

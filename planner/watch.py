@@ -31,6 +31,8 @@ def watch(
     device: str | None = None,
     rewrites: str = "all",
     weights: str = "free",
+    objective: str = "time",
+    max_memory: str | float | None = None,
     every_s: float = EVERY_S,
     busy: Callable[[str], str | None] = why_busy,
     pause: Callable[[float], None] = sleep,
@@ -45,6 +47,7 @@ def watch(
         raise OptionError(f"a service measures, and effort {effort} does not")
     asked: dict[str, Any] = {
         "effort": effort, "db": db, "launch": launch, "device": device, "rewrites": rewrites, "weights": weights,
+        "objective": objective, "max_memory": max_memory,
     }  # fmt: skip
     Store.open(os.environ, db).required(there=db is not None).close()
     tries: Counter[tuple[object, ...]] = Counter()

@@ -15,6 +15,7 @@ from hashlib import blake2b
 from typing import Any, TypeVar
 
 from fuseplan.errors import StoreError
+from fuseplan.objective import Objective
 from fuseplan.tuning_db.sizes import Box
 
 Value = str | int | float | None
@@ -135,6 +136,7 @@ MOMENT = Column(
     check=f"{{}} GLOB '20{_TWO}-[01][0-9]-[0-3][0-9]T[0-2][0-9]:[0-5][0-9]:[0-5][0-9].{_THREE}Z'",
 )
 SIZES = replace(text(2000), write=lambda box: box.text, read=Box.parse)
+OBJECTIVE = replace(text(40, default="'time'"), write=str, read=Objective.parse)
 DETAIL = text(4000)
 ENVIRONMENT_OF = replace(reference("environment"), write=lambda environment: environment.key)
 """Of which a logical row knows no more than the key: whoever reads a record gives it the environment."""

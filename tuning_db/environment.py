@@ -6,6 +6,7 @@ Recorded elsewhere, and never compared: driver, clocks, host. Not recorded at al
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, field, fields
 from functools import cached_property
@@ -126,6 +127,13 @@ class Difference:
 
     def __str__(self) -> str:
         return f"{_TITLES.get(self.field) or traits_of(self.field).title or self.field} {_shown(self.stored)} -> {_shown(self.here)}"
+
+
+def memory_of(here: Environment) -> int:
+    """Bytes of memory that a place has in all, of which a share may be a bound: those of its GPU, else of this machine."""
+    if here.gpu_memory_gib is not None:
+        return here.gpu_memory_gib * 2**30
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def needs_of(plan: Plan) -> frozenset[str]:

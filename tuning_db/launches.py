@@ -29,10 +29,11 @@ def other_launch(name: str, launch: str) -> str | None:
 
 
 def faster_launch(plans: Iterable[StoredPlan]) -> StoredPlan:
-    """The plan to run of several that differ in their launch: the fastest, by the times that are stored. Where it has raced with
-    a plain one, that stays, unless it is slower beyond the noise: it holds no memory of its own.
+    """The plan to run of several that differ in their launch: the fastest, by the times that are stored, of those that their objective
+    leaves. Where it has raced with a plain one, that stays, unless it is slower beyond the noise: it holds no memory of its own.
     """
-    found = list(plans)
+    every = list(plans)
+    found = every[0].objective.among(every, lambda one: one.peak_bytes)
     if len(found) == 1:
         return found[0]
     best = max(found, key=lambda one: (-_us(one), one.changed_at, one.key))

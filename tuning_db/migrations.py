@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fuseplan import __version__
 from fuseplan.tuning_db import schema
 from fuseplan.tuning_db.clock import now
-from fuseplan.tuning_db.older import rewrite_plans, table_of_drift, versions_as_rows
+from fuseplan.tuning_db.older import plans_with_objectives, rewrite_plans, table_of_drift, versions_as_rows
 
 Migration = Callable[[sqlite3.Connection], None]
 
@@ -21,7 +21,9 @@ def _create(connection: sqlite3.Connection) -> None:
 
 # Entry n takes a file from version n to n + 1, but the first: a new file is of the present version at once. A released
 # entry never changes: tests keep a file of each version.
-MIGRATIONS: tuple[Migration, ...] = (_create, rewrite_plans, versions_as_rows, rewrite_plans, table_of_drift)
+MIGRATIONS: tuple[Migration, ...] = (
+    _create, rewrite_plans, versions_as_rows, rewrite_plans, table_of_drift, plans_with_objectives,
+)  # fmt: skip
 
 
 def migrate(connection: sqlite3.Connection, migrations: Sequence[Migration] = MIGRATIONS) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from fuseplan.objective import TIME, Objective
 from fuseplan.plan import default_names
 from fuseplan.tuning_db.environment import Difference, Environment, needs_of
 from fuseplan.tuning_db.records import StoredPlan
@@ -47,6 +48,7 @@ def offers(
     launches: Collection[str],
     kinds: Collection[str] | None = None,
     own: bool = False,
+    objective: Objective = TIME,
 ) -> list[Offer]:
     """Offers among the plans of a program, those of this machine first, the latest before others, and of others those first that gained
     the most there.
@@ -54,7 +56,7 @@ def offers(
     Neither what is a default anyway is one, nor what raced or failed here, nor what needs an executor that is not here. Where all is
     tuned again, what won here before is one of its `own`: nothing else tells a race to try it.
     """
-    every = [one for one in plans if one.environment.device == here.device]
+    every = [one for one in plans if one.environment.device == here.device and one.objective == objective]
     untold = ("unverified", "tuned") if own else ("unverified",)
     known = {one.plan.identity for one in every if one.environment.key == here.key and one.status not in untold}
     found: list[Offer] = []
@@ -80,7 +82,8 @@ def offers(
 def _won(stored: StoredPlan, here: Environment, own: bool) -> bool:
     """Whether it was the fastest in its race: as tuned elsewhere, or as what was imported for here keeps of it; or here, if `own` count."""
     tuned = stored.status == "tuned" and (own or stored.environment.key != here.key)
-    imported = stored.status == "unverified" and stored.speedup is not None and stored.speedup > 1.0
+    is_better = stored.speedup is not None and (stored.speedup > 1.0 or stored.objective.spares)
+    imported = stored.status == "unverified" and is_better
     return (tuned or imported) and stored.wall_us is not None and _is_no_default(stored)
 
 
@@ -106,6 +109,7 @@ def offers_for(
     launches: Collection[str],
     kinds: Collection[str] | None = None,
     own: bool = False,
+    objective: Objective = TIME,
 ) -> list[Offer]:
     """Offers that a store has for a program, with its `own` plans of here where these count."""
-    return offers(store.plans_of(program), here, sizes, launches=launches, kinds=kinds, own=own)
+    return offers(store.plans_of(program), here, sizes, launches=launches, kinds=kinds, own=own, objective=objective)

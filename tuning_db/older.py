@@ -12,10 +12,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from fuseplan.errors import PlanError
+from fuseplan.objective import TIME
 from fuseplan.plan import Plan
 from fuseplan.tuning_db.columns import Row, to_object
 from fuseplan.tuning_db.records import NO_MOVES, plan_key
-from fuseplan.tuning_db.schema import DRIFT, ENVIRONMENT, INDEXES, PLAN, TABLES
+from fuseplan.tuning_db.schema import DRIFT, ENVIRONMENT, INDEXES, PLAN, TABLES, VIEWS
 from fuseplan.tuning_db.tables import Table
 
 _COLUMNS_OF_VERSIONS = ("inductor", "nvfuser")
@@ -28,25 +29,33 @@ _ENVIRONMENT_2 = replace(
     },
 )
 """Until schema 2."""
+_PLAN_5 = replace(PLAN, columns={name: column for name, column in PLAN.columns.items() if name != "objective"})
+"""Until schema 5."""
 
 
 def present(table: Table, row: Row) -> Row:
     """The row as it is written now."""
     if table is ENVIRONMENT and row.keys() == _ENVIRONMENT_2.columns.keys():
         return _with_versions(row)
-    return _moves_as_data(_plan_of_format_2(row)) if table is PLAN else row
+    if table is not PLAN:
+        return row
+    new = _moves_as_data(_plan_of_format_2(row))
+    return _for_time(new) if row.keys() == _PLAN_5.columns.keys() else new
 
 
 def table_of(table: Table, version: int) -> Table | None:
     """A table as it was in a version of the schema; None where there was none."""
     if table is DRIFT and version <= 4:
         return None
+    if table is PLAN and version <= 5:
+        return _PLAN_5
     return _ENVIRONMENT_2 if table is ENVIRONMENT and version <= 2 else table
 
 
 def table_with(table: Table, columns: Iterable[str]) -> Table:
     """The table as it was when it had these columns; as it is, if it never had them."""
-    return _ENVIRONMENT_2 if table is ENVIRONMENT and set(columns) == set(_ENVIRONMENT_2.columns) else table
+    then = {ENVIRONMENT: _ENVIRONMENT_2, PLAN: _PLAN_5}.get(table, table)
+    return then if set(columns) == set(then.columns) else table
 
 
 def versions_as_rows(connection: sqlite3.Connection) -> None:
@@ -71,6 +80,33 @@ def table_of_drift(connection: sqlite3.Connection) -> None:
             connection.execute(sql)
 
 
+def plans_with_objectives(connection: sqlite3.Connection) -> None:
+    """Give plans the column of their objective, which is time. SQLite would put a new column behind the digest, so that the table is made
+    anew; keys stay, and a damaged row stays what it is, unless nothing in its place could be a row.
+    """
+    around = [name for name, sql in VIEWS.items() if "plan" in sql.split()]
+    for name in around:
+        connection.execute(f"DROP VIEW IF EXISTS {name}")
+    found = [_PLAN_5.logical(values) for values in connection.execute(_PLAN_5.select)]
+    own = ", ".join(["id", *map(PLAN.stored, _PLAN_5.own), "digest"])
+    connection.execute("ALTER TABLE plan RENAME TO plan_5")
+    connection.execute(TABLES[PLAN.name])
+    connection.execute("PRAGMA ignore_check_constraints = ON")
+    try:
+        connection.execute(f"INSERT OR IGNORE INTO plan ({own}) SELECT {own} FROM plan_5")
+    finally:
+        connection.execute("PRAGMA ignore_check_constraints = OFF")
+    connection.execute("DROP TABLE plan_5")
+    for sql in (*(sql for sql in INDEXES.values() if " ON plan(" in sql), *(VIEWS[name] for name in around)):
+        connection.execute(sql)
+    digests = [(PLAN.digest(_for_time(row)), row["key"]) for row in found if row is not None]
+    connection.executemany("UPDATE plan SET digest = ? WHERE key = ?", digests)
+
+
+def _for_time(row: Row) -> Row:
+    return {**row, "objective": str(TIME)}
+
+
 def _with_versions(row: Row) -> Row:
     own = {name: value for name, value in row.items() if name not in _COLUMNS_OF_VERSIONS}
     versions = {name: str(row[name]) for name in _COLUMNS_OF_VERSIONS if row[name] is not None}
@@ -78,12 +114,12 @@ def _with_versions(row: Row) -> Row:
 
 
 def rewrite_plans(connection: sqlite3.Connection) -> None:
-    """Write each plan of a file as it is written now; a damaged row stays what it is."""
+    """Write each plan of a file of schema 1 or 3 with the words that came then; a damaged row stays what it is."""
     for (number,) in connection.execute("SELECT id FROM plan").fetchall():
-        found = connection.execute(f"{PLAN.select} WHERE plan.id = ?", (number,)).fetchone()
-        row = PLAN.logical(found)
-        if row is not None and (new := present(PLAN, row)) is not row:
-            values = (new["key"], new["json"], new["moves"], PLAN.digest(new), number)
+        found = connection.execute(f"{_PLAN_5.select} WHERE plan.id = ?", (number,)).fetchone()
+        row = _PLAN_5.logical(found)
+        if row is not None and (new := _moves_as_data(_plan_of_format_2(row))) is not row:
+            values = (new["key"], new["json"], new["moves"], _PLAN_5.digest(new), number)
             connection.execute("UPDATE plan SET key = ?, json = ?, moves = ?, digest = ? WHERE id = ?", values)
 
 

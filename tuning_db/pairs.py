@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from fuseplan.noise import RaceTime, compared, noise_between
+from fuseplan.objective import TIME
 
 VERDICTS = ("slower", "faster", "same", "unknown", "only first", "only second")
 
@@ -21,6 +22,7 @@ class PairKey(NamedTuple):
     """The environment, or the machine, where that counts."""
     what: str = "the plan"
     """What of the program was timed."""
+    objective: str = str(TIME)
 
 
 class Side(Protocol):

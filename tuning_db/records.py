@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from fuseplan import __version__
 from fuseplan.errors import StoreError
 from fuseplan.noise import RaceTime, relative
+from fuseplan.objective import TIME, Objective
 from fuseplan.plan import Plan
 from fuseplan.tuning_db import clock, columns
 from fuseplan.tuning_db.columns import Record, Value, content_key, stored
@@ -182,16 +183,24 @@ class StoredPlan(Record):
     detail: str = field(default="", metadata=stored(columns.DETAIL))
     """Why it is quarantined."""
     changed_at: str = field(default_factory=clock.now, metadata=stored(columns.MOMENT))
+    objective: Objective = field(default=TIME, metadata=stored(columns.OBJECTIVE))
+    """What it was chosen by, and is looked up for."""
 
     @property
     def key(self) -> str:
         """32 hex digits: equal for the same plan in the same place, whatever its status and evidence."""
-        return plan_key(self.program, self.environment.key, self.launch, self.sizes.text, self.plan.identity)
+        place = self.program, self.environment.key, self.launch, self.sizes.text
+        return plan_key(*place, self.plan.identity, str(self.objective))
 
     @property
     def launch(self) -> str:
         """How the plan's calls reach the device: part of the plan, and a column of its row."""
         return self.plan.launch
+
+    @property
+    def slot(self) -> str:
+        """What people read of its launch, and of its objective where that is not time."""
+        return self.objective.beside(self.launch)
 
     @property
     def standing(self) -> str:
@@ -237,9 +246,12 @@ class Drift(Record):
     measured_at: str = field(default_factory=clock.now, metadata=stored(columns.MOMENT))
 
 
-def plan_key(program: Value, environment: Value, launch: Value, sizes: Value, identity: str) -> str:
-    """The key that a plan of this identity has in the database."""
-    return content_key("plan", (program, environment, launch, sizes, identity))
+def plan_key(
+    program: Value, environment: Value, launch: Value, sizes: Value, identity: str, objective: str = str(TIME)
+) -> str:
+    """The key that a plan of this identity has in the database. Plans for time have the keys from before there were objectives."""
+    chosen_by = () if objective == str(TIME) else (objective,)
+    return content_key("plan", (program, environment, launch, sizes, identity, *chosen_by))
 
 
 def trace_key(program: Value, sizes: Value) -> str:
@@ -260,12 +272,15 @@ class Query:
     """The kinds of rewrite that its plan may have; None for all."""
     unpromised: tuple[str, ...] = ()
     """The kinds that it may not have, since they rest on weights that stay, which nobody has promised."""
+    objective: Objective = TIME
+    """What its plan was to be chosen by."""
 
     @property
     def memo_key(self) -> tuple[object, ...]:
         """What two equal questions have in common."""
         sizes = tuple(sorted(self.sizes.items())) if self.sizes else ()
-        return (self.program, self.environment.key, self.launch, sizes, self.unverified, self.kinds, self.unpromised)
+        place = self.program, self.environment.key, self.launch, sizes, str(self.objective)
+        return (*place, self.unverified, self.kinds, self.unpromised)
 
 
 @dataclass(frozen=True)
@@ -313,6 +328,7 @@ REASONS = (
     "weights not promised",
     "outside the tuned sizes",
     "other launch",
+    "other objective",
     "other environment",
     "no such program",
     "database unusable",

@@ -13,6 +13,7 @@ from typing import TypeVar
 from fuseplan import __version__
 from fuseplan.errors import StoreError
 from fuseplan.graph import Graph
+from fuseplan.objective import TIME, Objective
 from fuseplan.tuning_db import clock
 from fuseplan.tuning_db.environment import Environment
 from fuseplan.tuning_db.programs import readable
@@ -100,14 +101,20 @@ def measured(store: Store, program: str, here: Environment) -> int:
 
 
 def cut_before(
-    store: Store, regions: Collection[str], here: Environment, launch: str, efforts: Collection[str], program: str
+    store: Store,
+    regions: Collection[str],
+    here: Environment,
+    launch: str,
+    efforts: Collection[str],
+    program: str,
+    objective: Objective = TIME,
 ) -> dict[str, frozenset[str]]:
     """Which of these regions, by key, other programs than `program` were cut into, by the key of a plan of each: those that
-    such efforts have brought to a verdict here for this launch.
+    such efforts have brought to a verdict here for this launch and objective.
     """
 
     def ask(connection: sqlite3.Connection) -> dict[str, frozenset[str]]:
-        given = (json.dumps(list(regions)), here.key, launch, program, json.dumps(list(efforts)))
+        given = (json.dumps(list(regions)), here.key, launch, program, str(objective), json.dumps(list(efforts)))
         found: dict[str, set[str]] = {}
         for plan, region in connection.execute(_CUT_BEFORE, given):
             found.setdefault(str(plan), set()).add(str(region))
@@ -170,7 +177,7 @@ CROSS JOIN program_graph ON program_graph.graph_id = graph_region.graph_id
 CROSS JOIN plan ON plan.program_id = program_graph.program_id
 CROSS JOIN environment ON environment.id = plan.environment_id CROSS JOIN run ON run.id = plan.run_id
 CROSS JOIN program ON program.id = plan.program_id
-WHERE environment.key = ? AND plan.launch = ? AND program.key <> ?
+WHERE environment.key = ? AND plan.launch = ? AND program.key <> ? AND plan.objective = ?
 AND plan.status IN ('tuned', 'default') AND run.effort IN (SELECT value FROM json_each(?))
 """
 _OF_PROGRAM = (

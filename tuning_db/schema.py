@@ -15,8 +15,9 @@ from fuseplan.tuning_db.records import DefaultTiming, Drift, Measurement, Run, S
 from fuseplan.tuning_db.tables import Table
 
 APPLICATION_ID = 0x66757365  # "fuse"
-VERSION = 5
-"""2: plans are of format 2. 3: versions of executors are rows. 4: moves of plans are data. 5: there is a table of drift."""
+VERSION = 6
+"""2: plans are of format 2. 3: versions of executors are rows. 4: moves of plans are data. 5: there is a table of drift. 6: plans have
+an objective."""
 
 ENVIRONMENT = Table(
     "environment",
@@ -159,7 +160,7 @@ VIEWS = {
     "tuned_vs_default": """CREATE VIEW tuned_vs_default AS
 SELECT coalesce(program.name, substr(program.key, 1, 12)) AS program,
        coalesce(environment.gpu, environment.cpu) AS device,
-       environment.torch, plan.launch, plan.sizes, coalesce(plan.word, plan.status) AS status,
+       environment.torch, plan.launch, plan.sizes, plan.objective, coalesce(plan.word, plan.status) AS status,
        plan.wall_us AS plan_us, plan.best_default, plan.best_default_us,
        round(plan.best_default_us / plan.wall_us, 4) AS speedup,
        plan.noise_us, plan.changed_at, plan.key AS plan_key, program.key AS program_key

@@ -82,23 +82,27 @@ def stale_plans(
     all_of_one: bool = False,
 ) -> list[StalePlan]:
     """The stale ones among plans, by what these places are now. A plan after which its program raced there again is not among them,
-    and of several of one program, sizes and place the latest stands for all, be it not that `all_of_one` are to be shown. `drivers` are
+    and of several of one program, sizes, objective and place the latest stands for all, be it not that `all_of_one` are to be shown. `drivers` are
     those of runs, by key.
     """
     every, known = list(plans), drivers or {}
     found: dict[tuple[str, ...], StalePlan] = {}
     for here in places:
-        settled = {(one.program, one.sizes.text) for one in every if _counts_there(one, here, known)}
+        settled = {_subject(one) for one in every if _counts_there(one, here, known)}
         for stored in sorted(every, key=lambda one: (one.changed_at, one.key)):
-            if (stored.program, stored.sizes.text) in settled or not _raced(stored):
+            if _subject(stored) in settled or not _raced(stored):
                 continue
             if not stored.environment.is_machine_of(here.environment):
                 continue
             changes = changes_used(stored.plan, _place_of(stored, known), here)
             if changes:
-                one = (stored.key,) if all_of_one else (stored.program, stored.sizes.text)
+                one = (stored.key,) if all_of_one else _subject(stored)
                 found[(here.environment.key, *one)] = StalePlan(stored, here.environment, changes)
     return list(found.values())
+
+
+def _subject(stored: StoredPlan) -> tuple[str, str, str]:
+    return stored.program, stored.sizes.text, str(stored.objective)
 
 
 def _raced(stored: StoredPlan) -> bool:

@@ -47,7 +47,7 @@ from fuseplan.tuning_db.records import (
 )
 from fuseplan.tuning_db.sizes import STATIC, Box
 from fuseplan.tuning_db.tables import RowWriter, Table
-from fuseplan.tuning_db.waiting import Place, planned, traced
+from fuseplan.tuning_db.waiting import Place, Planned, planned, traced
 
 _T = TypeVar("_T")
 _Rows = list[tuple[Table, Row]]
@@ -161,12 +161,12 @@ class Store(Layered):
             highest.update(layer)
         return [highest[key] for key in sorted(highest)]
 
-    def traced(self) -> list[tuple[str, list[Environment]]]:
-        """All traces, in the order in which they came, and in which environments each has a plan that counts."""
-        done: dict[Place, list[Environment]] = {}
+    def traced(self) -> list[tuple[str, list[Planned]]]:
+        """All traces, in the order in which they came, and in which environments each has a plan that counts, for which objective."""
+        done: dict[Place, list[Planned]] = {}
         for layer in self._gather(planned, within_s=60.0)[0]:
-            for place, environment in layer:
-                done.setdefault(place, []).append(environment)
+            for place, where in layer:
+                done.setdefault(place, []).append(where)
         found = []
         for place in dict.fromkeys(place for layer in self._gather(traced, within_s=60.0)[0] for place in layer):
             try:

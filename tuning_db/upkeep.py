@@ -192,7 +192,7 @@ def _forget_run(connection: sqlite3.Connection, number: int) -> None:
 
 _SUPERSEDED = """SELECT old.id FROM plan AS old JOIN plan AS new
     ON new.program_id = old.program_id AND new.environment_id = old.environment_id
-   AND new.launch = old.launch AND new.sizes = old.sizes
+   AND new.launch = old.launch AND new.sizes = old.sizes AND new.objective = old.objective
    AND (new.changed_at, new.key) > (old.changed_at, old.key) AND new.status IN ('tuned', 'default')
  WHERE old.word IS NULL AND old.status <> 'quarantined'"""
 _TIMED = ("measurement", "default_timing", "drift")

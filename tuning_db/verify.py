@@ -13,12 +13,12 @@ from fuseplan.tuning_db import clock
 from fuseplan.tuning_db.environment import Environment, needs_of
 from fuseplan.tuning_db.records import StoredPlan
 from fuseplan.tuning_db.store import Store
-from fuseplan.tuning_db.words import SLOWER, listed
+from fuseplan.tuning_db.words import LOST, listed
 
 
 @dataclass(frozen=True)
 class Contest:
-    """The plans that can stand in for each other: of one program, launch and box of sizes, in one environment."""
+    """The plans that can stand in for each other: of one program, launch, box of sizes and objective, in one environment."""
 
     here: Environment
     unverified: tuple[StoredPlan, ...]
@@ -108,13 +108,13 @@ def _place_of(stored: StoredPlan, places: Sequence[Environment]) -> tuple[Enviro
     return None, "other " + ", ".join(map(str, nearest))
 
 
-def _slot(stored: StoredPlan) -> tuple[str, str, str]:
-    return stored.program, stored.launch, stored.sizes.text
+def _slot(stored: StoredPlan) -> tuple[str, str, str, str]:
+    return stored.program, stored.launch, stored.sizes.text, str(stored.objective)
 
 
 def _where(stored: StoredPlan) -> tuple[object, ...]:
     """What two rows have in common that are one plan for one program, each in an environment of its own."""
-    return stored.program, stored.plan, stored.sizes
+    return stored.program, stored.plan, stored.sizes, stored.objective
 
 
 def _keep(store: Store, here: Environment, origin: StoredPlan | None, raced: StoredPlan) -> StoredPlan:
@@ -124,7 +124,7 @@ def _keep(store: Store, here: Environment, origin: StoredPlan | None, raced: Sto
     kept = replace(kept, word=known.word if known is not None else origin.word if origin is not None else None)
     kept = replace(kept, changed_at=clock.after(max(one.changed_at for one in (raced, known, origin) if one)))
     store.add_plan(kept)
-    failed = kept.status == "quarantined" and not kept.detail.startswith(SLOWER)
+    failed = kept.status == "quarantined" and not kept.detail.startswith(LOST)
     if failed and origin is not None and origin.key != kept.key:
         store.quarantine(origin.key, kept.detail)  # it may run here as well, for who asks for unverified plans
     return kept

@@ -9,9 +9,11 @@ from fuseplan.tuning_db.lookup import environments
 
 Place = tuple[str, str]
 """The key of a program, and the box of its sizes."""
+Planned = tuple[Environment, str]
+"""Where a plan counts, and its objective as the database spells it."""
 _TRACED = "SELECT program.key, trace.sizes FROM trace JOIN program ON program.id = trace.program_id"
 _PLANNED = (
-    "SELECT DISTINCT program.key, plan.sizes, environment.key FROM plan JOIN program ON program.id = plan.program_id"
+    "SELECT DISTINCT program.key, plan.sizes, environment.key, plan.objective FROM plan JOIN program ON program.id = plan.program_id"
     " JOIN environment ON environment.id = plan.environment_id"
     " WHERE (plan.word IS NOT NULL OR plan.status IN ('tuned', 'default'))"
 )
@@ -23,8 +25,10 @@ def traced(connection: sqlite3.Connection) -> list[Place]:
     return [(str(key), str(sizes)) for key, sizes in connection.execute(_TRACED)]
 
 
-def planned(connection: sqlite3.Connection) -> list[tuple[Place, Environment]]:
-    """What has a plan, and in which environment."""
+def planned(connection: sqlite3.Connection) -> list[tuple[Place, Planned]]:
+    """What has a plan, in which environment, and for which objective."""
     known = environments(connection)
     rows = connection.execute(_PLANNED)
-    return [((str(key), str(sizes)), known[place]) for key, sizes, place in rows if place in known]
+    return [
+        ((str(key), str(sizes)), (known[place], str(objective))) for key, sizes, place, objective in rows if place in known
+    ]  # fmt: skip

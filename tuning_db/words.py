@@ -14,7 +14,10 @@ from fuseplan.tuning_db.store import Store
 SOME = 5
 """Keys that are named where a text means several plans."""
 SLOWER = "no faster here"
-"""How the detail of a plan begins that is out because it lost its race, not because it failed."""
+"""How the detail of a plan begins that is out because it lost its race, not because it failed; …"""
+LESS_FIT = "no better for its objective here"
+"""… and where memory counts."""
+LOST = (SLOWER, LESS_FIT)
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ def plan_named(store: Store, key: str) -> StoredPlan:
 def pin(store: Store, key: str) -> StoredPlan:
     """Run this plan wherever it may run, though others be faster, or it unverified. Another pinned there is let go."""
     chosen = plan_named(store, key)
-    if chosen.status == "quarantined" and not chosen.detail.startswith(SLOWER):
+    if chosen.status == "quarantined" and not chosen.detail.startswith(LOST):
         raise StoreError(f"plan {chosen.key[:12]} failed here ({chosen.detail}): fuseplan plan retune, then tune again")
     for other in _beside(store, chosen):
         if other.key != chosen.key and other.word == "pinned":
@@ -127,8 +130,8 @@ def summary(plan: Plan) -> str:
 def _beside(store: Store, chosen: StoredPlan) -> list[StoredPlan]:
     """Plans among which a look-up would choose by their races alone, this one too."""
 
-    def slot(plan: StoredPlan) -> tuple[str, str, str, str]:
-        return plan.program, plan.environment.key, plan.launch, plan.sizes.text
+    def slot(plan: StoredPlan) -> tuple[str, str, str, str, str]:
+        return plan.program, plan.environment.key, plan.launch, plan.sizes.text, str(plan.objective)
 
     return [plan for plan in store.plans() if slot(plan) == slot(chosen)]
 

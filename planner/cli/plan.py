@@ -129,7 +129,7 @@ def _row(one: Listed) -> tuple[str, ...]:
         stored.key[:12],
         one.program,
         stored.environment.gpu or stored.environment.cpu or stored.environment.device,
-        stored.launch,
+        stored.slot,
         stored.sizes.short or "-",
         stored.standing,
         "-" if stored.wall_us is None else f"{stored.wall_us:,.1f}",

@@ -16,6 +16,7 @@ from fuseplan.cli.options import tell
 from fuseplan.cli.record import SCRIPT
 from fuseplan.cli.text import misplaced
 from fuseplan.graph.words import counted
+from fuseplan.objective import OBJECTIVES
 from fuseplan.options import ATTENTION, TUNE, VERIFY, WEIGHTS
 from fuseplan.plan import LAUNCHES
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 @click.command(
     context_settings=SCRIPT,
     epilog="Examples: fuseplan run train.py --steps 10; fuseplan run --db tuning.db --compile GPT2Block generate.py; "
-    "fuseplan run --tune quick -m myproject.train",
+    "fuseplan run --tune quick -m myproject.train; fuseplan run --max-memory 20GB train.py",
 )
 @file_option
 @click.option(
@@ -69,6 +70,15 @@ if TYPE_CHECKING:
 @click.option(
     "--merged-memory", metavar="SIZE",
     help="So much memory of a device, as in 4GB or 20%, merged weights may take; without it, half of what is free.",
+)  # fmt: skip
+@click.option(
+    "--objective",
+    type=click.Choice(OBJECTIVES),
+    help="memory: under the plans that take the least memory, where such are tuned.",
+)
+@click.option(
+    "--max-memory", metavar="SIZE",
+    help="Under the fastest plans that take no more memory at their peak, as in 20GB or 25%, where such are tuned.",
 )  # fmt: skip
 @click.option("-m", "module", is_flag=True, help="SCRIPT is the name of a module, as with python -m.")
 @click.option("--json", "as_json", is_flag=True, help="End with one line of JSON on stderr.")

@@ -55,7 +55,7 @@ def _lines(found: Sequence[StaleProgram]) -> Iterator[str]:
         why = "; ".join(each for each in (one.stale.why, why_not(one)) if each)
         rows.append(
             (
-                one.called, stored.key[:12], stored.launch, device_of(stored.environment), us(stored.wall_us),
+                one.called, stored.key[:12], stored.slot, device_of(stored.environment), us(stored.wall_us),
                 summary(stored.plan), why,
             )
         )  # fmt: skip

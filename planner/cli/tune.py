@@ -16,6 +16,7 @@ from fuseplan.cli.options import as_json as json_option
 from fuseplan.cli.options import database as file_option
 from fuseplan.cli.options import tell
 from fuseplan.graph.words import counted
+from fuseplan.objective import OBJECTIVES, Objective
 from fuseplan.options import WEIGHTS
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ Examples:
   fuseplan tune traces/ --shard 3/16 --db shard-3.db
   fuseplan tune repro.py --device cuda
   fuseplan tune gpt2 --again
+  fuseplan tune traces/ --max-memory 20GB
   fuseplan tune --queue --budget 8h
   fuseplan tune --queue --watch --device cuda:0
   fuseplan tune traces/ --on ray
@@ -88,6 +90,14 @@ Examples:
     help="fixed: plans may also read weights merged, for processes that promise that these stay.",
 )  # fmt: skip
 @click.option(
+    "--objective", type=click.Choice(OBJECTIVES), default="time", show_default=True,
+    help="memory: plans that take the least memory, at whatever cost in time, for processes that ask for that.",
+)  # fmt: skip
+@click.option(
+    "--max-memory", metavar="SIZE",
+    help="The fastest plans that take no more at their peak, as in 20GB or 25% of the device's memory.",
+)  # fmt: skip
+@click.option(
     "--profile", is_flag=True,
     help="Also profile the default of each, whatever the effort: diff then tells by which kernels another version is slower.",
 )  # fmt: skip
@@ -109,7 +119,7 @@ Examples:
 @json_option
 def tune(
     traces: tuple[str, ...], queue: bool, stale: bool, watch: bool, effort: str, launch: str | None, device: str | None, on: str | None,
-    budget: str | None, shard: str | None, top: int | None, rewrites: str, weights: str, profile: bool, again: bool, model: str, sampler: str, storage: str | None,
+    budget: str | None, shard: str | None, top: int | None, rewrites: str, weights: str, objective: str, max_memory: str | None, profile: bool, again: bool, model: str, sampler: str, storage: str | None,
     dry_run: bool,
     file: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
@@ -148,11 +158,13 @@ def tune(
     chosen["shard"] = _shard(shard, queue)
     if on is not None:
         chosen["on"] = on
-    chosen |= {"rewrites": rewrites, "weights": weights}
+    Objective.asked(objective, max_memory)
+    chosen |= {"rewrites": rewrites, "weights": weights, "objective": objective, "max_memory": max_memory}
     try:
         if watch:
             _serve(
-                {name: chosen[name] for name in ("effort", "launch", "device", "rewrites", "weights")} | {"db": file},
+                {name: value for name, value in chosen.items() if name not in ("top", "again", "shard", "on")}
+                | {"db": file},
                 as_json,
             )
         elif dry_run:
@@ -274,6 +286,7 @@ def _fields(one: Tuned) -> dict[str, Any]:
 
     flat = {field.name: getattr(one, field.name) for field in fields(one)}
     flat["plan"] = None if one.plan is None else json.loads(one.plan.to_json())
+    flat["objective"] = str(one.objective)
     flat["timed"] = [timed.told(TOLD) for timed in one.timed]
     return flat | {"speedup": one.speedup, "error_median": one.error_at(0.5), "error_p90": one.error_at(0.9)}
 
@@ -349,7 +362,7 @@ def _row(one: Tuned) -> tuple[str, ...]:
     return (
         one.called,
         f"{one.calls:,}",
-        one.launch,
+        one.objective.beside(one.launch),
         "-" if one.best_default_us is None else f"{us(one.best_default_us)} {one.best_default}",
         us(one.wall_us),
         times(one.speedup),

@@ -30,6 +30,8 @@ def unguarded(lookup: Lookup, choice: Chosen) -> str | None:
     """Why a program that is to be guarded is not; None where it can be."""
     if choice.stored is None:
         return "it has no stored plan"
+    if choice.stored.objective.spares:
+        return "its plan was chosen by memory, and may be slower"
     if choice.plan.identity == lookup.default("").plan.identity:
         return "its plan is the default"
     if lookup.options.fuel is not None:

@@ -15,7 +15,9 @@ class Bundle:
     captures: bool = False
     """Whether it brings CUDA graphs of torch's own, which go with no launch of ours."""
     touches: tuple[str, ...] = ()
-    """Parts of the names of ops that a backward compiles otherwise; none where tuning does not propose it."""
+    """Parts of the names of ops that a backward compiles otherwise; none where tuning does not propose it for time."""
+    memory_budget: float = 1.0
+    """The share of what the forward would keep for the backward that it may keep; torch computes the rest again."""
 
 
 _SUMS = ("_norm_backward", "aten.sum.", "aten.mean.")
@@ -29,5 +31,10 @@ BUNDLES: Mapping[str, Bundle] = {
     "mix-order-off": Bundle(options={"triton.mix_order_reduction": False}, touches=_SUMS),
     "split-64": Bundle(options={"triton.mix_order_reduction_split_size": 64}, touches=_SUMS),
     "split-128": Bundle(options={"triton.mix_order_reduction_split_size": 128}, touches=_SUMS),
+    "budget-50": Bundle(memory_budget=0.5),
+    "budget-25": Bundle(memory_budget=0.25),
+    "budget-10": Bundle(memory_budget=0.1),
 }
 """By the names that plans have for them; a new bundle is one line."""
+SPARING = tuple(name for name, bundle in BUNDLES.items() if bundle.memory_budget < 1.0)
+"""Those that take less memory in training, and more time; the one that leaves the most first."""

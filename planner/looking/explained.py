@@ -144,6 +144,7 @@ def _evidence(stored: StoredPlan) -> Iterator[str]:
     against = "".join(f" (raced with {launch})" for launch in others if launch is not None)
     yield (
         f"  on: {device_of(stored.environment)}, torch {stored.environment.torch}, launch {stored.launch}{against}"
+        + (f", objective {stored.objective.short}" if stored.objective.spares else "")
         + (f", sizes {stored.sizes.short}" if stored.sizes.text else "")
     )
     if stored.wall_us is not None:
@@ -154,6 +155,8 @@ def _evidence(stored: StoredPlan) -> Iterator[str]:
             else f", {times(faster)} as fast as {stored.best_default} ({us(stored.best_default_us)})"
         )
         yield f"  time: {us(stored.wall_us)} (device {us(stored.device_us)}, host {us(stored.host_us)}), noise {share(stored.noise)}{than}"
+    if stored.objective.spares and stored.peak_bytes is not None:
+        yield f"  memory: {memory_told(stored)}"
     if stored.predicted_us is not None:
         off = f", off by {share(stored.predicted_us / stored.wall_us - 1)}" if stored.wall_us else ""
         yield f"  predicted: {us(stored.predicted_us)}{off}"
@@ -201,6 +204,14 @@ def raced_lines(stored: StoredPlan) -> Iterator[str]:
     if len(ordered) > MOST_LINES:
         yield f"  and {len(ordered) - MOST_LINES} more"
     yield from judged_lines([one for one in ordered if one.judged][:MOST_LINES])
+
+
+def memory_told(stored: StoredPlan) -> str:
+    """What a plan takes at its peak, beside what the best default takes, and that it does not fit where nothing does."""
+    default = next((one.peak_bytes for one in stored.evidence.raced if one.name == stored.best_default), None)
+    beside = "" if default is None else f", where {stored.best_default} takes {spelled_bytes(default)}"
+    unmet = stored.objective.unmet(stored.peak_bytes)
+    return f"{spelled_bytes(stored.peak_bytes or 0)} at its peak{beside}{unmet and f'; {unmet}'}"
 
 
 def _raced_row(stored: StoredPlan, one: Raced) -> tuple[str, ...]:
@@ -266,7 +277,7 @@ def _other(one: Listed) -> tuple[str, ...]:
     stored = one.stored
     return (
         stored.key[:12], stored.standing, f"{device_of(stored.environment)}, torch {stored.environment.torch}",
-        us(stored.wall_us), f"{stored.launch}{', ' + stored.sizes.short if stored.sizes.text else ''}", stored.detail[:60],
+        us(stored.wall_us), f"{stored.slot}{', ' + stored.sizes.short if stored.sizes.text else ''}", stored.detail[:60],
     )  # fmt: skip
 
 

@@ -105,8 +105,8 @@ def _running(mine: Sequence[Listed]) -> Listed | None:
     first = mine[0].stored
     by_launch: dict[str, Listed] = {}
     for one in mine:
-        same = (one.stored.environment, one.stored.sizes) == (first.environment, first.sizes)
-        if same and rank(one) == rank(mine[0]):
+        same = (one.stored.environment, one.stored.sizes, one.stored.objective)
+        if same == (first.environment, first.sizes, first.objective) and rank(one) == rank(mine[0]):
             by_launch.setdefault(one.stored.launch, one)
     fastest = faster_launch(one.stored for one in by_launch.values())
     return by_launch[fastest.launch]

@@ -90,7 +90,7 @@ def fields_of(one: Listed) -> dict[str, Any]:
     stored, place = one.stored, one.stored.environment
     return {
         "key": stored.key, "program": stored.program, "name": one.name, "device": place.gpu or place.cpu,
-        "torch": place.torch, "launch": stored.launch, "sizes": stored.sizes.text, "status": stored.status,
+        "torch": place.torch, "launch": stored.launch, "objective": str(stored.objective), "sizes": stored.sizes.text, "status": stored.status,
         "word": stored.word, "who": summary(stored.plan), "wall_us": stored.wall_us, "device_us": stored.device_us,
         "host_us": stored.host_us, "predicted_us": stored.predicted_us, "noise_us": stored.noise_us,
         "peak_bytes": stored.peak_bytes, "best_default": stored.best_default,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import tempfile
@@ -121,6 +122,7 @@ class Peak:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
         else:
+            _give_back()
             self._known = _reset_peak()
             self._before = _kilobytes(_STATUS, "VmRSS")
 
@@ -130,6 +132,13 @@ class Peak:
             torch.cuda.synchronize()
         most = torch.cuda.max_memory_reserved() if self.on_gpu else _kilobytes(_STATUS, "VmHWM")
         return None if most is None or self._before is None or not self._known else max(most - self._before, 0)
+
+
+def _give_back() -> None:
+    """Give back what is free in the C library's heap: calls that take it again would seem to take nothing."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc alone has it
+    if trim is not None:
+        trim(0)
 
 
 def _reset_peak() -> bool:

@@ -80,6 +80,8 @@ class Rule:
     alike: float = 0.0
     """A race ends, too, when the fastest surely beats the incumbent, and all others that still run surely differ from it by
     no more than this, relative. Whoever wants their times, and not a winner, has it go on."""
+    spared: tuple[str, ...] = ()
+    """Candidates that are not dropped, since they race for something else than time."""
     seconds: float | None = None
     """After so many seconds spent on blocks a race ends, once `least` rounds are through."""
     seed: int = 0
@@ -255,7 +257,8 @@ class _Race:
             else:
                 self.lanes[name] = replace(lane, samples=(*lane.samples, sample.rounded()))
         self.running = [name for name in self.running if self.lanes[name].dropped is None]
-        lost = [name for name in self.challengers if any(self._loses(name, to) for to in self.running if to != name)]
+        droppable = [name for name in self.challengers if name not in self.rule.spared]
+        lost = [name for name in droppable if any(self._loses(name, to) for to in self.running if to != name)]
         for name in lost:
             self.lanes[name] = replace(self.lanes[name], dropped=self.rounds)
         self.running = [name for name in self.running if name not in lost]

@@ -90,6 +90,10 @@ class Kind(ABC, Generic[S]):
         """
         return {way: way for way in self.ways(site)}
 
+    def sparing(self, site: S) -> Sequence[str]:
+        """The ways that take less memory and more time, the one that takes the least first: they race where memory counts."""
+        return ()
+
     def forbidden(self, site: S, way: str) -> str | None:
         """Why a way that may be legal is not wanted in this process as it is set now, or here in the program: it would take away
         what the caller has chosen, such as to be deterministic. A stored plan that has it falls back to what is allowed.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from fuseplan.wire.codec import UNLESS_DEFAULT
+
 
 @dataclass(frozen=True)
 class SiteFound:
@@ -33,6 +35,8 @@ class SiteFound:
     """Whether what is preferred may turn out to be slower."""
     behind: str | None = None
     """The way that would be preferred if no site of another kind came before it."""
+    sparing: tuple[str, ...] = field(default=(), metadata=UNLESS_DEFAULT)
+    """The ways that take less memory and more time, the one that takes the least first."""
 
     @property
     def named(self) -> tuple[str, int]:

@@ -210,10 +210,11 @@ def _told(
     kind, site = one.kind, one.found
     preferred, behind = (one.preferred, None) if chosen else (None, one.preferred)
     rivals = tuple((word, way) for word, way in kind.rivals(site).items() if way in ways and way != preferred)
+    sparing = tuple(way for way in kind.sparing(site) if way in ways)
     alike = repr((one.name, kind.group(site), ways, preferred, rivals, bool(excludes)))
     return SiteFound(
         one.name, one.number, one.digest, hashlib.sha256(alike.encode()).hexdigest()[:16], ways, refused, preferred,
-        rivals, tuple(other.named for other in excludes), kind.about(site), kind.doubtful, behind,
+        rivals, tuple(other.named for other in excludes), kind.about(site), kind.doubtful, behind, sparing,
     )  # fmt: skip
 
 

@@ -30,7 +30,8 @@ def compile_under_inductor(plan: Plan, gm: GraphModule, example_inputs: Sequence
     # The import takes seconds and a machine without a compiler never needs it.
     from torch._inductor.compile_fx import compile_fx
 
-    patches, whole = options_under(plan.settings), partial(compile_fx, gm, list(example_inputs))
+    patches = options_under(plan.settings)
+    whole = _budgeted(partial(compile_fx, gm, list(example_inputs)), BUNDLES[plan.settings].memory_budget)
     if plan.launch == "plain":
         with known_to_torchs_cache(plan):
             return _around(plan, program, patches, whole)
@@ -41,6 +42,18 @@ def compile_under_inductor(plan: Plan, gm: GraphModule, example_inputs: Sequence
     with _keeping(plan, launch, tag):
         captured = _around(plan, program, patches, partial(whole, inner_compile=inner))
     return launch.unasked.watching(captured, example_inputs)
+
+
+def _budgeted(compiler: Callable[..., Any], budget: float) -> Callable[..., Any]:
+    """A compiler under which torch's cut keeps so large a share for the backward; torch's own key of the program holds that."""
+    if budget == 1.0:
+        return compiler
+
+    def compiled(**options: Any) -> Any:
+        with torch._functorch.config.patch(activation_memory_budget=budget):
+            return compiler(**options)
+
+    return compiled
 
 
 def _around(plan: Plan, program: Program, patches: dict[str, Any] | None, compiler: Callable[..., Any]) -> Callee:

@@ -11,6 +11,7 @@ from fuseplan.capture.trace.format import Trace
 from fuseplan.capture.trace.write import write_trace
 from fuseplan.errors import OptionError
 from fuseplan.graph.words import counted
+from fuseplan.objective import TIME, Objective
 from fuseplan.plan import LAUNCHES
 from fuseplan.tuning_db import Box, Environment, Query
 from fuseplan.tuning_db.sizes import next_power
@@ -70,9 +71,11 @@ def launches_on(device: str, launches: Sequence[str]) -> tuple[str, ...]:
     return tuple("plain" for launch in launches if launch in ("plain", EITHER))
 
 
-def query_of(trace: Trace, program: str, here: Environment, launch: str, kinds: tuple[str, ...] | None = None) -> Query:
+def query_of(
+    trace: Trace, program: str, here: Environment, launch: str, kinds: tuple[str, ...] | None = None, objective: Objective = TIME
+) -> Query:  # fmt: skip
     """What a program of this key looks up: under a launch, or under either, with these kinds of rewrite, else with any."""
-    return Query(program, here, None if launch == EITHER else launch, sizes_of(trace), kinds=kinds)
+    return Query(program, here, None if launch == EITHER else launch, sizes_of(trace), kinds=kinds, objective=objective)
 
 
 def launches_of(launch: str, trace: Trace) -> tuple[tuple[str, ...], str]:

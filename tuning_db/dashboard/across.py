@@ -48,7 +48,7 @@ ACROSS: tuple[ShownColumn[PlaceLine], ...] = (
     ShownColumn("machine", "Machine", "text", lambda one: one.machine,
                 to=lambda one: ("program", {"key": one.stored.program, "plan": one.stored.key})),
     ShownColumn("releases", "Versions", "text", lambda one: one.releases),
-    ShownColumn("launch", "Launch", "text", lambda one: one.stored.launch),
+    ShownColumn("launch", "Launch", "text", lambda one: one.stored.slot),
     ShownColumn("sizes", "Sizes", "sizes", lambda one: one.stored.sizes.text),
     ShownColumn("who", "Plan", "text", lambda one: summary(one.stored.plan)),
     ShownColumn("us", "A call", "us", lambda one: one.stored.timed.us),

@@ -9,6 +9,7 @@ from fuseplan.drawing import color_word
 from fuseplan.errors import StoreError
 from fuseplan.looking import words
 from fuseplan.looking.judged import off_by
+from fuseplan.objective import Objective
 from fuseplan.tuning_db.sizes import Box
 
 NONE = "–"
@@ -112,6 +113,18 @@ def sizes(value: str | None) -> str:
         return Box.parse(value).short
     except StoreError:
         return value
+
+
+def launched(launch: str, objective: str) -> str:
+    """A launch, with the objective that a plan was chosen by where that is not time.
+
+    >>> launched("plain", "time"), launched("plain", "memory")
+    ('plain', 'plain, for memory')
+    """
+    try:
+        return Objective.parse(objective).beside(launch)
+    except StoreError:
+        return launch
 
 
 _TONES = {"faster": "good", "same": "neutral", "slower": "regression"}

@@ -63,8 +63,12 @@ class Loss(Kind[LossSite]):
         return None
 
     def rivals(self, site: LossSite) -> Mapping[str, str]:
-        """Room may save time. Chunks save memory, and cost time: they are for who asks for them."""
+        """Room may save time."""
         return {"padded": "padded"}
+
+    def sparing(self, site: LossSite) -> Sequence[str]:
+        """Chunks: less memory the more there are, and more time."""
+        return tuple(sorted(CHUNKS, key=lambda way: -CHUNKS[way]))
 
     def changes(self, site: LossSite, way: str) -> Collection[Node]:
         """With room, the matmul alone."""

@@ -3,7 +3,7 @@
 problem      a captured program: its graphs, and who could run what of them; frozen
 knowledge    what is known of its regions; the one object that changes
 services     the database, the workers and who watches; `budget`, the time that is left
-baseline     the plans that need no search: the defaults, and whole programs with other anchors
+baseline     the plans that need no search: the defaults, and whole programs with other anchors; `sparing`, those that take less memory
 check_plans  whole plans compiled and checked, as long as there is time to race them
 propose      the best cuts by what is known; `layers`, what other programs of these layers have shown
 picking      what is worth measuring next, by `acquisition` and `spending`; `coarser`, regions across anchors

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from fuseplan.errors import PlanError
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import OutcomeRow
+from fuseplan.objective import TIME, Objective
 from fuseplan.plan import CarveOuts, Plan
 from fuseplan.rewrites.kinds import usable_kinds
 from fuseplan.segment import Region
@@ -43,6 +44,8 @@ class Settings:
     """Which cost model says what is worth measuring."""
     kinds: tuple[str, ...] | None = field(default_factory=lambda: usable_kinds(None, "free"))
     """The kinds of rewrite that plans may have; None for all, those among them that rest on what a caller promises."""
+    objective: Objective = TIME
+    """What plans are chosen by; its bound may be a share of each device's memory."""
 
 
 class PlanStudy:

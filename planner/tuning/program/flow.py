@@ -18,7 +18,7 @@ from fuseplan.tuning.program.launches import keep_launches, left_out, shared_out
 from fuseplan.tuning.program.measure import Measuring
 from fuseplan.tuning.program.moves import moves_of
 from fuseplan.tuning.program.profile import Look
-from fuseplan.tuning.program.race import Verdict, among, race
+from fuseplan.tuning.program.race import Verdict, among, decided, race
 from fuseplan.tuning.program.result import Tuned, keep, keep_failure, keep_prediction
 from fuseplan.tuning.program.rounds import Proposed
 from fuseplan.tuning.program.search import LaunchSearch
@@ -156,9 +156,10 @@ class Stages:
         # layers on which nothing was left to find out have had a race that was as long as it takes
         recalled = all(one.recalled for one in proposed.values())
         most = min(self.effort.plan_blocks, QUICK.plan_blocks) if recalled else self.effort.plan_blocks
-        verdict = race(services, checks.trace, racing, rows, most, self.budget)
+        objective = self.searches[0].objective
+        verdict = race(services, checks.trace, racing, rows, most, self.budget, objective)
         if verdict is not None:
-            verdict = self._joined(able, checks, verdict, most)
+            verdict = decided(self._joined(able, checks, verdict, most), objective, racing)
         for search in self.searches:
             search.tell(rows, None if verdict is None else verdict.result.noise)
         first = self.searches[0]
@@ -187,6 +188,8 @@ class Stages:
     def _joined(self, able: Sequence[LaunchSearch], checks: TimedChecks, verdict: Verdict, most: int) -> Verdict:
         """The verdict, where several ways to write something have won each by itself, with their plan raced against it."""
         winning = next(search for search in able if verdict.winner.name in search.entries)
+        if winning.objective.least != "time":
+            return verdict
         fit = checks.checked(winning.joined(verdict.result))
         if not fit:
             return verdict

@@ -12,7 +12,7 @@ from fuseplan.tuning.program.check_plans import holds_too_much
 from fuseplan.tuning.program.evidence import evidence_of, raced_of
 from fuseplan.tuning.program.moves import moves_of
 from fuseplan.tuning.program.propose import Candidate
-from fuseplan.tuning.program.race import Verdict, among
+from fuseplan.tuning.program.race import Verdict, among, decided
 from fuseplan.tuning.program.result import Tuned, plan_to_store, store
 from fuseplan.tuning.program.search import LaunchSearch
 from fuseplan.tuning.program.services import Services
@@ -88,7 +88,7 @@ def keep_launches(
     return Tuned(
         program.key, program.name, program.launch, best.status, verdict.winner.plan, verdict.winner.name, best.wall_us,
         default.name, rows[default.name].wall_us, verdict.result.noise, best.peak_bytes, best.moves,
-        raced_of(entries, rows),
+        raced_of(entries, rows), detail=program.objective.unmet(best.peak_bytes),
     )  # fmt: skip
 
 
@@ -99,6 +99,7 @@ def _plan_of(
     found = among(verdict, search.entries.raced)
     if found is None:
         return None
+    found = decided(found, search.problem.program.objective, search.entries.raced)
     rows, entries = search.entries.own_rows(found.rows), search.entries
     winner = entries.own_of(found.winner.name)
     best = entries.own_of(found.best_default.name) if found.best_default.name in entries else None

@@ -83,7 +83,9 @@ def _cut_before(
 ) -> dict[str, frozenset[str]]:
     """Which of these regions other programs were cut into, by the key of the plan that each got by as hard a run."""
     program = knowledge.problem.program
-    return cut_before(services.store, regions, services.environment, program.launch, effort.harder, program.key)
+    return cut_before(
+        services.store, regions, services.environment, program.launch, effort.harder, program.key, program.objective
+    )
 
 
 def _anchors(ops: Iterable[Graph]) -> int:

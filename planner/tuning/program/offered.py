@@ -25,8 +25,8 @@ def offered_entries(
         return []
     program, here = problem.program, services.environment
     found = offers_for(
-        services.store, program.key, here, program.sizes, {problem.launch}, kinds, own=services.since is not None
-    )
+        services.store, program.key, here, program.sizes, {problem.launch}, kinds, services.since is not None, program.objective
+    )  # fmt: skip
     if effort.name != FULL.name:
         late = [one for one in found if searches(RaceEntry(one.name, one.stored.plan))]
         found = [one for one in found if one not in late]

@@ -13,6 +13,7 @@ from fuseplan.executors import GAPS, Executor, executors
 from fuseplan.executors.known import EXECUTORS, traits_of
 from fuseplan.graph import Graph, Ref
 from fuseplan.measure.jobs import Capture, CapturedProgram
+from fuseplan.objective import TIME, Objective
 from fuseplan.plan import Rewrite
 from fuseplan.segment import leaving
 from fuseplan.solver.coarse import Coarse
@@ -30,12 +31,14 @@ JOINER = next(traits.name for traits in EXECUTORS if traits.joins_anchors)
 
 @dataclass(frozen=True)
 class ProgramLaunch:
-    """A program under one launch, and the sizes that a plan of it is for."""
+    """A program under one launch, the sizes that a plan of it is for, and its objective."""
 
     key: str
     name: str
     launch: str
     sizes: Box = field(default_factory=Box)
+    objective: Objective = TIME
+    """What a plan of it is chosen by."""
 
 
 @dataclass(frozen=True)

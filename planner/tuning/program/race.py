@@ -10,6 +10,7 @@ from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import PLAN_RULE, OutcomeRow, RacePlans
 from fuseplan.measure.race import RaceResult
 from fuseplan.noise import NOISY, faster, slower
+from fuseplan.objective import TIME, Objective
 from fuseplan.tuning.program.budget import Budget
 from fuseplan.tuning.program.services import Services
 from fuseplan.tuning.program.vet_plans import Rows
@@ -31,21 +32,25 @@ class Verdict:
 
 
 def race(
-    services: Services, trace: str, entries: Sequence[RaceEntry], rows: Rows, most: int, time: Budget | float
-) -> Verdict | None:
+    services: Services, trace: str, entries: Sequence[RaceEntry], rows: Rows, most: int, time: Budget | float, objective: Objective = TIME
+) -> Verdict | None:  # fmt: skip
     """Race all plans; None where not one default runs. The best default wins ties, whichever it is.
 
     `rows` has what checking found of each, and gets what the races find. A race has so many rounds at `most`, and may take
-    so many seconds, or what the budget has left for it.
+    so many seconds, or what the budget has left for it. The verdict is by time; those that another objective leaves race to the end.
     """
     able = list(entries)
+    spared = frozenset(one.name for one in _left_by(objective, able, rows)) if objective.spares else frozenset[str]()
     while known := [entry for entry in able if entry.default]:
         incumbent, racing = known[0], able
-        while (result := _raced(services, trace, racing, incumbent, rows, most, time)) is not None:
+        while (result := _raced(services, trace, racing, incumbent, rows, most, time, spared)) is not None:
             verdict, best = _judged(racing, result, rows, known)
             if verdict is not None:
                 return verdict
-            incumbent, racing = best, [best, *(entry for entry in racing if _may_win(entry, result))]
+            incumbent, racing = (
+                best,
+                [best, *(one for one in racing if one is not best and (one.name in spared or _may_win(one, result)))],
+            )
         # It failed in the place of the one that all are compared with: another default takes that.
         able = [entry for entry in able if entry is not incumbent and rows[entry.name].status == "ok"]
     return None
@@ -88,6 +93,32 @@ def among(verdict: Verdict, entries: Sequence[RaceEntry]) -> Verdict | None:
     rivals = [entry for entry in ran if not entry.default and result.compared(entry.name, best.name) == "faster"]
     winner = min(rivals, key=lambda entry: times[entry.name], default=best)
     return replace(verdict, winner=winner, best_default=best)
+
+
+def decided(verdict: Verdict, objective: Objective, entries: Sequence[RaceEntry]) -> Verdict:
+    """The verdict on entries by an objective: the fastest of those that it leaves, by the rule of the race, in the place of the fastest of
+    all; the default to compare it with stays.
+    """
+    timed = [one for one in entries if math.isfinite(_wall_us(one, verdict.rows))]
+    left = _left_by(objective, timed, verdict.rows)
+    if not left or verdict.winner in left:
+        return verdict
+    known = among(verdict, left)
+    return replace(verdict, winner=_fastest(left, verdict) if known is None else known.winner)
+
+
+def _left_by(objective: Objective, entries: Sequence[RaceEntry], rows: Rows) -> list[RaceEntry]:
+    return objective.among(entries, lambda one: rows[one.name].peak_bytes)
+
+
+def _fastest(entries: Sequence[RaceEntry], verdict: Verdict) -> RaceEntry:
+    """Of entries without a default the one with the least peak than which none is faster by more than the noise."""
+    rows, times = verdict.rows, _times(verdict.result)
+    base = rows[verdict.result.incumbent].wall_us or 1.0
+    ratios = {one: times.get(one.name, _wall_us(one, rows) / base) for one in entries}
+    least = min(ratios.values())
+    able = [one for one in entries if not slower(ratios[one], least, verdict.result.noise)]
+    return min(able, key=lambda one: rows[one.name].peak_bytes or 0)
 
 
 def _wall_us(entry: RaceEntry, rows: Rows) -> float:
@@ -140,11 +171,13 @@ def _raced(
     rows: Rows,
     most: int,
     time: Budget | float,
+    spared: frozenset[str],
 ) -> RaceResult | None:
     """One race; None where the incumbent fails in it, which its row says then."""
     seconds = time.race_s(len(entries)) if isinstance(time, Budget) else time
     least = min(PLAN_RULE.least, most)
     rule = replace(PLAN_RULE, least=least, most=most, seconds=seconds)
+    rule = replace(rule, spared=tuple(one.name for one in entries if one.name in spared))
     rivals = tuple(entry.name for entry in entries if entry.default and entry is not incumbent)
     job = RacePlans(trace, tuple(entries), incumbent.name, rule, rivals)
     services.quiet()
@@ -168,7 +201,7 @@ def _merged(vetted_row: OutcomeRow | None, raced: OutcomeRow) -> OutcomeRow:
     return replace(
         raced,
         compile_s=vetted_row.compile_s if raced.compile_s is None else raced.compile_s,
-        peak_bytes=vetted_row.peak_bytes if raced.peak_bytes is None else raced.peak_bytes,
+        peak_bytes=raced.peak_bytes if vetted_row.peak_bytes is None else vetted_row.peak_bytes,
         outputs=vetted_row.outputs,
         how=vetted_row.how,
     )

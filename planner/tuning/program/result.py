@@ -10,8 +10,10 @@ from fuseplan.capture.trace.format import Trace
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import OutcomeRow
 from fuseplan.noise import NOISY
+from fuseplan.objective import TIME, Objective
 from fuseplan.plan import Plan
 from fuseplan.segment.moves import Move
+from fuseplan.sizes import spelled_bytes
 from fuseplan.tuning.program.baseline import planned
 from fuseplan.tuning.program.evidence import raced_of, with_times
 from fuseplan.tuning.program.problem import ProgramLaunch
@@ -54,6 +56,8 @@ class Tuned:
     """How often the program was called while it was recorded."""
     sizes: str = ""
     """The box of dynamic sizes that the verdict is for."""
+    objective: Objective = TIME
+    """What the plan was chosen by."""
 
     @property
     def called(self) -> str:
@@ -89,7 +93,7 @@ class Tuned:
 
 def verdict_line(tuned: Tuned) -> str:
     """One line on a verdict, for whoever watches."""
-    name = f"{tuned.called}, {tuned.launch}: {tuned.status}"
+    name = f"{tuned.called}, {tuned.objective.beside(tuned.launch)}: {tuned.status}"
     detail = tuned.detail and f", {tuned.detail}"
     if tuned.wall_us is None:
         return f"{name}{detail}"
@@ -98,14 +102,24 @@ def verdict_line(tuned: Tuned) -> str:
     if best is None:
         against = ""
     elif tuned.status == "default":
-        against = f" of {of}: nothing that was tried is faster"
+        better = "suits its objective better" if tuned.objective.spares else "is faster"
+        against = f" of {tuned.winner if tuned.objective.spares else of}: nothing that was tried {better}"
     else:
         against = f" against {best:,.1f} µs of {of}, {best / tuned.wall_us:.2f} times as fast"
     busy = tuned.noise is not None and tuned.noise > NOISY
     noise = (
         f"; noise {tuned.noise:.0%}: the machine was too busy to tell, tune it --again when it is not" if busy else ""
     )
-    return f"{name}, {tuned.wall_us:,.1f} µs{against}{detail}{noise}"
+    return f"{name}, {tuned.wall_us:,.1f} µs{against}{_memory(tuned)}{detail}{noise}"
+
+
+def _memory(tuned: Tuned) -> str:
+    """What the plan takes at its peak, where that counts, beside the best default."""
+    if not tuned.objective.spares or tuned.peak_bytes is None:
+        return ""
+    default = next((one.peak_bytes for one in tuned.timed if one.name == tuned.best_default), None)
+    beside = "" if default is None else f" against {spelled_bytes(default)}"
+    return f"; {spelled_bytes(tuned.peak_bytes)} at its peak{beside}"
 
 
 def keep(
@@ -126,6 +140,7 @@ def keep(
     return Tuned(
         of.key, of.name, of.launch, stored.status, winner.plan, winner.name, stored.wall_us, best.name, stored.best_default_us,
         verdict.result.noise, stored.peak_bytes, tuple(moves), raced_of(entries, rows),
+        detail=of.objective.unmet(stored.peak_bytes),
     )  # fmt: skip
 
 
@@ -148,7 +163,7 @@ def plan_to_store(
         of.key, services.environment, planned(winner), status="tuned" if verdict.tuned else "default", sizes=of.sizes,
         predicted_us=winner.predicted_us, wall_us=row.wall_us, device_us=row.device_us, host_us=row.host_us,
         noise_us=noise_us, peak_bytes=row.peak_bytes, best_default=best.name, best_default_us=rows[best.name].wall_us,
-        moves=tuple(moves), evidence=known.bounded(), run=services.run,
+        moves=tuple(moves), evidence=known.bounded(), run=services.run, objective=of.objective,
     )  # fmt: skip
 
 
@@ -176,7 +191,7 @@ def keep_prediction(
     """Write down a plan that nobody has raced: it is unverified, and only used by those who ask for such."""
     stored = StoredPlan(
         of.key, services.environment, plan, status="unverified", sizes=of.sizes, predicted_us=predicted_us,
-        moves=tuple(moves), evidence=evidence.bounded(), run=services.run,
+        moves=tuple(moves), evidence=evidence.bounded(), run=services.run, objective=of.objective,
     )  # fmt: skip
     known = _known(services, stored)
     if known is None or (known.status == "unverified" and known.word is None):  # else more is known of it than this
@@ -202,6 +217,7 @@ def recalled(trace: Trace, stored: StoredPlan) -> Tuned:
     return Tuned(
         stored.program, trace.name, stored.launch, stored.status, stored.plan, "the plan in the database", stored.wall_us,
         stored.best_default or "", stored.best_default_us, stored.noise, stored.peak_bytes, stored.moves,
+        detail=stored.objective.unmet(stored.peak_bytes),
     )  # fmt: skip
 
 

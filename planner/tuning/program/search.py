@@ -10,6 +10,7 @@ from functools import cached_property
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import OutcomeRow
 from fuseplan.measure.race import RaceResult
+from fuseplan.objective import Objective
 from fuseplan.plan import Plan
 from fuseplan.tuning.effort import FULL
 from fuseplan.tuning.program.baseline import EAGER, defaults, planned, rewrites_under, rewritten_entry, whole_candidates
@@ -24,6 +25,7 @@ from fuseplan.tuning.program.propose import Candidate
 from fuseplan.tuning.program.rewriting import Alternative, alternatives, joined, preferred_name
 from fuseplan.tuning.program.rounds import Proposed, Rounds
 from fuseplan.tuning.program.services import Services
+from fuseplan.tuning.program.sparing import sparing_entries
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,11 @@ class LaunchSearch:
         """How calls of its plans reach the device."""
         return self.problem.launch
 
+    @property
+    def objective(self) -> Objective:
+        """What its plans are chosen by."""
+        return self.problem.program.objective
+
     @cached_property
     def rounds(self) -> Rounds:
         """Rounds of proposing and measuring."""
@@ -77,6 +84,9 @@ class LaunchSearch:
         # eager costs a worker, and is hardly ever the fastest on a GPU: where seconds count it stays out
         known = defaults(here, self.launch, cut_up=cut_up, eager=effort.cuts or here.device == "cpu")
         candidates = whole_candidates(self.problem, here, effort, others)
+        if self.objective.spares:
+            sparing = sparing_entries(self.problem, here)
+            candidates = [*sparing, *(one for one in candidates if one.plan not in {each.plan for each in sparing})]
         named = [*known, *self._offered(candidates, known)]
         return PlanStudy(self.knowledge, named, here.key, self.settings)
 
@@ -94,8 +104,10 @@ class LaunchSearch:
         return self.entries.enter(self.study.named_entries())
 
     def worth_trying(self) -> list[RaceEntry]:
-        """All defaults; of the other named plans those that did not come far behind wherever these layers were raced."""
-        behind = self.rounds.layers.behind
+        """All defaults; of the other named plans those that did not come far behind wherever these layers were raced, or all where memory
+        counts.
+        """
+        behind = frozenset[str]() if self.objective.spares else self.rounds.layers.behind
         left = [entry for entry in self.named if self.entries.own_of(entry.name).name in behind]
         if left:
             self.services.note(f"not tried, far behind on the same layers: {', '.join(entry.name for entry in left)}")

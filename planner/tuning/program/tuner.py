@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from time import monotonic
 
@@ -39,6 +40,7 @@ from fuseplan.tuning.queue.budget import Time
 from fuseplan.tuning.queue.region_locks import RegionLocks
 from fuseplan.tuning.traces import box_of, launches_of, may_train, query_of, title_of
 from fuseplan.tuning_db import Environment, Hit, Run, Store, clock
+from fuseplan.tuning_db.environment import memory_of
 from fuseplan.tuning_db.resume import unfinished
 
 UNCAPTURED = RaceEntry("eager", Plan("eager"), default=True)
@@ -67,6 +69,7 @@ class Tuner:
 
     def __post_init__(self) -> None:
         self.environment: Environment = self.here or environment(self.device)
+        self.objective = self.settings.objective.on(partial(memory_of, self.environment))
         self.machine: Machine | None = None
         self.traced_s: dict[str, float] = {}
 
@@ -97,7 +100,7 @@ class Tuner:
                 model = model or self._model(title_of(trace))
                 budget = Budget(effort, services.on_gpu, started=begin)
                 tuned = self._tune(services, budget, trace, launch, again, model, timings, found)
-            tuned = replace(tuned, sizes=box_of(trace).text)
+            tuned = replace(tuned, sizes=box_of(trace).text, objective=self.objective)
             self.time.end(worth)
             self.progress.end(verdict_line(tuned))
             yield tuned
@@ -110,7 +113,7 @@ class Tuner:
             raise
         except FuseplanError as error:
             found = Tuned(
-                item.key, item.trace.name, item.launch, "failed", detail=str(error), sizes=item.sizes.text
+                item.key, item.trace.name, item.launch, "failed", detail=str(error), sizes=item.sizes.text, objective=self.objective
             )  # fmt: skip
             self.time.end(item.worth_us)
             self.progress.end(verdict_line(found))
@@ -118,7 +121,9 @@ class Tuner:
 
     def _known(self, trace: Trace, launch: str, key: str) -> Tuned | None:
         """What an earlier run has found, if it holds here."""
-        answer = self.store.find_plan(query_of(trace, key, self.environment, launch, self.settings.kinds))
+        answer = self.store.find_plan(
+            query_of(trace, key, self.environment, launch, self.settings.kinds, self.objective)
+        )
         return recalled(trace, answer.plan) if isinstance(answer, Hit) else None
 
     def _tune(
@@ -141,7 +146,7 @@ class Tuner:
             return known  # of an edited trace, only capturing tells which program it is
         run = Run(key, self.environment, self.effort.name, **vars(self.facts or run_facts(self.device)))
         services = replace(services, run=run.key, interrupted=unfinished(self.store, key, self.environment))
-        programs = [ProgramLaunch(key, trace.name, one, box_of(trace)) for one in launches]
+        programs = [ProgramLaunch(key, trace.name, one, box_of(trace), self.objective) for one in launches]
         searches: list[LaunchSearch] = []
         self.store.add_run(run)
         ended = replace(run, state="interrupted")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from fuseplan.capture.dynamo.numerics import Numerics
 from fuseplan.capture.trace.edit import identity
@@ -13,13 +14,15 @@ from fuseplan.durations import spelled
 from fuseplan.errors import OptionError
 from fuseplan.graph.words import counted
 from fuseplan.models import Machine, Roofline
+from fuseplan.objective import TIME, Objective
 from fuseplan.tuning.effort import PREDICTED_S, USUAL_SHARE, Effort
 from fuseplan.tuning.queue.devices import DeviceKind, Elsewhere, kinds, shifts
 from fuseplan.tuning.queue.possible_gain import Gain, expected_gains, guessed_gain
 from fuseplan.tuning.queue.shards import ChosenShard
 from fuseplan.tuning.queue.sources import Sources
 from fuseplan.tuning.traces import EITHER, box_of, check_device, device_of, launches_on, query_of
-from fuseplan.tuning_db import Box, Environment, Hit, Miss, Store, StoredPlan
+from fuseplan.tuning_db import Box, Environment, Hit, Miss, Query, Store, StoredPlan
+from fuseplan.tuning_db.environment import memory_of
 from fuseplan.tuning_db.notify import notify
 from fuseplan.tuning_db.resume import measured, usual_seconds
 
@@ -122,6 +125,7 @@ def seconds_of(items: Iterable[Item]) -> float:
 def agenda_of(
     found: Sources, store: Store, *, effort: str | Effort, launches: Sequence[str], devices: Sequence[str] = (),
     again: bool = False, top: int | None = None, kinds: tuple[str, ...] | None = None, elsewhere: Elsewhere | None = None,
+    objective: Objective = TIME,
 ) -> Agenda:  # fmt: skip
     """What is to be done with the programs that were found, on `devices` or else where each was recorded, here or `elsewhere`; `top`
     keeps so many programs.
@@ -142,7 +146,7 @@ def agenda_of(
     items: list[Item] = []
     for kind, there in places.items():
         model = Roofline(Machine.guess(kind.environment.gpu or kind.environment.cpu or ""))
-        near = _near(there)
+        near, chosen_by = _near(there), objective.on(partial(memory_of, kind.environment))
         for trace in there:
             known_as = real_key(trace, store)
             timed = store.find_default_timings(known_as, kind.environment)
@@ -154,7 +158,11 @@ def agenda_of(
                 gains = expected_gains(trace, model, runs, walls)
             there_already = measured(store, known_as, kind.environment)
             for launch, gain in zip(here, gains, strict=True):
-                known = None if again else _known(store, kind, known_as, trace, launch, kinds)
+                known = (
+                    None
+                    if again
+                    else _known(store, query_of(trace, known_as, kind.environment, launch, kinds, chosen_by))
+                )
                 took = 0.0 if known is not None else usual[kind]
                 items.append(Item(trace, launch, kind, gain, took, known, there_already))
     return _ordered(items, found.read, spends.name, top, found.chosen)
@@ -259,10 +267,8 @@ def usual_s(store: Store, spends: Effort, here: Environment) -> float:
     return USUAL_SHARE[here.device] * spends.wall_s if took is None else took
 
 
-def _known(
-    store: Store, kind: DeviceKind, key: str, trace: Trace, launch: str, kinds: tuple[str, ...] | None
-) -> StoredPlan | None:
-    answer = store.find_plan(query_of(trace, key, kind.environment, launch, kinds))
+def _known(store: Store, query: Query) -> StoredPlan | None:
+    answer = store.find_plan(query)
     return answer.plan if isinstance(answer, Hit) else None
 
 

@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,11 +21,13 @@ from fuseplan.capture.trace.write import write_trace
 from fuseplan.errors import GraphError, StoreError
 from fuseplan.log import logger
 from fuseplan.measure.environment import environment
+from fuseplan.objective import TIME, Objective
 from fuseplan.tuning.queue.boxes import at_sizes, boxes_that_matter
 from fuseplan.tuning.queue.promises import refuse_promises
 from fuseplan.tuning.traces import box_of, device_of, sizes_of
 from fuseplan.tuning_db import Box, Environment, Store
 from fuseplan.tuning_db.columns import MAX_TRACE
+from fuseplan.tuning_db.environment import memory_of
 from fuseplan.tuning_db.sizes import STATIC
 
 
@@ -160,8 +163,8 @@ def keep_counts() -> None:
             return
 
 
-def waiting(store: Store, devices: Iterable[str] = ()) -> list[Trace]:
-    """The programs that have no plan yet for a device of this machine, or of these types, on which they were recorded.
+def waiting(store: Store, devices: Iterable[str] = (), objective: Objective = TIME) -> list[Trace]:
+    """The programs that have no plan for an objective yet for a device of this machine, or of these types, on which they were recorded.
 
     >>> waiting(Store.open({"HOME": "/home/ada"}))
     []
@@ -176,7 +179,8 @@ def waiting(store: Store, devices: Iterable[str] = ()) -> list[Trace]:
         trace = _readable(text)
         mine = here.get(device_of(trace).partition(":")[0]) if trace is not None else None
         if trace is not None and mine is not None:
-            known = _as_recorded(mine, trace) in planned
+            chosen_by = objective.on(partial(memory_of, mine))
+            known = (_as_recorded(mine, trace), str(chosen_by)) in planned
             found.setdefault((trace.key, repr(Numerics.of(trace.numerics))), []).append((trace, known))
     return [trace for traces in found.values() for trace in _left(traces)]
 

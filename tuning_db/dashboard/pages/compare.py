@@ -11,7 +11,7 @@ from fuseplan.noise import ACROSS, Comparison, RaceTime, compared, relative
 from fuseplan.tuning_db.dashboard.ask import Ask, Filters, NotThere, Param
 from fuseplan.tuning_db.dashboard.changed_kernels import ChangedKernels, changed_kernels
 from fuseplan.tuning_db.dashboard.charts import Figure
-from fuseplan.tuning_db.dashboard.formats import sizes, times, us
+from fuseplan.tuning_db.dashboard.formats import launched, sizes, times, us
 from fuseplan.tuning_db.dashboard.page import Page
 from fuseplan.tuning_db.dashboard.queries import compare as query
 from fuseplan.tuning_db.dashboard.queries.slots import slots
@@ -79,7 +79,7 @@ WORDS = {"only first": "only in A", "only second": "only in B", "unknown": "not 
 COLUMNS: tuple[ShownColumn[Line], ...] = (
     ShownColumn("program", "Program", "text", lambda line: line.title),
     ShownColumn("what", "Of it", "text", lambda line: line.pair.key.what),
-    ShownColumn("launch", "Launch", "text", lambda line: line.pair.key.launch),
+    ShownColumn("launch", "Launch", "text", lambda line: launched(line.pair.key.launch, line.pair.key.objective)),
     ShownColumn("sizes", "Sizes", "text", lambda line: sizes(line.pair.key.sizes) if line.pair.key.sizes else None),
     ShownColumn("a_us", "A", "us", lambda line: line.a.timed.us),
     ShownColumn("b_us", "B", "us", lambda line: line.b.timed.us),
@@ -271,7 +271,7 @@ def _slots(reader: Reader, kind: str, key: str, filters: Filters) -> dict[PairKe
     digests = source.remembered("plan digests", query.plan_digests)
     own = [slot for slot in found if kind == "databases" or slot.environment == key]
     return {
-        PairKey(slot.program, slot.launch, slot.sizes, slot.environment if kind == "databases" else ""):
+        PairKey(slot.program, slot.launch, slot.sizes, slot.environment if kind == "databases" else "", objective=slot.objective):
         ComparedProgram(slot.title, slot.timed, slot.best_us, digests.get(slot.plan or ""), slot.plan)
         for slot in own if slot.plan_us or slot.best_us
     }  # fmt: skip
@@ -282,7 +282,7 @@ def _of_run(reader: Reader, key: str) -> dict[PairKey, ComparedProgram]:
     results = reader.read(lambda connection: query.results(connection, key))
     named = line.name or line.program[:12]
     return {
-        PairKey(line.program, one.launch, one.sizes, what=one.what):
+        PairKey(line.program, one.launch, one.sizes, what=one.what, objective=one.objective):
         ComparedProgram(named, RaceTime(one.wall_us, relative(one.noise_us, one.wall_us), (key, one.sizes)), plan=one.plan)
         for one in results if one.status == "ok" and one.wall_us
     }  # fmt: skip

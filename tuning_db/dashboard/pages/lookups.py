@@ -17,6 +17,7 @@ _DAYS = 366
 WHAT_TO_DO: Mapping[str, str] = {
     "no such program": "Nobody has tuned these programs: fuseplan record, then fuseplan tune.",
     "other environment": "They are tuned for another machine or other versions: tune here, or db export there and db import here.",
+    "other objective": "They are tuned for another objective: fuseplan tune … --objective, or --max-memory.",
     "other launch": "They are tuned for another launch: fuseplan tune … --launch both.",
     "rewrites forbidden": "Option rewrites forbids what their plans rewrite: tune them with it.",
     "weights not promised": "Their plans merge weights: promise weights='fixed', or tune them without.",

@@ -79,7 +79,7 @@ SLOTS: tuple[ShownColumn[Slot], ...] = (
     ShownColumn(
         "program", "Program", "link", lambda slot: slot.title, to=lambda slot: ("program", {"key": slot.program})
     ),
-    ShownColumn("launch", "Launch", "text", lambda slot: slot.launch),
+    ShownColumn("launch", "Launch", "text", lambda slot: slot.launched),
     ShownColumn("best", "Best default", "html", lambda slot: _named(slot.best_us, slot.best), right=True),
     ShownColumn("plan", "Plan", "us", lambda slot: slot.plan_us),
     ShownColumn("speedup", "Speed-up", "html", lambda slot: ratio(slot.speedup(), slot.noise), right=True),
@@ -131,16 +131,17 @@ def load(reader: Reader, ask: Ask) -> Overview:
 
 
 def summed(found: Sequence[Slot]) -> Overview:
-    """The overview of some slots."""
-    raced = [(ratio, place) for place, slot in enumerate(found) if (ratio := slot.speedup()) is not None]
-    ranked = [found[place] for _, place in sorted(raced)]
-    gains = tuple(gain(default, found) for default in (BEST, *DEFAULTS))
+    """The overview of some slots. What is gained, and lost, is told of those whose plans were chosen by time."""
+    timed = [slot for slot in found if slot.for_time]
+    raced = [(ratio, place) for place, slot in enumerate(timed) if (ratio := slot.speedup()) is not None]
+    ranked = [timed[place] for _, place in sorted(raced)]
+    gains = tuple(gain(default, timed) for default in (BEST, *DEFAULTS))
     noises = [slot.noise for slot in ranked if slot.noise is not None]
     standings = Counter(slot.standing for slot in found)
     return Overview(
         len(found), len({slot.program for slot in found}),
         tuple(sorted({f"{slot.device}, torch {slot.torch}" for slot in found})),
-        {name: standings[name] for name in STANDINGS}, sum(slot.stale for slot in found), gains, saved(found),
+        {name: standings[name] for name in STANDINGS}, sum(slot.stale for slot in found), gains, saved(timed),
         median(noises) if noises else None, share_below(noises, 0.9), len(ranked) - len(noises),
         tuple(slot for slot in reversed(ranked[-_SHOWN:]) if slot.verdict == "good"),
         tuple(slot for slot in ranked[:_SHOWN] if slot.verdict == "regression"), _figures(gains, ranked),

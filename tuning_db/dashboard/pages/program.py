@@ -12,12 +12,14 @@ from markupsafe import Markup
 
 from fuseplan.errors import FuseplanError
 from fuseplan.graph.words import counted
+from fuseplan.objective import TIME, Objective
 from fuseplan.plan import Plan
 from fuseplan.segment.moves import Move
 from fuseplan.tuning_db.dashboard import drift, race
 from fuseplan.tuning_db.dashboard.across import ACROSS, PlaceLine, across
 from fuseplan.tuning_db.dashboard.ask import Ask, Filters, NotThere, Param
 from fuseplan.tuning_db.dashboard.charts import Figure
+from fuseplan.tuning_db.dashboard.formats import launched
 from fuseplan.tuning_db.dashboard.lanes import lanes_of
 from fuseplan.tuning_db.dashboard.page import Page
 from fuseplan.tuning_db.dashboard.pictures import DrawnGraph, cuts_of
@@ -53,7 +55,7 @@ PLANS: tuple[ShownColumn[PlanLine], ...] = (
     ShownColumn("status", "Status", "standing", lambda one: one.standing),
     ShownColumn("device", "Device", "text", lambda one: one.device),
     ShownColumn("torch", "torch", "text", lambda one: one.torch),
-    ShownColumn("launch", "Launch", "text", lambda one: one.launch),
+    ShownColumn("launch", "Launch", "text", lambda one: launched(one.launch, one.objective)),
     ShownColumn("sizes", "Sizes", "sizes", lambda one: one.sizes),
     ShownColumn("us", "A call", "us", lambda one: one.wall_us),
     ShownColumn("best", "Best default", "us", lambda one: one.best_default_us),
@@ -286,8 +288,21 @@ def _commands(page: ProgramPage, database: str) -> tuple[tuple[str, str], ...]:
             found.append(("Verify it here", f"fuseplan db verify {plan}"))
         found += [("Race it here", f"fuseplan bench {plan}"), ("Read it", f"fuseplan explain {plan}")]
     again = " --again" if page.plan is not None else ""
-    found.append(("Tune it", f"fuseplan tune {page.key[:12]}{again} --effort full --launch {launch}{file}"))
+    found.append(
+        (
+            "Tune it",
+            f"fuseplan tune {page.key[:12]}{again} --effort full --launch {launch}{_objective(page.plan)}{file}",
+        )
+    )
     return tuple(found)
+
+
+def _objective(plan: PlanRow | None) -> str:
+    """The option of tune that is for the objective of a plan."""
+    objective = TIME if plan is None else Objective.parse(plan.objective)
+    if objective.within is not None:
+        return f" --max-memory {objective.within}"
+    return f" --objective {objective}" if objective.spares else ""
 
 
 def _exports(reader: Reader, ask: Ask) -> Iterable[Mapping[str, str]]:

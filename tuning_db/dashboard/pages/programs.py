@@ -39,7 +39,7 @@ COLUMNS: tuple[ShownColumn[Slot], ...] = (
     ShownColumn("saved_s", "Saved", "seconds", lambda slot: slot.saved_s, "Recorded calls times the difference"),
     ShownColumn("calls", "Calls", "count", lambda slot: slot.calls or None, "How often it was called while it was recorded"),
     ShownColumn("peak_bytes", "Peak memory", "bytes", lambda slot: slot.peak_bytes),
-    ShownColumn("launch", "Launch", "text", lambda slot: slot.launch, searched=True),
+    ShownColumn("launch", "Launch", "text", lambda slot: slot.launched, searched=True),
     ShownColumn("sizes", "Sizes", "text", lambda slot: sizes(slot.sizes) if slot.sizes else None, searched=True),
     ShownColumn("device", "Device", "text", lambda slot: slot.device, searched=True),
     ShownColumn("torch", "torch", "text", lambda slot: slot.torch, searched=True),

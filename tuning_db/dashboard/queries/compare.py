@@ -60,6 +60,7 @@ class Result:
     noise_us: float | None = None
     status: str = "ok"
     plan: str | None = field(default=None)
+    objective: str = "time"
 
 
 def places(connection: sqlite3.Connection) -> list[EnvironmentLine]:
@@ -85,7 +86,9 @@ _RUNS = f"""{select(RunLine, "run")}
 def results(connection: sqlite3.Connection, run: str) -> list[Result]:
     """The plan that a run has stored, and how the defaults did in it."""
     found = [
-        Result("the plan", text(row[0]), text(row[1]), number(row[2]), number(row[3]), "ok", digest(row[4]))
+        Result(
+            "the plan", text(row[0]), text(row[1]), number(row[2]), number(row[3]), "ok", digest(row[4]), text(row[5])
+        )
         for row in connection.execute(_RUN_PLANS, (run,))
     ]
     found += [
@@ -95,7 +98,7 @@ def results(connection: sqlite3.Connection, run: str) -> list[Result]:
     return found
 
 
-_RUN_PLANS = """SELECT launch, sizes, wall_us, noise_us, json FROM plan
+_RUN_PLANS = """SELECT launch, sizes, wall_us, noise_us, json, objective FROM plan
  WHERE run_id = (SELECT id FROM run WHERE key = ?) AND status <> 'quarantined' ORDER BY changed_at"""
 _RUN_DEFAULTS = """SELECT name, launch, sizes, wall_us, status FROM default_timing
  WHERE run_id = (SELECT id FROM run WHERE key = ?) ORDER BY measured_at, id"""

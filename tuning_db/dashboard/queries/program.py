@@ -48,6 +48,7 @@ class PlanRow:
     versions: Versions = field(metadata=VERSIONS)
     launch: str
     sizes: str
+    objective: str
     standing: str = field(metadata=sql(STANDING))
     detail: str
     json: str
@@ -87,6 +88,7 @@ class PlanLine:
     torch: str = field(metadata=sql("environment.torch"))
     launch: str
     sizes: str
+    objective: str
     standing: str = field(metadata=sql(STANDING))
     wall_us: float | None
     best_default_us: float | None

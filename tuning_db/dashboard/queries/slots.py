@@ -1,4 +1,4 @@
-"""Slots: a program, where it runs, its launch and its sizes; the plan that stands for it; and the defaults beside it."""
+"""Slots: a program, where it runs, its launch, its sizes and its objective; the plan that stands for it; and the defaults beside it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fuseplan.noise import Comparison, RaceTime, compared, relative
+from fuseplan.objective import TIME
 from fuseplan.plan import default_names
 from fuseplan.tuning_db.dashboard.ask import Filters
-from fuseplan.tuning_db.dashboard.formats import tone
+from fuseplan.tuning_db.dashboard.formats import launched, tone
 from fuseplan.tuning_db.dashboard.queries.filters import DEVICE, STANDING, VERSIONS, Versions, bound, of_place, of_time
 from fuseplan.tuning_db.dashboard.queries.rows import NOT_READ, read_fields, select, sql
 from fuseplan.tuning_db.dashboard.queries.stale import stale_plans
@@ -21,8 +22,8 @@ BEST = "best"
 """The fastest of the defaults that were timed."""
 STANDINGS = ("tuned", "default", "unverified", "pinned", "disabled", "failed", "running")
 
-SlotKey = tuple[int, int, str, str]
-"""Program, environment, launch and sizes: what two slots differ in."""
+PlaceKey = tuple[int, int, str, str]
+"""Program, environment, launch and sizes: where defaults are timed. Slots differ in their objective, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,7 @@ class Slot:
     versions: Versions = field(metadata=VERSIONS)
     launch: str
     sizes: str
+    objective: str
     standing: str
     plan: str | None = field(metadata=sql("plan.key"))
     plan_us: float | None = field(metadata=sql("plan.wall_us"))
@@ -59,6 +61,16 @@ class Slot:
     def title(self) -> str:
         """Its name, else the beginning of its key."""
         return self.name or self.program[:12]
+
+    @property
+    def for_time(self) -> bool:
+        """Whether time is all that its plan was chosen by."""
+        return self.objective == str(TIME)
+
+    @property
+    def launched(self) -> str:
+        """Its launch, and its objective where that is not time."""
+        return launched(self.launch, self.objective)
 
     @property
     def noise(self) -> float | None:
@@ -107,7 +119,7 @@ def slots(connection: sqlite3.Connection, filters: Filters) -> list[Slot]:
     calls = {(row[0], row[1]): count(row[2]) for row in connection.execute(_CALLS)}
     found = []
     for known in read_fields(connection, Slot, _SLOTS, values):
-        place: SlotKey = known["program_id"], known["environment_id"], known["launch"], known["sizes"]
+        place: PlaceKey = known["program_id"], known["environment_id"], known["launch"], known["sizes"]
         defaults = _chosen(timed.get(place, {}), known["run_id"])
         fastest = min(defaults, key=defaults.__getitem__, default=None)
         if fastest is not None:
@@ -115,20 +127,22 @@ def slots(connection: sqlite3.Connection, filters: Filters) -> list[Slot]:
         if known["plan"] is not None:
             known |= {"calls": calls.get((place[0], place[3]), 0), "stale": known["plan"] in stale}
         found.append(Slot(**known, defaults=defaults))
-    return sorted(found, key=lambda slot: (slot.title, slot.program, slot.environment, slot.launch, slot.sizes))
+    return sorted(
+        found, key=lambda slot: (slot.title, slot.program, slot.environment, slot.launch, slot.sizes, slot.objective)
+    )
 
 
 # What stands for a slot is what a look-up would take: pinned, else raced here, the latest of those. Only narrow columns go
 # through the window: a plan's JSON may be long.
-_PLANNED = f"""SELECT program_id, environment_id, launch, sizes, {STANDING} AS standing, changed_at, id AS plan_id FROM plan
+_PLANNED = f"""SELECT program_id, environment_id, launch, sizes, objective, {STANDING} AS standing, changed_at, id AS plan_id FROM plan
  WHERE id IN (SELECT id FROM (SELECT id, row_number() OVER (
-           PARTITION BY program_id, environment_id, launch, sizes
+           PARTITION BY program_id, environment_id, launch, sizes, objective
            ORDER BY word IS 'pinned' DESC, (status <> 'quarantined' AND word IS NOT 'disabled') DESC,
                     status <> 'unverified' DESC, changed_at DESC, key DESC) AS place FROM plan) WHERE place = 1)
    AND {of_time("changed_at")}"""
 
 # Defaults were timed, and no plan came of it: the run goes on, or has failed.
-_WITHOUT_PLAN = f"""SELECT default_timing.program_id, default_timing.environment_id, launch, sizes,
+_WITHOUT_PLAN = f"""SELECT default_timing.program_id, default_timing.environment_id, launch, sizes, 'time',
        CASE WHEN max(coalesce(run.state = 'running', 0)) THEN 'running' ELSE 'failed' END, max(measured_at), NULL
   FROM default_timing LEFT JOIN run ON run.id = default_timing.run_id
  WHERE (default_timing.program_id, default_timing.environment_id, launch, sizes) NOT IN
@@ -155,9 +169,9 @@ _Timed = dict[str, list[tuple[float, object]]]
 """For each default its wall times and the runs they were taken in, the latest last."""
 
 
-def _timings(connection: sqlite3.Connection, values: Mapping[str, str]) -> dict[SlotKey, _Timed]:
+def _timings(connection: sqlite3.Connection, values: Mapping[str, str]) -> dict[PlaceKey, _Timed]:
     """Timings of the defaults that did not fail."""
-    found: dict[SlotKey, _Timed] = {}
+    found: dict[PlaceKey, _Timed] = {}
     for program, environment, launch, sizes, name, wall, run in connection.execute(_TIMINGS, values):
         wall_us = number(wall)
         if wall_us:

@@ -20,8 +20,8 @@ _LATEST = """SELECT environment.key, max(plan.changed_at) FROM environment
 _PLANS = """SELECT plan.key, (SELECT json_group_array(value) FROM json_each(:executors) WHERE instr(plan.json, '"' || value))
   FROM plan JOIN environment ON environment.id = plan.environment_id
  WHERE environment.key = :older AND plan.status IN ('tuned', 'default') AND plan.word IS NOT 'disabled'
-   AND (plan.program_id, plan.launch, plan.sizes) NOT IN (
-       SELECT program_id, launch, sizes FROM plan WHERE environment_id = (SELECT id FROM environment WHERE key = :newer))"""
+   AND (plan.program_id, plan.launch, plan.sizes, plan.objective) NOT IN (
+       SELECT program_id, launch, sizes, objective FROM plan WHERE environment_id = (SELECT id FROM environment WHERE key = :newer))"""
 
 
 def newest_here(connection: sqlite3.Connection) -> list[Environment]:
