@@ -35,7 +35,7 @@ from fuseplan.measure.jobs import (
     choice_name,
 )  # fmt: skip
 from fuseplan.measure.profile import KernelTime, Profile
-from fuseplan.measure.race import Sample
+from fuseplan.measure.race import Rule, Sample
 from fuseplan.models import CostModel, work_of
 from fuseplan.plan import Plan
 from fuseplan.rewrites.base import Kind
@@ -55,6 +55,8 @@ class ReplayingPool(AnsweringPool):
     """Choices or sides, by name, that fail when they are vetted, with their status."""
     like: CostModel | None = None
     """What the times of regions are like, give or take a few percent; without one they are any."""
+    peaks: Mapping[str, int] = field(default_factory=dict)
+    """Bytes that plans take at their peak, by name; those of which nothing is told take 1000."""
     fail_after: int | None = None
     """After so many jobs the run is interrupted, as by Ctrl-C."""
     inquiry: Inquiry | None = None
@@ -97,16 +99,25 @@ class ReplayingPool(AnsweringPool):
 
     def raced_plans(self, job: RacePlans) -> Outcome:
         times = {side.name: self._us(side.name, side.name, 1000.0) for side in job.entries}
-        return self._raced(times, job.incumbent, job.rivals)
+        return self._raced(times, job.incumbent, job.rivals, job.rule.spared)
 
     def _vetted(self, name: str) -> Outcome:
         status = self.bad.get(name, "ok")
         off = JudgedOutput("output 0", "largest", 8e-6 if status == "wrong" else 1e-6, 4e-6, 2e-6)
         why = "" if status == "ok" else "planted"
-        return Outcome(rows=(OutcomeRow(name, status, why, peak_bytes=1000, outputs=(off,), how="as was made up"),))
+        return Outcome(
+            rows=(
+                OutcomeRow(
+                    name, status, why, peak_bytes=self.peaks.get(name, 1000), outputs=(off,), how="as was made up"
+                ),
+            )
+        )
 
-    def _raced(self, times: Mapping[str, float], incumbent: str, rivals: Sequence[str] = ()) -> Outcome:
-        outcome, _ = raced({name: [Sample(us, 0.0, us)] for name, us in times.items()}, incumbent, rivals)
+    def _raced(
+        self, times: Mapping[str, float], incumbent: str, rivals: Sequence[str] = (), spared: tuple[str, ...] = ()
+    ) -> Outcome:
+        samples = {name: [Sample(us, 0.0, us)] for name, us in times.items()}
+        outcome, _ = raced(samples, incumbent, rivals, Rule(spared=spared))
         return replace(outcome, seconds=0.01)
 
     def _region_us(self, region: Graph, choice: tuple[str, str]) -> float:

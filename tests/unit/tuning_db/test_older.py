@@ -19,7 +19,7 @@ from fuseplan.segment import Region, Segmentation
 from fuseplan.tuning_db import Box, Hit, Miss, Stale, Store
 from fuseplan.tuning_db.exchange import import_file, merge
 from fuseplan.tuning_db.files import Database
-from fuseplan.tuning_db.older import rewrite_plans
+from fuseplan.tuning_db.migrations import migrate
 from fuseplan.tuning_db.records import StoredPlan
 from fuseplan.tuning_db.upkeep import check
 from golden_database import GOLDEN
@@ -109,7 +109,7 @@ def test_a_plan_that_is_tuned_again_takes_the_place_of_the_same_plan(path: Path)
 def test_migrating_again_changes_nothing(path: Path) -> None:
     assert store_at(path).plans()
     connection = sqlite3.connect(path, isolation_level=None)
-    rewrite_plans(connection)
+    migrate(connection)
     assert connection.total_changes == 0
 
 
