@@ -285,7 +285,7 @@ class Lookup:
             told = error if isinstance(error, FuseplanError) else f"{type(error).__name__}: {error}"
             return f"it cannot be tuned later: {str(told).splitlines()[0]}"
         count("programs put into the queue")
-        return "it waits for fuseplan tune --queue"
+        return f"it waits for fuseplan tune --queue{self.options.wanted.option}"
 
     def _untuned(self, why: str) -> Chosen:
         notify(f"a program could not be tuned, and runs under the default: {why}")

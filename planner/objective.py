@@ -75,6 +75,17 @@ class Objective:
         """
         return f"time within {spelled_bytes(self.within)}" if isinstance(self.within, int) else str(self)
 
+    @property
+    def option(self) -> str:
+        """The option of `fuseplan tune` that means it, after a space; nothing for time.
+
+        >>> Objective("memory").option, Objective(within=1024).option, Objective(within=0.25).option, Objective().option
+        (' --objective memory', ' --max-memory 1024', ' --max-memory 25%', '')
+        """
+        if self.within is None:
+            return f" --objective {self.least}" if self.spares else ""
+        return f" --max-memory {self.within if isinstance(self.within, int) else f'{100 * self.within:g}%'}"
+
     def beside(self, launch: str) -> str:
         """What people read of a launch and an objective, which is said where it is not time.
 

@@ -121,7 +121,7 @@ def why_not(one: StaleProgram) -> str | None:
     if one.trace is None:
         return _NO_TRACE
     if one.stale.stored.objective.spares:
-        return f"its plan is for objective {one.stale.stored.objective}: tune it again with that"
+        return f"its plan was chosen by memory: tune it again with{one.stale.stored.objective.option}"
     kinds = {each.kind for each in one.stale.stored.plan.rewrites}
     return None if kinds.isdisjoint(unpromised("free")) else _RESTS
 

@@ -171,7 +171,7 @@ def test_a_plan_for_memory_is_no_matter_of_guards_nor_of_racing_stale_plans_by_t
     tuned(training, store, ReplayingPool(times=WALLS, peaks={CHUNKED: 300}), MEMORY)
     (stored,) = store.plans()
     stale = StaleProgram(StalePlan(stored, stored.environment, ()), "head", training)
-    assert why_not(stale) == "its plan is for objective memory: tune it again with that"
+    assert why_not(stale) == "its plan was chosen by memory: tune it again with --objective memory"
     lookup = Lookup.__new__(Lookup)  # what a guard is not made for, whatever is looked up
     assert unguarded(lookup, Chosen(stored.plan, "", stored)) == "its plan was chosen by memory, and may be slower"
 

@@ -79,6 +79,14 @@ def test_the_hopeless_leave_at_once_and_the_slower_once_it_is_sure() -> None:
     assert clock.blocks.count("default") == 14  # with its duplicate
 
 
+def test_who_is_spared_is_timed_to_the_end_and_wins_no_more_than_others() -> None:
+    clock = NoisyClock({"default": 100.0, "lean": 300.0, "hopeless": 300.0}, noise=0.01, seed=3)
+    result = race(["default", "lean", "hopeless"], clock, incumbent="default", rule=Rule(spared=("lean",)))
+    assert (result.lane("lean").dropped, result.lane("hopeless").dropped) == (None, 2)
+    assert len(result.lane("lean").samples) == result.rounds
+    assert result.winner == "default"
+
+
 def test_the_incumbent_stays_however_slow_it_is() -> None:
     clock = NoisyClock({"default": 1000.0, "a": 100.0, "b": 99.9}, noise=0.01, seed=3)
     result = race(["default", "a", "b"], clock, incumbent="default")

@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from fuseplan.errors import FuseplanError
 from fuseplan.graph.words import counted
-from fuseplan.objective import TIME, Objective
+from fuseplan.objective import Objective
 from fuseplan.plan import Plan
 from fuseplan.segment.moves import Move
 from fuseplan.tuning_db.dashboard import drift, race
@@ -299,10 +299,7 @@ def _commands(page: ProgramPage, database: str) -> tuple[tuple[str, str], ...]:
 
 def _objective(plan: PlanRow | None) -> str:
     """The option of tune that is for the objective of a plan."""
-    objective = TIME if plan is None else Objective.parse(plan.objective)
-    if objective.within is not None:
-        return f" --max-memory {objective.within}"
-    return f" --objective {objective}" if objective.spares else ""
+    return "" if plan is None else Objective.parse(plan.objective).option
 
 
 def _exports(reader: Reader, ask: Ask) -> Iterable[Mapping[str, str]]:
