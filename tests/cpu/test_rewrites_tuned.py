@@ -19,6 +19,7 @@ from fuseplan.errors import PlanError
 from fuseplan.explain import explained
 from fuseplan.measure.jobs import Capture, RacePlans
 from fuseplan.measure.pool import Workers
+from fuseplan.objective import TIME, Objective
 from fuseplan.plan import Rewrite
 from fuseplan.rewrites.apply import rewritten
 from fuseplan.rewrites.found import SiteFound
@@ -72,8 +73,9 @@ def traced() -> Trace:
     return found
 
 
-def tuned(store: Store, pool: ReplayingPool, effort: Effort = QUICK) -> Tuned:
-    (found,) = Tuner(store, pool, "cpu", effort, Settings(), Silent()).tune(traced(), ("plain",))
+def tuned(store: Store, pool: ReplayingPool, effort: Effort = QUICK, objective: Objective = TIME) -> Tuned:
+    settings = Settings(objective=objective)
+    (found,) = Tuner(store, pool, "cpu", effort, settings, Silent()).tune(traced(), ("plain",))
     return found
 
 
@@ -173,6 +175,19 @@ def test_winners_of_several_decisions_become_one_plan(products: None, store: Sto
     assert stored.evidence is not None
     raced = {one.name: one.status for one in stored.evidence.raced}
     assert {*singly, both, PREFERRED} <= set(raced)
+
+
+@pytest.mark.parametrize(("within", "winner"), [(6000, "both"), (2000, "inductor, product 0 as is")])
+def test_winners_become_one_plan_where_that_is_within_the_bound(
+    products: None, store: Store, within: int, winner: str
+) -> None:
+    both = "inductor, product 0 as is + product 2 as is"
+    singly = {"inductor, product 0 as is": 600.0, "inductor, product 2 as is": 610.0}
+    times = {"eager": 2000.0, "inductor": 1000.0, PREFERRED: 700.0, **singly, both: 500.0}
+    effort = replace(FULL, rounds=1, coarse=0)
+    found = tuned(store, ReplayingPool(times, peaks={both: 5000}), effort, Objective(within=within))
+    assert found.winner == {"both": both}.get(winner, winner)
+    assert found.detail == ""
 
 
 def test_what_does_not_add_up_is_not_taken(products: None, store: Store) -> None:

@@ -159,7 +159,9 @@ class Stages:
         objective = self.searches[0].objective
         verdict = race(services, checks.trace, racing, rows, most, self.budget, objective)
         if verdict is not None:
-            verdict = decided(self._joined(able, checks, verdict, most), objective, racing)
+            joined = self._joined(able, checks, verdict, most)
+            fits = objective.fits(joined.rows[joined.winner.name].peak_bytes)
+            verdict = decided(joined if fits else verdict, objective, racing)
         for search in self.searches:
             search.tell(rows, None if verdict is None else verdict.result.noise)
         first = self.searches[0]
