@@ -307,7 +307,7 @@ def programs_of(wrapper: object) -> list[Program]:
 def _programs_around() -> list[Program]:
     """Where those are kept that are compiled for one call of torch.compile."""
     owner, found = _caller(), CompiledPrograms()
-    return found if owner is None else vars(owner).setdefault(_PROGRAMS, found)  # type: ignore[no-any-return]
+    return found if owner is None else vars(owner).setdefault(_PROGRAMS, found)
 
 
 def _forget(programs: list[Program], program: Program) -> None:
