@@ -306,11 +306,8 @@ def programs_of(wrapper: object) -> list[Program]:
 
 def _programs_around() -> list[Program]:
     """Where those are kept that are compiled for one call of torch.compile."""
-    owner = _caller()
-    found: list[Program] = (
-        CompiledPrograms() if owner is None else vars(owner).setdefault(_PROGRAMS, CompiledPrograms())
-    )
-    return found
+    owner, found = _caller(), CompiledPrograms()
+    return found if owner is None else vars(owner).setdefault(_PROGRAMS, found)
 
 
 def _forget(programs: list[Program], program: Program) -> None:

@@ -33,6 +33,16 @@ def _databases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def tuned_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The database of `tuned_samples`, made once: who writes to it takes a copy."""
+    from tuned_samples import sample_database  # most runs of a few tests need none
+
+    path = tmp_path_factory.mktemp("tuned") / "tuning.db"
+    sample_database(path)
+    return path
+
+
 @pytest.fixture(autouse=True)
 def own_database(_databases: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty database for each test, below which no other layer lies: no test finds a plan by accident."""

@@ -129,13 +129,15 @@ class Priced:
     def at(self, price: float) -> list[list[tuple[int, int, int]]]:
         """The options of each candidate as cost, mark and place, the cheapest first."""
         if price not in self._at:
-            self._at[price] = [
-                sorted(
+            found = self._at[price] = [
+                [
                     (whole_cost(cost, price), mark, place)
                     for place, ((_, cost), mark) in enumerate(zip(options, marks, strict=True))
-                )
+                ]
                 for options, marks in zip(self.options, self.marks, strict=True)
             ]
+            for one in found:
+                one.sort()
         return self._at[price]
 
     def alone_at(self, price: float) -> list[int]:

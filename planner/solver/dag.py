@@ -145,7 +145,9 @@ def bits(mask: int) -> list[int]:
     >>> bits(0b1010)
     [1, 3]
     """
-    found = []
+    found: list[int] = []
+    if mask & mask + (mask & -mask) == 0:  # without gaps, as most regions are
+        return [*range((mask & -mask).bit_length() - 1, mask.bit_length())] if mask else found
     while mask:
         low = mask & -mask
         found.append(low.bit_length() - 1)

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,13 +20,13 @@ from playwright.sync_api import expect
 from browsing import Server, serving, shown, sql
 from fuseplan.tuning_db import Run, clock
 from stored import HERE, RELU, measurement, store_at
-from tuned_samples import add_program, key_of, sample_database
+from tuned_samples import add_program, key_of
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def files(tmp_path_factory: pytest.TempPathFactory, tuned_database: Path) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("sample")
-    sample_database(folder / "tuning.db")
+    shutil.copy(tuned_database, folder)
     store = store_at(folder / "other.db")
     add_program(store, 1, "GPT-2, graph 0", gain=1.1, seed=5)
     add_program(store, 4, "<b>only there</b>", gain=2.0, seed=5)

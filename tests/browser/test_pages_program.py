@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -20,15 +21,14 @@ from fuseplan.tuning_db import Drift, Evidence, Raced, RegionEvidence, StoredPla
 from fuseplan.tuning_db.evidence import MissedEvidence, SiteEvidence, WayEvidence
 from fuseplan.tuning_db.profile_evidence import GapEvidence, ProfileEvidence
 from stored import HERE, INDUCTOR, store_at
-from tuned_samples import add_program, key_of, sample_database
+from tuned_samples import add_program, key_of
 
 HOSTILE = "<script>window.hacked=1</script><img src=x onerror=window.hacked=1> \u05d0\u05d1\u05d2 🙂 " + "x" * 280
 
 
 @pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("sample") / "tuning.db"
-    sample_database(path)
+def file(tmp_path_factory: pytest.TempPathFactory, tuned_database: Path) -> Path:
+    path = Path(shutil.copy(tuned_database, tmp_path_factory.mktemp("sample")))
     store = store_at(path)
     add_program(store, 7, "Huge", layers=170, gain=1.3)
     raced = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from random import Random
 from threading import Event
@@ -23,7 +24,7 @@ from fuseplan.measure.race import LaneError, ReplayClock, Sample
 
 def failing(at: int) -> Callable[[], object]:
     """A step that fails at its n-th call."""
-    calls = iter(range(1, 10_000))
+    calls = count(1)
 
     def step() -> object:
         if next(calls) == at:

@@ -30,20 +30,12 @@ from fuseplan.tuning_db import Box, Evidence, Raced, RegionEvidence, StoredPlan
 from fuseplan.tuning_db.profile_evidence import GapEvidence, ProfileEvidence
 from replaying import ReplayingPool
 from stored import store_at
-from tuned_samples import sample_database
 
 EXACTLY = "beside a run in float64"
 
 
 def output(share: float, name: str = "output 0") -> JudgedOutput:
     return JudgedOutput(name, "largest", share * 1e-6, 1e-6, 5e-7)
-
-
-@pytest.fixture(scope="module")
-def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("explain") / "tuning.db"
-    sample_database(path)
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -210,8 +202,8 @@ def test_a_training_trace_that_nobody_tuned_is_drawn_as_forward_and_backward(tmp
     assert sorted(path.name for path in tmp_path.glob("*.svg")) == ["plan-backward.svg", "plan-forward.svg"]
 
 
-def test_a_program_of_another_machine_is_explained_from_the_database_alone(samples: Path) -> None:
-    text = fuseplan.explain("BERT", db=samples)
+def test_a_program_of_another_machine_is_explained_from_the_database_alone(tuned_database: Path) -> None:
+    text = fuseplan.explain("BERT", db=tuned_database)
     assert "torch 2.12.0" in text
     assert "its other plans:" in text
     assert "torch 2.11.0" in text
@@ -237,12 +229,12 @@ def test_what_is_drawn_has_the_regions_of_the_plan_and_their_times(
         fuseplan.draw(plan.key, role="sideways", db=path)
 
 
-def test_names_that_mean_several_programs(samples: Path) -> None:
-    assert fuseplan.explain("GPT-2", db=samples, graphs=False).count("program 00000") == 2
+def test_names_that_mean_several_programs(tuned_database: Path) -> None:
+    assert fuseplan.explain("GPT-2", db=tuned_database, graphs=False).count("program 00000") == 2
     with pytest.raises(OptionError, match="GPT-2 means 2 programs, and one is drawn"):
-        fuseplan.draw("GPT-2", db=samples)
+        fuseplan.draw("GPT-2", db=tuned_database)
     with pytest.raises(StoreError, match="there is no plan and no program that begins with 'T5': see fuseplan show"):
-        fuseplan.explain("T5", db=samples)
+        fuseplan.explain("T5", db=tuned_database)
 
 
 # bench

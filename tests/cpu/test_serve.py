@@ -276,8 +276,9 @@ def task_of(name: str, tmp_path: Path, sides: Sequence[str], **more: Any) -> Tas
 
 @pytest.fixture
 def own_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sides of torch.compile without Inductor, which takes minutes for what the benchmark does anyhow."""
-    real = compiled_by
+    """Sides of torch.compile without Inductor, which takes minutes for what the benchmark does anyhow, and one layer to trace."""
+    real, case = compiled_by, TINY["tiny llama"]
+    monkeypatch.setitem(EVERY, "tiny llama", replace(case, build=partial(case.build, num_hidden_layers=1)))
 
     def cheap(side: str, kind: str, given: Any) -> Any:
         found = real(side, kind, given)
@@ -347,10 +348,9 @@ def test_an_encoder_that_is_off_in_single_precision_has_failed(factor: float) ->
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> ServedCase:
+def small(own_calls: None, monkeypatch: pytest.MonkeyPatch) -> ServedCase:
     """The least for which plans are stored, with prompts in more than one box of sizes. What has no plan is eager."""
-    case = TINY["tiny llama"]
-    case = replace(case, build=partial(case.build, num_hidden_layers=1), requests=4)
+    case = replace(EVERY["tiny llama"], requests=4)
     monkeypatch.setitem(EVERY, "tiny llama", case)
     monkeypatch.setattr("fuseplan.lookup.missing_compiler", lambda *_: "no compiler in this test")
     return case
@@ -366,7 +366,7 @@ def stored(task: Task, recording: Recording, report: Report, time: Time) -> None
 
 
 def test_a_tuned_side_runs_the_plans_that_are_stored_and_loading_one_is_a_stall(
-    tmp_path: Path, own_calls: None, small: ServedCase, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, small: ServedCase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A first prompt of each box has its plan compiled, of which Dynamo knows nothing."""
     monkeypatch.setattr(mix, "tuned", stored)
@@ -384,7 +384,7 @@ def test_a_tuned_side_runs_the_plans_that_are_stored_and_loading_one_is_a_stall(
 
 @pytest.mark.parametrize("part", ["mix", "decode"])
 def test_a_tuned_side_without_plans_has_failed(
-    part: str, tmp_path: Path, own_calls: None, small: ServedCase, monkeypatch: pytest.MonkeyPatch
+    part: str, tmp_path: Path, small: ServedCase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = {"mix": mix, "decode": decode}[part]
     monkeypatch.setattr(module, "tuned", lambda *_: None)

@@ -23,7 +23,6 @@ from checks.project import ROOT
 from fuseplan.cli import main
 from fuseplan.show import show
 from stored import store_at
-from tuned_samples import sample_database
 
 
 def leaves(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
@@ -111,10 +110,10 @@ def call(*arguments: str) -> Result:
 
 
 @pytest.fixture(scope="module")
-def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def filled(tmp_path_factory: pytest.TempPathFactory, tuned_database: Path) -> Path:
     """Two databases, an export, and a trace."""
     folder = tmp_path_factory.mktemp("filled")
-    sample_database(folder / "t.db")
+    shutil.copy(tuned_database, folder / "t.db")
     shutil.copy(folder / "t.db", folder / "other.db")
     assert call("db", "export", str(folder / "again.jsonl"), "--db", str(folder / "t.db")).exit_code == 0
     (trace,) = fuseplan.traces_of(lambda x: x.relu() + 1, torch.ones(3), name="ramp")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
@@ -11,14 +12,12 @@ from fuseplan.tuning_db.dashboard.ask import parse
 from fuseplan.tuning_db.dashboard.pages import PAGES
 from fuseplan.tuning_db.dashboard.reader import readers
 from fuseplan.tuning_db.dashboard.render import Served, View
-from tuned_samples import sample_database
 
 SCRIPT = "import torch\n\nprint(torch.ones(2) < 1)\n"
 
 
-def test_the_script_stands_beside_the_plan_that_is_wrong(tmp_path: Path) -> None:
-    path = tmp_path / "tuning.db"
-    sample_database(path)
+def test_the_script_stands_beside_the_plan_that_is_wrong(tmp_path: Path, tuned_database: Path) -> None:
+    path = Path(shutil.copy(tuned_database, tmp_path))
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA ignore_check_constraints = ON")
     stored = connection.execute(

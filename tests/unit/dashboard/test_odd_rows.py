@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,6 @@ from fuseplan.tuning_db.dashboard.ask import parse
 from fuseplan.tuning_db.dashboard.pages import PAGES
 from fuseplan.tuning_db.dashboard.reader import Reader, readers
 from fuseplan.tuning_db.dashboard.render import Served, View
-from tuned_samples import sample_database
 
 EVIDENCE = (
     '{"raced":["abc",{"status":"ok","predicted_us":"x","wall_us":1}]}', '{"raced":5', '{"raced":5}', "null",
@@ -34,9 +34,8 @@ TAMPERED = (
 
 
 @pytest.fixture(scope="module")
-def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
-    path: Path = tmp_path_factory.mktemp("odd") / "tuning.db"
-    sample_database(path)
+def reader(tmp_path_factory: pytest.TempPathFactory, tuned_database: Path) -> Iterator[Reader]:
+    path = Path(shutil.copy(tuned_database, tmp_path_factory.mktemp("odd")))
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA ignore_check_constraints = ON")
     for place, text in enumerate(EVIDENCE, 1):

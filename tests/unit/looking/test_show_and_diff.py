@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -20,13 +21,12 @@ from fuseplan.tuning_db import Evidence, Raced, Run
 from fuseplan.tuning_db.pairs import Pair, PairKey
 from fuseplan.tuning_db.words import Listed
 from stored import CPU, HERE, plan, store_at
-from tuned_samples import add_program, key_of, sample_database
+from tuned_samples import add_program, key_of
 
 
 @pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("look") / "tuning.db"
-    sample_database(path)
+def file(tmp_path_factory: pytest.TempPathFactory, tuned_database: Path) -> Path:
+    path = Path(shutil.copy(tuned_database, tmp_path_factory.mktemp("look")))
     store = store_at(path)
     cpu = plan(program=key_of(9), environment=CPU, plan=Plan.named("eager"), status="default", wall_us=5.0)
     store.add_plan(cpu)
