@@ -15,6 +15,8 @@ OBJECTIVES = ("time", "memory")
 ALIKE = 0.02
 """The share of the least peak by which others may be above it and count as equal: allocators round what they are asked for."""
 _WITHIN = re.compile(r"time within ([1-9]\d{0,17}) B")
+_TOO_MUCH = 10**18
+"""Bytes that no device has: a bound is written with 18 digits at most."""
 _UNKNOWN = "its peak is unknown"
 
 
@@ -36,6 +38,8 @@ class Objective:
             raise OptionError(f"objective is {' or '.join(OBJECTIVES)}, not {self.least!r}")
         if self.within is not None and self.least != "time":
             raise OptionError("objective memory takes the least there is: max_memory bounds objective time alone")
+        if self.within is not None and self.within >= _TOO_MUCH:
+            raise OptionError(f"max_memory is below {_TOO_MUCH:,} bytes: that is more than any device has")
 
     @staticmethod
     def asked(least: str = "time", max_memory: object = None) -> Objective:
@@ -43,8 +47,12 @@ class Objective:
 
         >>> Objective.asked("time", "20GiB") == Objective(within=20 * 2**30), Objective.asked("time", "20%")
         (True, Objective(least='time', within=0.2))
+        >>> Objective.asked("time", 0.2) == Objective.asked("time", "20%")
+        True
         """
-        return Objective(least, None if max_memory is None else memory_amount(max_memory, "max_memory"))
+        if max_memory is None or (isinstance(max_memory, float) and 0 < max_memory <= 1):
+            return Objective(least, max_memory)
+        return Objective(least, memory_amount(max_memory, "max_memory"))
 
     @staticmethod
     def parse(text: str) -> Objective:
@@ -84,7 +92,7 @@ class Objective:
         """
         if self.within is None:
             return f" --objective {self.least}" if self.spares else ""
-        return f" --max-memory {self.within if isinstance(self.within, int) else f'{100 * self.within:g}%'}"
+        return f" --max-memory {self.within if isinstance(self.within, int) else f'{100 * self.within:.15g}%'}"
 
     def beside(self, launch: str) -> str:
         """What people read of a launch and an objective, which is said where it is not time.
@@ -105,7 +113,14 @@ class Objective:
         >>> str(Objective(within=0.25).on(lambda: 4096))
         'time within 1024 B'
         """
-        return replace(self, within=max(1, int(self.within * memory()))) if isinstance(self.within, float) else self
+        return replace(self, within=max(1, round(self.within * memory()))) if isinstance(self.within, float) else self
+
+    def refuse_share(self) -> None:
+        """OptionError where the bound is a share: a device of another machine does not say how much memory it has."""
+        if isinstance(self.within, float):
+            raise OptionError(
+                "max_memory is a number of bytes for a CPU of another machine, which does not say how much it has"
+            )
 
     def fits(self, peak: int | None) -> bool:
         """Whether a plan with this peak is within the bound; one whose peak is unknown is not.

@@ -128,4 +128,12 @@ def why_not(one: StaleProgram) -> str | None:
 
 def _not_raced(one: StaleProgram, why: str) -> Tuned:
     stored = one.stale.stored
-    return Tuned(stored.program, one.name, stored.launch, "failed", detail=why, sizes=stored.sizes.text)
+    return Tuned(
+        stored.program,
+        one.name,
+        stored.launch,
+        "failed",
+        detail=why,
+        sizes=stored.sizes.text,
+        objective=stored.objective,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from fuseplan.errors import OptionError
@@ -32,7 +33,8 @@ def memory_amount(value: object, what: str) -> int | float:
             found = float(share[1]) / 100
             found = found if found <= 1 else 0
         elif (amount := _WORDS.fullmatch(written)) and amount[2] in _UNITS:
-            found = int(float(amount[1]) * _UNITS[amount[2]])
+            bytes_ = float(amount[1]) * _UNITS[amount[2]]
+            found = int(bytes_) if math.isfinite(bytes_) else 0
     if found <= 0:
         raise OptionError(
             f"{what} is an amount of memory such as 4GB, 512MiB or a number of bytes, or a share of the device's such as 20%,"

@@ -6,13 +6,13 @@ Recorded elsewhere, and never compared: driver, clocks, host. Not recorded at al
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, field, fields
 from functools import cached_property
 
 from fuseplan.errors import StoreError
 from fuseplan.executors.known import traits_of
+from fuseplan.host_memory import host_memory
 from fuseplan.plan import Plan
 from fuseplan.tuning_db import columns
 from fuseplan.tuning_db.columns import Column, Inner, Record, Value, content_key, stored, to_object
@@ -130,10 +130,11 @@ class Difference:
 
 
 def memory_of(here: Environment) -> int:
-    """Bytes of memory that a place has in all, of which a share may be a bound: those of its GPU, else of this machine."""
-    if here.gpu_memory_gib is not None:
-        return here.gpu_memory_gib * 2**30
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    """Bytes of memory that a place has in all, of which a share may be a bound: those of its GPU, else of this machine. In whole GiB, which
+    stay the same where a kernel or a driver keeps a little more for itself.
+    """
+    gib = here.gpu_memory_gib if here.gpu_memory_gib is not None else max(1, round(host_memory() / 2**30))
+    return gib * 2**30
 
 
 def needs_of(plan: Plan) -> frozenset[str]:

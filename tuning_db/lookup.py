@@ -149,10 +149,10 @@ def _elsewhere(query: Query, row: Row, environment: Environment, needs: frozense
     differing = environment.differences(query.environment, needs)
     if differing:
         return Miss("other environment", "other " + ", ".join(map(str, differing)))
-    if query.launch is not None and row["launch"] != query.launch:
-        return Miss("other launch", f"other launch {row['launch']} -> {query.launch}")
     if row["objective"] != str(query.objective):
         return Miss("other objective", f"other objective {row['objective']} -> {query.objective}")
+    if query.launch is not None and row["launch"] != query.launch:
+        return Miss("other launch", f"other launch {row['launch']} -> {query.launch}")
     return None
 
 

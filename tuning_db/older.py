@@ -12,9 +12,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from fuseplan.errors import PlanError
+from fuseplan.graph.words import counted
 from fuseplan.objective import TIME
 from fuseplan.plan import Plan
 from fuseplan.tuning_db.columns import Row, to_object
+from fuseplan.tuning_db.notify import notify
 from fuseplan.tuning_db.records import NO_MOVES, plan_key
 from fuseplan.tuning_db.schema import DRIFT, ENVIRONMENT, INDEXES, PLAN, TABLES, VIEWS
 from fuseplan.tuning_db.tables import Table
@@ -82,25 +84,44 @@ def table_of_drift(connection: sqlite3.Connection) -> None:
 
 def plans_with_objectives(connection: sqlite3.Connection) -> None:
     """Give plans the column of their objective, which is time. SQLite would put a new column behind the digest, so that the table is made
-    anew; keys stay, and a damaged row stays what it is, unless nothing in its place could be a row.
+    anew. Keys stay, a damaged row stays what it is, and so do indexes and views that a person added; a row with what no table takes is
+    left out.
     """
     around = [name for name, sql in VIEWS.items() if "plan" in sql.split()]
     for name in around:
         connection.execute(f"DROP VIEW IF EXISTS {name}")
-    found = [_PLAN_5.logical(values) for values in connection.execute(_PLAN_5.select)]
-    own = ", ".join(["id", *map(PLAN.stored, _PLAN_5.own), "digest"])
-    connection.execute("ALTER TABLE plan RENAME TO plan_5")
-    connection.execute(TABLES[PLAN.name])
+    ours = [sql for sql in INDEXES.values() if " ON plan(" in sql]
+    there = "SELECT name, sql FROM sqlite_schema WHERE type = 'index' AND tbl_name = 'plan' AND sql IS NOT NULL"
+    added = [sql for name, sql in connection.execute(there) if name not in INDEXES]
+    # Else a person's views would follow the old table, and go with it.
+    connection.execute("PRAGMA legacy_alter_table = ON")
     connection.execute("PRAGMA ignore_check_constraints = ON")
     try:
-        connection.execute(f"INSERT OR IGNORE INTO plan ({own}) SELECT {own} FROM plan_5")
+        connection.execute("ALTER TABLE plan RENAME TO plan_5")
+        connection.execute(TABLES[PLAN.name])
+        numbers = [number for (number,) in connection.execute("SELECT id FROM plan_5 ORDER BY id")]
+        lost = sum(not _copied(connection, number) for number in numbers)
+        connection.execute("DROP TABLE plan_5")
     finally:
         connection.execute("PRAGMA ignore_check_constraints = OFF")
-    connection.execute("DROP TABLE plan_5")
-    for sql in (*(sql for sql in INDEXES.values() if " ON plan(" in sql), *(VIEWS[name] for name in around)):
+        connection.execute("PRAGMA legacy_alter_table = OFF")
+    for sql in (*ours, *added, *(VIEWS[name] for name in around)):
         connection.execute(sql)
-    digests = [(PLAN.digest(_for_time(row)), row["key"]) for row in found if row is not None]
-    connection.executemany("UPDATE plan SET digest = ? WHERE key = ?", digests)
+    if lost:
+        notify(f"{counted(lost, 'damaged row')} of plans could not be brought to the present schema, and went")
+
+
+def _copied(connection: sqlite3.Connection, number: int) -> bool:
+    """Copy one plan of schema 5, with the digest that it has now; whether the table takes it."""
+    own = ", ".join(["id", *map(PLAN.stored, _PLAN_5.own), "digest"])
+    try:
+        connection.execute(f"INSERT INTO plan ({own}) SELECT {own} FROM plan_5 WHERE id = ?", (number,))
+    except sqlite3.IntegrityError:
+        return False
+    row = _PLAN_5.logical(connection.execute(f"{_PLAN_5.select} WHERE plan.id = ?", (number,)).fetchone())
+    if row is not None:
+        connection.execute("UPDATE plan SET digest = ? WHERE id = ?", (PLAN.digest(_for_time(row)), number))
+    return True
 
 
 def _for_time(row: Row) -> Row:

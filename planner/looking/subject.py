@@ -88,7 +88,7 @@ def of_program(store: Store, program: str) -> Subject | None:
 def _subject(
     store: Store, program: str, found: list[Listed], chosen: Listed | None = None, stale: Sequence[StalePlan] = ()
 ) -> Subject:
-    mine = sorted((one for one in found if one.stored.program == program), key=rank)
+    mine = sorted((one for one in found if one.stored.program == program), key=_asked_for_first)
     chosen = chosen or _running(mine)
     others = tuple(one for one in mine if chosen is None or one.stored.key != chosen.stored.key)
     name = store.program_names().get(program) or ""
@@ -115,6 +115,11 @@ def _running(mine: Sequence[Listed]) -> Listed | None:
 def rank(one: Listed) -> int:
     """Rank of a plan among those of its program: the one that would run comes first, and of equal ones the latest."""
     return _RANKS.get(one.stored.standing, 5)
+
+
+def _asked_for_first(one: Listed) -> tuple[int, bool]:
+    """Order of plans by which one for time, which runs where nobody asks for less memory, comes before its equals for other objectives."""
+    return rank(one), one.stored.objective.spares
 
 
 def cut_of(plan: Plan | None, role: str, graph: Graph) -> Segmentation | None:

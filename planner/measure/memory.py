@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from fuseplan.host_memory import free_host_memory, kilobytes
 from fuseplan.turns import take_turn
 
 SPARED = 0.1
@@ -21,20 +22,6 @@ WAITING = 0.25
 """The share of a GPU's memory that plans may hold while they wait for their race: the rest is for what is tried meanwhile."""
 
 _STATUS = Path("/proc/self/status")
-_CGROUPS = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-)
-
-
-def free_host_memory() -> int | None:
-    """Bytes that the host could still give, within the limit of a container if there is one; None if nobody says."""
-    found = [_kilobytes(Path("/proc/meminfo"), "MemAvailable")]
-    for limit, used in _CGROUPS:
-        most, now = _number(limit), _number(used)
-        found.append(None if most is None or now is None else max(most - now, 0))
-    known = [number for number in found if number is not None]
-    return min(known) if known else None
 
 
 def limit_memory(device: torch.device, most: int | None = None, share: float = 1.0) -> None:
@@ -42,7 +29,7 @@ def limit_memory(device: torch.device, most: int | None = None, share: float = 1
 
     What does not fit raises MemoryError or torch's OutOfMemoryError, and the process lives on.
     """
-    free, held = free_host_memory(), _kilobytes(_STATUS, "VmData")
+    free, held = free_host_memory(), kilobytes(_STATUS, "VmData")
     wanted = [int(free * share * (1 - SPARED))] if free is not None else []
     wanted += [most] if most is not None else []
     if wanted and held is not None:
@@ -124,13 +111,13 @@ class Peak:
         else:
             _give_back()
             self._known = _reset_peak()
-            self._before = _kilobytes(_STATUS, "VmRSS")
+            self._before = kilobytes(_STATUS, "VmRSS")
 
     def bytes(self) -> int | None:
         """What was taken at most since; None where this system does not say."""
         if self.on_gpu:
             torch.cuda.synchronize()
-        most = torch.cuda.max_memory_reserved() if self.on_gpu else _kilobytes(_STATUS, "VmHWM")
+        most = torch.cuda.max_memory_reserved() if self.on_gpu else kilobytes(_STATUS, "VmHWM")
         return None if most is None or self._before is None or not self._known else max(most - self._before, 0)
 
 
@@ -148,20 +135,3 @@ def _reset_peak() -> bool:
     except OSError:
         return False
     return True
-
-
-def _kilobytes(path: Path, field: str) -> int | None:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
-    found = (entry.split()[1] for entry in lines if entry.startswith(f"{field}:"))
-    number = next(found, None)
-    return None if number is None else int(number) * 1024
-
-
-def _number(path: str) -> int | None:
-    try:
-        return int(Path(path).read_text(encoding="ascii"))
-    except (OSError, ValueError):  # "max" where there is no limit
-        return None

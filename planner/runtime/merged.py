@@ -26,7 +26,7 @@ from torch.fx import GraphModule
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from fuseplan.errors import NoRoomError
-from fuseplan.measure.memory import free_host_memory
+from fuseplan.host_memory import free_host_memory
 from fuseplan.rewrites.siblings import Merger, merged_of, mergers_in
 from fuseplan.sizes import spelled_bytes
 from fuseplan.stats import count, level

@@ -13,7 +13,7 @@ from checks.sources import imports
 # Each layer may import itself and what stands above it here. A new module of fuseplan needs a place in this list.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "garbage", "log", "charts", "noise", "turns", "wire"),
-    ("graph", "durations", "objective", "sizes"),
+    ("graph", "durations", "host_memory", "objective", "sizes"),
     (
         "host",
         "segment",

@@ -217,7 +217,7 @@ def recalled(trace: Trace, stored: StoredPlan) -> Tuned:
     return Tuned(
         stored.program, trace.name, stored.launch, stored.status, stored.plan, "the plan in the database", stored.wall_us,
         stored.best_default or "", stored.best_default_us, stored.noise, stored.peak_bytes, stored.moves,
-        detail=stored.objective.unmet(stored.peak_bytes),
+        detail=stored.objective.unmet(stored.peak_bytes), objective=stored.objective,
     )  # fmt: skip
 
 

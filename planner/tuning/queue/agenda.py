@@ -44,6 +44,8 @@ class Item:
     """The plan that an earlier run has found."""
     measurements: int = 0
     """What earlier runs on this program have measured, and this one need not."""
+    objective: Objective = TIME
+    """What its plan is to be chosen by."""
 
     @property
     def key(self) -> str:
@@ -146,6 +148,8 @@ def agenda_of(
     items: list[Item] = []
     for kind, there in places.items():
         model = Roofline(Machine.guess(kind.environment.gpu or kind.environment.cpu or ""))
+        if elsewhere is not None and kind.environment.gpu_memory_gib is None:
+            objective.refuse_share()
         near, chosen_by = _near(there), objective.on(partial(memory_of, kind.environment))
         for trace in there:
             known_as = real_key(trace, store)
@@ -164,7 +168,7 @@ def agenda_of(
                     else _known(store, query_of(trace, known_as, kind.environment, launch, kinds, chosen_by))
                 )
                 took = 0.0 if known is not None else usual[kind]
-                items.append(Item(trace, launch, kind, gain, took, known, there_already))
+                items.append(Item(trace, launch, kind, gain, took, known, there_already, chosen_by))
     return _ordered(items, found.read, spends.name, top, found.chosen)
 
 

@@ -153,7 +153,9 @@ def _work(
 def out_of_time(item: Item) -> Tuned:
     """What is said of a program that the budget has no time for."""
     detail = "the budget ended before its turn came: run it again to go on"
-    return Tuned(item.key, item.trace.name, item.launch, "left", detail=detail, sizes=item.sizes.text)
+    return Tuned(
+        item.key, item.trace.name, item.launch, "left", detail=detail, sizes=item.sizes.text, objective=item.objective
+    )
 
 
 class TimeLeft:
