@@ -14,6 +14,9 @@ T = TypeVar("T")
 OBJECTIVES = ("time", "memory")
 ALIKE = 0.02
 """The share of the least peak by which others may be above it and count as equal: allocators round what they are asked for."""
+ALIKE_BYTES = 4 * 2**20
+"""Bytes by which they may be above it in any case. One plan's peak on a CPU differs by up to 3 MB from one process to the next, where it
+is some ten MB; a GPU's allocator takes 2 MiB and more at a time."""
 _WITHIN = re.compile(r"time within ([1-9]\d{0,17}) B")
 _TOO_MUCH = 10**18
 """Bytes that no device has: a bound is written with 18 digits at most."""
@@ -134,8 +137,9 @@ class Objective:
         """Those of which the fastest is the one to take: all for time, all that fit for a bound; for memory, and where nothing
         fits, those with the least peak. Where no peak is known, all.
 
-        >>> peaks = {"a": 100, "b": 101, "c": 300, "d": None}
-        >>> [Objective.parse(text).among(peaks, peaks.get) for text in ("memory", "time within 300 B", "time within 9 B")]
+        >>> peaks = {"a": 10**9, "b": 10**9 + 10**7, "c": 3 * 10**9, "d": None}
+        >>> asked = ("memory", f"time within {3 * 10**9} B", "time within 9 B")
+        >>> [Objective.parse(text).among(peaks, peaks.get) for text in asked]
         [['a', 'b'], ['a', 'b', 'c'], ['a', 'b']]
         """
         every = list(found)
@@ -145,7 +149,8 @@ class Objective:
         least = min((bytes_ for one in every if (bytes_ := peak(one)) is not None), default=None)
         if fit or least is None:
             return fit or every
-        return [one for one in every if (bytes_ := peak(one)) is not None and bytes_ <= least * (1 + ALIKE)]
+        most = least + max(ALIKE * least, ALIKE_BYTES)
+        return [one for one in every if (bytes_ := peak(one)) is not None and bytes_ <= most]
 
     def unmet(self, peak: int | None) -> str:
         """What is said of a plan with this peak that was taken though it does not fit; nothing where it does.

@@ -56,7 +56,8 @@ class ReplayingPool(AnsweringPool):
     like: CostModel | None = None
     """What the times of regions are like, give or take a few percent; without one they are any."""
     peaks: Mapping[str, int] = field(default_factory=dict)
-    """Bytes that plans take at their peak, by name; those of which nothing is told take 1000."""
+    """Bytes that plans take at their peak, by name; those of which nothing is told take the `usual_peak`."""
+    usual_peak: int = 1000
     fail_after: int | None = None
     """After so many jobs the run is interrupted, as by Ctrl-C."""
     inquiry: Inquiry | None = None
@@ -108,7 +109,12 @@ class ReplayingPool(AnsweringPool):
         return Outcome(
             rows=(
                 OutcomeRow(
-                    name, status, why, peak_bytes=self.peaks.get(name, 1000), outputs=(off,), how="as was made up"
+                    name,
+                    status,
+                    why,
+                    peak_bytes=self.peaks.get(name, self.usual_peak),
+                    outputs=(off,),
+                    how="as was made up",
                 ),
             )
         )

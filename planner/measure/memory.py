@@ -114,11 +114,16 @@ class Peak:
             self._before = kilobytes(_STATUS, "VmRSS")
 
     def bytes(self) -> int | None:
-        """What was taken at most since; None where this system does not say."""
+        """What was taken at most since; None where this system does not say, as where a process on a CPU seems to have taken nothing:
+        then the calls ran in memory that it held before.
+        """
         if self.on_gpu:
             torch.cuda.synchronize()
         most = torch.cuda.max_memory_reserved() if self.on_gpu else kilobytes(_STATUS, "VmHWM")
-        return None if most is None or self._before is None or not self._known else max(most - self._before, 0)
+        if most is None or self._before is None or not self._known:
+            return None
+        taken = max(most - self._before, 0)
+        return taken if taken or self.on_gpu else None
 
 
 def _give_back() -> None:

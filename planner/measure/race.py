@@ -81,7 +81,7 @@ class Rule:
     """A race ends, too, when the fastest surely beats the incumbent, and all others that still run surely differ from it by
     no more than this, relative. Whoever wants their times, and not a winner, has it go on."""
     spared: tuple[str, ...] = ()
-    """Candidates that are not dropped, since they race for something else than time."""
+    """Candidates that only each other may drop: of these the fastest is looked for, though others may be faster."""
     seconds: float | None = None
     """After so many seconds spent on blocks a race ends, once `least` rounds are through."""
     seed: int = 0
@@ -257,11 +257,17 @@ class _Race:
             else:
                 self.lanes[name] = replace(lane, samples=(*lane.samples, sample.rounded()))
         self.running = [name for name in self.running if self.lanes[name].dropped is None]
-        droppable = [name for name in self.challengers if name not in self.rule.spared]
-        lost = [name for name in droppable if any(self._loses(name, to) for to in self.running if to != name)]
+        lost = [name for name in self.challengers if any(self._loses(name, to) for to in self._rivals(name))]
         for name in lost:
             self.lanes[name] = replace(self.lanes[name], dropped=self.rounds)
         self.running = [name for name in self.running if name not in lost]
+
+    def _rivals(self, name: str) -> list[str]:
+        """Those that may drop a challenger: all others, or of one that is spared the others that are, too."""
+        spared = set(self.rule.spared)
+        if self.incumbent in spared:
+            spared.add(AGAIN)
+        return [to for to in self.running if to != name and (name not in spared or to in spared)]
 
     def _differences(self, name: str, to: str, metric: str) -> list[float]:
         return _differences(self.lanes[name], self.lanes[to], metric)

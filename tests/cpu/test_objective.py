@@ -38,6 +38,7 @@ from fuseplan.tuning_db.staleness import StalePlan
 from replaying import ReplayingPool
 
 MEMORY = Objective("memory")
+MB = 10**6
 WIDTH, COLUMNS = 8, 640
 WALLS = {"inductor": 1000.0, "eager": 1900.0}
 CHUNKED, BUDGETED = "inductor, loss chunked-8", "inductor budget-10, loss chunked-8"
@@ -71,6 +72,12 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kind, "LEAST_ELEMENTS", 0)
 
 
+def replaying(times: dict[str, float], peaks: dict[str, int] | None = None) -> ReplayingPool:
+    """A pool in which plans have peaks of so many MB; others have 1000."""
+    found = {name: peak * MB for name, peak in (peaks or {}).items()}
+    return ReplayingPool(times=times, peaks=found, usual_peak=1000 * MB)
+
+
 def tuned(
     trace: Trace, store: Store, pool: ReplayingPool, objective: Objective, launch: str = "plain", effort: Effort = QUICK
 ) -> Tuned:
@@ -90,28 +97,33 @@ def is_sparing(plan: Plan) -> bool:
 
 
 def test_for_time_nothing_new_races(training: Trace, store: Store) -> None:
-    pool = ReplayingPool(times=WALLS)
+    pool = replaying(WALLS)
     assert tuned(training, store, pool, TIME).objective == TIME
     assert not any(map(is_sparing, vetted(pool)))
 
 
 def test_for_memory_chunks_budgets_saving_and_both_together_race(training: Trace, store: Store) -> None:
-    pool = ReplayingPool(times=WALLS, peaks={CHUNKED: 400, BUDGETED: 300})
+    pool = replaying(WALLS, {CHUNKED: 400, BUDGETED: 300})
     found = tuned(training, store, pool, MEMORY)
     tried = vetted(pool)
     ways = {one.way for plan in tried for one in plan.rewrites if one.kind == "loss"}
     assert {"chunked-4", "chunked-8"} <= ways
     assert {plan.settings for plan in tried} >= set(SPARING)
     assert {plan.saving for plan in tried if plan.host == "aten"} == {"min-cut", "all"}
-    assert (found.winner, found.status, found.peak_bytes, found.best_default) == (BUDGETED, "tuned", 300, "inductor")
+    assert (found.winner, found.status, found.peak_bytes, found.best_default) == (
+        BUDGETED,
+        "tuned",
+        300 * MB,
+        "inductor",
+    )
     assert verdict_line(found).startswith("head, plain, for memory: tuned")
-    assert "300" not in verdict_line(replace(found, objective=TIME))
+    assert "300 MB" not in verdict_line(replace(found, objective=TIME))
     assert all(one.peak_bytes is not None for one in found.timed if one.status == "ok")
 
 
 def test_of_those_with_about_the_least_peak_the_fastest_is_kept(training: Trace, store: Store) -> None:
     times = {**WALLS, CHUNKED: 1500.0, BUDGETED: 2500.0}
-    pool = ReplayingPool(times=times, peaks={CHUNKED: 304, BUDGETED: 300})
+    pool = replaying(times, {CHUNKED: 304, BUDGETED: 300})
     found = tuned(training, store, pool, MEMORY)
     assert (found.winner, found.wall_us, found.best_default_us) == (CHUNKED, 1500.0, 1000.0)
     assert found.speedup == pytest.approx(1000 / 1500)
@@ -119,43 +131,43 @@ def test_of_those_with_about_the_least_peak_the_fastest_is_kept(training: Trace,
 
 def test_within_a_bound_the_fastest_that_fits_is_kept(training: Trace, store: Store) -> None:
     times = {**WALLS, CHUNKED: 1500.0, BUDGETED: 2500.0}
-    pool = ReplayingPool(times=times, peaks={CHUNKED: 500, BUDGETED: 300})
-    assert tuned(training, store, pool, Objective(within=600)).winner == CHUNKED
-    assert tuned(training, store, pool, Objective(within=400)).winner == BUDGETED
-    generous = tuned(training, store, pool, Objective(within=5000))
+    pool = replaying(times, {CHUNKED: 500, BUDGETED: 300})
+    assert tuned(training, store, pool, Objective(within=600 * MB)).winner == CHUNKED
+    assert tuned(training, store, pool, Objective(within=400 * MB)).winner == BUDGETED
+    generous = tuned(training, store, pool, Objective(within=5000 * MB))
     assert (generous.winner, generous.status) == ("inductor", "default")
-    assert {str(one.objective) for one in store.plans()} == {f"time within {n} B" for n in (400, 600, 5000)}
+    assert {str(one.objective) for one in store.plans()} == {f"time within {n * MB} B" for n in (400, 600, 5000)}
 
 
 def test_a_bound_that_nothing_meets_is_told(training: Trace, store: Store) -> None:
-    pool = ReplayingPool(times=WALLS, peaks={**dict.fromkeys(_names(training, store), 50_000), BUDGETED: 30_000})
-    found = tuned(training, store, pool, Objective(within=2000))
-    assert (found.winner, found.peak_bytes) == (BUDGETED, 30_000)
-    assert found.detail == "nothing fits into 2 kB: the least is 30 kB"
-    again = tuned(training, store, pool, Objective(within=2000))
+    pool = replaying(WALLS, {**dict.fromkeys(_names(training, store), 50_000), BUDGETED: 30_000})
+    found = tuned(training, store, pool, Objective(within=2000 * MB))
+    assert (found.winner, found.peak_bytes) == (BUDGETED, 30_000 * MB)
+    assert found.detail == "nothing fits into 2.0 GB: the least is 30.0 GB"
+    again = tuned(training, store, pool, Objective(within=2000 * MB))
     assert (again.winner, again.detail) == ("the plan in the database", found.detail)
 
 
 def _names(trace: Trace, store: Store) -> list[str]:
     """What all plans are called that are tried for memory."""
-    pool = ReplayingPool(times=WALLS)
+    pool = replaying(WALLS)
     tuned(trace, store, pool, MEMORY)
     return [job.entry.name for job in pool.jobs if isinstance(job, VetPlan)]
 
 
 def test_of_two_launches_that_race_the_one_with_less_memory_is_kept(training: Trace, store: Store) -> None:
     name = f"{CHUNKED}, cudagraph"
-    pool = ReplayingPool(times={**WALLS, "inductor, cudagraph": 500.0}, peaks={CHUNKED: 300, name: 900})
+    pool = replaying({**WALLS, "inductor, cudagraph": 500.0}, {CHUNKED: 300, name: 900})
     found = tuned(training, store, pool, MEMORY, EITHER)
     assert found.launch == "plain"
     here = Tuner(store, pool, "cpu", QUICK, Settings(), Silent()).environment
     answer = store.find_plan(query_of(training, training.key, here, EITHER, objective=MEMORY))
     assert isinstance(answer, Hit)
-    assert answer.plan.peak_bytes == 300
+    assert answer.plan.peak_bytes == 300 * MB
 
 
 def test_what_is_tuned_for_one_objective_is_still_to_be_tuned_for_another(training: Trace, store: Store) -> None:
-    pool = ReplayingPool(times=WALLS, peaks={CHUNKED: 300})
+    pool = replaying(WALLS, {CHUNKED: 300})
     tuned(training, store, pool, TIME)
     known = {one.key for one in store.plans()}
     assert tuned(training, store, pool, MEMORY).winner == CHUNKED
@@ -168,7 +180,7 @@ def test_what_is_tuned_for_one_objective_is_still_to_be_tuned_for_another(traini
 def test_a_plan_for_memory_is_no_matter_of_guards_nor_of_racing_stale_plans_by_time(
     training: Trace, store: Store
 ) -> None:
-    tuned(training, store, ReplayingPool(times=WALLS, peaks={CHUNKED: 300}), MEMORY)
+    tuned(training, store, replaying(WALLS, {CHUNKED: 300}), MEMORY)
     (stored,) = store.plans()
     stale = StaleProgram(StalePlan(stored, stored.environment, ()), "head", training)
     assert why_not(stale) == "its plan was chosen by memory: tune it again with --objective memory"

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fuseplan.errors import FuseplanError, OptionError
-from fuseplan.objective import ALIKE, TIME, Objective
+from fuseplan.objective import ALIKE, ALIKE_BYTES, TIME, Objective
 from fuseplan.options import Options
 
 MEMORY = Objective("memory")
@@ -25,7 +25,14 @@ def test_for_memory_all_that_are_about_the_least_are_left(peaks: dict[str, int |
     known = {name: peak for name, peak in peaks.items() if peak is not None}
     found = MEMORY.among(peaks, peaks.__getitem__)
     least = min(known.values(), default=0)
-    assert found == ([name for name, peak in known.items() if peak <= least * (1 + ALIKE)] or list(peaks))
+    most = max(least * (1 + ALIKE), least + ALIKE_BYTES)
+    assert found == ([name for name, peak in known.items() if peak <= most] or list(peaks))
+
+
+@pytest.mark.parametrize("objective", [MEMORY, Objective(within=1)])
+def test_what_a_cpu_cannot_tell_apart_is_alike(objective: Objective) -> None:
+    peaks = {"least": 4096, "some": 4_000_000, "more": 5_000_000}
+    assert objective.among(peaks, peaks.__getitem__) == ["least", "some"]
 
 
 @given(PEAKS, BOUNDS)

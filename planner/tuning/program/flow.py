@@ -18,7 +18,7 @@ from fuseplan.tuning.program.launches import keep_launches, left_out, shared_out
 from fuseplan.tuning.program.measure import Measuring
 from fuseplan.tuning.program.moves import moves_of
 from fuseplan.tuning.program.profile import Look
-from fuseplan.tuning.program.race import Verdict, among, decided, race
+from fuseplan.tuning.program.race import Verdict, among, decided, left_by, race
 from fuseplan.tuning.program.result import Tuned, keep, keep_failure, keep_prediction
 from fuseplan.tuning.program.rounds import Proposed
 from fuseplan.tuning.program.search import LaunchSearch
@@ -159,9 +159,8 @@ class Stages:
         objective = self.searches[0].objective
         verdict = race(services, checks.trace, racing, rows, most, self.budget, objective)
         if verdict is not None:
-            joined = self._joined(able, checks, verdict, most)
-            fits = objective.fits(joined.rows[joined.winner.name].peak_bytes)
-            verdict = decided(joined if fits else verdict, objective, racing)
+            verdict, joined = self._joined(able, checks, decided(verdict, objective, racing), most)
+            verdict = decided(verdict, objective, [*racing, *joined])
         for search in self.searches:
             search.tell(rows, None if verdict is None else verdict.result.noise)
         first = self.searches[0]
@@ -187,23 +186,33 @@ class Stages:
         if look.now(fit, checks.rows) is not None:
             add_profile(self.services, known[0])
 
-    def _joined(self, able: Sequence[LaunchSearch], checks: TimedChecks, verdict: Verdict, most: int) -> Verdict:
-        """The verdict, where several ways to write something have won each by itself, with their plan raced against it."""
+    def _joined(
+        self, able: Sequence[LaunchSearch], checks: TimedChecks, verdict: Verdict, most: int
+    ) -> tuple[Verdict, list[RaceEntry]]:
+        """The verdict, where several ways to write something have won each by itself, with their plan raced against it; and that plan,
+        if it raced.
+        """
         winning = next(search for search in able if verdict.winner.name in search.entries)
-        if winning.objective.least != "time":
-            return verdict
+        objective = winning.objective
+        if objective.least != "time":
+            return verdict, []
         fit = checks.checked(winning.joined(verdict.result))
-        if not fit:
-            return verdict
-        best = [found for search in able if (found := among(verdict, search.entries.raced)) is not None]
+        ways = {search.launch: search.entries.raced for search in able}
+        best = [decided(found, objective, own) for own in ways.values() if (found := among(verdict, own)) is not None]
         racing = {entry.name: entry for found in best for entry in (found.best_default, found.winner)}
+        left = left_by(objective, [*racing.values(), *fit], checks.rows)
+        fit = [entry for entry in fit if entry in left]
+        if not fit:
+            return verdict, []
         rows = dict(checks.rows)
-        again = race(self.services, checks.trace, [*racing.values(), *fit], rows, most, self.budget)
+        entries = [*racing.values(), *fit]
+        again = race(self.services, checks.trace, entries, rows, most, self.budget, objective)
+        again = again and decided(again, objective, entries)
         if again is None or again.winner not in fit:
             checks.hear({entry.name: rows[entry.name] for entry in fit})
-            return verdict
+            return verdict, fit
         checks.hear(rows)
-        return replace(again, rows=checks.rows)
+        return replace(again, rows=checks.rows), fit
 
     def _kept(self, search: LaunchSearch, verdict: Verdict) -> Tuned:
         """The verdict on the only launch, which is kept."""

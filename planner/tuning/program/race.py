@@ -37,20 +37,19 @@ def race(
     """Race all plans; None where not one default runs. The best default wins ties, whichever it is.
 
     `rows` has what checking found of each, and gets what the races find. A race has so many rounds at `most`, and may take
-    so many seconds, or what the budget has left for it. The verdict is by time; those that another objective leaves race to the end.
+    so many seconds, or what the budget has left for it. The verdict is by time, but those that another objective leaves lose only to each
+    other.
     """
     able = list(entries)
-    spared = frozenset(one.name for one in _left_by(objective, able, rows)) if objective.spares else frozenset[str]()
     while known := [entry for entry in able if entry.default]:
         incumbent, racing = known[0], able
-        while (result := _raced(services, trace, racing, incumbent, rows, most, time, spared)) is not None:
+        while (result := _raced(services, trace, racing, incumbent, rows, most, time, objective)) is not None:
             verdict, best = _judged(racing, result, rows, known)
             if verdict is not None:
                 return verdict
-            incumbent, racing = (
-                best,
-                [best, *(one for one in racing if one is not best and (one.name in spared or _may_win(one, result)))],
-            )
+            spared = _spared(objective, racing, rows)
+            others = [one for one in racing if _may_win(one, result) or (one in spared and _lasted(one, result))]
+            incumbent, racing = best, [best, *(one for one in others if one is not best)]
         # It failed in the place of the one that all are compared with: another default takes that.
         able = [entry for entry in able if entry is not incumbent and rows[entry.name].status == "ok"]
     return None
@@ -99,18 +98,25 @@ def decided(verdict: Verdict, objective: Objective, entries: Sequence[RaceEntry]
     """The verdict on entries by an objective: the fastest of those that it leaves, by the rule of the race, in the place of the fastest of
     all; the default to compare it with stays.
     """
-    if objective.least == "time" and objective.fits(verdict.rows[verdict.winner.name].peak_bytes):
+    if not objective.spares:
         return verdict
     timed = [one for one in entries if math.isfinite(_wall_us(one, verdict.rows))]
-    left = _left_by(objective, timed, verdict.rows)
+    left = left_by(objective, timed, verdict.rows)
     if not left or verdict.winner in left:
         return verdict
     known = among(verdict, left)
     return replace(verdict, winner=_fastest(left, verdict) if known is None else known.winner)
 
 
-def _left_by(objective: Objective, entries: Sequence[RaceEntry], rows: Rows) -> list[RaceEntry]:
-    return objective.among(entries, lambda one: rows[one.name].peak_bytes)
+def left_by(objective: Objective, entries: Sequence[RaceEntry], rows: Rows) -> list[RaceEntry]:
+    """Of the entries that ran, those of which the fastest is the one to take."""
+    ran = [one for one in entries if one.name in rows and rows[one.name].status == "ok"]
+    return objective.among(ran, lambda one: rows[one.name].peak_bytes)
+
+
+def _spared(objective: Objective, entries: Sequence[RaceEntry], rows: Rows) -> list[RaceEntry]:
+    """Entries that a faster one does not drop which the objective leaves out; none for time."""
+    return left_by(objective, entries, rows) if objective.spares else []
 
 
 def _fastest(entries: Sequence[RaceEntry], verdict: Verdict) -> RaceEntry:
@@ -159,6 +165,11 @@ def _first_of_equals(known: Sequence[RaceEntry], result: RaceResult) -> RaceEntr
     return next(entry for entry in able if not slower(times[entry.name], least, result.noise))
 
 
+def _lasted(entry: RaceEntry, result: RaceResult) -> bool:
+    """Whether an entry came to the end of a race."""
+    return any(lane.name == entry.name and lane.status == "ok" and lane.dropped is None for lane in result.lanes)
+
+
 def _may_win(entry: RaceEntry, result: RaceResult) -> bool:
     """Whether a plan that somebody had to tune for came to the end of a race at least as fast as its incumbent."""
     lane = next((lane for lane in result.lanes if lane.name == entry.name), None)  # none if it did not get that far
@@ -173,13 +184,13 @@ def _raced(
     rows: Rows,
     most: int,
     time: Budget | float,
-    spared: frozenset[str],
+    objective: Objective,
 ) -> RaceResult | None:
     """One race; None where the incumbent fails in it, which its row says then."""
     seconds = time.race_s(len(entries)) if isinstance(time, Budget) else time
     least = min(PLAN_RULE.least, most)
-    rule = replace(PLAN_RULE, least=least, most=most, seconds=seconds)
-    rule = replace(rule, spared=tuple(one.name for one in entries if one.name in spared))
+    spared = tuple(one.name for one in _spared(objective, entries, rows))
+    rule = replace(PLAN_RULE, least=least, most=most, seconds=seconds, spared=spared)
     rivals = tuple(entry.name for entry in entries if entry.default and entry is not incumbent)
     job = RacePlans(trace, tuple(entries), incumbent.name, rule, rivals)
     services.quiet()
@@ -189,21 +200,26 @@ def _raced(
     for row in outcome.rows:
         if row.status != "ok" and row.name in rows and rows[row.name].status == "ok":
             services.note(f"{row.name} is out of the race: {row.status}, {row.detail}")
-        rows[row.name] = _merged(rows.get(row.name), row)
+        rows[row.name] = _merged(rows.get(row.name), row, objective)
     if outcome.race is None and rows[incumbent.name].status == "ok":
         status = "error" if outcome.ok else outcome.status
         rows[incumbent.name] = replace(rows[incumbent.name], status=status, detail=outcome.detail)
     return outcome.race
 
 
-def _merged(vetted_row: OutcomeRow | None, raced: OutcomeRow) -> OutcomeRow:
-    """What vetting found of memory, compiling and rounding beside what the race found of time."""
+def _merged(vetted_row: OutcomeRow | None, raced: OutcomeRow, objective: Objective) -> OutcomeRow:
+    """What vetting found of memory, compiling and rounding beside what the race found of time.
+
+    Memory is the race's where both found it, for time; where memory counts it is vetting's, by which it was spared: the process of a
+    race has run other plans before.
+    """
     if vetted_row is None:
         return raced
+    peaks = (vetted_row, raced) if objective.spares else (raced, vetted_row)
     return replace(
         raced,
         compile_s=vetted_row.compile_s if raced.compile_s is None else raced.compile_s,
-        peak_bytes=raced.peak_bytes if vetted_row.peak_bytes is None else vetted_row.peak_bytes,
+        peak_bytes=next((one.peak_bytes for one in peaks if one.peak_bytes is not None), None),
         outputs=vetted_row.outputs,
         how=vetted_row.how,
     )

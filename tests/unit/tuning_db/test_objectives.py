@@ -31,7 +31,7 @@ LATER = "2026-11-21T12:00:00.000Z"
 
 
 def lean(**fields: object) -> StoredPlan:
-    return plan(objective=MEMORY, wall_us=120.0, peak_bytes=500, changed_at=LATER, **fields)
+    return plan(objective=MEMORY, wall_us=120.0, peak_bytes=500_000_000, changed_at=LATER, **fields)
 
 
 @pytest.fixture
@@ -69,11 +69,11 @@ def test_each_objective_has_its_plan_and_memos_tell_them_apart(store: Store) -> 
 
 def test_of_two_launches_the_one_that_its_objective_asks_for_runs() -> None:
     fast = lean(launch="cudagraph")
-    two = [replace(fast, wall_us=50.0, peak_bytes=900), lean()]
+    two = [replace(fast, wall_us=50.0, peak_bytes=900_000_000), lean()]
     assert faster_launch(two).launch == "plain"
     assert faster_launch([replace(one, objective=TIME) for one in two]).launch == "cudagraph"
-    assert faster_launch([replace(one, objective=Objective(within=600)) for one in two]).launch == "plain"
-    assert faster_launch([replace(one, objective=Objective(within=900)) for one in two]).launch == "cudagraph"
+    assert faster_launch([replace(one, objective=Objective(within=600_000_000)) for one in two]).launch == "plain"
+    assert faster_launch([replace(one, objective=Objective(within=900_000_000)) for one in two]).launch == "cudagraph"
 
 
 def test_a_later_race_for_another_objective_replaces_nothing(store: Store, tmp_path: Path) -> None:
