@@ -14,7 +14,7 @@ def test_calls_that_seem_to_take_nothing_on_a_cpu_have_no_known_peak(
     monkeypatch: pytest.MonkeyPatch, most: int | None, told: int | None
 ) -> None:
     held = {"VmRSS": 1024, "VmHWM": most}
-    monkeypatch.setattr(memory, "_kilobytes", lambda path, field: held[field])
+    monkeypatch.setattr(memory, "kilobytes", lambda path, field: held[field])
     monkeypatch.setattr(memory, "_reset_peak", lambda: True)
     peak = Peak(torch.device("cpu"))
     peak.settle()
