@@ -7,7 +7,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from benchmarks.result import alone, write_result
+from benchmarks.result import alone, commit, write_result
 
 
 def names() -> list[str]:
@@ -26,6 +26,7 @@ def main(arguments: list[str]) -> int:
         print(f"usage: scripts/bench NAME [ARGUMENTS], where NAME is one of: {', '.join(names())}", file=sys.stderr)
         return 2
     name, *rest = arguments
+    commit()  # now: what is committed meanwhile was not measured
     found = import_module(f"benchmarks.{name}").measure(rest)
     if found is None:  # it has run others, which have written theirs
         return 0

@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -121,8 +122,11 @@ def environment() -> dict[str, Any]:
     return found
 
 
+@cache
 def commit() -> str:
-    """The commit measured, with a + where the working tree differs from it."""
+    """The commit measured, with a + where the working tree differs from it: that which was asked for first, since a benchmark may run
+    while somebody works on.
+    """
     said = os.environ.get("FUSEPLAN_COMMIT")
     if said:  # of a copy of the tree on another machine, which has no history, or another one
         return said
