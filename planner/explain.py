@@ -72,7 +72,7 @@ def explained(what: Trace | str | Path, *, db: str | Path | None = None) -> list
     >>> (trace,) = fuseplan.traces_of(lambda x: x.relu() + 1, torch.ones(3))
     >>> (found,) = explained(trace)
     >>> found.plan, [len(graph.ops) for _, graph in found.graphs]
-    (Plan(host='inductor', rewrites=(), carve_outs=(), saving='min-cut', settings='default', launch='plain', name=None), [2])
+    (Plan(host='inductor', rewrites=(), carve_outs=(), saving='min-cut', settings='default', launch='plain', name=None, padded=()), [2])
     """
     with opened(db) as store:
         here = places_here(store.plans())
@@ -129,9 +129,17 @@ def _program(program: Program, title: str, graphs: bool) -> str:
     identity = f"key {program.key}" if program.key else f"no key, since {program.unkeyable}"
     lines = [f"{title}: {identity}", f"  plan: {describe(program.plan)}", f"  why: {program.why}"]
     guard = () if program.guard is None else (program.guard(),)
+    padding = () if program.padding is None else (program.padding.line,)
     lines.extend(
         f"  {line}"
-        for line in (*program.remarks, *program.cuda_graphs.lines, *program.rewrites, *program.merging.lines, *guard)
+        for line in (
+            *program.remarks,
+            *program.cuda_graphs.lines,
+            *program.rewrites,
+            *program.merging.lines,
+            *padding,
+            *guard,
+        )
     )
     for record in program.graphs:
         lines.extend(f"  {line}" for line in _graph(record, graphs, _REST[program.plan.host]))

@@ -66,7 +66,7 @@ class Options:
     """The options of ``torch.compile(…, backend="fuseplan", options={…})``.
 
     >>> Options.parse({"plan": "eager"}).plan
-    Plan(host='eager', rewrites=(), carve_outs=(), saving='min-cut', settings='default', launch='plain', name=None)
+    Plan(host='eager', rewrites=(), carve_outs=(), saving='min-cut', settings='default', launch='plain', name=None, padded=())
     """
 
     plan: Plan | None = None

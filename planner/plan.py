@@ -16,7 +16,7 @@ from fuseplan.host.settings import BUNDLES
 from fuseplan.plan_format import FORMAT, present_fields
 from fuseplan.segment import Region, Segmentation
 from fuseplan.wire import codec
-from fuseplan.wire.codec import AMONG_OTHERS, CodecError
+from fuseplan.wire.codec import AMONG_OTHERS, UNLESS_DEFAULT, CodecError
 
 HOSTS = ("inductor", "aten", "eager")
 """Who compiles a program: Inductor as one, ATen op by op, or nobody: then the Dynamo graph runs as it is."""
@@ -63,6 +63,7 @@ WAYS: Mapping[str, tuple[str, ...]] = {
 _WORD = re.compile(r"[a-z0-9][a-z0-9+=._-]{0,79}")
 _DIGEST = re.compile(r"[0-9a-f]{16}")
 _GREEDY = re.compile(r"(\w[\w.+-]{0,79})-greedy")
+_SIZE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,40}")
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class Plan:
     """What runs a program. Two plans are equal if all their fields are; printed, a plan evals back to an equal one.
 
     >>> Plan.named("inductor")
-    Plan(host='inductor', rewrites=(), carve_outs=(), saving='min-cut', settings='default', launch='plain', name=None)
+    Plan(host='inductor', rewrites=(), carve_outs=(), saving='min-cut', settings='default', launch='plain', name=None, padded=())
     >>> Plan.from_json(Plan.named("aten").to_json()) == Plan.named("aten")
     True
     """
@@ -119,6 +120,8 @@ class Plan:
     name: str | None = None
     """The name of a plan that cannot be written down, since it is made for each graph when that is met: an executor fuses all
     that it takes, in a graph that has no carve-outs."""
+    padded: tuple[tuple[str, int, int], ...] = field(default=(), metadata=UNLESS_DEFAULT)
+    """The box of sizes, each with its name, least and greatest, whose calls are filled up to the greatest; none where nothing is padded."""
 
     def __post_init__(self) -> None:
         _member("host", self.host, HOSTS)
@@ -134,7 +137,16 @@ class Plan:
             raise PlanError(f"launch {self.launch!r} needs a plan that compiles, and eager does not")
         if self.launch != "plain" and BUNDLES[self.settings].captures:
             raise PlanError(f"mode {self.settings!r} brings CUDA graphs of its own; launch it plain")
+        self._check_padded()
         self._check_cuts()
+
+    def _check_padded(self) -> None:
+        names = [name for name, _, _ in self.padded]
+        if names != sorted(set(names)) or not all(map(_SIZE.fullmatch, names)):
+            raise PlanError("the sizes to which a plan pads are named each once, by words, in their order")
+        for name, low, high in self.padded:
+            if not 0 < low <= high:
+                raise PlanError(f"a plan pads sizes from 1 on, the least first, not {name} in {low}..{high}")
 
     def _check_cuts(self) -> None:
         if self.name is not None and not _GREEDY.fullmatch(self.name):
@@ -158,6 +170,15 @@ class Plan:
     def greedy(self) -> str | None:
         """The executor that fuses all that it takes; None where the plan lets none."""
         return None if self.name is None else self.name.removesuffix("-greedy")
+
+    @property
+    def padding(self) -> str:
+        """The sizes to which calls are filled up, as people read them; nothing where none are.
+
+        >>> Plan("inductor", padded=(("s0", 33, 64),)).padding
+        's0=33..64 to 64'
+        """
+        return " ".join(f"{name}={low}..{high} to {high}" for name, low, high in self.padded)
 
     @property
     def regions(self) -> tuple[Region, ...]:

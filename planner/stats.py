@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 _counts: Counter[str] = Counter()
 _levels: dict[str, Callable[[], int]] = {}
+_sums: dict[str, Callable[[], int]] = {}
 _lock = threading.Lock()
 
 
@@ -22,10 +23,16 @@ def level(name: str, now: Callable[[], int]) -> None:
     _levels[name] = now
 
 
+def summed(event: str, so_far: Callable[[], int]) -> None:
+    """Have the counter of an event ask `so_far`, of something that happens at every step: whoever counts it there does so more cheaply."""
+    _sums[event] = so_far
+
+
 def counts() -> dict[str, int]:
     """The counters alone, which only ever go up."""
+    sums = {name: found for name, so_far in _sums.items() if (found := so_far())}
     with _lock:
-        return dict(_counts)
+        return {**_counts, **sums}
 
 
 def stats() -> dict[str, int]:
@@ -33,7 +40,7 @@ def stats() -> dict[str, int]:
 
     Programs by what they run under, look-ups (`plan hits`, `plan stale hits`, `plan misses: …` with the reason), stored
     plans that did not fit (`plans refused`), and regions that were compiled, fell back or failed later; `compilations`, calls that
-    waited for one, and for how long. Under CUDA graphs of plans also the memory that these hold now (`bytes held by CUDA graphs`).
+    waited for one, and for how long; calls that were padded, and by how much. Under CUDA graphs of plans also the memory that these hold now (`bytes held by CUDA graphs`).
 
     >>> import fuseplan
     >>> fuseplan.stats().get("what never happened", 0)

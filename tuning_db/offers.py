@@ -89,7 +89,13 @@ def _won(stored: StoredPlan, here: Environment, own: bool) -> bool:
 
 def _is_no_default(stored: StoredPlan) -> bool:
     plan = stored.plan
-    bare = not plan.rewrites and not plan.carve_outs and plan.settings == "default" and plan.saving == "min-cut"
+    bare = (
+        not plan.rewrites
+        and not plan.carve_outs
+        and plan.settings == "default"
+        and plan.saving == "min-cut"
+        and not plan.padded
+    )
     return not (bare and (plan.name or plan.host) in _DEFAULTS)
 
 

@@ -120,11 +120,12 @@ def summary(plan: Plan) -> str:
     >>> summary(Plan.named("nvfuser-greedy"))
     'nvfuser-greedy'
     """
+    padded = " padded" if plan.padded else ""
     if not plan.carve_outs:
-        return (plan.name or plan.host) + (f" {plan.settings}" if plan.settings != "default" else "")
+        return (plan.name or plan.host) + (f" {plan.settings}" if plan.settings != "default" else "") + padded
     who = Counter(region.executor for region in plan.regions)
     others = [f"{times} {name}" for name, times in sorted(who.items())]
-    return " + ".join([plan.host, *others] if plan.host != "aten" else others) or plan.host
+    return (" + ".join([plan.host, *others] if plan.host != "aten" else others) or plan.host) + padded
 
 
 def _beside(store: Store, chosen: StoredPlan) -> list[StoredPlan]:

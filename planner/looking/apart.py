@@ -50,6 +50,7 @@ def plans_apart(first: StoredPlan, second: StoredPlan) -> tuple[PlanDifference, 
         ("host", one.host, two.host), ("carved out", _regions(one), _regions(two)), ("settings", one.settings, two.settings),
         ("saving", one.saving, two.saving), ("launch", one.launch, two.launch), ("named", one.name or "-", two.name or "-"),
     ]  # fmt: skip
+    of_plans.append(("padded", one.padding or "-", two.padding or "-"))
     of_plans.append(("objective", first.objective.short, second.objective.short))
     fates = tuple(filter(None, (_fate(first, second), _fate(second, first))))
     found += [PlanDifference(what, here, there, fates) for what, here, there in of_plans if here != there]

@@ -45,6 +45,7 @@ def describe(plan: Plan) -> str:
     >>> describe(Plan.named("nvfuser-greedy"))
     'host aten, saving min-cut, launch plain, all that nvfuser takes in maximal fusions'
     """
+    padding = f", padded from {plan.padding}" if plan.padded else ""
     if plan.host != "aten":
         return (
             f"whole program under {plan.host}"
@@ -52,9 +53,10 @@ def describe(plan: Plan) -> str:
             + _rewrites(plan)
             + (f", {counted(len(plan.regions), 'region')} carved out" if plan.carve_outs else "")
             + (f", launch {plan.launch}" if plan.launch != "plain" else "")
+            + padding
         )
     greedy = f", all that {plan.greedy} takes in maximal fusions" if plan.greedy else ""
-    return f"host aten, saving {plan.saving}, launch {plan.launch}{greedy}{_rewrites(plan)}"
+    return f"host aten, saving {plan.saving}, launch {plan.launch}{greedy}{_rewrites(plan)}{padding}"
 
 
 def _rewrites(plan: Plan) -> str:

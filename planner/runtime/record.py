@@ -11,6 +11,7 @@ from fuseplan.options import Fuel
 from fuseplan.plan import Plan
 from fuseplan.runtime.graph_memory import ProgramGraphs
 from fuseplan.runtime.merged import Merging
+from fuseplan.runtime.padding import PaddingTally
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class Program:
     merging: Merging = field(
         default_factory=Merging
     )  # the weights that it reads merged, where the plan merges siblings
+    padding: PaddingTally | None = None  # what was padded of its calls, where the plan pads
 
 
 class CompiledPrograms(list[Program]):

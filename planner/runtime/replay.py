@@ -17,6 +17,7 @@ from fuseplan.runtime import torch_cache
 from fuseplan.runtime.aten_host import compile_under_aten
 from fuseplan.runtime.eager_host import run_eagerly
 from fuseplan.runtime.inductor_host import compile_under_inductor
+from fuseplan.runtime.padded import padded
 from fuseplan.runtime.record import Program
 from fuseplan.runtime.settings import switches
 from fuseplan.stats import count
@@ -37,6 +38,12 @@ def replay(plan: Plan, gm: GraphModule, example_inputs: Sequence[Any], program: 
 
 
 def _compiled(plan: Plan, gm: GraphModule, example_inputs: Sequence[Any], *, program: Program) -> Callee:
+    if plan.padded:
+        return padded(plan.padded, gm, example_inputs, program, partial(_hosted, plan, program=program))
+    return _hosted(plan, gm, example_inputs, program=program)
+
+
+def _hosted(plan: Plan, gm: GraphModule, example_inputs: Sequence[Any], *, program: Program) -> Callee:
     if plan.host == "aten":
         return compile_under_aten(plan, _known_from_traces(plan, gm, example_inputs, program), example_inputs, program)
     one = Fusion("whole program", plan.host, plan.settings)

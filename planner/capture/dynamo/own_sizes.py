@@ -8,7 +8,7 @@ compiled sees to it that the sizes are such as were asked for.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
@@ -28,6 +28,7 @@ from fuseplan.capture.dynamo.settled import as_captured
 from fuseplan.capture.dynamo.symbols import Symbols
 from fuseplan.errors import GraphError
 
+_NONE: Mapping[Node, int] = {}
 LEAST = 2
 """Of sizes that vary: Dynamo compiles anew for 0 and for 1."""
 
@@ -103,7 +104,7 @@ class OwnSizes:
     inputs: list[Any]
     _env: ShapeEnv
     _mode: FakeTensorMode
-    _symbols: Mapping[str, sympy.Symbol]
+    _symbols: Mapping[str, sympy.Expr]
 
     @contextmanager
     def traced(self) -> Iterator[None]:
@@ -119,14 +120,27 @@ class OwnSizes:
                 return f"it was compiled for sizes of which {guard.expr} is true"
         return None
 
+    def at(self, sizes: Mapping[str, int], dims: Sequence[int | torch.SymInt]) -> list[int]:
+        """What some of its sizes are where its own are these."""
+        given = {self._symbols[name]: sympy.Integer(size) for name, size in sizes.items()}
+        return [int(one.node.expr.xreplace(given)) if isinstance(one, torch.SymInt) else int(one) for one in dims]
 
-def copied_program(gm: GraphModule) -> GraphModule:
+    def names_in(self, dims: Sequence[int | torch.SymInt]) -> set[str] | None:
+        """The sizes of the program on which some others hang; None where they hang on data besides."""
+        found = {one for dim in dims if isinstance(dim, torch.SymInt) for one in dim.node.expr.free_symbols}
+        names = {symbol: name for name, symbol in self._symbols.items()}
+        return {names[one] for one in found} if found <= names.keys() else None
+
+
+def copied_program(gm: GraphModule, fixed: Mapping[Node, int] = _NONE) -> GraphModule:
     """The program as Dynamo captured it, with nothing of what it was called with: for later, when others have changed `gm`.
 
-    What stands in a node's meta goes along.
+    What stands in a node's meta goes along. Inputs that are `fixed` are numbers in it.
     """
-    graph, copies = Graph(), dict[Node, Node]()
+    graph, copies = Graph(), dict[Node, Any](fixed)
     for node in gm.graph.nodes:
+        if node in fixed:
+            continue
         copy = copies[node] = graph.node_copy(node, copies.__getitem__)
         copy.meta.pop("grapharg", None)
         if hasattr(node, "_dynamo_source"):  # by which AOTAutograd knows what is a parameter
@@ -149,14 +163,51 @@ def with_own_sizes(gm: GraphModule, symbols: Symbols, sizes: Mapping[str, int]) 
         low = free.lower if one.low == -(2**63) else one.low
         env.constrain_symbol_range(made, low, free.upper if one.high is None else one.high)
         own[one.name] = made
+    return _propagated(copied_program(gm), env, mode, own, symbols, sizes)
+
+
+def with_fixed_sizes(
+    gm: GraphModule, symbols: Symbols, sizes: Mapping[str, int], within: AbstractContextManager[object] | None = None
+) -> OwnSizes:
+    """Write the sizes of a program as these numbers: it is not given them any more, and gives none of its own. Fake tensors run through it
+    `within` what is given. GraphError where it does not run so.
+    """
+    env = ShapeEnv()
+    mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
+    own: dict[str, sympy.Expr] = {name: sympy.Integer(size) for name, size in sizes.items()}
+    renaming = {old: own[one.name] for old, one in symbols.renaming().items()}
+    numbers = {
+        node: int(value.node.expr.xreplace(renaming))
+        for node in gm.graph.find_nodes(op="placeholder")
+        if isinstance(value := node.meta["example_value"], torch.SymInt)
+    }
+    copy = copied_program(gm, numbers)
+    return _propagated(copy, env, mode, own, symbols, sizes, within)
+
+
+def _propagated(
+    copy: GraphModule,
+    env: ShapeEnv,
+    mode: FakeTensorMode,
+    own: Mapping[str, sympy.Expr],
+    symbols: Symbols,
+    sizes: Mapping[str, int],
+    within: AbstractContextManager[object] | None = None,
+) -> OwnSizes:
+    """A copy of a program, once fake tensors of its own sizes have run through it."""
     seen = {own[name]: sympy.Integer(size) for name, size in sizes.items()}
     renaming = _Renaming(env, {old: own[one.name] for old, one in symbols.renaming().items()}, seen)
-    copy = copied_program(gm)
     nodes = copy.graph.find_nodes(op="placeholder")
     try:
         with mode:
             inputs = [renaming.input(node.meta["example_value"]) for node in nodes]
-        with tracing(TracingContext(mode)), mode, modes_kept(), env.ignore_fresh_unbacked_symbols():
+        with (
+            tracing(TracingContext(mode)),
+            mode,
+            within or nullcontext(),
+            modes_kept(),
+            env.ignore_fresh_unbacked_symbols(),
+        ):
             _Propagating(copy, mode).run(*inputs)
     except Exception as error:  # whatever an operator says to sizes that it was not captured with
         raise GraphError(f"it does not run with sizes of its own: {type(error).__name__}: {error}") from error
@@ -192,7 +243,7 @@ class _Renaming:
     """Sizes and inputs of a program, in other symbols."""
 
     def __init__(
-        self, env: ShapeEnv, own: Mapping[sympy.Symbol, sympy.Symbol], seen: Mapping[sympy.Symbol, sympy.Integer]
+        self, env: ShapeEnv, own: Mapping[sympy.Symbol, sympy.Expr], seen: Mapping[sympy.Expr, sympy.Integer]
     ) -> None:
         self.env, self.own, self.seen = env, own, seen
 
@@ -200,6 +251,8 @@ class _Renaming:
         if not isinstance(size, torch.SymInt):
             return size
         found = size.node.expr.xreplace(self.own)
+        if found.is_Integer:
+            return int(found)
         return self.env.create_symintnode(found, hint=int(found.xreplace(self.seen)))
 
     def input(self, value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import sympy
@@ -75,6 +76,18 @@ class Symbols:
             self._env.evaluate_expr(sympy.Ge(symbol, low))
         if high is not None:
             self._env.evaluate_expr(sympy.Le(symbol, high))
+
+
+def symbols_of(values: Iterable[object]) -> Symbols:
+    """The sizes among the inputs of a program, in the order in which its key meets them."""
+    found = Symbols()
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            for size in (*value.shape, *value.stride()):
+                found.dim(size)
+        elif isinstance(value, torch.SymInt):
+            found.expr(value)
+    return found
 
 
 def _bound(limit: Any) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -38,6 +38,10 @@ class Loaded:
     tensors: Tensors
     device: torch.device | None = None
     """Where it was rebuilt, if not where it was recorded."""
+
+    def given(self, trace: Trace) -> Loaded:
+        """The same program with the same weights, whose inputs are as another trace of it says."""
+        return replace(self, trace=trace, tensors=self.tensors.given(trace.fields))
 
     def inputs(self, seed: int = 0, sizes: Mapping[str, int] | None = None) -> list[Any]:
         """New arguments of the module, the same for the same seed; `sizes` gives dynamic sizes by their names.

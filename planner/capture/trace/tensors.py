@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -33,6 +34,13 @@ class Tensors:
         self.argument_numbers = [
             i for i, item in enumerate(self._items) if i not in self.owned and self._is_argument(i, item)
         ]
+
+    def given(self, fields: Mapping[str, Any]) -> Tensors:
+        """The same parameters and buffers, with the recipes of other arguments."""
+        found = copy.copy(self)
+        found._items, found._tangents = fields["inputs"], {}
+        found._hints = {symbol["name"]: symbol["hint"] for symbol in fields["symbols"]}
+        return found
 
     @property
     def parameters(self) -> list[Tensor]:

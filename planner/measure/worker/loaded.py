@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -13,6 +15,10 @@ from fuseplan.capture.trace.format import Trace
 from fuseplan.capture.trace.load import Loaded, load_trace
 from fuseplan.judge.expect import SEEDS, Expectation
 from fuseplan.measure.entry import RaceEntry
+from fuseplan.tuning.traces import box_of, may_train
+
+RACED_SIZES = 4
+"""With so many choices of sizes a program whose sizes vary is raced, where they were counted."""
 
 
 @dataclass(eq=False)
@@ -44,15 +50,15 @@ class RaceCourse:
         ]
 
 
-def calls_to_settle(entry: RaceEntry) -> int:
+def calls_to_settle(entry: RaceEntry, sets: int = len(SEEDS)) -> int:
     """How many calls of an entry run otherwise than all that follow: CUDA graphs are captured once it is known what is held, and
-    anew where large inputs have moved since, as they do from one set to the next.
+    anew where large inputs have moved since, as they do from one of so many sets to the next.
     """
     if entry.plan is None or entry.plan.launch == "plain":
         return 0
     from fuseplan.runtime.capture_place import SETTLING  # it brings Inductor, which a plain launch may do without
 
-    return SETTLING
+    return SETTLING * max(1, sets // len(SEEDS))
 
 
 class LoadedPrograms:
@@ -100,7 +106,8 @@ class _PassedOn(torch.autograd.Function):
 
 
 def _course(loaded: Loaded) -> RaceCourse:
-    inputs = [loaded.inputs(seed) for seed in SEEDS]
+    sizes = sizes_that_come(loaded.trace)
+    inputs = [loaded.inputs(seed, one) for seed, one in sizes]
     owned = {i: one._version for i, one in loaded.tensors.owned.items() if _counts(one)}
     given = {i: one._version for i, one in enumerate(inputs[0]) if _counts(one)}
     tangents = _tangents(loaded, inputs[0])
@@ -108,11 +115,25 @@ def _course(loaded: Loaded) -> RaceCourse:
     places = [i for i, version in given.items() if inputs[0][i]._version != version]
     loaded.tensors.make_anew(numbers)
     if places:
-        inputs[0] = loaded.inputs(SEEDS[0])
+        inputs[0] = loaded.inputs(*sizes[0])
     if tangents:
         _share_what_is_passed_on(inputs)
     written = [[*(loaded.tensors.owned[i] for i in numbers), *(args[i] for i in places)] for args in inputs]
     return RaceCourse(inputs, tangents, [(found, [one.clone() for one in found]) for found in written], {})
+
+
+def sizes_that_come(trace: Trace) -> list[tuple[int, Mapping[str, int]]]:
+    """The inputs of a race, by their seed and sizes: those of the box of the trace that its calls had where these were counted, each as often
+    as it came; else those that it was met with.
+    """
+    box = box_of(trace)
+    calls = [one for one in trace.calls if one.sizes and box.why_not(one.sizes) is None]
+    if len(calls) < 2 or may_train(trace):
+        return [(seed, calls[0].sizes if calls else {}) for seed in SEEDS]
+    calls.sort(key=lambda one: sorted(one.sizes.items()))
+    ends = list(accumulate(one.calls for one in calls))
+    places = [ends[-1] * (i + 0.5) / RACED_SIZES for i in range(RACED_SIZES)]
+    return [(SEEDS[i % len(SEEDS)], calls[bisect_left(ends, place)].sizes) for i, place in enumerate(places)]
 
 
 def _share_what_is_passed_on(inputs: Sequence[list[Any]]) -> None:

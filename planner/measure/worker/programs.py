@@ -41,6 +41,7 @@ from fuseplan.measure.race_rows import run_race
 from fuseplan.measure.sites_alone import has_backward, sites_alone
 from fuseplan.measure.worker.kept import is_in_use, keep
 from fuseplan.measure.worker.loaded import LoadedProgram, calls_to_settle
+from fuseplan.measure.worker.padded import padded_cases
 from fuseplan.measure.worker.racing import Announced, enter
 from fuseplan.measure.worker.repeated import RightResults
 from fuseplan.measure.worker.stand_in import as_planned, compiled_programs, failed_regions, stand_in
@@ -227,7 +228,24 @@ class _Trial:
             self.judged_s += perf_counter() - begin
             if problem is not None:
                 return self.fail("wrong", line(problem))
-        self.row = replace(self.row, how=self._how(expectation))
+        return self._judge_padded(compiled, expectation)
+
+    def _judge_padded(self, compiled: Callable[..., Any], known: Expectation) -> None:
+        """Judge what a padded plan gives at other sizes of its box, and on other values; of the rest it is known."""
+        cases = padded_cases(self.entry.plan, self.case.loaded)
+        self.row = replace(
+            self.row, how=self._how(known) + (f", and {len(cases)} times at sizes of its box" if cases else "")
+        )
+        for case in cases:
+            begin = perf_counter()
+            self.place.clear()
+            where = _surroundings(self.place, self.job)
+            expectation = expect(case.loaded, seconds=self.judging_s - self.judged_s, where=where)
+            for seed in SEEDS:
+                judged = expectation.judge(case.loaded.run(compiled, seed), seed, _layout(self.entry), self.wider)
+                if judged.problem is not None:
+                    return self.fail("wrong", line(f"{judged.problem} ({case.told})"))
+            self.judged_s += perf_counter() - begin
         return None
 
     def _call(self, compiled: Callable[..., Any], seed: int, *, settles: bool = False) -> Mapping[str, Any]:
@@ -294,11 +312,12 @@ def _layout(entry: RaceEntry) -> Layout:
 def _expectation(case: LoadedProgram, job: VetPlan, place: Workplace) -> Expectation:
     """What the program should give."""
     if case.expectation is None:
-        where = Surroundings(
-            place.clear, check_device, partial(_turn, place, job.entry.name, "finding out what is right")
-        )
-        case.expectation = expect(case.loaded, seconds=job.judging_s, where=where)
+        case.expectation = expect(case.loaded, seconds=job.judging_s, where=_surroundings(place, job))
     return case.expectation
+
+
+def _surroundings(place: Workplace, job: VetPlan) -> Surroundings:
+    return Surroundings(place.clear, check_device, partial(_turn, place, job.entry.name, "finding out what is right"))
 
 
 @contextmanager
@@ -337,7 +356,8 @@ def race_entries(job: RacePlans, place: Workplace) -> Outcome:
                     place.clear()  # of the entry before: memory that is let go meanwhile would be this one's gain
                 compiled = compile_entry(entry, loaded) if prepared is None else prepared
                 failed_before = failed_regions()
-                calls, more = course.calls(compiled, loaded), 0 if prepared is not None else calls_to_settle(entry)
+                calls = course.calls(compiled, loaded)
+                more = 0 if prepared is not None else calls_to_settle(entry, len(calls))
                 row = enter(clock, OutcomeRow(entry.name), calls, place.device, more)
                 if prepared is not None:  # of its first calls, vetting has told
                     row = replace(row, compile_s=None, peak_bytes=None)
@@ -361,7 +381,7 @@ def prepare(job: Prepare, place: Workplace) -> Outcome:
     compiled: Any = compile_entry(job.entry, case.loaded)
     calls = course.calls(compiled, case.loaded)
     with case.loaded.modes():
-        for call in islice(cycle(calls), len(calls) + calls_to_settle(job.entry)):
+        for call in islice(cycle(calls), len(calls) + calls_to_settle(job.entry, len(calls))):
             call()
     del calls, call
     if failed_regions() > failed_before:

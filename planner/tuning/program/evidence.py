@@ -129,7 +129,7 @@ def with_times(
         row, plan = rows.get(entry.name), entry.plan
         if row is None or row.status != "ok" or row.wall_us is None or plan is None:
             continue
-        if (plan.host, plan.settings) != ("inductor", "default") or plan.carve_outs:
+        if (plan.host, plan.settings) != ("inductor", "default") or plan.carve_outs or plan.padded:
             continue
         its = {(one.kind, one.site): one.way for one in plan.rewrites}
         for place, group in enumerate(sites):

@@ -138,7 +138,7 @@ def keep(
     stored = plan_to_store(services, of, verdict, entries, moves, evidence)
     store(services, of, stored, entries, rows)
     return Tuned(
-        of.key, of.name, of.launch, stored.status, winner.plan, winner.name, stored.wall_us, best.name, stored.best_default_us,
+        of.key, of.name, stored.launch, stored.status, winner.plan, winner.name, stored.wall_us, best.name, stored.best_default_us,
         verdict.result.noise, stored.peak_bytes, tuple(moves), raced_of(entries, rows),
         detail=of.objective.unmet(stored.peak_bytes),
     )  # fmt: skip

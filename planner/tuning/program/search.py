@@ -20,6 +20,7 @@ from fuseplan.tuning.program.combine import PlanStudy, Settings, distinct
 from fuseplan.tuning.program.entries import LaunchEntries
 from fuseplan.tuning.program.knowledge import Knowledge
 from fuseplan.tuning.program.offered import offered_entries
+from fuseplan.tuning.program.padding import padded_entries
 from fuseplan.tuning.program.problem import Problem
 from fuseplan.tuning.program.propose import Candidate
 from fuseplan.tuning.program.rewriting import Alternative, alternatives, joined, preferred_name
@@ -40,6 +41,8 @@ class LaunchSearch:
     """Whether only that is measured which is worth it: the model knows by how much it is in doubt."""
     called: bool = False
     """Whether its entries are called by the launch, too."""
+    pads: bool = False
+    """Whether a plan that pads, under CUDA graphs, may be in its race."""
 
     @cached_property
     def entries(self) -> LaunchEntries:
@@ -87,6 +90,8 @@ class LaunchSearch:
         if self.objective.spares:
             sparing = sparing_entries(self.problem, here)
             candidates = [*sparing, *(one for one in candidates if one.plan not in {each.plan for each in sparing})]
+        if self.pads:
+            candidates = [*padded_entries(self.problem, here), *candidates]
         named = [*known, *self._offered(candidates, known)]
         return PlanStudy(self.knowledge, named, here.key, self.settings)
 

@@ -159,6 +159,8 @@ class Tuner:
                 budget.traced(self._traced_s(trace, found))
                 budget.races_launches(len(programs))
                 searches = self._searches(services, budget, found, programs, model, timings)
+                if launch != "plain":
+                    searches[0] = replace(searches[0], pads=True)
                 problem = searches[0].problem
                 graphs = dict(zip(problem.roles, problem.graphs, strict=True)) if budget.effort.cuts else None
                 self._keep_trace(programs[0], trace, graphs)
@@ -175,6 +177,7 @@ class Tuner:
             raise
         finally:
             self.store.add_run(replace(ended, changed_at=clock.now()))
+        varies = "" if tuned.plan is not None and tuned.plan.padded else varies
         return replace(
             tuned,
             detail=tuned.detail or left_out({"cudagraph": varies}),

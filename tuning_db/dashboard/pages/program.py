@@ -269,6 +269,7 @@ def _told(plan: Plan | None) -> str:
         told = " and ".join(counted(many, f"{kind} site") for kind, many in sites.items())
         chosen = f", with {told} written in another way" if sites else ""
         chosen += f", {counted(len(plan.regions), 'region')} of it carved out for others" if plan.carve_outs else ""
+        chosen += f", each call padded from {plan.padding}" if plan.padded else ""
         return f"The whole program under {'torch.compile' if plan.host == 'inductor' else plan.host}{mode}{chosen}."
     if plan.greedy:
         return f"Everything that {plan.greedy} takes is fused as far as may be."

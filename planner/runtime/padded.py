@@ -1,0 +1,237 @@
+"""Calls of a padded plan: their inputs are filled up to the edge of a box, and what the program gives there is cut to their sizes.
+
+Each thread, and each stream of it, has one buffer for each input that is filled up: it lies at the same place at every call, so that a
+CUDA graph reads it there, and is clear behind what the last call has left in it. Outputs are copied out, so that a caller
+holds as much memory as the sizes ask for, laid out as it would be without padding.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from fuseplan.capture.dynamo.at_edge import AtEdge, CutOutput, FilledInput, Spans, at_edge
+from fuseplan.capture.dynamo.own_sizes import modes_kept
+from fuseplan.runtime.eager_host import run_eagerly
+from fuseplan.runtime.padding import PaddingTally, Sizes
+from fuseplan.runtime.record import Program
+from fuseplan.stats import count
+
+Callee = Callable[..., Any]
+MOST_SIZES = 4096
+"""Of so many choices of sizes it is kept how they are filled up and cut."""
+
+
+def padded(
+    spans: Spans,
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    program: Program,
+    compiled: Callable[[GraphModule, Sequence[Any]], Callee],
+) -> Callee:
+    """What runs a program that is `compiled` for the edge of a box of sizes. PlanError where it cannot be filled up to it."""
+    found = at_edge(gm, example_inputs, spans)
+    with found.edge.traced(), modes_kept():
+        called = compiled(found.edge.gm, found.edge.inputs)
+    call = PaddedCalls(found, called, run_eagerly(gm))
+    program.padding = call.tally
+    return call
+
+
+@dataclass(frozen=True)
+class SizedCall:
+    """How calls of some sizes are filled up and cut."""
+
+    sizes: Sizes
+    shapes: tuple[tuple[int, ...], ...]
+    """Of each input that is filled up."""
+    outputs: tuple[SizedOutput, ...]
+    elements: int
+    """Of all inputs that are filled up."""
+
+
+@dataclass(frozen=True)
+class SizedOutput:
+    """One output of calls of some sizes."""
+
+    place: int | None
+    number: Any
+    shape: tuple[int, ...] | None
+    """None where it is the same at the edge."""
+    stride: tuple[int, ...]
+    is_view: bool
+
+    def of(self, outputs: Sequence[Any]) -> Any:
+        """It, of what the program gives at the edge."""
+        if self.place is None:
+            return self.number
+        tensor = outputs[self.place]
+        if self.shape is None:
+            return tensor
+        part = _part(tensor, self.shape)
+        return part if self.is_view else part.new_empty_strided(self.shape, self.stride).copy_(part)
+
+
+class FilledBuffers:
+    """Memory for the inputs that are filled up, clear but for what the last call has left in it."""
+
+    def __init__(self, filled: Sequence[FilledInput], device_of: Sequence[Any]) -> None:
+        with torch.inference_mode(False), torch.no_grad():
+            self.tensors = [_laid_out(one.edge, device_of[one.place].device) for one in filled]
+        self.holds: SizedCall | None = None
+        self._parts: dict[Sizes, list[Tensor]] = {}
+
+    def fill(self, call: SizedCall, values: Sequence[Tensor]) -> None:
+        """Copy what a call is given into them, and clear what lies behind it."""
+        before, self.holds = self.holds, None
+        if before is None:  # there is nothing in them yet, or a call has failed here
+            for tensor in self.tensors:
+                _once(tensor).zero_()
+        elif before is not call:
+            for tensor, old, new in zip(self.tensors, before.shapes, call.shapes, strict=True):
+                _clear(tensor, old, new)
+        parts = self._parts.get(call.sizes)
+        if parts is None:
+            if len(self._parts) >= MOST_SIZES:
+                self._parts.clear()
+            with torch.inference_mode(False), torch.no_grad():
+                parts = [_once(_part(one, shape)) for one, shape in zip(self.tensors, call.shapes, strict=True)]
+            self._parts[call.sizes] = parts
+        for part, value in zip(parts, values, strict=True):
+            part.copy_(value if part.shape == value.shape else _once(value))
+        self.holds = call
+
+
+class _Here(threading.local):
+    """What a thread has of its own: buffers by stream."""
+
+    def __init__(self) -> None:
+        self.buffers: dict[int, FilledBuffers] = {}
+
+
+class PaddedCalls:
+    """What is called in the place of a program that runs at the edge of a box of its sizes."""
+
+    def __init__(self, program: AtEdge, called: Callee, unpadded: Callee) -> None:
+        self._program, self._called, self._unpadded = program, called, unpadded
+        self._read = program.read
+        self._given = program.given
+        self._filled = [(program.given.index(one.place), one.place) for one in program.filled]
+        edge = {name: high for name, _, high in program.spans}
+        self._edge = self._sized(tuple(edge[name] for name in program.names), edge, ())
+        self._calls: dict[Sizes, SizedCall | None] = {}
+        self._here = _Here()
+        self._device = next((one.edge.device for one in program.filled if one.edge.is_cuda), None)
+        self.tally = PaddingTally.kept(program.spans, self._edge.elements)
+
+    def __call__(self, *args: Any) -> Any:
+        """One call of the program."""
+        sizes = self._read(args)
+        call = self._calls.get(sizes) or self._meet(sizes)
+        if call is None:
+            count("calls outside of the box of a padded plan")
+            return self._unpadded(*args)
+        self.tally.calls[sizes] += 1
+        given = [args[place] for place in self._given]
+        if call is not self._edge:
+            buffers = self._buffers(args)
+            buffers.fill(call, [args[place] for _, place in self._filled])
+            for (number, _), tensor in zip(self._filled, buffers.tensors, strict=True):
+                given[number] = tensor
+        outputs = self._called(*given)
+        found: dict[int, Any] = {}
+        return [_once_each(one, outputs, found) for one in call.outputs]
+
+    def _meet(self, sizes: Sizes) -> SizedCall | None:
+        if sizes in self._calls:  # which are not filled up
+            return None
+        if len(self._calls) >= MOST_SIZES:
+            self._calls.clear()
+            self.tally.forget()
+        names = self._program.names
+        named = dict(zip(names, sizes if len(names) > 1 else (sizes,), strict=True))
+        call: SizedCall | None
+        if self._program.why_not(named) is not None:
+            call = None
+        elif all(high == named[name] for name, _, high in self._program.spans):
+            call = self._edge
+        else:
+            call = self._sized(sizes, named, self._edge.shapes)
+            self.tally.elements[sizes] = call.elements
+        self._calls[sizes] = call
+        return call
+
+    def _sized(self, sizes: Sizes, named: Mapping[str, int], edge: Sequence[tuple[int, ...]]) -> SizedCall:
+        """How calls of these sizes are filled up and cut; nothing is cut where there is no `edge` to cut from."""
+        at = self._program.own.at
+        shapes = tuple(tuple(at(named, one.shape)) for one in self._program.filled)
+
+        def sized(one: CutOutput) -> SizedOutput:
+            number = at(named, (one.number,))[0] if isinstance(one.number, torch.SymInt) else one.number
+            shape = tuple(at(named, one.shape)) if one.is_cut and edge else None
+            return SizedOutput(one.place, number, shape, tuple(at(named, one.stride)), one.is_view)
+
+        return SizedCall(sizes, shapes, tuple(map(sized, self._program.outputs)), sum(map(prod, shapes)))
+
+    def _buffers(self, args: Sequence[Any]) -> FilledBuffers:
+        """Those of this thread and stream. A CUDA graph that the caller captures would run again over what a later call has left in them:
+        there they are new.
+        """
+        stream = 0
+        if self._device is not None:
+            if torch.cuda.is_current_stream_capturing():
+                return FilledBuffers(self._program.filled, args)
+            stream = torch.cuda.current_stream(args[self._program.filled[0].place].device).cuda_stream
+        known = self._here.buffers
+        found = known.get(stream)
+        if found is None:
+            found = known[stream] = FilledBuffers(self._program.filled, args)
+        return found
+
+
+def _once_each(one: SizedOutput, outputs: Sequence[Any], found: dict[int, Any]) -> Any:
+    """An output, which is the same tensor wherever a program gives it more than once."""
+    if one.place is None:
+        return one.number
+    if one.place not in found:
+        found[one.place] = one.of(outputs)
+    return found[one.place]
+
+
+def _laid_out(like: Tensor, device: torch.device) -> Tensor:
+    """Memory that lies as a fake tensor does."""
+    span = (
+        like.storage_offset() + 1 + sum((size - 1) * step for size, step in zip(like.shape, like.stride(), strict=True))
+    )
+    memory = torch.empty(span, dtype=like.dtype, device=device)
+    return memory.as_strided(like.shape, like.stride(), like.storage_offset())
+
+
+def _part(tensor: Tensor, shape: Sequence[int]) -> Tensor:
+    """The elements of a tensor that lie within a shape."""
+    for dim, size in enumerate(shape):
+        if size != tensor.shape[dim]:
+            tensor = tensor.narrow(dim, 0, size)
+    return tensor
+
+
+def _once(tensor: Tensor) -> Tensor:
+    """A tensor without what it only repeats."""
+    for dim, step in enumerate(tensor.stride()):
+        if step == 0 and tensor.shape[dim] > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
+
+
+def _clear(tensor: Tensor, old: Sequence[int], new: Sequence[int]) -> None:
+    """Clear what a call with a smaller shape does not write over."""
+    for dim, (before, now) in enumerate(zip(old, new, strict=True)):
+        if now < before:
+            _once(_part(tensor, old).narrow(dim, now, before - now)).zero_()
