@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._inductor.cudagraph_trees import CUDAGraphTreeManager
-from unheard import Unheard
 
 import fuseplan
 from fuseplan import traces_of
@@ -20,6 +19,7 @@ from fuseplan.measure.jobs import PLAN_RULE, RacePlans, Setup, VetPlan
 from fuseplan.measure.worker.answer import answer
 from fuseplan.measure.worker.workplace import Workplace
 from fuseplan.plan import Plan
+from unheard import Unheard
 
 BOX = (("s0", 65, 128),)
 PLAN = Plan("inductor", launch="cudagraph", padded=BOX)

@@ -124,19 +124,20 @@ def _why_not_box(symbols: Symbols, spans: Spans) -> str | None:
 def _filled(
     own: OwnSizes, edge: OwnSizes, given: Sequence[int], nodes: Sequence[Node], spans: Spans
 ) -> list[FilledInput]:
-    found = []
+    found: list[FilledInput] = []
+    named: set[str] = set()
     for number, place in enumerate(given):
         value, at_most = own.inputs[place], edge.inputs[number]
         names = own.names_in((*value.shape, *value.stride(), value.storage_offset()))
         if not names:
             continue
+        named |= names
         if _is_kept(nodes[place]):
             raise _refused("a parameter or buffer has a size that varies")
-        why_not = _why_not_filled(own, value, at_most, spans, names)
+        why_not = _why_not_filled(own, value, at_most, spans)
         if why_not is not None:
             raise _refused(why_not)
         found.append(FilledInput(place, tuple(value.shape), at_most))
-    named = {name for one in found for name in own.names_in(one.shape) or ()}
     numbers = [name for name, _, _ in spans if name not in named]
     if numbers:
         raise _refused(f"{numbers[0]} is a number that it is given, and no size of a tensor")
@@ -149,7 +150,7 @@ def _is_kept(node: Node) -> bool:
     return isinstance(node.meta["example_value"], torch.nn.Parameter) or bool(told.get("_dynamo_static_input_type"))
 
 
-def _why_not_filled(own: OwnSizes, value: Tensor, at_most: Tensor, spans: Spans, names: set[str]) -> str | None:
+def _why_not_filled(own: OwnSizes, value: Tensor, at_most: Tensor, spans: Spans) -> str | None:
     least = own.at({name: low for name, low, _ in spans}, value.shape)
     if any(low > high for low, high in zip(least, at_most.shape, strict=True)):
         return "an input is larger where its sizes are smaller"
@@ -159,6 +160,7 @@ def _why_not_filled(own: OwnSizes, value: Tensor, at_most: Tensor, spans: Spans,
         return "an input repeats itself along a size that varies"
     if _overlaps(at_most):
         return "an input overlaps itself"
+    names = own.names_in(tuple(value.shape)) or set()
     more = prod(high / low for name, low, high in spans if name in names)
     return f"an input is {more:.1f} times as large at the edge of its box" if more > MOST else None
 
