@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -63,8 +64,9 @@ class SizedOutput:
 
     place: int | None
     number: Any
-    shape: tuple[int, ...] | None
-    """None where it is the same at the edge."""
+    cuts: tuple[tuple[int, int], ...]
+    """Its dimensions that are larger at the edge, and how large each is here."""
+    shape: tuple[int, ...]
     stride: tuple[int, ...]
     is_view: bool
 
@@ -73,10 +75,11 @@ class SizedOutput:
         if self.place is None:
             return self.number
         tensor = outputs[self.place]
-        if self.shape is None:
+        if not self.cuts:
             return tensor
-        part = _part(tensor, self.shape)
-        return part if self.is_view else part.new_empty_strided(self.shape, self.stride).copy_(part)
+        for dim, size in self.cuts:
+            tensor = tensor.narrow(dim, 0, size)
+        return tensor if self.is_view else tensor.new_empty_strided(self.shape, self.stride).copy_(tensor)
 
 
 class FilledBuffers:
@@ -85,28 +88,52 @@ class FilledBuffers:
     def __init__(self, filled: Sequence[FilledInput], device_of: Sequence[Any]) -> None:
         with torch.inference_mode(False), torch.no_grad():
             self.tensors = [_laid_out(one.edge, device_of[one.place].device) for one in filled]
-        self.holds: SizedCall | None = None
+            self._whole = [_once(one) for one in self.tensors]
+        self._repeating = [i for i, one in enumerate(self.tensors) if self._whole[i].shape != one.shape]
+        self._holds: SizedCall | None = None
         self._parts: dict[Sizes, list[Tensor]] = {}
+        """Where the inputs of calls of some sizes lie."""
+        self._tails: dict[tuple[Sizes, Sizes], list[Tensor]] = {}
+        """What lies behind a call, and was written by another, by the sizes of both."""
 
-    def fill(self, call: SizedCall, values: Sequence[Tensor]) -> None:
+    def fill(self, call: SizedCall, values: list[Tensor]) -> None:
         """Copy what a call is given into them, and clear what lies behind it."""
-        before, self.holds = self.holds, None
+        before, self._holds = self._holds, None
         if before is None:  # there is nothing in them yet, or a call has failed here
-            for tensor in self.tensors:
-                _once(tensor).zero_()
+            torch._foreach_zero_(self._whole)
         elif before is not call:
-            for tensor, old, new in zip(self.tensors, before.shapes, call.shapes, strict=True):
-                _clear(tensor, old, new)
+            tails = self._tails.get((before.sizes, call.sizes))
+            if tails is None:
+                tails = _kept(self._tails, (before.sizes, call.sizes), partial(self._behind, before, call))
+            if tails:
+                torch._foreach_zero_(tails)
         parts = self._parts.get(call.sizes)
         if parts is None:
-            if len(self._parts) >= MOST_SIZES:
-                self._parts.clear()
-            with torch.inference_mode(False), torch.no_grad():
-                parts = [_once(_part(one, shape)) for one, shape in zip(self.tensors, call.shapes, strict=True)]
-            self._parts[call.sizes] = parts
-        for part, value in zip(parts, values, strict=True):
-            part.copy_(value if part.shape == value.shape else _once(value))
-        self.holds = call
+            parts = _kept(self._parts, call.sizes, partial(self._parts_of, call))
+        for i in self._repeating:
+            values[i] = _once(values[i])
+        torch._foreach_copy_(parts, values)
+        self._holds = call
+
+    def _parts_of(self, call: SizedCall) -> list[Tensor]:
+        return [_once(_part(one, shape)) for one, shape in zip(self.tensors, call.shapes, strict=True)]
+
+    def _behind(self, before: SizedCall, call: SizedCall) -> list[Tensor]:
+        return [
+            _once(_part(tensor, old).narrow(dim, now, then - now))
+            for tensor, old, new in zip(self.tensors, before.shapes, call.shapes, strict=True)
+            for dim, (then, now) in enumerate(zip(old, new, strict=True))
+            if now < then
+        ]
+
+
+def _kept(known: dict[Any, list[Tensor]], key: Any, made: Callable[[], list[Tensor]]) -> list[Tensor]:
+    """Views of buffers, once they are made, of which so many are kept."""
+    if len(known) >= MOST_SIZES:
+        known.clear()
+    with torch.inference_mode(False), torch.no_grad():
+        found = known[key] = made()
+    return found
 
 
 class _Here(threading.local):
@@ -125,10 +152,10 @@ class PaddedCalls:
         self._given = program.given
         self._filled = [(program.given.index(one.place), one.place) for one in program.filled]
         edge = {name: high for name, _, high in program.spans}
-        self._edge = self._sized(tuple(edge[name] for name in program.names), edge, ())
+        self._edge = self._sized(tuple(edge[name] for name in program.names), edge)
         self._calls: dict[Sizes, SizedCall | None] = {}
         self._here = _Here()
-        self._device = next((one.edge.device for one in program.filled if one.edge.is_cuda), None)
+        self._device = next((one.edge.device.index for one in program.filled if one.edge.is_cuda), None)
         self.tally = PaddingTally.kept(program.spans, self._edge.elements)
 
     def __call__(self, *args: Any) -> Any:
@@ -143,7 +170,7 @@ class PaddedCalls:
         if call is not self._edge:
             buffers = self._buffers(args)
             buffers.fill(call, [args[place] for _, place in self._filled])
-            for (number, _), tensor in zip(self._filled, buffers.tensors, strict=True):
+            for (number, _), tensor in zip(self._filled, buffers.tensors):  # noqa: B905 -- at each call
                 given[number] = tensor
         outputs = self._called(*given)
         found: dict[int, Any] = {}
@@ -163,20 +190,20 @@ class PaddedCalls:
         elif all(high == named[name] for name, _, high in self._program.spans):
             call = self._edge
         else:
-            call = self._sized(sizes, named, self._edge.shapes)
+            call = self._sized(sizes, named)
             self.tally.elements[sizes] = call.elements
         self._calls[sizes] = call
         return call
 
-    def _sized(self, sizes: Sizes, named: Mapping[str, int], edge: Sequence[tuple[int, ...]]) -> SizedCall:
-        """How calls of these sizes are filled up and cut; nothing is cut where there is no `edge` to cut from."""
+    def _sized(self, sizes: Sizes, named: Mapping[str, int]) -> SizedCall:
         at = self._program.own.at
         shapes = tuple(tuple(at(named, one.shape)) for one in self._program.filled)
 
         def sized(one: CutOutput) -> SizedOutput:
             number = at(named, (one.number,))[0] if isinstance(one.number, torch.SymInt) else one.number
-            shape = tuple(at(named, one.shape)) if one.is_cut and edge else None
-            return SizedOutput(one.place, number, shape, tuple(at(named, one.stride)), one.is_view)
+            shape, stride = (tuple(at(named, dims)) for dims in (one.shape, one.stride))
+            cuts = tuple((dim, size) for dim, size in enumerate(shape) if size != one.edge[dim])
+            return SizedOutput(one.place, number, cuts, shape, stride, one.is_view)
 
         return SizedCall(sizes, shapes, tuple(map(sized, self._program.outputs)), sum(map(prod, shapes)))
 
@@ -188,7 +215,7 @@ class PaddedCalls:
         if self._device is not None:
             if torch.cuda.is_current_stream_capturing():
                 return FilledBuffers(self._program.filled, args)
-            stream = torch.cuda.current_stream(args[self._program.filled[0].place].device).cuda_stream
+            stream = torch._C._cuda_getCurrentRawStream(self._device)
         known = self._here.buffers
         found = known.get(stream)
         if found is None:
@@ -228,10 +255,3 @@ def _once(tensor: Tensor) -> Tensor:
         if step == 0 and tensor.shape[dim] > 1:
             tensor = tensor.narrow(dim, 0, 1)
     return tensor
-
-
-def _clear(tensor: Tensor, old: Sequence[int], new: Sequence[int]) -> None:
-    """Clear what a call with a smaller shape does not write over."""
-    for dim, (before, now) in enumerate(zip(old, new, strict=True)):
-        if now < before:
-            _once(_part(tensor, old).narrow(dim, now, before - now)).zero_()

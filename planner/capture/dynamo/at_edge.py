@@ -54,8 +54,8 @@ class CutOutput:
     number: Any = None
     shape: Dims = ()
     stride: Dims = ()
-    is_cut: bool = False
-    """Whether its shape hangs on the sizes."""
+    edge: tuple[int, ...] = ()
+    """Its shape at the edge."""
     is_view: bool = False
     """Whether it lies in the memory of an input, which is not filled up."""
 
@@ -268,5 +268,6 @@ def _cut(
     least = own.at({name: low for name, low, _ in spans}, told.shape)
     if any(low > high for low, high in zip(least, at_most.shape, strict=True)):
         raise _refused(f"output {i} is larger where sizes are smaller")
-    is_cut = bool(own.names_in(tuple(told.shape)))
-    return CutOutput(number, None, tuple(told.shape), tuple(told.stride()), is_cut, lies <= set(range(len(own.inputs))))
+    return CutOutput(
+        number, None, tuple(told.shape), tuple(told.stride()), tuple(at_most.shape), lies <= set(range(len(own.inputs)))
+    )
