@@ -326,6 +326,14 @@ def counted(trace: Trace, counts: dict[int, int]) -> Trace:
     return replace(trace, calls=tuple(Calls({"s0": size}, many, 0.0) for size, many in counts.items()))
 
 
+def test_a_process_beside_makes_it_ready_as_it_runs_by_size() -> None:
+    (trace,) = traces_of(Masked().eval(), *tokens(40))
+    torch._dynamo.reset()
+    job = VetPlan(trace.to_json(), RaceEntry("padded", Plan("aten", padded=BOX)), by_size=True)
+    outcome = answer(job, Workplace(Setup("cpu"), Unheard()))
+    assert (outcome.status, outcome.detail) == ("ok", "")
+
+
 def test_a_race_is_on_the_sizes_that_come() -> None:
     (trace,) = traces_of(Masked().eval(), *tokens(40))
     assert [sizes for _, sizes in sizes_that_come(trace)] == [{}, {}]
