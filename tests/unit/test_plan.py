@@ -8,8 +8,10 @@ from dataclasses import replace
 import pytest
 
 from fuseplan.errors import PlanError
+from fuseplan.looking.words import describe
 from fuseplan.plan import CarveOuts, Plan, Rewrite, named_plans
 from fuseplan.segment import Region, Segmentation
+from fuseplan.tuning_db.words import summary
 
 CUT = Segmentation((Region((0, 1), "nvfuser"), Region((3,), "inductor", "tuned", (2,))))
 PLANS = [Plan.named(name) for name in named_plans()] + [
@@ -167,3 +169,34 @@ def test_what_is_no_plan_of_format_1_is_refused(fields: dict[str, object], why: 
 def test_an_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(PlanError, match="known are aten, eager, inductor"):
         Plan.named("fastest")
+
+
+def test_a_padded_plan_is_another_than_one_that_is_not() -> None:
+    plan = Plan("inductor", launch="cudagraph", padded=(("s0", 33, 64), ("s1", 2, 2)))
+    assert Plan.from_json(plan.to_json()) == plan
+    assert eval(repr(plan)) == plan
+    assert plan.identity != replace(plan, padded=()).identity
+    assert plan.padding == "s0=33..64 to 64 s1=2..2 to 2"
+    assert describe(plan) == "whole program under inductor, launch cudagraph, padded from s0=33..64 to 64 s1=2..2 to 2"
+    assert summary(plan) == "inductor padded"
+
+
+def test_what_was_written_before_plans_could_pad_reads_as_it_did() -> None:
+    """And is written as it was: its key stays."""
+    plan = Plan("inductor", launch="cudagraph")
+    assert "padded" not in plan.to_json()
+    assert Plan.from_json(plan.to_json()).padded == ()
+
+
+@pytest.mark.parametrize(
+    ("padded", "why"),
+    [
+        ([["s0", 64, 33]], "the least first, not s0 in 64..33"), ([["s0", 0, 8]], "sizes from 1 on"),
+        ([["s1", 1, 2], ["s0", 1, 2]], "in their order"), ([["s0", 1, 2], ["s0", 1, 2]], "each once"),
+        ([["a b", 1, 2]], "by words"), ([["s0", 1]], "a list of 3"), ([["s0", 1, "8"]], "'8'"), ("s0", "not a list"),
+    ],
+)  # fmt: skip
+def test_a_box_that_nobody_can_pad_to_is_refused(padded: object, why: str) -> None:
+    fields = {**json.loads(Plan("inductor").to_json()), "padded": padded}
+    with pytest.raises(PlanError, match=why):
+        Plan.from_json(json.dumps(fields))

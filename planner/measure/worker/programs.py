@@ -236,15 +236,14 @@ class _Trial:
         self.row = replace(
             self.row, how=self._how(known) + (f", and {len(cases)} times at sizes of its box" if cases else "")
         )
-        for case in cases:
+        for seed, case in enumerate(cases):
             begin = perf_counter()
-            self.place.clear()
-            where = _surroundings(self.place, self.job)
-            expectation = expect(case.loaded, seconds=self.judging_s - self.judged_s, where=where)
-            for seed in SEEDS:
-                judged = expectation.judge(case.loaded.run(compiled, seed), seed, _layout(self.entry), self.wider)
-                if judged.problem is not None:
-                    return self.fail("wrong", line(f"{judged.problem} ({case.told})"))
+            self.place.clear()  # once: these runs are many, and short
+            where = replace(_surroundings(self.place, self.job), tidy=lambda: None)
+            expectation = expect(case.loaded, (seed,), seconds=self.judging_s - self.judged_s, where=where)
+            judged = expectation.judge(case.loaded.run(compiled, seed), seed, _layout(self.entry), self.wider)
+            if judged.problem is not None:
+                return self.fail("wrong", line(f"{judged.problem} ({case.told})"))
             self.judged_s += perf_counter() - begin
         return None
 
