@@ -50,18 +50,19 @@ class _LiveClock(ABC):
     def __init__(self) -> None:
         self.lanes: dict[str, Any] = {}
 
-    def add(self, name: str, calls: Sequence[Call], first: str = RUN, more: int = 0) -> None:
+    def add(self, name: str, calls: Sequence[Call], first: str = RUN, more: int = 0, turns: int = 1) -> None:
         """Take a candidate in: warm it up, and see how many of its calls make a block. LaneError if it fails.
 
         `first` is the stage at which it is when its first call fails: some compile in it. `more`: what it needs beside other
-        candidates until its calls are like all that follow.
+        candidates until its calls are like all that follow. So many calls make one of its `turns`, and blocks have whole ones: they take the
+        same, though calls do not.
         """
         with failing(first):
             calls[0]()
         with failing():
             for call in islice(cycle(calls), max(WARM_UPS, 2 * len(calls)) + more):
                 call()
-            self.lanes[name] = self._prepare(cycle(calls))
+            self.lanes[name] = self._prepare(cycle(calls), turns)
 
     def block(self, name: str) -> Sample:
         """Run one block of a candidate; LaneError if it fails."""
@@ -71,7 +72,7 @@ class _LiveClock(ABC):
         return Sample(device * 1e6, host * 1e6, wall * 1e6, perf_counter() - begin)
 
     @abstractmethod
-    def _prepare(self, calls: Iterator[Call]) -> Any: ...
+    def _prepare(self, calls: Iterator[Call], turns: int) -> Any: ...
 
     @abstractmethod
     def _measure(self, lane: Any) -> tuple[float, float, float]: ...
@@ -93,9 +94,9 @@ class CpuClock(_LiveClock):
     (True, 0.0)
     """
 
-    def _prepare(self, calls: Iterator[Call]) -> _CpuLane:
+    def _prepare(self, calls: Iterator[Call], turns: int) -> _CpuLane:
         times = [_seconds(next(calls)) for _ in range(3)]
-        return _CpuLane(calls, max(1, min(_CPU_CALLS, round(_CPU_BLOCK / max(min(times), 1e-7)))))
+        return _CpuLane(calls, _whole(max(1, min(_CPU_CALLS, round(_CPU_BLOCK / max(min(times), 1e-7)))), turns))
 
     def _measure(self, lane: _CpuLane) -> tuple[float, float, float]:
         begin = perf_counter()
@@ -111,6 +112,7 @@ class _GpuLane:
     count: int
     busy: int  # cycles
     deep: bool  # one call may fill the queue: then its host time is taken while the GPU is free
+    turns: int = 1
 
 
 class GpuClock(_LiveClock):
@@ -137,12 +139,12 @@ class GpuClock(_LiveClock):
         """Fill the L2 cache with something else."""
         torch.sum(self.filler, dim=0, out=self.sum)
 
-    def _prepare(self, calls: Iterator[Call]) -> _GpuLane:
+    def _prepare(self, calls: Iterator[Call], turns: int) -> _GpuLane:
         torch.cuda.synchronize()
         idle = min(self._enqueue(next(calls)) for _ in range(3))
-        count = max(1, min(self.most, int(_MOST_QUEUED / idle)))
+        count = min(_whole(max(1, min(self.most, int(_MOST_QUEUED / idle))), turns), len(self.events))
         busy = min(2 * count * idle + 5e-4, _MOST_BUSY)
-        return _GpuLane(calls, count, int(busy * _CYCLES_PER_SECOND), idle > _MOST_QUEUED)
+        return _GpuLane(calls, count, int(busy * _CYCLES_PER_SECOND), idle > _MOST_QUEUED, turns)
 
     def _enqueue(self, call: Call) -> float:
         """Seconds to enqueue a call and what stands around it, on a GPU that is free."""
@@ -179,7 +181,7 @@ class GpuClock(_LiveClock):
 
     def _free(self, lane: _GpuLane) -> tuple[float, float]:
         """Seconds to enqueue the first call on a GPU that is free, and per call until all are through."""
-        count = max(2, lane.count)
+        count = _whole(max(2, lane.count), lane.turns)
         torch.cuda.synchronize()
         begin = perf_counter()
         next(lane.calls)()
@@ -197,7 +199,7 @@ class SteppingClock(GpuClock):
 
     def _free(self, lane: _GpuLane) -> tuple[float, float]:
         first, each = super()._free(lane)
-        count = max(2, math.ceil(_LOOP / max(each, 1e-6)))
+        count = _whole(max(2, math.ceil(_LOOP / max(each, 1e-6))), lane.turns)
         torch.cuda.synchronize()
         begin = perf_counter()
         for call in islice(lane.calls, count):
@@ -216,6 +218,15 @@ def clock_for(device: str, *, steps: bool = False, calls: int = CALLS) -> CpuClo
     if torch.device(device).type != "cuda":
         return CpuClock()
     return SteppingClock(calls) if steps else GpuClock(calls)
+
+
+def _whole(count: int, turns: int) -> int:
+    """The least number of calls that is no less, and of which the turns are whole.
+
+    >>> _whole(5, 1), _whole(5, 4), _whole(8, 4)
+    (5, 8, 8)
+    """
+    return -(-count // turns) * turns
 
 
 def _seconds(call: Call) -> float:

@@ -60,8 +60,8 @@ def _entered(job: TimeKept, place: Workplace) -> Outcome:
         course.clock = clock_for(place.device.type, steps=True, calls=CALLS)
     failed_before = failed_regions()
     with loaded.modes():
-        calls, more = course.calls(compiled, loaded), calls_to_settle(job.entry)
-        row = enter(course.clock, OutcomeRow(job.entry.name, compile_s=0.0), calls, place.device, more)
+        calls, more = course.calls(compiled, loaded), calls_to_settle(job.entry, len(course.inputs))
+        row = enter(course.clock, OutcomeRow(job.entry.name, compile_s=0.0), calls, place.device, more, course.turns)
     if row.status == "ok":
         row = as_planned(row, job.entry, compiled, failed_before)
     return Outcome(row.status, row.detail, rows=(row,))

@@ -39,6 +39,8 @@ class RaceCourse:
     counters: list[tuple[list[Tensor], list[Tensor]]]
     """For each set of inputs the whole numbers that a step writes to, and what was there before."""
     prepared: dict[RaceEntry, Callable[..., Any]]
+    turns: int = 1
+    """How many sets of inputs belong together, since their sizes differ."""
     clock: Any = None
     """Of a worker that times what it keeps."""
 
@@ -107,6 +109,7 @@ class _PassedOn(torch.autograd.Function):
 
 def _course(loaded: Loaded) -> RaceCourse:
     sizes = sizes_that_come(loaded.trace)
+    turns = len(sizes) if len({tuple(one.items()) for _, one in sizes}) > 1 else 1
     inputs = [loaded.inputs(seed, one) for seed, one in sizes]
     owned = {i: one._version for i, one in loaded.tensors.owned.items() if _counts(one)}
     given = {i: one._version for i, one in enumerate(inputs[0]) if _counts(one)}
@@ -119,7 +122,7 @@ def _course(loaded: Loaded) -> RaceCourse:
     if tangents:
         _share_what_is_passed_on(inputs)
     written = [[*(loaded.tensors.owned[i] for i in numbers), *(args[i] for i in places)] for args in inputs]
-    return RaceCourse(inputs, tangents, [(found, [one.clone() for one in found]) for found in written], {})
+    return RaceCourse(inputs, tangents, [(found, [one.clone() for one in found]) for found in written], {}, turns)
 
 
 def sizes_that_come(trace: Trace) -> list[tuple[int, Mapping[str, int]]]:

@@ -41,13 +41,14 @@ def profile(job: ProfilePlan, place: Workplace) -> Outcome:
     found = MadeOf()
     compiled = _compiled(job.entry.plan, case.loaded, found)
     with case.loaded.modes():
-        calls = list(islice(cycle(course.calls(compiled, case.loaded)), WARM + STEPS))
+        sets = course.calls(compiled, case.loaded)[: 1 if course.turns > 1 else None]  # of one size
+        calls = list(islice(cycle(sets), WARM + STEPS))
         for call in calls[:WARM]:
             call()
         with roomy(place.device, lambda: place.at(job.entry.name, "waiting for its turn")):
             place.at(job.entry.name, "profiling")
             events = _events(calls[WARM:], place.device)
-    del compiled, calls, call  # what was prepared for a race stays as it is
+    del compiled, sets, calls, call  # what was prepared for a race stays as it is
     if not course.prepared:
         case.course = None
     place.clear()

@@ -357,7 +357,7 @@ def race_entries(job: RacePlans, place: Workplace) -> Outcome:
                 failed_before = failed_regions()
                 calls = course.calls(compiled, loaded)
                 more = 0 if prepared is not None else calls_to_settle(entry, len(calls))
-                row = enter(clock, OutcomeRow(entry.name), calls, place.device, more)
+                row = enter(clock, OutcomeRow(entry.name), calls, place.device, more, course.turns)
                 if prepared is not None:  # of its first calls, vetting has told
                     row = replace(row, compile_s=None, peak_bytes=None)
                 rows[entry.name] = row if row.status != "ok" else as_planned(row, entry, compiled, failed_before)

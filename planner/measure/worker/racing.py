@@ -17,14 +17,19 @@ from fuseplan.measure.worker.workplace import Workplace
 
 
 def enter(
-    clock: Any, row: OutcomeRow, calls: Sequence[Callable[[], object]], device: torch.device, more: int = 0
+    clock: Any,
+    row: OutcomeRow,
+    calls: Sequence[Callable[[], object]],
+    device: torch.device,
+    more: int = 0,
+    turns: int = 1,
 ) -> OutcomeRow:
-    """Add a candidate to a clock, with so many calls `more` to warm up than others; its row says how much memory its first
+    """Add a candidate to a clock, with so many calls `more` to warm up than others, and so many in one of its `turns`; its row says how much memory its first
     calls took, or what they raised.
     """
     begin, peak = perf_counter(), Peak(device)
     try:
-        clock.add(row.name, calls, COMPILE if row.compile_s is None else RUN, more)
+        clock.add(row.name, calls, COMPILE if row.compile_s is None else RUN, more, turns)
         spent = (row.compile_s or 0.0) + perf_counter() - begin
         peak.settle()
         clock.block(row.name)
