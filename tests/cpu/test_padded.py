@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from fuseplan.backend import programs_of
 from fuseplan.capture.trace.calls import Calls
 from fuseplan.capture.trace.format import Trace
 from fuseplan.explain import compiled_by
+from fuseplan.measure.clocks import CpuClock
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.environment import environment
 from fuseplan.measure.jobs import PLAN_RULE, OutcomeRow, RacePlans, Setup, VetPlan
@@ -25,6 +27,7 @@ from fuseplan.measure.worker.answer import answer
 from fuseplan.measure.worker.loaded import sizes_that_come
 from fuseplan.measure.worker.workplace import Workplace
 from fuseplan.plan import Plan
+from fuseplan.runtime import capture_place, cudagraph
 from fuseplan.stats import stats
 from fuseplan.tuning.traces import box_of
 from fuseplan.tuning_db import Box, Places, Store, StoredPlan
@@ -332,6 +335,46 @@ def test_a_process_beside_makes_it_ready_as_it_runs_by_size() -> None:
     job = VetPlan(trace.to_json(), RaceEntry("padded", Plan("aten", padded=BOX)), by_size=True)
     outcome = answer(job, Workplace(Setup("cpu"), Unheard()))
     assert (outcome.status, outcome.detail) == ("ok", "")
+
+
+@pytest.mark.parametrize("host", ["inductor", "aten"])
+def test_one_graph_is_captured_in_which_weights_and_nothing_else_stay(
+    host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen without a GPU: capturing is played by a stub."""
+    told = list[dict[str, Any]]()
+
+    def cudagraphify(plain: Callable[..., Any], **facts: Any) -> Callable[..., Any]:
+        told.append(facts)
+        return plain
+
+    monkeypatch.setattr(capture_place, "LEARNING", 0)
+    for module in (cudagraph, capture_place):
+        monkeypatch.setattr(module, "get_manager", lambda *_, **__: None)
+    monkeypatch.setattr(capture_place, "is_capturing", lambda: False)
+    monkeypatch.setattr(cudagraph, "cudagraphify", cudagraphify)
+    monkeypatch.setattr(cudagraph, "_obstacle", lambda _: None)
+    monkeypatch.setattr(cudagraph, "_device_index", lambda _: 0)
+    model = Masked().eval()
+    for _ in range(2):  # the second is found in torch's caches
+        torch._dynamo.reset()
+        told.clear()
+        compiled = padded(model, Plan(host, launch="cudagraph", padded=BOX))
+        for size in (40, 64, 33, 50):
+            right(compiled, model, tokens(size), strides=False)
+        (facts,) = told
+        assert len(facts["static_input_idxs"]) == 3
+        assert len(facts["placeholders"]) == 5
+
+
+def test_blocks_of_a_race_have_whole_turns() -> None:
+    ran, clock = list[int](), CpuClock()
+    calls: list[Callable[[], object]] = [partial(ran.append, i) for i in range(3)]
+    clock.add("turns", calls, turns=3)
+    ran.clear()
+    clock.block("turns")
+    assert len(ran) % 3 == 0
+    assert ran
 
 
 def test_a_race_is_on_the_sizes_that_come() -> None:
