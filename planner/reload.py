@@ -160,7 +160,7 @@ class BoxFollower:
     every_s: float
     asked_at: float
     kept_at: float = field(default_factory=monotonic)
-    """When the counts of its calls were written down last."""
+    """When the counters, and the counts of its calls, were written down last."""
 
     def ask(self) -> None:
         """Look for other plans, and make them ready to be loaded, one after the other. In a thread of its own."""
@@ -173,9 +173,11 @@ class BoxFollower:
             if why_not is not None:
                 count("plans that were not changed over to")
                 logger.warning("plan %s is left alone while this process runs: %s", plan.stored.key[:12], why_not)
-        if lookup.waits is not None and monotonic() - self.kept_at > COUNTS_S:
+        if monotonic() - self.kept_at > COUNTS_S:
             self.kept_at = monotonic()
-            lookup.waits.keep()
+            lookup.keep_counters()  # calls that are padded are counted while nothing is compiled
+            if lookup.waits is not None:
+                lookup.waits.keep()
 
 
 def follow_boxes(by_size: BySize, every_s: float) -> None:

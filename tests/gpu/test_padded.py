@@ -14,6 +14,7 @@ import fuseplan
 from fuseplan import traces_of
 from fuseplan.backend import programs_of
 from fuseplan.explain import compiled_by
+from fuseplan.judge.output import OTHERS, WIDER
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import PLAN_RULE, RacePlans, Setup, VetPlan
 from fuseplan.measure.worker.answer import answer
@@ -140,7 +141,7 @@ def test_it_is_judged_and_races(dtype: torch.dtype) -> None:
     place = Workplace(Setup("cuda"), Unheard())
     entries = (RaceEntry("inductor", Plan("inductor"), default=True), RaceEntry("padded", PLAN))
     for entry in entries:
-        (row,) = answer(VetPlan(trace.to_json(), entry), place).rows
+        (row,) = answer(VetPlan(trace.to_json(), entry, wider={OTHERS: WIDER}), place).rows
         assert (row.status, row.detail) == ("ok", "")
     outcome = answer(RacePlans(trace.to_json(), entries, "inductor", PLAN_RULE), place)
     assert outcome.ok
