@@ -18,6 +18,8 @@ class Bundle:
     """Parts of the names of ops that a backward compiles otherwise; none where tuning does not propose it for time."""
     memory_budget: float = 1.0
     """The share of what the forward would keep for the backward that it may keep; torch computes the rest again."""
+    by_block: bool = False
+    """Whether the backward computes the forward again block by block, and keeps what stands between them."""
 
 
 _SUMS = ("_norm_backward", "aten.sum.", "aten.mean.")
@@ -34,7 +36,8 @@ BUNDLES: Mapping[str, Bundle] = {
     "budget-50": Bundle(memory_budget=0.5),
     "budget-25": Bundle(memory_budget=0.25),
     "budget-10": Bundle(memory_budget=0.1),
+    "blocks": Bundle(by_block=True),
 }
 """By the names that plans have for them; a new bundle is one line."""
-SPARING = tuple(name for name, bundle in BUNDLES.items() if bundle.memory_budget < 1.0)
-"""Those that take less memory in training, and more time; the one that leaves the most first."""
+SPARING = tuple(name for name, bundle in BUNDLES.items() if bundle.memory_budget < 1.0 or bundle.by_block)
+"""Those that take less memory in training, and more time; what promises to take the least last."""

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import resource
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from fuseplan.host_memory import free_host_memory, kilobytes
+from fuseplan.measure.segments import segments
 from fuseplan.turns import take_turn
 
 SPARED = 0.1
@@ -96,18 +100,19 @@ class Peak:
         self.on_gpu = device.type == "cuda"
         self._known = True
         self._before: int | None = None
+        gc.collect()  # what others have left may else go meanwhile, and less would seem to be taken
         if self.on_gpu:
             torch.cuda.synchronize()
-            torch.cuda.empty_cache()
-            # Reserved, since what a CUDA graph keeps for its next replay is taken, though nothing is allocated in it.
-            self._before = torch.cuda.memory_reserved()
+            self._before, self._waiting = torch.cuda.memory_allocated(), _waiting()
 
-    def settle(self) -> None:
-        """Begin to watch. What is held now counts on a GPU; on a CPU it is code, and what a compiler left."""
+    def settle(self, kept: int = 0) -> None:
+        """Begin to watch. What is held now counts on a GPU, but for bytes that are `kept` of results; on a CPU it is code, and what a
+        compiler left.
+        """
         if self.on_gpu:
             torch.cuda.synchronize()
-            torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
+            self._before = (self._before or 0) + kept
         else:
             _give_back()
             self._known = _reset_peak()
@@ -116,14 +121,36 @@ class Peak:
     def bytes(self) -> int | None:
         """What was taken at most since; None where this system does not say, as where a process on a CPU seems to have taken nothing:
         then the calls ran in memory that it held before.
+
+        On a GPU it is what tensors took, not what the allocator holds: that keeps blocks, whole while anything is in them. Calls
+        through a CUDA graph that was captured before take what waits for its next replay as well.
         """
+        if self._before is None or not self._known:
+            return None
         if self.on_gpu:
             torch.cuda.synchronize()
-        most = torch.cuda.max_memory_reserved() if self.on_gpu else kilobytes(_STATUS, "VmHWM")
-        if most is None or self._before is None or not self._known:
-            return None
-        taken = max(most - self._before, 0)
-        return taken if taken or self.on_gpu else None
+            held = torch.cuda.memory_allocated() + max(_waiting() - self._waiting, 0)
+            return max(torch.cuda.max_memory_allocated() - self._before, held - self._before, 0)
+        most = kilobytes(_STATUS, "VmHWM")
+        return max(most - self._before, 0) or None if most is not None else None
+
+
+def bytes_on_gpu(values: Iterable[Any], beside: Iterable[Tensor]) -> int:
+    """The bytes that tensors among values hold of a GPU, each storage once, but for storages of others that they are views of."""
+    known = {one.untyped_storage()._cdata for one in beside}
+    storages = (
+        one.untyped_storage()
+        for one in values
+        if isinstance(one, Tensor) and one.layout is torch.strided and one.is_cuda
+    )
+    return sum({one._cdata: one.nbytes() for one in storages if one._cdata not in known}.values())
+
+
+def _waiting() -> int:
+    """The bytes of the pools of CUDA graphs in which no tensor is: the next replay writes there."""
+    here = torch.cuda.current_device()
+    pools = (one for one in segments() if one["device"] == here and tuple(one["segment_pool_id"]) != (0, 0))
+    return sum(one["total_size"] - one["allocated_size"] for one in pools)
 
 
 def _give_back() -> None:

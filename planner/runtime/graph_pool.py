@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cache
-from inspect import signature
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet, ref
 
@@ -21,6 +20,7 @@ from torch._inductor import cudagraph_trees
 from torch._inductor.cudagraph_trees import CUDAGraphNode, CUDAGraphTreeManager, ExecutionState
 
 from fuseplan.log import logger
+from fuseplan.measure.segments import segments
 from fuseplan.runtime.graph_memory import GraphMemory, GraphPool, Occupant, ProgramGraphs
 from fuseplan.runtime.held import gives_held, is_held
 from fuseplan.runtime.made import Made
@@ -59,8 +59,6 @@ class _Trees:
 
 
 _TREES: WeakKeyDictionary[CUDAGraphTreeManager, _Trees] = WeakKeyDictionary()
-_NO_HISTORY = {"include_traces": False} if "include_traces" in signature(torch.cuda.memory_snapshot).parameters else {}
-"""Who records all that is allocated would wait for that to be copied; torch 2.10 does not ask."""
 
 
 class Room:
@@ -179,8 +177,7 @@ def _held_if_seen(manager: CUDAGraphTreeManager) -> int | None:
 
 def held_by(manager: CUDAGraphTreeManager) -> int:
     """The bytes of the pool of these trees. What the driver keeps of a graph itself is not among them."""
-    segments = torch.cuda.memory_snapshot(manager.cuda_graphs_thread_pool, **_NO_HISTORY)
-    return sum(segment["total_size"] for segment in segments)
+    return sum(segment["total_size"] for segment in segments(manager.cuda_graphs_thread_pool))
 
 
 def _is_within_step(manager: CUDAGraphTreeManager) -> bool:

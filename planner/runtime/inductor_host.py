@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fuseplan.runtime.cudagraph import CudaGraphLaunch
 
 Callee = Callable[..., Any]
+_AFTER_JOINT = "joint_custom_post_pass"
 
 
 def compile_under_inductor(plan: Plan, gm: GraphModule, example_inputs: Sequence[Any], program: Program) -> Callee:
@@ -69,6 +70,8 @@ def options_under(settings: str) -> dict[str, Any] | None:
     """The options of Inductor that a bundle of settings means here; None where it leaves them as they are."""
     from torch._inductor import config, list_mode_options
 
+    from fuseplan.runtime.blocks_again import Blocks
+
     bundle = BUNDLES[settings]
     missing = [name for name in bundle.options if not _is_known(config, name)]
     if missing:
@@ -76,7 +79,8 @@ def options_under(settings: str) -> dict[str, Any] | None:
             f"settings {settings!r} are not those of this torch, whose Inductor has no {', '.join(missing)}"
         )
     of_mode = {} if bundle.mode == "default" else list_mode_options(bundle.mode)
-    return {**of_mode, **bundle.options} or None
+    passes = {_AFTER_JOINT: Blocks(getattr(config, _AFTER_JOINT))} if bundle.by_block else {}
+    return {**of_mode, **bundle.options, **passes} or None
 
 
 def _is_known(config: Any, name: str) -> bool:

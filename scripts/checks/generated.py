@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from checks import figures, judged, reference, served, under_thunder, written
+from checks import figures, judged, reference, served, spared, under_thunder, written
 from checks.project import ROOT
 from checks.tables import unnamed
 
@@ -18,6 +18,7 @@ def main(arguments: list[str]) -> int:
         **written.pages(),
         **under_thunder.pages(),
         **served.pages(),
+        **spared.pages(),
     }
     for path, text in pages.items():
         for heading in unnamed(text):

@@ -29,6 +29,9 @@ def _parts(files: list[Mapping[str, Any]]) -> Iterator[str]:
         yield f"On an {machine['gpu'].split(',')[0]} with {versions} (`{file['command']}`). Milliseconds a step:"
         columns = ["model", *SIDES, "tuned, × Thunder's best", "noise", "commit"]
         yield "\n".join([*head(columns), *(_row(name, row) for name, row in file["results"]["models"].items())])
+        noisy = [f"- {name}: {row['noisy']}." for name, row in file["results"]["models"].items() if row.get("noisy")]
+        if noisy:
+            yield "\n".join(["Why a row is noisy:", "", *noisy])
 
 
 def _row(name: str, row: Mapping[str, Any]) -> str:

@@ -140,19 +140,12 @@ def test_within_a_bound_the_fastest_that_fits_is_kept(training: Trace, store: St
 
 
 def test_a_bound_that_nothing_meets_is_told(training: Trace, store: Store) -> None:
-    pool = replaying(WALLS, {**dict.fromkeys(_names(training, store), 50_000), BUDGETED: 30_000})
+    pool = ReplayingPool(times=WALLS, peaks={BUDGETED: 30_000 * MB}, usual_peak=50_000 * MB)
     found = tuned(training, store, pool, Objective(within=2000 * MB))
     assert (found.winner, found.peak_bytes) == (BUDGETED, 30_000 * MB)
     assert found.detail == "nothing fits into 2.0 GB: the least is 30.0 GB"
     again = tuned(training, store, pool, Objective(within=2000 * MB))
     assert (again.winner, again.detail) == ("the plan in the database", found.detail)
-
-
-def _names(trace: Trace, store: Store) -> list[str]:
-    """What all plans are called that are tried for memory."""
-    pool = replaying(WALLS)
-    tuned(trace, store, pool, MEMORY)
-    return [job.entry.name for job in pool.jobs if isinstance(job, VetPlan)]
 
 
 def test_of_two_launches_that_race_the_one_with_less_memory_is_kept(training: Trace, store: Store) -> None:

@@ -6,6 +6,7 @@ import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from fuseplan.measure.clocks import GpuClock
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.environment import environment, run_facts
 from fuseplan.measure.jobs import Calibrate, Capture, RacePlans, RaceRegion, VetPlan, VetRegion
-from fuseplan.measure.memory import Peak
+from fuseplan.measure.memory import Peak, bytes_on_gpu
 from fuseplan.measure.pool import Limits, Workers
 from fuseplan.measure.race import Rule, Sample
 from fuseplan.plan import Plan
@@ -97,7 +98,6 @@ def test_a_call_that_fills_the_queue_still_has_its_own_host_time() -> None:
 
 
 def test_peak_memory_is_what_calls_take_beside_what_was_there() -> None:
-    gc.collect()  # what other tests have left may else go while this one looks
     held = torch.ones(2**26, device="cuda")
     peak = Peak(torch.device("cuda"))
     torch.ones(2**28, device="cuda")  # what compiling takes
@@ -107,6 +107,39 @@ def test_peak_memory_is_what_calls_take_beside_what_was_there() -> None:
     assert found is not None
     assert 2**27 <= found < 2**28
     assert held.sum() == 2**26
+
+
+def test_peak_memory_does_not_hang_on_what_others_have_left() -> None:
+    left: list[Any] = [torch.ones(2**28, device="cuda")]
+    left.append(left)  # alive until somebody looks for garbage
+    del left
+    peak = Peak(torch.device("cuda"))
+    peak.settle()
+    gc.collect()
+    torch.ones(2**25, device="cuda")
+    assert peak.bytes() == 2**27
+
+
+def test_results_that_are_kept_for_a_judge_are_not_of_the_peak() -> None:
+    peak, weight = Peak(torch.device("cuda")), torch.ones(2**20, device="cuda")
+    kept: dict[str, Any] = {"output 0": torch.ones(2**24, device="cuda"), "output 1": weight.view(-1), "number": 3}
+    kept["output 2"] = kept["output 0"][1:]
+    peak.settle(kept=bytes_on_gpu(kept.values(), [weight]))
+    torch.ones(2**25, device="cuda")
+    assert peak.bytes() == 2**27 + 2**22
+
+
+def test_a_cuda_graph_takes_what_waits_for_its_replay() -> None:
+    x = torch.ones(2**24, device="cuda")
+    peak, graph = Peak(torch.device("cuda")), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = (x + 1).exp()  # one of the two is free after it
+    peak.settle()
+    graph.replay()
+    found = peak.bytes()
+    assert found is not None
+    assert 2 * 2**26 <= found < 3 * 2**26
+    assert y.shape == x.shape
 
 
 def test_each_failure_is_a_row_and_no_memory_is_left(workers: Workers) -> None:

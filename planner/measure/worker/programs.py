@@ -36,7 +36,7 @@ from fuseplan.measure.jobs import (
     RacePlans,
     VetPlan,
 )
-from fuseplan.measure.memory import Peak, holds_much, roomy
+from fuseplan.measure.memory import Peak, bytes_on_gpu, holds_much, roomy
 from fuseplan.measure.race_rows import run_race
 from fuseplan.measure.sites_alone import has_backward, sites_alone
 from fuseplan.measure.worker.kept import is_in_use, keep
@@ -200,7 +200,8 @@ class _Trial:
         stood_in = stand_in(self.entry, compiled)
         if stood_in is not None:
             return self.fail(*stood_in)
-        peak.settle()
+        owned = self.case.loaded.tensors.owned.values()
+        peak.settle(kept=bytes_on_gpu((value for results in given for value in results.values()), owned))
         for _ in range(calls_to_settle(self.entry)):
             self._call(compiled, seeds[0], settles=True)
         given.append(self._call(compiled, seeds[1]))

@@ -1,5 +1,5 @@
-"""Whole plans that take less memory and more time, which race where memory counts: losses in chunks, a smaller budget of what the forward
-keeps for the backward, what host aten saves, and all of these together.
+"""Whole plans that take less memory and more time, which race where memory counts: losses in chunks, a forward that is computed again
+block by block, a smaller budget of what it keeps for the backward, what host aten saves, and all of these together.
 """
 
 from __future__ import annotations
