@@ -28,16 +28,16 @@ Clock = CpuClock | GpuClock
 class QuickGpuClock(GpuClock):
     """Device and host time as tuning takes them, in blocks that are short for slow calls too; no wall time."""
 
-    def add(self, name: str, calls: Sequence[Callable[[], object]], first: str = RUN, more: int = 0) -> None:
+    def add(self, name: str, calls: Sequence[Callable[[], object]], first: str = RUN, more: int = 0, turns: int = 1) -> None:
         """Take a candidate in, after no more calls than it needs to have compiled and allocated all."""
         with failing(first):
             for call in islice(cycle(calls), 1 + more):
                 call()
             torch.cuda.synchronize()
-            self.lanes[name] = self._prepare(cycle(calls))
+            self.lanes[name] = self._prepare(cycle(calls), turns)
 
-    def _prepare(self, calls: Iterator[Callable[[], object]]) -> Any:
-        lane = super()._prepare(calls)
+    def _prepare(self, calls: Iterator[Callable[[], object]], turns: int) -> Any:
+        lane = super()._prepare(calls, turns)
         if lane.deep:
             return lane
         device, _ = self._queued(replace(lane, count=1))
