@@ -28,7 +28,9 @@ Clock = CpuClock | GpuClock
 class QuickGpuClock(GpuClock):
     """Device and host time as tuning takes them, in blocks that are short for slow calls too; no wall time."""
 
-    def add(self, name: str, calls: Sequence[Callable[[], object]], first: str = RUN, more: int = 0, turns: int = 1) -> None:
+    def add(
+        self, name: str, calls: Sequence[Callable[[], object]], first: str = RUN, more: int = 0, turns: int = 1
+    ) -> None:
         """Take a candidate in, after no more calls than it needs to have compiled and allocated all."""
         with failing(first):
             for call in islice(cycle(calls), 1 + more):
