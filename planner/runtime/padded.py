@@ -68,6 +68,8 @@ class SizedOutput:
     """Its dimensions that are larger at the edge, and how large each is here."""
     shape: tuple[int, ...]
     stride: tuple[int, ...]
+    as_at_edge: bool
+    """Whether it lies here as it does at the edge."""
     is_view: bool
 
     def of(self, outputs: Sequence[Any]) -> Any:
@@ -75,11 +77,15 @@ class SizedOutput:
         if self.place is None:
             return self.number
         tensor = outputs[self.place]
-        if not self.cuts:
+        if self.as_at_edge:
             return tensor
         for dim, size in self.cuts:
             tensor = tensor.narrow(dim, 0, size)
-        return tensor if self.is_view else tensor.new_empty_strided(self.shape, self.stride).copy_(tensor)
+        if self.is_view:
+            return tensor
+        found = tensor.new_empty_strided(self.shape, self.stride)
+        _once(found).copy_(_part(tensor, _once(found).shape))
+        return found
 
 
 class FilledBuffers:
@@ -151,8 +157,8 @@ class PaddedCalls:
         self._read = program.read
         self._given = program.given
         self._filled = [(program.given.index(one.place), one.place) for one in program.filled]
-        edge = {name: high for name, _, high in program.spans}
-        self._edge = self._sized(tuple(edge[name] for name in program.names), edge)
+        self._at_edge = {name: high for name, _, high in program.spans}
+        self._edge = self._sized(tuple(self._at_edge[name] for name in program.names), self._at_edge)
         self._calls: dict[Sizes, SizedCall | None] = {}
         self._here = _Here()
         self._device = next((one.edge.device.index for one in program.filled if one.edge.is_cuda), None)
@@ -203,7 +209,8 @@ class PaddedCalls:
             number = at(named, (one.number,))[0] if isinstance(one.number, torch.SymInt) else one.number
             shape, stride = (tuple(at(named, dims)) for dims in (one.shape, one.stride))
             cuts = tuple((dim, size) for dim, size in enumerate(shape) if size != one.edge[dim])
-            return SizedOutput(one.place, number, cuts, shape, stride, one.is_view)
+            as_at_edge = not cuts and (one.is_view or stride == tuple(at(self._at_edge, one.stride)))
+            return SizedOutput(one.place, number, cuts, shape, stride, as_at_edge, one.is_view)
 
         return SizedCall(sizes, shapes, tuple(map(sized, self._program.outputs)), sum(map(prod, shapes)))
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from cpu.test_tuning_launches import Racing
 from fuseplan.capture.trace.format import Trace
+from fuseplan.measure import entry
 from fuseplan.measure.environment import environment
 from fuseplan.plan import Plan
 from fuseplan.tune import Tuner
@@ -24,6 +25,11 @@ from fuseplan.tuning_db import Hit, Store
 GPU = replace(environment("cpu"), device="cuda", cpu=None, gpu="NVIDIA H200", gpu_memory_gib=141)
 PLAN = Plan("inductor", launch="cudagraph", padded=(("s0", 33, 64),))
 TIMES = {"inductor": 900.0, "eager": 1900.0, PADDED: 400.0}
+
+
+@pytest.fixture(autouse=True)
+def races(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entry, "PADDED_RACE", True)
 
 
 def traced(size: int, *, trains: bool = False, varies: bool = True) -> Trace:

@@ -14,6 +14,7 @@ from torch import Tensor
 from fuseplan.capture.trace.format import Trace
 from fuseplan.capture.trace.load import Loaded, load_trace
 from fuseplan.judge.expect import SEEDS, Expectation
+from fuseplan.measure import entry as measured
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.tuning.traces import box_of, may_train
 
@@ -131,8 +132,8 @@ def sizes_that_come(trace: Trace) -> list[tuple[int, Mapping[str, int]]]:
     """
     box = box_of(trace)
     calls = [one for one in trace.calls if one.sizes and box.why_not(one.sizes) is None]
-    if len(calls) < 2 or may_train(trace):
-        return [(seed, calls[0].sizes if calls else {}) for seed in SEEDS]
+    if not measured.PADDED_RACE or len(calls) < 2 or may_train(trace):
+        return [(seed, {}) for seed in SEEDS]
     calls.sort(key=lambda one: sorted(one.sizes.items()))
     ends = list(accumulate(one.calls for one in calls))
     places = [ends[-1] * (i + 0.5) / RACED_SIZES for i in range(RACED_SIZES)]

@@ -24,8 +24,8 @@ def enter(
     more: int = 0,
     turns: int = 1,
 ) -> OutcomeRow:
-    """Add a candidate to a clock, with so many calls `more` to warm up than others, and so many in one of its `turns`; its row says how much memory its first
-    calls took, or what they raised.
+    """Add a candidate to a clock, with so many calls `more` to warm up than others, and so many in one of its `turns`; its row says how much
+    memory its first calls took, or what they raised.
     """
     begin, peak = perf_counter(), Peak(device)
     try:
