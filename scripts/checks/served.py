@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from checks.project import ROOT
-from checks.tables import between, file_of, head, line, of_other_kinds, percent, ratio
+from checks.tables import between, head, line, on_gpus, percent, ratio
 
 PAGE = ROOT / "docs" / "serving.md"
 SIDES = ("eager", "torch.compile", "reduce-overhead", "fuseplan", "fuseplan tuned")
@@ -22,15 +22,14 @@ Row = Mapping[str, Any]
 
 def pages() -> dict[Path, str]:
     """The page, and what belongs in it."""
-    return {PAGE: between(PAGE, "\n\n".join(parts([file_of("serve"), *of_other_kinds("serve").values()])))}
+    return {PAGE: between(PAGE, "\n\n".join(parts(on_gpus("serve"))))}
 
 
 def parts(files: list[Mapping[str, Any]]) -> Iterator[str]:
     """What is generated of the result files of each kind of GPU."""
-    measured = [file for file in files if file]
-    if not measured:
+    if not files:
         yield "Nothing was measured yet."
-    for file in measured:
+    for file in files:
         machine, rows = file["environment"], file["results"]["models"]
         versions = ", ".join(f"{name} {version}" for name, version in machine["packages"].items() if name != "numpy")
         yield f"On an {machine['gpu'].split(',')[0]} with {versions} (`{file['command']}`)."

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from checks.project import ROOT
-from checks.tables import between, file_of, head, line, ms, of_other_kinds, percent, place_of, ratio
+from checks.tables import between, head, line, ms, on_gpus, percent, place_of, ratio
 
 PAGE = ROOT / "docs" / "tuning.md"
 DEFAULT, SPARING = "torch.compile", "fuseplan, objective memory"
@@ -16,14 +16,13 @@ COLUMNS = ("model", "torch.compile, MiB", "for memory, MiB", "× peak", "torch.c
 
 def pages() -> dict[Path, str]:
     """The page, and what belongs in it."""
-    return {PAGE: between(PAGE, "\n\n".join(_parts([file_of("sparing"), *of_other_kinds("sparing").values()])))}
+    return {PAGE: between(PAGE, "\n\n".join(_parts(on_gpus("sparing"))))}
 
 
 def _parts(files: list[Mapping[str, Any]]) -> Iterator[str]:
-    measured = [file for file in files if file]
-    if not measured:
+    if not files:
         yield "Nothing was measured yet."
-    for file in measured:
+    for file in files:
         yield f"On {place_of(file)} (`{file['command']}`); the peak is of one step, beside weights and inputs:"
         yield "\n".join([*head(COLUMNS), *(_row(name, row) for name, row in file["results"]["models"].items())])
 

@@ -41,6 +41,11 @@ def of_other_kinds(name: str) -> dict[str, Any]:
     return {path.name.removesuffix(".json"): json.loads(path.read_text("utf-8")) for path in paths}
 
 
+def on_gpus(name: str) -> list[Any]:
+    """The result files of a benchmark that stand, one for each kind of GPU."""
+    return [file for file in (file_of(name), *of_other_kinds(name).values()) if file]
+
+
 def place_of(file: Mapping[str, Any]) -> str:
     """The machine that a result file is from, in words.
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from checks.project import ROOT
-from checks.tables import between, file_of, head, line, ms, of_other_kinds, percent, ratio
+from checks.tables import between, head, line, ms, on_gpus, percent, ratio
 
 PAGE = ROOT / "docs" / "thunder.md"
 SIDES = ("nvFuser", "torch.compile executor", "fuseplan", "fuseplan tuned")
@@ -15,14 +15,13 @@ SIDES = ("nvFuser", "torch.compile executor", "fuseplan", "fuseplan tuned")
 
 def pages() -> dict[Path, str]:
     """The page, and what belongs in it."""
-    return {PAGE: between(PAGE, "\n\n".join(_parts([file_of("thunder"), *of_other_kinds("thunder").values()])))}
+    return {PAGE: between(PAGE, "\n\n".join(_parts(on_gpus("thunder"))))}
 
 
 def _parts(files: list[Mapping[str, Any]]) -> Iterator[str]:
-    measured = [file for file in files if file]
-    if not measured:
+    if not files:
         yield "Nothing was measured yet."
-    for file in measured:
+    for file in files:
         machine = file["environment"]
         packages = machine["packages"]
         versions = ", ".join(f"{name} {version}" for name, version in packages.items() if name != "numpy")
