@@ -103,6 +103,7 @@ class Peak:
         gc.collect()  # what others have left may else go meanwhile, and less would seem to be taken
         if self.on_gpu:
             torch.cuda.synchronize()
+            torch.cuda.empty_cache()  # pools of CUDA graphs that are gone would go meanwhile, and what is reused may be larger than asked
             self._before, self._waiting = torch.cuda.memory_allocated(), _waiting()
 
     def settle(self, kept: int = 0) -> None:

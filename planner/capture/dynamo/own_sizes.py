@@ -15,6 +15,7 @@ from typing import Any
 
 import sympy
 import torch
+from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
 from torch._guards import TracingContext, tracing
 from torch._ops import HigherOrderOperator
@@ -204,6 +205,7 @@ def _propagated(
         with (
             tracing(TracingContext(mode)),
             mode,
+            enable_python_dispatcher(),  # as Dynamo does: some operators in C++ take sizes for numbers
             within or nullcontext(),
             modes_kept(),
             env.ignore_fresh_unbacked_symbols(),
