@@ -44,6 +44,20 @@ class Block(nn.Module):
         return x + F.dropout(self.last(hidden), self.dropout, self.training)
 
 
+class Short(nn.Module):
+    """What is dear of a layer to have compiled left out: two products, beside what has its result by elements and by rows."""
+
+    def __init__(self, width: int = 16, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(width, width), nn.Linear(width, width)
+        self.dropout = dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = F.gelu(self.first(x))
+        mixed = (hidden @ hidden.mT).softmax(-1) @ hidden
+        return F.dropout(self.last(mixed), self.dropout, self.training)
+
+
 def graphs_of(program: Callable[..., Any], *args: Any) -> dict[str, Graph]:
     """Those out of which regions may be carved."""
     found: dict[str, Graph] = {}

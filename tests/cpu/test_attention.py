@@ -121,7 +121,7 @@ def test_the_backward_is_the_causal_kernels_own() -> None:
     assert [op.args[7] for op in backward] == [True, True], "is_causal is not given"
 
 
-def test_one_compiled_program_is_right_at_other_sizes() -> None:
+def test_one_compiled_program_is_right_at_other_sizes_and_says_what_is_proven() -> None:
     model, _ = TRANSFORMERS["llama"].build()
     program = compiled(model.eval(), dynamic=True)
     for length in (11, 5, 2, 17):
@@ -131,6 +131,8 @@ def test_one_compiled_program_is_right_at_other_sizes() -> None:
                 program(input_ids=ids).logits, model(input_ids=ids).logits, in_double(model)(input_ids=ids).logits
             )
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    told = "attention call 1: mask proven causal for every size; variant auto+causal"
+    assert told in fuseplan.explain(program, graphs=False)
 
 
 def test_a_window_keeps_its_mask() -> None:
@@ -153,15 +155,6 @@ def test_bert_keeps_one_attention_a_layer(attention: str, padded: bool) -> None:
     found = targets(graphs_of(program)["inference"])
     assert found[FLASH] + found["fuseplan.sdpa.default"] == 2
     assert not {"aten._softmax.default", "aten.bmm.default", "aten._safe_softmax.default"} & set(found)
-
-
-def test_explain_prints_the_proofs() -> None:
-    model, inputs = TRANSFORMERS["gpt2"].build()
-    program = compiled(model.eval(), dynamic=True)
-    with torch.no_grad():
-        program(**inputs)
-    text = fuseplan.explain(program, graphs=False)
-    assert "attention call 1: mask proven causal for every size; variant auto+causal" in text
 
 
 def test_as_is_looks_at_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,7 +362,8 @@ def test_inductor_carries_whole_attention_forward_and_backward() -> None:
     assert "fuseplan.sdpa.default" in text
     assert "fuseplan.sdpa_backward.default" in text
     torch._dynamo.reset()
-    _, codes = run_and_get_code(lambda: run(compiled(unequal, "inductor", attention="as-is"), arguments))
+    with torch.no_grad():
+        _, codes = run_and_get_code(compiled(unequal, "inductor", attention="as-is"), *arguments)
     assert "fuseplan.sdpa" not in "\n".join(codes)
 
 

@@ -135,6 +135,10 @@ LIBRARIES = {
 }
 
 
+DEAR = ("transformers: Trainer", "transformers: pipelines", "diffusers")
+"""Whose models Inductor compiles for ten seconds and more: the default is eager there, unless all is run."""
+
+
 @pytest.fixture(autouse=True)
 def _apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
@@ -158,8 +162,18 @@ def test_each_section_is_known() -> None:
     assert BLOCKS.keys() == LIBRARIES.keys()
 
 
-@pytest.mark.parametrize("name", LIBRARIES)
-def test_a_library_runs_under_fuseplan(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "default"),
+    [
+        *((name, "eager" if name in DEAR else "inductor") for name in LIBRARIES),
+        *(pytest.param(name, "inductor", marks=pytest.mark.exhaustive) for name in DEAR),
+    ],
+)
+def test_a_library_runs_under_fuseplan(
+    name: str, default: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if default == "eager":
+        monkeypatch.setattr("fuseplan.lookup.missing_compiler", lambda *_: "no compiler in this test")
     library = LIBRARIES[name]
     given = made(library, tmp_path)
     before = {one: deepcopy(given[one].state_dict()) for one in library.trained}

@@ -3,29 +3,37 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
 
 from opinfo import cases, compare, pool, summary
+from opinfo.cases import Group
 from opinfo.outcome import Outcome
 from opinfo.verdict import Row
 from opinfo.worker import Settings
 
-CHUNKS = 2
-"""Each in a process of its own, whose start takes seconds."""
+ALL = len(cases.DTYPES)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_sampled_cases_that_pass_with_aot_eager_pass_with_fuseplan(chunk: int) -> None:
-    _check_sample(2, chunk, Settings())
+def test_a_case_of_each_operator_that_passes_with_aot_eager_passes_with_fuseplan() -> None:
+    _check(_groups(0), Settings())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_sampled_cases_run_the_same_from_their_written_graphs(chunk: int) -> None:
-    _check_sample(1, chunk, Settings(backend="written"))
+def test_a_case_of_each_operator_runs_the_same_from_its_written_graph() -> None:
+    """In another dtype than above, where there is one."""
+    _check(_groups(1), Settings(backend="written"))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("backend", ["fuseplan", "written"])
+@pytest.mark.parametrize("place", range(ALL))
+def test_a_case_of_each_dtype_of_each_operator(backend: str, place: int) -> None:
+    groups = [group for group in _groups(place) if place == 0 or group not in _groups(place - 1)]
+    _check(tuple(groups), Settings(backend=backend))
 
 
 @pytest.mark.slow
@@ -44,11 +52,17 @@ def test_sampled_cases_pass_with_every_second_op_carved_out() -> None:
     assert [(key, row.reason, row.detail) for key, row in bad.items() if key not in known] == []
 
 
-def _check_sample(dtypes_per_op: int, chunk: int, settings: Settings) -> None:
-    """One case of each of some dtypes of every op: about 700 cases for each dtype."""
-    groups = cases.sample_groups(cases.groups("cpu", None, list(cases.DTYPES)), dtypes_per_op)[chunk::CHUNKS]
+def _groups(place: int) -> tuple[Group, ...]:
+    """A dtype of each operator: the one at this place in a shuffle that is the same on every machine, or the last."""
+    found = cases.sample_groups(cases.groups("cpu", None, list(cases.DTYPES)), ALL)
+    by_op = itertools.groupby(found, key=lambda group: group.op)
+    return tuple(list(itertools.islice(members, place + 1))[-1] for _, members in by_op)
+
+
+def _check(groups: tuple[Group, ...], settings: Settings) -> None:
+    """One case of each group: about 700 of them where each operator has one."""
     rows: list[Row] = []
-    pool.run(pool.Job(tuple(groups), settings, pick=1), rows.append)
+    pool.run(pool.Job(groups, settings, pick=1), rows.append)
 
     assert [(pool.case_of(row).key, row.reason, row.detail) for row in summary.bad(rows)] == []
     passed = [row for row in rows if row.status == "passed"]
