@@ -22,10 +22,18 @@ EVERY_PLAN = (SEGMENTED, "eager", pytest.param("inductor", marks=pytest.mark.exh
 
 
 def on_both_hosts(cases: Iterable[Any], usual: Iterable[Any]) -> list[Any]:
-    """Each case under the hosts aten and inductor: `pytest -m exhaustive` has Inductor compile those that are not usual."""
+    """Each case, a value or several, under the hosts aten and inductor: `pytest -m exhaustive` has Inductor compile those that are not
+    usual.
+    """
     rare = {case: [pytest.mark.exhaustive] * (case not in usual) for case in cases}
+    each = {case: case if isinstance(case, tuple) else (case,) for case in rare}
     return [
-        pytest.param(case, host, id=f"{case}-{host}", marks=rare[case] if host == "inductor" else ())
+        pytest.param(
+            *each[case],
+            host,
+            id="-".join(getattr(one, "__name__", str(one)) for one in (*each[case], host)),
+            marks=rare[case] if host == "inductor" else (),
+        )
         for case in rare
         for host in (SEGMENTED, "inductor")
     ]

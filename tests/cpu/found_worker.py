@@ -88,7 +88,7 @@ class Attending(nn.Module):
 REWRITTEN = Plan("inductor", (Rewrite("attention", 0, "math"),))
 CASES: dict[str, tuple[Callable[..., nn.Module], dict[str, Plan]]] = {
     "block": (Block, PLANS),
-    "checkpointed": (Checkpointed, {"settings": PLANS["settings"]}),
+    "checkpointed": (Checkpointed, {"aten": PLANS["aten"], "settings": PLANS["settings"]}),
     "attending": (Attending, {"aten": PLANS["aten"], "rewritten": REWRITTEN}),
 }
 

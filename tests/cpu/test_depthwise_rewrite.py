@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from rewriting import sites_in, with_gradients, with_rewrites
 
 OURS = (Rewrite("depthwise", 0, "triton"),)
 LAST = {"memory_format": torch.channels_last}
+LAYOUTS = ("as it is", "channels last")
 Call = Callable[..., Tensor]
 
 
@@ -49,14 +51,15 @@ def trained(call: Call, x: Tensor, inputs: list[Tensor]) -> list[Tensor]:
     return with_gradients(call(x), inputs)
 
 
-@pytest.mark.parametrize("channels_last", [False, True], ids=["as it is", "channels last"])
-@pytest.mark.parametrize(("case", "host"), on_both_hosts(CASES, ("EfficientNet's",)))
-def test_results_gradients_and_strides_are_the_same(case: str, channels_last: bool, host: str) -> None:
+@pytest.mark.parametrize(
+    ("case", "layout", "host"), on_both_hosts(product(CASES, LAYOUTS), [("EfficientNet's", "channels last")])
+)
+def test_results_gradients_and_strides_are_the_same(case: str, layout: str, host: str) -> None:
     given, shape = CASES[case]
     layer = copy.deepcopy(given).double()
     torch.manual_seed(0)
     x = torch.randn(shape, dtype=torch.float64)
-    x = (x.to(**LAST) if channels_last else x).requires_grad_()
+    x = (x.to(**LAST) if layout == "channels last" else x).requires_grad_()
 
     def net(x: Tensor) -> Tensor:
         return layer(x.sin()).cos()  # type: ignore[no-any-return]

@@ -103,7 +103,7 @@ def test_every_spelling_gives_the_same(spelling: str, host: str, way: str) -> No
     assert_same(trained(made, inputs), trained(call, inputs), bitwise=False)
 
 
-@pytest.mark.parametrize("way", ["padded", "chunked-4"])
+@pytest.mark.parametrize("way", [pytest.param("padded", marks=pytest.mark.exhaustive), "chunked-4"])
 def test_inductor_computes_it_too(way: str) -> None:
     inputs = given()
     assert_same(trained(compiled(shifted, way, "inductor"), inputs), trained(shifted, inputs), bitwise=False)
