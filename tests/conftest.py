@@ -61,6 +61,11 @@ def pytest_configure(config: pytest.Config) -> None:
         gc.enable()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What is one long test comes first: at the end, one worker would be at it while the others have nothing left to do."""
+    items.sort(key=lambda item: "test_opinfo.py" not in item.nodeid)
+
+
 def pytest_collection_finish() -> None:
     """All that is imported by now stays: to go through the half million objects of torch and others, for garbage that is not among
     them, took an eighth of the time of tests that trace models.

@@ -313,11 +313,11 @@ def test_the_judge_says_whether_it_changes_anything() -> None:
     [
         lambda x: (x.mean(0),),
         lambda x: (torch.softmax(x @ x.t(), -1) @ x,),
-        lambda x: (x.flip(0),),
         lambda x: (x.cos().reshape(-1)[-8:],),
-        lambda x: (x.abs().min(0).values,),
+        pytest.param(lambda x: (x.flip(0),), marks=pytest.mark.exhaustive),
+        pytest.param(lambda x: (x.abs().min(0).values,), marks=pytest.mark.exhaustive),
     ],
-    ids=["mean", "attention", "flip", "last", "least"],
+    ids=["mean", "attention", "last", "flip", "least"],
 )
 def test_what_padding_changes_is_found_wrong(call: Callable[..., Any]) -> None:
     assert vetted(call, rows(40)).status == "wrong"

@@ -216,9 +216,9 @@ class Case:
         return called(*FUSEPLAN, *command, cwd=folder)
 
 
-def tune(folder: Path, budget: str) -> None:
+def tune(folder: Path, effort: str, budget: str) -> None:
     """Tune the traces; where the budget ends before the turn of one, go on as often as it takes."""
-    command = ("tune", "traces", "--effort", "quick", "--budget", budget, "--db", "tuning.db", "--json")
+    command = ("tune", "traces", "--effort", effort, "--budget", budget, "--db", "tuning.db", "--json")
     for _ in range(5):
         tuned = called(*FUSEPLAN, *command, cwd=folder)
         assert tuned.returncode == 0, tuned.stderr
@@ -227,7 +227,7 @@ def tune(folder: Path, budget: str) -> None:
     raise AssertionError(f"there is still something to tune: {tuned.stdout}")
 
 
-def show(folder: Path, cases: Sequence[Case], budget: str) -> None:
+def show(folder: Path, cases: Sequence[Case], effort: str, budget: str) -> None:
     """Record scripts, tune their traces in another process, and run them again: hits only, and eager's results."""
     with ThreadPoolExecutor(2) as two:  # processes, of which each has one thread
         recordings = list(two.map(lambda case: case.record(folder), cases))
@@ -237,7 +237,7 @@ def show(folder: Path, cases: Sequence[Case], budget: str) -> None:
         assert (what["exit_code"], what["notes"]) == (0, [])
         assert len(numbers) > 0
         assert losses(recorded.stdout) == pytest.approx(numbers, rel=1e-3)
-    tune(folder, budget)
+    tune(folder, effort, budget)
     with ThreadPoolExecutor(2) as two:
         runs = list(two.map(lambda case: case.run(folder), cases))
     for ran, what, numbers in zip(runs, known, expected, strict=True):
@@ -255,7 +255,7 @@ def test_unmodified_scripts_are_recorded_tuned_and_replayed(tmp_path: Path) -> N
     small, one = ("--n_layer=1", "--eval_interval=0", "--max_iters=3"), (*HF, "--layers", "1")
     nano = Case("nano_gpt.py", small, (*small, "--compile=False"))
     trainer = Case("hf_train.py", (*one, "--torch_compile", "--torch_compile_backend", "aot_eager"), one)
-    show(tmp_path, [nano, trainer], budget="5s")
+    show(tmp_path, [nano, trainer], "instant", budget="5s")
 
 
 @pytest.mark.exhaustive
@@ -267,4 +267,4 @@ def test_scripts_with_evaluation_and_inductor_are_recorded_tuned_and_replayed(tm
     ]
     for i, case in enumerate(cases):
         (tmp_path / str(i)).mkdir()
-        show(tmp_path / str(i), [case], budget="6m")
+        show(tmp_path / str(i), [case], "quick", budget="6m")
