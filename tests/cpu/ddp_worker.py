@@ -27,10 +27,10 @@ CARVED = "carved"
 class Net(nn.Module):
     """Larger than a few of DDP's smallest buckets (1 MiB), at whose borders Dynamo cuts the graph."""
 
-    def __init__(self) -> None:
+    def __init__(self, blocks: int) -> None:
         super().__init__()
         self.blocks = nn.Sequential(
-            *(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.GELU()) for _ in range(4))
+            *(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.GELU()) for _ in range(blocks))
         )
         self.head = nn.Linear(WIDTH, 4)
 
@@ -59,7 +59,7 @@ def main(rank: int, world: int, store: str, plan: str) -> None:
     faulthandler.dump_traceback_later(120, exit=True)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     torch.manual_seed(0)
-    net = Net()
+    net = Net(2 if plan == CARVED else 4)  # at a border or at several: Inductor compiles each part
     eager, wrapped = (DistributedDataParallel(copy.deepcopy(net), bucket_cap_mb=1) for _ in range(2))
     expected = train(eager, eager, rank)
     call = torch.compile(wrapped, backend=every_second) if plan == CARVED else compile_under(plan, wrapped)

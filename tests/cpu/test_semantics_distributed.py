@@ -16,7 +16,7 @@ WORLD = 2
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("plan", [SEGMENTED, "eager", "carved"])
+@pytest.mark.parametrize("plan", [SEGMENTED, pytest.param("eager", marks=pytest.mark.exhaustive), "carved"])
 def test_two_processes_train_as_under_eager(plan: str, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, str(WORKER)]
