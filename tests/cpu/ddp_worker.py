@@ -1,6 +1,6 @@
 """One process of test_semantics_distributed: trains under DistributedDataParallel, compiled and eager, and compares.
 
-Called as ``python ddp_worker.py RANK WORLD_SIZE STORE_FILE PLAN``.
+Called as ``python ddp_worker.py RANK WORLD_SIZE STORE_FILE PLAN...``.
 """
 
 from __future__ import annotations
@@ -53,11 +53,10 @@ def train(net: DistributedDataParallel, call: nn.Module, rank: int) -> tuple[lis
     return losses, {name: value.grad.clone() for name, value in net.named_parameters() if value.grad is not None}
 
 
-def main(rank: int, world: int, store: str, plan: str) -> None:
-    """Compare and leave; an assertion that fails is the exit status."""
-    torch.set_num_threads(1)
-    faulthandler.dump_traceback_later(120, exit=True)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+def compare(rank: int, world: int, plan: str) -> None:
+    """Train both ways; what differs is an assertion that fails."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
     torch.manual_seed(0)
     net = Net(2 if plan == CARVED else 4)  # at a border or at several: Inductor compiles each part
     eager, wrapped = (DistributedDataParallel(copy.deepcopy(net), bucket_cap_mb=1) for _ in range(2))
@@ -72,6 +71,16 @@ def main(rank: int, world: int, store: str, plan: str) -> None:
     assert_same(gathered[0], gathered[-1])
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     assert graphs >= 1, "nothing was compiled"
+
+
+def main(rank: int, world: int, store: str, *plans: str) -> None:
+    """Compare under each plan and leave; an assertion that fails is the exit status."""
+    torch.set_num_threads(1)
+    faulthandler.dump_traceback_later(120, exit=True)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+    for plan in plans:
+        compare(rank, world, plan)
+        print(plan)
     dist.destroy_process_group()
     sys.stdout.flush()
     # All was compared: to let go of what is left of DDP may wait for ever for the other process, which has gone.
@@ -79,4 +88,4 @@ def main(rank: int, world: int, store: str, plan: str) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:5])
+    main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])

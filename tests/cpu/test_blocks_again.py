@@ -27,19 +27,19 @@ BLOCKS, DEFAULT = Plan("inductor", settings="blocks"), Plan("inductor")
 class Stack(nn.Module):
     """Layers around which a stream runs, each wide inside; before them, and after, what is theirs alone."""
 
-    def __init__(self, dropout: float = 0.0, *, checkpoints: bool = False) -> None:
+    def __init__(self, dropout: float = 0.0, *, checkpoints: bool = False, layers: int = LAYERS) -> None:
         super().__init__()
         self.dropout, self.checkpoints = dropout, checkpoints
-        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(LAYERS))
-        self.ups = nn.ModuleList(nn.Linear(WIDTH, 8 * WIDTH) for _ in range(LAYERS))
-        self.downs = nn.ModuleList(nn.Linear(8 * WIDTH, WIDTH) for _ in range(LAYERS))
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(layers))
+        self.ups = nn.ModuleList(nn.Linear(WIDTH, 8 * WIDTH) for _ in range(layers))
+        self.downs = nn.ModuleList(nn.Linear(8 * WIDTH, WIDTH) for _ in range(layers))
 
     def layer(self, number: int, x: Tensor) -> Tensor:
         inside = F.gelu(self.ups[number](self.norms[number](x)))
         return x + F.dropout(self.downs[number](inside), self.dropout, self.training)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        for number in range(LAYERS):
+        for number in range(len(self.norms)):
             x = checkpoint(self.layer, number, x, use_reentrant=False) if self.checkpoints else self.layer(number, x)
         return x.square().mean(), x
 
@@ -102,7 +102,7 @@ def test_little_is_kept_and_gradients_are_the_same(marked: list[int]) -> None:
 
 def test_what_is_drawn_is_drawn_once(marked: list[int]) -> None:
     torch.manual_seed(0)
-    net = Stack(dropout=0.5)
+    net = Stack(dropout=0.5, layers=4)
     found = []
     for plan in (BLOCKS, DEFAULT):
         torch._dynamo.reset()

@@ -16,13 +16,16 @@ WORLD = 2
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("plan", [SEGMENTED, pytest.param("eager", marks=pytest.mark.exhaustive), "carved"])
-def test_two_processes_train_as_under_eager(plan: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "plans", [(SEGMENTED, "carved"), pytest.param(("eager",), marks=pytest.mark.exhaustive)], ids=" ".join
+)
+def test_two_processes_train_as_under_eager(plans: tuple[str, ...], tmp_path: Path) -> None:
+    """One pair of processes, under one plan after the other: to start them takes as long as to train."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, str(WORKER)]
     workers = [
         subprocess.Popen(
-            [*command, str(rank), str(WORLD), str(tmp_path / "store"), plan],
+            [*command, str(rank), str(WORLD), str(tmp_path / "store"), *plans],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -36,3 +39,4 @@ def test_two_processes_train_as_under_eager(plan: str, tmp_path: Path) -> None:
         for worker in workers:
             worker.kill()
     assert [worker.returncode for worker in workers] == [0] * WORLD, "\n".join(reports)
+    assert [report.split()[-len(plans) :] for report in reports] == [[*plans]] * WORLD
