@@ -140,6 +140,7 @@ class CudaGraphLaunch:
         outputs = Copies(facts.large, self.remarks, trains=facts.saved is not None)
         self.room.on(device, made)
         self.place = place = CapturePlace(device, self.remarks, outputs, room=self.room)
+        self.room.graphs.of_another_thread = place.is_of_another_thread
         return lambda plain: facts.counted.around(
             _guard_forward(ReadInPlace(capture, plain, facts.copied), plain, place, facts, made)
         )
