@@ -31,7 +31,7 @@ _LIKE = frozenset("empty_like full_like new_empty new_full new_ones new_zeros on
 
 def whole_numbers(loaded: Loaded, among: Sequence[int]) -> frozenset[int]:
     """Those of some integer inputs of a program, by their number in its trace, that are numbers to it. Runs it once."""
-    watched, places = _Watched(), {number: place for place, number in enumerate(loaded.tensors.argument_numbers)}
+    watched, places = FollowedIntegers(), {number: place for place, number in enumerate(loaded.tensors.argument_numbers)}
 
     def call(*args: Any) -> Any:
         watched.begin({number: args[places[number]] for number in among if number in places})
@@ -41,7 +41,7 @@ def whole_numbers(loaded: Loaded, among: Sequence[int]) -> frozenset[int]:
     return frozenset(watched.left)
 
 
-class _Watched(TorchDispatchMode):
+class FollowedIntegers(TorchDispatchMode):
     """Follows integers through what is made of them. Those that are `left` have picked nothing."""
 
     def __init__(self) -> None:
