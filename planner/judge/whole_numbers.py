@@ -21,7 +21,7 @@ _ARITHMETIC = frozenset(
     (
         "_to_copy abs add all amax amin any bitwise_and bitwise_not bitwise_or bitwise_xor cat clamp clamp_max clamp_min clip clone"
         " constant_pad_nd copy cumsum div.Scalar div.Tensor eq fill flip ge gt le logical_and logical_not logical_or logical_xor lt masked_fill"
-        " max maximum mean min minimum mul ne neg prod repeat rsub sgn sign square stack sub sum to where"
+        " max maximum mean min minimum mul ne neg prod repeat roll rsub sgn sign square stack sub sum to tril triu where"
     ).split()
 )
 """What takes any integers, by its name, or with its overload where others of the same name do not."""
@@ -31,7 +31,8 @@ _LIKE = frozenset("empty_like full_like new_empty new_full new_ones new_zeros on
 
 def whole_numbers(loaded: Loaded, among: Sequence[int]) -> frozenset[int]:
     """Those of some integer inputs of a program, by their number in its trace, that are numbers to it. Runs it once."""
-    watched, places = FollowedIntegers(), {number: place for place, number in enumerate(loaded.tensors.argument_numbers)}
+    watched = FollowedIntegers()
+    places = {number: place for place, number in enumerate(loaded.tensors.argument_numbers)}
 
     def call(*args: Any) -> Any:
         watched.begin({number: args[places[number]] for number in among if number in places})
