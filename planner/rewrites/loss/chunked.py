@@ -187,4 +187,5 @@ def _with_product(found: Tensor | None, one: Tensor, other: Tensor, precise: tor
         return (one @ other).to(precise)
     if one.dtype == precise:
         return torch.addmm(found, one, other)
-    return found + (one @ other).to(precise)
+    # Inductor writes the result of a `foreach` on a GPU at once: of a chain of sums it would keep every product until the last.
+    return torch._foreach_add([found], [(one @ other).to(precise)])[0]
