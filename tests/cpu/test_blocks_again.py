@@ -158,6 +158,15 @@ def test_what_the_caller_gets_is_not_computed_again(marked: list[int]) -> None:
     assert_as_accurate(got, gradients(net, net, torch.float32), gradients(exact, exact, torch.float64))
 
 
+def backward_of(net: Stack) -> Graph:
+    """What a backward under `blocks` computes, of gradients that are right."""
+    cut, exact = list[Graph](), in_double(net)
+    got, _ = step(marked_only(net, cut), net, given())
+    assert any(node.meta.get("recompute") for node in cut[1].nodes)
+    assert_as_accurate(got, step(net, net, given())[0], step(exact, exact, given(torch.float64))[0])
+    return cut[1]
+
+
 def products_behind(backward: Graph, shape: tuple[int, ...]) -> int:
     """How many matrices are multiplied in a backward for its result of such a shape."""
     (results,) = backward.output_node().args
@@ -185,12 +194,8 @@ class Headed(Stack):
 
 
 def test_the_last_block_reads_what_was_kept_of_the_one_before() -> None:
-    net, cut = Headed(), list[Graph]()
-    got, _ = step(marked_only(net, cut), net, given())
-    assert any(node.meta.get("recompute") for node in cut[1].nodes)
-    assert products_behind(cut[1], net.head.weight.shape) == 1
-    exact = in_double(net)
-    assert_as_accurate(got, step(net, net, given())[0], step(exact, exact, given(torch.float64))[0])
+    net = Headed()
+    assert products_behind(backward_of(net), net.head.weight.shape) == 1
 
 
 class Ahead(torch.autograd.Function):
@@ -217,12 +222,8 @@ def test_gradients_that_the_forward_takes_stay_its_own() -> None:
                 x = self.layer(number, x)
             return first + x.square().mean(), x
 
-    net, cut = Hasty(), list[Graph]()
-    got, _ = step(marked_only(net, cut), net, given())
-    assert any(node.meta.get("recompute") for node in cut[1].nodes)
-    assert products_behind(cut[1], net.head.weight.shape) == 0
-    exact = in_double(net)
-    assert_as_accurate(got, step(net, net, given())[0], step(exact, exact, given(torch.float64))[0])
+    net = Hasty()
+    assert products_behind(backward_of(net), net.head.weight.shape) == 0
 
 
 def test_a_pass_of_the_callers_own_still_runs(marked: list[int]) -> None:
