@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -20,7 +21,11 @@ TRIED = 24
 """So many sizes of blocks are tried."""
 WORTH = 0.8
 """What blocks leave of the memory, at most: else the forward stays as it is."""
-_AGAIN = CheckpointPolicy.MUST_RECOMPUTE
+ALIKE = 1.02
+"""Choices of cuts that take so many times the least are as good: the one with the smallest blocks is taken."""
+BESIDE = 1.25
+"""What a block takes while it is computed again, over what is inside it: gradients stand beside that."""
+_AGAIN, _KEPT = CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.MUST_SAVE
 
 
 class Blocks(CustomGraphPass):
@@ -44,9 +49,11 @@ class Blocks(CustomGraphPass):
 
 
 def mark_blocks(graph: Graph) -> int:
-    """Mark what the backward is to compute again, as torch marks what `checkpoint` is around; returns how many blocks there are.
+    """Mark what the backward is to compute again, as torch marks what `checkpoint` is around, and what it may not; returns how many
+    blocks there are.
 
-    The last block is not among them: its backward comes at once.
+    The last block is not among them: its backward comes at once. Nor is one that does some of the backward's work ahead: that would be
+    done again for what it was to save.
     """
     if any("recompute" in node.meta for node in graph.nodes):
         return 0  # the program says itself what is computed again
@@ -55,6 +62,8 @@ def mark_blocks(graph: Graph) -> int:
         return 0
     cuts = best_cuts(forward.between, forward.inside)
     for number, (begin, end) in enumerate(zip((0, *cuts), cuts, strict=False)):
+        if not forward.ahead.isdisjoint(forward.nodes[begin:end]):
+            continue
         for node in forward.nodes[begin:end]:
             if node.target is operator.getitem:
                 continue
@@ -62,7 +71,18 @@ def mark_blocks(graph: Graph) -> int:
             if _may_be_repeated(node) and forward.given.isdisjoint((node, *parts)):
                 for one in (node, *parts):  # of several results none is kept by itself, nor all of them as one
                     one.meta["recompute"], one.meta["ac_graph_id"] = _AGAIN, number
+    for node in forward.standing_at(cuts):
+        _keep(node)
     return len(cuts)
+
+
+def _keep(node: Node) -> None:
+    """See to it that the forward's value is what the backward reads: it would else begin further back than where a block does."""
+    if node.target is operator.getitem:  # torch looks at what gives several results
+        node = node.all_input_nodes[0]
+        for one in node.users:
+            one.meta.pop("recompute", None)
+    node.meta["recompute"] = _KEPT
 
 
 @dataclass(frozen=True)
@@ -76,6 +96,15 @@ class _Forward:
     """The bytes of each node that the backward reads."""
     given: frozenset[Node]
     """What the caller gets."""
+    ahead: frozenset[Node]
+    """What it makes for the backward alone, such as gradients that a loss takes as soon as it can."""
+    stands: Mapping[Node, tuple[int, int]]
+    """From where to where each value is of use, of those that hold memory of their own."""
+
+    def standing_at(self, cuts: Sequence[int]) -> frozenset[Node]:
+        """What is made before one of the cuts, and read after it."""
+        following = ((node, last, bisect_right(cuts, made)) for node, (made, last) in self.stands.items())
+        return frozenset(node for node, last, number in following if number < len(cuts) and cuts[number] <= last)
 
     @staticmethod
     def of(graph: Graph) -> _Forward | None:
@@ -84,9 +113,10 @@ class _Forward:
         given = frozenset(graph.output_node().all_input_nodes) - following
         if not following:
             return None
-        # A backward may begin with what does not hang on its tangents, such as the slope of an activation.
         before = _reached(given, lambda node: node.all_input_nodes)
-        nodes = [node for node in graph.nodes if node.op == "call_function" and node in before]
+        calls = [node for node in graph.nodes if node.op == "call_function" and node not in following]
+        # A backward may begin with what does not hang on its tangents, such as the slope of an activation: it comes after all of these.
+        nodes = calls[: max((place for place, node in enumerate(calls, 1) if node in before), default=0)]
         places = {node: place for place, node in enumerate(nodes)}
         roots = {node: _root(node) for node in nodes}
         last, read = dict[Node, int](), set[Node]()
@@ -97,12 +127,13 @@ class _Forward:
                 elif user.op == "call_function":
                     read.add(roots[node])
         changes = [0] * (len(nodes) + 1)
-        for root, end in last.items():
-            if root in places and (size := _bytes(root)):
-                changes[places[root]] += size
-                changes[end] -= size
+        stands = {root: (places[root], end) for root, end in last.items() if root in places and _bytes(root)}
+        for root, (made, end) in stands.items():
+            changes[made] += _bytes(root)
+            changes[end] -= _bytes(root)
         inside = [_bytes(node) if node in read else 0 for node in nodes]
-        return _Forward(nodes, list(accumulate(changes[:-1])), inside, given)
+        ahead = (one for one in nodes if one not in before and one.target is not operator.getitem and roots[one] is one)
+        return _Forward(nodes, list(accumulate(changes[:-1])), inside, given, frozenset(ahead), stands)
 
 
 def best_cuts(between: Sequence[int], inside: Sequence[int]) -> Sequence[int]:
@@ -117,18 +148,23 @@ def best_cuts(between: Sequence[int], inside: Sequence[int]) -> Sequence[int]:
     whole = sum(inside)
     sizes = sorted({int(whole * share**2 / TRIED**2) for share in range(1, TRIED)})
     tried = [list(_cuts(between, inside, size)) for size in sizes]
-    cost, cuts = min(((_cost(between, inside, cuts), cuts) for cuts in tried), default=(whole, []))
-    return cuts if cost <= WORTH * whole else []
+    costs = [_cost(between, inside, cuts) for cuts in tried]
+    least = min(costs, default=whole)
+    if least > WORTH * whole:
+        return []
+    alike = [cuts for cuts, cost in zip(tried, costs, strict=True) if cost <= ALIKE * least]
+    return min(alike, key=lambda cuts: _cost(between, inside[: cuts[-1]], cuts[:-1]) if cuts else whole)
 
 
 def _cuts(between: Sequence[int], inside: Sequence[int], most: int) -> Iterator[int]:
-    """Cuts where it is the narrowest, such that no block takes more that can be cut."""
+    """Cuts where it is the narrowest, such that no block takes more that can be cut; none at which more stands than that."""
     begin, narrowest, held = 0, 0, 0
     place = 0
     while place < len(inside):
         held += inside[place]
         if held > most and narrowest > begin:
-            yield narrowest
+            if between[narrowest - 1] <= most:
+                yield narrowest
             begin = place = narrowest
             held = 0
             continue
@@ -137,9 +173,9 @@ def _cuts(between: Sequence[int], inside: Sequence[int], most: int) -> Iterator[
             narrowest = place
 
 
-def _cost(between: Sequence[int], inside: Sequence[int], cuts: Sequence[int]) -> int:
-    blocks = zip((0, *cuts), (*cuts, len(inside)), strict=True)
-    return sum(between[cut - 1] for cut in cuts) + max(sum(inside[begin:end]) for begin, end in blocks)
+def _cost(between: Sequence[int], inside: Sequence[int], cuts: Sequence[int]) -> float:
+    *again, last = (sum(inside[begin:end]) for begin, end in zip((0, *cuts), (*cuts, len(inside)), strict=True))
+    return sum(between[cut - 1] for cut in cuts) + max(last, BESIDE * max(again, default=0))
 
 
 def _may_be_repeated(node: Node) -> bool:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from functorch.compile import make_boxed_compiler, min_cut_rematerialization_partition
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
-from torch.fx import Graph, GraphModule
+from torch.fx import Graph, GraphModule, Node
 from torch.utils.checkpoint import checkpoint
 
 from agreement import assert_as_accurate, in_double
@@ -53,12 +53,15 @@ def marked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         yield found
 
 
-def marked_only(program: Any) -> Any:
-    """A program whose forward and backward are cut as under `blocks`, and run as they are traced: nobody compiles them."""
+def marked_only(program: Any, cut: list[Graph] | None = None) -> Any:
+    """A program whose forward and backward are `cut` as under `blocks`, and run as they are traced: nobody compiles them."""
 
     def partition(joint: GraphModule, inputs: Any, **options: Any) -> Any:
         blocks_again.mark_blocks(joint.graph)
-        return min_cut_rematerialization_partition(joint, inputs, **{**options, "compiler": "inductor"})
+        parts = min_cut_rematerialization_partition(joint, inputs, **{**options, "compiler": "inductor"})
+        if cut is not None:
+            cut.extend(part.graph for part in parts)
+        return parts
 
     as_traced = make_boxed_compiler(lambda gm, inputs: gm.forward)
     backend = aot_autograd(fw_compiler=as_traced, inference_compiler=as_traced, partition_fn=partition)
@@ -155,6 +158,74 @@ def test_what_the_caller_gets_is_not_computed_again(marked: list[int]) -> None:
     assert_as_accurate(got, gradients(net, net, torch.float32), gradients(exact, exact, torch.float64))
 
 
+def backward_of(net: Stack) -> Graph:
+    """What a backward under `blocks` computes, of gradients that are right."""
+    cut, exact = list[Graph](), in_double(net)
+    got, _ = step(marked_only(net, cut), net, given())
+    assert any(node.meta.get("recompute") for node in cut[1].nodes)
+    assert_as_accurate(got, step(net, net, given())[0], step(exact, exact, given(torch.float64))[0])
+    return cut[1]
+
+
+def products_behind(backward: Graph, shape: tuple[int, ...]) -> int:
+    """How many matrices are multiplied in a backward for its result of such a shape."""
+    (results,) = backward.output_node().args
+    (waiting,) = ([node] for node in results if isinstance(node, Node) and node.meta["val"].shape == shape)
+    found = set[Node]()
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            waiting.extend(node.all_input_nodes)
+    return sum(node.target in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default) for node in found)
+
+
+class Headed(Stack):
+    """Layers below a loss over classes: they read a view of a stream."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(WIDTH, 8 * WIDTH + 1, bias=False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        _, x = super().forward(x)
+        x = F.normalize(x)
+        return F.cross_entropy(self.head(x.view(ROWS, 1, -1))[:, 0], torch.arange(ROWS)), x.detach()
+
+
+def test_the_last_block_reads_what_was_kept_of_the_one_before() -> None:
+    net = Headed()
+    assert products_behind(backward_of(net), net.head.weight.shape) == 1
+
+
+class Ahead(torch.autograd.Function):
+    """A loss whose forward takes its gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        out = (x @ weight.t()).tanh()
+        slope = 2 * out * (1 - out * out) / out.numel()
+        ctx.save_for_backward(slope @ weight, slope.t() @ x)
+        return out.square().mean()
+
+    @staticmethod
+    def backward(ctx: Any, *given: Tensor) -> tuple[Tensor, ...]:
+        return tuple(given[0] * one for one in ctx.saved_tensors)
+
+
+def test_gradients_that_the_forward_takes_stay_its_own() -> None:
+    class Hasty(Headed):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            _, x = Stack.forward(self, x)
+            first = Ahead.apply(x, self.head.weight)  # type: ignore[no-untyped-call]
+            for number in range(LAYERS):
+                x = self.layer(number, x)
+            return first + x.square().mean(), x
+
+    net = Hasty()
+    assert products_behind(backward_of(net), net.head.weight.shape) == 0
+
+
 def test_a_pass_of_the_callers_own_still_runs(marked: list[int]) -> None:
     seen = list[Graph]()
     with torch._inductor.config.patch(joint_custom_post_pass=seen.append):
@@ -174,3 +245,4 @@ def test_blocks_are_as_large_as_pays() -> None:
         90,
     ]  # what stands between takes more: larger ones
     assert best_cuts([], []) == []
+    assert best_cuts(narrow * 12 + [9], [8] * 10 * 12 + [1000]) == [10 * number for number in range(1, 13)]
