@@ -149,10 +149,8 @@ class CapturePlace:
 
     def is_elsewhere(self) -> bool:
         """Whether this call can be no part of the trees: another thread's, or captured by the caller itself."""
-        return is_capturing() or self.is_of_another_thread()
-
-    def is_of_another_thread(self) -> bool:
-        """Whether this call is in another thread than the trees."""
+        if is_capturing():
+            return True
         try:
             here = get_manager(self.device, create_if_none_exists=False)
         except AssertionError:  # older versions of torch know no trees in threads that are not the first

@@ -141,7 +141,7 @@ class CudaGraphLaunch:
         outputs = Copies(facts.large, self.remarks, trains=facts.saved is not None)
         self.room.on(device, made)
         self.place = place = CapturePlace(device, self.remarks, outputs, room=self.room)
-        self.room.graphs.of_another_thread = partial(_is_of_another_thread, ref(place))  # the place holds these graphs
+        self.room.graphs.is_elsewhere = partial(_is_elsewhere, ref(place))  # the place holds these graphs
         return lambda plain: facts.counted.around(
             _guard_forward(ReadInPlace(capture, plain, facts.copied), plain, place, facts, made)
         )
@@ -161,9 +161,9 @@ class CudaGraphLaunch:
         return _boxed(call)
 
 
-def _is_of_another_thread(place: ref[CapturePlace]) -> bool:
+def _is_elsewhere(place: ref[CapturePlace]) -> bool:
     found = place()
-    return found is not None and found.is_of_another_thread()
+    return found is not None and found.is_elsewhere()
 
 
 def _made_by(gm: GraphModule) -> dict[str, int]:

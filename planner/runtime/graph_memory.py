@@ -238,8 +238,8 @@ class ProgramGraphs:
     memory: GraphMemory | None = None
     """That of its device; None before it is known to be captured."""
     by_sizes: dict[tuple[Any, ...], Occupant] = field(default_factory=dict)
-    of_another_thread: Callable[[], bool] = lambda: False
-    """Whether a call is in another thread than the graphs, and so runs through none."""
+    is_elsewhere: Callable[[], bool] = lambda: False
+    """Whether a call runs through none of them, since it is in another thread, or its caller captures it."""
 
     def on(self, memory: GraphMemory, all_there_is: int | None) -> None:
         """Know of the device that it is captured on."""

@@ -177,7 +177,7 @@ class PaddedCalls:
         if call is None:
             count("calls outside of the box of a padded plan")
             return self._unpadded.run(sizes, args)
-        if self._graphs.of_another_thread() and not self._is_captured():  # there it would run plain, at the edge
+        if self._graphs.is_elsewhere() and not self._is_captured():  # there it would run plain, at the edge
             count("calls of a padded plan in another thread than its CUDA graph")
             return self._unpadded.run(sizes, args)
         self.tally.calls[sizes] += 1

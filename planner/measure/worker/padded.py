@@ -1,7 +1,8 @@
 """On what a padded plan is judged beside what other plans are: other sizes of its box, and values that a filled-up input may hide.
 
 What is filled up is zero. A program for which zeros happen to be nothing on the values of its trace, such as the largest of
-positive numbers, is found wrong on values of the other sign, integers among them where nothing is picked by them; one that asks whether all of a mask is set, on a mask all of which is.
+positive numbers, is found wrong on values of the other sign, integers among them where nothing is picked by them; one that asks
+whether all of a mask is set, on a mask all of which is.
 """
 
 from __future__ import annotations
