@@ -32,7 +32,7 @@ def faster_launch(plans: Iterable[StoredPlan]) -> StoredPlan:
     """The plan to run of several that differ in their launch: the fastest, by the times that are stored, of those that their objective
     leaves. Where it has raced with a plain one, that stays, unless it is slower beyond the noise: it holds no memory of its own.
 
-    In a box of sizes each race is on sizes of its own, those that came by then: the newest alone decides.
+    A padded plan has raced on the sizes that had come by then, others perhaps on others: where one is stored, the newest race decides.
     """
     every = _comparable(list(plans))
     found = every[0].objective.among(every, lambda one: one.peak_bytes)
@@ -45,8 +45,8 @@ def faster_launch(plans: Iterable[StoredPlan]) -> StoredPlan:
 
 
 def _comparable(plans: list[StoredPlan]) -> list[StoredPlan]:
-    """Those whose times can be compared: all, or those of the newest race where sizes vary."""
-    if not any(low < high for one in plans for _, low, high in one.sizes.spans):
+    """Those whose times can be compared: all, or those of the newest race where one of them is padded."""
+    if not any(one.plan.padded for one in plans):
         return plans
     newest = max(plans, key=lambda one: (one.changed_at, one.key))
     race = newest.timed.race
