@@ -184,6 +184,7 @@ class WorkerProcess:
                         self._ended_with(outcome.status, began)
                         return outcome
                     case DeviceGone(detail):
+                        self._ended_with("crashed", began)
                         self._start_anew()
                         raise WorkerLostError("crashed", detail, self.at)
                     case At(name, stage):

@@ -229,7 +229,7 @@ def _since(before: Rows, models: Rows) -> Iterator[str]:
     same = []
     for name, then in before.items():
         row = models.get(name, {})
-        if "best_tuned" not in row or row["commit"] == then["commit"]:
+        if row.get("commit") == then["commit"] or "best_tuned" not in row or "best_tuned" not in then:
             same.append(name)
             continue
         side = fastest(row, then)
@@ -240,7 +240,7 @@ def _since(before: Rows, models: Rows) -> Iterator[str]:
         lines.append(line(cells))
     yield "\n".join(lines)
     if same:
-        yield f"Not measured again: {', '.join(same)}."
+        yield f"Not to be compared, or not measured again: {', '.join(same)}."
 
 
 def fastest(row: Rows, other: Rows) -> str:

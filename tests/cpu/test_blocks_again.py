@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from functorch.compile import make_boxed_compiler, min_cut_rematerialization_partition
+from hypothesis import given as given_by
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
+from torch._inductor.decomposition import select_decomp_table
 from torch.fx import Graph, GraphModule, Node
 from torch.utils.checkpoint import checkpoint
 
 from agreement import assert_as_accurate, in_double
 from fuseplan.plan import Plan
 from fuseplan.runtime import blocks_again
-from fuseplan.runtime.blocks_again import Blocks, best_cuts
+from fuseplan.runtime.blocks_again import Blocks, _cuts, best_cuts
 from plans import compile_under
 
 WIDTH, LAYERS, ROWS = 16, 6, 32
@@ -64,7 +69,13 @@ def marked_only(program: Any, cut: list[Graph] | None = None) -> Any:
         return parts
 
     as_traced = make_boxed_compiler(lambda gm, inputs: gm.forward)
-    backend = aot_autograd(fw_compiler=as_traced, inference_compiler=as_traced, partition_fn=partition)
+    backend = aot_autograd(
+        fw_compiler=as_traced,
+        inference_compiler=as_traced,
+        partition_fn=partition,
+        decompositions=select_decomp_table(),
+        keep_inference_input_mutations=True,
+    )
     return torch.compile(program, backend=backend)
 
 
@@ -167,10 +178,10 @@ def backward_of(net: Stack) -> Graph:
     return cut[1]
 
 
-def products_behind(backward: Graph, shape: tuple[int, ...]) -> int:
-    """How many matrices are multiplied in a backward for its result of such a shape."""
+def products_behind(backward: Graph, shape: tuple[int, ...], number: int = 0) -> int:
+    """How many matrices are multiplied in a backward for one of its results of such a shape."""
     (results,) = backward.output_node().args
-    (waiting,) = ([node] for node in results if isinstance(node, Node) and node.meta["val"].shape == shape)
+    waiting = [[node for node in results if isinstance(node, Node) and node.meta["val"].shape == shape][number]]
     found = set[Node]()
     while waiting:
         node = waiting.pop()
@@ -226,6 +237,86 @@ def test_gradients_that_the_forward_takes_stay_its_own() -> None:
     assert products_behind(backward_of(net), net.head.weight.shape) == 0
 
 
+class Remembering(Stack):
+    """Each layer reads what the last call has left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into = nn.Linear(WIDTH, 8 * WIDTH, bias=False).requires_grad_(False)
+        self.register_buffer("memory", torch.randn(ROWS, WIDTH))
+
+    def layer(self, number: int, x: Tensor) -> Tensor:
+        read = self.into(self.get_buffer("memory") * (number + 1))
+        return x + self.downs[number](F.gelu(self.ups[number](self.norms[number](x)) + read))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        loss, x = super().forward(x)
+        self.get_buffer("memory").copy_(x.detach())
+        return loss, x
+
+
+def test_what_is_written_to_is_not_read_again(marked: list[int]) -> None:
+    net = Remembering()
+    exact, usual = in_double(net), copy.deepcopy(net)
+    got, _ = step(marked_only(net), net, given())
+    assert marked[0] > 1
+    assert_as_accurate(got, step(usual, usual, given())[0], step(exact, exact, given(torch.float64))[0])
+
+
+class Normed(Stack):
+    """Whose norms are of the batch, and note what they see."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.BatchNorm1d(WIDTH) for _ in range(LAYERS))
+
+
+def test_statistics_that_a_forward_notes_are_no_work_for_the_backward(marked: list[int]) -> None:
+    net = Normed()
+    exact, usual = in_double(net), copy.deepcopy(net)
+    got, kept = step(marked_only(net), net, given())
+    assert marked[0] >= LAYERS - 1
+    assert 3 * kept < step(compile_under(DEFAULT, usual), usual, given())[1]
+    usual = copy.deepcopy(exact).float()
+    assert_as_accurate(got, step(usual, usual, given())[0], step(exact, exact, given(torch.float64))[0])
+
+
+class Sorted(Stack):
+    """A stream that is one of two results between any two layers."""
+
+    def layer(self, number: int, x: Tensor) -> Tensor:
+        return super().layer(number, x).sort(-1)[0]
+
+
+def test_one_of_several_results_is_kept_between_blocks() -> None:
+    net = Sorted()
+    assert products_behind(backward_of(net), net.downs[-1].weight.shape, -1) <= 2
+
+
+class Twice(Stack):
+    """One layer asks for an order, and others for the values in that order."""
+
+    def layer(self, number: int, x: Tensor) -> Tensor:
+        normed = self.norms[number](x)
+        if number == 1:
+            normed = normed.gather(-1, self.around.sort(-1)[1])
+        if number >= LAYERS // 2:
+            normed = normed + self.norms[0](self.around.sort(-1)[0])
+        return x + self.downs[number](F.gelu(self.ups[number](normed)))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        self.around = x.tanh()
+        return super().forward(self.around)
+
+
+def test_calls_that_are_alike_and_give_several_results_are_left_alone(marked: list[int]) -> None:
+    net = Twice()
+    got, _ = step(marked_only(net), net, given())
+    assert marked[0] > 1
+    exact = in_double(net)
+    assert_as_accurate(got, step(net, net, given())[0], step(exact, exact, given(torch.float64))[0])
+
+
 def test_a_pass_of_the_callers_own_still_runs(marked: list[int]) -> None:
     seen = list[Graph]()
     with torch._inductor.config.patch(joint_custom_post_pass=seen.append):
@@ -234,6 +325,26 @@ def test_a_pass_of_the_callers_own_still_runs(marked: list[int]) -> None:
     assert len(seen) == len(marked) == 1
     assert Blocks(seen.append).uuid() is None
     assert Blocks().uuid() == Blocks().uuid() is not None
+
+
+def narrowest_by_looking(between: Sequence[int], inside: Sequence[int], most: int) -> list[int]:
+    """Cuts, found by looking at each place of a block."""
+    found, begin, end = [], 0, 1
+    while end < len(inside):
+        if sum(inside[begin : end + 1]) <= most:
+            end += 1
+            continue
+        begin = min(range(begin + 1, end + 1), key=lambda cut: (between[cut - 1], -cut))
+        end = begin + 1
+        found += [begin] if between[begin - 1] <= most else []
+    return found
+
+
+@given_by(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=40), st.integers(0, 60))
+def test_cuts_are_where_it_is_the_narrowest(sizes: list[tuple[int, int]], most: int) -> None:
+    between, inside = ([one[i] for one in sizes] for i in range(2))
+    held = list(accumulate(inside, initial=0))
+    assert list(_cuts(between, held, most)) == narrowest_by_looking(between, inside, most)
 
 
 def test_blocks_are_as_large_as_pays() -> None:

@@ -145,9 +145,8 @@ class _Sums:
             None if matrix is None else matrix.to(self.weight.dtype),
             None if column is None else column.to(self.weight.dtype),
         )
-        return self._whole(
-            losses
-        ), gradients  # the loss last: all of this is the forward's, whoever cuts it from the backward
+        # The loss last: all of this is the forward's, whoever cuts it from the backward.
+        return self._whole(losses), gradients
 
     def _chunks(self) -> Iterator[tuple[slice, Tensor]]:
         """The logits of one chunk after another, less the largest of their row, and its place among the rows."""
