@@ -5,7 +5,9 @@ Nothing of fuseplan is imported before the clock runs: what a program pays for i
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import logging
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
 
@@ -15,6 +17,8 @@ from benchmarks.fleet import Report, Task
 from benchmarks.zoo import EVERY, fresh, load, step_of
 
 SHOWN_S = 0.05
+LOGGED = 400
+"""Lines of a log that are kept."""
 
 
 def run(task: Task) -> None:
@@ -31,15 +35,17 @@ def run(task: Task) -> None:
     model, inputs = load(case, given["device"])
     wait = torch.cuda.synchronize if given["device"].startswith("cuda") else _nothing
     wait()
-    begin = perf_counter()
-    compiled = torch.compile(fresh(model), **options_of(given["side"], given["db"], given["launch"]))
-    step = step_of(compiled, model, inputs, case.train)
+    with logged() as lines:
+        begin = perf_counter()
+        compiled = torch.compile(fresh(model), **options_of(given["side"], given["db"], given["launch"]))
+        step = step_of(compiled, model, inputs, case.train)
+        step()
+        wait()
+        first = perf_counter() - begin
+    begin_second = perf_counter()
     step()
     wait()
-    first = perf_counter() - begin
-    step()
-    wait()
-    report.put(first_s=first, second_s=perf_counter() - begin - first, at="", kept=kept(), spent=spent())
+    report.put(first_s=first, second_s=perf_counter() - begin_second, at="", kept=kept(), spent=spent(), log=lines)
     if given["side"] != "torch.compile":
         import fuseplan
         from fuseplan.backend import programs_of
@@ -77,6 +83,27 @@ def verdicts(db: str, keys: Collection[str | None]) -> list[dict[str, Any]]:
         }
         for plan in plans
     ]
+
+
+@contextmanager
+def logged() -> Iterator[list[str]]:
+    """While it lasts, what fuseplan logs of its workers, each line behind the seconds since: where the time of a tuning goes."""
+    lines, begin = list[str](), perf_counter()
+
+    class Lines(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if len(lines) < LOGGED:
+                lines.append(f"{perf_counter() - begin:.2f} {record.getMessage()}")
+
+    logger, handler = logging.getLogger("fuseplan"), Lines()
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    try:
+        yield lines
+    finally:
+        logger.setLevel(level)
+        logger.removeHandler(handler)
 
 
 def kept() -> dict[str, int]:

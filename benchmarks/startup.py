@@ -91,7 +91,7 @@ def row_of(taken: Mapping[str, Any]) -> dict[str, Any]:
             seconds = [round(one["first_s"], 3) for one in reports if "first_s" in one]
             if seconds:
                 row.setdefault(side, {})[f"{caches}_s"] = seconds
-                row[side][f"{caches}_last"] = {key: reports[-1].get(key, {}) for key in ("kept", "spent")}
+                row[side][f"{caches}_last"] = {key: reports[-1].get(key, {}) for key in ("kept", "spent", "log")}
             for one in reports:
                 if "verdicts" in one:
                     row["verdicts"] = one["verdicts"]

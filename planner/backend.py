@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from fuseplan.by_size import BySize, reading_of, waited
+from fuseplan.by_size import BySize, reading_of
 from fuseplan.capture.dynamo.own_sizes import with_own_sizes
 from fuseplan.capture.dynamo.program import program_key
 from fuseplan.capture.dynamo.ranks import tunes_here
@@ -30,7 +30,7 @@ from fuseplan.rewrites.sites import Sites
 from fuseplan.runtime import CompiledPrograms, Program, replay
 from fuseplan.runtime.graph_memory import ProgramGraphs
 from fuseplan.runtime.merged import Merging
-from fuseplan.stats import count
+from fuseplan.stats import count, waited
 from fuseplan.tuning_db import places
 
 _Call = Callable[..., Any]

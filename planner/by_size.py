@@ -37,7 +37,7 @@ from fuseplan.log import logger
 from fuseplan.lookup import Chosen, Lookup, known_plan
 from fuseplan.options import AT_ONCE
 from fuseplan.runtime import Program
-from fuseplan.stats import count
+from fuseplan.stats import count, waited
 from fuseplan.tuning_db import Hit, Miss, Query, Stale, StoredPlan
 from fuseplan.tuning_db.notify import notify
 from fuseplan.tuning_db.sizes import next_power
@@ -315,6 +315,8 @@ class BySize:
             count("plans refused")
             notify(f"plan {plan.stored.key[:12]} cannot be compiled, and the default serves: {plan.refused}")
         else:
+            if not plan.program.plan.rewrites:  # else it is given other inputs
+                plan.program.unpadded = self._default
             self.programs.append(plan.program)
             count(f"programs under plan {plan.program.plan.host}")
 
@@ -337,9 +339,3 @@ class _Loading:
 
     def __call__(self, *args: Any) -> Any:
         return self.by_size.load_now(self.plan, self.sizes)(*args)
-
-
-def waited(begin: float) -> None:
-    """Count a call that has waited for a compilation since then."""
-    count("calls that waited for a compilation")
-    count("milliseconds that calls waited for a compilation", max(1, round((perf_counter() - begin) * 1e3)))

@@ -98,6 +98,7 @@ class CarveOuts:
     segmentation: Segmentation = field(metadata=AMONG_OTHERS)
 
 
+@codec.prepared
 @dataclass(frozen=True)
 class Plan:
     """What runs a program. Two plans are equal if all their fields are; printed, a plan evals back to an equal one.

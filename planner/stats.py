@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
+from time import perf_counter
 
 _counts: Counter[str] = Counter()
 _levels: dict[str, Callable[[], int]] = {}
@@ -16,6 +17,12 @@ def count(event: str, by: int = 1) -> None:
     """Add to the counter of an event. Called while compiling, never once per step."""
     with _lock:
         _counts[event] += by
+
+
+def waited(begin: float) -> None:
+    """Count a call that has waited for a compilation since then."""
+    count("calls that waited for a compilation")
+    count("milliseconds that calls waited for a compilation", max(1, round((perf_counter() - begin) * 1e3)))
 
 
 def level(name: str, now: Callable[[], int]) -> None:

@@ -31,8 +31,10 @@ def other_launch(name: str, launch: str) -> str | None:
 def faster_launch(plans: Iterable[StoredPlan]) -> StoredPlan:
     """The plan to run of several that differ in their launch: the fastest, by the times that are stored, of those that their objective
     leaves. Where it has raced with a plain one, that stays, unless it is slower beyond the noise: it holds no memory of its own.
+
+    A padded plan has raced on the sizes that had come by then, others perhaps on others: where one is stored, the newest race decides.
     """
-    every = list(plans)
+    every = _comparable(list(plans))
     found = every[0].objective.among(every, lambda one: one.peak_bytes)
     if len(found) == 1:
         return found[0]
@@ -40,6 +42,15 @@ def faster_launch(plans: Iterable[StoredPlan]) -> StoredPlan:
     race = best.timed.race
     plain = (one for one in found if one.launch == "plain" and one is not best and one.timed.race == race)
     return next((one for one in plain if race is not None and not _beats(best, one)), best)
+
+
+def _comparable(plans: list[StoredPlan]) -> list[StoredPlan]:
+    """Those whose times can be compared: all, or those of the newest race where one of them is padded."""
+    if not any(one.plan.padded for one in plans):
+        return plans
+    newest = max(plans, key=lambda one: (one.changed_at, one.key))
+    race = newest.timed.race
+    return [one for one in plans if one is newest or (race is not None and one.timed.race == race)]
 
 
 def _us(plan: StoredPlan) -> float:

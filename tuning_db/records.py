@@ -9,6 +9,7 @@ import json
 import uuid
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from fuseplan import __version__
@@ -34,6 +35,7 @@ RACED = ("tuned", "default", "pinned")
 """The standings of plans whose race counts where they are."""
 
 
+@codec.prepared
 @dataclass(frozen=True)
 class Repeats:
     """All repeats of a timing in microseconds, in the order they were taken, kept to the nanosecond."""
@@ -275,7 +277,7 @@ class Query:
     objective: Objective = TIME
     """What its plan was to be chosen by."""
 
-    @property
+    @cached_property
     def memo_key(self) -> tuple[object, ...]:
         """What two equal questions have in common."""
         sizes = tuple(sorted(self.sizes.items())) if self.sizes else ()

@@ -7,9 +7,6 @@ from dataclasses import dataclass, field
 from fuseplan.errors import OptionError
 from fuseplan.plan import Plan
 
-PADDED_RACE = False
-"""Whether padded plans race, and programs whose sizes vary race on the sizes that came: not before both were seen on a GPU."""
-
 
 @dataclass(frozen=True)
 class RaceEntry:

@@ -12,6 +12,7 @@ from time import monotonic
 from typing import Any
 
 from fuseplan.errors import ExecutorError, FuseplanError
+from fuseplan.log import logger
 from fuseplan.measure.jobs import ANSWERS, JOBS, At, DeviceGone, Job, Outcome, Rest, Setup
 from fuseplan.wire.branches import Stem, changed
 from fuseplan.wire.process import Child, LostError, Started
@@ -158,7 +159,7 @@ class WorkerProcess:
     def ask(self, job: Job, limit_s: float, on_at: Callable[[str, str], None] | None = None) -> Outcome:
         """Return what the worker answers. WorkerLostError where it dies over the job, or is silent for `limit_s`.
 
-        `on_at` hears which candidate the worker is at, and what it does with it.
+        `on_at` hears which candidate the worker is at, and what it does with it; so does whoever debugs by the log, of all of them.
         """
         self._renew()
         self.start()
@@ -169,7 +170,8 @@ class WorkerProcess:
             child = self._awaited(child)
         self.at, self.stage = None, ""
         self.holds = not isinstance(job, Rest)
-        since = monotonic()
+        since = began = monotonic()
+        logger.debug("worker %s begins: %s", self.pid, type(job).__name__)
         try:
             with self._lock:
                 child.tell(job, JOBS)
@@ -179,20 +181,27 @@ class WorkerProcess:
             while True:
                 match child.hear(limit_s):
                     case Outcome() as outcome:
+                        self._ended_with(outcome.status, began)
                         return outcome
                     case DeviceGone(detail):
+                        self._ended_with("crashed", began)
                         self._start_anew()
                         raise WorkerLostError("crashed", detail, self.at)
                     case At(name, stage):
                         self.at, self.stage, since = name, stage, monotonic()
+                        logger.debug("worker %s: %s, %s", self.pid, name, stage)
                         if on_at is not None:
                             on_at(name, stage)
         except LostError as lost:
+            self._ended_with(lost.status, began)
             self._start_anew()
             raise WorkerLostError(lost.status, self._told(lost, monotonic() - since), self.at) from None
         finally:
             with self._lock:
                 self._busy, self._hurried_s = False, None
+
+    def _ended_with(self, status: str, began: float) -> None:
+        logger.debug("worker %s ends: %s after %.2f s", self.pid, status, monotonic() - began)
 
     def hurry(self, seconds: float) -> None:
         """Let it go on for so long over the job that it is at, or that waits for it to be ready."""

@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from weakref import ref
 
 import torch
 from torch._dynamo.backends.cudagraphs import find_input_mutations, get_stack_traces
@@ -140,6 +141,7 @@ class CudaGraphLaunch:
         outputs = Copies(facts.large, self.remarks, trains=facts.saved is not None)
         self.room.on(device, made)
         self.place = place = CapturePlace(device, self.remarks, outputs, room=self.room)
+        self.room.graphs.is_elsewhere = partial(_is_elsewhere, ref(place))  # the place holds these graphs
         return lambda plain: facts.counted.around(
             _guard_forward(ReadInPlace(capture, plain, facts.copied), plain, place, facts, made)
         )
@@ -157,6 +159,11 @@ class CudaGraphLaunch:
             return plain(args)
 
         return _boxed(call)
+
+
+def _is_elsewhere(place: ref[CapturePlace]) -> bool:
+    found = place()
+    return found is not None and found.is_elsewhere()
 
 
 def _made_by(gm: GraphModule) -> dict[str, int]:

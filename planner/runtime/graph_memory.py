@@ -8,7 +8,7 @@ those that stay are captured anew as they are called: no two captures may take t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
@@ -238,6 +238,8 @@ class ProgramGraphs:
     memory: GraphMemory | None = None
     """That of its device; None before it is known to be captured."""
     by_sizes: dict[tuple[Any, ...], Occupant] = field(default_factory=dict)
+    is_elsewhere: Callable[[], bool] = lambda: False
+    """Whether a call runs through none of them, since it is in another thread, or its caller captures it."""
 
     def on(self, memory: GraphMemory, all_there_is: int | None) -> None:
         """Know of the device that it is captured on."""

@@ -1,7 +1,8 @@
 """Calls of a padded plan: their inputs are filled up to the edge of a box, and what the program gives there is cut to their sizes.
 
 Each thread, and each stream of it, has one buffer for each input that is filled up: it lies at the same place at every call, so that a
-CUDA graph reads it there, and is clear behind what the last call has left in it. Outputs are copied out, so that a caller
+CUDA graph reads it there, and is clear behind what the last call has left in it. Calls at the edge are copied there, too: over what lies
+elsewhere at each call a graph would be recorded anew. Outputs are copied out, so that a caller
 holds as much memory as the sizes ask for, laid out as it would be without padding.
 """
 
@@ -20,14 +21,15 @@ from torch.fx import GraphModule
 
 from fuseplan.capture.dynamo.at_edge import AtEdge, CutOutput, FilledInput, Spans, at_edge
 from fuseplan.capture.dynamo.own_sizes import modes_kept
-from fuseplan.runtime.eager_host import run_eagerly
+from fuseplan.runtime.graph_memory import ProgramGraphs
 from fuseplan.runtime.padding import PaddingTally, Sizes
 from fuseplan.runtime.record import Program
+from fuseplan.runtime.unpadded import MOST_SIZES, UnpaddedCalls
 from fuseplan.stats import count
 
 Callee = Callable[..., Any]
-MOST_SIZES = 4096
-"""Of so many choices of sizes it is kept how they are filled up and cut."""
+Compiling = Callable[[GraphModule, Sequence[Any]], Callee]
+"""What makes a callable of a program and its inputs."""
 
 
 def padded(
@@ -35,13 +37,17 @@ def padded(
     gm: GraphModule,
     example_inputs: Sequence[Any],
     program: Program,
-    compiled: Callable[[GraphModule, Sequence[Any]], Callee],
+    compiled: Compiling,
+    default: Compiling | None,
 ) -> Callee:
-    """What runs a program that is `compiled` for the edge of a box of sizes. PlanError where it cannot be filled up to it."""
+    """What runs a program that is `compiled` for the edge of a box of sizes. PlanError where it cannot be filled up to it. Calls that are
+    not filled up run under the `default`.
+    """
     found = at_edge(gm, example_inputs, spans)
+    unpadded = UnpaddedCalls(gm, found.reading, program, default)
     with found.edge.traced(), modes_kept():
         called = compiled(found.edge.gm, found.edge.inputs)
-    call = PaddedCalls(found, called, run_eagerly(gm))
+    call = PaddedCalls(found, called, unpadded, program.cuda_graphs)
     program.padding = call.tally
     return call
 
@@ -152,13 +158,13 @@ class _Here(threading.local):
 class PaddedCalls:
     """What is called in the place of a program that runs at the edge of a box of its sizes."""
 
-    def __init__(self, program: AtEdge, called: Callee, unpadded: Callee) -> None:
-        self._program, self._called, self._unpadded = program, called, unpadded
-        self._read = program.read
+    def __init__(self, program: AtEdge, called: Callee, unpadded: UnpaddedCalls, graphs: ProgramGraphs) -> None:
+        self._program, self._called, self._unpadded, self._graphs = program, called, unpadded, graphs
+        self._read = program.reading.read
         self._given = program.given
         self._filled = [(program.given.index(one.place), one.place) for one in program.filled]
         self._at_edge = {name: high for name, _, high in program.spans}
-        self._edge = self._sized(tuple(self._at_edge[name] for name in program.names), self._at_edge)
+        self._edge = self._sized(tuple(self._at_edge[name] for name in program.reading.names), self._at_edge)
         self._calls: dict[Sizes, SizedCall | None] = {}
         self._here = _Here()
         self._device = next((one.edge.device.index for one in program.filled if one.edge.is_cuda), None)
@@ -170,14 +176,16 @@ class PaddedCalls:
         call = self._calls.get(sizes) or self._meet(sizes)
         if call is None:
             count("calls outside of the box of a padded plan")
-            return self._unpadded(*args)
+            return self._unpadded.run(sizes, args)
+        if self._graphs.is_elsewhere() and not self._is_captured():  # there it would run plain, at the edge
+            count("calls of a padded plan in another thread than its CUDA graph")
+            return self._unpadded.run(sizes, args)
         self.tally.calls[sizes] += 1
         given = [args[place] for place in self._given]
-        if call is not self._edge:
-            buffers = self._buffers(args)
-            buffers.fill(call, [args[place] for _, place in self._filled])
-            for (number, _), tensor in zip(self._filled, buffers.tensors):  # noqa: B905 -- at each call
-                given[number] = tensor
+        buffers = self._buffers(args)
+        buffers.fill(call, [args[place] for _, place in self._filled])
+        for (number, _), tensor in zip(self._filled, buffers.tensors):  # noqa: B905 -- at each call
+            given[number] = tensor
         outputs = self._called(*given)
         found: dict[int, Any] = {}
         return [_once_each(one, outputs, found) for one in call.outputs]
@@ -188,8 +196,7 @@ class PaddedCalls:
         if len(self._calls) >= MOST_SIZES:
             self._calls.clear()
             self.tally.forget()
-        names = self._program.names
-        named = dict(zip(names, sizes if len(names) > 1 else (sizes,), strict=True))
+        named = self._program.reading.by_name(sizes)
         call: SizedCall | None
         if self._program.why_not(named) is not None:
             call = None
@@ -214,13 +221,17 @@ class PaddedCalls:
 
         return SizedCall(sizes, shapes, tuple(map(sized, self._program.outputs)), sum(map(prod, shapes)))
 
+    def _is_captured(self) -> bool:
+        """Whether this call is part of a CUDA graph that its caller captures."""
+        return self._device is not None and torch.cuda.is_current_stream_capturing()
+
     def _buffers(self, args: Sequence[Any]) -> FilledBuffers:
         """Those of this thread and stream. A CUDA graph that the caller captures would run again over what a later call has left in them:
         there they are new.
         """
         stream = 0
         if self._device is not None:
-            if torch.cuda.is_current_stream_capturing():
+            if self._is_captured():
                 return FilledBuffers(self._program.filled, args)
             stream = torch._C._cuda_getCurrentRawStream(self._device)
         known = self._here.buffers

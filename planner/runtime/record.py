@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from fuseplan.errors import PlanError
 from fuseplan.graph import Graph
@@ -59,6 +60,7 @@ class Program:
         default_factory=Merging
     )  # the weights that it reads merged, where the plan merges siblings
     padding: PaddingTally | None = None  # what was padded of its calls, where the plan pads
+    unpadded: Callable[..., Any] | None = None  # the default, where it is compiled: for calls that it does not take
 
 
 class CompiledPrograms(list[Program]):

@@ -38,9 +38,11 @@ def replay(plan: Plan, gm: GraphModule, example_inputs: Sequence[Any], program: 
 
 
 def _compiled(plan: Plan, gm: GraphModule, example_inputs: Sequence[Any], *, program: Program) -> Callee:
-    if plan.padded:
-        return padded(plan.padded, gm, example_inputs, program, partial(_hosted, plan, program=program))
-    return _hosted(plan, gm, example_inputs, program=program)
+    if not plan.padded:
+        return _hosted(plan, gm, example_inputs, program=program)
+    compiles = plan.host != "eager" and program.fuel is None
+    default = partial(compile_under_inductor, Plan("inductor"), program=program) if compiles else None
+    return padded(plan.padded, gm, example_inputs, program, partial(_hosted, plan, program=program), default)
 
 
 def _hosted(plan: Plan, gm: GraphModule, example_inputs: Sequence[Any], *, program: Program) -> Callee:

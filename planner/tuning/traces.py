@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from fuseplan.capture.trace.calls import Calls
 from fuseplan.capture.trace.format import Trace
 from fuseplan.capture.trace.write import write_trace
 from fuseplan.errors import OptionError
@@ -136,6 +137,12 @@ def box_of(trace: Trace) -> Box:
     The best plan changes with the size; one that was raced at 48 is taken for 33 to 64, and not beyond.
     """
     return Box.of({symbol["name"]: _span(symbol) for symbol in trace.fields["symbols"] if symbol["hint"] is not None})
+
+
+def calls_that_came(trace: Trace) -> list[Calls]:
+    """The calls of a program in its box, by their sizes, where these were counted; none where no size varies."""
+    box = box_of(trace)
+    return [one for one in trace.calls if one.sizes and box.why_not(one.sizes) is None]
 
 
 def _span(symbol: dict[str, Any]) -> tuple[int, int]:

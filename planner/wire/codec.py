@@ -112,6 +112,12 @@ def read_fields(kind: type[_T], data: Any) -> _T:
     return found
 
 
+def prepared(kind: type[_T]) -> type[_T]:
+    """A dataclass whose form is made with it: whoever reads the first one in a process does not wait for that."""
+    _object(_same(kind))
+    return kind
+
+
 @cache
 def _form(kind: Any) -> _Form:
     """The form of one type; `_form` of a type that holds itself is asked for when it is met, not before."""

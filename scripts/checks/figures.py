@@ -53,7 +53,7 @@ def _page() -> Iterator[str]:
         " [benchmarks/results](../benchmarks/results), which holds the environment, the commit of each row, and more than is"
         " shown here. Milliseconds are medians; ratios come from blocks of calls that ran beside each other."
     )
-    yield from whole_models.parts(models, file_of("drawn"), of_other_kinds("models"))
+    yield from whole_models.parts(models, file_of("drawn"), of_other_kinds("models"), file_of("first_models"))
     yield from gaps.parts(results_of("host"), file_of("ways"), file_of("depthwise"))
     others = ", but for rows that name another"
     yield from on_machine(_ablation(), file_of("ablation"))

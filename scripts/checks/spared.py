@@ -40,7 +40,7 @@ def _row(name: str, row: Mapping[str, Any]) -> str:
     return line([
         name, *(_mebibytes(one) for one in (default, sparing)), ratio(row.get("peak_ratio"), 3),
         *(ms(one.get("wall_us")) for one in (default, sparing)), ratio(row.get("time_ratio"), 3), percent(row.get("noise")),
-        told, str(row.get("commit", "-")),
+        told, str(row.get("commit", "-"))[:7],
     ])  # fmt: skip
 
 

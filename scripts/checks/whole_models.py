@@ -25,8 +25,12 @@ ASKED = {"either": "the faster", **LAUNCHES}
 SIDES = ("eager", "torch.compile", *(side for side in TORCH if side not in ("eager", "torch.compile")), *TUNED)
 
 
-def parts(file: Rows, drawn: Rows, others: Mapping[str, Rows] | None = None) -> Iterator[str]:
-    """All sections about whole models, from their result file, that of drawn sizes, and those of other kinds of GPU by name."""
+def parts(
+    file: Rows, drawn: Rows, others: Mapping[str, Rows] | None = None, first: Rows | None = None
+) -> Iterator[str]:
+    """All sections about whole models, from their result file, that of drawn sizes, those of other kinds of GPU by name, and that of
+    the first version.
+    """
     models: Rows = file.get("results", {"models": {}})["models"]
     yield "## Whole models"
     yield (
@@ -37,6 +41,8 @@ def parts(file: Rows, drawn: Rows, others: Mapping[str, Rows] | None = None) -> 
         f" launch. `noise` is how far the best of torch's was from itself{_of_compile(models)}."
     )
     yield from on_machine(_of_kind(file, "models.gpu"), file)
+    if first:
+        yield from on_machine(_since(first["results"]["models"], models), first)
     for name, other in (others or {}).items():
         machine = other["environment"]
         yield f"## Whole models on an {machine['gpu'].split(',')[0]}"
@@ -195,6 +201,46 @@ def _against(models: Rows) -> Iterator[str]:
         lines.append(line([*cells, percent(row.get("noise")), then["commit"][:7], row.get("commit", "-")[:7]]))
     yield "\n".join(lines)
     yield from _listed("Without a time are:", iter(failures))
+
+
+def _since(before: Rows, models: Rows) -> Iterator[str]:
+    """What the rows of the first version took, beside those that stand now."""
+    yield "### Since the first version"
+    yield (
+        "The rows that stood at the end of the first version (4a9fd47), beside those above that were measured since: on other cards of"
+        " the kind, on other days. Columns as in the table above; `now / then` are milliseconds, and over what torch's side took."
+    )
+    lines = list(
+        head(
+            [
+                "model",
+                "of torch's",
+                "then",
+                "now",
+                "tuned then",
+                "tuned now",
+                "now / then",
+                "over torch's",
+                "commit then",
+                "now",
+            ]
+        )
+    )
+    same = []
+    for name, then in before.items():
+        row = models.get(name, {})
+        if row.get("commit") == then["commit"] or "best_tuned" not in row or "best_tuned" not in then:
+            same.append(name)
+            continue
+        side = fastest(row, then)
+        walls = [one["sides"][of]["wall_us"] for one in (then, row) for of in (side, one["best_tuned"])]
+        torch_then, tuned_then, torch_now, tuned_now = walls
+        cells = [name, side, *map(ms, (torch_then, torch_now, tuned_then, tuned_now)), ratio(tuned_now / tuned_then, 3)]
+        cells += [ratio(tuned_now / torch_now / (tuned_then / torch_then), 3), then["commit"][:7], row["commit"][:7]]
+        lines.append(line(cells))
+    yield "\n".join(lines)
+    if same:
+        yield f"Not to be compared, or not measured again: {', '.join(same)}."
 
 
 def fastest(row: Rows, other: Rows) -> str:

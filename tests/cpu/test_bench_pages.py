@@ -64,6 +64,18 @@ def test_another_kind_of_gpu_has_a_table_of_its_own() -> None:
     assert "Rows are of several kinds" not in text
 
 
+def test_rows_of_the_first_version_stand_beside_those_that_were_measured_since() -> None:
+    older = {**row(commit="1111111"), "sides": {**row()["sides"], "reduce-overhead": side(2.2), "fuseplan": side(1.0)}}
+    first = file_of({"bert 32x128": older, "vit-b 64": row(), "swin-t 64": older})
+    now = file_of({"bert 32x128": row(), "vit-b 64": row(), "swin-t 64": {"failed": "no time was left for it"}})
+    text = "\n\n".join(whole_models.parts(now, {}, {}, first))
+    found = cells(text, "bert 32x128", "### Since the first version")
+    assert [found[name] for name in ("then", "tuned then", "tuned now", "now / then", "over torch's", "commit then")] == [
+        "2.20", "1.00", "1.25", "1.250", "1.375", "1111111"
+    ]  # fmt: skip
+    assert "Not to be compared, or not measured again: vit-b 64, swin-t 64." in text
+
+
 def test_a_side_without_a_time_says_why() -> None:
     text = page(
         {"bert 32x128": row(sides={**row()["sides"], "eager": {"failed": "error: RuntimeError: no | such op"}})}

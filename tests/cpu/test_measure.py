@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -82,6 +83,17 @@ def test_each_failure_is_a_row_and_the_rest_goes_on(workers: Workers) -> None:
     assert [outcome.status for outcome in workers.map(jobs[:1] * 4)] == ["ok"] * 4
     after = [process.pid for process in workers.vetters]
     assert all(before in (None, now) for before, now in zip(pids, after, strict=True))  # those that live stay warm
+
+
+def test_whoever_debugs_sees_what_each_worker_is_at(workers: Workers, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("DEBUG", "fuseplan"):
+        vetted, raced = workers.map([VetRegion(REGION, "aten"), RaceRegion(REGION, (("aten", "default"),), SHORT)])
+    assert vetted.ok
+    assert raced.ok
+    told = [re.sub(r"^worker \d+:? |[\d.]+ s$", "", line) for line in caplog.messages]
+    assert told[0] == "begins: VetRegion"
+    assert "aten, compiling" in told
+    assert told[-1] == "ends: ok after "
 
 
 def test_a_race_goes_on_without_who_kills_its_worker(workers: Workers) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,14 +13,16 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.exc import BackendCompilerFailed
+from torch._inductor.cudagraph_trees import ExecutionState
 
 import fuseplan
 from fuseplan import traces_of
 from fuseplan.backend import programs_of
 from fuseplan.capture.trace.calls import Calls
 from fuseplan.capture.trace.format import Trace
+from fuseplan.errors import PlanError
 from fuseplan.explain import compiled_by
-from fuseplan.measure import entry
 from fuseplan.measure.clocks import CpuClock
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.environment import environment
@@ -27,8 +30,8 @@ from fuseplan.measure.jobs import PLAN_RULE, OutcomeRow, RacePlans, Setup, VetPl
 from fuseplan.measure.worker.answer import answer
 from fuseplan.measure.worker.loaded import sizes_that_come
 from fuseplan.measure.worker.workplace import Workplace
-from fuseplan.plan import Plan
-from fuseplan.runtime import capture_place, cudagraph
+from fuseplan.plan import Plan, Rewrite
+from fuseplan.runtime import capture_place, cudagraph, in_place
 from fuseplan.stats import stats
 from fuseplan.tuning.traces import box_of
 from fuseplan.tuning_db import Box, Places, Store, StoredPlan
@@ -39,6 +42,9 @@ EAGER = Plan("eager", padded=BOX)
 PADDED = "calls that were padded"
 ADDED = "elements that padding added"
 GIVEN = "elements that padded calls were given"
+OUTSIDE = "calls outside of the box of a padded plan"
+ELSEWHERE = "calls of a padded plan in another thread than its CUDA graph"
+COMPILED, WAITED = "compilations", "calls that waited for a compilation"
 Args = tuple[Any, ...]
 
 
@@ -79,8 +85,7 @@ def rows(size: int) -> tuple[Tensor]:
 
 
 @pytest.fixture(autouse=True)
-def anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(entry, "PADDED_RACE", True)
+def anew() -> Iterator[None]:
     torch._dynamo.reset()
     with torch.no_grad():
         yield
@@ -102,6 +107,11 @@ def right(compiled: Callable[..., Any], call: Callable[..., Any], given: Args, *
 def padded(call: Callable[..., Any], plan: Plan = EAGER) -> Callable[..., Any]:
     compiled: Callable[..., Any] = fuseplan.compile(call, plan=plan)
     return compiled
+
+
+def since(before: dict[str, int], name: str) -> int:
+    """How much a counter has grown."""
+    return stats().get(name, 0) - before.get(name, 0)
 
 
 def refused(call: Callable[..., Any], given: Args, box: tuple[tuple[str, int, int], ...] = BOX) -> str:
@@ -149,11 +159,42 @@ def test_an_encoder_of_transformers() -> None:
     assert vetted(encode, tokens(40)).status == "ok"
 
 
-def test_sizes_outside_of_the_box_run_without_padding() -> None:
+@pytest.mark.parametrize("host", ["eager", "inductor"])
+def test_sizes_outside_of_the_box_run_without_padding(host: str) -> None:
+    """Under torch.compile's default, compiled once for all of them; eagerly where the plan compiles nothing either."""
     model = Masked().eval()
-    compiled = padded(model)
-    for size in (40, 20, 100, 41):
-        right(compiled, model, tokens(size))
+    compiled = padded(model, Plan(host, padded=BOX))
+    compiled(*tokens(40))
+    before = stats()
+    for size in (20, 100, 41, 7, 21):
+        right(compiled, model, tokens(size), strides=host == "eager")
+    assert since(before, OUTSIDE) == 4
+    assert since(before, COMPILED) == since(before, WAITED) == (host == "inductor")
+
+
+def test_where_nothing_may_be_compiled_sizes_outside_of_the_box_run_eagerly() -> None:
+    model = Masked().eval()
+    compiled = padded(model, Plan("inductor", padded=BOX))
+    compiled(*tokens(40))
+    before = stats()
+    with torch.compiler.set_stance("fail_on_recompile"):
+        right(compiled, model, tokens(20), strides=False)
+    assert since(before, COMPILED) == 0
+    right(compiled, model, tokens(20), strides=False)
+    assert since(before, COMPILED) == 1
+
+
+def test_batch_and_length_may_both_vary() -> None:
+    def call(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.cos(), x.sum(-1)
+
+    compiled, before = padded(call, Plan("eager", padded=(("s0", 5, 8), ("s1", 17, 32)))), stats()
+    for sizes in ((5, 17), (8, 32), (8, 17), (5, 32), (6, 20)):
+        x = torch.randn(*sizes, 4)
+        for dim in (0, 1):
+            torch._dynamo.maybe_mark_dynamic(x, dim)
+        right(compiled, call, (x,))
+    assert since(before, PADDED) == 4
 
 
 def test_what_is_padded_is_counted() -> None:
@@ -249,6 +290,15 @@ def test_an_output_that_is_given_twice_is_one_tensor() -> None:
     assert first.shape == (40, 8)
 
 
+def test_a_plan_by_hand_that_cannot_be_padded_fails_as_others_do_that_do_not_fit() -> None:
+    """As one that names a site that is not there."""
+    for plan in (EAGER, Plan("eager", (Rewrite("attention", 0, "math"),))):
+        torch._dynamo.reset()
+        with pytest.raises(BackendCompilerFailed) as raised:
+            padded(lambda x: (x.t(), x + 1), plan)(*rows(40))
+        assert isinstance(raised.value.inner_exception, PlanError)
+
+
 @pytest.mark.parametrize(
     ("call", "why"),
     [
@@ -290,8 +340,7 @@ def test_inputs_that_share_memory_are_refused() -> None:
     assert refused(lambda x, y: (x + y,), (x, y)) == "some of its inputs share memory"
 
 
-def test_a_box_with_too_much_in_it_is_refused() -> None:
-    assert "3.2 times as large" in refused(lambda x: (x.cos(),), rows(40), (("s0", 20, 64),))
+def test_a_box_of_other_sizes_is_refused() -> None:
     assert "the sizes that vary are s0" in refused(lambda x: (x.cos(),), rows(40), (("s1", 33, 64),))
 
 
@@ -336,6 +385,29 @@ def test_zeros_that_are_nothing_by_chance_are_found_wrong() -> None:
     assert vetted(all_set, (*rows(40), mask)).status == "wrong"
 
 
+@pytest.mark.parametrize("most", [4, 99], ids=["few values", "many values"])
+def test_integers_that_are_nothing_by_chance_are_found_wrong(most: int) -> None:
+    def largest(x: Tensor) -> tuple[Tensor]:
+        return (x.max(0).values,)
+
+    x = torch.randint(1, most, (40, 8))
+    torch._dynamo.maybe_mark_dynamic(x, 0)
+    assert vetted(largest, (x,)).status == "wrong"
+    (of_any_sign,) = rows(40)
+    assert vetted(lambda x: (x.clamp(min=0).max(0).values,), (of_any_sign,)).status == "ok"
+
+
+def test_integers_that_pick_something_are_judged_as_they_are() -> None:
+    table = nn.Embedding(50, 8)
+
+    def call(ids: Tensor) -> tuple[Tensor]:
+        return (table(ids),)
+
+    ids = torch.randint(1, 50, (40,))
+    torch._dynamo.maybe_mark_dynamic(ids, 0)
+    assert vetted(call, (ids,)).status == "ok"
+
+
 def test_a_refusal_is_the_row_of_a_candidate() -> None:
     row = vetted(lambda x: (x.t(), x + 1), rows(40))
     assert row.status == "refused"
@@ -354,34 +426,98 @@ def test_a_process_beside_makes_it_ready_as_it_runs_by_size() -> None:
     assert (outcome.status, outcome.detail) == ("ok", "")
 
 
+class Trees:
+    """Those of a thread, in which nothing is under way."""
+
+    current_node = None
+    path_state = ExecutionState.EXECUTION
+
+
+class Captures:
+    """Capturing without a GPU, played by a stub: what it was told of each function, and how often any of them ran."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.told: list[dict[str, Any]] = []
+        self.runs = 0
+        trees: dict[int, Trees] = {}
+        monkeypatch.setattr(capture_place, "LEARNING", 0)
+        for module in (cudagraph, capture_place):
+            monkeypatch.setattr(
+                module, "get_manager", lambda *_, **__: trees.setdefault(threading.get_ident(), Trees())
+            )
+        monkeypatch.setattr(capture_place, "is_capturing", lambda: False)
+        monkeypatch.setattr(capture_place, "follow", lambda *_: None)
+        monkeypatch.setattr(cudagraph, "cudagraphify", self.cudagraphify)
+        monkeypatch.setattr(cudagraph, "_obstacle", lambda _: None)
+        monkeypatch.setattr(cudagraph, "_device_index", lambda _: 0)
+        monkeypatch.setattr(in_place, "lie_at", lie_at)
+
+    def cudagraphify(self, plain: Callable[..., Any], **facts: Any) -> Callable[..., Any]:
+        self.told.append(facts)
+
+        def run(args: list[Any]) -> Any:
+            self.runs += 1
+            return plain(args)
+
+        return run
+
+
+def lie_at(args: list[Any], pointers: Sequence[int | None], chosen: list[int]) -> bool:
+    """As torch says it where there is a GPU."""
+    return all(args[i].data_ptr() == pointers[i] for i in chosen)
+
+
+@pytest.fixture
+def captures(monkeypatch: pytest.MonkeyPatch) -> Captures:
+    return Captures(monkeypatch)
+
+
 @pytest.mark.parametrize("host", ["inductor", "aten"])
-def test_one_graph_is_captured_in_which_weights_and_nothing_else_stay(
-    host: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Seen without a GPU: capturing is played by a stub."""
-    told = list[dict[str, Any]]()
-
-    def cudagraphify(plain: Callable[..., Any], **facts: Any) -> Callable[..., Any]:
-        told.append(facts)
-        return plain
-
-    monkeypatch.setattr(capture_place, "LEARNING", 0)
-    for module in (cudagraph, capture_place):
-        monkeypatch.setattr(module, "get_manager", lambda *_, **__: None)
-    monkeypatch.setattr(capture_place, "is_capturing", lambda: False)
-    monkeypatch.setattr(cudagraph, "cudagraphify", cudagraphify)
-    monkeypatch.setattr(cudagraph, "_obstacle", lambda _: None)
-    monkeypatch.setattr(cudagraph, "_device_index", lambda _: 0)
+def test_one_graph_is_captured_in_which_weights_and_nothing_else_stay(host: str, captures: Captures) -> None:
     model = Masked().eval()
     for _ in range(2):  # the second is found in torch's caches
         torch._dynamo.reset()
-        told.clear()
+        captures.told.clear()
         compiled = padded(model, Plan(host, launch="cudagraph", padded=BOX))
         for size in (40, 64, 33, 50):
             right(compiled, model, tokens(size), strides=False)
-        (facts,) = told
+        (facts,) = captures.told
         assert len(facts["static_input_idxs"]) == 3
         assert len(facts["placeholders"]) == 5
+
+
+def test_one_graph_is_captured_wherever_calls_at_the_edge_lie(captures: Captures) -> None:
+    """They are copied to where those of other sizes are filled up, large as they may be."""
+
+    def call(x: Tensor) -> tuple[Tensor]:
+        return (x.cos(),)
+
+    compiled, held = padded(call, Plan("aten", launch="cudagraph", padded=BOX)), []
+    for size in (64, 64, 40, 64, 64, 33, 64):
+        x = torch.randn(size, 5000)
+        torch._dynamo.maybe_mark_dynamic(x, 0)
+        held.append(x)
+        right(compiled, call, (x,))
+    assert held[0].nbytes >= in_place.LEAST
+    assert len(captures.told) == 1
+    assert captures.runs == len(held)
+
+
+def test_another_thread_than_that_of_the_graph_runs_the_default(captures: Captures) -> None:
+    """It would run plain there, and each call as long as the longest."""
+    model = Masked().eval()
+    compiled = padded(model, Plan("aten", launch="cudagraph", padded=BOX))
+    for size in (40, 64):
+        right(compiled, model, tokens(size), strides=False)
+    before, runs = stats(), captures.runs
+    with ThreadPoolExecutor(1) as other:
+        for size in (40, 64, 35):
+            other.submit(torch.no_grad()(right), compiled, model, tokens(size), strides=False).result()
+    assert since(before, ELSEWHERE) == 3
+    assert since(before, COMPILED) == 1
+    assert captures.runs == runs
+    right(compiled, model, tokens(41), strides=False)
+    assert captures.runs == runs + 1
 
 
 def test_blocks_of_a_race_have_whole_turns() -> None:
@@ -413,19 +549,39 @@ def test_a_padded_plan_races() -> None:
     assert all(row.status == "ok" and row.wall_us for row in outcome.rows)
 
 
-def test_a_stored_plan_runs_in_its_box(own_database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fuseplan.lookup.missing_compiler", lambda *_: "no compiler in this test")
-    model = Masked().eval()
+def keep_plan(model: Callable[..., Any], plan: Plan, file: Path) -> None:
+    """Store a plan for the box of a program."""
     first = fuseplan.compile(model)
     first(*tokens(40))
     (program,) = programs_of(compiled_by(first))
     torch._dynamo.reset()
     assert program.key is not None
-    store = Store(Places(own_database))
-    plan = Plan("aten", padded=BOX)
+    store = Store(Places(file))
     assert store.add_plan(StoredPlan(program.key, environment("cpu"), plan, sizes=Box(BOX), wall_us=9.0))
     assert [one.plan for one in store.plans()] == [plan]
     store.close()
+
+
+def test_calls_that_a_stored_plan_does_not_take_run_under_the_default_that_stands_beside_it(own_database: Path) -> None:
+    """Where its row is for more sizes than it pads."""
+    model = Masked().eval()
+    keep_plan(model, Plan("aten", padded=(("s0", 40, 64),)), own_database)
+    compiled = fuseplan.compile(model)
+    compiled(*tokens(50))
+    default, stored = programs_of(compiled_by(compiled))
+    assert (default.plan, stored.plan.padded) == (Plan("inductor"), (("s0", 40, 64),))
+    assert stored.unpadded is not None
+    before = stats()
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for size in (35, 50, 33):
+            right(compiled, model, tokens(size), strides=False)
+    assert (since(before, OUTSIDE), since(before, PADDED), since(before, COMPILED)) == (2, 1, 0)
+
+
+def test_a_stored_plan_runs_in_its_box(own_database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fuseplan.lookup.missing_compiler", lambda *_: "no compiler in this test")
+    model, plan = Masked().eval(), Plan("aten", padded=BOX)
+    keep_plan(model, plan, own_database)
     compiled, before = fuseplan.compile(model), stats().get(PADDED, 0)
     for size in (40, 64, 33, 20, 100, 50):
         right(compiled, model, tokens(size), strides=False)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from cpu.test_tuning_launches import Racing
+from fuseplan.capture.trace.calls import Calls
 from fuseplan.capture.trace.format import Trace
-from fuseplan.measure import entry
 from fuseplan.measure.environment import environment
 from fuseplan.plan import Plan
 from fuseplan.tune import Tuner
@@ -20,19 +20,15 @@ from fuseplan.tuning.program.padding import PADDED
 from fuseplan.tuning.program.result import Tuned, verdict_line
 from fuseplan.tuning.progress import Silent
 from fuseplan.tuning.traces import EITHER, query_of, traces_of
-from fuseplan.tuning_db import Hit, Store
+from fuseplan.tuning_db import Box, Hit, Store, StoredPlan
 
 GPU = replace(environment("cpu"), device="cuda", cpu=None, gpu="NVIDIA H200", gpu_memory_gib=141)
 PLAN = Plan("inductor", launch="cudagraph", padded=(("s0", 33, 64),))
 TIMES = {"inductor": 900.0, "eager": 1900.0, PADDED: 400.0}
 
 
-@pytest.fixture(autouse=True)
-def races(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entry, "PADDED_RACE", True)
-
-
-def traced(size: int, *, trains: bool = False, varies: bool = True) -> Trace:
+def traced(size: int, *, trains: bool = False, varies: bool = True, counted: bool = True) -> Trace:
+    """A program, with calls of three sizes in its box where these were counted."""
     x = torch.randn(size, 4, requires_grad=trains)
     if varies:
         torch._dynamo.maybe_mark_dynamic(x, 0)
@@ -42,13 +38,16 @@ def traced(size: int, *, trains: bool = False, varies: bool = True) -> Trace:
 
     (found,) = traces_of(double, x, name="double")
     torch._dynamo.reset()
-    return found
+    calls = {35: 2, 40: 5, 60: 1} if varies and counted else {}
+    return replace(found, calls=tuple(Calls({"s0": size}, many) for size, many in calls.items()))
 
 
 def tuned(
-    trace: Trace, store: Store, pool: Racing, launch: str = EITHER, effort: Effort = INSTANT, here: object = GPU
-) -> Tuned:
-    (found,) = Tuner(store, pool, "cpu", effort, Settings(), Silent(), here=here).tune(trace, (launch,))  # type: ignore[arg-type]
+    trace: Trace, store: Store, pool: Racing, launch: str = EITHER, effort: Effort = INSTANT, here: object = GPU,
+    again: bool = False,
+) -> Tuned:  # fmt: skip
+    tuner = Tuner(store, pool, "cpu", effort, Settings(), Silent(), here=here)  # type: ignore[arg-type]
+    (found,) = tuner.tune(trace, (launch,), again=again)
     return found
 
 
@@ -64,6 +63,30 @@ def test_where_it_is_faster_it_is_stored_for_its_box(store: Store, effort: Effor
     assert (answer.plan.plan, answer.plan.sizes.text) == (PLAN, "s0=33..64")
     outside = replace(query_of(trace, trace.key, GPU, EITHER), sizes={"s0": 65})
     assert not isinstance(store.find_plan(outside), Hit)
+
+
+@pytest.mark.parametrize(("us", "launch"), [(400.0, "cudagraph"), (950.0, "plain")])
+def test_the_newest_race_decides_in_a_box(store: Store, us: float, launch: str) -> None:
+    """The times of those before are of other sizes: a plan that was raced on short calls would seem the faster for good."""
+    trace, query = traced(40), query_of(traced(40), traced(40).key, GPU, EITHER)
+    for older in (Plan("inductor"), PLAN):
+        box = Box((("s0", 33, 64),))
+        store.add_plan(
+            StoredPlan(trace.key, GPU, older, sizes=box, wall_us=50.0, changed_at="2026-01-01T00:00:00.000Z")
+        )
+    tuned(trace, store, Racing(times={**TIMES, PADDED: us}), again=True)
+    answer = store.find_plan(query)
+    assert isinstance(answer, Hit)
+    assert (answer.plan.launch, answer.plan.wall_us) == (launch, min(us, TIMES["inductor"]))
+
+
+def test_where_its_graphs_would_hold_much_of_the_memory_it_is_left_out(store: Store) -> None:
+    pool = Racing(times=TIMES, peaks={PADDED: 40 * 2**30})
+    found = tuned(traced(40), store, pool)
+    assert (found.winner, found.launch) == ("inductor", "plain")
+    (row,) = [one for one in found.timed if one.name == PADDED]
+    assert (row.status, row.detail) == ("refused", "its graphs would hold 40.0 of the 141 GiB of the GPU")
+    assert PADDED not in pool.raced[0]
 
 
 def test_where_it_is_not_the_default_stays(store: Store) -> None:
@@ -87,8 +110,9 @@ def test_what_is_wrong_with_it_stands_in_the_evidence(store: Store) -> None:
         (traced(40, varies=False), EITHER, GPU),
         (traced(40, trains=True), EITHER, GPU),
         (traced(40), EITHER, None),
+        (traced(40, counted=False), EITHER, GPU),
     ],
-    ids=["plain", "static", "trained", "cpu"],
+    ids=["plain", "static", "trained", "cpu", "one size that came by chance"],
 )
 def test_where_it_has_no_place_it_is_not_tried(trace: Trace, launch: str, here: object, store: Store) -> None:
     pool = Racing(times=TIMES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -89,6 +90,36 @@ def test_one_graph_serves_a_box(recordings: list[str]) -> None:
     assert not program.remarks
     assert program.plan == PLAN
     assert fuseplan.stats()["calls that were padded"] >= 24
+
+
+def test_one_graph_is_recorded_wherever_calls_at_the_edge_lie(recordings: list[str]) -> None:
+    def call(x: Tensor) -> tuple[Tensor]:
+        return (x.cos() * 2,)
+
+    compiled, held = fuseplan.compile(call, plan=PLAN), []
+    for size in (100, *(128,) * 12, 70, 128):
+        x = torch.randn(size, 4096, device="cuda")  # so large that a graph reads it where it lies
+        torch._dynamo.maybe_mark_dynamic(x, 0)
+        held.append(x)
+        torch.testing.assert_close(compiled(x)[0], call(x)[0])
+    assert len({one.data_ptr() for one in held}) == len(held)
+    assert recordings == ["recorded"]
+
+
+def test_another_thread_than_that_of_the_graph_runs_the_default(recordings: list[str]) -> None:
+    model = Encoder().cuda().eval()
+    compiled = fuseplan.compile(model, plan=PLAN)
+    for size in (100,) * 8:
+        right(compiled, model, size)
+    before = fuseplan.stats()
+    with ThreadPoolExecutor(1) as other:
+        for size in (70, 128, 90):
+            other.submit(torch.no_grad()(right), compiled, model, size).result()
+    now = fuseplan.stats()
+    assert now["compilations"] - before["compilations"] == 1
+    elsewhere = "calls of a padded plan in another thread than its CUDA graph"
+    assert now[elsewhere] - before.get(elsewhere, 0) == 3
+    assert recordings == ["recorded"]
 
 
 def test_what_is_held_stays_as_it_was() -> None:

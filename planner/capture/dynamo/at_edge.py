@@ -6,10 +6,9 @@ What cannot be filled up is refused here, each with one reason. Whether filling 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import prod
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuseplan.capture.dynamo.own_sizes import (
     OwnSizes,
+    SizeReading,
     size_reading,
     why_not_own_sizes,
     with_fixed_sizes,
@@ -30,8 +30,6 @@ from fuseplan.errors import PlanError
 
 Spans = Sequence[tuple[str, int, int]]
 """Sizes by name, with the least and the greatest of each: a box."""
-MOST = 2.0
-"""How many times the elements of a call at the least sizes an input may have at the edge."""
 Dims = Sequence[int | torch.SymInt]
 
 
@@ -68,9 +66,7 @@ class AtEdge:
     own: OwnSizes
     """The same with sizes that vary, by which shapes are told."""
     spans: Spans
-    read: Callable[[Sequence[Any]], Any]
-    """The sizes of a call, in the order of `names`."""
-    names: tuple[str, ...]
+    reading: SizeReading
     given: tuple[int, ...]
     """The places of the inputs that are left at the edge: all but sizes."""
     filled: tuple[FilledInput, ...]
@@ -103,7 +99,7 @@ def at_edge(gm: GraphModule, example_inputs: Sequence[Any], spans: Spans) -> AtE
     filled = tuple(_filled(own, edge, given, nodes, spans))
     _check_ops(own, watched, [one.edge for one in filled])
     outputs = tuple(_outputs(own, edge, [given.index(one.place) for one in filled], spans))
-    return AtEdge(edge, own, spans, reading.read, reading.names, given, filled, outputs)
+    return AtEdge(edge, own, spans, reading, given, filled, outputs)
 
 
 def _refused(why: str | None) -> PlanError:
@@ -158,11 +154,7 @@ def _why_not_filled(own: OwnSizes, value: Tensor, at_most: Tensor, spans: Spans)
         step == 0 and isinstance(size, torch.SymInt) for step, size in zip(at_most.stride(), value.shape, strict=True)
     ):
         return "an input repeats itself along a size that varies"
-    if _overlaps(at_most):
-        return "an input overlaps itself"
-    names = own.names_in(tuple(value.shape)) or set()
-    more = prod(high / low for name, low, high in spans if name in names)
-    return f"an input is {more:.1f} times as large at the edge of its box" if more > MOST else None
+    return "an input overlaps itself" if _overlaps(at_most) else None
 
 
 def _overlaps(tensor: Tensor) -> bool:

@@ -14,9 +14,8 @@ from torch import Tensor
 from fuseplan.capture.trace.format import Trace
 from fuseplan.capture.trace.load import Loaded, load_trace
 from fuseplan.judge.expect import SEEDS, Expectation
-from fuseplan.measure import entry as measured
 from fuseplan.measure.entry import RaceEntry
-from fuseplan.tuning.traces import box_of, may_train
+from fuseplan.tuning.traces import calls_that_came, may_train
 
 RACED_SIZES = 4
 """With so many choices of sizes a program whose sizes vary is raced, where they were counted."""
@@ -130,11 +129,9 @@ def sizes_that_come(trace: Trace) -> list[tuple[int, Mapping[str, int]]]:
     """The inputs of a race, by their seed and sizes: those of the box of the trace that its calls had where these were counted, each as often
     as it came; else those that it was met with.
     """
-    box = box_of(trace)
-    calls = [one for one in trace.calls if one.sizes and box.why_not(one.sizes) is None]
-    if not measured.PADDED_RACE or len(calls) < 2 or may_train(trace):
+    calls = sorted(calls_that_came(trace), key=lambda one: sorted(one.sizes.items()))
+    if len(calls) < 2 or may_train(trace):
         return [(seed, {}) for seed in SEEDS]
-    calls.sort(key=lambda one: sorted(one.sizes.items()))
     ends = list(accumulate(one.calls for one in calls))
     places = [ends[-1] * (i + 0.5) / RACED_SIZES for i in range(RACED_SIZES)]
     return [(SEEDS[i % len(SEEDS)], calls[bisect_left(ends, place)].sizes) for i, place in enumerate(places)]

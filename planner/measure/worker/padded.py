@@ -1,7 +1,8 @@
 """On what a padded plan is judged beside what other plans are: other sizes of its box, and values that a filled-up input may hide.
 
 What is filled up is zero. A program for which zeros happen to be nothing on the values of its trace, such as the largest of
-positive numbers, is found wrong on values of the other sign; one that asks whether all of a mask is set, on a mask all of which is.
+positive numbers, is found wrong on values of the other sign, integers among them where nothing is picked by them; one that asks
+whether all of a mask is set, on a mask all of which is.
 """
 
 from __future__ import annotations
@@ -11,11 +12,16 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
+import torch
+
+from fuseplan.capture.trace.args import named
 from fuseplan.capture.trace.format import Trace
 from fuseplan.capture.trace.load import Loaded
+from fuseplan.judge.whole_numbers import whole_numbers
 from fuseplan.plan import Plan
 from fuseplan.tuning.queue.boxes import at_sizes
 
+_SIGNED = ("int8", "int16", "int32", "int64")
 _SET = ({0, 1}, {1})
 """Values of a mask, of which 1 is one: an index may have no other than 0."""
 
@@ -37,7 +43,7 @@ def padded_cases(plan: Plan | None, loaded: Loaded) -> list[PaddedCase]:
     edge = {name: high for name, _, high in plan.padded}
     least = {name: low for name, low, _ in plan.padded}
     below = {name: max(low, high - 1) for name, low, high in plan.padded}
-    turned = _turned(loaded.trace)
+    turned = _turned(loaded)
     cases = [(edge, loaded.trace), (least, loaded.trace), (below, loaded.trace), (between, loaded.trace)]
     cases += [] if turned == loaded.trace else [(least, turned), (between, turned)]
     return [
@@ -49,14 +55,20 @@ def padded_cases(plan: Plan | None, loaded: Loaded) -> list[PaddedCase]:
     ]
 
 
-def _turned(trace: Trace) -> Trace:
-    """The program on floats of the other sign, and on masks that are set everywhere."""
+def _turned(loaded: Loaded) -> Trace:
+    """The program on numbers of the other sign, floats and integers, and on masks that are set everywhere. Integers that pick something, such
+    as rows of a table, stay.
+    """
+    trace = loaded.trace
     inputs = [_turned_input(item) for item in trace.fields["inputs"]]
+    integers = {number: found for number, item in enumerate(inputs) if (found := _negated(item)) is not None}
+    for number in whole_numbers(loaded, list(integers)) if integers else ():
+        inputs[number] = integers[number]
     return replace(trace, fields={**trace.fields, "inputs": inputs}) if inputs != trace.fields["inputs"] else trace
 
 
 def _turned_input(item: Mapping[str, Any]) -> Mapping[str, Any]:
-    if item["kind"] != "input" or not any(isinstance(size, str) for size in item["shape"]):
+    if not _varies(item):
         return item
     values = item["values"]
     if values["spread"] == "few" and set(map(_number, values["values"])) in _SET:
@@ -64,6 +76,23 @@ def _turned_input(item: Mapping[str, Any]) -> Mapping[str, Any]:
     if values["spread"] != "normal":
         return item
     return {**item, "values": {**values, "mean": -values["mean"], "low": -values["high"], "high": -values["low"]}}
+
+
+def _negated(item: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """An input of integers with their signs turned; None of one that is none, or has other integers of a meaning of their own."""
+    if not _varies(item) or item["dtype"] not in _SIGNED:
+        return None
+    values, most = item["values"], torch.iinfo(named(item["dtype"])).max
+    if values["spread"] == "few" and set(values["values"]) not in _SET:
+        return {**item, "values": {**values, "values": [min(most, -one) for one in values["values"]]}}
+    if values["spread"] == "range" and "marks" not in values:
+        return {**item, "values": {**values, "low": -values["high"], "high": min(most, -values["low"])}}
+    return None
+
+
+def _varies(item: Mapping[str, Any]) -> bool:
+    """Whether it is an input that may be filled up."""
+    return item["kind"] == "input" and any(isinstance(size, str) for size in item["shape"])
 
 
 def _number(value: Any) -> Any:

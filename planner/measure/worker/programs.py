@@ -233,7 +233,9 @@ class _Trial:
 
     def _judge_padded(self, compiled: Callable[..., Any], known: Expectation) -> None:
         """Judge what a padded plan gives at other sizes of its box, and on other values; of the rest it is known."""
+        begin = perf_counter()
         cases = padded_cases(self.entry.plan, self.case.loaded)
+        self.judged_s += perf_counter() - begin
         self.row = replace(
             self.row, how=self._how(known) + (f", and {len(cases)} times at sizes of its box" if cases else "")
         )

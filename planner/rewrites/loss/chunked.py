@@ -140,11 +140,13 @@ class _Sums:
                 if of_bias:
                     sums = gradient.sum(0, dtype=self.asked.precise)
                     column = sums if column is None else column + sums
-        return self._whole(losses), (
+        gradients = (
             torch.cat(found) if found else None,
             None if matrix is None else matrix.to(self.weight.dtype),
             None if column is None else column.to(self.weight.dtype),
         )
+        # The loss last: all of this is the forward's, whoever cuts it from the backward.
+        return self._whole(losses), gradients
 
     def _chunks(self) -> Iterator[tuple[slice, Tensor]]:
         """The logits of one chunk after another, less the largest of their row, and its place among the rows."""
@@ -184,4 +186,5 @@ def _with_product(found: Tensor | None, one: Tensor, other: Tensor, precise: tor
         return (one @ other).to(precise)
     if one.dtype == precise:
         return torch.addmm(found, one, other)
-    return found + (one @ other).to(precise)
+    # Inductor writes the result of a `foreach` on a GPU at once: of a chain of sums it would keep every product until the last.
+    return torch._foreach_add([found], [(one @ other).to(precise)])[0]

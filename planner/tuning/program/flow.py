@@ -14,7 +14,7 @@ from fuseplan.tuning.program.budget import Budget
 from fuseplan.tuning.program.carve import Carver, carving_knowledge
 from fuseplan.tuning.program.check_plans import TimedChecks
 from fuseplan.tuning.program.evidence import add_profile, evidence_of, keep_regions
-from fuseplan.tuning.program.launches import keep_launches, left_out, shared_out, why_not
+from fuseplan.tuning.program.launches import keep_launches, left_out, shared_out, why_not, with_room
 from fuseplan.tuning.program.measure import Measuring
 from fuseplan.tuning.program.moves import moves_of
 from fuseplan.tuning.program.profile import Look
@@ -152,6 +152,7 @@ class Stages:
     ) -> Tuned:
         """The verdict on those that are `fit`, all those of one launch before those of the next."""
         services, rows = self.services, checks.rows
+        fit = with_room(fit, rows, services.environment)
         racing = [entry for search in able for entry in search.entries.of(fit)]
         # layers on which nothing was left to find out have had a race that was as long as it takes
         recalled = all(one.recalled for one in proposed.values())

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.failures import line
+from fuseplan.measure.jobs import OutcomeRow
 from fuseplan.tuning.program.baseline import planned
 from fuseplan.tuning.program.check_plans import holds_too_much
 from fuseplan.tuning.program.evidence import evidence_of, raced_of
@@ -31,10 +32,26 @@ def why_not(search: LaunchSearch, fit: Sequence[RaceEntry], rows: Rows, here: En
     if not known:
         bad = next((rows[entry.name] for entry in search.entries.raced if entry.default and entry.name in rows), None)
         return "no default of it runs" if bad is None else line(bad.detail or bad.status)
-    row, memory = rows[known[0].name], here.gpu_memory_gib
-    if search.called and holds_too_much(row, memory):
-        return f"its graphs would hold {(row.peak_bytes or 0) / 2**30:.1f} of the {memory} GiB of the GPU"
-    return ""
+    row = rows[known[0].name]
+    return _too_large(row, here.gpu_memory_gib) if search.called else ""
+
+
+def with_room(entries: Iterable[RaceEntry], rows: Rows, here: Environment) -> list[RaceEntry]:
+    """Entries without those that pad, and whose graphs would hold too much of the GPU at the edge of their box: their rows refuse them."""
+    found = []
+    for one in entries:
+        why = _too_large(rows[one.name], here.gpu_memory_gib) if planned(one).padded else ""
+        if why:
+            rows[one.name] = replace(rows[one.name], status="refused", detail=why)
+        else:
+            found.append(one)
+    return found
+
+
+def _too_large(row: OutcomeRow, memory: float | None) -> str:
+    if not holds_too_much(row, memory):
+        return ""
+    return f"its graphs would hold {(row.peak_bytes or 0) / 2**30:.1f} of the {memory} GiB of the GPU"
 
 
 def left_out(reasons: Mapping[str, str]) -> str:

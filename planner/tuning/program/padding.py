@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fuseplan.measure import entry
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.plan import Plan
 from fuseplan.tuning.program.problem import Problem
@@ -18,12 +17,6 @@ def padded_entries(problem: Problem, here: Environment) -> list[RaceEntry]:
     """
     spans = problem.program.sizes.spans
     varies = any(low < high for _, low, high in spans)
-    if (
-        not entry.PADDED_RACE
-        or not varies
-        or problem.trains
-        or here.device == "cpu"
-        or here.version("inductor") is None
-    ):
+    if not varies or problem.trains or here.device == "cpu" or here.version("inductor") is None:
         return []
     return [RaceEntry(PADDED, Plan("inductor", launch="cudagraph", padded=spans))]

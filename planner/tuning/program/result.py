@@ -106,11 +106,19 @@ def verdict_line(tuned: Tuned) -> str:
         against = f" of {tuned.winner if tuned.objective.spares else of}: nothing that was tried {better}"
     else:
         against = f" against {best:,.1f} µs of {of}, {best / tuned.wall_us:.2f} times as fast"
-    busy = tuned.noise is not None and tuned.noise > NOISY
-    noise = (
-        f"; noise {tuned.noise:.0%}: the machine was too busy to tell, tune it --again when it is not" if busy else ""
-    )
-    return f"{name}, {tuned.wall_us:,.1f} µs{against}{_memory(tuned)}{detail}{noise}"
+    return f"{name}, {tuned.wall_us:,.1f} µs{against}{_memory(tuned)}{detail}{_too_busy(tuned.noise)}"
+
+
+def _too_busy(noise: float | None) -> str:
+    """What is said of a race whose times say little.
+
+    >>> _too_busy(36.55), _too_busy(0.001)
+    ('; noise over 100%: the machine was too busy to tell, tune it --again when it is not', '')
+    """
+    if noise is None or noise <= NOISY:
+        return ""
+    much = f"{noise:.0%}" if noise <= 1 else "over 100%"
+    return f"; noise {much}: the machine was too busy to tell, tune it --again when it is not"
 
 
 def _memory(tuned: Tuned) -> str:

@@ -38,7 +38,7 @@ from fuseplan.tuning.progress import Progress
 from fuseplan.tuning.queue.agenda import Item
 from fuseplan.tuning.queue.budget import Time
 from fuseplan.tuning.queue.region_locks import RegionLocks
-from fuseplan.tuning.traces import box_of, launches_of, may_train, query_of, title_of
+from fuseplan.tuning.traces import box_of, calls_that_came, launches_of, may_train, query_of, title_of
 from fuseplan.tuning_db import Environment, Hit, Run, Store, clock
 from fuseplan.tuning_db.environment import memory_of
 from fuseplan.tuning_db.resume import unfinished
@@ -159,7 +159,7 @@ class Tuner:
                 budget.traced(self._traced_s(trace, found))
                 budget.races_launches(len(programs))
                 searches = self._searches(services, budget, found, programs, model, timings)
-                if launch != "plain":
+                if launch != "plain" and calls_that_came(trace):  # one size alone does not tell what padding costs
                     searches[0] = replace(searches[0], pads=True)
                 problem = searches[0].problem
                 graphs = dict(zip(problem.roles, problem.graphs, strict=True)) if budget.effort.cuts else None

@@ -177,6 +177,32 @@ def test_of_two_launches_the_faster_and_plain_within_the_noise_of_one_race(
         assert found_launch(store, launch) == launch
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "graph_us", "pads", "chosen"),
+    [
+        (RUN, RUN, 98.0, True, "cudagraph"),
+        (RUN, RUN, 150.0, True, "plain"),
+        (RUN, LATER_RUN, 150.0, True, "cudagraph"),  # times of two races: of sizes of their own
+        (None, None, 150.0, True, "cudagraph"),
+        (LATER_RUN, None, 150.0, True, "cudagraph"),
+        (RUN, LATER_RUN, 150.0, False, "plain"),
+    ],
+)
+def test_where_a_padded_plan_is_stored_the_newest_race_decides(
+    tmp_path: Path, first: str | None, second: str | None, graph_us: float, pads: bool, chosen: str
+) -> None:
+    store, box = store_at(tmp_path / "tuning.db"), Box.of({"s0": (33, 64)})
+    for run in (RUN, LATER_RUN):
+        store.add_run(Run(PROGRAM, HERE, key=run))
+    store.add_plan(plan(sizes=box, run=first))
+    newer = plan("cudagraph", sizes=box, run=second, wall_us=graph_us, changed_at=LATER)
+    padded = Plan("inductor", launch="cudagraph", padded=box.spans)
+    store.add_plan(replace(newer, plan=padded) if pads else newer)
+    found = store.find_plan(question(launch=None, sizes={"s0": 40}))
+    assert isinstance(found, Hit)
+    assert found.plan.launch == chosen
+
+
 def test_a_person_s_word_counts_more_than_that_plain_holds_no_memory(tmp_path: Path) -> None:
     store = store_at(tmp_path / "tuning.db")
     store.add_run(Run(PROGRAM, HERE, key=RUN))
