@@ -397,6 +397,41 @@ def test_integers_that_are_nothing_by_chance_are_found_wrong(most: int) -> None:
     assert vetted(lambda x: (x.clamp(min=0).max(0).values,), (of_any_sign,)).status == "ok"
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: (x.amax(0),),
+        lambda x: (x.topk(3, 0).values,),
+        lambda x: (x.argmax(0),),
+        lambda x: (nn.functional.conv1d(x.t()[None], torch.ones(4, 8, 3), padding=1).amax(-1),),
+        lambda x: (torch.where((x > 0).all(), x, -x),),
+        lambda x: (torch.where((x < 0).all(), x, -x),),
+    ],
+    ids=["amax", "topk", "argmax", "conv1d", "all above", "all below"],
+)
+def test_zeros_that_are_nothing_among_numbers_of_both_signs_are_found_wrong(call: Callable[..., Any]) -> None:
+    row = vetted(call, rows(40))
+    assert row.status == "wrong"
+    assert "zero)" in row.detail, "not on the values of the trace"
+
+
+@pytest.mark.parametrize("marked", [False, True], ids=["both signs", "with a mark"])
+def test_integers_of_both_signs_are_judged_as_those_of_one(marked: bool) -> None:
+    x = torch.randint(1, 50, (40, 8)) if marked else torch.randint(-50, 50, (40, 8))
+    x[0] = -100 if marked else x[0]
+    torch._dynamo.maybe_mark_dynamic(x, 0)
+    assert vetted(lambda x: (x.amax(0),), (x,)).status == "wrong"
+    torch._dynamo.reset()
+    assert vetted(lambda x: (x.clamp(min=0).amax(0),), (x,)).status == "ok"
+
+
+def test_bytes_are_judged_above_zero() -> None:
+    """They have no sign, and the least of them is zero in the trace."""
+    x = torch.randint(0, 4, (40, 8), dtype=torch.uint8)
+    torch._dynamo.maybe_mark_dynamic(x, 0)
+    assert vetted(lambda x: (x.amin(0) * 1,), (x,)).status == "wrong"
+
+
 def test_integers_that_pick_something_are_judged_as_they_are() -> None:
     table = nn.Embedding(50, 8)
 
