@@ -313,6 +313,61 @@ def test_what_cannot_be_padded_is_refused(call: Callable[..., Any], why: str) ->
     assert why in refused(call, rows(40))
 
 
+class Kept(nn.Module):
+    """A buffer that something is written to at each call."""
+
+    def __init__(self, write: Callable[[Tensor, Tensor], object]) -> None:
+        super().__init__()
+        self.register_buffer("kept", torch.zeros(100, 8))
+        self.write = write
+
+    def forward(self, x: Tensor) -> tuple[Tensor]:
+        self.write(self.kept, x)
+        return (x * 2,)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda kept, x: kept[: x.shape[0]].copy_(x),
+        lambda kept, x: kept.index_copy_(0, torch.arange(x.shape[0]), x),
+        lambda kept, x: kept.add_(x.sum(0)),
+        lambda kept, x: kept.add_(x.shape[0]),
+        lambda kept, x: kept[: x.shape[0]].zero_(),
+        lambda kept, x: kept[x.shape[0]].fill_(1),
+        lambda kept, x: kept[0].copy_(torch.zeros(8).add_(x.amax(0))),
+        lambda kept, x: nn.functional.batch_norm(x, kept[0], kept[1], training=True),
+    ],
+    ids=["as many rows", "by position", "sum", "number", "zeros", "place", "through another", "batch norm"],
+)
+def test_a_buffer_that_gets_what_hangs_on_what_is_filled_up_is_a_reason(write: Callable[[Tensor, Tensor], Any]) -> None:
+    assert refused(Kept(write), rows(40)) == "what it writes to an input or buffer hangs on what would be filled up"
+
+
+def test_an_input_that_is_not_filled_up_is_as_a_buffer() -> None:
+    def call(cache: Tensor, positions: Tensor, x: Tensor) -> tuple[Tensor]:
+        cache.index_copy_(0, positions, x)
+        return (x * 2,)
+
+    positions = torch.arange(40)
+    torch._dynamo.maybe_mark_dynamic(positions, 0)
+    why = "what it writes to an input or buffer hangs on what would be filled up"
+    assert refused(call, (torch.zeros(100, 8), positions, *rows(40))) == why
+
+
+def test_a_buffer_that_gets_the_same_at_each_call_is_no_reason() -> None:
+    def write(kept: Tensor, x: Tensor) -> None:
+        assert kept[: x.shape[0]].shape == x.shape
+        kept.add_(1)
+        kept[3].mul_(kept[2])
+
+    model = Kept(write)
+    compiled = padded(model)
+    for size in (40, 64, 33):
+        right(compiled, lambda x: (x * 2,), rows(size))
+    assert model.kept[0].tolist() == [3.0] * 8
+
+
 def test_dropout_that_leaves_nothing_out_is_no_reason() -> None:
     def attend(x: Tensor) -> tuple[Tensor]:
         return (nn.functional.scaled_dot_product_attention(x[None], x[None], x[None], is_causal=True)[0],)
