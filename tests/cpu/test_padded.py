@@ -440,6 +440,49 @@ def test_zeros_that_are_nothing_by_chance_are_found_wrong() -> None:
     assert vetted(all_set, (*rows(40), mask)).status == "wrong"
 
 
+@pytest.mark.parametrize(
+    ("call", "values"),
+    [
+        (lambda x: (x.mean(0),), torch.zeros(40, 8)),
+        (lambda x: (x.amax(0),), torch.ones(40, 8)),
+        (lambda x: (x.amax(0),), torch.randint(1, 4, (40, 8)).float()),
+        (lambda x: (torch.softmax(x @ x.t(), -1) @ x,), torch.zeros(40, 8)),
+        (lambda x: (torch.softmax(x @ x.t() * 4, -1) @ x,), torch.full((40, 8), 9.0).addcmul_(*torch.rand(2, 40, 8))),
+    ],
+    ids=["mean of zeros", "amax of ones", "amax of few", "attention to zeros", "attention to none but one"],
+)
+def test_floats_of_which_a_trace_has_few_values_may_have_others(call: Callable[..., Any], values: Tensor) -> None:
+    torch._dynamo.maybe_mark_dynamic(values, 0)
+    assert vetted(call, (values,)).status == "wrong"
+
+
+def test_few_floats_that_zeros_are_nothing_to_are_right() -> None:
+    def call(x: Tensor, mask: Tensor) -> tuple[Tensor]:
+        return ((x * mask[:, None]).relu().amax(0),)
+
+    mask = (torch.rand(40) < 0.5).float()
+    x = torch.zeros(40, 8)
+    for one in (x, mask):
+        torch._dynamo.maybe_mark_dynamic(one, 0)
+    assert vetted(call, (x, mask)).status == "ok"
+
+
+@pytest.mark.parametrize("attends", [False, True])
+def test_integers_of_which_nothing_but_zeros_is_known_are_refused(attends: bool) -> None:
+    """What they pick is what filling up picks."""
+    table = nn.Embedding(50, 8)
+
+    def call(ids: Tensor) -> tuple[Tensor]:
+        found = table(ids)
+        return (torch.softmax(found @ found.t(), -1) @ found if attends else found.mean(0),)
+
+    ids = torch.zeros(40, dtype=torch.long)
+    torch._dynamo.maybe_mark_dynamic(ids, 0)
+    row = vetted(call, (ids,))
+    assert row.status == "refused"
+    assert row.detail.startswith("it cannot be padded: nothing but zeros is known of input")
+
+
 @pytest.mark.parametrize("most", [4, 99], ids=["few values", "many values"])
 def test_integers_that_are_nothing_by_chance_are_found_wrong(most: int) -> None:
     def largest(x: Tensor) -> tuple[Tensor]:

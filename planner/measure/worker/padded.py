@@ -23,10 +23,10 @@ from fuseplan.tuning.queue.boxes import at_sizes
 
 DEVIATIONS = 4
 """So many deviations from zero numbers of one sign lie."""
+LARGE = 2.0**10
+"""What is larger, among a few floats, is a mark, such as what hides a place from attention."""
 _SIGNED = ("int8", "int16", "int32", "int64")
 _INTEGERS = (*_SIGNED, "uint8")
-_SET = ({0, 1}, {1})
-"""Values of a mask, of which 1 is one: an index may have no other than 0."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,19 @@ class PaddedCase:
 
     told: str
     loaded: Loaded
+
+
+def why_not_judged(plan: Plan | None, loaded: Loaded) -> str | None:
+    """Why no values of a program tell whether a padded plan changes anything; None where they do, and of a plan that does not pad."""
+    if plan is None or not plan.padded:
+        return None
+    for i, item in enumerate(loaded.trace.fields["inputs"]):
+        if not _varies(item) or _is_float(item) or item["dtype"] == "bool":
+            continue
+        values = item["values"]
+        if values["spread"] == "unknown" or (values["spread"] == "few" and not any(values["values"])):
+            return f"it cannot be padded: nothing but zeros is known of input {i}, which would be filled up with such"
+    return None
 
 
 def padded_cases(plan: Plan | None, loaded: Loaded) -> list[PaddedCase]:
@@ -46,11 +59,10 @@ def padded_cases(plan: Plan | None, loaded: Loaded) -> list[PaddedCase]:
     edge = {name: high for name, _, high in plan.padded}
     least = {name: low for name, low, _ in plan.padded}
     below = {name: max(low, high - 1) for name, low, high in plan.padded}
-    above_zero, below_zero = _turned(loaded)
     cases = [(edge, loaded.trace, ""), (least, loaded.trace, ""), (below, loaded.trace, "")]
     cases += [(between, loaded.trace, "")]
-    if above_zero != loaded.trace or below_zero != loaded.trace:
-        cases += [(least, above_zero, ", on values above zero"), (between, below_zero, ", on values below zero")]
+    turned = zip((least, between, below), _turned(loaded), ("above zero", "below zero", "about zero"), strict=True)
+    cases += [(sizes, trace, f", on values {where}") for sizes, trace, where in turned if trace != loaded.trace]
     return [
         PaddedCase(
             f"at {' '.join(f'{name}={size}' for name, size in sizes.items())}{told}",
@@ -60,15 +72,18 @@ def padded_cases(plan: Plan | None, loaded: Loaded) -> list[PaddedCase]:
     ]
 
 
-def _turned(loaded: Loaded) -> tuple[Trace, Trace]:
+def _turned(loaded: Loaded) -> list[Trace]:
     """The program on numbers that are all above zero, and on such that are all below, floats and integers, and both on masks that are set
-    everywhere. Integers that pick something, such as rows of a table, stay.
+    everywhere; and on floats about zero: others may hide in a softmax what was filled up. Integers that pick something, such as rows of a
+    table, stay.
     """
     given = loaded.trace.fields["inputs"]
     numbers = [i for i, item in enumerate(given) if _may_be_numbers(item)]
     whole = whole_numbers(loaded, numbers) if numbers else frozenset()
-    above, below = ([_turned_input(item, sign, i in whole) for i, item in enumerate(given)] for sign in (1, -1))
-    return _given(loaded.trace, above), _given(loaded.trace, below)
+    return [
+        _given(loaded.trace, [_turned_input(item, sign, i in whole) for i, item in enumerate(given)])
+        for sign in (1, -1, 0)
+    ]
 
 
 def _given(trace: Trace, inputs: Sequence[Mapping[str, Any]]) -> Trace:
@@ -76,11 +91,13 @@ def _given(trace: Trace, inputs: Sequence[Mapping[str, Any]]) -> Trace:
 
 
 def _turned_input(item: Mapping[str, Any], sign: int, is_number: bool) -> Mapping[str, Any]:
-    """An input of which all values have a sign, or are set if it is a mask."""
-    if not _varies(item):
+    """An input of which all values have a sign, or are set if it is a mask; floats of both signs where it is 0."""
+    if not _varies(item) or (sign == 0 and not _is_float(item)):
         return item
     values = item["values"]
     found: Mapping[str, Any]
+    if _is_mask(item) and sign == 0:
+        return item
     if _is_mask(item):
         found = {"spread": "few", "values": [max([*values["values"], 1])], "counts": [1]}
     elif _is_float(item):
@@ -93,11 +110,19 @@ def _turned_input(item: Mapping[str, Any], sign: int, is_number: bool) -> Mappin
 
 
 def _floats_of_sign(values: Mapping[str, Any], sign: int) -> Mapping[str, Any]:
-    """Floats that lie about several deviations from zero, or about their mean where that is further away."""
+    """Floats that lie about several deviations from zero, or about their mean where that is further away. Of those of which a trace has but
+    few values others may come, and be as large.
+    """
     if values["spread"] != "normal":
-        return values
+        seen = [abs(one) for one in values.get("values", ()) if not isinstance(one, dict) and 0 < abs(one) <= LARGE]
+        scale = float(max(seen, default=1.0))
+        most = DEVIATIONS * scale
+        values = {"spread": "normal", "mean": 0.0, "deviation": scale, "low": -most, "high": most}
     mean, deviation = abs(values["mean"]), values["deviation"]
     largest = max(abs(values["low"]), abs(values["high"]))
+    if sign == 0:
+        about = {"mean": 0.0, "deviation": deviation or largest, "low": -largest, "high": largest}
+        return values if mean < deviation else {**values, **about}
     middle = max(mean, DEVIATIONS * deviation) or largest
     least, most = min(deviation or middle, middle) / 8, middle + largest
     low, high = (least, most) if sign > 0 else (-most, -least)
@@ -133,11 +158,12 @@ def _sized(number: int, limits: torch.iinfo) -> int:
 
 
 def _is_mask(item: Mapping[str, Any]) -> bool:
-    """Whether an input is set here and there, or everywhere."""
+    """Whether an input is set here and there, or everywhere; floats, of which others may come, here and there."""
     values = item["values"]
     if values["spread"] != "few":
         return False
-    return item["dtype"] == "bool" or set(map(_number, values["values"])) in _SET
+    seen = set(map(_number, values["values"]))
+    return item["dtype"] == "bool" or seen == {0, 1} or (seen == {1} and not _is_float(item))
 
 
 def _is_float(item: Mapping[str, Any]) -> bool:
