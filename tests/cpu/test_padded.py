@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +183,24 @@ def test_where_nothing_may_be_compiled_sizes_outside_of_the_box_run_eagerly() ->
     assert since(before, COMPILED) == 0
     right(compiled, model, tokens(20), strides=False)
     assert since(before, COMPILED) == 1
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), TypeError("no number")], ids=["disk", "type"]
+)
+def test_where_the_compiler_fails_sizes_outside_of_the_box_run_eagerly(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(import_module("fuseplan.runtime.replay"), "compile_under_inductor", fail)
+    model = Masked().eval()
+    compiled = padded(model, Plan("aten", padded=BOX))
+    for size in (40, 20, 21):
+        right(compiled, model, tokens(size), strides=False)
+    told = f"calls that are not padded run eagerly: {type(error).__name__}: {error}"
+    assert told in fuseplan.explain(compiled, graphs=False)
 
 
 def test_batch_and_length_may_both_vary() -> None:
