@@ -80,6 +80,17 @@ def test_the_newest_race_decides_in_a_box(store: Store, us: float, launch: str) 
     assert (answer.plan.launch, answer.plan.wall_us) == (launch, min(us, TIMES["inductor"]))
 
 
+@pytest.mark.parametrize(("launch", "us", "chosen"), [("plain", 900.0, "cudagraph"), ("cudagraph", 600.0, "plain")])
+def test_a_race_under_one_launch_says_nothing_of_the_other(store: Store, launch: str, us: float, chosen: str) -> None:
+    trace = traced(40)
+    first = {**TIMES, PADDED: 400.0 if launch == "plain" else 950.0, "inductor": 500.0}
+    tuned(trace, store, Racing(times=first), again=True)
+    tuned(trace, store, Racing(times={**TIMES, PADDED: us}), launch, again=True)
+    answer = store.find_plan(query_of(trace, trace.key, GPU, EITHER))
+    assert isinstance(answer, Hit)
+    assert answer.plan.launch == chosen
+
+
 def test_where_its_graphs_would_hold_much_of_the_memory_it_is_left_out(store: Store) -> None:
     pool = Racing(times=TIMES, peaks={PADDED: 40 * 2**30})
     found = tuned(traced(40), store, pool)
