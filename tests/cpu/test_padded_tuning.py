@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -27,8 +28,11 @@ PLAN = Plan("inductor", launch="cudagraph", padded=(("s0", 33, 64),))
 TIMES = {"inductor": 900.0, "eager": 1900.0, PADDED: 400.0}
 
 
-def traced(size: int, *, trains: bool = False, varies: bool = True, counted: bool = True) -> Trace:
-    """A program, with calls of three sizes in its box where these were counted."""
+COUNTS = {35: 2, 40: 5, 60: 1}
+
+
+def traced(size: int, *, trains: bool = False, varies: bool = True, counts: Mapping[int, int] = COUNTS) -> Trace:
+    """A program, with how often calls of which sizes were counted: of three in its box."""
     x = torch.randn(size, 4, requires_grad=trains)
     if varies:
         torch._dynamo.maybe_mark_dynamic(x, 0)
@@ -38,7 +42,7 @@ def traced(size: int, *, trains: bool = False, varies: bool = True, counted: boo
 
     (found,) = traces_of(double, x, name="double")
     torch._dynamo.reset()
-    calls = {35: 2, 40: 5, 60: 1} if varies and counted else {}
+    calls = counts if varies else {}
     return replace(found, calls=tuple(Calls({"s0": size}, many) for size, many in calls.items()))
 
 
@@ -121,9 +125,11 @@ def test_what_is_wrong_with_it_stands_in_the_evidence(store: Store) -> None:
         (traced(40, varies=False), EITHER, GPU),
         (traced(40, trains=True), EITHER, GPU),
         (traced(40), EITHER, None),
-        (traced(40, counted=False), EITHER, GPU),
+        (traced(40, counts={}), EITHER, GPU),
+        (traced(64, counts={40: 1000}), EITHER, GPU),
+        (traced(40, counts={40: 1000, 200: 5}), EITHER, GPU),
     ],
-    ids=["plain", "static", "trained", "cpu", "one size that came by chance"],
+    ids=["plain", "static", "trained", "cpu", "not counted", "one size", "one size in its box"],
 )
 def test_where_it_has_no_place_it_is_not_tried(trace: Trace, launch: str, here: object, store: Store) -> None:
     pool = Racing(times=TIMES)
