@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -214,6 +215,27 @@ def test_batch_and_length_may_both_vary() -> None:
             torch._dynamo.maybe_mark_dynamic(x, dim)
         right(compiled, call, (x,))
     assert since(before, PADDED) == 4
+
+
+def test_nothing_is_left_behind_calls_of_sizes_at_random(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept to clear it is as much as there are sizes, and not as there are pairs of them."""
+    made = list[object]()
+    module = import_module("fuseplan.runtime.padded")
+    kept = module._kept
+    monkeypatch.setattr(module, "_kept", lambda known, key, views: (made.append(key), kept(known, key, views))[1])
+
+    def total(x: Tensor) -> tuple[Tensor]:
+        return (x.abs().sum(),)
+
+    compiled = padded(total, Plan("eager", padded=(("s0", 5, 8), ("s1", 17, 32))))
+    seeded = Random(0)
+    choices = [(5, 32), (8, 17), (6, 20), (8, 32), (7, 31)]
+    for _ in range(60):
+        x = torch.randn(*seeded.choice(choices), 4)
+        for dim in (0, 1):
+            torch._dynamo.maybe_mark_dynamic(x, dim)
+        right(compiled, total, (x,))
+    assert len(made) == 2 * len(choices)
 
 
 def test_what_is_padded_is_counted() -> None:
