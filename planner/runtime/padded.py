@@ -170,7 +170,7 @@ class PaddedCalls:
         self._calls: dict[Sizes, SizedCall | None] = {}
         self._here = _Here()
         self._device = next((one.edge.device.index for one in program.filled if one.edge.is_cuda), None)
-        self.tally = PaddingTally.kept(program.spans, self._edge.elements)
+        self.tally = PaddingTally.kept(program.spans, self._edge.elements, self)
 
     def __call__(self, *args: Any) -> Any:
         """One call of the program."""

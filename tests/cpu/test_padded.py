@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -251,6 +253,22 @@ def test_what_is_padded_is_counted() -> None:
         "padded to the edge of s0=33..64: 3 calls, of which 33.3% of their inputs were filled up"
         in fuseplan.explain(compiled, graphs=False)
     )
+
+
+def test_what_programs_that_are_gone_have_padded_is_counted_in_a_sum() -> None:
+    before = stats()
+    tallies = list[Any]()
+    for size in (40, 48, 50):
+        compiled = padded(lambda x: (x.cos(),))
+        compiled(*rows(size))
+        (program,) = programs_of(compiled_by(compiled))
+        tallies.append(weakref.ref(program.padding))
+        del compiled, program
+        torch._dynamo.reset()
+    gc.collect()
+    assert [since(before, one) for one in (PADDED, GIVEN, ADDED)] == [3, 3 * 64 * 8, (24 + 16 + 14) * 8]
+    gc.collect()
+    assert [one() for one in tallies] == [None] * 3, "and nothing else of them is kept"
 
 
 def test_threads_have_buffers_of_their_own() -> None:
