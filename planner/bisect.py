@@ -1,4 +1,4 @@
-"""`bisect`: which rewrite or fusion of a plan makes a result wrong. It applies the first half of them, then a quarter, and so on."""
+"""`bisect`: which rewrite, padding or fusion of a plan makes a result wrong. It applies the first half of them, then a quarter, and so on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Check = Callable[[Any, Any], None]
 
 @dataclass(frozen=True)
 class Culprit:
-    """The rewrite or fusion that makes the difference. None where the result is wrong without any: then none is to blame."""
+    """The rewrite, padding or fusion that makes the difference. None where the result is wrong without any: then none is to blame."""
 
     number: int
     """Which one it is, in the order of compiling, beginning with 1."""
@@ -36,7 +36,7 @@ class Culprit:
     def __str__(self) -> str:
         if self.fusion is None:
             return f"the result is wrong without any fusion, so none is to blame: {self.difference}"
-        what = "fusion" if self.fusion.rewrite is None else "rewrite"
+        what = "padding" if self.fusion.padding else "fusion" if self.fusion.rewrite is None else "rewrite"
         return (
             f"{what} {self.number} of {self.total} makes the result wrong: {_spelled(self.fusion)}: {self.difference}"
         )
@@ -51,7 +51,7 @@ def bisect(
     atol: float | None = None,
     **options: Any,
 ) -> Culprit | None:
-    """Return the rewrite or fusion that makes ``fuseplan.compile(model, **options)(*inputs)`` wrong, or None if all is well.
+    """Return the rewrite, padding or fusion that makes ``fuseplan.compile(model, **options)(*inputs)`` wrong, or None if all is well.
 
     Wrong is what differs from eager: an output, a gradient of the sum of the outputs, or what is written to an input or
     a buffer. `rtol` and `atol` are those of `torch.testing.assert_close`; `check` judges in its place. Each attempt
@@ -168,6 +168,8 @@ def _same_or_close(where: str, mine: Any, theirs: Any, rtol: float | None, atol:
 def _spelled(fusion: Fusion) -> str:
     if fusion.rewrite is not None:
         return f"the rewrite of {fusion.rewrite.kind} {fusion.rewrite.site} as {fusion.rewrite.way}"
+    if fusion.padding:
+        return f"each call padded from {fusion.padding}"
     variant = f" ({fusion.variant})" if fusion.variant != "default" else ""
     if fusion.graph is None:
         return f"the whole program under {fusion.executor}{variant}"

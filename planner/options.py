@@ -28,7 +28,7 @@ _KIND = re.compile(r"[a-z0-9][a-z0-9._-]*")
 
 @dataclass(frozen=True)
 class Fusion:
-    """One fusion as it was applied: a region of a graph, or a whole program (then there is no graph); or a rewrite."""
+    """One fusion as it was applied: a region of a graph, or a whole program (then there is no graph); or a rewrite, or padding."""
 
     role: str
     executor: str
@@ -37,11 +37,13 @@ class Fusion:
     graph: Graph | None = None
     rewrite: Rewrite | None = None
     """What was written in another way, before anything was traced."""
+    padding: str = ""
+    """The box from which calls were filled up, and to what."""
 
 
 @dataclass
 class Fuel:
-    """How many more rewrites and fusions may be applied; whoever shares it draws on it in the order of compiling.
+    """How many more rewrites, paddings and fusions may be applied; whoever shares it draws on it in the order of compiling.
 
     >>> fuel = Fuel(1)
     >>> first, second = Fusion("inference", "inductor", "default", (0,)), Fusion("inference", "inductor", "default", (1,))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 
 from fuseplan.noise import faster, noise_between
 from fuseplan.plan import LAUNCHES
+from fuseplan.tuning_db.evidence import Evidence
 from fuseplan.tuning_db.records import StoredPlan
 
 
@@ -28,13 +30,16 @@ def other_launch(name: str, launch: str) -> str | None:
     return next((one for one in LAUNCHES if one != launch and name.endswith(of_launch("", one))), None)
 
 
-def faster_launch(plans: Iterable[StoredPlan]) -> StoredPlan:
+def faster_launch(
+    plans: Iterable[StoredPlan], evidence_of: Callable[[StoredPlan], Evidence] = attrgetter("evidence")
+) -> StoredPlan:
     """The plan to run of several that differ in their launch: the fastest, by the times that are stored, of those that their objective
     leaves. Where it has raced with a plain one, that stays, unless it is slower beyond the noise: it holds no memory of its own.
 
-    A padded plan has raced on the sizes that had come by then, others perhaps on others: where one is stored, the newest race decides.
+    A padded plan has raced on the sizes that had come by then, others perhaps on others: where one is stored, the newest race decides among
+    the launches that were in it. `evidence_of` tells which these were.
     """
-    every = _comparable(list(plans))
+    every = _comparable(list(plans), evidence_of)
     found = every[0].objective.among(every, lambda one: one.peak_bytes)
     if len(found) == 1:
         return found[0]
@@ -44,13 +49,29 @@ def faster_launch(plans: Iterable[StoredPlan]) -> StoredPlan:
     return next((one for one in plain if race is not None and not _beats(best, one)), best)
 
 
-def _comparable(plans: list[StoredPlan]) -> list[StoredPlan]:
-    """Those whose times can be compared: all, or those of the newest race where one of them is padded."""
+def _comparable(plans: list[StoredPlan], evidence_of: Callable[[StoredPlan], Evidence]) -> list[StoredPlan]:
+    """Those whose times can be compared: all; where one of them is padded those of the newest race, or of the newest in which all launches
+    were, where it had not all.
+    """
     if not any(one.plan.padded for one in plans):
         return plans
-    newest = max(plans, key=lambda one: (one.changed_at, one.key))
-    race = newest.timed.race
-    return [one for one in plans if one is newest or (race is not None and one.timed.race == race)]
+    newest, launches = _newest(plans), {one.launch for one in plans}
+    found = _of_race(plans, newest)
+    missing = launches - {one.launch for one in found}
+    if missing <= {other_launch(one.name, newest.launch) for one in evidence_of(newest).raced if missing}:
+        return found
+    whole = [one for one in plans if {other.launch for other in _of_race(plans, one)} == launches]
+    return _of_race(plans, _newest(whole)) if whole else plans
+
+
+def _newest(plans: Sequence[StoredPlan]) -> StoredPlan:
+    return max(plans, key=lambda one: (one.changed_at, one.key))
+
+
+def _of_race(plans: Sequence[StoredPlan], raced: StoredPlan) -> list[StoredPlan]:
+    """A plan, and the others of its race."""
+    race = raced.timed.race
+    return [one for one in plans if one is raced or (race is not None and one.timed.race == race)]
 
 
 def _us(plan: StoredPlan) -> float:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from fuseplan.errors import FuseplanError
 from fuseplan.tuning_db.columns import Row
 from fuseplan.tuning_db.environment import Environment, needs_of
+from fuseplan.tuning_db.evidence import Evidence
 from fuseplan.tuning_db.launches import faster_launch
 from fuseplan.tuning_db.records import NO_MOVES, REASONS, Hit, Miss, Query, Stale, StoredPlan
 from fuseplan.tuning_db.schema import ENVIRONMENT, PLAN
@@ -80,7 +81,8 @@ def choose(query: Query, found: Sequence[UnparsedPlan]) -> Hit | Stale | Miss:
         if slot not in latest or (one.standing, one.changed_at) > (latest[slot].standing, latest[slot].changed_at):
             latest[slot] = one
     standing = max(one.standing for one in latest.values())
-    best = faster_launch(one.answer.plan for one in latest.values() if one.standing == standing)
+    last = {one.answer.plan.key: one for one in latest.values() if one.standing == standing}
+    best = faster_launch([one.answer.plan for one in last.values()], lambda plan: last[plan.key].evidence())
     return next(one.answer for one in latest.values() if one.answer.plan is best)
 
 
@@ -115,12 +117,21 @@ class _Usable:
     answer: Hit | Stale
     standing: tuple[bool, bool, bool, int]
     changed_at: tuple[str, str]
+    row: Row | None
 
     @staticmethod
     def of(answer: Hit | Stale, candidate: UnparsedPlan) -> _Usable:
         stored = answer.plan
         standing = (stored.word == "pinned", stored.status != "unverified", isinstance(answer, Hit), candidate.rank)
-        return _Usable(answer, standing, (stored.changed_at, candidate.key))
+        return _Usable(answer, standing, (stored.changed_at, candidate.key), candidate.row)
+
+    def evidence(self) -> Evidence:
+        """What the answer was told without, since few have a use for it."""
+        stored = self.answer.plan
+        try:
+            return StoredPlan.of({**(self.row or {}), "moves": NO_MOVES}, stored.environment).evidence
+        except FuseplanError:
+            return stored.evidence
 
 
 def judge(query: Query, candidate: UnparsedPlan) -> Hit | Stale | Miss:

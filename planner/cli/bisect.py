@@ -1,4 +1,4 @@
-"""`fuseplan bisect`: the rewrite or fusion behind a wrong result."""
+"""`fuseplan bisect`: the rewrite, padding or fusion behind a wrong result."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 def bisect(
     case: str, plan: str, file: Path | None, unverified: bool, rtol: float | None, atol: float | None, as_json: bool
 ) -> None:
-    """Find the rewrite or fusion of a plan that makes a result wrong. Exit code 1 if the result is wrong.
+    """Find the rewrite, padding or fusion of a plan that makes a result wrong. Exit code 1 if the result is wrong.
 
     CASE is FILE.py:FUNCTION. The function takes nothing and returns a model and its inputs: `return model, (x,)`.
     """

@@ -105,8 +105,10 @@ class FilledBuffers:
         self._holds: SizedCall | None = None
         self._parts: dict[Sizes, list[Tensor]] = {}
         """Where the inputs of calls of some sizes lie."""
-        self._tails: dict[tuple[Sizes, Sizes], list[Tensor]] = {}
-        """What lies behind a call, and was written by another, by the sizes of both."""
+        self._tails: dict[Sizes, list[Tensor]] = {}
+        """What lies between calls of some sizes and the edge. What two calls in turn leave between them would be less to clear, but is of
+        as many views as there are pairs of sizes: where these come at random, nearly each call would make its own.
+        """
 
     def fill(self, call: SizedCall, values: list[Tensor]) -> None:
         """Copy what a call is given into them, and clear what lies behind it."""
@@ -114,9 +116,9 @@ class FilledBuffers:
         if before is None:  # there is nothing in them yet, or a call has failed here
             torch._foreach_zero_(self._whole)
         elif before is not call:
-            tails = self._tails.get((before.sizes, call.sizes))
+            tails = self._tails.get(call.sizes)
             if tails is None:
-                tails = _kept(self._tails, (before.sizes, call.sizes), partial(self._behind, before, call))
+                tails = _kept(self._tails, call.sizes, partial(self._behind, call))
             if tails:
                 torch._foreach_zero_(tails)
         parts = self._parts.get(call.sizes)
@@ -130,12 +132,12 @@ class FilledBuffers:
     def _parts_of(self, call: SizedCall) -> list[Tensor]:
         return [_once(_part(one, shape)) for one, shape in zip(self.tensors, call.shapes, strict=True)]
 
-    def _behind(self, before: SizedCall, call: SizedCall) -> list[Tensor]:
+    def _behind(self, call: SizedCall) -> list[Tensor]:
         return [
-            _once(_part(tensor, old).narrow(dim, now, then - now))
-            for tensor, old, new in zip(self.tensors, before.shapes, call.shapes, strict=True)
-            for dim, (then, now) in enumerate(zip(old, new, strict=True))
-            if now < then
+            _once(_part(tensor, (*shape[:dim], *tensor.shape[dim:])).narrow(dim, size, tensor.shape[dim] - size))
+            for tensor, shape in zip(self.tensors, call.shapes, strict=True)
+            for dim, size in enumerate(shape)
+            if size < tensor.shape[dim]
         ]
 
 
@@ -168,7 +170,7 @@ class PaddedCalls:
         self._calls: dict[Sizes, SizedCall | None] = {}
         self._here = _Here()
         self._device = next((one.edge.device.index for one in program.filled if one.edge.is_cuda), None)
-        self.tally = PaddingTally.kept(program.spans, self._edge.elements)
+        self.tally = PaddingTally.kept(program.spans, self._edge.elements, self)
 
     def __call__(self, *args: Any) -> Any:
         """One call of the program."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import threading
+import weakref
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,10 +30,11 @@ class PaddingTally:
     """Calls that were padded, and elements that this added, with sizes that are forgotten by now."""
 
     @staticmethod
-    def kept(spans: Sequence[tuple[str, int, int]], most: int) -> PaddingTally:
-        """A new one, of which `stats` tells."""
+    def kept(spans: Sequence[tuple[str, int, int]], most: int, owner: object) -> PaddingTally:
+        """A new one, of which `stats` tells: by itself as long as its owner lives, who counts in it, and in a sum after that."""
         found = PaddingTally(spans, most)
-        _tallies.append(found)
+        _all.add(found)
+        weakref.finalize(owner, _all.ended.append, found).atexit = False
         return found
 
     @property
@@ -60,8 +63,46 @@ class PaddingTally:
         return f"padded to the edge of {box}: {calls} calls{share}"
 
 
-_tallies: list[PaddingTally] = []
-"""Of all programs of this process that run padded, those that are gone by now among them: a counter never goes down."""
-summed("calls that were padded", lambda: sum(one.padded for one in list(_tallies)))
-summed("elements that padded calls were given", lambda: sum(one.padded * one.most for one in list(_tallies)))
-summed("elements that padding added", lambda: sum(one.added for one in list(_tallies)))
+class _Tallies:
+    """Those of all programs of this process that run padded. Of those that are gone by now there is a sum: a counter never goes down."""
+
+    def __init__(self) -> None:
+        self.ended: list[PaddingTally] = []
+        """Whose owner is gone. The garbage collector may say so amid anything: they wait here for somebody who may take a lock."""
+        self._alive: list[PaddingTally] = []
+        self._gone: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def add(self, tally: PaddingTally) -> None:
+        with self._lock:
+            self._fold()
+            self._alive.append(tally)
+
+    def sums(self) -> Counter[str]:
+        """What `stats` tells."""
+        with self._lock:
+            self._fold()
+            found = Counter(self._gone)
+            for one in self._alive:
+                found.update(_told(one))
+        return found
+
+    def _fold(self) -> None:
+        while self.ended:
+            tally = self.ended.pop()
+            self._alive.remove(tally)
+            self._gone.update(_told(tally))
+
+
+def _told(tally: PaddingTally) -> dict[str, int]:
+    padded = tally.padded
+    return {
+        "calls that were padded": padded,
+        "elements that padded calls were given": padded * tally.most,
+        "elements that padding added": tally.added,
+    }
+
+
+_all = _Tallies()
+for _name in _told(PaddingTally((), 0)):
+    summed(_name, lambda name=_name: _all.sums()[name])  # type: ignore[misc]

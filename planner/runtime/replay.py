@@ -38,9 +38,13 @@ def replay(plan: Plan, gm: GraphModule, example_inputs: Sequence[Any], program: 
 
 
 def _compiled(plan: Plan, gm: GraphModule, example_inputs: Sequence[Any], *, program: Program) -> Callee:
+    fuel = program.fuel
+    if plan.padded and fuel is not None and not fuel.take(Fusion("padding", plan.host, "", padding=plan.padding)):
+        plan = program.plan = replace(plan, padded=())
+        program.remarks.append("calls are not padded: the fuel is spent")
     if not plan.padded:
         return _hosted(plan, gm, example_inputs, program=program)
-    compiles = plan.host != "eager" and program.fuel is None
+    compiles = plan.host != "eager" and fuel is None
     default = partial(compile_under_inductor, Plan("inductor"), program=program) if compiles else None
     return padded(plan.padded, gm, example_inputs, program, partial(_hosted, plan, program=program), default)
 

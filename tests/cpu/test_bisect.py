@@ -118,6 +118,38 @@ def test_a_whole_program_is_one_fusion() -> None:
     assert torch.equal(compiled(x), chain(x))  # to the last bit, since it ran under eager
 
 
+def mean_of_rows(x: torch.Tensor) -> torch.Tensor:
+    return x.mean(0) + 1
+
+
+def rows_that_vary() -> torch.Tensor:
+    x = torch.randn(40, 8)
+    torch._dynamo.maybe_mark_dynamic(x, 0)
+    return x
+
+
+def test_without_fuel_no_call_is_padded() -> None:
+    """What a mean of zeros behind its rows gives is not what eager gives."""
+    x, plan = rows_that_vary(), Plan("aten", padded=(("s0", 33, 64),))
+    compiled = fuseplan.compile(mean_of_rows, plan=plan, fuel=0)
+    torch.testing.assert_close(compiled(x), mean_of_rows(x))
+    (program,) = programs_of(compiled_by(compiled))
+    assert program.plan == Plan("aten")
+    assert "calls are not padded: the fuel is spent" in fuseplan.explain(compiled, graphs=False)
+
+
+@pytest.mark.parametrize("host", ["eager", "inductor"])
+def test_bisect_finds_that_it_is_the_padding(host: str) -> None:
+    plan = Plan(host, padded=(("s0", 33, 64), ("s1", 5, 8)))
+    found = bisect(mean_of_rows, [rows_that_vary()], plan=plan, dynamic=True)
+    assert found is not None
+    total = 1 if host == "eager" else 2
+    told = (
+        f"padding 1 of {total} makes the result wrong: each call padded from s0=33..64 to 64 s1=5..8 to 8: outputs[0]"
+    )
+    assert str(found).startswith(told)
+
+
 @pytest.mark.parametrize(("wrong", "number"), [("sin", 1), ("tanh", 4), ("abs", 8)])
 def test_bisect_finds_a_planted_wrong_region(planted: Callable[[str], None], wrong: str, number: int) -> None:
     planted(f"aten.{wrong}.default")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -184,6 +188,24 @@ def test_where_nothing_may_be_compiled_sizes_outside_of_the_box_run_eagerly() ->
     assert since(before, COMPILED) == 1
 
 
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), TypeError("no number")], ids=["disk", "type"]
+)
+def test_where_the_compiler_fails_sizes_outside_of_the_box_run_eagerly(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(import_module("fuseplan.runtime.replay"), "compile_under_inductor", fail)
+    model = Masked().eval()
+    compiled = padded(model, Plan("aten", padded=BOX))
+    for size in (40, 20, 21):
+        right(compiled, model, tokens(size), strides=False)
+    told = f"calls that are not padded run eagerly: {type(error).__name__}: {error}"
+    assert told in fuseplan.explain(compiled, graphs=False)
+
+
 def test_batch_and_length_may_both_vary() -> None:
     def call(x: Tensor) -> tuple[Tensor, Tensor]:
         return x.cos(), x.sum(-1)
@@ -195,6 +217,27 @@ def test_batch_and_length_may_both_vary() -> None:
             torch._dynamo.maybe_mark_dynamic(x, dim)
         right(compiled, call, (x,))
     assert since(before, PADDED) == 4
+
+
+def test_nothing_is_left_behind_calls_of_sizes_at_random(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept to clear it is as much as there are sizes, and not as there are pairs of them."""
+    made = list[object]()
+    module = import_module("fuseplan.runtime.padded")
+    kept = module._kept
+    monkeypatch.setattr(module, "_kept", lambda known, key, views: (made.append(key), kept(known, key, views))[1])
+
+    def total(x: Tensor) -> tuple[Tensor]:
+        return (x.abs().sum(),)
+
+    compiled = padded(total, Plan("eager", padded=(("s0", 5, 8), ("s1", 17, 32))))
+    seeded = Random(0)
+    choices = [(5, 32), (8, 17), (6, 20), (8, 32), (7, 31)]
+    for _ in range(60):
+        x = torch.randn(*seeded.choice(choices), 4)
+        for dim in (0, 1):
+            torch._dynamo.maybe_mark_dynamic(x, dim)
+        right(compiled, total, (x,))
+    assert len(made) == 2 * len(choices)
 
 
 def test_what_is_padded_is_counted() -> None:
@@ -210,6 +253,22 @@ def test_what_is_padded_is_counted() -> None:
         "padded to the edge of s0=33..64: 3 calls, of which 33.3% of their inputs were filled up"
         in fuseplan.explain(compiled, graphs=False)
     )
+
+
+def test_what_programs_that_are_gone_have_padded_is_counted_in_a_sum() -> None:
+    before = stats()
+    tallies = list[Any]()
+    for size in (40, 48, 50):
+        compiled = padded(lambda x: (x.cos(),))
+        compiled(*rows(size))
+        (program,) = programs_of(compiled_by(compiled))
+        tallies.append(weakref.ref(program.padding))
+        del compiled, program
+        torch._dynamo.reset()
+    gc.collect()
+    assert [since(before, one) for one in (PADDED, GIVEN, ADDED)] == [3, 3 * 64 * 8, (24 + 16 + 14) * 8]
+    gc.collect()
+    assert [one() for one in tallies] == [None] * 3, "and nothing else of them is kept"
 
 
 def test_threads_have_buffers_of_their_own() -> None:
@@ -313,6 +372,61 @@ def test_what_cannot_be_padded_is_refused(call: Callable[..., Any], why: str) ->
     assert why in refused(call, rows(40))
 
 
+class Kept(nn.Module):
+    """A buffer that something is written to at each call."""
+
+    def __init__(self, write: Callable[[Tensor, Tensor], object]) -> None:
+        super().__init__()
+        self.register_buffer("kept", torch.zeros(100, 8))
+        self.write = write
+
+    def forward(self, x: Tensor) -> tuple[Tensor]:
+        self.write(self.kept, x)
+        return (x * 2,)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda kept, x: kept[: x.shape[0]].copy_(x),
+        lambda kept, x: kept.index_copy_(0, torch.arange(x.shape[0]), x),
+        lambda kept, x: kept.add_(x.sum(0)),
+        lambda kept, x: kept.add_(x.shape[0]),
+        lambda kept, x: kept[: x.shape[0]].zero_(),
+        lambda kept, x: kept[x.shape[0]].fill_(1),
+        lambda kept, x: kept[0].copy_(torch.zeros(8).add_(x.amax(0))),
+        lambda kept, x: nn.functional.batch_norm(x, kept[0], kept[1], training=True),
+    ],
+    ids=["as many rows", "by position", "sum", "number", "zeros", "place", "through another", "batch norm"],
+)
+def test_a_buffer_that_gets_what_hangs_on_what_is_filled_up_is_a_reason(write: Callable[[Tensor, Tensor], Any]) -> None:
+    assert refused(Kept(write), rows(40)) == "what it writes to an input or buffer hangs on what would be filled up"
+
+
+def test_an_input_that_is_not_filled_up_is_as_a_buffer() -> None:
+    def call(cache: Tensor, positions: Tensor, x: Tensor) -> tuple[Tensor]:
+        cache.index_copy_(0, positions, x)
+        return (x * 2,)
+
+    positions = torch.arange(40)
+    torch._dynamo.maybe_mark_dynamic(positions, 0)
+    why = "what it writes to an input or buffer hangs on what would be filled up"
+    assert refused(call, (torch.zeros(100, 8), positions, *rows(40))) == why
+
+
+def test_a_buffer_that_gets_the_same_at_each_call_is_no_reason() -> None:
+    def write(kept: Tensor, x: Tensor) -> None:
+        assert kept[: x.shape[0]].shape == x.shape
+        kept.add_(1)
+        kept[3].mul_(kept[2])
+
+    model = Kept(write)
+    compiled = padded(model)
+    for size in (40, 64, 33):
+        right(compiled, lambda x: (x * 2,), rows(size))
+    assert model.kept[0].tolist() == [3.0] * 8
+
+
 def test_dropout_that_leaves_nothing_out_is_no_reason() -> None:
     def attend(x: Tensor) -> tuple[Tensor]:
         return (nn.functional.scaled_dot_product_attention(x[None], x[None], x[None], is_causal=True)[0],)
@@ -385,6 +499,49 @@ def test_zeros_that_are_nothing_by_chance_are_found_wrong() -> None:
     assert vetted(all_set, (*rows(40), mask)).status == "wrong"
 
 
+@pytest.mark.parametrize(
+    ("call", "values"),
+    [
+        (lambda x: (x.mean(0),), torch.zeros(40, 8)),
+        (lambda x: (x.amax(0),), torch.ones(40, 8)),
+        (lambda x: (x.amax(0),), torch.randint(1, 4, (40, 8)).float()),
+        (lambda x: (torch.softmax(x @ x.t(), -1) @ x,), torch.zeros(40, 8)),
+        (lambda x: (torch.softmax(x @ x.t() * 4, -1) @ x,), torch.full((40, 8), 9.0).addcmul_(*torch.rand(2, 40, 8))),
+    ],
+    ids=["mean of zeros", "amax of ones", "amax of few", "attention to zeros", "attention to none but one"],
+)
+def test_floats_of_which_a_trace_has_few_values_may_have_others(call: Callable[..., Any], values: Tensor) -> None:
+    torch._dynamo.maybe_mark_dynamic(values, 0)
+    assert vetted(call, (values,)).status == "wrong"
+
+
+def test_few_floats_that_zeros_are_nothing_to_are_right() -> None:
+    def call(x: Tensor, mask: Tensor) -> tuple[Tensor]:
+        return ((x * mask[:, None]).relu().amax(0),)
+
+    mask = (torch.rand(40) < 0.5).float()
+    x = torch.zeros(40, 8)
+    for one in (x, mask):
+        torch._dynamo.maybe_mark_dynamic(one, 0)
+    assert vetted(call, (x, mask)).status == "ok"
+
+
+@pytest.mark.parametrize("attends", [False, True])
+def test_integers_of_which_nothing_but_zeros_is_known_are_refused(attends: bool) -> None:
+    """What they pick is what filling up picks."""
+    table = nn.Embedding(50, 8)
+
+    def call(ids: Tensor) -> tuple[Tensor]:
+        found = table(ids)
+        return (torch.softmax(found @ found.t(), -1) @ found if attends else found.mean(0),)
+
+    ids = torch.zeros(40, dtype=torch.long)
+    torch._dynamo.maybe_mark_dynamic(ids, 0)
+    row = vetted(call, (ids,))
+    assert row.status == "refused"
+    assert row.detail.startswith("it cannot be padded: nothing but zeros is known of input")
+
+
 @pytest.mark.parametrize("most", [4, 99], ids=["few values", "many values"])
 def test_integers_that_are_nothing_by_chance_are_found_wrong(most: int) -> None:
     def largest(x: Tensor) -> tuple[Tensor]:
@@ -395,6 +552,41 @@ def test_integers_that_are_nothing_by_chance_are_found_wrong(most: int) -> None:
     assert vetted(largest, (x,)).status == "wrong"
     (of_any_sign,) = rows(40)
     assert vetted(lambda x: (x.clamp(min=0).max(0).values,), (of_any_sign,)).status == "ok"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: (x.amax(0),),
+        lambda x: (x.topk(3, 0).values,),
+        lambda x: (x.argmax(0),),
+        lambda x: (nn.functional.conv1d(x.t()[None], torch.ones(4, 8, 3), padding=1).amax(-1),),
+        lambda x: (torch.where((x > 0).all(), x, -x),),
+        lambda x: (torch.where((x < 0).all(), x, -x),),
+    ],
+    ids=["amax", "topk", "argmax", "conv1d", "all above", "all below"],
+)
+def test_zeros_that_are_nothing_among_numbers_of_both_signs_are_found_wrong(call: Callable[..., Any]) -> None:
+    row = vetted(call, rows(40))
+    assert row.status == "wrong"
+    assert "zero)" in row.detail, "not on the values of the trace"
+
+
+@pytest.mark.parametrize("marked", [False, True], ids=["both signs", "with a mark"])
+def test_integers_of_both_signs_are_judged_as_those_of_one(marked: bool) -> None:
+    x = torch.randint(1, 50, (40, 8)) if marked else torch.randint(-50, 50, (40, 8))
+    x[0] = -100 if marked else x[0]
+    torch._dynamo.maybe_mark_dynamic(x, 0)
+    assert vetted(lambda x: (x.amax(0),), (x,)).status == "wrong"
+    torch._dynamo.reset()
+    assert vetted(lambda x: (x.clamp(min=0).amax(0),), (x,)).status == "ok"
+
+
+def test_bytes_are_judged_above_zero() -> None:
+    """They have no sign, and the least of them is zero in the trace."""
+    x = torch.randint(0, 4, (40, 8), dtype=torch.uint8)
+    torch._dynamo.maybe_mark_dynamic(x, 0)
+    assert vetted(lambda x: (x.amin(0) * 1,), (x,)).status == "wrong"
 
 
 def test_integers_that_pick_something_are_judged_as_they_are() -> None:

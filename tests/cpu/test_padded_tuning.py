@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -27,8 +28,11 @@ PLAN = Plan("inductor", launch="cudagraph", padded=(("s0", 33, 64),))
 TIMES = {"inductor": 900.0, "eager": 1900.0, PADDED: 400.0}
 
 
-def traced(size: int, *, trains: bool = False, varies: bool = True, counted: bool = True) -> Trace:
-    """A program, with calls of three sizes in its box where these were counted."""
+COUNTS = {35: 2, 40: 5, 60: 1}
+
+
+def traced(size: int, *, trains: bool = False, varies: bool = True, counts: Mapping[int, int] = COUNTS) -> Trace:
+    """A program, with how often calls of which sizes were counted: of three in its box."""
     x = torch.randn(size, 4, requires_grad=trains)
     if varies:
         torch._dynamo.maybe_mark_dynamic(x, 0)
@@ -38,7 +42,7 @@ def traced(size: int, *, trains: bool = False, varies: bool = True, counted: boo
 
     (found,) = traces_of(double, x, name="double")
     torch._dynamo.reset()
-    calls = {35: 2, 40: 5, 60: 1} if varies and counted else {}
+    calls = counts if varies else {}
     return replace(found, calls=tuple(Calls({"s0": size}, many) for size, many in calls.items()))
 
 
@@ -80,6 +84,17 @@ def test_the_newest_race_decides_in_a_box(store: Store, us: float, launch: str) 
     assert (answer.plan.launch, answer.plan.wall_us) == (launch, min(us, TIMES["inductor"]))
 
 
+@pytest.mark.parametrize(("launch", "us", "chosen"), [("plain", 900.0, "cudagraph"), ("cudagraph", 600.0, "plain")])
+def test_a_race_under_one_launch_says_nothing_of_the_other(store: Store, launch: str, us: float, chosen: str) -> None:
+    trace = traced(40)
+    first = {**TIMES, PADDED: 400.0 if launch == "plain" else 950.0, "inductor": 500.0}
+    tuned(trace, store, Racing(times=first), again=True)
+    tuned(trace, store, Racing(times={**TIMES, PADDED: us}), launch, again=True)
+    answer = store.find_plan(query_of(trace, trace.key, GPU, EITHER))
+    assert isinstance(answer, Hit)
+    assert answer.plan.launch == chosen
+
+
 def test_where_its_graphs_would_hold_much_of_the_memory_it_is_left_out(store: Store) -> None:
     pool = Racing(times=TIMES, peaks={PADDED: 40 * 2**30})
     found = tuned(traced(40), store, pool)
@@ -110,9 +125,11 @@ def test_what_is_wrong_with_it_stands_in_the_evidence(store: Store) -> None:
         (traced(40, varies=False), EITHER, GPU),
         (traced(40, trains=True), EITHER, GPU),
         (traced(40), EITHER, None),
-        (traced(40, counted=False), EITHER, GPU),
+        (traced(40, counts={}), EITHER, GPU),
+        (traced(64, counts={40: 1000}), EITHER, GPU),
+        (traced(40, counts={40: 1000, 200: 5}), EITHER, GPU),
     ],
-    ids=["plain", "static", "trained", "cpu", "one size that came by chance"],
+    ids=["plain", "static", "trained", "cpu", "not counted", "one size", "one size in its box"],
 )
 def test_where_it_has_no_place_it_is_not_tried(trace: Trace, launch: str, here: object, store: Store) -> None:
     pool = Racing(times=TIMES)

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuseplan.capture.dynamo.own_sizes import (
     OwnSizes,
@@ -26,6 +25,7 @@ from fuseplan.capture.dynamo.own_sizes import (
     with_own_sizes,
 )
 from fuseplan.capture.dynamo.symbols import Symbols, symbols_of
+from fuseplan.capture.dynamo.watched_writes import WatchedWrites
 from fuseplan.errors import PlanError
 
 Spans = Sequence[tuple[str, int, int]]
@@ -91,13 +91,13 @@ def at_edge(gm: GraphModule, example_inputs: Sequence[Any], spans: Spans) -> AtE
     if why_not is not None or reading is None:
         raise _refused(why_not)
     sizes = {name: high for name, _, high in spans}
-    watched = _Watched()
-    own = with_own_sizes(gm, symbols, sizes)
-    edge = with_fixed_sizes(gm, symbols, sizes, watched)
+    watched = WatchedWrites()
+    own = with_own_sizes(gm, symbols, sizes, watched)
+    edge = with_fixed_sizes(gm, symbols, sizes)
     _drop_numbers(edge.gm)
     given = tuple(i for i, value in enumerate(own.inputs) if isinstance(value, Tensor))
     filled = tuple(_filled(own, edge, given, nodes, spans))
-    _check_ops(own, watched, [one.edge for one in filled])
+    _check_ops(own, watched, [one.place for one in filled])
     outputs = tuple(_outputs(own, edge, [given.index(one.place) for one in filled], spans))
     return AtEdge(edge, own, spans, reading, given, filled, outputs)
 
@@ -163,40 +163,16 @@ def _overlaps(tensor: Tensor) -> bool:
     return any(step * (size - 1) >= after for (step, size), (after, _) in pairwise(pairs))
 
 
-class _Watched(TorchDispatchMode):
-    """Notes what a program writes to, and whether it draws random numbers."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.written: set[int] = set()
-        self.random: str | None = None
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        given = {one.name: one.default_value for one in func._schema.arguments if one.has_default_value()}
-        given |= dict(zip((one.name for one in func._schema.arguments), args, strict=False)) | dict(kwargs or {})
-        for argument in func._schema.arguments:
-            value = given.get(argument.name)
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                values = value if isinstance(value, (list, tuple)) else (value,)
-                self.written |= {one.untyped_storage()._cdata for one in values if isinstance(one, Tensor)}
-        if torch.Tag.nondeterministic_seeded in func.tags and _draws(given):
-            self.random = str(func)
-        return func(*args, **dict(kwargs or {}))
-
-
-def _draws(given: Mapping[str, Any]) -> bool:
-    """Whether a random operator draws anything: dropout that leaves nothing out does not."""
-    shares = [given[name] for name in ("dropout_p", "p") if isinstance(given.get(name), (int, float))]
-    return given.get("train") is not False and (not shares or any(shares))
-
-
-def _check_ops(own: OwnSizes, watched: _Watched, filled: Sequence[Tensor]) -> None:
+def _check_ops(own: OwnSizes, watched: WatchedWrites, filled: Sequence[int]) -> None:
     if watched.random is not None:
         raise _refused(f"{watched.random} draws random numbers")
-    if any(one.untyped_storage()._cdata in watched.written for one in filled):
-        raise _refused("it writes to an input that would be filled up")
+    for place, value in enumerate(own.inputs):
+        if not isinstance(value, Tensor):
+            continue
+        if place in filled and watched.writes_to(value):
+            raise _refused("it writes to an input that would be filled up")
+        if place not in filled and watched.hangs_on_sizes(value):
+            raise _refused("what it writes to an input or buffer hangs on what would be filled up")
     for node in own.gm.graph.nodes:
         value = node.meta.get("example_value")
         if isinstance(value, (Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)) and free_unbacked_symbols(value):

@@ -149,8 +149,12 @@ def copied_program(gm: GraphModule, fixed: Mapping[Node, int] = _NONE) -> GraphM
     return as_captured(gm, graph)
 
 
-def with_own_sizes(gm: GraphModule, symbols: Symbols, sizes: Mapping[str, int]) -> OwnSizes:
-    """Give a program sizes of its own, which are seen as `sizes`; `gm` stays as it is. GraphError where it does not run so."""
+def with_own_sizes(
+    gm: GraphModule, symbols: Symbols, sizes: Mapping[str, int], within: AbstractContextManager[object] | None = None
+) -> OwnSizes:
+    """Give a program sizes of its own, which are seen as `sizes`; `gm` stays as it is. Fake tensors run through it `within` what is given.
+    GraphError where it does not run so.
+    """
     env = ShapeEnv()
     mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
     own: dict[str, sympy.Symbol] = {}
@@ -164,7 +168,7 @@ def with_own_sizes(gm: GraphModule, symbols: Symbols, sizes: Mapping[str, int]) 
         low = free.lower if one.low == -(2**63) else one.low
         env.constrain_symbol_range(made, low, free.upper if one.high is None else one.high)
         own[one.name] = made
-    return _propagated(copied_program(gm), env, mode, own, symbols, sizes)
+    return _propagated(copied_program(gm), env, mode, own, symbols, sizes, within)
 
 
 def with_fixed_sizes(

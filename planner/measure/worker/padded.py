@@ -1,13 +1,13 @@
 """On what a padded plan is judged beside what other plans are: other sizes of its box, and values that a filled-up input may hide.
 
 What is filled up is zero. A program for which zeros happen to be nothing on the values of its trace, such as the largest of
-positive numbers, is found wrong on values of the other sign, integers among them where nothing is picked by them; one that asks
-whether all of a mask is set, on a mask all of which is.
+numbers of both signs, is found wrong on numbers all of which are above zero, or all below, integers among them where nothing is picked by
+them; one that asks whether all of a mask is set, on a mask all of which is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
@@ -21,9 +21,12 @@ from fuseplan.judge.whole_numbers import whole_numbers
 from fuseplan.plan import Plan
 from fuseplan.tuning.queue.boxes import at_sizes
 
+DEVIATIONS = 4
+"""So many deviations from zero numbers of one sign lie."""
+LARGE = 2.0**10
+"""What is larger, among a few floats, is a mark, such as what hides a place from attention."""
 _SIGNED = ("int8", "int16", "int32", "int64")
-_SET = ({0, 1}, {1})
-"""Values of a mask, of which 1 is one: an index may have no other than 0."""
+_INTEGERS = (*_SIGNED, "uint8")
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,19 @@ class PaddedCase:
 
     told: str
     loaded: Loaded
+
+
+def why_not_judged(plan: Plan | None, loaded: Loaded) -> str | None:
+    """Why no values of a program tell whether a padded plan changes anything; None where they do, and of a plan that does not pad."""
+    if plan is None or not plan.padded:
+        return None
+    for i, item in enumerate(loaded.trace.fields["inputs"]):
+        if not _varies(item) or _is_float(item) or item["dtype"] == "bool":
+            continue
+        values = item["values"]
+        if values["spread"] == "unknown" or (values["spread"] == "few" and not any(values["values"])):
+            return f"it cannot be padded: nothing but zeros is known of input {i}, which would be filled up with such"
+    return None
 
 
 def padded_cases(plan: Plan | None, loaded: Loaded) -> list[PaddedCase]:
@@ -43,51 +59,116 @@ def padded_cases(plan: Plan | None, loaded: Loaded) -> list[PaddedCase]:
     edge = {name: high for name, _, high in plan.padded}
     least = {name: low for name, low, _ in plan.padded}
     below = {name: max(low, high - 1) for name, low, high in plan.padded}
-    turned = _turned(loaded)
-    cases = [(edge, loaded.trace), (least, loaded.trace), (below, loaded.trace), (between, loaded.trace)]
-    cases += [] if turned == loaded.trace else [(least, turned), (between, turned)]
+    cases = [(edge, loaded.trace, ""), (least, loaded.trace, ""), (below, loaded.trace, "")]
+    cases += [(between, loaded.trace, "")]
+    turned = zip((least, between, below), _turned(loaded), ("above zero", "below zero", "about zero"), strict=True)
+    cases += [(sizes, trace, f", on values {where}") for sizes, trace, where in turned if trace != loaded.trace]
     return [
         PaddedCase(
-            f"at {' '.join(f'{name}={size}' for name, size in sizes.items())}{', on turned values' if trace is turned else ''}",
+            f"at {' '.join(f'{name}={size}' for name, size in sizes.items())}{told}",
             loaded.given(at_sizes(trace, sizes)),
         )
-        for sizes, trace in cases
+        for sizes, trace, told in cases
     ]
 
 
-def _turned(loaded: Loaded) -> Trace:
-    """The program on numbers of the other sign, floats and integers, and on masks that are set everywhere. Integers that pick something, such
-    as rows of a table, stay.
+def _turned(loaded: Loaded) -> list[Trace]:
+    """The program on numbers that are all above zero, and on such that are all below, floats and integers, and both on masks that are set
+    everywhere; and on floats about zero: others may hide in a softmax what was filled up. Integers that pick something, such as rows of a
+    table, stay.
     """
-    trace = loaded.trace
-    inputs = [_turned_input(item) for item in trace.fields["inputs"]]
-    integers = {number: found for number, item in enumerate(inputs) if (found := _negated(item)) is not None}
-    for number in whole_numbers(loaded, list(integers)) if integers else ():
-        inputs[number] = integers[number]
-    return replace(trace, fields={**trace.fields, "inputs": inputs}) if inputs != trace.fields["inputs"] else trace
+    given = loaded.trace.fields["inputs"]
+    numbers = [i for i, item in enumerate(given) if _may_be_numbers(item)]
+    whole = whole_numbers(loaded, numbers) if numbers else frozenset()
+    return [
+        _given(loaded.trace, [_turned_input(item, sign, i in whole) for i, item in enumerate(given)])
+        for sign in (1, -1, 0)
+    ]
 
 
-def _turned_input(item: Mapping[str, Any]) -> Mapping[str, Any]:
-    if not _varies(item):
+def _given(trace: Trace, inputs: Sequence[Mapping[str, Any]]) -> Trace:
+    return replace(trace, fields={**trace.fields, "inputs": inputs})
+
+
+def _turned_input(item: Mapping[str, Any], sign: int, is_number: bool) -> Mapping[str, Any]:
+    """An input of which all values have a sign, or are set if it is a mask; floats of both signs where it is 0."""
+    if not _varies(item) or (sign == 0 and not _is_float(item)):
         return item
     values = item["values"]
-    if values["spread"] == "few" and set(map(_number, values["values"])) in _SET:
-        return {**item, "values": {"spread": "few", "values": [max(values["values"])], "counts": [1]}}
-    if values["spread"] != "normal":
+    found: Mapping[str, Any]
+    if _is_mask(item) and sign == 0:
         return item
-    return {**item, "values": {**values, "mean": -values["mean"], "low": -values["high"], "high": -values["low"]}}
+    if _is_mask(item):
+        found = {"spread": "few", "values": [max([*values["values"], 1])], "counts": [1]}
+    elif _is_float(item):
+        found = _floats_of_sign(values, sign)
+    elif is_number and (sign > 0 or item["dtype"] in _SIGNED):
+        found = _integers_of_sign(values, sign, torch.iinfo(named(item["dtype"])))
+    else:
+        return item
+    return {**item, "values": found}
 
 
-def _negated(item: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """An input of integers with their signs turned; None of one that is none, or has other integers of a meaning of their own."""
-    if not _varies(item) or item["dtype"] not in _SIGNED:
-        return None
-    values, most = item["values"], torch.iinfo(named(item["dtype"])).max
-    if values["spread"] == "few" and set(values["values"]) not in _SET:
-        return {**item, "values": {**values, "values": [min(most, -one) for one in values["values"]]}}
-    if values["spread"] == "range" and "marks" not in values:
-        return {**item, "values": {**values, "low": -values["high"], "high": min(most, -values["low"])}}
-    return None
+def _floats_of_sign(values: Mapping[str, Any], sign: int) -> Mapping[str, Any]:
+    """Floats that lie about several deviations from zero, or about their mean where that is further away. Of those of which a trace has but
+    few values others may come, and be as large.
+    """
+    if values["spread"] != "normal":
+        seen = [abs(one) for one in values.get("values", ()) if not isinstance(one, dict) and 0 < abs(one) <= LARGE]
+        scale = float(max(seen, default=1.0))
+        most = DEVIATIONS * scale
+        values = {"spread": "normal", "mean": 0.0, "deviation": scale, "low": -most, "high": most}
+    mean, deviation = abs(values["mean"]), values["deviation"]
+    largest = max(abs(values["low"]), abs(values["high"]))
+    if sign == 0:
+        about = {"mean": 0.0, "deviation": deviation or largest, "low": -largest, "high": largest}
+        return values if mean < deviation else {**values, **about}
+    middle = max(mean, DEVIATIONS * deviation) or largest
+    least, most = min(deviation or middle, middle) / 8, middle + largest
+    low, high = (least, most) if sign > 0 else (-most, -least)
+    return {**values, "mean": sign * middle, "low": low, "high": high}
+
+
+def _may_be_numbers(item: Mapping[str, Any]) -> bool:
+    """Whether an input has integers of which others may be given, if nothing is picked by them."""
+    if not _varies(item) or _is_float(item) or _is_mask(item):
+        return False
+    return item["dtype"] in _INTEGERS and item["values"]["spread"] in ("few", "range")
+
+
+def _integers_of_sign(values: Mapping[str, Any], sign: int, limits: torch.iinfo) -> Mapping[str, Any]:
+    """Integers as large as these, marks among them, all of one sign."""
+    order = {name: values[name] for name in ("order",) if name in values}
+    if values["spread"] == "few":
+        numbers = [_sized(one, limits) for one in values["values"]]
+        return {**order, "spread": "few", "values": [sign * one for one in numbers], "counts": values["counts"]}
+    seen = [values["low"], values["high"], *values.get("marks", ())]
+    sizes = [_sized(one, limits) for one in seen]
+    spans = min(seen) <= 0 <= max(seen)
+    least, most = 1 if spans else min(sizes), max(sizes)
+    if order.get("order") == "counting" and sign < 0:  # from there it climbs
+        most = min(limits.max, 4 * most + 2)
+    low, high = (least, most) if sign > 0 else (-most, -least)
+    return {**order, "spread": "range", "low": low, "high": high}
+
+
+def _sized(number: int, limits: torch.iinfo) -> int:
+    """How large it is, and no zero."""
+    return min(max(1, abs(number)), limits.max)
+
+
+def _is_mask(item: Mapping[str, Any]) -> bool:
+    """Whether an input is set here and there, or everywhere; floats, of which others may come, here and there."""
+    values = item["values"]
+    if values["spread"] != "few":
+        return False
+    seen = set(map(_number, values["values"]))
+    return item["dtype"] == "bool" or seen == {0, 1} or (seen == {1} and not _is_float(item))
+
+
+def _is_float(item: Mapping[str, Any]) -> bool:
+    dtype = named(item["dtype"])
+    return bool(dtype.is_floating_point or dtype.is_complex)
 
 
 def _varies(item: Mapping[str, Any]) -> bool:

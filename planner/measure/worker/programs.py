@@ -41,7 +41,7 @@ from fuseplan.measure.race_rows import run_race
 from fuseplan.measure.sites_alone import has_backward, sites_alone
 from fuseplan.measure.worker.kept import is_in_use, keep
 from fuseplan.measure.worker.loaded import LoadedProgram, calls_to_settle
-from fuseplan.measure.worker.padded import padded_cases
+from fuseplan.measure.worker.padded import padded_cases, why_not_judged
 from fuseplan.measure.worker.racing import Announced, enter
 from fuseplan.measure.worker.repeated import RightResults
 from fuseplan.measure.worker.stand_in import as_planned, compiled_programs, failed_regions, stand_in
@@ -233,6 +233,9 @@ class _Trial:
 
     def _judge_padded(self, compiled: Callable[..., Any], known: Expectation) -> None:
         """Judge what a padded plan gives at other sizes of its box, and on other values; of the rest it is known."""
+        why_not = why_not_judged(self.entry.plan, self.case.loaded)
+        if why_not is not None:
+            return self.fail("refused", why_not)
         begin = perf_counter()
         cases = padded_cases(self.entry.plan, self.case.loaded)
         self.judged_s += perf_counter() - begin

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from fuseplan.capture.trace.format import Trace
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.plan import Plan
 from fuseplan.tuning.program.problem import Problem
+from fuseplan.tuning.traces import calls_that_came
 from fuseplan.tuning_db import Environment
 
 PADDED = "inductor, padded"
 """What it is called in a race."""
+
+
+def varies_among_calls(trace: Trace) -> bool:
+    """Whether calls of several sizes of its box were counted: one size alone does not tell what padding costs."""
+    return len({str(one.sizes) for one in calls_that_came(trace)}) > 1
 
 
 def padded_entries(problem: Problem, here: Environment) -> list[RaceEntry]:

@@ -22,6 +22,7 @@ from fuseplan.tuning.program.services import Services
 from fuseplan.tuning.traces import title
 from fuseplan.tuning_db import Box, DefaultTiming, Evidence, StoredPlan
 from fuseplan.tuning_db.evidence import NO_EVIDENCE, Raced
+from fuseplan.tuning_db.launches import of_launch
 
 TOLD = ("name", "default", "wall_us", "device_us", "predicted_us", "status", "detail")
 """What JSON has of a plan that was looked at."""
@@ -165,14 +166,24 @@ def plan_to_store(
     rows, winner, best = verdict.rows, verdict.winner, verdict.best_default
     row = rows[winner.name]
     noise_us = None if row.wall_us is None else round(row.wall_us * verdict.result.noise, 3)
-    raced = (*raced_of(entries, rows), *beside)
+    called = _of_other_launches(entries, of, planned(winner))
+    raced = (*(replace(one, name=called.get(one.name, one.name)) for one in raced_of(entries, rows)), *beside)
     known = replace(evidence, raced=raced, sites=with_times(evidence.sites, entries, rows))
+    if known.profile is not None:
+        known = replace(known, profile=replace(known.profile, name=called.get(known.profile.name, known.profile.name)))
     return StoredPlan(
         of.key, services.environment, planned(winner), status="tuned" if verdict.tuned else "default", sizes=of.sizes,
         predicted_us=winner.predicted_us, wall_us=row.wall_us, device_us=row.device_us, host_us=row.host_us,
-        noise_us=noise_us, peak_bytes=row.peak_bytes, best_default=best.name, best_default_us=rows[best.name].wall_us,
+        noise_us=noise_us, peak_bytes=row.peak_bytes, best_default=called.get(best.name, best.name), best_default_us=rows[best.name].wall_us,
         moves=tuple(moves), evidence=known.bounded(), run=services.run, objective=of.objective,
     )  # fmt: skip
+
+
+def _of_other_launches(entries: Sequence[RaceEntry], of: ProgramLaunch, won: Plan) -> dict[str, str]:
+    """What entries are called in the evidence for a plan of another launch: a padded one has CUDA graphs, and races beside plain ones."""
+    launches = {one.name: planned(one).launch if planned(one).padded else of.launch for one in entries}
+    own = won.launch if won.padded else of.launch
+    return {name: of_launch(name, launch) for name, launch in launches.items() if launch != own}
 
 
 def store(

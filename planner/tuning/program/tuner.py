@@ -29,6 +29,7 @@ from fuseplan.tuning.program.flow import Stages
 from fuseplan.tuning.program.knowledge import Audit, Knowledge
 from fuseplan.tuning.program.launches import left_out
 from fuseplan.tuning.program.model import cost_model, knows_its_doubts
+from fuseplan.tuning.program.padding import varies_among_calls
 from fuseplan.tuning.program.problem import ProgramLaunch, captured, problem_of
 from fuseplan.tuning.program.result import Tuned, keep_failure, recalled, verdict_line
 from fuseplan.tuning.program.search import LaunchSearch
@@ -38,7 +39,7 @@ from fuseplan.tuning.progress import Progress
 from fuseplan.tuning.queue.agenda import Item
 from fuseplan.tuning.queue.budget import Time
 from fuseplan.tuning.queue.region_locks import RegionLocks
-from fuseplan.tuning.traces import box_of, calls_that_came, launches_of, may_train, query_of, title_of
+from fuseplan.tuning.traces import box_of, launches_of, may_train, query_of, title_of
 from fuseplan.tuning_db import Environment, Hit, Run, Store, clock
 from fuseplan.tuning_db.environment import memory_of
 from fuseplan.tuning_db.resume import unfinished
@@ -159,7 +160,7 @@ class Tuner:
                 budget.traced(self._traced_s(trace, found))
                 budget.races_launches(len(programs))
                 searches = self._searches(services, budget, found, programs, model, timings)
-                if launch != "plain" and calls_that_came(trace):  # one size alone does not tell what padding costs
+                if launch != "plain" and varies_among_calls(trace):
                     searches[0] = replace(searches[0], pads=True)
                 problem = searches[0].problem
                 graphs = dict(zip(problem.roles, problem.graphs, strict=True)) if budget.effort.cuts else None

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from fuseplan.plan import Plan
 from fuseplan.tuning_db import Box, Environment, Hit, Miss, Places, Query, Run, Stale, Store, StoredPlan
 from fuseplan.tuning_db.environment import needs_of
+from fuseplan.tuning_db.evidence import Evidence, Raced
 from stored import (
     BOTH,
     CPU,
@@ -178,29 +179,51 @@ def test_of_two_launches_the_faster_and_plain_within_the_noise_of_one_race(
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "graph_us", "pads", "chosen"),
+    ("first", "second", "both", "graph_us", "pads", "chosen"),
     [
-        (RUN, RUN, 98.0, True, "cudagraph"),
-        (RUN, RUN, 150.0, True, "plain"),
-        (RUN, LATER_RUN, 150.0, True, "cudagraph"),  # times of two races: of sizes of their own
-        (None, None, 150.0, True, "cudagraph"),
-        (LATER_RUN, None, 150.0, True, "cudagraph"),
-        (RUN, LATER_RUN, 150.0, False, "plain"),
+        (RUN, RUN, True, 98.0, True, "cudagraph"),
+        (RUN, RUN, True, 150.0, True, "plain"),
+        (RUN, LATER_RUN, True, 150.0, True, "cudagraph"),  # times of two races: of sizes of their own
+        (RUN, LATER_RUN, False, 150.0, True, "plain"),  # a race of one launch that was asked for by name
+        (RUN, LATER_RUN, False, 50.0, True, "cudagraph"),
+        (None, None, False, 150.0, True, "plain"),
+        (LATER_RUN, None, False, 150.0, True, "plain"),
+        (RUN, LATER_RUN, True, 150.0, False, "plain"),
     ],
 )
-def test_where_a_padded_plan_is_stored_the_newest_race_decides(
-    tmp_path: Path, first: str | None, second: str | None, graph_us: float, pads: bool, chosen: str
+def test_where_a_padded_plan_is_stored_the_newest_race_decides_among_launches_that_were_in_it(
+    tmp_path: Path, first: str | None, second: str | None, both: bool, graph_us: float, pads: bool, chosen: str
 ) -> None:
     store, box = store_at(tmp_path / "tuning.db"), Box.of({"s0": (33, 64)})
     for run in (RUN, LATER_RUN):
         store.add_run(Run(PROGRAM, HERE, key=run))
     store.add_plan(plan(sizes=box, run=first))
-    newer = plan("cudagraph", sizes=box, run=second, wall_us=graph_us, changed_at=LATER)
+    raced = (Raced("inductor"), *((Raced("inductor, plain"),) if both else ()))
+    newer = plan(
+        "cudagraph", sizes=box, run=second, wall_us=graph_us, changed_at=LATER, evidence=Evidence(raced)
+    )  # fmt: skip
     padded = Plan("inductor", launch="cudagraph", padded=box.spans)
     store.add_plan(replace(newer, plan=padded) if pads else newer)
     found = store.find_plan(question(launch=None, sizes={"s0": 40}))
     assert isinstance(found, Hit)
     assert found.plan.launch == chosen
+    assert not found.plan.evidence.raced, "nobody who runs a plan reads it"
+
+
+def test_a_padded_plan_that_won_is_not_gone_with_a_race_of_plain_ones(tmp_path: Path) -> None:
+    """Nor comes back where it was in the newest race and lost, and no row of it says so."""
+    store, box = store_at(tmp_path / "tuning.db"), Box.of({"s0": (33, 64)})
+    for run in (RUN, LATER_RUN):
+        store.add_run(Run(PROGRAM, HERE, key=run))
+    padded = Plan("inductor", launch="cudagraph", padded=box.spans)
+    store.add_plan(plan(plan=padded, sizes=box, run=RUN, wall_us=50.0))
+    plain = plan(sizes=box, run=LATER_RUN, changed_at=LATER)
+    asked = question(launch=None, sizes={"s0": 40})
+    for raced, chosen in (((), "cudagraph"), ((Raced("inductor, padded, cudagraph", status="wrong"),), "plain")):
+        store.add_plan(replace(plain, evidence=Evidence(raced)))
+        found = store.find_plan(asked)
+        assert isinstance(found, Hit)
+        assert found.plan.launch == chosen
 
 
 def test_a_person_s_word_counts_more_than_that_plain_holds_no_memory(tmp_path: Path) -> None:
