@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from fresh import fresh_compiler
 from fuseplan.tuning_db import Places, Store
@@ -20,7 +19,6 @@ def _at_rest() -> None:
     """What the modules before have left is no garbage of this one's: what vets a plan collects a dozen times, and went through all that
     a hundred modules had imported and compiled, for half a second each.
     """
-    torch._dynamo.reset()  # or what it lets go of later would never be collected
     gc.collect()
     gc.freeze()
 

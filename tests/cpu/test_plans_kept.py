@@ -273,7 +273,7 @@ def test_a_hurry_before_a_worker_is_asked_is_kept(monkeypatch: pytest.MonkeyPatc
     process, told = WorkerProcess(Setup("cpu"), 1.0), list[float]()
 
     class Kept:
-        alive = True
+        alive, pid = True, 1
 
         def tell(self, *_: object) -> None: ...
 
