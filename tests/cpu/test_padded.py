@@ -1,14 +1,12 @@
-"""Padded plans: calls are filled up to the edge of a box, and give what they give without; what that would change is refused or found wrong."""
+"""Padded plans: calls are filled up to the edge of a box, and give what they give without."""
 
 from __future__ import annotations
 
 import gc
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from random import Random
@@ -16,120 +14,50 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch._dynamo.exc import BackendCompilerFailed
+from torch import Tensor
 from torch._inductor.cudagraph_trees import ExecutionState
 
 import fuseplan
 from fuseplan import traces_of
 from fuseplan.backend import programs_of
-from fuseplan.capture.trace.calls import Calls
-from fuseplan.capture.trace.format import Trace
-from fuseplan.errors import PlanError
 from fuseplan.explain import compiled_by
-from fuseplan.measure.clocks import CpuClock
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.environment import environment
-from fuseplan.measure.jobs import PLAN_RULE, OutcomeRow, RacePlans, Setup, VetPlan
+from fuseplan.measure.jobs import Setup, VetPlan
 from fuseplan.measure.worker.answer import answer
-from fuseplan.measure.worker.loaded import sizes_that_come
 from fuseplan.measure.worker.workplace import Workplace
-from fuseplan.plan import Plan, Rewrite
+from fuseplan.plan import Plan
 from fuseplan.runtime import capture_place, cudagraph, in_place
 from fuseplan.stats import stats
 from fuseplan.tuning.traces import box_of
 from fuseplan.tuning_db import Box, Places, Store, StoredPlan
+from padding import BOX, EAGER, Args, Masked, anew, padded, right, rows, tokens, vetted
 from unheard import Unheard
 
-BOX = (("s0", 33, 64),)
-EAGER = Plan("eager", padded=BOX)
+__all__ = ["anew"]
+
+
 PADDED = "calls that were padded"
+
+
 ADDED = "elements that padding added"
+
+
 GIVEN = "elements that padded calls were given"
+
+
 OUTSIDE = "calls outside of the box of a padded plan"
+
+
 ELSEWHERE = "calls of a padded plan in another thread than its CUDA graph"
+
+
 COMPILED, WAITED = "compilations", "calls that waited for a compilation"
-Args = tuple[Any, ...]
-
-
-class Masked(nn.Module):
-    """Attention that looks at no place that is masked, and what a caller may want of it: outputs of several shapes, and a number."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table, self.qkv = nn.Embedding(50, 16), nn.Linear(16, 48)
-
-    def forward(self, ids: Tensor, mask: Tensor) -> tuple[Any, ...]:
-        q, k, v = self.qkv(self.table(ids)).chunk(3, -1)
-        hide = torch.where(mask[:, None, :] > 0, 0.0, float("-inf"))
-        found = torch.softmax(q @ k.transpose(1, 2) + hide, -1) @ v
-        kept = found * mask[..., None]
-        return (
-            kept,
-            kept.sum(1) / mask.sum(1, keepdim=True),
-            ids.shape[1],
-            found.transpose(1, 2),
-            kept[0].half(),
-            mask.bool(),
-        )
-
-
-def tokens(size: int) -> tuple[Tensor, Tensor]:
-    ids, mask = torch.randint(1, 50, (3, size)), (torch.rand(3, size) < 0.8).long()
-    mask[:, 0] = 1
-    for one in (ids, mask):
-        torch._dynamo.maybe_mark_dynamic(one, 1)
-    return ids, mask
-
-
-def rows(size: int) -> tuple[Tensor]:
-    x = torch.randn(size, 8)
-    torch._dynamo.maybe_mark_dynamic(x, 0)
-    return (x,)
-
-
-@pytest.fixture(autouse=True)
-def anew() -> Iterator[None]:
-    torch._dynamo.reset()
-    with torch.no_grad():
-        yield
-    torch._dynamo.reset()
-
-
-def right(compiled: Callable[..., Any], call: Callable[..., Any], given: Args, *, strides: bool = True) -> None:
-    """A call gives what eager gives, in memory of its own that lies as eager's does."""
-    for got, want in zip(compiled(*given), call(*given), strict=True):
-        if not isinstance(want, Tensor):
-            assert got == want
-            continue
-        torch.testing.assert_close(got, want)
-        if strides:
-            assert got.stride() == want.stride()
-            assert got.untyped_storage().nbytes() == want.untyped_storage().nbytes()
-
-
-def padded(call: Callable[..., Any], plan: Plan = EAGER) -> Callable[..., Any]:
-    compiled: Callable[..., Any] = fuseplan.compile(call, plan=plan)
-    return compiled
 
 
 def since(before: dict[str, int], name: str) -> int:
     """How much a counter has grown."""
     return stats().get(name, 0) - before.get(name, 0)
-
-
-def refused(call: Callable[..., Any], given: Args, box: tuple[tuple[str, int, int], ...] = BOX) -> str:
-    with pytest.raises(Exception, match="it cannot be padded") as raised:
-        padded(call, Plan("eager", padded=box))(*given)
-    return str(raised.value).partition("it cannot be padded: ")[2].splitlines()[0]
-
-
-def vetted(call: Callable[..., Any], given: Args, plan: Plan = EAGER) -> OutcomeRow:
-    (trace,) = traces_of(call, *given)
-    torch._dynamo.reset()
-    outcome = answer(VetPlan(trace.to_json(), RaceEntry("padded", plan)), Workplace(Setup("cpu"), Unheard()))
-    (row,) = outcome.rows
-    return row
 
 
 @pytest.mark.parametrize(
@@ -349,267 +277,6 @@ def test_an_output_that_is_given_twice_is_one_tensor() -> None:
     assert first.shape == (40, 8)
 
 
-def test_a_plan_by_hand_that_cannot_be_padded_fails_as_others_do_that_do_not_fit() -> None:
-    """As one that names a site that is not there."""
-    for plan in (EAGER, Plan("eager", (Rewrite("attention", 0, "math"),))):
-        torch._dynamo.reset()
-        with pytest.raises(BackendCompilerFailed) as raised:
-            padded(lambda x: (x.t(), x + 1), plan)(*rows(40))
-        assert isinstance(raised.value.inner_exception, PlanError)
-
-
-@pytest.mark.parametrize(
-    ("call", "why"),
-    [
-        (lambda x: (x.mul_(2) + 1,), "it writes to an input that would be filled up"),
-        (lambda x: (x.t(), x + 1), "output 0 lies in the memory of an input that would be filled up"),
-        (lambda x: ((y := x + 1), y.t()), "output 0 shares memory with another output"),
-        (lambda x: (x + torch.rand_like(x),), "draws random numbers"),
-        (lambda x: (nn.functional.dropout(x, 0.1),), "draws random numbers"),
-    ],
-)
-def test_what_cannot_be_padded_is_refused(call: Callable[..., Any], why: str) -> None:
-    assert why in refused(call, rows(40))
-
-
-class Kept(nn.Module):
-    """A buffer that something is written to at each call."""
-
-    def __init__(self, write: Callable[[Tensor, Tensor], object]) -> None:
-        super().__init__()
-        self.register_buffer("kept", torch.zeros(100, 8))
-        self.write = write
-
-    def forward(self, x: Tensor) -> tuple[Tensor]:
-        self.write(self.kept, x)
-        return (x * 2,)
-
-
-@pytest.mark.parametrize(
-    "write",
-    [
-        lambda kept, x: kept[: x.shape[0]].copy_(x),
-        lambda kept, x: kept.index_copy_(0, torch.arange(x.shape[0]), x),
-        lambda kept, x: kept.add_(x.sum(0)),
-        lambda kept, x: kept.add_(x.shape[0]),
-        lambda kept, x: kept[: x.shape[0]].zero_(),
-        lambda kept, x: kept[x.shape[0]].fill_(1),
-        lambda kept, x: kept[0].copy_(torch.zeros(8).add_(x.amax(0))),
-        lambda kept, x: nn.functional.batch_norm(x, kept[0], kept[1], training=True),
-    ],
-    ids=["as many rows", "by position", "sum", "number", "zeros", "place", "through another", "batch norm"],
-)
-def test_a_buffer_that_gets_what_hangs_on_what_is_filled_up_is_a_reason(write: Callable[[Tensor, Tensor], Any]) -> None:
-    assert refused(Kept(write), rows(40)) == "what it writes to an input or buffer hangs on what would be filled up"
-
-
-def test_an_input_that_is_not_filled_up_is_as_a_buffer() -> None:
-    def call(cache: Tensor, positions: Tensor, x: Tensor) -> tuple[Tensor]:
-        cache.index_copy_(0, positions, x)
-        return (x * 2,)
-
-    positions = torch.arange(40)
-    torch._dynamo.maybe_mark_dynamic(positions, 0)
-    why = "what it writes to an input or buffer hangs on what would be filled up"
-    assert refused(call, (torch.zeros(100, 8), positions, *rows(40))) == why
-
-
-def test_a_buffer_that_gets_the_same_at_each_call_is_no_reason() -> None:
-    def write(kept: Tensor, x: Tensor) -> None:
-        assert kept[: x.shape[0]].shape == x.shape
-        kept.add_(1)
-        kept[3].mul_(kept[2])
-
-    model = Kept(write)
-    compiled = padded(model)
-    for size in (40, 64, 33):
-        right(compiled, lambda x: (x * 2,), rows(size))
-    assert model.kept[0].tolist() == [3.0] * 8
-
-
-def test_dropout_that_leaves_nothing_out_is_no_reason() -> None:
-    def attend(x: Tensor) -> tuple[Tensor]:
-        return (nn.functional.scaled_dot_product_attention(x[None], x[None], x[None], is_causal=True)[0],)
-
-    right(padded(attend), attend, rows(40))
-
-
-def test_a_size_that_hangs_on_data_is_refused() -> None:
-    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
-        assert refused(lambda x: (x.nonzero() + 1,), rows(40)) == "it has tensors that are not ordinary ones"
-
-
-def test_what_is_trained_is_refused() -> None:
-    with torch.enable_grad():
-        x = torch.randn(40, 8, requires_grad=True)
-        torch._dynamo.maybe_mark_dynamic(x, 0)
-        assert refused(lambda x: (x.cos(),), (x,)) == "it is trained"
-
-
-def test_inputs_that_share_memory_are_refused() -> None:
-    memory = torch.randn(80, 8)
-    x, y = memory[:40], memory[40:]
-    for one in (x, y):
-        torch._dynamo.maybe_mark_dynamic(one, 0)
-    assert refused(lambda x, y: (x + y,), (x, y)) == "some of its inputs share memory"
-
-
-def test_a_box_of_other_sizes_is_refused() -> None:
-    assert "the sizes that vary are s0" in refused(lambda x: (x.cos(),), rows(40), (("s1", 33, 64),))
-
-
-def test_a_parameter_whose_size_varies_is_refused() -> None:
-    weight = nn.Parameter(torch.randn(40, 8), requires_grad=False)
-    torch._dynamo.maybe_mark_dynamic(weight, 0)
-    with torch._dynamo.config.patch(force_parameter_static_shapes=False):
-        assert refused(lambda x: (x + weight,), rows(40)) == "a parameter or buffer has a size that varies"
-
-
-def test_the_judge_says_whether_it_changes_anything() -> None:
-    row = vetted(Masked().eval(), tokens(40))
-    assert (row.status, row.detail) == ("ok", "")
-    assert "at sizes of its box" in row.how
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda x: (x.mean(0),),
-        lambda x: (torch.softmax(x @ x.t(), -1) @ x,),
-        lambda x: (x.cos().reshape(-1)[-8:],),
-        pytest.param(lambda x: (x.flip(0),), marks=pytest.mark.exhaustive),
-        pytest.param(lambda x: (x.abs().min(0).values,), marks=pytest.mark.exhaustive),
-    ],
-    ids=["mean", "attention", "last", "flip", "least"],
-)
-def test_what_padding_changes_is_found_wrong(call: Callable[..., Any]) -> None:
-    assert vetted(call, rows(40)).status == "wrong"
-
-
-def test_zeros_that_are_nothing_by_chance_are_found_wrong() -> None:
-    """The largest of positive numbers, and whether all of a mask is set where no mask of the trace is."""
-    (x,) = rows(40)
-    assert vetted(lambda x: (x.max(0).values,), (x.abs_().add_(0.1),)).status == "wrong"
-
-    def all_set(x: Tensor, mask: Tensor) -> tuple[Tensor]:
-        return (torch.where(mask.all(), x, -x) * mask[:, None],)
-
-    mask = torch.rand(40) < 0.5
-    torch._dynamo.maybe_mark_dynamic(mask, 0)
-    assert vetted(all_set, (*rows(40), mask)).status == "wrong"
-
-
-@pytest.mark.parametrize(
-    ("call", "values"),
-    [
-        (lambda x: (x.mean(0),), torch.zeros(40, 8)),
-        (lambda x: (x.amax(0),), torch.ones(40, 8)),
-        (lambda x: (x.amax(0),), torch.randint(1, 4, (40, 8)).float()),
-        (lambda x: (torch.softmax(x @ x.t(), -1) @ x,), torch.zeros(40, 8)),
-        (lambda x: (torch.softmax(x @ x.t() * 4, -1) @ x,), torch.full((40, 8), 9.0).addcmul_(*torch.rand(2, 40, 8))),
-    ],
-    ids=["mean of zeros", "amax of ones", "amax of few", "attention to zeros", "attention to none but one"],
-)
-def test_floats_of_which_a_trace_has_few_values_may_have_others(call: Callable[..., Any], values: Tensor) -> None:
-    torch._dynamo.maybe_mark_dynamic(values, 0)
-    assert vetted(call, (values,)).status == "wrong"
-
-
-def test_few_floats_that_zeros_are_nothing_to_are_right() -> None:
-    def call(x: Tensor, mask: Tensor) -> tuple[Tensor]:
-        return ((x * mask[:, None]).relu().amax(0),)
-
-    mask = (torch.rand(40) < 0.5).float()
-    x = torch.zeros(40, 8)
-    for one in (x, mask):
-        torch._dynamo.maybe_mark_dynamic(one, 0)
-    assert vetted(call, (x, mask)).status == "ok"
-
-
-@pytest.mark.parametrize("attends", [False, True])
-def test_integers_of_which_nothing_but_zeros_is_known_are_refused(attends: bool) -> None:
-    """What they pick is what filling up picks."""
-    table = nn.Embedding(50, 8)
-
-    def call(ids: Tensor) -> tuple[Tensor]:
-        found = table(ids)
-        return (torch.softmax(found @ found.t(), -1) @ found if attends else found.mean(0),)
-
-    ids = torch.zeros(40, dtype=torch.long)
-    torch._dynamo.maybe_mark_dynamic(ids, 0)
-    row = vetted(call, (ids,))
-    assert row.status == "refused"
-    assert row.detail.startswith("it cannot be padded: nothing but zeros is known of input")
-
-
-@pytest.mark.parametrize("most", [4, 99], ids=["few values", "many values"])
-def test_integers_that_are_nothing_by_chance_are_found_wrong(most: int) -> None:
-    def largest(x: Tensor) -> tuple[Tensor]:
-        return (x.max(0).values,)
-
-    x = torch.randint(1, most, (40, 8))
-    torch._dynamo.maybe_mark_dynamic(x, 0)
-    assert vetted(largest, (x,)).status == "wrong"
-    (of_any_sign,) = rows(40)
-    assert vetted(lambda x: (x.clamp(min=0).max(0).values,), (of_any_sign,)).status == "ok"
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda x: (x.amax(0),),
-        lambda x: (x.topk(3, 0).values,),
-        lambda x: (x.argmax(0),),
-        lambda x: (nn.functional.conv1d(x.t()[None], torch.ones(4, 8, 3), padding=1).amax(-1),),
-        lambda x: (torch.where((x > 0).all(), x, -x),),
-        lambda x: (torch.where((x < 0).all(), x, -x),),
-    ],
-    ids=["amax", "topk", "argmax", "conv1d", "all above", "all below"],
-)
-def test_zeros_that_are_nothing_among_numbers_of_both_signs_are_found_wrong(call: Callable[..., Any]) -> None:
-    row = vetted(call, rows(40))
-    assert row.status == "wrong"
-    assert "zero)" in row.detail, "not on the values of the trace"
-
-
-@pytest.mark.parametrize("marked", [False, True], ids=["both signs", "with a mark"])
-def test_integers_of_both_signs_are_judged_as_those_of_one(marked: bool) -> None:
-    x = torch.randint(1, 50, (40, 8)) if marked else torch.randint(-50, 50, (40, 8))
-    x[0] = -100 if marked else x[0]
-    torch._dynamo.maybe_mark_dynamic(x, 0)
-    assert vetted(lambda x: (x.amax(0),), (x,)).status == "wrong"
-    torch._dynamo.reset()
-    assert vetted(lambda x: (x.clamp(min=0).amax(0),), (x,)).status == "ok"
-
-
-def test_bytes_are_judged_above_zero() -> None:
-    """They have no sign, and the least of them is zero in the trace."""
-    x = torch.randint(0, 4, (40, 8), dtype=torch.uint8)
-    torch._dynamo.maybe_mark_dynamic(x, 0)
-    assert vetted(lambda x: (x.amin(0) * 1,), (x,)).status == "wrong"
-
-
-def test_integers_that_pick_something_are_judged_as_they_are() -> None:
-    table = nn.Embedding(50, 8)
-
-    def call(ids: Tensor) -> tuple[Tensor]:
-        return (table(ids),)
-
-    ids = torch.randint(1, 50, (40,))
-    torch._dynamo.maybe_mark_dynamic(ids, 0)
-    assert vetted(call, (ids,)).status == "ok"
-
-
-def test_a_refusal_is_the_row_of_a_candidate() -> None:
-    row = vetted(lambda x: (x.t(), x + 1), rows(40))
-    assert row.status == "refused"
-    assert row.detail.startswith("it cannot be padded: output 0 lies in the memory")
-
-
-def counted(trace: Trace, counts: dict[int, int]) -> Trace:
-    return replace(trace, calls=tuple(Calls({"s0": size}, many, 0.0) for size, many in counts.items()))
-
-
 def test_a_process_beside_makes_it_ready_as_it_runs_by_size() -> None:
     (trace,) = traces_of(Masked().eval(), *tokens(40))
     torch._dynamo.reset()
@@ -710,35 +377,6 @@ def test_another_thread_than_that_of_the_graph_runs_the_default(captures: Captur
     assert captures.runs == runs
     right(compiled, model, tokens(41), strides=False)
     assert captures.runs == runs + 1
-
-
-def test_blocks_of_a_race_have_whole_turns() -> None:
-    ran, clock = list[int](), CpuClock()
-    calls: list[Callable[[], object]] = [partial(ran.append, i) for i in range(3)]
-    clock.add("turns", calls, turns=3)
-    ran.clear()
-    clock.block("turns")
-    assert len(ran) % 3 == 0
-    assert ran
-
-
-def test_a_race_is_on_the_sizes_that_come() -> None:
-    (trace,) = traces_of(Masked().eval(), *tokens(40))
-    assert [sizes for _, sizes in sizes_that_come(trace)] == [{}, {}]
-    many = counted(trace, {33: 1, 50: 6, 60: 2, 200: 90})
-    assert [sizes["s0"] for _, sizes in sizes_that_come(many)] == [50, 50, 50, 60]
-    assert [dict(sizes) for _, sizes in sizes_that_come(counted(trace, {50: 6}))] == [{}, {}]
-
-
-def test_a_padded_plan_races() -> None:
-    (trace,) = traces_of(Masked().eval(), *tokens(40))
-    torch._dynamo.reset()
-    text = counted(trace, {33: 1, 50: 6, 60: 2}).to_json()
-    entries = (RaceEntry("eager", Plan("eager"), default=True), RaceEntry("padded", EAGER))
-    rule = replace(PLAN_RULE, least=2, most=2, seconds=5.0)
-    outcome = answer(RacePlans(text, entries, "eager", rule), Workplace(Setup("cpu"), Unheard()))
-    assert outcome.ok, outcome.detail
-    assert all(row.status == "ok" and row.wall_us for row in outcome.rows)
 
 
 def keep_plan(model: Callable[..., Any], plan: Plan, file: Path) -> None:
