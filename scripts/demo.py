@@ -174,7 +174,8 @@ def said_of_attention(one: Tuned) -> str:
         return f"{became}: there was no time here to race anything but the defaults."
     if one.status == "tuned" and ways and faster(WANTED / one.speedup, 1.0, one.noise):  # in steps of the default
         return f"{became}: more than {WANTED} times as fast as the best default, beyond the noise."
-    return f"{became}: it was not {WANTED} times as fast as the best default beyond the noise here, but {one.speedup:.2f} times."
+    short = "" if one.speedup < WANTED else ", and this is within it"
+    return f"{became}: it is {one.speedup:.2f} times as fast as the best default here; the goal is {WANTED} beyond the noise{short}."
 
 
 def replay(device: str, database: Path) -> dict[str, object]:
