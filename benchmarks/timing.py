@@ -16,6 +16,8 @@ from fuseplan.noise import bounds
 from fuseplan.runtime.capture_place import SETTLING
 
 ROUNDS = (9, 31)
+LOOP_S = 0.1
+"""Seconds of a loop of steps, twice as long as where tuning races, so that few steps are the first one behind another side's."""
 MORE = 16
 """Rounds that a contest gets at a time while it is too noisy."""
 QUIET = 0.02
@@ -71,7 +73,7 @@ def contest(
     The fastest of those named in `twice`, or else the first step that runs, is also run a second time in each round: its
     distance from itself is the noise. While that is too large there are more rounds, for `more_s` seconds at most.
     """
-    clock = clock_for(device, steps=True)
+    clock = clock_for(device, steps=True, loop_s=LOOP_S)
     rows: dict[str, dict[str, Any]] = {}
     costs: dict[str, Sample] = {}
     for name, step in steps.items():

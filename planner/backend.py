@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -15,6 +15,7 @@ import torch
 from torch.fx import GraphModule
 
 from fuseplan.by_size import BySize, reading_of
+from fuseplan.capture.dynamo.forward_known import forward_known, runs_forward
 from fuseplan.capture.dynamo.own_sizes import with_own_sizes
 from fuseplan.capture.dynamo.program import program_key
 from fuseplan.capture.dynamo.ranks import tunes_here
@@ -22,8 +23,10 @@ from fuseplan.capture.dynamo.registry import bear_threads
 from fuseplan.capture.dynamo.settled import Settled, settled
 from fuseplan.errors import FuseplanError, NoRoomError, OptionError
 from fuseplan.guard.production import guarded, unguarded
+from fuseplan.log import logger
 from fuseplan.lookup import Chosen, Lookup
 from fuseplan.options import AT_ONCE, Options
+from fuseplan.plan import Plan
 from fuseplan.rewrites.base import Draft
 from fuseplan.rewrites.kinds import known_kinds, unpromised
 from fuseplan.rewrites.sites import Sites
@@ -114,12 +117,12 @@ def backend_by_size(
 
 def _compiled_as_one(lookup: Lookup, programs: list[Program]) -> _Call:
     """A program under one plan."""
-    default = _DefaultAhead(lookup)
-    lookup.meanwhile = default.compile
+    ahead = _Ahead(lookup)
+    lookup.meanwhile = ahead
     choice = lookup.choose()
-    beside = _beside(lookup, choice, default)
+    beside = _beside(lookup, choice, ahead)
     try:
-        program, compiled = default.taken(choice) or _carried_out(choice, lookup)
+        program, compiled = ahead.taken(choice) or _carried_out(choice, lookup)
     except FuseplanError as error:
         if choice.stored is None:
             raise
@@ -164,47 +167,78 @@ def _check_promised(options: Options) -> None:
         )
 
 
-class _DefaultAhead:
-    """What torch.compile does with a program, compiled while workers find out whether anything is faster: it is what runs else, and
-    nothing else may be compiled here that no worker has checked. Or compiled for a guard, which compares the plan with it.
+@dataclass(frozen=True, eq=False)
+class _Compiled:
+    """A program as it was compiled under a plan."""
+
+    plan: Plan
+    program: Program
+    called: _Call
+    forward: Any
+    """What is known of its forward."""
+
+
+class _Ahead:
+    """What is compiled of a program while workers find out what is the fastest. That is what torch.compile does with it, which runs else,
+    and then a plan that they have checked and that is likely to win: nothing else may be compiled here. Or the default is compiled for a
+    guard, which compares the plan with it.
     """
 
     def __init__(self, lookup: Lookup) -> None:
         self.lookup = lookup
-        self._found: tuple[Program, _Call] | None = None
+        self._default: _Compiled | None = None
+        self._likely: _Compiled | None = None
 
-    def compile(self) -> None:
-        """Compile it meanwhile. Not where sizes vary, for which it would say more than one plan needs."""
-        lookup = self.lookup
-        options = lookup.options
-        if options.fuel is not None or options.attention != "as-is" or lookup.identity.symbols.seen():
-            return
-        if lookup.default("").plan.host != "inductor":
-            return
-        with suppress(Exception):  # whoever needs it compiles it once more, and hears of it
-            self.compiled()
+    def default(self) -> None:
+        """Compile the default."""
+        if self._may and self.lookup.default("").plan.host == "inductor":
+            with suppress(Exception):  # whoever needs it compiles it once more, and hears of it
+                self.compiled()
+
+    def likely(self, plan: Plan) -> None:
+        """Compile what is likely to win."""
+        if self._may:
+            key = str(self.lookup.identity.key)
+            logger.info("program %s: what is likely to win is compiled while it races", key[:12])
+            with suppress(Exception):
+                found = _carry_out(Chosen(plan, ""), self._graph(), self.lookup.example_inputs, lookup=self.lookup)
+                self._likely = _Compiled(plan, *found, forward_known())
+
+    @property
+    def _may(self) -> bool:
+        """Not where sizes vary, for which it would say more than one plan needs."""
+        options, symbols = self.lookup.options, self.lookup.identity.symbols
+        return options.fuel is None and options.attention == "as-is" and not symbols.seen()
+
+    def _graph(self) -> GraphModule:
+        """A graph of its own: what is compiled later is not to see what became of this one."""
+        return Draft(self.lookup.gm).finished()
 
     def compiled(self) -> _Call:
-        """What runs it, compiled once, of a graph of its own: what is compiled later is not to see what became of this one."""
-        if self._found is None:
+        """What runs the default, compiled once."""
+        if self._default is None:
             lookup, choice = self.lookup, self.lookup.default("")
             graphs = ProgramGraphs(lookup.options.cuda_graph_memory)
             program = Program(lookup.identity.key, lookup.identity.why, choice.plan, choice.why, cuda_graphs=graphs)
-            called = replay(choice.plan, Draft(lookup.gm).finished(), lookup.example_inputs, program)
-            self._found = program, called
-        return self._found[1]
+            called = replay(choice.plan, self._graph(), lookup.example_inputs, program)
+            self._default = _Compiled(choice.plan, program, called, forward_known())
+        return self._default.called
 
     def taken(self, choice: Chosen) -> tuple[Program, _Call] | None:
-        """The program, if this is what was compiled."""
-        found, self._found = self._found, None
-        if found is None or found[0].plan != choice.plan or choice.plan.rewrites:
+        """What was compiled ahead, if it is what was chosen; nothing else is kept."""
+        default, likely, self._default, self._likely = self._default, self._likely, None, None
+        found = None if choice.plan.rewrites or default is None or default.program.plan != choice.plan else default
+        if likely is not None and choice.stored is not None and likely.plan == choice.plan:
+            found = None if _unwanted(choice, self.lookup)[1] else likely
+        if found is None:
             return None
-        found[0].why = choice.why
-        _hear_of(found[0], choice, self.lookup)
-        return found
+        runs_forward(found.forward)
+        found.program.why = choice.why
+        _hear_of(found.program, choice, self.lookup)
+        return found.program, found.called
 
 
-def _beside(lookup: Lookup, choice: Chosen, default: _DefaultAhead) -> _Call | str | None:
+def _beside(lookup: Lookup, choice: Chosen, ahead: _Ahead) -> _Call | str | None:
     """The default, compiled to be compared with a stored plan; or why it is not, where that was asked for."""
     if lookup.options.verify == "off":
         return None
@@ -212,7 +246,7 @@ def _beside(lookup: Lookup, choice: Chosen, default: _DefaultAhead) -> _Call | s
     if why is not None:
         return why
     try:
-        return default.compiled()
+        return ahead.compiled()
     except Exception as error:  # noqa: BLE001 -- a compiler fails with anything, and the plan runs all the same
         return f"the default cannot be compiled: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
 
@@ -267,14 +301,18 @@ def _allowed(choice: Chosen, lookup: Lookup) -> Chosen:
     """The stored plan without what is not wanted in this process as it is set now: its graphs are others then, so that one that
     cuts them gives way to the default. The plan in the database stays, since others may want it.
     """
-    names = {one.kind for one in choice.plan.rewrites}
-    plan, reasons = Sites.of(lookup.gm, names).allowed(choice.plan)
+    plan, reasons = _unwanted(choice, lookup)
     if not reasons:
         return choice
     told = "; ".join(reasons)
     if plan.carve_outs:
         return lookup.held_back(f"its regions are those of other graphs: {told}", choice)
     return lookup.held_back(told, choice, plan)
+
+
+def _unwanted(choice: Chosen, lookup: Lookup) -> tuple[Plan, Sequence[str]]:
+    """What is left of a plan in this process as it is set now, and why that is not all of it."""
+    return Sites.of(lookup.gm, {one.kind for one in choice.plan.rewrites}).allowed(choice.plan)
 
 
 def compile(model: Any = None, **options: Any) -> Any:

@@ -5,7 +5,7 @@ Nothing here traces or measures. A program that no layer knows costs one small q
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ from fuseplan.tuning_db.environment import memory_of
 from fuseplan.tuning_db.notify import notify
 
 if TYPE_CHECKING:
+    from fuseplan.tune import Meanwhile
     from fuseplan.tuning.queue.waiting import CallsOf
 
 _TUNED_DEVICES = ("cpu", "cuda")
@@ -66,7 +67,7 @@ class Lookup:
         self.example_inputs = example_inputs
         self.environ = environ
         self._bounds: list[tuple[str, int | None, int | None]] = []
-        self.meanwhile: Callable[[], None] | None = None
+        self.meanwhile: Meanwhile | None = None
         """What this process may do while workers tune the program."""
         self.waits: CallsOf | None = None
         """Who counts the calls of a program that waits to be tuned."""

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from queue import SimpleQueue
+from typing import Any, Protocol
 
 from fuseplan.capture.dynamo.names import name_of
 from fuseplan.capture.dynamo.ranks import tunes_here
@@ -26,7 +27,7 @@ from fuseplan.measure.environment import environment
 from fuseplan.measure.sites_alone import sites_alone
 from fuseplan.objective import Objective
 from fuseplan.options import WEIGHTS, Options, allowed_kinds, word
-from fuseplan.plan import LAUNCHES
+from fuseplan.plan import LAUNCHES, Plan
 from fuseplan.rewrites.kinds import usable_kinds
 from fuseplan.runtime.compiler import devices_of
 from fuseplan.study.ledger import check_sampler, check_storage
@@ -207,17 +208,29 @@ def agenda(
         return _agenda(store, programs, effort, launch, device, shard, top, again, kinds, wanted, elsewhere)
 
 
+class Meanwhile(Protocol):
+    """What a process that asks for a plan does while workers look for it."""
+
+    def default(self) -> None:
+        """Compile what torch.compile does, before any race."""
+        ...
+
+    def likely(self, plan: Plan) -> None:
+        """Compile a plan that a worker has found right, and that is likely to win."""
+        ...
+
+
 def tune_online(
     gm: Any,
     example_inputs: Sequence[Any],
     effort: str,
     store: Store,
     options: Options,
-    meanwhile: Callable[[], None] | None = None,
+    meanwhile: Meanwhile | None = None,
 ) -> None:
     """Tune one program while it is compiled; the backend finds its plan in the store. An error says why there is none.
 
-    What this process may do `meanwhile` it does where seconds count, and a GPU's host has cores for both; it is done before a race.
+    What this process may do `meanwhile` it does where seconds count, and a GPU's host has cores for both.
 
     Of several processes that run one program together, only the first tunes; the others take the default until it has.
     """
@@ -242,17 +255,33 @@ def tune_online(
         if meanwhile is None or here.device == "cpu" or not spends.over_default:
             (tuned,) = tuner.tune(trace, launches, found=found)
         else:
-            done = threading.Event()
-            tuner.quiet = done.wait
-            going = Background(lambda: list(tuner.tune(trace, launches, found=found)), "tuning")
-            try:
-                meanwhile()
-            finally:
-                done.set()
-            (tuned,) = going.result()
+            tuned = _tuned_beside(tuner, lambda: next(iter(tuner.tune(trace, launches, found=found))), meanwhile)
     logger.info("program %s: %s, %s, after %.0f s", trace.key[:12], tuned.status, tuned.winner, tuned.seconds)
     if tuned.plan is None:
         raise FuseplanError(tuned.detail or "no plan could be raced")
+
+
+def _tuned_beside(tuner: Tuner, tune: Callable[[], Tuned], meanwhile: Meanwhile) -> Tuned:
+    """The verdict, of a thread of its own. The race waits for the default, and begins as the plan is loaded that is likely to win: its first
+    seconds are first calls, of which none is timed.
+    """
+    done, likely = threading.Event(), SimpleQueue[Plan | None]()
+    tuner.quiet, tuner.expects = done.wait, likely.put
+
+    def tuned() -> Tuned:
+        try:
+            return tune()
+        finally:
+            likely.put(None)  # there is none, or there was one
+
+    going = Background(tuned, "tuning")
+    try:
+        meanwhile.default()
+    finally:
+        done.set()
+    if (plan := likely.get()) is not None:
+        meanwhile.likely(plan)
+    return going.result()
 
 
 def kinds_of(rewrites: str | Iterable[str], weights: str) -> tuple[str, ...] | None:

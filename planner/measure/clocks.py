@@ -36,8 +36,8 @@ _MOST_QUEUED = 1.5e-3
 a launch costs it 2 µs or more."""
 _MOST_BUSY = 0.5
 """Seconds that a GPU is kept busy at most."""
-_LOOP = 0.05
-"""Seconds that a loop of steps should last."""
+LOOP_S = 0.05
+"""Seconds that a loop of steps should last, unless another time is given."""
 _CPU_BLOCK = 2e-3
 """Seconds that a block on a CPU should last …"""
 _CPU_CALLS = 1000
@@ -197,9 +197,13 @@ class SteppingClock(GpuClock):
     ahead of the GPU but for the first step, if it can be.
     """
 
+    def __init__(self, calls: int = CALLS, loop_s: float = LOOP_S) -> None:
+        super().__init__(calls)
+        self.loop_s = loop_s
+
     def _free(self, lane: _GpuLane) -> tuple[float, float]:
         first, each = super()._free(lane)
-        count = _whole(max(2, math.ceil(_LOOP / max(each, 1e-6))), lane.turns)
+        count = _whole(max(2, math.ceil(self.loop_s / max(each, 1e-6))), lane.turns)
         torch.cuda.synchronize()
         begin = perf_counter()
         for call in islice(lane.calls, count):
@@ -208,16 +212,16 @@ class SteppingClock(GpuClock):
         return first, (perf_counter() - begin) / count
 
 
-def clock_for(device: str, *, steps: bool = False, calls: int = CALLS) -> CpuClock | GpuClock:
+def clock_for(device: str, *, steps: bool = False, calls: int = CALLS, loop_s: float = LOOP_S) -> CpuClock | GpuClock:
     """The clock for a type of device: cpu, or cuda. `steps`: of whole programs, each call a step; `calls` are in a block on a GPU at
-    most, beside the loop of steps.
+    most, beside the loop of steps, which lasts `loop_s`.
 
     >>> type(clock_for("cpu")).__name__
     'CpuClock'
     """
     if torch.device(device).type != "cuda":
         return CpuClock()
-    return SteppingClock(calls) if steps else GpuClock(calls)
+    return SteppingClock(calls, loop_s) if steps else GpuClock(calls)
 
 
 def _whole(count: int, turns: int) -> int:

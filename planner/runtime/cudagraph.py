@@ -30,6 +30,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from fuseplan.capture.dynamo.compilations import keeps_graph
+from fuseplan.capture.dynamo.forward_known import forward_known
 from fuseplan.executors.flat import Boxed
 from fuseplan.log import logger
 from fuseplan.runtime.capture_place import CapturePlace, Copies
@@ -169,7 +170,7 @@ def _is_elsewhere(place: ref[CapturePlace]) -> bool:
 def _made_by(gm: GraphModule) -> dict[str, int]:
     """What a forward graph makes for its backward."""
     nodes: Any = gm.graph.output_node().args[0]
-    metadata = _metadata()
+    metadata = forward_known()
     first = len(nodes) if metadata is None else metadata.num_forward
     given = {_storage(node) for node in gm.graph.find_nodes(op="placeholder")}
     storages = {i: _storage(nodes[i]) for i in range(first, len(nodes))}
@@ -263,14 +264,8 @@ def _copied(gm: GraphModule, counted: Collection[int]) -> tuple[int, ...]:
 
 def _returned(outputs: Sequence[Any]) -> int:
     """How many outputs of a forward graph are its caller's; the rest is saved for the backward."""
-    metadata = _metadata()
+    metadata = forward_known()
     return len(outputs) if metadata is None else int(metadata.num_forward_returns)
-
-
-def _metadata() -> Any:
-    """What AOTAutograd knows of the program that it compiles."""
-    context = torch._guards.TracingContext.try_get()
-    return None if context is None else context.fw_metadata
 
 
 def _is_small(value: torch.Tensor) -> bool:
@@ -359,7 +354,7 @@ def _static_inputs(role: str, gm: GraphModule) -> Sequence[int]:
     """Inputs that keep their address: parameters and buffers, and what the captured forward saved."""
     if role == "backward":
         return range(count_tangents(gm))
-    metadata = _metadata()
+    metadata = forward_known()
     return () if metadata is None else tuple(metadata.static_input_indices)
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.fx import GraphModule
 
 from cpu.test_tuning_launches import Racing
 from fuseplan import backend, lookup
 from fuseplan.backend import programs_of
+from fuseplan.capture.dynamo.forward_known import forward_known, runs_forward
 from fuseplan.capture.dynamo.program import program_key
 from fuseplan.capture.trace.format import Trace
 from fuseplan.errors import FuseplanError
@@ -27,8 +31,9 @@ from fuseplan.measure.environment import environment
 from fuseplan.measure.jobs import Outcome
 from fuseplan.options import Options
 from fuseplan.plan import Plan
+from fuseplan.rewrites.sites import Sites
 from fuseplan.runtime import replay
-from fuseplan.tune import Tuner
+from fuseplan.tune import Meanwhile, Tuner
 from fuseplan.tuning.effort import INSTANT
 from fuseplan.tuning.program.combine import Settings
 from fuseplan.tuning.progress import Silent
@@ -65,11 +70,13 @@ def compiles(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
     return found
 
 
-def stores(winner: Plan) -> Callable[..., None]:
+def stores(winner: Plan, likely: Plan | None = None) -> Callable[..., None]:
     """In the place of tuning."""
 
-    def found(gm: Any, inputs: Any, effort: str, store: Store, options: Any, meanwhile: Callable[[], None]) -> None:
-        meanwhile()
+    def found(gm: Any, inputs: Any, effort: str, store: Store, options: Any, meanwhile: Meanwhile) -> None:
+        meanwhile.default()
+        if likely is not None:
+            meanwhile.likely(likely)
         key = program_key(gm, inputs).key
         assert key is not None
         store.add_plan(StoredPlan(key, environment("cpu"), winner, status="tuned", wall_us=1.0))
@@ -91,11 +98,78 @@ def test_the_default_is_compiled_meanwhile_and_once(
     assert program.why.startswith("tuned plan")
 
 
+@pytest.mark.parametrize("winner", [Plan("aten"), Plan("inductor"), Plan("eager")], ids=["it", "default", "another"])
+def test_what_is_likely_to_win_is_compiled_meanwhile_and_once(
+    winner: Plan, compiles: list[Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(import_module("fuseplan.tune"), "tune_online", stores(winner, likely=Plan("aten")))
+    compiled = torch.compile(
+        lambda x: x.sin() + 1, backend="fuseplan", options={"db": tmp_path / "a.db", "tune": "instant"}
+    )
+    x = torch.ones(3)
+    assert torch.equal(compiled(x), x.sin() + 1)
+    assert compiles == [Plan("inductor"), Plan("aten"), *([winner] if winner == Plan("eager") else [])]
+    (program,) = programs_of(compiled_by(compiled))
+    assert program.why.startswith("tuned plan")
+    assert program.plan == winner
+    assert program.refuse is not None  # the database hears of it where it fails
+
+
+@pytest.mark.parametrize("winner", [Plan("inductor"), Plan("aten")], ids=["the default", "what was likely"])
+def test_torch_keeps_what_it_knows_of_the_forward_that_runs(
+    winner: Plan, compiles: list[Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By which it compiles a backward later: of another forward it would let that write over what is still read."""
+    known: dict[Plan, object] = {}
+    under = backend.replay
+
+    def noted(plan: Plan, *given: Any) -> Callable[..., Any]:
+        called: Callable[..., Any] = under(plan, *given)
+        known[plan] = object()
+        runs_forward(known[plan])
+        return called
+
+    seen: list[object] = []
+
+    def looking(gm: Any, inputs: Any, **given: Any) -> Callable[..., Any]:
+        called = backend.fuseplan_backend(gm, inputs, **given)
+        seen.append(forward_known())
+        return called
+
+    monkeypatch.setattr(backend, "replay", noted)
+    monkeypatch.setattr(import_module("fuseplan.tune"), "tune_online", stores(winner, likely=Plan("aten")))
+    options = {"db": tmp_path / "a.db", "tune": "instant"}
+    torch.compile(lambda x: x.sin() + 1, backend=looking, options=options)(torch.ones(3))
+    assert set(known) == {Plan("inductor"), Plan("aten")}
+    assert seen == [known[winner]]
+
+
+def test_what_is_likely_to_win_but_not_wanted_here_is_compiled_anew_without_it(
+    compiles: list[Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = torch.randn(2, 4, 16, 8), torch.zeros(2, 1, 16, 16)
+    seen: list[GraphModule] = []
+    with torch.no_grad():
+        torch.compile(attends, backend=lambda gm, _: seen.append(gm) or gm.forward)(*inputs)
+    plan = Sites.of(seen[0], ("attention",)).preferring(Plan("inductor"))
+    assert plan.rewrites
+    monkeypatch.setattr(import_module("fuseplan.tune"), "tune_online", stores(plan, likely=plan))
+    monkeypatch.setattr(Sites, "allowed", lambda sites, plan: (replace(plan, rewrites=()), ["planted"]))
+    torch._dynamo.reset()
+    compiled = torch.compile(attends, backend="fuseplan", options={"db": tmp_path / "a.db", "tune": "instant"})
+    with torch.no_grad():
+        compiled(*inputs)
+    assert [bool(plan.rewrites) for plan in compiles] == [False, True, False]
+    (program,) = programs_of(compiled_by(compiled))
+    assert "planted" in program.why
+
+
 def test_what_is_written_otherwise_by_option_is_not_the_default_that_was_compiled(
     compiles: list[Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failed(*given: Any) -> None:
-        given[-1]()
+        given[-1].default()
+        given[-1].likely(Plan("aten"))
         raise FuseplanError("planted")
 
     monkeypatch.setattr(import_module("fuseplan.tune"), "tune_online", failed)
@@ -127,9 +201,13 @@ def test_what_is_broken_off_stores_nothing(
             ended.set()
             raise
 
-    def meanwhile() -> None:
-        assert at_work.wait(60)
-        raise error
+    class Broken:
+        def default(self) -> None:
+            assert at_work.wait(60)
+            raise error
+
+        def likely(self, plan: Plan) -> None:
+            raise AssertionError("it is broken off")
 
     tuning = import_module("fuseplan.tune")
     monkeypatch.setattr(tuning, "staying_workers", workers)
@@ -143,7 +221,7 @@ def test_what_is_broken_off_stores_nothing(
         torch._dynamo.reset()
         (given,) = seen
         with pytest.raises(error):
-            tuning.tune_online(*given, "instant", store, Options.parse({"tune": "instant"}), meanwhile)
+            tuning.tune_online(*given, "instant", store, Options.parse({"tune": "instant"}), Broken())
     for thread in set(threading.enumerate()) - threads:
         thread.join(60)
     assert not store.plans()
@@ -164,6 +242,47 @@ def test_what_a_tuned_program_was_called_with_first_is_let_go(
     del x
     gc.collect()
     assert gone() is None
+
+
+def test_what_is_likely_to_win_is_told_before_the_race(
+    trace: Trace, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The default is compiled before, and the plan while it races: both by this thread."""
+    order: list[str] = []
+    compiled = threading.Event()
+
+    class Ordered(Racing):
+        def raced_plans(self, job: Any) -> Outcome:
+            order.append("race")
+            assert compiled.wait(60)
+            return super().raced_plans(job)
+
+    class Told:
+        def default(self) -> None:
+            order.append("default")
+
+        def likely(self, plan: Plan) -> None:
+            assert plan.rewrites
+            while "race" not in order:
+                time.sleep(0.01)
+            order.append("likely")
+            compiled.set()
+
+    @contextmanager
+    def workers(*_: Any) -> Iterator[Racing]:
+        yield Ordered()
+
+    tuning = import_module("fuseplan.tune")
+    monkeypatch.setattr(tuning, "staying_workers", workers)
+    monkeypatch.setattr(tuning, "environment", lambda where: GPU)
+    seen: list[tuple[Any, Any]] = []
+    with torch.no_grad():
+        torch.compile(attends, backend=lambda gm, inputs: seen.append((gm, inputs)) or gm.forward)(
+            torch.randn(2, 4, 16, 8), torch.zeros(2, 1, 16, 16)
+        )
+        torch._dynamo.reset()
+        tuning.tune_online(*seen[0], "instant", store, Options.parse({"tune": "instant"}), Told())
+    assert order == ["default", "race", "likely"]
 
 
 def test_a_race_waits_for_what_this_process_does(trace: Trace, store: Store) -> None:

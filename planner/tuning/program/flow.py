@@ -95,6 +95,8 @@ class Stages:
         able = [search for search in self.searches if not reasons[search.launch]] or self.searches
         if len(able) < len(self.searches):
             fit += checks.checked(plain)
+        if (likely := next((planned(entry) for entry in fit if not entry.default), None)) is not None:
+            self.services.expects(likely)
         verdict = self._raced(able, checks, {}, fit)
         return replace(verdict, detail=verdict.detail or left_out(reasons))
 

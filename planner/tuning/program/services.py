@@ -8,6 +8,7 @@ from typing import Protocol
 
 from fuseplan.measure.jobs import Job, Outcome, VetPlan
 from fuseplan.measure.vetters import Ask, Standing
+from fuseplan.plan import Plan
 from fuseplan.tuning.progress import Progress
 from fuseplan.tuning.queue.region_locks import RegionLocks
 from fuseplan.tuning_db.environment import Environment
@@ -51,8 +52,8 @@ class Pool(Protocol):
         ...
 
 
-def nothing() -> None:
-    """There is nothing to wait for."""
+def nothing(*_: object) -> None:
+    """There is nothing to wait for, and nobody to tell."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,8 @@ class Services:
 
     quiet: Callable[[], object] = nothing
     """Waits until whoever asks for the plan has nothing else to do that would disturb a race."""
+    expects: Callable[[Plan], object] = nothing
+    """Tells whoever asks for the plan which one is likely to win, once it was found right and its race begins."""
 
     @property
     def on_gpu(self) -> bool:

@@ -67,6 +67,8 @@ class Tuner:
     """Of a device of another machine, what is written down beside its runs."""
     quiet: Callable[[], object] = nothing
     """Waits until this process has nothing else to do that would disturb a race."""
+    expects: Callable[[Plan], object] = nothing
+    """Tells this process which plan is likely to win, as its race begins."""
 
     def __post_init__(self) -> None:
         self.environment: Environment = self.here or environment(self.device)
@@ -91,7 +93,8 @@ class Tuner:
         model: CostModel | None = None
         timings = Timings()
         services = Services(
-            self.store, self.environment, self.pool, self.progress, title_of(trace), self.locks, self.since, quiet=self.quiet
+            self.store, self.environment, self.pool, self.progress, title_of(trace), self.locks, self.since,
+            quiet=self.quiet, expects=self.expects,
         )  # fmt: skip
         for launch in launches:
             tuned = None if again else self._known(trace, launch, trace.key)
