@@ -94,18 +94,19 @@ class Environment(Record):
 
     def differences(self, other: Environment, needs: Iterable[str]) -> tuple[Difference, ...]:
         """Where `other` is not what something made here needs: hardware, torch, flags, and the executors named."""
-        return (*self._compare(other, _ALWAYS), *self._versions_apart(other, needs))
+        return (*self._compare(other, _ALWAYS), *self.versions_apart(other, needs))
 
     def other_differences(self, other: Environment, needs: Iterable[str]) -> tuple[Difference, ...]:
         """Where they differ in what is *not* needed: reason enough to look for something better, not to do without."""
         unused = (self.executors | other.executors) - set(needs)
-        return (*self._versions_apart(other, unused), *self._compare(other, ("candidates", "protocol")))
+        return (*self.versions_apart(other, unused), *self._compare(other, ("candidates", "protocol")))
 
     def is_machine_of(self, other: Environment) -> bool:
         """Whether both are one machine that computes alike, be it with other releases of what runs there."""
         return not self._compare(other, (*HARDWARE, *FLAGS))
 
-    def _versions_apart(self, other: Environment, executors: Iterable[str]) -> tuple[Difference, ...]:
+    def versions_apart(self, other: Environment, executors: Iterable[str]) -> tuple[Difference, ...]:
+        """Which of these executors have another version in `other`."""
         each = (Difference(name, self.version(name), other.version(name)) for name in sorted(executors))
         return tuple(one for one in each if one.stored != one.here)
 

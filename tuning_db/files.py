@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from fuseplan.errors import StoreError
 from fuseplan.tuning_db import schema
-from fuseplan.tuning_db.migrations import differences, migrate, version
+from fuseplan.tuning_db.migrations import Objects, differences, migrate, version
 from fuseplan.tuning_db.opening import address, be_careful
 from fuseplan.tuning_db.patience import Patience
 
@@ -268,11 +268,11 @@ class Database:
         try:
             application = connection.execute("PRAGMA application_id").fetchone()[0]
             found = version(connection)
-            empty = connection.execute("SELECT 1 FROM sqlite_schema").fetchone() is None
+            there = Objects.of(connection)
         finally:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
-        if application == 0 and found == 0 and empty:
+        if application == 0 and found == 0 and not there.sql:
             if not create and self.path is not None:
                 raise Absent(f"{self.path} is empty: there is no tuning database in it")
         elif application != schema.APPLICATION_ID:
@@ -286,7 +286,8 @@ class Database:
             if self.readonly:
                 raise NotOurs(f"{self.path} has the older schema {found}: open it once where it can be written")
             migrate(connection)
-        wrong = differences(connection)
+            there = Objects.of(connection)
+        wrong = differences(there)
         if wrong:
             raise Damaged(f"{self.path}: {'; '.join(wrong[:3])}")
 

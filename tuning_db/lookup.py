@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from fuseplan.errors import FuseplanError
 from fuseplan.tuning_db.columns import Row
-from fuseplan.tuning_db.environment import Environment, needs_of
+from fuseplan.tuning_db.environment import Difference, Environment, needs_of
 from fuseplan.tuning_db.evidence import Evidence
 from fuseplan.tuning_db.launches import faster_launch
 from fuseplan.tuning_db.records import NO_MOVES, REASONS, Hit, Miss, Query, Stale, StoredPlan
@@ -21,6 +22,8 @@ _MOST = 256
 _SELECT = f"""{PLAN.select}
  WHERE plan.program_id = (SELECT id FROM program WHERE key = ?)
  ORDER BY environment_.key = ? DESC, plan.changed_at DESC LIMIT {_MOST}"""
+
+_ENVIRONMENTS = ENVIRONMENT.select
 
 _KNOWS = "SELECT 1 FROM plan WHERE program_id = (SELECT id FROM program WHERE key = ?) LIMIT 1"
 
@@ -38,16 +41,15 @@ class UnparsedPlan:
 
 
 def candidates(connection: sqlite3.Connection, query: Query, layer: str, rank: int) -> list[UnparsedPlan]:
-    """Candidates for a program in one layer, by one indexed query."""
-    known: dict[object, Environment | None] = {}
-    found = []
-    for values in connection.execute(_SELECT, (query.program, query.environment.key)).fetchall():
-        row = PLAN.logical(values)
-        key = row["environment"] if row is not None else None
-        if row is not None and key not in known:
-            known[key] = environment_of(connection, key)
-        found.append(UnparsedPlan(str(values[0]), layer, rank, row, known.get(key)))
-    return found
+    """Candidates for a program in one layer, by an indexed query, and their environments by another."""
+    found = connection.execute(_SELECT, (query.program, query.environment.key)).fetchall()
+    rows = [(str(values[0]), PLAN.logical(values)) for values in found]
+    places = {str(row["environment"]) for _, row in rows if row is not None}
+    known = environments(connection, places) if places else {}
+    return [
+        UnparsedPlan(key, layer, rank, row, None if row is None else known.get(str(row["environment"])))
+        for key, row in rows
+    ]
 
 
 def knows(connection: sqlite3.Connection, program: str) -> list[bool]:
@@ -57,12 +59,22 @@ def knows(connection: sqlite3.Connection, program: str) -> list[bool]:
 
 def environment_of(connection: sqlite3.Connection, key: object) -> Environment | None:
     """The environment of this key; None if its row is damaged."""
-    return next(map(Environment.of, ENVIRONMENT.good(connection, "WHERE key = ?", key)), None)
+    return environments(connection, [str(key)]).get(str(key))
 
 
-def environments(connection: sqlite3.Connection) -> dict[str, Environment]:
-    """All environments of a layer by key, but those whose row is damaged."""
-    return {str(row["key"]): Environment.of(row) for row in ENVIRONMENT.good(connection)}
+def environments(connection: sqlite3.Connection, keys: Collection[str] | None = None) -> dict[str, Environment]:
+    """Environments of a layer by key, all or those of these keys, but those whose row is damaged."""
+    where = "" if keys is None else f" WHERE key IN ({', '.join('?' * len(keys))})"
+    rows = connection.execute(_ENVIRONMENTS + where, tuple(keys or ())).fetchall()
+    found = ((str(values[0]), _environment(values)) for values in rows)
+    return {key: environment for key, environment in found if environment is not None}
+
+
+@lru_cache(maxsize=256)
+def _environment(values: tuple[object, ...]) -> Environment | None:
+    """The environment of a row as it was read; None if it is damaged. Remembered, since each look-up meets the same few rows again."""
+    row = ENVIRONMENT.logical(values)
+    return None if row is None else Environment.of(row)
 
 
 def choose(query: Query, found: Sequence[UnparsedPlan]) -> Hit | Stale | Miss:
@@ -81,7 +93,10 @@ def choose(query: Query, found: Sequence[UnparsedPlan]) -> Hit | Stale | Miss:
         if slot not in latest or (one.standing, one.changed_at) > (latest[slot].standing, latest[slot].changed_at):
             latest[slot] = one
     standing = max(one.standing for one in latest.values())
-    last = {one.answer.plan.key: one for one in latest.values() if one.standing == standing}
+    highest_standing = [one for one in latest.values() if one.standing == standing]
+    if len(highest_standing) == 1:
+        return highest_standing[0].answer  # with no key of a plan made, which takes a good part of a look-up's time
+    last = {one.answer.plan.key: one for one in highest_standing}
     best = faster_launch([one.answer.plan for one in last.values()], lambda plan: last[plan.key].evidence())
     return next(one.answer for one in latest.values() if one.answer.plan is best)
 
@@ -139,7 +154,7 @@ def judge(query: Query, candidate: UnparsedPlan) -> Hit | Stale | Miss:
     row, environment, name = candidate.row, candidate.environment, f"plan {candidate.key[:12]}"
     if row is None or environment is None:
         return Miss("row damaged", f"the row of {name} is damaged: see fuseplan db check")
-    miss = _elsewhere(query, row, environment, frozenset())
+    miss = _other_environment(environment.differences(query.environment, ())) or _other_question(query, row)
     if miss is not None:
         return miss
     try:
@@ -148,18 +163,20 @@ def judge(query: Query, candidate: UnparsedPlan) -> Hit | Stale | Miss:
     except FuseplanError as error:
         return Miss("failed validation", f"{name}: {error}")
     needs = needs_of(stored.plan)
-    miss = _elsewhere(query, row, environment, needs) or _withheld(query, stored, name)
+    miss = _other_environment(environment.versions_apart(query.environment, needs)) or _withheld(query, stored, name)
     if miss is not None:
         return miss
     rest = environment.other_differences(query.environment, needs)
     return Stale(stored, candidate.layer, rest) if rest else Hit(stored, candidate.layer)
 
 
-def _elsewhere(query: Query, row: Row, environment: Environment, needs: frozenset[str]) -> Miss | None:
+def _other_environment(differing: Sequence[Difference]) -> Miss | None:
     """Why a plan is not for this place, or None."""
-    differing = environment.differences(query.environment, needs)
-    if differing:
-        return Miss("other environment", "other " + ", ".join(map(str, differing)))
+    return Miss("other environment", "other " + ", ".join(map(str, differing))) if differing else None
+
+
+def _other_question(query: Query, row: Row) -> Miss | None:
+    """Why a plan is no answer to what is asked, wherever it is for, or None."""
     if row["objective"] != str(query.objective):
         return Miss("other objective", f"other objective {row['objective']} -> {query.objective}")
     if query.launch is not None and row["launch"] != query.launch:

@@ -89,7 +89,7 @@ def _matching(
         slot = str(row["environment"]), str(executor(row))
         there = known[slot[0]]
         if slot not in fits:
-            fits[slot] = not there.differences(here, needs_of_executor(slot[1]))
+            fits[slot] = not there.versions_apart(here, needs_of_executor(slot[1]))
         if not fits[slot]:
             continue
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from fuseplan import __version__
 from fuseplan.tuning_db import schema
@@ -54,15 +55,25 @@ def version(connection: sqlite3.Connection) -> int:
     return found
 
 
-def differences(connection: sqlite3.Connection, objects: Mapping[str, str] = schema.OBJECTS) -> list[str]:
+@dataclass(frozen=True)
+class Objects:
+    """The tables, indexes, views and triggers of a file."""
+
+    sql: Mapping[str, str | None]
+    """What made each, by name; None where SQLite did by itself."""
+    triggers: Sequence[str]
+
+    @staticmethod
+    def of(connection: sqlite3.Connection) -> Objects:
+        """All that there are now."""
+        rows = connection.execute("SELECT name, sql, type = 'trigger' FROM sqlite_schema").fetchall()
+        return Objects({name: sql for name, sql, _ in rows}, [name for name, _, triggers in rows if triggers])
+
+
+def differences(there: Objects, wanted: Mapping[str, str] = schema.OBJECTS) -> list[str]:
     """Whatever is not as migrations leave it. Views and indexes that a person added are welcome; triggers are not."""
-    there = {}
-    found = []
-    for name, kind, sql in connection.execute("SELECT name, type, sql FROM sqlite_schema"):
-        there[name] = sql
-        if kind == "trigger":
-            found.append(f"there is a trigger {name}")
-    for name, sql in objects.items():
-        if there.get(name) != sql:
-            found.append(f"{name} is {'not as fuseplan makes it' if name in there else 'missing'}")
+    found = [f"there is a trigger {name}" for name in there.triggers]
+    for name, sql in wanted.items():
+        if there.sql.get(name) != sql:
+            found.append(f"{name} is {'not as fuseplan makes it' if name in there.sql else 'missing'}")
     return found

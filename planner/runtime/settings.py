@@ -24,8 +24,11 @@ def settings() -> str:
     >>> with config.patch(compile_threads=config.compile_threads + 1):
     ...     settings() == before
     True
+    >>> with config.patch({"cuda.cutlass_dir": "/elsewhere"}):
+    ...     settings() == before
+    True
     """
-    inductors = sorted((name, value) for name, value in config.get_config_copy().items() if name not in _OF_COMPILING)
+    inductors = sorted((name, value) for name, value in config.get_config_copy().items() if _decides(name))
     return _digest([switches(), repr(inductors)])
 
 
@@ -43,12 +46,21 @@ def switches() -> str:
     return _digest([repr(Numerics.here()), *(repr(ask()) for ask in _ASKED)])
 
 
+def _decides(name: str) -> bool:
+    """Whether one of Inductor's settings has a say in what becomes of a graph."""
+    return name not in _OF_COMPILING and not name.endswith(_FOLDER)
+
+
 def _digest(lines: list[str]) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 _OF_COMPILING = frozenset({"compile_threads", "worker_start_method"})
 """Inductor's settings that say how it compiles, and not what: processes beside each other have fewer threads each."""
+_FOLDER = ".cutlass_dir"
+"""Settings that say where CUTLASS lies, which torch's own key leaves out, too: where nobody has set one, it is the folder in which a process
+has imported Inductor, and what was compiled in another folder would never be found.
+"""
 _ASKED: tuple[Callable[[], Any], ...] = (
     torch.get_num_threads,
     torch.get_default_dtype,

@@ -21,8 +21,8 @@ from fuseplan.errors import FuseplanError
 _T = TypeVar("_T")
 _KIND = "kind"
 """The key under which a member of a union says of which class it is."""
-_CLASSES: Mapping[Any, tuple[type, ...]] = {
-    str: (str,), int: (int,), float: (float, int), bool: (bool,), type(None): (type(None),)
+_CLASSES: Mapping[Any, frozenset[type]] = {
+    **{kind: frozenset({kind}) for kind in (str, int, bool, type(None))}, float: frozenset({float, int})
 }  # fmt: skip
 """Types that JSON has itself, and the classes of their values."""
 _PLAIN: Mapping[str, Any] = {**{kind.__name__: kind for kind in _CLASSES}, "str | None": str | None}
@@ -46,6 +46,8 @@ class _Form(NamedTuple):
 
     write: Callable[[Any], Any]
     read: Callable[[Any, str], Any]
+    are_values: Callable[[list[Any]], bool] | None = None
+    """Whether data are values of the type just as they stand: of a whole list, since a call for each takes longer than the rest."""
 
 
 class Only(NamedTuple):
@@ -147,19 +149,26 @@ def _form(kind: Any) -> _Form:
 
 def _simple(kind: Any) -> _Form:
     fits = _CLASSES[kind]
-    return _Form(_same, lambda data, at: data if type(data) in fits else _misfit(data, _name(kind), at))
+    return _Form(
+        _same,
+        lambda data, at: data if type(data) in fits else _misfit(data, _name(kind), at),
+        lambda data: fits.issuperset(map(type, data)),
+    )
 
 
 def _only(kind: Any, only: Only) -> _Form:
     """A type of which not all values are good."""
-    form, fits = _form(kind), _CLASSES.get(kind, ())
+    form, fits = _form(kind), _CLASSES.get(kind, frozenset())
 
     def read_good(data: Any, at: str) -> Any:
         value = data if type(data) in fits else form.read(data, at)
         wanted = only.wanted(value)
         return value if wanted is None else _misfit(data, wanted, at)
 
-    return _Form(only.write or form.write, read_good)
+    def are_good(data: list[Any]) -> bool:
+        return fits.issuperset(map(type, data)) and not any(map(only.wanted, data))
+
+    return _Form(only.write or form.write, read_good, are_good if fits else None)
 
 
 def _union(members: tuple[Any, ...]) -> _Form:
@@ -202,10 +211,13 @@ def _row(kinds: tuple[Any, ...]) -> _Form:
 
 def _sequence(origin: Any, kind: Any) -> _Form:
     form = _form(kind)
+    are_values = form.are_values
 
     def read_all(data: Any, at: str) -> Any:
         if not isinstance(data, list):
             return _misfit(data, "a list", at)
+        if not data or (are_values is not None and are_values(data)):
+            return origin(data)
         try:
             return origin([form.read(one, at) for one in data])
         except CodecError:
@@ -236,24 +248,25 @@ def _object(kind: Any) -> _Form:
     among = {one.name: _names_in(hints[one.name]) for one in own if one.metadata == AMONG_OTHERS}
     forms |= {name: _object(hints[name]) for name in among}
     writes = [(name, form.write) for name, form in forms.items()]
-    reads = [(name, form.read) for name, form in forms.items()]
+    reads = {name: form.read for name, form in forms.items()}
+    needed = forms.keys() - defaults.keys()
 
     def read_object(data: Any, at: str) -> Any:
         if not isinstance(data, dict):
             return _misfit(data, "an object", at)
         data = _gathered(data, among, at) if among else data
-        all_there = data.keys() == forms.keys()
-        if not all_there and data.keys() | defaults.keys() != forms.keys():
-            missing, unknown = sorted(forms.keys() - data.keys() - defaults.keys()), sorted(data.keys() - forms.keys())
+        names = data.keys()
+        if names != forms.keys() and not needed <= names <= forms.keys():
+            missing, unknown = sorted(needed - names), sorted(names - forms.keys())
             raise CodecError(f"{at} misses {', '.join(missing)}" if missing else f"{at} has no {', '.join(unknown)}")
         try:
-            values = {name: read_one(data[name], at) for name, read_one in reads if all_there or name in data}
+            values = {name: reads[name](one, at) for name, one in data.items()}
         except CodecError:
             for name, form in forms.items():
                 if name in data:
                     form.read(data[name], at if name in among else f"{at}.{name}")  # which says where
             raise
-        again = next((name for name, default in defaults.items() if name in values and values[name] == default), None)
+        again = _first_default(values, defaults)
         return kind(**values) if again is None else _misfit(data[again], "written where it is that", f"{at}.{again}")
 
     def write(value: Any) -> dict[str, Any]:
@@ -285,6 +298,14 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 def _names_in(kind: Any) -> frozenset[str]:
     return frozenset(one.name for one in fields(kind) if one.compare)
+
+
+def _first_default(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> str | None:
+    """The first field that is there with its default."""
+    for name, default in defaults.items():
+        if name in values and values[name] == default:
+            return name
+    return None
 
 
 def _gathered(data: Mapping[str, Any], among: Mapping[str, frozenset[str]], at: str) -> Mapping[str, Any]:

@@ -32,14 +32,14 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Said]:
-    """What is said in another process, and then in this one over the same caches."""
+    """What is said in another process, which runs in another folder, and then in this one over the same caches."""
     folder = tmp_path_factory.mktemp("found")
     with fresh_cache(), torch._functorch.config.patch(enable_autograd_cache=True):
         variables = {**os.environ, "FUSEPLAN_DB": str(folder / "db")}
         for name in ("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "TORCHINDUCTOR_AUTOGRAD_CACHE"):
             variables.pop(name, None)
         command = [sys.executable, str(SCRIPT), str(folder)]
-        worker: Said = json.loads(subprocess.run(command, env=variables, stdout=-1, check=True).stdout)
+        worker: Said = json.loads(subprocess.run(command, cwd=folder, env=variables, stdout=-1, check=True).stdout)
         threads = torch.get_num_threads()
         try:
             torch.set_num_threads(1)

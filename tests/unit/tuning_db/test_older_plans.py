@@ -11,7 +11,7 @@ import pytest
 
 from fuseplan.tuning_db import Hit
 from fuseplan.tuning_db.files import Database
-from fuseplan.tuning_db.migrations import differences
+from fuseplan.tuning_db.migrations import Objects, differences
 from fuseplan.tuning_db.upkeep import check
 from golden_database import GOLDEN
 from stored import question, store_at
@@ -39,7 +39,7 @@ def test_what_a_person_added_stays(path: Path, connection: sqlite3.Connection) -
     for sql in (INDEX, VIEW, BROKEN):
         connection.execute(sql)
     assert isinstance(store_at(path).find_plan(question()), Hit)
-    assert differences(connection) == []
+    assert differences(Objects.of(connection)) == []
     there = dict(connection.execute("SELECT name, sql FROM sqlite_schema"))
     assert [there.get(name) for name in ("my_index", "mine", "odd")] == [INDEX, VIEW, BROKEN]
     assert connection.execute("SELECT key, wall_us FROM mine ORDER BY key").fetchall() == before
@@ -68,5 +68,5 @@ def test_a_row_that_no_table_takes_is_left_out_and_told(
     with pytest.warns(UserWarning, match="1 damaged row of plans"):
         assert store_at(path).find_plan(question()) is not None
     assert connection.execute("SELECT key FROM plan ORDER BY key").fetchall() == kept
-    assert differences(connection) == []
+    assert differences(Objects.of(connection)) == []
     assert check(Database(path)) == []

@@ -13,7 +13,7 @@ from fuseplan.tuning_db import Hit
 from fuseplan.tuning_db.exchange.intake import import_file
 from fuseplan.tuning_db.files import Database
 from fuseplan.tuning_db.lookup import environments
-from fuseplan.tuning_db.migrations import differences
+from fuseplan.tuning_db.migrations import Objects, differences
 from fuseplan.tuning_db.upkeep import check
 from golden_database import GOLDEN
 from stored import CPU, HERE, having, question, store_at
@@ -43,7 +43,7 @@ def test_a_file_is_brought_up_in_place(tmp_path: Path) -> None:
     assert isinstance(store_at(path).find_plan(question()), Hit)
     assert held(path) == (KEYS, {HERE, CPU})
     connection = sqlite3.connect(path)
-    assert differences(connection) == []
+    assert differences(Objects.of(connection)) == []
     assert connection.execute("SELECT executor, version FROM environment_executor ORDER BY version").fetchall() == [
         ("nvfuser", "0.2.36"), ("inductor", "2.11.0, triton 3.6"), ("inductor", "2.13.0"),
     ]  # fmt: skip
