@@ -119,7 +119,7 @@ NONE = Effort(
     fair_race_s=0.0,
 )
 INSTANT = replace(
-    NONE, name="instant", device_s=8.0, plan_blocks=7, fair_race_s=3.0, cuts=False, over_default=True, offers=1
+    NONE, name="instant", device_s=8.0, plan_blocks=6, fair_race_s=3.0, cuts=False, over_default=True, offers=1
 )
 QUICK = Effort(
     "quick",

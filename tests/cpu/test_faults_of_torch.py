@@ -15,7 +15,7 @@ from torch import Tensor
 import fuseplan
 from fuseplan.judge.shown import reproduces
 from fuseplan.plan import Plan
-from fuseplan.tuning.program import check_plans
+from fuseplan.tuning.program import budget
 from fuseplan.tuning.traces import traces_of
 from fuseplan.tuning_db import Places, Store
 
@@ -39,7 +39,7 @@ def test_a_fault_is_told_with_its_op(
     own_database: Path, monkeypatch: pytest.MonkeyPatch,
     program: Callable[..., Tensor], shapes: list[tuple[int, ...]], grad: bool, op: str,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(check_plans, "JUDGING_SHARE", 60.0)  # however slow this machine is
+    monkeypatch.setattr(budget, "JUDGING_SHARE", 60.0)  # however slow this machine is
     with torch.set_grad_enabled(grad):
         (trace,) = traces_of(program, *(torch.randn(shape, requires_grad=grad) for shape in shapes), name="wrong")
     (found,) = fuseplan.tune(trace, db=own_database, model="roofline")

@@ -7,11 +7,11 @@ from typing import Any
 
 from fuseplan.measure.clocks import clock_for
 from fuseplan.measure.failures import check_device
-from fuseplan.measure.jobs import GONE, Outcome, OutcomeRow, TimeKept, VetPlan
+from fuseplan.measure.jobs import GONE, Outcome, TimeKept, VetPlan
 from fuseplan.measure.memory import holds_much, roomy
 from fuseplan.measure.race import LaneError
 from fuseplan.measure.worker.loaded import calls_to_settle
-from fuseplan.measure.worker.racing import enter
+from fuseplan.measure.worker.racing import enter_again
 from fuseplan.measure.worker.stand_in import as_planned, failed_regions
 from fuseplan.measure.worker.workplace import Workplace
 
@@ -61,7 +61,7 @@ def _entered(job: TimeKept, place: Workplace) -> Outcome:
     failed_before = failed_regions()
     with loaded.modes():
         calls, more = course.calls(compiled, loaded), calls_to_settle(job.entry, len(course.inputs))
-        row = enter(course.clock, OutcomeRow(job.entry.name, compile_s=0.0), calls, place.device, more, course.turns)
+        row = enter_again(course.clock, job.entry.name, calls, more, course.turns)
     if row.status == "ok":
         row = as_planned(row, job.entry, compiled, failed_before)
     return Outcome(row.status, row.detail, rows=(row,))

@@ -42,7 +42,7 @@ from fuseplan.measure.sites_alone import has_backward, sites_alone
 from fuseplan.measure.worker.kept import is_in_use, keep
 from fuseplan.measure.worker.loaded import LoadedProgram, calls_to_settle
 from fuseplan.measure.worker.padded import padded_cases, why_not_judged
-from fuseplan.measure.worker.racing import Announced, enter
+from fuseplan.measure.worker.racing import Announced, enter, enter_again
 from fuseplan.measure.worker.repeated import RightResults
 from fuseplan.measure.worker.stand_in import as_planned, compiled_programs, failed_regions, stand_in
 from fuseplan.measure.worker.workplace import Workplace
@@ -355,17 +355,16 @@ def race_entries(job: RacePlans, place: Workplace) -> Outcome:
     try:
         with loaded.modes():  # once for all: entering them takes longer than a small program
             for entry in job.entries:
-                prepared = course.prepared.get(entry)
-                place.at(entry.name, "compiling" if prepared is None else "running")
-                if prepared is None:
+                compiled, failed_before = course.prepared.get(entry), failed_regions()
+                if compiled is not None:
+                    place.at(entry.name, "running")
+                    row = enter_again(clock, entry.name, course.calls(compiled, loaded), 0, course.turns)
+                else:
+                    place.at(entry.name, "compiling")
                     place.clear()  # of the entry before: memory that is let go meanwhile would be this one's gain
-                compiled = compile_entry(entry, loaded) if prepared is None else prepared
-                failed_before = failed_regions()
-                calls = course.calls(compiled, loaded)
-                more = 0 if prepared is not None else calls_to_settle(entry, len(calls))
-                row = enter(clock, OutcomeRow(entry.name), calls, place.device, more, course.turns)
-                if prepared is not None:  # of its first calls, vetting has told
-                    row = replace(row, compile_s=None, peak_bytes=None)
+                    compiled = compile_entry(entry, loaded)
+                    calls, new = course.calls(compiled, loaded), OutcomeRow(entry.name)
+                    row = enter(clock, new, calls, place.device, calls_to_settle(entry, len(calls)), course.turns)
                 rows[entry.name] = row if row.status != "ok" else as_planned(row, entry, compiled, failed_before)
             return run_race(Announced(clock, place), rows, job.incumbent, job.rule, job.rivals)
     finally:
