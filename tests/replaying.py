@@ -87,7 +87,12 @@ class ReplayingPool(AnsweringPool):
         return self._vetted(choice_name((job.executor, job.variant)))
 
     def vetted_plan(self, job: VetPlan) -> Outcome:
-        return self._vetted(job.entry.name)
+        found = self._vetted(job.entry.name)
+        if job.judges:
+            return found
+        (row,) = found.rows
+        runs = row.status in ("ok", "wrong")
+        return Outcome(rows=(replace(row, outputs=(), how="", **({"status": "ok", "detail": ""} if runs else {})),))
 
     def found_fault(self, job: FindFault) -> Outcome:
         return Outcome(

@@ -27,7 +27,7 @@ from fuseplan.judge.expect import Expectation
 from fuseplan.judge.output import WIDER
 from fuseplan.judge.spread import MEAN_FACTOR
 from fuseplan.measure.entry import RaceEntry
-from fuseplan.measure.worker.programs import compile_entry
+from fuseplan.measure.worker.compiling import compile_entry
 from fuseplan.plan import Plan
 from fuseplan.tuning.traces import traces_of
 

@@ -23,7 +23,7 @@ from fuseplan.judge.expect import SEEDS, Expectation, expect
 from fuseplan.judge.moved import MovedRun
 from fuseplan.judge.programs import judge
 from fuseplan.measure.entry import RaceEntry
-from fuseplan.measure.worker.programs import compile_entry
+from fuseplan.measure.worker.compiling import compile_entry
 from fuseplan.plan import Plan
 
 WEIGHTS = 6

@@ -119,6 +119,13 @@ class VetPlan(Job):
 
 
 @dataclass(frozen=True)
+class JudgeKept(VetPlan):
+    """Compare what a plan gives that its worker keeps, and of which it is known only that it runs: nobody compiles it once more."""
+
+    alone: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
 class FindFault(Job):
     """Look for the part of a program that torch.compile gets wrong, for about so many seconds; or whether it is rounding, where it is
     `near` enough to what is allowed.
@@ -193,6 +200,7 @@ JOBS = (
     | RaceRegion
     | Capture
     | VetPlan
+    | JudgeKept
     | FindFault
     | Prepare
     | TimeKept

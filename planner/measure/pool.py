@@ -22,11 +22,12 @@ from typing import Any
 from fuseplan.errors import OptionError
 from fuseplan.executors.known import registered
 from fuseplan.measure.ahead import Ahead
+from fuseplan.measure.candidates import names, ordered, without
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import (
-    Calibrate,
-    Capture,
+    GONE,
     Job,
+    JudgeKept,
     Outcome,
     OutcomeRow,
     Prepare,
@@ -38,7 +39,6 @@ from fuseplan.measure.jobs import (
     TimeKept,
     VetPlan,
     VetRegion,
-    choice_name,
 )
 from fuseplan.measure.kept import KeeperLostError, race_kept
 from fuseplan.measure.process import MakeWorker, WorkerLostError, WorkerProcess
@@ -218,6 +218,8 @@ class Workers:
         """What the racer answers; where a region finds no memory, because of plans that were prepared it may be, once more."""
         if isinstance(job, RacePlans) and self._is_kept(job):
             return self._race_kept(job, limit_s)
+        if isinstance(job, JudgeKept):
+            return self._answer(self._keepers[job.trace, job.entry], job, limit_s) if self._is_kept(job) else GONE
         outcome = self._answer(self.racer, job, limit_s)
         if isinstance(job, RaceRegion) and "out-of-memory" in (outcome.status, *(row.status for row in outcome.rows)):
             self._answer(self.racer, Rest())
@@ -226,7 +228,9 @@ class Workers:
         return outcome
 
     def _is_kept(self, job: Job) -> bool:
-        """Whether it is a race of entries that workers keep."""
+        """Whether it is of entries that workers keep, and that need no other."""
+        if isinstance(job, JudgeKept):
+            return (job.trace, job.entry) in self._keepers
         return isinstance(job, RacePlans) and all((job.trace, entry) in self._keepers for entry in job.entries)
 
     def _race_kept(self, job: RacePlans, limit_s: float | None) -> Outcome:
@@ -241,12 +245,12 @@ class Workers:
                 apart=apart,
             )
         except KeeperLostError as lost:
-            rest = None if lost.row is None else _without(job, lost.row.name)
+            rest = None if lost.row is None else without(job, lost.row.name)
             self._rest(self.vetters)  # the racer has the memory to itself
             found = self._answer(self.racer, rest or job, limit_s)
             if rest is None or lost.row is None:
                 return found
-            return replace(found, rows=_ordered(job, [*found.rows, lost.row]))
+            return replace(found, rows=ordered(job, [*found.rows, lost.row]))
 
     def _rest(self, processes: Sequence[WorkerProcess]) -> None:
         """On a GPU, have them let go of what they hold."""
@@ -307,13 +311,13 @@ class Workers:
         except WorkerLostError as loss:
             self._forget(process)
             spent = round(monotonic() - begin, 6)
-            culprits = [loss.at] if loss.at else _names(job)
+            culprits = [loss.at] if loss.at else names(job)
             rows = [OutcomeRow(name, loss.status, loss.detail) for name in culprits]
-            rest = _without(job, loss.at)
+            rest = without(job, loss.at)
             if rest is None:
                 return Outcome(loss.status, loss.detail, spent, tuple(rows))
         again = self._answer(process, rest, limit_s)
-        return replace(again, seconds=spent + again.seconds, rows=_ordered(job, [*again.rows, *rows]))
+        return replace(again, seconds=spent + again.seconds, rows=ordered(job, [*again.rows, *rows]))
 
     def _forget(self, process: WorkerProcess) -> None:
         """It keeps nothing any more."""
@@ -332,35 +336,6 @@ def _alone(job: Job) -> Job:
 def _tell(on_done: OnDone | None, job: Job, outcome: Outcome) -> None:
     if on_done is not None:
         on_done(job, outcome)
-
-
-def _names(job: Job) -> list[str]:
-    """What the candidates of a job are called in its rows."""
-    if isinstance(job, RaceRegion):
-        return [choice_name(choice) for choice in job.choices]
-    if isinstance(job, RacePlans):
-        return [entry.name for entry in job.entries]
-    if isinstance(job, VetRegion):
-        return [choice_name((job.executor, job.variant))]
-    if isinstance(job, (VetPlan, TimeKept)):
-        return [job.entry.name]
-    return ["capture" if isinstance(job, Capture) else "machine" if isinstance(job, Calibrate) else "job"]
-
-
-def _without(job: Job, culprit: str | None) -> Job | None:
-    """The race without one candidate; None where there is no race without it."""
-    if isinstance(job, RaceRegion):
-        choices = tuple(choice for choice in job.choices if choice_name(choice) != culprit)
-        return replace(job, choices=choices) if choices and len(choices) < len(job.choices) else None
-    if isinstance(job, RacePlans) and culprit != job.incumbent:
-        entries = tuple(entry for entry in job.entries if entry.name != culprit)
-        return replace(job, entries=entries) if len(entries) < len(job.entries) else None
-    return None
-
-
-def _ordered(job: Job, rows: Sequence[OutcomeRow]) -> tuple[OutcomeRow, ...]:
-    places = {name: i for i, name in enumerate(_names(job))}
-    return tuple(sorted(rows, key=lambda row: places.get(row.name, len(places))))
 
 
 def cores() -> int:

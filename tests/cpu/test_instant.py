@@ -16,7 +16,7 @@ from cpu.test_tuning_launches import Racing, stored
 from fuseplan.backend import programs_of
 from fuseplan.capture.trace.format import Trace
 from fuseplan.explain import compiled_by
-from fuseplan.measure.jobs import Calibrate, Capture, ProfilePlan, VetPlan
+from fuseplan.measure.jobs import Calibrate, Capture, FindFault, JudgeKept, ProfilePlan, VetPlan
 from fuseplan.measure.sites_alone import sites_alone
 from fuseplan.plan import Plan
 from fuseplan.tune import Tuner, tune
@@ -80,35 +80,78 @@ def test_where_cuda_graphs_do_not_suit_it_is_plain_that_races(trace: Trace, stor
     assert "CUDA graphs do not suit it" in found.detail
 
 
+def tuned_again(trace: Trace, store: Store, pool: Racing) -> Tuned:
+    (found,) = Tuner(store, pool, "cpu", INSTANT, Settings(), Silent()).tune(trace, (EITHER,), again=True)
+    return found
+
+
 def judged(pool: Racing) -> list[tuple[str, bool]]:
-    return [(job.entry.name, job.judges) for job in pool.jobs if isinstance(job, VetPlan)]
+    jobs = [job for job in pool.jobs if isinstance(job, VetPlan) and not isinstance(job, JudgeKept)]
+    return [(job.entry.name, job.judges) for job in jobs]
 
 
-def test_torchs_default_is_judged_once_where_cuda_graphs_launch_the_same_code(trace: Trace, store: Store) -> None:
-    pool = Racing(times={"inductor": 900.0, "inductor, cudagraph": 800.0, f"{PROVEN}, cudagraph": 400.0})
-    tuned(trace, store, pool)
+FAST = {"inductor": 900.0, "inductor, cudagraph": 800.0, f"{PROVEN}, cudagraph": 400.0}
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_torchs_default_is_not_judged_where_it_loses(trace: Trace, store: Store, trains: bool) -> None:
+    if trains:
+        q = torch.randn(2, 4, 16, 8, requires_grad=True)
+        (trace,) = traces_of(attends, q, torch.zeros(2, 1, 16, 16), name="attends")
+    pool = Racing(times=FAST)
+    found = tuned(trace, store, pool)
+    assert found.winner == f"{PROVEN}, cudagraph"
     assert dict(judged(pool)) == {
-        "inductor": False, "eager": True, "inductor, cudagraph": True, f"{PROVEN}, cudagraph": True
+        "inductor": False, "eager": True, "inductor, cudagraph": False, f"{PROVEN}, cudagraph": True
     }  # fmt: skip
+    assert not pool.judged_late
 
 
-def test_a_program_that_may_be_trained_has_another_backward_for_each_launch(store: Store) -> None:
-    q = torch.randn(2, 4, 16, 8, requires_grad=True)
-    (trains,) = traces_of(attends, q, torch.zeros(2, 1, 16, 16), name="attends")
-    pool = Racing(times={"inductor": 900.0, "inductor, cudagraph": 800.0, f"{PROVEN}, cudagraph": 400.0})
-    tuned(trains, store, pool)
-    assert dict(judged(pool))["inductor"]
+def test_torchs_default_is_judged_where_it_wins_and_is_kept(trace: Trace, store: Store) -> None:
+    pool = Racing(times={**FAST, f"{PROVEN}, cudagraph": 850.0})
+    found = tuned(trace, store, pool)
+    assert (found.status, found.winner) == ("default", "inductor, cudagraph")
+    assert pool.judged_late == ["inductor, cudagraph"]
+    assert len(pool.raced) == 1
+    raced = {one.name: one for one in stored(trace, store).evidence.raced}
+    assert raced["inductor"].wall_us == 800.0
 
 
-def test_where_that_is_nothing_it_is_judged_by_itself(trace: Trace, store: Store) -> None:
-    pool = Racing(times={"inductor": 900.0, PROVEN: 500.0, "eager": 1000.0}, bad={"inductor, cudagraph": "wrong"})
-    tuned(trace, store, pool)
+def test_where_nobody_keeps_the_default_any_more_it_is_compiled_to_be_judged(trace: Trace, store: Store) -> None:
+    pool = Racing(times={**FAST, f"{PROVEN}, cudagraph": 850.0}, keeps=False)
+    assert tuned(trace, store, pool).winner == "inductor, cudagraph"
+    assert pool.judged_late == ["inductor, cudagraph"]
+    assert judged(pool)[-1] == ("inductor, cudagraph", True)
+
+
+def test_where_the_default_that_won_is_wrong_everything_is_checked(trace: Trace, store: Store) -> None:
+    """Then it is as if it had been judged first."""
+    pool = Racing(times={**FAST, f"{PROVEN}, cudagraph": 850.0}, bad={"inductor, cudagraph": "wrong"})
+    found = tuned(trace, store, pool)
+    assert pool.judged_late == ["inductor, cudagraph"]
     assert [judges for name, judges in judged(pool) if name == "inductor"] == [False, True]
+    assert found.winner != "inductor, cudagraph"
+    assert found.status in ("default", "tuned")
+    before = Racing(
+        times={**FAST, f"{PROVEN}, cudagraph": 850.0}, bad={"inductor": "wrong", "inductor, cudagraph": "wrong"}
+    )
+    found = tuned_again(trace, store, before)
+    assert found.best_default == "eager"
+    assert any(isinstance(job, FindFault) for job in before.jobs)
 
 
-def test_under_one_launch_it_is_judged_by_itself(trace: Trace, store: Store) -> None:
-    pool = Racing(times={"inductor": 900.0, PROVEN: 500.0, "eager": 1000.0})
-    for _ in Tuner(store, pool, "cpu", INSTANT, Settings(), Silent()).tune(trace, ("plain",)):
+def test_where_a_plan_is_wrong_the_default_is_judged_before_the_race(trace: Trace, store: Store) -> None:
+    """What is wrong by as much as torch.compile's default is right."""
+    pool = Racing(times=FAST, bad={f"{PROVEN}, cudagraph": "wrong"})
+    found = tuned(trace, store, pool)
+    assert found.winner == "inductor, cudagraph"
+    assert [judges for name, judges in judged(pool) if name == "inductor, cudagraph"] == [False, True]
+    assert not pool.judged_late
+
+
+def test_another_effort_judges_defaults_first(trace: Trace, store: Store) -> None:
+    pool = Racing(times=FAST)
+    for _ in Tuner(store, pool, "cpu", QUICK, Settings(), Silent()).tune(trace, (EITHER,)):
         pass
     assert all(judges for _, judges in judged(pool))
 

@@ -26,7 +26,7 @@ from fuseplan.measure.race import Rule
 from fuseplan.measure.worker import repeated
 from fuseplan.measure.worker.answer import answer
 from fuseplan.measure.worker.loaded import LoadedPrograms
-from fuseplan.measure.worker.programs import ROUNDS
+from fuseplan.measure.worker.vetting import ROUNDS
 from fuseplan.measure.worker.workplace import Workplace
 from fuseplan.plan import CarveOuts, Plan, Rewrite
 from fuseplan.segment import Region, Segmentation

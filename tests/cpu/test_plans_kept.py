@@ -20,9 +20,11 @@ from fuseplan import backend
 from fuseplan.errors import ExecutorError
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import (
+    GONE,
     PLAN_RULE,
     Capture,
     Job,
+    JudgeKept,
     Outcome,
     OutcomeRow,
     RacePlans,
@@ -114,6 +116,41 @@ def test_each_is_timed_in_the_worker_that_has_vetted_it(
     assert all(row.status == "ok" and row.wall_us and len(row.repeats.wall) >= 2 for row in rows.values())
     assert workers.racer.pid is None, "nobody else had to start"
     assert [stage for _, stage in heard].count("compiling") == 2
+
+
+def test_what_has_only_run_is_judged_after_its_race_where_it_is(
+    workers: Workers, heard: list[tuple[str, str]], trace: str
+) -> None:
+    only_runs = [VetPlan(trace, one, keeps=True, judges=False) for one in (INDUCTOR, ATEN)]
+    assert all(outcome.prepared and not outcome.rows[0].how for outcome in workers.map(only_runs))
+    assert raced(workers, trace, INDUCTOR, ATEN).race is not None
+    heard.clear()
+    (judged,) = workers.map([JudgeKept(trace, INDUCTOR)])
+    (row,) = judged.rows
+    assert (judged.status, row.name, row.status) == ("ok", "inductor", "ok")
+    assert row.how
+    assert row.outputs
+    assert [stage for _, stage in heard if stage == "compiling"] == []
+    assert workers.racer.pid is None
+    assert raced(workers, trace, INDUCTOR, ATEN).race is not None, "both are still kept"
+
+
+def test_what_is_wrong_is_wrong_after_its_race_too(workers: Workers, trace: str) -> None:
+    off = planted_entry(workers, trace, "wrong_values")
+    (vetted,) = workers.map([VetPlan(trace, off, keeps=True, judges=False)])
+    assert vetted.ok
+    (judged,) = workers.map([JudgeKept(trace, off)])
+    assert judged.status == "wrong"
+    assert "is off by" in judged.rows[0].detail
+
+
+def test_of_what_nobody_keeps_nothing_is_said(workers: Workers, trace: str) -> None:
+    (judged,) = workers.map([JudgeKept(trace, EAGER)])
+    assert (judged.status, judged.detail, judged.rows) == (GONE.status, GONE.detail, ())
+    workers.map([VetPlan(trace, EAGER, keeps=True)])
+    workers._keepers[trace, EAGER].kill()
+    (judged,) = workers.map([JudgeKept(trace, EAGER)])
+    assert (judged.status, judged.rows) == (GONE.status, ())
 
 
 def test_one_worker_keeps_several(workers: Workers, trace: str) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fuseplan.capture.trace.format import Trace
 from fuseplan.measure.environment import environment
-from fuseplan.measure.jobs import Outcome, OutcomeRow, RacePlans, VetPlan
+from fuseplan.measure.jobs import GONE, JudgeKept, Outcome, OutcomeRow, RacePlans, VetPlan
 from fuseplan.plan import Plan
 from fuseplan.tune import Tuner
 from fuseplan.tuning.effort import FULL, QUICK, Effort
@@ -33,6 +33,11 @@ class Racing(ReplayingPool):
     """Cuts are as fast as their launch says; all that is not told of takes a ms or two."""
 
     cuts: Mapping[str, float] = field(default_factory=dict)
+    keeps: bool = True
+    """Whether what was vetted is still kept when its race is over."""
+
+    def vetted_plan(self, job: VetPlan) -> Outcome:
+        return GONE if isinstance(job, JudgeKept) and not self.keeps else super().vetted_plan(job)
 
     def _us(self, name: str, subject: str, scale: float = 10.0) -> float:
         launch = "cudagraph" if name.endswith(", cudagraph") else "plain"
@@ -46,7 +51,11 @@ class Racing(ReplayingPool):
 
     @property
     def vetted(self) -> list[str]:
-        return [job.entry.name for job in self.jobs if isinstance(job, VetPlan)]
+        return [job.entry.name for job in self.jobs if isinstance(job, VetPlan) and not isinstance(job, JudgeKept)]
+
+    @property
+    def judged_late(self) -> list[str]:
+        return [job.entry.name for job in self.jobs if isinstance(job, JudgeKept)]
 
 
 def layer() -> nn.Module:

@@ -21,7 +21,7 @@ from fuseplan.measure.jobs import (
     VetRegion,
 )
 from fuseplan.measure.memory import limit_memory
-from fuseplan.measure.worker import kept, machine, programs, regions
+from fuseplan.measure.worker import kept, machine, programs, regions, vetting
 from fuseplan.measure.worker.workplace import Workplace
 
 
@@ -49,7 +49,7 @@ def _answer(job: Job, place: Workplace) -> Outcome:
         case Capture():
             return programs.capture(job, place)
         case VetPlan():
-            return programs.vet(job, place)
+            return vetting.vet(job, place)
         case FindFault():
             return programs.fault(job, place)
         case Prepare():

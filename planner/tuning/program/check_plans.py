@@ -10,7 +10,7 @@ from time import monotonic
 from fuseplan.durations import spelled
 from fuseplan.judge.output import Inquiry
 from fuseplan.measure.entry import RaceEntry
-from fuseplan.measure.jobs import FindFault, Job, Outcome, OutcomeRow, ProfilePlan, VetPlan
+from fuseplan.measure.jobs import FindFault, Job, JudgeKept, Outcome, OutcomeRow, ProfilePlan, VetPlan
 from fuseplan.measure.vetters import Standing
 from fuseplan.plan import Plan
 from fuseplan.tuning.effort import GREEDY_SHARE, LATE, LEAST_LIMIT_S, PATIENCE_S
@@ -60,8 +60,10 @@ class TimedChecks:
     """Whether defaults under CUDA graphs are compiled beside the plain one: they are not any sooner for its code where they have other
     code, as a backward has.
     """
-    spares: bool = False
-    """Whether torch.compile's default is not judged by itself where CUDA graphs launch it too: that is the same code, and is judged."""
+    defers: bool = False
+    """Whether torch.compile's default is judged only where it wins, after the race, or where a plan is wrong: it may be for what that default
+    does as well.
+    """
     parts_right: int = field(default=0, init=False)
     """In how many parts torch.compile was found right, each by itself, where it is off by more than is allowed: by rounding."""
     _inquired: bool = field(default=False, init=False)
@@ -89,9 +91,9 @@ class TimedChecks:
         self._asked_for += entries
         self._waiting += entries
         self._stream()
-        if self._is_spared and not right_of(self._twins, self.rows):
-            self.spares = False  # it is judged by itself after all
-            self._waiting += [one for one in self._asked_for if one.name == TORCHS and right_of([one], self.rows)]
+        if self.defers and any(row.status == "wrong" for row in self.rows.values()):
+            self.defers = False
+            self._waiting += [one for one in right_of(self._asked_for, self.rows) if self._is_unjudged(one)]
             self._stream()
         self._inquire()
         self._fail_with_what_runs_plain()
@@ -168,23 +170,26 @@ class TimedChecks:
 
     def _job(self, entry: RaceEntry, limit_s: float | None) -> VetPlan:
         job = timed_job(self.trace, entry, self.rows, self.budget, limit_s, self.parts_right)
-        return replace(job, judges=not (entry.name == TORCHS and self._is_spared))
+        return replace(job, judges=not (self.defers and is_inductors(entry)))
 
-    @property
-    def _twins(self) -> list[RaceEntry]:
-        """Torch.compile's default under other launches."""
-        return [one for one in self._asked_for if one.default and is_inductors(one) and one.name != TORCHS]
+    def _is_unjudged(self, entry: RaceEntry) -> bool:
+        """Whether it is known only that it runs."""
+        return is_inductors(entry) and not self.rows[entry.name].how
 
-    @property
-    def _is_spared(self) -> bool:
-        """Whether torch.compile's plain default is not judged."""
-        return self.spares and bool(self._twins)
-
-    def _judged_as(self, twin: OutcomeRow) -> None:
-        """What was found of torch.compile's default under another launch holds for the plain one, which was not judged."""
-        plain = self.rows.get(TORCHS)
-        if self._is_spared and plain is not None and {plain.status, twin.status} == {"ok"}:
-            self.rows[TORCHS] = replace(plain, outputs=twin.outputs, how=twin.how)
+    def is_right(self, entry: RaceEntry) -> bool:
+        """Whether a plan that has raced is right, which is found out now where it was put off."""
+        if not self.defers or not self._is_unjudged(entry):
+            return True
+        job, row = self._job(entry, _patience(entry, self.budget)), self.rows[entry.name]
+        (outcome,) = self.services.carry_out(CHECKING, [JudgeKept(**{**vars(job), "judges": True})])
+        if not outcome.rows:  # nobody keeps it any more
+            (outcome,) = self.services.carry_out(CHECKING, [replace(job, judges=True, keeps=False)])
+        found = next(iter(outcome.rows), OutcomeRow(entry.name, outcome.status, outcome.detail))
+        self.budget.judged(outcome.judging_s)
+        self.rows[entry.name] = replace(
+            row, status=found.status, detail=found.detail, outputs=found.outputs, how=found.how
+        )
+        return found.status == "ok"
 
     def _begun(self, jobs: list[VetPlan]) -> list[VetPlan]:
         together = min(len(self._beside) + len(jobs), self.services.at_once)
@@ -202,8 +207,6 @@ class TimedChecks:
         name = note_row(self.services, self.rows, job, outcome)
         if name == TORCHS:
             self.budget.default_took(self.rows[name].compile_s)
-        for twin in right_of(self._twins, self.rows):
-            self._judged_as(self.rows[twin.name])
         self.budget.judged(outcome.judging_s / self._beside.pop(name))
 
     def _is_ready(self, default: RaceEntry) -> bool:

@@ -23,7 +23,6 @@ from fuseplan.tuning.program.result import Tuned, keep, keep_failure, keep_predi
 from fuseplan.tuning.program.rounds import Proposed
 from fuseplan.tuning.program.search import LaunchSearch
 from fuseplan.tuning.program.services import Services
-from fuseplan.tuning.traces import may_train
 
 
 @dataclass
@@ -77,12 +76,12 @@ class Stages:
         verdict = self._raced(able, checks, proposed, fit)
         return replace(verdict, detail=verdict.detail or left_out(reasons))
 
-    def _of_whole_plans(self, trace: Trace) -> Tuned:
+    def _of_whole_plans(self, trace: Trace, defers: bool = True) -> Tuned:
         """The verdict where nothing is cut: the defaults, and what is preferred of rewrites, under CUDA graphs where these suit the
         program and plain where they don't.
         """
-        # Seconds count here: no default waits for what another leaves in torch's caches, and the same code is judged once.
-        checks = TimedChecks(self.services, self.budget, trace.to_json(), apart=True, spares=not may_train(trace))
+        # Seconds count here: no default waits for what another leaves in torch's caches, and one that loses is not judged.
+        checks = TimedChecks(self.services, self.budget, trace.to_json(), apart=True, defers=defers)
         worth = {search.launch: search.worth_trying() for search in self.searches}
         several = len(worth) > 1
         plain = [one for one in worth["plain"] if not one.default and not one.offered] if several else []
@@ -97,8 +96,12 @@ class Stages:
             fit += checks.checked(plain)
         if (likely := next((planned(entry) for entry in fit if not entry.default), None)) is not None:
             self.services.expects(likely)
-        verdict = self._raced(able, checks, {}, fit)
-        return replace(verdict, detail=verdict.detail or left_out(reasons))
+        verdict, racing = self._judged(able, checks, {}, fit)
+        if verdict is not None and not checks.is_right(verdict.winner):
+            self.services.note(f"{verdict.winner.name} won, and is not right: everything is checked")
+            return self._of_whole_plans(trace, defers=False)
+        tuned = self._settled(able, checks, {}, racing, verdict)
+        return replace(tuned, detail=tuned.detail or left_out(reasons))
 
     def _carved(self, checks: TimedChecks, fit: Sequence[RaceEntry]) -> list[RaceEntry]:
         """Of the plans with carve-outs from what torch.compile makes of the program, those that are right."""
@@ -152,18 +155,41 @@ class Stages:
         proposed: Mapping[str, Proposed],
         fit: Sequence[RaceEntry],
     ) -> Tuned:
-        """The verdict on those that are `fit`, all those of one launch before those of the next."""
-        services, rows = self.services, checks.rows
-        fit = with_room(fit, rows, services.environment)
+        """The verdict on those that are `fit`, as it is kept."""
+        verdict, racing = self._judged(able, checks, proposed, fit)
+        return self._settled(able, checks, proposed, racing, verdict)
+
+    def _judged(
+        self,
+        able: Sequence[LaunchSearch],
+        checks: TimedChecks,
+        proposed: Mapping[str, Proposed],
+        fit: Sequence[RaceEntry],
+    ) -> tuple[Verdict | None, list[RaceEntry]]:
+        """The verdict on those that are `fit`, and what raced: all those of one launch before those of the next."""
+        rows = checks.rows
+        fit = with_room(fit, rows, self.services.environment)
         racing = [entry for search in able for entry in search.entries.of(fit)]
         # layers on which nothing was left to find out have had a race that was as long as it takes
         recalled = all(one.recalled for one in proposed.values())
         most = min(self.effort.plan_blocks, QUICK.plan_blocks) if recalled else self.effort.plan_blocks
         objective = self.searches[0].objective
-        verdict = race(services, checks.trace, racing, rows, most, self.budget, objective)
+        verdict = race(self.services, checks.trace, racing, rows, most, self.budget, objective)
         if verdict is not None:
             verdict, joined = self._joined(able, checks, decided(verdict, objective, racing), most)
             verdict = decided(verdict, objective, [*racing, *joined])
+        return verdict, racing
+
+    def _settled(
+        self,
+        able: Sequence[LaunchSearch],
+        checks: TimedChecks,
+        proposed: Mapping[str, Proposed],
+        racing: Sequence[RaceEntry],
+        verdict: Verdict | None,
+    ) -> Tuned:
+        """The verdict on what raced, kept in the database and told to who learns from it."""
+        services, rows = self.services, checks.rows
         for search in self.searches:
             search.tell(rows, None if verdict is None else verdict.result.noise)
         first = self.searches[0]
@@ -176,7 +202,7 @@ class Stages:
         alone = len(self.searches) == 1
         kept = self._kept(first, verdict) if alone else keep_launches(services, self.searches, able, verdict)
         if self.effort.profiles:
-            self._profile_default(checks, fit)
+            self._profile_default(checks, racing)
         return kept
 
     def _profile_default(self, checks: TimedChecks, fit: Sequence[RaceEntry]) -> None:

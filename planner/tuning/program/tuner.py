@@ -39,7 +39,7 @@ from fuseplan.tuning.progress import Progress
 from fuseplan.tuning.queue.agenda import Item
 from fuseplan.tuning.queue.budget import Time
 from fuseplan.tuning.queue.region_locks import RegionLocks
-from fuseplan.tuning.traces import box_of, launches_of, may_train, query_of, title_of
+from fuseplan.tuning.traces import box_of, launches_of, query_of, title_of
 from fuseplan.tuning_db import Environment, Hit, Run, Store, clock
 from fuseplan.tuning_db.environment import memory_of
 from fuseplan.tuning_db.resume import unfinished
@@ -143,7 +143,7 @@ class Tuner:
     ) -> Tuned:
         launches, varies = launches_of(launch, trace)
         if budget.effort.measures:
-            begin_default(services, budget, trace.to_json(), launches[:1] if may_train(trace) else launches)
+            begin_default(services, budget, trace.to_json(), launches[0])
         found = given or captured(services, trace, self.settings.kinds, cuts=budget.effort.cuts)
         key = trace.key if isinstance(found, str) else found.key or trace.key
         if key != trace.key and not again and (known := self._known(trace, launch, key)) is not None:

@@ -49,14 +49,14 @@ def checked(
     return right_of(entries, rows)
 
 
-def begin_default(services: Services, budget: Budget, trace: str, launches: Sequence[str]) -> None:
+def begin_default(services: Services, budget: Budget, trace: str, launch: str) -> None:
     """Begin with torch.compile's default, which the flow checks first, while the program is captured: it needs nothing of that, and
     a GPU's host has cores for both.
     """
-    first = next(iter(defaults(services.environment, launches[0], cut_up=False)), EAGER)
+    first = next(iter(defaults(services.environment, launch, cut_up=False)), EAGER)
     if services.on_gpu and is_inductors(first):
-        spared = not budget.effort.cuts and len(launches) > 1  # as the flow has it
-        services.pool.begin(replace(timed_job(trace, first, {}, budget, None), judges=not spared))
+        judged = budget.effort.cuts  # as the flow has it
+        services.pool.begin(replace(timed_job(trace, first, {}, budget, None), judges=judged))
 
 
 def timed_job(
