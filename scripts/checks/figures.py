@@ -221,17 +221,31 @@ def _instant() -> Iterator[str]:
         " the plan takes that was found, over the best default of its race. Same command."
     )
     lines = list(head(["model", "torch.compile", "instant", "beyond", "aimed at", "faster"]))
+    beyond: dict[str, list[float]] = {}
     for where, found in _start_ups():
         for name, row in found.items():
             if "fuseplan instant" not in row:
                 continue
             base, own = (median(row[side]["cold_s"]) for side in ("torch.compile", "fuseplan instant"))
-            limit, known = row.get("instant", {}).get("limit_s"), row.get("verdicts", [])
-            times = [sum(one[key] for one in known) for key in ("best_default_us", "wall_us")]
-            faster = ratio(times[0] / times[1]) if known else "-"
+            limit, known = row.get("instant", {}).get("limit_s"), _of_each_program(row.get("verdicts", []))
+            faster = ratio(sum(default for default, _ in known) / sum(plan for _, plan in known)) if known else "-"
             cells = (f"{base:.1f}", f"{own:.1f}", f"{own - base:.1f}", "-" if limit is None else f"{limit:g}", faster)
             lines.append(line([name + where, *cells]))
+            beyond.setdefault(where, []).append(own - base)
     yield "\n".join(lines)
+    medians = [f"{median(each):.1f} s{where} of {len(each)}" for where, each in beyond.items()]
+    if medians:
+        yield f"In the median beyond torch.compile: {', '.join(medians)} models."
+
+
+def _of_each_program(verdicts: Sequence[Mapping[str, Any]]) -> list[tuple[float, float]]:
+    """What the best default and the plan take, of each program under the launch that suits it best: one race has both launches."""
+    programs: dict[str, list[Mapping[str, Any]]] = {}
+    for one in verdicts:
+        programs.setdefault(one["program"], []).append(one)
+    return [
+        (min(one["best_default_us"] for one in each), min(one["wall_us"] for one in each)) for each in programs.values()
+    ]
 
 
 def _reloading() -> Iterator[str]:
