@@ -16,6 +16,7 @@ from cpu.test_tuning_launches import Racing, stored
 from fuseplan.backend import programs_of
 from fuseplan.capture.trace.format import Trace
 from fuseplan.explain import compiled_by
+from fuseplan.looking.explained import raced_lines
 from fuseplan.measure.jobs import Calibrate, Capture, FindFault, JudgeKept, ProfilePlan, RacePlans, VetPlan
 from fuseplan.measure.sites_alone import sites_alone
 from fuseplan.plan import Plan
@@ -100,6 +101,8 @@ def test_torchs_default_is_not_judged_where_it_loses(trace: Trace, store: Store,
         "inductor": False, "eager": True, "inductor, cudagraph": False, f"{PROVEN}, cudagraph": True
     }  # fmt: skip
     assert not pool.judged_late
+    (plan,) = store.plans()
+    assert list(raced_lines(plan))[-1] == "not judged, since they lost: inductor, inductor, plain"
 
 
 def test_torchs_default_is_judged_where_it_wins_and_is_kept(trace: Trace, store: Store) -> None:
