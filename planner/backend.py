@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
@@ -33,6 +33,7 @@ from fuseplan.rewrites.sites import Sites
 from fuseplan.runtime import CompiledPrograms, Program, replay
 from fuseplan.runtime.graph_memory import ProgramGraphs
 from fuseplan.runtime.merged import Merging
+from fuseplan.runtime.torch_cache import backward_at_once
 from fuseplan.stats import count, waited
 from fuseplan.tuning_db import places
 
@@ -120,14 +121,16 @@ def _compiled_as_one(lookup: Lookup, programs: list[Program]) -> _Call:
     ahead = _Ahead(lookup)
     lookup.meanwhile = ahead
     choice = lookup.choose()
-    beside = _beside(lookup, choice, ahead)
-    try:
-        program, compiled = ahead.taken(choice) or _carried_out(choice, lookup)
-    except FuseplanError as error:
-        if choice.stored is None:
-            raise
-        choice = lookup.refused(choice.stored, error)
-        program, compiled = _carried_out(choice, lookup)
+    # Of two forwards that both run, a backward that is compiled later would be by what torch knows of the last one.
+    with backward_at_once() if lookup.options.verify != "off" else nullcontext():
+        beside = _beside(lookup, choice, ahead)
+        try:
+            program, compiled = ahead.taken(choice) or _carried_out(choice, lookup)
+        except FuseplanError as error:
+            if choice.stored is None:
+                raise
+            choice = lookup.refused(choice.stored, error)
+            program, compiled = _carried_out(choice, lookup)
     lookup.hold()
     count("programs")
     count(f"programs under plan {program.plan.host}")
@@ -196,8 +199,8 @@ class _Ahead:
                 self.compiled()
 
     def likely(self, plan: Plan) -> None:
-        """Compile what is likely to win."""
-        if self._may:
+        """Compile what is likely to win, where that is Inductor's alone: of a region that fails the database would not hear."""
+        if self._may and plan.host == "inductor" and not plan.carve_outs:
             key = str(self.lookup.identity.key)
             logger.info("program %s: what is likely to win is compiled while it races", key[:12])
             with suppress(Exception):

@@ -203,7 +203,11 @@ def raced_lines(stored: StoredPlan) -> Iterator[str]:
     yield from (f"  {line}" for line in table(rows, right={1, 2, 3, 4}))
     if len(ordered) > MOST_LINES:
         yield f"  and {len(ordered) - MOST_LINES} more"
-    yield from judged_lines([one for one in ordered if one.judged][:MOST_LINES])
+    judged = [one for one in ordered if one.judged]
+    yield from judged_lines(judged[:MOST_LINES])
+    lost = [one.name for one in ordered if one.wall_us is not None and not one.judged]
+    if judged and lost:
+        yield f"not judged, since they lost: {', '.join(lost)}"
 
 
 def memory_told(stored: StoredPlan) -> str:

@@ -183,11 +183,14 @@ class Workers:
         with self._ended_by_errors():
             if alone or len(beside) > 1:
                 self._give_up()
-            if alone and not all(map(self._is_kept, jobs)):
+            racing = any(
+                jobs[i].alone and not isinstance(jobs[i], JudgeKept) and not self._is_kept(jobs[i]) for i in alone
+            )
+            if racing:
                 self.racer.start()
             crew = self._crew(len(beside), limit_s)
             outcomes |= zip(beside, self._vet(crew, once([jobs[i] for i in beside]), on_done, limit_s), strict=True)
-            if alone and not all(map(self._is_kept, jobs)):
+            if racing:
                 self._rest(self.vetters)  # the racer has the memory to itself, as a program would
             for i in alone:
                 outcomes[i] = self._raced(jobs[i], limit_s)

@@ -16,7 +16,8 @@ from cpu.test_tuning_launches import Racing, stored
 from fuseplan.backend import programs_of
 from fuseplan.capture.trace.format import Trace
 from fuseplan.explain import compiled_by
-from fuseplan.measure.jobs import Calibrate, Capture, FindFault, JudgeKept, ProfilePlan, VetPlan
+from fuseplan.looking.explained import raced_lines
+from fuseplan.measure.jobs import Calibrate, Capture, FindFault, JudgeKept, ProfilePlan, RacePlans, VetPlan
 from fuseplan.measure.sites_alone import sites_alone
 from fuseplan.plan import Plan
 from fuseplan.tune import Tuner, tune
@@ -27,7 +28,7 @@ from fuseplan.tuning.program.combine import Settings
 from fuseplan.tuning.program.result import Tuned
 from fuseplan.tuning.progress import Silent
 from fuseplan.tuning.traces import EITHER, traces_of
-from fuseplan.tuning_db import Store
+from fuseplan.tuning_db import Environment, Store
 from stored import HERE as GPU
 
 PROVEN = "inductor, attention proven"
@@ -80,11 +81,6 @@ def test_where_cuda_graphs_do_not_suit_it_is_plain_that_races(trace: Trace, stor
     assert "CUDA graphs do not suit it" in found.detail
 
 
-def tuned_again(trace: Trace, store: Store, pool: Racing) -> Tuned:
-    (found,) = Tuner(store, pool, "cpu", INSTANT, Settings(), Silent()).tune(trace, (EITHER,), again=True)
-    return found
-
-
 def judged(pool: Racing) -> list[tuple[str, bool]]:
     jobs = [job for job in pool.jobs if isinstance(job, VetPlan) and not isinstance(job, JudgeKept)]
     return [(job.entry.name, job.judges) for job in jobs]
@@ -105,6 +101,8 @@ def test_torchs_default_is_not_judged_where_it_loses(trace: Trace, store: Store,
         "inductor": False, "eager": True, "inductor, cudagraph": False, f"{PROVEN}, cudagraph": True
     }  # fmt: skip
     assert not pool.judged_late
+    (plan,) = store.plans()
+    assert list(raced_lines(plan))[-1] == "not judged, since they lost: inductor, inductor, plain"
 
 
 def test_torchs_default_is_judged_where_it_wins_and_is_kept(trace: Trace, store: Store) -> None:
@@ -124,29 +122,49 @@ def test_where_nobody_keeps_the_default_any_more_it_is_compiled_to_be_judged(tra
     assert judged(pool)[-1] == ("inductor, cudagraph", True)
 
 
-def test_where_the_default_that_won_is_wrong_everything_is_checked(trace: Trace, store: Store) -> None:
-    """Then it is as if it had been judged first."""
-    pool = Racing(times={**FAST, f"{PROVEN}, cudagraph": 850.0}, bad={"inductor, cudagraph": "wrong"})
+def test_where_the_default_that_won_is_wrong_the_others_race_once_more(trace: Trace, store: Store) -> None:
+    """And what torch.compile gets wrong is looked for. Its code is wrong under each launch, so that none but the plain one is known to suit."""
+    wrong = dict.fromkeys(("inductor", "inductor, cudagraph"), "wrong")
+    times = {**FAST, f"{PROVEN}, cudagraph": 850.0, PROVEN: 870.0, "eager": 1000.0}
+    pool = Racing(times=times, bad=wrong)
     found = tuned(trace, store, pool)
-    assert pool.judged_late == ["inductor, cudagraph"]
-    assert [judges for name, judges in judged(pool) if name == "inductor"] == [False, True]
-    assert found.winner != "inductor, cudagraph"
-    assert found.status in ("default", "tuned")
-    before = Racing(
-        times={**FAST, f"{PROVEN}, cudagraph": 850.0}, bad={"inductor": "wrong", "inductor, cudagraph": "wrong"}
-    )
-    found = tuned_again(trace, store, before)
-    assert found.best_default == "eager"
-    assert any(isinstance(job, FindFault) for job in before.jobs)
+    assert (found.status, found.winner, found.best_default) == ("tuned", PROVEN, "eager")
+    assert pool.judged_late == ["inductor, cudagraph", "inductor"]
+    assert len(pool.raced) == 2
+    names = [name for name, _ in judged(pool)]
+    assert sorted(names) == sorted({*names}), "nothing is compiled again"
+    assert any(isinstance(job, FindFault) for job in pool.jobs)
+
+
+def test_where_there_is_no_room_to_judge_the_default_it_is_compiled_alone_for_that(trace: Trace, store: Store) -> None:
+    pool = Racing(times={**FAST, f"{PROVEN}, cudagraph": 850.0}, late="out-of-memory")
+    found = tuned(trace, store, pool)
+    assert (found.status, found.winner) == ("default", "inductor, cudagraph")
+    assert judged(pool)[-1] == ("inductor, cudagraph", True)
+    assert len(pool.raced) == 1
+
+
+@pytest.mark.parametrize("here", [None, GPU], ids=["CPU", "GPU"])
+def test_a_default_that_is_wrong_does_not_race(trace: Trace, store: Store, here: Environment | None) -> None:
+    """It was judged as the second of two checks showed that a plan is wrong."""
+    bad = {"inductor, cudagraph": "error", f"{PROVEN}, cudagraph": "error", PROVEN: "wrong", "inductor": "wrong"}
+    pool = Racing(times={"inductor": 500.0, PROVEN: 500.0, "eager": 1000.0}, bad=bad)
+    (found,) = Tuner(store, pool, "cpu", INSTANT, Settings(), Silent(), here=here).tune(trace, (EITHER,))
+    assert (found.status, found.winner) == ("default", "eager")
+    assert all("inductor" not in names for names in pool.raced)
+
+
+def test_of_another_launch_nothing_is_stored_that_nobody_has_judged(trace: Trace, store: Store) -> None:
+    tuned(trace, store, Racing(times=FAST))
+    assert [plan.launch for plan in store.plans()] == ["cudagraph"]
 
 
 def test_where_a_plan_is_wrong_the_default_is_judged_before_the_race(trace: Trace, store: Store) -> None:
     """What is wrong by as much as torch.compile's default is right."""
     pool = Racing(times=FAST, bad={f"{PROVEN}, cudagraph": "wrong"})
-    found = tuned(trace, store, pool)
-    assert found.winner == "inductor, cudagraph"
-    assert [judges for name, judges in judged(pool) if name == "inductor, cudagraph"] == [False, True]
-    assert not pool.judged_late
+    assert tuned(trace, store, pool).winner == "inductor, cudagraph"
+    order = [type(job) for job in pool.jobs if isinstance(job, JudgeKept | RacePlans)]
+    assert order == [JudgeKept, JudgeKept, RacePlans]
 
 
 def test_another_effort_judges_defaults_first(trace: Trace, store: Store) -> None:

@@ -38,9 +38,11 @@ from fuseplan.tuning.effort import INSTANT
 from fuseplan.tuning.program.combine import Settings
 from fuseplan.tuning.progress import Silent
 from fuseplan.tuning.traces import EITHER, traces_of
-from fuseplan.tuning_db import Store, StoredPlan
+from fuseplan.tuning_db import Places, Store, StoredPlan
 from fuseplan.tuning_db.resume import failures
 from stored import HERE as GPU
+
+LIKELY = Plan("inductor", settings="split-64")
 
 
 def attends(q: Tensor, mask: Tensor) -> Tensor:
@@ -98,24 +100,24 @@ def test_the_default_is_compiled_meanwhile_and_once(
     assert program.why.startswith("tuned plan")
 
 
-@pytest.mark.parametrize("winner", [Plan("aten"), Plan("inductor"), Plan("eager")], ids=["it", "default", "another"])
+@pytest.mark.parametrize("winner", [LIKELY, Plan("inductor"), Plan("eager")], ids=["it", "default", "another"])
 def test_what_is_likely_to_win_is_compiled_meanwhile_and_once(
     winner: Plan, compiles: list[Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(import_module("fuseplan.tune"), "tune_online", stores(winner, likely=Plan("aten")))
+    monkeypatch.setattr(import_module("fuseplan.tune"), "tune_online", stores(winner, likely=LIKELY))
     compiled = torch.compile(
         lambda x: x.sin() + 1, backend="fuseplan", options={"db": tmp_path / "a.db", "tune": "instant"}
     )
     x = torch.ones(3)
     assert torch.equal(compiled(x), x.sin() + 1)
-    assert compiles == [Plan("inductor"), Plan("aten"), *([winner] if winner == Plan("eager") else [])]
+    assert compiles == [Plan("inductor"), LIKELY, *([winner] if winner == Plan("eager") else [])]
     (program,) = programs_of(compiled_by(compiled))
     assert program.why.startswith("tuned plan")
     assert program.plan == winner
     assert program.refuse is not None  # the database hears of it where it fails
 
 
-@pytest.mark.parametrize("winner", [Plan("inductor"), Plan("aten")], ids=["the default", "what was likely"])
+@pytest.mark.parametrize("winner", [Plan("inductor"), LIKELY], ids=["the default", "what was likely"])
 def test_torch_keeps_what_it_knows_of_the_forward_that_runs(
     winner: Plan, compiles: list[Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,11 +139,51 @@ def test_torch_keeps_what_it_knows_of_the_forward_that_runs(
         return called
 
     monkeypatch.setattr(backend, "replay", noted)
-    monkeypatch.setattr(import_module("fuseplan.tune"), "tune_online", stores(winner, likely=Plan("aten")))
+    monkeypatch.setattr(import_module("fuseplan.tune"), "tune_online", stores(winner, likely=LIKELY))
     options = {"db": tmp_path / "a.db", "tune": "instant"}
     torch.compile(lambda x: x.sin() + 1, backend=looking, options=options)(torch.ones(3))
-    assert set(known) == {Plan("inductor"), Plan("aten")}
+    assert set(known) == {Plan("inductor"), LIKELY}
     assert seen == [known[winner]]
+
+
+def test_a_plan_with_regions_is_compiled_when_it_has_won(
+    compiles: list[Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that fails here is written down with its plan."""
+    monkeypatch.setattr(import_module("fuseplan.tune"), "tune_online", stores(Plan("aten"), likely=Plan("aten")))
+    options = {"db": tmp_path / "a.db", "tune": "instant"}
+    torch.compile(lambda x: x.sin() + 1, backend="fuseplan", options=options)(torch.ones(3))
+    assert compiles == [Plan("inductor"), Plan("aten")]
+
+
+@pytest.mark.parametrize("verify", ["off", "sampled"])
+def test_where_two_forwards_run_no_backward_is_compiled_later(
+    verify: str, compiles: list[Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be compiled by what torch knows of the forward that was compiled last."""
+    at_once: list[bool] = []
+    under = backend.replay
+
+    def noted(plan: Plan, *given: Any) -> Callable[..., Any]:
+        at_once.append(torch._functorch.config.force_non_lazy_backward_lowering)
+        called: Callable[..., Any] = under(plan, *given)
+        return called
+
+    monkeypatch.setattr(backend, "replay", noted)
+    monkeypatch.setattr(import_module("fuseplan.tune"), "tune_online", tells_nothing)
+    store, x = Store(Places(user=tmp_path / "a.db")), torch.ones(3)
+    seen: list[Any] = []
+    torch.compile(lambda x: x.sin() + 1, backend=lambda gm, inputs: seen.append((gm, inputs)) or gm.forward)(x)
+    store.add_plan(StoredPlan(str(program_key(*seen[0]).key), environment("cpu"), LIKELY, status="tuned", wall_us=1.0))
+    store.close()
+    torch._dynamo.reset()
+    options = {"db": tmp_path / "a.db", "verify": verify}
+    torch.compile(lambda x: x.sin() + 1, backend="fuseplan", options=options)(x)
+    assert at_once == ([True, True] if verify == "sampled" else [False])
+
+
+def tells_nothing(*_: Any) -> None:
+    raise AssertionError("nothing is tuned")
 
 
 def test_what_is_likely_to_win_but_not_wanted_here_is_compiled_anew_without_it(
@@ -169,7 +211,7 @@ def test_what_is_written_otherwise_by_option_is_not_the_default_that_was_compile
 ) -> None:
     def failed(*given: Any) -> None:
         given[-1].default()
-        given[-1].likely(Plan("aten"))
+        given[-1].likely(LIKELY)
         raise FuseplanError("planted")
 
     monkeypatch.setattr(import_module("fuseplan.tune"), "tune_online", failed)
@@ -283,6 +325,17 @@ def test_what_is_likely_to_win_is_told_before_the_race(
         torch._dynamo.reset()
         tuning.tune_online(*seen[0], "instant", store, Options.parse({"tune": "instant"}), Told())
     assert order == ["default", "race", "likely"]
+
+
+def test_what_is_likely_to_win_is_in_the_race(trace: Trace, store: Store) -> None:
+    """Not what a launch has that does not suit the program."""
+    told: list[Plan] = []
+    pool = Racing(bad={"inductor, cudagraph": "error"})
+    tuner = Tuner(store, pool, "cpu", INSTANT, Settings(), Silent(), expects=told.append)
+    list(tuner.tune(trace, (EITHER,)))
+    (plan,) = told
+    assert plan.rewrites
+    assert plan.launch == "plain"
 
 
 def test_a_race_waits_for_what_this_process_does(trace: Trace, store: Store) -> None:

@@ -36,8 +36,13 @@ class Racing(ReplayingPool):
     keeps: bool = True
     """Whether what was vetted is still kept when its race is over."""
 
+    late: str = "ok"
+    """What comes of judging it there."""
+
     def vetted_plan(self, job: VetPlan) -> Outcome:
-        return GONE if isinstance(job, JudgeKept) and not self.keeps else super().vetted_plan(job)
+        if isinstance(job, JudgeKept) and not (self.keeps and self.late == "ok"):
+            return Outcome(self.late, "planted", rows=(OutcomeRow(job.entry.name, self.late),)) if self.keeps else GONE
+        return super().vetted_plan(job)
 
     def _us(self, name: str, subject: str, scale: float = 10.0) -> float:
         launch = "cudagraph" if name.endswith(", cudagraph") else "plain"

@@ -63,6 +63,7 @@ def _judge_kept(job: JudgeKept, place: Workplace) -> Outcome:
     trial = _Trial(job, case, place)
     trial.stage = RUN
     try:
+        trial.settle(compiled)  # its inputs lie elsewhere than those of its race
         trial.judge(compiled, [])
     except Exception as error:  # noqa: BLE001 -- as above
         check_device(error)
@@ -109,8 +110,7 @@ class _Trial:
             return self.fail(*stood_in)
         owned = self.case.loaded.tensors.owned.values()
         peak.settle(kept=bytes_on_gpu((value for results in given for value in results.values()), owned))
-        for _ in range(calls_to_settle(self.entry)):
-            self._call(compiled, SEEDS[0], settles=True)
+        self.settle(compiled)
         given.append(self._call(compiled, SEEDS[1]))
         self.row = replace(self.row, peak_bytes=peak.bytes())
         if not self.job.judges:
@@ -118,6 +118,11 @@ class _Trial:
         if not is_lasting:
             given.clear()
         return self.judge(compiled, given)
+
+    def settle(self, compiled: Callable[..., Any]) -> None:
+        """Call it until its calls are like all that follow."""
+        for _ in range(calls_to_settle(self.entry)):
+            self._call(compiled, SEEDS[0], settles=True)
 
     def judge(self, compiled: Callable[..., Any], given: list[Mapping[str, Any]]) -> None:
         """Compare what all calls give, of which the first may have `given` that already."""

@@ -12,7 +12,6 @@ from fuseplan.judge.output import Inquiry
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import FindFault, Job, JudgeKept, Outcome, OutcomeRow, ProfilePlan, VetPlan
 from fuseplan.measure.vetters import Standing
-from fuseplan.plan import Plan
 from fuseplan.tuning.effort import GREEDY_SHARE, LATE, LEAST_LIMIT_S, PATIENCE_S
 from fuseplan.tuning.program.baseline import planned, searches
 from fuseplan.tuning.program.budget import Budget
@@ -22,8 +21,11 @@ from fuseplan.tuning.program.vet_plans import (
     CHECKING,
     TORCHS,
     Rows,
+    differ_in_launch,
+    holds_too_much,
     is_inductors,
     is_torchs,
+    is_unjudged,
     note_row,
     right_of,
     timed_job,
@@ -32,8 +34,6 @@ from fuseplan.tuning.program.vet_plans import (
 
 FAULT = "the fault is in"
 """How the detail of what is wrong goes on, where it is known at which ops."""
-HOLDS = 0.25
-"""The share of a GPU's memory that the graphs of a program may hold unasked. Plans of other launches that race beside need room."""
 
 
 def inquired(services: Services, trace: str, row: OutcomeRow, seconds: float) -> Inquiry:
@@ -92,8 +92,7 @@ class TimedChecks:
         self._waiting += entries
         self._stream()
         if self.defers and any(row.status == "wrong" for row in self.rows.values()):
-            self.defers = False
-            self._waiting += [one for one in right_of(self._asked_for, self.rows) if self._is_unjudged(one)]
+            self._judge_what_ran()
             self._stream()
         self._inquire()
         self._fail_with_what_runs_plain()
@@ -172,24 +171,37 @@ class TimedChecks:
         job = timed_job(self.trace, entry, self.rows, self.budget, limit_s, self.parts_right)
         return replace(job, judges=not (self.defers and is_inductors(entry)))
 
-    def _is_unjudged(self, entry: RaceEntry) -> bool:
-        """Whether it is known only that it runs."""
-        return is_inductors(entry) and not self.rows[entry.name].how
+    @property
+    def fit(self) -> list[RaceEntry]:
+        """All that are right so far, or not known to be wrong, in their order."""
+        return right_of(dict.fromkeys(self._asked_for), self.rows)
 
     def is_right(self, entry: RaceEntry) -> bool:
-        """Whether a plan that has raced is right, which is found out now where it was put off."""
-        if not self.defers or not self._is_unjudged(entry):
-            return True
-        job, row = self._job(entry, _patience(entry, self.budget)), self.rows[entry.name]
-        (outcome,) = self.services.carry_out(CHECKING, [JudgeKept(**{**vars(job), "judges": True})])
-        if not outcome.rows:  # nobody keeps it any more
-            (outcome,) = self.services.carry_out(CHECKING, [replace(job, judges=True, keeps=False)])
-        found = next(iter(outcome.rows), OutcomeRow(entry.name, outcome.status, outcome.detail))
-        self.budget.judged(outcome.judging_s)
-        self.rows[entry.name] = replace(
-            row, status=found.status, detail=found.detail, outputs=found.outputs, how=found.how
-        )
-        return found.status == "ok"
+        """Whether a plan that has run is right, which is found out now where it was put off."""
+        if is_unjudged(entry, self.rows):
+            job, row = replace(self._job(entry, _patience(entry, self.budget)), judges=True), self.rows[entry.name]
+            (outcome,) = self.services.carry_out(CHECKING, [JudgeKept(**vars(job))])
+            if not outcome.rows or outcome.status not in (
+                "ok",
+                "wrong",
+            ):  # nobody keeps it any more, or there was no room for that
+                (outcome,) = self.services.carry_out(CHECKING, [replace(job, keeps=False)])
+            found = next(iter(outcome.rows), OutcomeRow(entry.name, outcome.status, outcome.detail))
+            self.budget.judged(outcome.judging_s)
+            self.rows[entry.name] = replace(
+                row, status=found.status, detail=found.detail, outputs=found.outputs, how=found.how, near=found.near
+            )
+        return self.rows[entry.name].status == "ok"
+
+    def judge_all(self) -> None:
+        """Judge what was put off, and find out why where torch.compile is wrong: no more is put off."""
+        self._judge_what_ran()
+        self.checked(())
+
+    def _judge_what_ran(self) -> None:
+        self.defers = False
+        for one in self.fit:
+            self.is_right(one)
 
     def _begun(self, jobs: list[VetPlan]) -> list[VetPlan]:
         together = min(len(self._beside) + len(jobs), self.services.at_once)
@@ -254,7 +266,7 @@ class TimedChecks:
         plan = planned(entry)
         if entry.default is (plan.launch == "plain"):
             return None
-        return next((one for one in self._asked_for if _differ_in_launch(planned(one), plan)), None)
+        return next((one for one in self._asked_for if differ_in_launch(planned(one), plan)), None)
 
     def _row_before(self, entry: RaceEntry) -> OutcomeRow | None:
         """What came of that."""
@@ -373,20 +385,6 @@ class TimedChecks:
         """About what a plan takes that nobody has compiled, by torch.compile's default, once that is known."""
         default = self.rows.get(TORCHS)
         return default.compile_s if default is not None and default.compile_s is not None else 0.0
-
-
-def holds_too_much(row: OutcomeRow, memory_gib: float | None) -> bool:
-    """Whether the CUDA graphs of a program that takes so much memory would hold too much of a GPU's."""
-    return memory_gib is not None and (row.peak_bytes or 0) / 2**30 > HOLDS * memory_gib
-
-
-def _differ_in_launch(one: Plan, other: Plan) -> bool:
-    """Whether two plans differ in that, and in nothing else.
-
-    >>> _differ_in_launch(Plan("aten"), Plan("aten", launch="cudagraph")), _differ_in_launch(Plan("aten"), Plan("aten"))
-    (True, False)
-    """
-    return one.launch != other.launch and replace(one, launch="plain") == replace(other, launch="plain")
 
 
 def _patience(default: RaceEntry, budget: Budget) -> float | None:

@@ -76,32 +76,39 @@ class Stages:
         verdict = self._raced(able, checks, proposed, fit)
         return replace(verdict, detail=verdict.detail or left_out(reasons))
 
-    def _of_whole_plans(self, trace: Trace, defers: bool = True) -> Tuned:
+    def _of_whole_plans(self, trace: Trace) -> Tuned:
         """The verdict where nothing is cut: the defaults, and what is preferred of rewrites, under CUDA graphs where these suit the
         program and plain where they don't.
         """
         # Seconds count here: no default waits for what another leaves in torch's caches, and one that loses is not judged.
-        checks = TimedChecks(self.services, self.budget, trace.to_json(), apart=True, defers=defers)
+        checks = TimedChecks(self.services, self.budget, trace.to_json(), apart=True, defers=True)
         worth = {search.launch: search.worth_trying() for search in self.searches}
         several = len(worth) > 1
         plain = [one for one in worth["plain"] if not one.default and not one.offered] if several else []
-        fit = checks.checked([entry for entries in worth.values() for entry in entries if entry not in plain])
-        if not any(entry.default for entry in fit):
-            fit += checks.checked(self.searches[0].eager())
-        reasons = {
-            search.launch: why_not(search, fit, checks.rows, self.services.environment) for search in self.searches
-        }
-        able = [search for search in self.searches if not reasons[search.launch]] or self.searches
-        if len(able) < len(self.searches):
-            fit += checks.checked(plain)
-        if (likely := next((planned(entry) for entry in fit if not entry.default), None)) is not None:
-            self.services.expects(likely)
-        verdict, racing = self._judged(able, checks, {}, fit)
+        checks.checked([entry for entries in worth.values() for entry in entries if entry not in plain])
+        able, reasons = self._able(checks, plain)
+        verdict, racing = self._judged(able, checks, {}, checks.fit)
         if verdict is not None and not checks.is_right(verdict.winner):
-            self.services.note(f"{verdict.winner.name} won, and is not right: everything is checked")
-            return self._of_whole_plans(trace, defers=False)
+            self.services.note(f"{verdict.winner.name} won, and is not right: the others race once more")
+            checks.judge_all()
+            able, reasons = self._able(checks, plain)
+            verdict, racing = self._judged(able, checks, {}, checks.fit)
         tuned = self._settled(able, checks, {}, racing, verdict)
         return replace(tuned, detail=tuned.detail or left_out(reasons))
+
+    def _able(self, checks: TimedChecks, plain: Sequence[RaceEntry]) -> tuple[Sequence[LaunchSearch], dict[str, str]]:
+        """The searches whose launch suits the program, as far as its defaults have shown it, or all; and why others are left out, in whose
+        place what is `plain` is checked.
+        """
+        if not any(entry.default for entry in checks.fit):
+            checks.checked(self.searches[0].eager())
+        fit, rows, here = checks.fit, checks.rows, self.services.environment
+        reasons = {search.launch: why_not(search, fit, rows, here) for search in self.searches}
+        able = [search for search in self.searches if not reasons[search.launch]]
+        if len(able) < len(self.searches) and (left := [one for one in plain if one.name not in rows]):
+            checks.checked(left)
+            return self._able(checks, ())
+        return able or self.searches, reasons
 
     def _carved(self, checks: TimedChecks, fit: Sequence[RaceEntry]) -> list[RaceEntry]:
         """Of the plans with carve-outs from what torch.compile makes of the program, those that are right."""
@@ -170,6 +177,8 @@ class Stages:
         rows = checks.rows
         fit = with_room(fit, rows, self.services.environment)
         racing = [entry for search in able for entry in search.entries.of(fit)]
+        if (likely := next((planned(entry) for entry in racing if not entry.default), None)) is not None:
+            self.services.expects(likely)
         # layers on which nothing was left to find out have had a race that was as long as it takes
         recalled = all(one.recalled for one in proposed.values())
         most = min(self.effort.plan_blocks, QUICK.plan_blocks) if recalled else self.effort.plan_blocks

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from fuseplan.judge.output import OTHERS, WIDER, Wider, widened_by
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import Job, Outcome, OutcomeRow, VetPlan
+from fuseplan.plan import Plan
 from fuseplan.tuning.effort import GREEDY_SHARE, JUDGING_SHARE, PATIENCE_S
 from fuseplan.tuning.program.baseline import EAGER, defaults, planned
 from fuseplan.tuning.program.budget import Budget
@@ -17,6 +18,8 @@ CHECKING, AGAIN = "compiling and checking plans", "checking plans again"
 """What a run says while it does that."""
 TORCHS = "inductor"
 """What torch.compile's default is called in a race."""
+HOLDS = 0.25
+"""The share of a GPU's memory that the graphs of a program may hold unasked. Plans of other launches that race beside need room."""
 Rows = dict[str, OutcomeRow]
 """What came of each plan, by its name in the race."""
 
@@ -121,7 +124,23 @@ def _wider(entry: RaceEntry, rows: Rows) -> Wider:
     return widened_by(row.outputs) if row is not None and row.status == "ok" else {}
 
 
-def right_of(entries: Sequence[RaceEntry], rows: Rows) -> list[RaceEntry]:
+def is_unjudged(entry: RaceEntry, rows: Rows) -> bool:
+    """Whether it is torch.compile's default, and known only to run.
+
+    >>> entry = RaceEntry("inductor", default=True)
+    >>> [is_unjudged(entry, {"inductor": OutcomeRow("inductor", how=how)}) for how in ("", "beside a run in float64")]
+    [True, False]
+    """
+    row = rows.get(entry.name)
+    return is_inductors(entry) and row is not None and row.status == "ok" and not row.how
+
+
+def holds_too_much(row: OutcomeRow, memory_gib: float | None) -> bool:
+    """Whether the CUDA graphs of a program that takes so much memory would hold too much of a GPU's."""
+    return memory_gib is not None and (row.peak_bytes or 0) / 2**30 > HOLDS * memory_gib
+
+
+def right_of(entries: Iterable[RaceEntry], rows: Rows) -> list[RaceEntry]:
     """Those that were found right.
 
     >>> entries = [RaceEntry("a"), RaceEntry("b"), RaceEntry("c")]
@@ -139,3 +158,12 @@ def is_torchs(entry: RaceEntry) -> bool:
 def is_inductors(entry: RaceEntry) -> bool:
     """Whether it is what torch.compile makes of the program, under whichever launch."""
     return entry.default and planned(entry).host == "inductor"
+
+
+def differ_in_launch(one: Plan, other: Plan) -> bool:
+    """Whether two plans differ in that, and in nothing else.
+
+    >>> differ_in_launch(Plan("aten"), Plan("aten", launch="cudagraph")), differ_in_launch(Plan("aten"), Plan("aten"))
+    (True, False)
+    """
+    return one.launch != other.launch and replace(one, launch="plain") == replace(other, launch="plain")
