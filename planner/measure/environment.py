@@ -5,13 +5,13 @@ from __future__ import annotations
 import platform
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
 import torch
 
-from fuseplan.capture.dynamo.numerics import Numerics
+from fuseplan.capture.dynamo.numerics import Numerics, precisions, set_precisions
 from fuseplan.executors import executors
 from fuseplan.executors.known import known_executors
 from fuseplan.tuning_db.environment import Environment
@@ -40,6 +40,8 @@ class Flags(Numerics):
     cudnn_deterministic: bool = False
     attention_off: Sequence[str] = ()
     """The kernels of attention that are switched off."""
+    precisions: Mapping[str, str] = field(default_factory=dict)
+    """How torch's newer words have the precision of float32: what a worker compiles is found by the same words alone."""
 
     @staticmethod
     def here() -> Flags:
@@ -56,11 +58,13 @@ class Flags(Numerics):
             deterministic_warns=torch.is_deterministic_algorithms_warn_only_enabled(),
             cudnn_deterministic=bool(torch.backends.cudnn.deterministic),
             attention_off=[name for name, (enabled, _) in _ATTENTION.items() if not enabled()],
+            precisions=precisions(),
         )
 
     def set(self) -> None:
         """Make them those of this process."""
         super().set()
+        set_precisions(self.precisions)
         torch.set_num_threads(self.threads)
         torch.use_deterministic_algorithms(self.deterministic, warn_only=self.deterministic_warns)
         # not by assignment, which is refused where torch.testing has frozen them

@@ -25,6 +25,7 @@ from fuseplan.capture.trace.format import Trace
 from fuseplan.capture.trace.load import load_trace
 from fuseplan.capture.trace.write import write_trace
 from fuseplan.explain import compiled_by
+from fuseplan.measure.environment import Flags
 from fuseplan.plan import Plan, Rewrite
 from fuseplan.runtime import regions
 
@@ -185,5 +186,5 @@ def afresh(look: Callable[..., dict[str, Any]], *args: Any) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
+    Flags(**json.loads(sys.argv[2])).set()  # as a worker does
     print(json.dumps(compiled_of_traces(Path(sys.argv[1]))))

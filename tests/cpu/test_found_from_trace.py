@@ -32,22 +32,25 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Said]:
-    """What is said in another process, which runs in another folder, and then in this one over the same caches."""
-    folder = tmp_path_factory.mktemp("found")
+    """What is said in another process, which runs in another folder, and then in this one over the same caches. Here somebody has said what
+    is usual of float32 in products, for which torch has another word than where nobody has.
+    """
+    folder, before = tmp_path_factory.mktemp("found"), Flags.here()
     with fresh_cache(), torch._functorch.config.patch(enable_autograd_cache=True):
         variables = {**os.environ, "FUSEPLAN_DB": str(folder / "db")}
         for name in ("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "TORCHINDUCTOR_AUTOGRAD_CACHE"):
             variables.pop(name, None)
-        command = [sys.executable, str(SCRIPT), str(folder)]
-        worker: Said = json.loads(subprocess.run(command, cwd=folder, env=variables, stdout=-1, check=True).stdout)
-        threads = torch.get_num_threads()
         try:
+            torch.set_float32_matmul_precision("highest")
+            assert torch.backends.cuda.matmul.fp32_precision == "ieee"
             torch.set_num_threads(1)
+            command = [sys.executable, str(SCRIPT), str(folder), json.dumps(vars(Flags.here()))]
+            worker: Said = json.loads(subprocess.run(command, cwd=folder, env=variables, stdout=-1, check=True).stdout)
             found = {"worker": worker, "user": found_worker.ran(), "changed": found_worker.ran(0.25, first=True)}
             torch.set_num_threads(2)
             found["of other threads"] = found_worker.ran(first=True)
         finally:
-            torch.set_num_threads(threads)
+            before.set()
     return found
 
 

@@ -61,15 +61,13 @@ class Numerics:
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Make them those of this process for a while: what it starts meanwhile computes by them."""
-        before, precisions = Numerics.here(), _precisions()
+        before, words = Numerics.here(), precisions()
         self.set()
         try:
             yield
         finally:
             before.set()
-            for name, precision in precisions.items():
-                if _backend(name).fp32_precision != precision:
-                    _backend(name).fp32_precision = precision
+            set_precisions(words)
 
 
 def _matmul_precision() -> str:
@@ -87,9 +85,19 @@ def _cudnn_tf32() -> bool:
         return bool(cudnn.conv.fp32_precision == "tf32")
 
 
-def _precisions() -> dict[str, str]:
+def precisions() -> dict[str, str]:
+    """The precision of float32 in torch's newer words, by backend: what nobody has set is none, and another word than what is usual. The keys of
+    torch's caches have these words.
+    """
     found = {name: getattr(_backend(name), "fp32_precision", None) for name in _PER_BACKEND}
     return {name: precision for name, precision in found.items() if precision is not None}
+
+
+def set_precisions(words: Mapping[str, str]) -> None:
+    """Make these the words of this process, as far as this torch has them."""
+    for name, word in words.items():
+        if getattr(_backend(name), "fp32_precision", word) != word:
+            _backend(name).fp32_precision = word
 
 
 def _backend(name: str) -> Any:
