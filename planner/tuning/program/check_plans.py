@@ -181,10 +181,8 @@ class TimedChecks:
         if is_unjudged(entry, self.rows):
             job, row = replace(self._job(entry, _patience(entry, self.budget)), judges=True), self.rows[entry.name]
             (outcome,) = self.services.carry_out(CHECKING, [JudgeKept(**vars(job))])
-            if not outcome.rows or outcome.status not in (
-                "ok",
-                "wrong",
-            ):  # nobody keeps it any more, or there was no room for that
+            told = bool(outcome.rows) and outcome.status in ("ok", "wrong")
+            if not told:  # nobody keeps it any more, or there was no room for that
                 (outcome,) = self.services.carry_out(CHECKING, [replace(job, keeps=False)])
             found = next(iter(outcome.rows), OutcomeRow(entry.name, outcome.status, outcome.detail))
             self.budget.judged(outcome.judging_s)
