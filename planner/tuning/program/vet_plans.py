@@ -127,7 +127,7 @@ def _wider(entry: RaceEntry, rows: Rows) -> Wider:
 def is_unjudged(entry: RaceEntry, rows: Rows) -> bool:
     """Whether it is torch.compile's default, and known only to run.
 
-    >>> entry = RaceEntry("inductor", default=True)
+    >>> entry = RaceEntry("inductor", Plan("inductor"), default=True)
     >>> [is_unjudged(entry, {"inductor": OutcomeRow("inductor", how=how)}) for how in ("", "beside a run in float64")]
     [True, False]
     """
