@@ -19,6 +19,7 @@ from fuseplan.measure.jobs import OutcomeRow, Setup, VetPlan
 from fuseplan.measure.worker.answer import answer
 from fuseplan.measure.worker.workplace import Workplace
 from fuseplan.plan import Plan
+from fuseplan.stats import stats
 from unheard import Unheard
 
 BOX = (("s0", 33, 64),)
@@ -50,6 +51,14 @@ class Masked(nn.Module):
             kept[0].half(),
             mask.bool(),
         )
+
+
+COMPILED, WAITED = "compilations", "calls that waited for a compilation"
+
+
+def since(before: dict[str, int], name: str) -> int:
+    """How much a counter has grown."""
+    return stats().get(name, 0) - before.get(name, 0)
 
 
 def tokens(size: int) -> tuple[Tensor, Tensor]:

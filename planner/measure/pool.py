@@ -183,9 +183,7 @@ class Workers:
         with self._ended_by_errors():
             if alone or len(beside) > 1:
                 self._give_up()
-            racing = any(
-                jobs[i].alone and not isinstance(jobs[i], JudgeKept) and not self._is_kept(jobs[i]) for i in alone
-            )
+            racing = any(not isinstance(jobs[i], JudgeKept) and not self._is_kept(jobs[i]) for i in alone)
             if racing:
                 self.racer.start()
             crew = self._crew(len(beside), limit_s)

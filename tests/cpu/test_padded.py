@@ -5,8 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from random import Random
@@ -15,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch._inductor.cudagraph_trees import ExecutionState
 
 import fuseplan
 from fuseplan import traces_of
@@ -27,11 +25,10 @@ from fuseplan.measure.jobs import Setup, VetPlan
 from fuseplan.measure.worker.answer import answer
 from fuseplan.measure.worker.workplace import Workplace
 from fuseplan.plan import Plan
-from fuseplan.runtime import capture_place, cudagraph, in_place
 from fuseplan.stats import stats
 from fuseplan.tuning.traces import box_of
 from fuseplan.tuning_db import Box, Places, Store, StoredPlan
-from padding import BOX, EAGER, Args, Masked, anew, padded, right, rows, tokens, vetted
+from padding import BOX, COMPILED, EAGER, WAITED, Args, Masked, anew, padded, right, rows, since, tokens, vetted
 from unheard import Unheard
 
 __all__ = ["anew"]
@@ -47,17 +44,6 @@ GIVEN = "elements that padded calls were given"
 
 
 OUTSIDE = "calls outside of the box of a padded plan"
-
-
-ELSEWHERE = "calls of a padded plan in another thread than its CUDA graph"
-
-
-COMPILED, WAITED = "compilations", "calls that waited for a compilation"
-
-
-def since(before: dict[str, int], name: str) -> int:
-    """How much a counter has grown."""
-    return stats().get(name, 0) - before.get(name, 0)
 
 
 @pytest.mark.parametrize(
@@ -283,100 +269,6 @@ def test_a_process_beside_makes_it_ready_as_it_runs_by_size() -> None:
     job = VetPlan(trace.to_json(), RaceEntry("padded", Plan("aten", padded=BOX)), by_size=True)
     outcome = answer(job, Workplace(Setup("cpu"), Unheard()))
     assert (outcome.status, outcome.detail) == ("ok", "")
-
-
-class Trees:
-    """Those of a thread, in which nothing is under way."""
-
-    current_node = None
-    path_state = ExecutionState.EXECUTION
-
-
-class Captures:
-    """Capturing without a GPU, played by a stub: what it was told of each function, and how often any of them ran."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.told: list[dict[str, Any]] = []
-        self.runs = 0
-        trees: dict[int, Trees] = {}
-        monkeypatch.setattr(capture_place, "LEARNING", 0)
-        for module in (cudagraph, capture_place):
-            monkeypatch.setattr(
-                module, "get_manager", lambda *_, **__: trees.setdefault(threading.get_ident(), Trees())
-            )
-        monkeypatch.setattr(capture_place, "is_capturing", lambda: False)
-        monkeypatch.setattr(capture_place, "follow", lambda *_: None)
-        monkeypatch.setattr(cudagraph, "cudagraphify", self.cudagraphify)
-        monkeypatch.setattr(cudagraph, "_obstacle", lambda _: None)
-        monkeypatch.setattr(cudagraph, "_device_index", lambda _: 0)
-        monkeypatch.setattr(in_place, "lie_at", lie_at)
-
-    def cudagraphify(self, plain: Callable[..., Any], **facts: Any) -> Callable[..., Any]:
-        self.told.append(facts)
-
-        def run(args: list[Any]) -> Any:
-            self.runs += 1
-            return plain(args)
-
-        return run
-
-
-def lie_at(args: list[Any], pointers: Sequence[int | None], chosen: list[int]) -> bool:
-    """As torch says it where there is a GPU."""
-    return all(args[i].data_ptr() == pointers[i] for i in chosen)
-
-
-@pytest.fixture
-def captures(monkeypatch: pytest.MonkeyPatch) -> Captures:
-    return Captures(monkeypatch)
-
-
-@pytest.mark.parametrize("host", ["inductor", "aten"])
-def test_one_graph_is_captured_in_which_weights_and_nothing_else_stay(host: str, captures: Captures) -> None:
-    model = Masked().eval()
-    for _ in range(2):  # the second is found in torch's caches
-        torch._dynamo.reset()
-        captures.told.clear()
-        compiled = padded(model, Plan(host, launch="cudagraph", padded=BOX))
-        for size in (40, 64, 33, 50):
-            right(compiled, model, tokens(size), strides=False)
-        (facts,) = captures.told
-        assert len(facts["static_input_idxs"]) == 3
-        assert len(facts["placeholders"]) == 5
-
-
-def test_one_graph_is_captured_wherever_calls_at_the_edge_lie(captures: Captures) -> None:
-    """They are copied to where those of other sizes are filled up, large as they may be."""
-
-    def call(x: Tensor) -> tuple[Tensor]:
-        return (x.cos(),)
-
-    compiled, held = padded(call, Plan("aten", launch="cudagraph", padded=BOX)), []
-    for size in (64, 64, 40, 64, 64, 33, 64):
-        x = torch.randn(size, 5000)
-        torch._dynamo.maybe_mark_dynamic(x, 0)
-        held.append(x)
-        right(compiled, call, (x,))
-    assert held[0].nbytes >= in_place.LEAST
-    assert len(captures.told) == 1
-    assert captures.runs == len(held)
-
-
-def test_another_thread_than_that_of_the_graph_runs_the_default(captures: Captures) -> None:
-    """It would run plain there, and each call as long as the longest."""
-    model = Masked().eval()
-    compiled = padded(model, Plan("aten", launch="cudagraph", padded=BOX))
-    for size in (40, 64):
-        right(compiled, model, tokens(size), strides=False)
-    before, runs = stats(), captures.runs
-    with ThreadPoolExecutor(1) as other:
-        for size in (40, 64, 35):
-            other.submit(torch.no_grad()(right), compiled, model, tokens(size), strides=False).result()
-    assert since(before, ELSEWHERE) == 3
-    assert since(before, COMPILED) == 1
-    assert captures.runs == runs
-    right(compiled, model, tokens(41), strides=False)
-    assert captures.runs == runs + 1
 
 
 def keep_plan(model: Callable[..., Any], plan: Plan, file: Path) -> None:

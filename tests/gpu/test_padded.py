@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -21,7 +20,10 @@ from fuseplan.measure.jobs import PLAN_RULE, RacePlans, Setup, VetPlan
 from fuseplan.measure.worker.answer import answer
 from fuseplan.measure.worker.workplace import Workplace
 from fuseplan.plan import Plan
+from padding import anew
 from unheard import Unheard
+
+__all__ = ["anew"]
 
 BOX = (("s0", 65, 128),)
 PLAN = Plan("inductor", launch="cudagraph", padded=BOX)
@@ -48,14 +50,6 @@ def tokens(size: int) -> tuple[Tensor, Tensor]:
     for one in (ids, mask):
         torch._dynamo.maybe_mark_dynamic(one, 1)
     return ids, mask
-
-
-@pytest.fixture(autouse=True)
-def anew() -> Iterator[None]:
-    torch._dynamo.reset()
-    with torch.no_grad():
-        yield
-    torch._dynamo.reset()
 
 
 def right(compiled: Any, model: nn.Module, size: int) -> None:

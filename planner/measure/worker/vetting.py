@@ -38,20 +38,17 @@ def vet(job: VetPlan, place: Workplace) -> Outcome:
         return _judge_kept(job, place)
     place.at(job.entry.name, "loading")
     trial = _Trial(job, place.programs.case(job.trace), place)
-    kept = False
-    try:
+
+    def run() -> bool:
         trial.run()
-        kept = job.keeps and trial.row.status == "ok" and keep(job, trial.compiled, place)
-    except Exception as error:  # noqa: BLE001 -- the boundary where failures of others' code become data
-        check_device(error)
-        trial.fail(*failure(error, trial.stage))
+        return job.keeps and trial.row.status == "ok" and keep(job, trial.compiled, place)
+
+    try:
+        return trial.outcome(run)
     finally:
         trial.compiled = None
         if not is_in_use(job.trace, place):
             torch._dynamo.reset()
-    return Outcome(
-        trial.row.status, trial.row.detail, judging_s=round(trial.judged_s, 6), rows=(trial.row,), prepared=kept
-    )
 
 
 def _judge_kept(job: JudgeKept, place: Workplace) -> Outcome:
@@ -62,13 +59,13 @@ def _judge_kept(job: JudgeKept, place: Workplace) -> Outcome:
         return GONE
     trial = _Trial(job, case, place)
     trial.stage = RUN
-    try:
+
+    def judge() -> bool:
         trial.settle(compiled)  # its inputs lie elsewhere than those of its race
         trial.judge(compiled, [])
-    except Exception as error:  # noqa: BLE001 -- as above
-        check_device(error)
-        trial.fail(*failure(error, trial.stage))
-    return Outcome(trial.row.status, trial.row.detail, judging_s=round(trial.judged_s, 6), rows=(trial.row,))
+        return False
+
+    return trial.outcome(judge)
 
 
 class _Trial:
@@ -91,6 +88,17 @@ class _Trial:
         if not self.beyond:
             return how
         return f"{how}; {self.beyond:.3g} times of that is rounding everywhere, since not one of {self.parts_right} parts is wrong by itself"
+
+    def outcome(self, work: Callable[[], bool]) -> Outcome:
+        """What comes of the work, which says whether the entry is kept."""
+        kept = False
+        try:
+            kept = work()
+        except Exception as error:  # noqa: BLE001 -- the boundary where failures of others' code become data
+            check_device(error)
+            self.fail(*failure(error, self.stage))
+        row = self.row
+        return Outcome(row.status, row.detail, judging_s=round(self.judged_s, 6), rows=(row,), prepared=kept)
 
     def fail(self, status: str, detail: str) -> None:
         self.row = replace(self.row, status=status, detail=detail)
