@@ -190,7 +190,7 @@ class _Ahead:
     def __init__(self, lookup: Lookup) -> None:
         self.lookup = lookup
         self._default: _Compiled | None = None
-        self._likely: _Compiled | None = None
+        self._likely: list[_Compiled] = []
 
     def default(self) -> None:
         """Compile the default."""
@@ -200,12 +200,13 @@ class _Ahead:
 
     def likely(self, plan: Plan) -> None:
         """Compile what is likely to win, where that is Inductor's alone: of a region that fails the database would not hear."""
-        if self._may and plan.host == "inductor" and not plan.carve_outs:
+        is_there = self._default is not None and self._default.plan == plan
+        if self._may and plan.host == "inductor" and not plan.carve_outs and not is_there:
             key = str(self.lookup.identity.key)
             logger.info("program %s: what is likely to win is compiled while it races", key[:12])
             with suppress(Exception):
                 found = _carry_out(Chosen(plan, ""), self._graph(), self.lookup.example_inputs, lookup=self.lookup)
-                self._likely = _Compiled(plan, *found, forward_known())
+                self._likely.append(_Compiled(plan, *found, forward_known()))
 
     @property
     def _may(self) -> bool:
@@ -229,10 +230,11 @@ class _Ahead:
 
     def taken(self, choice: Chosen) -> tuple[Program, _Call] | None:
         """What was compiled ahead, if it is what was chosen; nothing else is kept."""
-        default, likely, self._default, self._likely = self._default, self._likely, None, None
+        default, likely, self._default, self._likely = self._default, self._likely, None, []
         found = None if choice.plan.rewrites or default is None or default.program.plan != choice.plan else default
-        if likely is not None and choice.stored is not None and likely.plan == choice.plan:
-            found = None if _unwanted(choice, self.lookup)[1] else likely
+        is_likely = [one for one in likely if choice.stored is not None and one.plan == choice.plan]
+        if is_likely:
+            found = None if _unwanted(choice, self.lookup)[1] else is_likely[0]
         if found is None:
             return None
         runs_forward(found.forward)

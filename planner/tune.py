@@ -216,7 +216,7 @@ class Meanwhile(Protocol):
         ...
 
     def likely(self, plan: Plan) -> None:
-        """Compile a plan that a worker has found right, and that is likely to win."""
+        """Compile a plan that workers have compiled before, and that is likely to win. There may be another."""
         ...
 
 
@@ -262,25 +262,27 @@ def tune_online(
 
 
 def _tuned_beside(tuner: Tuner, tune: Callable[[], Tuned], meanwhile: Meanwhile) -> Tuned:
-    """The verdict, of a thread of its own. The race waits for the default, and begins as the plan is loaded that is likely to win: its first
+    """The verdict, of a thread of its own. The race waits for the default, and begins as plans are loaded that are likely to win: its first
     seconds are first calls, of which none is timed.
     """
-    done, likely = threading.Event(), SimpleQueue[Plan | None]()
+    done, over, likely = threading.Event(), threading.Event(), SimpleQueue[Plan | None]()
     tuner.quiet, tuner.expects = done.wait, likely.put
 
     def tuned() -> Tuned:
         try:
             return tune()
         finally:
-            likely.put(None)  # there is none, or there was one
+            over.set()
+            likely.put(None)  # there are no more
 
     going = Background(tuned, "tuning")
     try:
         meanwhile.default()
     finally:
         done.set()
-    if (plan := likely.get()) is not None:
-        meanwhile.likely(plan)
+    while (plan := likely.get()) is not None:
+        if not over.is_set():  # else it is known which of them to compile
+            meanwhile.likely(plan)
     return going.result()
 
 

@@ -337,6 +337,9 @@ GONE = Outcome("refused", "its worker no longer keeps it")
 class Ready:
     """A worker has started, and waits for jobs."""
 
+    seconds: float = 0.0
+    """What it took from its first line, or from where it was forked, with the time of opening the device."""
+
 
 @dataclass(frozen=True)
 class At:

@@ -13,7 +13,7 @@ from typing import Any
 
 from fuseplan.errors import ExecutorError, FuseplanError
 from fuseplan.log import logger
-from fuseplan.measure.jobs import ANSWERS, JOBS, At, DeviceGone, Job, Outcome, Rest, Setup
+from fuseplan.measure.jobs import ANSWERS, JOBS, At, DeviceGone, Job, Outcome, Ready, Rest, Setup
 from fuseplan.wire.branches import Stem, changed
 from fuseplan.wire.process import Child, LostError, Started
 
@@ -181,7 +181,7 @@ class WorkerProcess:
             while True:
                 match child.hear(limit_s):
                     case Outcome() as outcome:
-                        self._ended_with(outcome.status, began)
+                        self._ended_with(f"{outcome.status}, at work for {outcome.seconds:.2f} s", began)
                         return outcome
                     case DeviceGone(detail):
                         self._ended_with("crashed", began)
@@ -249,9 +249,9 @@ class WorkerProcess:
 
     def _awaited(self, child: Child) -> Child:
         """The process, once it is ready: this one, or another where it was never there. ExecutorError where there is none."""
-        self.at, self.stage = None, ""
+        self.at, self.stage, began = None, "", monotonic()
         try:
-            child.hear(self.start_s)
+            ready = child.hear(self.start_s)
         except LostError as lost:
             if not child.is_there and (other := self._another(child)) is not None:
                 return self._awaited(other)
@@ -259,6 +259,8 @@ class WorkerProcess:
             why = f"{self._told(lost, self.start_s)}{_last_words(child)}"
             raise ExecutorError(f"no worker process can be started: {why}") from None
         self._ready = True
+        took_s = ready.seconds if isinstance(ready, Ready) else 0.0
+        logger.debug("worker %s is there: waited for it %.2f s, of its %.2f", self.pid, monotonic() - began, took_s)
         return child
 
     def _another(self, lost: Child) -> Child | None:

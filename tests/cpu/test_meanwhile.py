@@ -72,13 +72,13 @@ def compiles(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
     return found
 
 
-def stores(winner: Plan, likely: Plan | None = None) -> Callable[..., None]:
+def stores(winner: Plan, *likely: Plan) -> Callable[..., None]:
     """In the place of tuning."""
 
     def found(gm: Any, inputs: Any, effort: str, store: Store, options: Any, meanwhile: Meanwhile) -> None:
         meanwhile.default()
-        if likely is not None:
-            meanwhile.likely(likely)
+        for plan in likely:
+            meanwhile.likely(plan)
         key = program_key(gm, inputs).key
         assert key is not None
         store.add_plan(StoredPlan(key, environment("cpu"), winner, status="tuned", wall_us=1.0))
@@ -104,7 +104,7 @@ def test_the_default_is_compiled_meanwhile_and_once(
 def test_what_is_likely_to_win_is_compiled_meanwhile_and_once(
     winner: Plan, compiles: list[Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(import_module("fuseplan.tune"), "tune_online", stores(winner, likely=LIKELY))
+    monkeypatch.setattr(import_module("fuseplan.tune"), "tune_online", stores(winner, LIKELY))
     compiled = torch.compile(
         lambda x: x.sin() + 1, backend="fuseplan", options={"db": tmp_path / "a.db", "tune": "instant"}
     )
@@ -115,6 +115,25 @@ def test_what_is_likely_to_win_is_compiled_meanwhile_and_once(
     assert program.why.startswith("tuned plan")
     assert program.plan == winner
     assert program.refuse is not None  # the database hears of it where it fails
+
+
+ANOTHER = replace(LIKELY, settings="split-128")
+
+
+@pytest.mark.parametrize("winner", [LIKELY, ANOTHER, Plan("inductor")], ids=["the first", "the second", "the default"])
+def test_of_several_that_are_likely_to_win_whichever_has_won_is_there(
+    winner: Plan, compiles: list[Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What torch.compile does is not compiled once more where it is among them."""
+    found = stores(winner, LIKELY, Plan("inductor"), ANOTHER)
+    monkeypatch.setattr(import_module("fuseplan.tune"), "tune_online", found)
+    options = {"db": tmp_path / "a.db", "tune": "instant"}
+    compiled = torch.compile(lambda x: x.sin() + 1, backend="fuseplan", options=options)
+    compiled(torch.ones(3))
+    assert compiles == [Plan("inductor"), LIKELY, ANOTHER]
+    (program,) = programs_of(compiled_by(compiled))
+    assert program.plan == winner
+    assert program.refuse is not None
 
 
 @pytest.mark.parametrize("winner", [Plan("inductor"), LIKELY], ids=["the default", "what was likely"])
@@ -139,7 +158,7 @@ def test_torch_keeps_what_it_knows_of_the_forward_that_runs(
         return called
 
     monkeypatch.setattr(backend, "replay", noted)
-    monkeypatch.setattr(import_module("fuseplan.tune"), "tune_online", stores(winner, likely=LIKELY))
+    monkeypatch.setattr(import_module("fuseplan.tune"), "tune_online", stores(winner, LIKELY))
     options = {"db": tmp_path / "a.db", "tune": "instant"}
     torch.compile(lambda x: x.sin() + 1, backend=looking, options=options)(torch.ones(3))
     assert set(known) == {Plan("inductor"), LIKELY}
@@ -150,7 +169,7 @@ def test_a_plan_with_regions_is_compiled_when_it_has_won(
     compiles: list[Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that fails here is written down with its plan."""
-    monkeypatch.setattr(import_module("fuseplan.tune"), "tune_online", stores(Plan("aten"), likely=Plan("aten")))
+    monkeypatch.setattr(import_module("fuseplan.tune"), "tune_online", stores(Plan("aten"), Plan("aten")))
     options = {"db": tmp_path / "a.db", "tune": "instant"}
     torch.compile(lambda x: x.sin() + 1, backend="fuseplan", options=options)(torch.ones(3))
     assert compiles == [Plan("inductor"), Plan("aten")]
@@ -195,7 +214,7 @@ def test_what_is_likely_to_win_but_not_wanted_here_is_compiled_anew_without_it(
         torch.compile(attends, backend=lambda gm, _: seen.append(gm) or gm.forward)(*inputs)
     plan = Sites.of(seen[0], ("attention",)).preferring(Plan("inductor"))
     assert plan.rewrites
-    monkeypatch.setattr(import_module("fuseplan.tune"), "tune_online", stores(plan, likely=plan))
+    monkeypatch.setattr(import_module("fuseplan.tune"), "tune_online", stores(plan, plan))
     monkeypatch.setattr(Sites, "allowed", lambda sites, plan: (replace(plan, rewrites=()), ["planted"]))
     torch._dynamo.reset()
     compiled = torch.compile(attends, backend="fuseplan", options={"db": tmp_path / "a.db", "tune": "instant"})
@@ -304,11 +323,11 @@ def test_what_is_likely_to_win_is_told_before_the_race(
             order.append("default")
 
         def likely(self, plan: Plan) -> None:
-            assert plan.rewrites
             while "race" not in order:
                 time.sleep(0.01)
-            order.append("likely")
-            compiled.set()
+            order.append("with a rewrite" if plan.rewrites else f"{plan.host}, {plan.launch}")
+            if not plan.rewrites:
+                compiled.set()
 
     @contextmanager
     def workers(*_: Any) -> Iterator[Racing]:
@@ -324,7 +343,44 @@ def test_what_is_likely_to_win_is_told_before_the_race(
         )
         torch._dynamo.reset()
         tuning.tune_online(*seen[0], "instant", store, Options.parse({"tune": "instant"}), Told())
-    assert order == ["default", "race", "likely"]
+    assert order == ["default", "race", "with a rewrite", "inductor, cudagraph"]
+
+
+def test_once_the_race_is_over_no_more_is_compiled_than_has_won(
+    trace: Trace, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Plan] = []
+    tuning = import_module("fuseplan.tune")
+
+    class Over:
+        def default(self) -> None:
+            pass
+
+        def likely(self, plan: Plan) -> None:
+            told.append(plan)
+            while not tuner.over:
+                time.sleep(0.01)
+            time.sleep(0.1)
+
+    class Raced:
+        """Says at once what may win, and what has."""
+
+        quiet: Any = None
+        expects: Any = None
+        over = False
+
+    tuner: Any = Raced()
+
+    def tune() -> str:
+        for plan in (LIKELY, ANOTHER):
+            tuner.expects(plan)
+        while not told:
+            time.sleep(0.01)
+        tuner.over = True
+        return "a verdict"
+
+    assert tuning._tuned_beside(tuner, tune, Over()) == "a verdict"
+    assert told == [LIKELY]
 
 
 def test_what_is_likely_to_win_is_in_the_race(trace: Trace, store: Store) -> None:
@@ -333,7 +389,7 @@ def test_what_is_likely_to_win_is_in_the_race(trace: Trace, store: Store) -> Non
     pool = Racing(bad={"inductor, cudagraph": "error"})
     tuner = Tuner(store, pool, "cpu", INSTANT, Settings(), Silent(), expects=told.append)
     list(tuner.tune(trace, (EITHER,)))
-    (plan,) = told
+    (plan,) = told  # and no default under CUDA graphs
     assert plan.rewrites
     assert plan.launch == "plain"
 

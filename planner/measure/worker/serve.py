@@ -49,6 +49,7 @@ def main() -> None:
 
 
 def _serve() -> None:
+    began = perf_counter()
     faulthandler.enable()
     end_with_parent()
     answers = AnswerPipe(ANSWERS)  # what is imported below may print
@@ -66,7 +67,7 @@ def _serve() -> None:
     watched = Watched(answers, setup.patience_s)
     place = Workplace(setup, watched)
     gc.freeze()  # the half million objects of torch are no garbage: going through them takes longer than most jobs
-    watched.send(Ready())
+    watched.send(Ready(round(perf_counter() - began, 3)))
     if setup.device != "cpu" and not _comes_soon(jobs):
         warm_up()
     while True:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from fuseplan.capture.trace.format import Trace
 from fuseplan.measure.entry import RaceEntry
+from fuseplan.plan import Plan
 from fuseplan.tuning.effort import QUICK, Effort
 from fuseplan.tuning.program.baseline import default_us, planned, searches
 from fuseplan.tuning.program.budget import Budget
@@ -177,8 +178,8 @@ class Stages:
         rows = checks.rows
         fit = with_room(fit, rows, self.services.environment)
         racing = [entry for search in able for entry in search.entries.of(fit)]
-        if (likely := next((planned(entry) for entry in racing if not entry.default), None)) is not None:
-            self.services.expects(likely)
+        for entry in _likely(racing):
+            self.services.expects(planned(entry))
         # layers on which nothing was left to find out have had a race that was as long as it takes
         recalled = all(one.recalled for one in proposed.values())
         most = min(self.effort.plan_blocks, QUICK.plan_blocks) if recalled else self.effort.plan_blocks
@@ -271,3 +272,10 @@ class Stages:
         evidence = evidence_of(knowledge, plan)
         predicted_us = knowledge.predict([one.segmentation for one in plan.carve_outs])
         return keep_prediction(self.services, program, plan, predicted_us, moves_of(knowledge, plan), evidence)
+
+
+def _likely(racing: Sequence[RaceEntry]) -> list[RaceEntry]:
+    """What may well win a race: the first that is no default, and then Inductor under CUDA graphs, in whose place plain calls win less often."""
+    first = [entry for entry in racing if not entry.default][:1]
+    captured = [entry for entry in racing if entry.default and planned(entry) == Plan("inductor", launch="cudagraph")]
+    return [*first, *captured]

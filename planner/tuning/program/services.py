@@ -79,7 +79,7 @@ class Services:
     quiet: Callable[[], object] = nothing
     """Waits until whoever asks for the plan has nothing else to do that would disturb a race."""
     expects: Callable[[Plan], object] = nothing
-    """Tells whoever asks for the plan which one is likely to win, once it was found right and its race begins."""
+    """Tells whoever asks for the plan which one may well win, once it was found right and its race begins: the likeliest first."""
 
     @property
     def on_gpu(self) -> bool:

@@ -68,7 +68,7 @@ class Tuner:
     quiet: Callable[[], object] = nothing
     """Waits until this process has nothing else to do that would disturb a race."""
     expects: Callable[[Plan], object] = nothing
-    """Tells this process which plan is likely to win, as its race begins."""
+    """Tells this process which plan may well win, as its race begins: the likeliest first."""
 
     def __post_init__(self) -> None:
         self.environment: Environment = self.here or environment(self.device)
