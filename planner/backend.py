@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from time import perf_counter
 from typing import Any
 
@@ -182,9 +183,8 @@ class _Compiled:
 
 
 class _Ahead:
-    """What is compiled of a program while workers find out what is the fastest. That is what torch.compile does with it, which runs else,
-    and then a plan that they have checked and that is likely to win: nothing else may be compiled here. Or the default is compiled for a
-    guard, which compares the plan with it.
+    """What is compiled of a program while workers find out what is the fastest: what is likely to win, and is found in torch's caches, since
+    one of them has compiled it. Or the default is compiled for a guard, which compares the plan with it.
     """
 
     def __init__(self, lookup: Lookup) -> None:
@@ -192,18 +192,17 @@ class _Ahead:
         self._default: _Compiled | None = None
         self._likely: list[_Compiled] = []
 
-    def default(self) -> None:
-        """Compile the default."""
-        if self._may and self.lookup.default("").plan.host == "inductor":
-            with suppress(Exception):  # whoever needs it compiles it once more, and hears of it
-                self.compiled()
+    def begins(self) -> None:
+        """Bring Inductor."""
+        with suppress(Exception):  # whoever needs it says so
+            import_module("torch._inductor.compile_fx")
 
     def likely(self, plan: Plan) -> None:
         """Compile what is likely to win, where that is Inductor's alone: of a region that fails the database would not hear."""
-        is_there = self._default is not None and self._default.plan == plan
+        is_there = any(one.plan == plan for one in self._likely)
         if self._may and plan.host == "inductor" and not plan.carve_outs and not is_there:
             key = str(self.lookup.identity.key)
-            logger.info("program %s: what is likely to win is compiled while it races", key[:12])
+            logger.info("program %s: what is likely to win is compiled already", key[:12])
             with suppress(Exception):
                 found = _carry_out(Chosen(plan, ""), self._graph(), self.lookup.example_inputs, lookup=self.lookup)
                 self._likely.append(_Compiled(plan, *found, forward_known()))

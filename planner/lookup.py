@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.fx import GraphModule
@@ -19,10 +20,12 @@ from fuseplan.capture.dynamo.promised import EVERY, Span, promised_sizes
 from fuseplan.errors import FuseplanError, OptionError, StoreError
 from fuseplan.options import AT_ONCE, Options
 from fuseplan.plan import Plan
-from fuseplan.rewrites.kinds import unpromised
+from fuseplan.rewrites.kinds import unpromised, usable_kinds
+from fuseplan.rewrites.sites import Sites
 from fuseplan.runtime import RegionRecord
 from fuseplan.runtime.compiler import devices_of, missing_compiler
 from fuseplan.stats import count, counts
+from fuseplan.tuning.lately import Lately
 from fuseplan.tuning_db import Box, Environment, Hit, Measurement, Miss, Places, Query, Stale, Store, StoredPlan, places
 from fuseplan.tuning_db.environment import memory_of
 from fuseplan.tuning_db.notify import notify
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
     from fuseplan.tuning.queue.waiting import CallsOf
 
 _TUNED_DEVICES = ("cpu", "cuda")
+_LATELY: WeakKeyDictionary[Store, Lately] = WeakKeyDictionary()
+"""What this process has met of programs, by the database that has their plans."""
 _UNWANTED = ("disabled", "rewrites forbidden", "weights not promised", "other launch")
 """Reasons of a miss where there is a plan, which somebody said no to: by hand, or by an option."""
 
@@ -116,6 +121,8 @@ class Lookup:
         answer = self._ask(self.identity.key)
         if self.options.tune == "later" and not isinstance(answer, Hit):
             return self._later(answer)
+        if isinstance(answer, Hit) and wanted:
+            self._lately.met(self._operators)
         if isinstance(answer, Hit) or (isinstance(answer, Stale) and not wanted):
             return known_plan(answer)
         if not wanted or (isinstance(answer, Miss) and answer.reason == "disabled"):  # somebody said no
@@ -124,6 +131,8 @@ class Lookup:
             return self.default(f"{answer}; {_LAST}")
         if self.device.type not in _TUNED_DEVICES:
             return self._untuned(str(answer))
+        if isinstance(answer, Miss) and (left := self._too_small()) is not None:
+            return self.default(f"{answer}; {left}")
         return self._tune(answer)
 
     def default(self, why: str) -> Chosen:
@@ -253,6 +262,21 @@ class Lookup:
         for bound in self._bounds:
             self.identity.symbols.hold(*bound)
 
+    @property
+    def _lately(self) -> Lately:
+        return _LATELY.setdefault(self.store, Lately())
+
+    @cached_property
+    def _operators(self) -> int:
+        return sum(node.op.startswith("call_") for node in self.gm.graph.nodes)
+
+    def _too_small(self) -> str | None:
+        """Why instant leaves the program as it is, which might win by its launch alone, and little beside others; None where it does not."""
+        kinds = usable_kinds(self.options.rewrites, self.options.weights)
+        if self.options.tune != "instant" or Sites.of(self.gm, kinds).placed:
+            return None
+        return self._lately.leaves(self._operators)
+
     def _tune(self, known: Miss | Stale) -> Chosen:
         from fuseplan.tune import tune_online  # brings workers and Optuna, which few programs need
 
@@ -262,6 +286,7 @@ class Lookup:
             raise
         except FuseplanError as error:
             return known_plan(known) if isinstance(known, Stale) else self._untuned(str(error))
+        self._lately.met(self._operators)
         answer = self._ask(str(self.identity.key))
         if isinstance(answer, Miss):  # such as where another process tunes the program
             return self.default(str(answer))

@@ -211,12 +211,12 @@ def agenda(
 class Meanwhile(Protocol):
     """What a process that asks for a plan does while workers look for it."""
 
-    def default(self) -> None:
-        """Compile what torch.compile does, before any race."""
+    def begins(self) -> None:
+        """Bring what it takes to compile, before any race."""
         ...
 
     def likely(self, plan: Plan) -> None:
-        """Compile a plan that workers have compiled before, and that is likely to win. There may be another."""
+        """Compile a plan that workers have compiled before, and that is likely to win, or has won."""
         ...
 
 
@@ -262,8 +262,9 @@ def tune_online(
 
 
 def _tuned_beside(tuner: Tuner, tune: Callable[[], Tuned], meanwhile: Meanwhile) -> Tuned:
-    """The verdict, of a thread of its own. The race waits for the default, and begins as plans are loaded that are likely to win: its first
-    seconds are first calls, of which none is timed.
+    """The verdict, of a thread of its own. A race begins as a plan is loaded that is likely to win: its first seconds are first calls, of
+    which none is timed. Nothing is compiled here before, in a process whose threads take turns: workers would wait to be told what to do,
+    and have compiled it as soon.
     """
     done, over, likely = threading.Event(), threading.Event(), SimpleQueue[Plan | None]()
     tuner.quiet, tuner.expects = done.wait, likely.put
@@ -277,7 +278,7 @@ def _tuned_beside(tuner: Tuner, tune: Callable[[], Tuned], meanwhile: Meanwhile)
 
     going = Background(tuned, "tuning")
     try:
-        meanwhile.default()
+        meanwhile.begins()
     finally:
         done.set()
     while (plan := likely.get()) is not None:

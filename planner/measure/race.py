@@ -70,7 +70,10 @@ class Rule:
 
     by: tuple[str, ...] = ("wall_us",)
     most: int = 21
-    """Rounds at most."""
+    """Rounds at most, but for those in doubt."""
+    doubtful: int = 0
+    """So many rounds more may follow as long as one is faster than the incumbent in the middle of its rounds, and not surely so: in a short
+    race, a single block that was disturbed hides a winner."""
     least: int = 7
     """Rounds before anything is decided, but for the hopeless."""
     hopeless: float = 1.5
@@ -236,9 +239,11 @@ class _Race:
         if self.rounds < self.rule.least:
             return False
         spent = sum(sample.seconds for lane in self.lanes.values() for sample in lane.samples)
-        if self.rounds >= self.rule.most or (self.rule.seconds is not None and spent > self.rule.seconds):
+        if self.rule.seconds is not None and spent > self.rule.seconds:
             return True
         challengers = self.challengers
+        if self.rounds >= self.rule.most:
+            return self.rounds >= self.rule.most + self.rule.doubtful or not self._in_doubt(challengers)
         return not challengers or self._as_good_as_any(challengers)
 
     def round(self, clock: Clock) -> None:
@@ -298,6 +303,12 @@ class _Race:
         # of several that are no faster, one would seem so all too often if every round were asked
         surely = not others or bounds(self._differences(best, self.incumbent, metric), SURELY)[1] < 0
         return surely and self._beaten_by(best) and all(-most <= low and high <= most for low, high in surely_within)
+
+    def _in_doubt(self, challengers: Sequence[str]) -> bool:
+        """Whether one of them is faster, by more than would be noise at least, and does not win for want of rounds."""
+        least, metric = math.log1p(self.rule.floor), self.rule.by[0]
+        ahead = [name for name in challengers if median(self._differences(name, self.incumbent, metric)) < -least]
+        return bool(ahead) and not any(map(self._beaten_by, ahead))
 
     def _beaten_by(self, name: str) -> bool:
         """Whether the incumbent is slower than `name`, surely, and by more than noise."""

@@ -41,6 +41,8 @@ class Effort:
     """The same in the race of whole plans, which decides."""
     fair_race_s: float
     """What a race should have for its blocks at least, if plans beside the defaults are to be in it."""
+    doubt_blocks: int = 0
+    """How many more that race may have, where the fastest is not surely so."""
     cuts: bool = True
     """Whether programs are looked into: captured, profiled and cut. Without, it is whole programs alone that race."""
     offers: int = 0
@@ -119,8 +121,9 @@ NONE = Effort(
     fair_race_s=0.0,
 )
 INSTANT = replace(
-    NONE, name="instant", device_s=8.0, plan_blocks=6, fair_race_s=3.0, cuts=False, over_default=True, offers=1
-)
+    NONE, name="instant", device_s=8.0, plan_blocks=6, doubt_blocks=6, fair_race_s=3.0, cuts=False, over_default=True,
+    offers=1,
+)  # fmt: skip
 QUICK = Effort(
     "quick",
     wall_s=120.0,
@@ -159,8 +162,9 @@ FULL = Effort(
 )
 EFFORTS = (NONE, INSTANT, QUICK, FULL)
 RERACE = replace(
-    INSTANT, name="rerace", wall_s=30.0, device_s=20.0, plan_blocks=24, fair_race_s=6.0, neighbours=2, profiles=True
-)
+    INSTANT, name="rerace", wall_s=30.0, device_s=20.0, plan_blocks=24, doubt_blocks=0, fair_race_s=6.0, neighbours=2,
+    profiles=True,
+)  # fmt: skip
 """Of `instant`, what a program gets whose plan is stale: a longer race, with neighbours of the plan in it, and a profile to compare."""
 
 # The constants of time, beside the words: shares are of what an effort grants, seconds are the same for all.

@@ -76,7 +76,7 @@ def _serve() -> None:
         try:
             outcome = answer(job, place)
             if not isinstance(job, TimeKept):  # others wait for their blocks
-                place.clear()
+                place.clear(again=outcome.prepared)  # what is kept was made room for
         except DeviceLostError as lost:
             watched.send(DeviceGone(str(lost)))
             return

@@ -191,6 +191,8 @@ class _Trial:
         work beside each other, and this takes the device to itself.
         """
         is_known = self.case.expectation is not None
+        if not is_known:
+            self.place.clear()  # of what compiling has left
         expectation = _expectation(self.case, self.job, self.place)
         self.judged_s += 0.0 if is_known else expectation.took_s
         expectation.grant(self.judging_s - self.judged_s)
@@ -246,7 +248,7 @@ def _expectation(case: LoadedProgram, job: VetPlan, place: Workplace) -> Expecta
 
 
 def _surroundings(place: Workplace, job: VetPlan) -> Surroundings:
-    return Surroundings(place.clear, check_device, partial(turn, place, job.entry.name, "finding out what is right"))
+    return Surroundings(place.sweep, check_device, partial(turn, place, job.entry.name, "finding out what is right"))
 
 
 @contextmanager

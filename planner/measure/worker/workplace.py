@@ -94,8 +94,14 @@ class Workplace:
         self.programs.forget()
         self._expected = None
 
-    def clear(self) -> None:
-        """Give back what a job took: the next one should find the machine as this one did."""
-        gc.collect()
+    def sweep(self) -> None:
+        """Let go of what the last run has left in circles. Their memory stays with this process, for the next run: whoever needs it in
+        another process waits for a turn. Going through all that a compiler has left takes longer than many a run.
+        """
+        gc.collect(1)
+
+    def clear(self, *, again: bool = False) -> None:
+        """Give back what a job took: the next one should find the machine as this one did. `again` where that was done a moment ago."""
+        gc.collect(1 if again else 2)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 from fuseplan.capture.trace.format import Trace
 from fuseplan.measure.entry import RaceEntry
-from fuseplan.plan import Plan
 from fuseplan.tuning.effort import QUICK, Effort
 from fuseplan.tuning.program.baseline import default_us, planned, searches
 from fuseplan.tuning.program.budget import Budget
@@ -89,6 +88,8 @@ class Stages:
         checks.checked([entry for entries in worth.values() for entry in entries if entry not in plain])
         able, reasons = self._able(checks, plain)
         verdict, racing = self._judged(able, checks, {}, checks.fit)
+        if verdict is not None:
+            self.services.expects(planned(verdict.winner))
         if verdict is not None and not checks.is_right(verdict.winner):
             self.services.note(f"{verdict.winner.name} won, and is not right: the others race once more")
             checks.judge_all()
@@ -178,8 +179,8 @@ class Stages:
         rows = checks.rows
         fit = with_room(fit, rows, self.services.environment)
         racing = [entry for search in able for entry in search.entries.of(fit)]
-        for entry in _likely(racing):
-            self.services.expects(planned(entry))
+        if (likely := _likely(racing)) is not None:
+            self.services.expects(planned(likely))
         # layers on which nothing was left to find out have had a race that was as long as it takes
         recalled = all(one.recalled for one in proposed.values())
         most = min(self.effort.plan_blocks, QUICK.plan_blocks) if recalled else self.effort.plan_blocks
@@ -274,8 +275,8 @@ class Stages:
         return keep_prediction(self.services, program, plan, predicted_us, moves_of(knowledge, plan), evidence)
 
 
-def _likely(racing: Sequence[RaceEntry]) -> list[RaceEntry]:
-    """What may well win a race: the first that is no default, and then Inductor under CUDA graphs, in whose place plain calls win less often."""
-    first = [entry for entry in racing if not entry.default][:1]
-    captured = [entry for entry in racing if entry.default and planned(entry) == Plan("inductor", launch="cudagraph")]
-    return [*first, *captured]
+def _likely(racing: Sequence[RaceEntry]) -> RaceEntry | None:
+    """What may well win a race: the first that is no default; else Inductor under CUDA graphs, or as it is where these do not suit."""
+    rivals = [entry for entry in racing if not entry.default]
+    captured = [entry for entry in racing if planned(entry).launch != "plain"]
+    return next(iter([*rivals, *captured, *racing]), None)

@@ -79,6 +79,47 @@ def test_the_hopeless_leave_at_once_and_the_slower_once_it_is_sure() -> None:
     assert clock.blocks.count("default") == 14  # with its duplicate
 
 
+SHORT = Rule(least=6, most=6, floor=0.02)
+
+
+def disturbed(us: float, rounds: int, at: int) -> list[Sample]:
+    """The blocks of one round took half as long again."""
+    return [sample(1.5 * us if i == at else us) for i in range(rounds)]
+
+
+def test_one_disturbed_block_hides_no_winner_where_more_rounds_may_follow() -> None:
+    lanes = {"default": [sample(110.0)], "new": disturbed(97.0, 12, 0)}
+    assert race(["default", "new"], ReplayClock(lanes), incumbent="default", rule=SHORT).winner == "default"
+    result = race(["default", "new"], ReplayClock(lanes), incumbent="default", rule=replace(SHORT, doubtful=6))
+    assert result.winner == "new"
+    assert 6 < result.rounds <= 12
+
+
+@pytest.mark.parametrize("new", [112.0, 109.0, 90.0], ids=["slower", "as fast", "surely faster"])
+def test_no_more_rounds_follow_without_doubt(new: float) -> None:
+    lanes = {"default": [sample(110.0)], "new": [sample(new)]}
+    result = race(["default", "new"], ReplayClock(lanes), incumbent="default", rule=replace(SHORT, doubtful=6))
+    assert result.rounds <= 6
+    assert result.winner == ("new" if new < 100 else "default")
+
+
+def test_doubt_ends_when_its_rounds_are_through() -> None:
+    """Whatever of the new one is fast, half of it is not."""
+    lanes = {"default": [sample(110.0)], "new": [sample(us) for us in (90.0, 90.0, 90.0, 130.0, 130.0)]}
+    result = race(["default", "new"], ReplayClock(lanes), incumbent="default", rule=replace(SHORT, doubtful=6))
+    assert result.rounds == 12
+    assert result.winner == "default"
+
+
+def test_with_more_rounds_equals_still_go_to_the_incumbent() -> None:
+    wins = 0
+    for seed in range(60):
+        clock = NoisyClock(dict.fromkeys("abc", 100.0), noise=0.04, seed=seed)
+        rule = replace(SHORT, doubtful=6, seed=seed)
+        wins += race(list("abc"), clock, incumbent="b", rule=rule).winner != "b"
+    assert wins <= 3
+
+
 def test_who_is_spared_is_timed_to_the_end_and_wins_no_more_than_others() -> None:
     clock = NoisyClock({"default": 100.0, "lean": 300.0, "hopeless": 300.0}, noise=0.01, seed=3)
     result = race(["default", "lean", "hopeless"], clock, incumbent="default", rule=Rule(spared=("lean",)))
