@@ -23,6 +23,7 @@ from fuseplan.capture.dynamo.ranks import tunes_here
 from fuseplan.capture.dynamo.registry import bear_threads
 from fuseplan.capture.dynamo.settled import Settled, settled
 from fuseplan.errors import FuseplanError, NoRoomError, OptionError
+from fuseplan.garbage import no_collection
 from fuseplan.guard.production import guarded, unguarded
 from fuseplan.log import logger
 from fuseplan.lookup import Chosen, Lookup
@@ -46,16 +47,28 @@ _NESTED = 4
 
 
 def _asked(options: Mapping[str, Any]) -> None:
-    """Torch.compile was asked for ours. Where a first program is going to be tuned, whose workers take seconds to start, they start now."""
-    tune, db = options.get("tune"), options.get("db")
-    if tune not in AT_ONCE or options.get("plan") is not None or not torch.cuda.is_initialized() or not tunes_here():
+    """Torch.compile was asked for ours. Workers take seconds to start, and so does Inductor to be imported: what a program will need that is
+    going to be tuned, or compiled, begins now.
+    """
+    if options.get("plan") is not None:
         return
     with suppress(Exception):  # it is a head start, and whatever is wrong is told when it matters
-        file = places(os.environ, db).user
-        if file is not None and not file.exists():  # else it may well know the program
-            from fuseplan.tuning.queue.staying import start_ahead
+        _start_workers(options)
+    # All of it stays. Were garbage looked for in the midst of it, as by chance, it would be once more behind it.
+    with suppress(Exception), no_collection():
+        import_module("torch._inductor.compile_fx")
 
-            start_ahead(f"cuda:{torch.cuda.current_device()}", str(tune))
+
+def _start_workers(options: Mapping[str, Any]) -> None:
+    """Start those that tune a first program at once, on its GPU."""
+    tune, db = options.get("tune"), options.get("db")
+    if tune not in AT_ONCE or not torch.cuda.is_initialized() or not tunes_here():
+        return
+    file = places(os.environ, db).user
+    if file is not None and not file.exists():  # else it may well know the program
+        from fuseplan.tuning.queue.staying import start_ahead
+
+        start_ahead(f"cuda:{torch.cuda.current_device()}", str(tune))
 
 
 bear_threads(lambda: fuseplan_backend, _asked)
@@ -191,11 +204,6 @@ class _Ahead:
         self.lookup = lookup
         self._default: _Compiled | None = None
         self._likely: list[_Compiled] = []
-
-    def begins(self) -> None:
-        """Bring Inductor."""
-        with suppress(Exception):  # whoever needs it says so
-            import_module("torch._inductor.compile_fx")
 
     def likely(self, plan: Plan) -> None:
         """Compile what is likely to win, where that is Inductor's alone: of a region that fails the database would not hear."""

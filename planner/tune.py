@@ -211,10 +211,6 @@ def agenda(
 class Meanwhile(Protocol):
     """What a process that asks for a plan does while workers look for it."""
 
-    def begins(self) -> None:
-        """Bring what it takes to compile, before any race."""
-        ...
-
     def likely(self, plan: Plan) -> None:
         """Compile a plan that workers have compiled before, and that is likely to win, or has won."""
         ...
@@ -266,8 +262,8 @@ def _tuned_beside(tuner: Tuner, tune: Callable[[], Tuned], meanwhile: Meanwhile)
     which none is timed. Nothing is compiled here before, in a process whose threads take turns: workers would wait to be told what to do,
     and have compiled it as soon.
     """
-    done, over, likely = threading.Event(), threading.Event(), SimpleQueue[Plan | None]()
-    tuner.quiet, tuner.expects = done.wait, likely.put
+    over, likely = threading.Event(), SimpleQueue[Plan | None]()
+    tuner.expects = likely.put
 
     def tuned() -> Tuned:
         try:
@@ -277,10 +273,6 @@ def _tuned_beside(tuner: Tuner, tune: Callable[[], Tuned], meanwhile: Meanwhile)
             likely.put(None)  # there are no more
 
     going = Background(tuned, "tuning")
-    try:
-        meanwhile.begins()
-    finally:
-        done.set()
     while (plan := likely.get()) is not None:
         if not over.is_set():  # else it is known which of them to compile
             meanwhile.likely(plan)

@@ -36,6 +36,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "lookup",
         "by_size",
         "backend",
+        "entry_point",
         "guard",
         "fleet",
         "reload",

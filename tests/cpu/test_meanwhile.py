@@ -76,7 +76,6 @@ def stores(winner: Plan, *likely: Plan) -> Callable[..., None]:
     """In the place of tuning."""
 
     def found(gm: Any, inputs: Any, effort: str, store: Store, options: Any, meanwhile: Meanwhile) -> None:
-        meanwhile.begins()
         for plan in likely:
             meanwhile.likely(plan)
         key = program_key(gm, inputs).key
@@ -230,7 +229,6 @@ def test_what_is_written_otherwise_by_option_is_not_the_default_that_was_compile
     compiles: list[Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failed(*given: Any) -> None:
-        given[-1].begins()
         given[-1].likely(LIKELY)
         raise FuseplanError("planted")
 
@@ -250,26 +248,23 @@ def test_what_is_broken_off_stores_nothing(
     at_work, ended = threading.Event(), threading.Event()
 
     class Ended(Racing):
-        def stream(self, ask: Any, on_done: Any = None) -> list[Outcome]:
+        def raced_plans(self, job: Any) -> Outcome:
             at_work.set()
             assert ended.wait(60)
-            return super().stream(ask, on_done)
+            return Outcome("crashed")
 
     @contextmanager
     def workers(*_: Any) -> Iterator[Racing]:
         try:
-            yield Ended(bad=dict.fromkeys(("inductor", "eager"), "crashed"))
+            yield Ended()
         except BaseException:
             ended.set()
             raise
 
     class Broken:
-        def begins(self) -> None:
+        def likely(self, plan: Plan) -> None:
             assert at_work.wait(60)
             raise error
-
-        def likely(self, plan: Plan) -> None:
-            raise AssertionError("it is broken off")
 
     tuning = import_module("fuseplan.tune")
     monkeypatch.setattr(tuning, "staying_workers", workers)
@@ -309,7 +304,7 @@ def test_what_a_tuned_program_was_called_with_first_is_let_go(
 def test_what_is_likely_to_win_is_told_before_the_race(
     trace: Trace, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And what has won, when that is known: by this thread, which has brought what it takes before."""
+    """And what has won, when that is known: by this thread."""
     order: list[str] = []
     compiled = threading.Event()
 
@@ -320,9 +315,6 @@ def test_what_is_likely_to_win_is_told_before_the_race(
             return super().raced_plans(job)
 
     class Told:
-        def begins(self) -> None:
-            order.append("begins")
-
         def likely(self, plan: Plan) -> None:
             while "race" not in order:
                 time.sleep(0.01)
@@ -343,8 +335,8 @@ def test_what_is_likely_to_win_is_told_before_the_race(
         )
         torch._dynamo.reset()
         tuning.tune_online(*seen[0], "instant", store, Options.parse({"tune": "instant"}), Told())
-    assert order[:3] == ["begins", "race", "with a rewrite"]
-    assert order[3:] in ([], ["inductor, cudagraph"])  # which has won here: all may be over before that is told
+    assert order[:2] == ["race", "with a rewrite"]
+    assert order[2:] in ([], ["inductor, cudagraph"])  # which has won here: all may be over before that is told
 
 
 def test_once_the_race_is_over_no_more_is_compiled_than_has_won(
@@ -354,9 +346,6 @@ def test_once_the_race_is_over_no_more_is_compiled_than_has_won(
     tuning = import_module("fuseplan.tune")
 
     class Over:
-        def begins(self) -> None:
-            pass
-
         def likely(self, plan: Plan) -> None:
             told.append(plan)
             while not tuner.over:
@@ -366,7 +355,6 @@ def test_once_the_race_is_over_no_more_is_compiled_than_has_won(
     class Raced:
         """Says at once what may win, and what has."""
 
-        quiet: Any = None
         expects: Any = None
         over = False
 
@@ -403,22 +391,3 @@ def test_where_nothing_is_rewritten_cuda_graphs_are_likely_to_win(store: Store) 
     likely, winner = told
     assert likely == Plan("inductor", launch="cudagraph")
     assert winner.host == "inductor"
-
-
-def test_a_race_waits_for_what_this_process_does(trace: Trace, store: Store) -> None:
-    order: list[str] = []
-    ready = threading.Event()
-
-    class Ordered(Racing):
-        def raced_plans(self, job: Any) -> Outcome:
-            order.append("race")
-            return super().raced_plans(job)
-
-    def quiet() -> None:
-        order.append("waits")
-        ready.set()
-
-    tuner = Tuner(store, Ordered(), "cpu", INSTANT, Settings(), Silent(), quiet=quiet)
-    list(tuner.tune(trace, (EITHER,)))
-    assert order == ["waits", "race"]
-    assert ready.is_set()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -149,8 +151,25 @@ def test_torch_compile_tells_of_its_options(monkeypatch: pytest.MonkeyPatch) -> 
     backend.compile(lambda x: x, tune="later")
     assert {"tune": "instant"} in heard
     assert {"tune": "later"} in heard
-    assert all(options in ({"tune": "instant"}, {"tune": "later"}) for options in heard)
+    assert {} in heard
+    assert all(options in ({"tune": "instant"}, {"tune": "later"}, {}) for options in heard)
     assert registry.list_backends(), "what is no call of torch.compile tells nothing"
+
+
+@pytest.mark.parametrize(("options", "brings"), [("{}", True), ("{'plan': 'aten'}", False)])
+def test_who_is_going_to_compile_brings_inductor_at_once(options: str, brings: bool) -> None:
+    """While nobody looks for garbage: the first call would do so once more, for a quarter of a second."""
+    code = f"""
+import gc, sys, torch
+torch.compile(lambda x: x, backend="eager")
+gc.collect()
+looked = []
+gc.callbacks.append(lambda phase, of: looked.append(of["generation"]))
+torch.compile(lambda x: x, backend="fuseplan", options={options})
+print("torch._inductor.compile_fx" in sys.modules, 2 in looked)
+"""
+    ran = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert ran.stdout.split() == [str(brings), "False"]
 
 
 def test_a_head_start_that_fails_is_nobodys_matter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -41,12 +41,11 @@ class BackendTable(dict[str, Any]):
 
 
 def _options_around() -> Mapping[str, Any] | None:
-    """The options of the call of torch.compile that is looking a backend up; None where it is none, or has none."""
+    """The options of the call of torch.compile that is looking a backend up; None where it is none."""
     frame = sys._getframe(2)
     for _ in range(NESTED):
-        options = frame.f_locals.get("options") if frame.f_code.co_name == "__init__" else None
-        if isinstance(options, Mapping):
-            return options
+        if frame.f_code.co_name == "__init__" and "options" in frame.f_locals:
+            return frame.f_locals["options"] or {}
         if frame.f_back is None:
             break
         frame = frame.f_back

@@ -194,7 +194,6 @@ def _raced(
     rule = replace(PLAN_RULE, least=least, most=most, doubtful=doubtful, seconds=seconds, spared=spared)
     rivals = tuple(entry.name for entry in entries if entry.default and entry is not incumbent)
     job = RacePlans(trace, tuple(entries), incumbent.name, rule, rivals)
-    services.quiet()
     (outcome,) = services.carry_out("racing whole plans", [job])
     if isinstance(time, Budget):
         time.raced(len(entries), outcome)

@@ -76,8 +76,6 @@ class Services:
     """Runs on this program that were interrupted. What they have measured is taken when it is asked for, not before: so
     this run goes the way that they went, and ends where they would have ended."""
 
-    quiet: Callable[[], object] = nothing
-    """Waits until whoever asks for the plan has nothing else to do that would disturb a race."""
     expects: Callable[[Plan], object] = nothing
     """Tells whoever asks for the plan which one may well win, once it was found right and its race begins: the likeliest first."""
 

@@ -65,8 +65,6 @@ class Tuner:
     here: Environment | None = None
     facts: RunFacts | None = None
     """Of a device of another machine, what is written down beside its runs."""
-    quiet: Callable[[], object] = nothing
-    """Waits until this process has nothing else to do that would disturb a race."""
     expects: Callable[[Plan], object] = nothing
     """Tells this process which plan may well win, as its race begins: the likeliest first."""
 
@@ -94,7 +92,7 @@ class Tuner:
         timings = Timings()
         services = Services(
             self.store, self.environment, self.pool, self.progress, title_of(trace), self.locks, self.since,
-            quiet=self.quiet, expects=self.expects,
+            expects=self.expects,
         )  # fmt: skip
         for launch in launches:
             tuned = None if again else self._known(trace, launch, trace.key)
