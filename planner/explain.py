@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from fuseplan.backend import programs_of
 from fuseplan.capture.dynamo.numerics import Numerics
 from fuseplan.capture.trace.format import Trace
@@ -34,8 +36,8 @@ __all__ = ["compiled_by", "describe", "explain", "explained"]
 def explain(compiled: Any, *, graphs: bool = True, db: str | Path | None = None) -> str:
     """Return a text about a program: its graph, its plan, why that plan, and what was rejected; print it to read it.
 
-    `compiled` is what ``torch.compile(…, backend="fuseplan")`` or ``fuseplan.compile`` returned: then all is told that
-    was compiled for it so far. It may also be a trace, the path of one, or the beginning of a plan's or a program's key,
+    `compiled` is what ``torch.compile(…, backend="fuseplan")`` or ``fuseplan.compile`` returned, a module that was compiled in place
+    (``model.compile(backend="fuseplan")``), or one with such parts: then all is told that was compiled for it so far. It may also be a trace, the path of one, or the beginning of a plan's or a program's key,
     or a program's name: then it is told what the tuning database `db`, else the user's own, knows of it. With
     ``graphs=False`` the operators are left out.
 
@@ -51,16 +53,19 @@ def explain(compiled: Any, *, graphs: bool = True, db: str | Path | None = None)
     """
     if isinstance(compiled, (Trace, str, Path)):
         return "\n\n".join(one.text(graphs) for one in explained(compiled, db=db))
-    wrapper = compiled_by(compiled)
-    if wrapper is None:
+    parts = list(_parts(compiled))
+    if not parts:
         return "This was not compiled by torch.compile with backend fuseplan."
-    programs = programs_of(wrapper)
+    programs = [(part, program) for part, wrapper in parts for program in programs_of(wrapper)]
     if not programs:
         return (
             "Nothing has been compiled by this yet: call it once, then ask again. If it was called, torch itself runs it as it is,"
             " and TORCH_LOGS=graph_breaks says why; or it was compiled before, by another torch.compile, and is explained there."
         )
-    texts = [_program(p, f"program {i} of {len(programs)}", graphs) for i, p in enumerate(programs, 1)]
+    texts = []
+    for number, (part, program) in enumerate(programs, 1):
+        title = f"program {number} of {len(programs)}" + (f", of {part}" if part else "")
+        texts.append(_program(program, title, graphs))
     return "\n\n".join(texts)
 
 
@@ -105,8 +110,29 @@ def _offered(store: Store, one: Explained, here: Sequence[PlaceWithDriver]) -> E
     return replace(one, remarks=(*one.remarks, *told))
 
 
+def _parts(compiled: Any) -> Iterator[tuple[str, object]]:
+    """What torch.compile made for it; for a module that was not compiled as one, for each of its parts that was, with their names."""
+    own = compiled_by(compiled)
+    if own is not None and _is_ours(own):
+        yield "", own
+    elif isinstance(compiled, nn.Module):
+        for name, part in compiled.named_modules():
+            wrapper = compiled_by(part) if part is not compiled else None
+            if wrapper is not None and _is_ours(wrapper):
+                yield name, wrapper
+
+
+def _is_ours(wrapper: Any) -> bool:
+    """Whether torch.compile was asked for our backend, or for another that has called ours."""
+    return bool(programs_of(wrapper)) or str(wrapper.compiler_name).startswith("fuseplan")
+
+
 def compiled_by(compiled: Any) -> object | None:
-    """Return the object that torch.compile made for `compiled`, which a module keeps in its context, a function in its closure."""
+    """Return the object that torch.compile made for `compiled`, which a module keeps in its context, a function in its closure. A module
+    that was compiled in place has such a function.
+    """
+    if isinstance(compiled, nn.Module) and "dynamo_ctx" not in vars(compiled):
+        compiled = compiled._compiled_call_impl or vars(compiled).get("forward")
     context = getattr(compiled, "dynamo_ctx", None)
     candidates = [context.callback] if context is not None else []
     candidates += [cell.cell_contents for cell in getattr(compiled, "__closure__", None) or () if _filled(cell)]
