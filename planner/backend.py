@@ -196,8 +196,8 @@ class _Compiled:
 
 
 class _Ahead:
-    """What is compiled of a program while workers find out what is the fastest: what is likely to win, and is found in torch's caches, since
-    one of them has compiled it. Or the default is compiled for a guard, which compares the plan with it.
+    """What is compiled of a program while workers find out what is the fastest: what is likely to win, or has won, and which one of them has
+    compiled before. Or the default is compiled for a guard, which compares the plan with it.
     """
 
     def __init__(self, lookup: Lookup) -> None:
@@ -227,8 +227,10 @@ class _Ahead:
 
     def compiled(self) -> _Call:
         """What runs the default, compiled once."""
+        lookup, choice = self.lookup, self.lookup.default("")
         if self._default is None:
-            lookup, choice = self.lookup, self.lookup.default("")
+            self._default = next((one for one in self._likely if one.plan == choice.plan), None)
+        if self._default is None:
             graphs = ProgramGraphs(lookup.options.cuda_graph_memory)
             program = Program(lookup.identity.key, lookup.identity.why, choice.plan, choice.why, cuda_graphs=graphs)
             called = replay(choice.plan, self._graph(), lookup.example_inputs, program)
@@ -238,11 +240,11 @@ class _Ahead:
     def taken(self, choice: Chosen) -> tuple[Program, _Call] | None:
         """What was compiled ahead, if it is what was chosen; nothing else is kept."""
         default, likely, self._default, self._likely = self._default, self._likely, None, []
-        found = None if choice.plan.rewrites or default is None or default.program.plan != choice.plan else default
-        is_likely = [one for one in likely if choice.stored is not None and one.plan == choice.plan]
-        if is_likely:
-            found = None if _unwanted(choice, self.lookup)[1] else is_likely[0]
-        if found is None:
+        may = choice.stored is not None or not choice.plan.rewrites
+        found = next((one for one in likely if may and one.plan == choice.plan), None)
+        if found is None and default is not None and default.program.plan == choice.plan and not choice.plan.rewrites:
+            found = default
+        if found is None or (choice.plan.rewrites and _unwanted(choice, self.lookup)[1]):
             return None
         runs_forward(found.forward)
         found.program.why = choice.why

@@ -18,6 +18,7 @@ from fuseplan.capture.dynamo.compilations import is_last
 from fuseplan.capture.dynamo.program import ProgramKey
 from fuseplan.capture.dynamo.promised import EVERY, Span, promised_sizes
 from fuseplan.errors import FuseplanError, OptionError, StoreError
+from fuseplan.objective import Objective
 from fuseplan.options import AT_ONCE, Options
 from fuseplan.plan import Plan
 from fuseplan.rewrites.kinds import unpromised, usable_kinds
@@ -110,8 +111,8 @@ class Lookup:
         waits = self.options.tune == "later" or self.options.reload is not None
         return waits or self.store.unknown(self.identity.key) is None
 
-    def choose(self) -> Chosen:
-        """The plan to run."""
+    def choose(self, *, leaves_small: bool = True) -> Chosen:
+        """The plan to run. `leaves_small`: whether one that is small beside others is not worth being tuned at once."""
         if self.options.plan is not None:
             return Chosen(self.options.plan, "asked for by option")
         wanted = self.options.tune in AT_ONCE
@@ -131,7 +132,7 @@ class Lookup:
             return self.default(f"{answer}; {_LAST}")
         if self.device.type not in _TUNED_DEVICES:
             return self._untuned(str(answer))
-        if isinstance(answer, Miss) and (left := self._too_small()) is not None:
+        if leaves_small and isinstance(answer, Miss) and (left := self._too_small(answer)) is not None:
             return self.default(f"{answer}; {left}")
         return self._tune(answer)
 
@@ -268,14 +269,20 @@ class Lookup:
 
     @cached_property
     def _operators(self) -> int:
-        return sum(node.op.startswith("call_") for node in self.gm.graph.nodes)
+        """With those of the blocks that are computed anew in the backward, and the like."""
+        graphs = [module.graph for module in self.gm.modules() if isinstance(module, GraphModule)]
+        return sum(node.op.startswith("call_") for graph in graphs for node in graph.nodes)
 
-    def _too_small(self) -> str | None:
-        """Why instant leaves the program as it is, which might win by its launch alone, and little beside others; None where it does not."""
-        kinds = usable_kinds(self.options.rewrites, self.options.weights)
-        if self.options.tune != "instant" or Sites.of(self.gm, kinds).placed:
+    def _too_small(self, missed: Miss) -> str | None:
+        """Why instant leaves the program as it is, of which nothing is stored, and that might win by its launch alone, which is little beside
+        others; None where it does not.
+        """
+        options, key = self.options, str(self.identity.key)
+        if options.tune != "instant" or options.wanted != Objective() or missed.reason != "no such program":
             return None
-        return self._lately.leaves(self._operators)
+        if Sites.of(self.gm, usable_kinds(options.rewrites, options.weights)).placed:
+            return None
+        return self._lately.leaves(key, self._operators)
 
     def _tune(self, known: Miss | Stale) -> Chosen:
         from fuseplan.tune import tune_online  # brings workers and Optuna, which few programs need

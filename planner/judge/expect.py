@@ -55,7 +55,9 @@ class Surroundings:
     """What whoever asks has around a run."""
 
     tidy: Callable[[], None] = _nothing
-    """Lets go of memory, between two runs."""
+    """Lets go of memory, between two runs: of what is not older than the last."""
+    clear: Callable[[], None] = _nothing
+    """Lets go of all that nobody has any more, however old: a program in higher precision is let go behind its runs."""
     check: Callable[[BaseException], None] = _no_matter
     """Raises where the error of a run means that the device is lost."""
     roomy: Callable[[], AbstractContextManager[object]] = nullcontext
@@ -309,16 +311,20 @@ def _exact_runs(loaded: Loaded, seeds: Sequence[int], where: Surroundings) -> tu
         if trace == loaded.trace:
             continue
         try:
-            with _without_tensor_cores(loaded):
-                wide = load_trace(trace, loaded.device)
-                return {seed: wide.run(seed=seed) for seed in seeds}, f"beside a run in {name}"
+            return _runs_of(trace, loaded, seeds), f"beside a run in {name}"
         except (RuntimeError, TypeError, ValueError, MemoryError) as error:
             where.check(error)
             reasons.append(f"{name}: {_first_line(error)}")
         finally:
-            where.tidy()
+            where.clear()
     why = "; ".join(reasons) or "there is none"
     return None, f"beside eager itself, since nothing more precise runs ({why})"
+
+
+def _runs_of(trace: Trace, loaded: Loaded, seeds: Sequence[int]) -> dict[int, Results]:
+    with _without_tensor_cores(loaded):
+        wide = load_trace(trace, loaded.device)
+        return {seed: wide.run(seed=seed) for seed in seeds}
 
 
 def _first_line(error: BaseException) -> str:

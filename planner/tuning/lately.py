@@ -18,16 +18,18 @@ class Lately:
     """What a process has met of programs, the small among them.
 
     >>> lately = Lately()
-    >>> lately.leaves(12)
+    >>> lately.leaves("loss", 12)
     >>> lately.met(1000)
-    >>> lately.leaves(12)
+    >>> lately.leaves("loss", 12)
     'too small for seconds of tuning, with 12 operators beside 1,000 of a program before it'
-    >>> lately.leaves(95)
+    >>> lately.leaves("head", 95)
     """
 
     def __init__(self, now: Callable[[], float] = monotonic) -> None:
         self._now, self._lock = now, threading.Lock()
-        self._largest = self._left = 0
+        self._largest = 0
+        self._left: dict[str, int] = {}
+        """The operators of those that were left, by their keys."""
         self._at = now()
 
     def met(self, operators: int) -> None:
@@ -36,17 +38,18 @@ class Lately:
             self._goes_on()
             self._largest = max(self._largest, operators)
 
-    def leaves(self, operators: int) -> str | None:
-        """Why a program with so many is left as it is; None if it should be tuned."""
+    def leaves(self, key: str, operators: int) -> str | None:
+        """Why a program with so many is left as it is, once more if it was before; None if it should be tuned."""
         with self._lock:
             self._goes_on()
-            if self._left + operators > SHARE * self._largest:
+            left = {**self._left, key: operators}
+            if sum(left.values()) > SHARE * self._largest:
                 return None
-            self._left += operators
+            self._left = left
             return f"too small for seconds of tuning, with {operators:,} operators beside {self._largest:,} of a program before it"
 
     def _goes_on(self) -> None:
         """Forget what was another model."""
         if self._now() > self._at + LATELY_S:
-            self._largest = self._left = 0
+            self._largest, self._left = 0, {}
         self._at = self._now()

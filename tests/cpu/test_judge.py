@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ from fuseplan.capture.trace.load import Loaded, load_trace
 from fuseplan.capture.trace.write import write_trace
 from fuseplan.judge import expect as expecting
 from fuseplan.judge.compare import Leaf
-from fuseplan.judge.expect import expect, leaves_of
+from fuseplan.judge.expect import Surroundings, expect, leaves_of
 from fuseplan.judge.moved import MovedRun
 from fuseplan.judge.programs import judge, sizes_of
 from fuseplan.judge.spread import FACTOR, MEAN_FACTOR, NaturalSpread
@@ -278,6 +279,21 @@ def test_a_program_that_nothing_more_precise_runs_is_judged_beside_eager(monkeyp
         assert expectation.judge(found, 1, "any").problem is None
         twice = {name: 2 * value for name, value in found.items()}
         assert expectation.judge(twice, 1, "any").problem is not None
+
+
+def test_a_program_in_higher_precision_is_gone_once_it_has_run() -> None:
+    """It has several times the memory of the program, and further runs need theirs. What was there at one sweep later ones do not see."""
+    program = loaded(nn.Sequential(*(nn.Linear(8, 8) for _ in range(6))), torch.randn(4, 8))
+    alive: list[int] = []
+
+    def sweep() -> None:
+        gc.collect(1)
+        alive.append(sum(isinstance(one, nn.Parameter) and one.dtype is torch.float64 for one in gc.get_objects()))
+
+    gc.collect()
+    expect(program, where=Surroundings(sweep, lambda: bool(gc.collect()) and None))
+    assert len(alive) >= 3
+    assert not any(alive)
 
 
 def test_a_process_that_says_its_precision_in_torchs_newer_words_is_judged_alike() -> None:

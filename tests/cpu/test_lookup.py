@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import fuseplan
 from fuseplan.backend import programs_of
@@ -102,6 +103,31 @@ def test_instant_leaves_what_is_small_beside_a_program_before_it(tuned: list[int
     q = torch.randn(1, 2, 8, 16)
     run(q, f=attends, **options)
     assert tuned[-1] == 1  # what may be rewritten is tuned however small it is
+
+
+def test_blocks_that_are_computed_anew_count_for_what_is_in_them(tuned: list[int], tmp_path: Path) -> None:
+    def in_blocks(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(3):
+            x = checkpoint(long, x, use_reentrant=False)
+        return x
+
+    options = {"db": tmp_path / "a.db", "tune": "instant"}
+    run(f=long, **options)
+    run(torch.randn(4, 8, requires_grad=True), f=in_blocks, **options)
+    assert len(tuned) == 2
+
+
+@pytest.mark.parametrize("options", [{"objective": "memory"}, {}])
+def test_what_somebody_offers_or_another_objective_is_tuned(
+    options: dict[str, Any], tuned: list[int], tmp_path: Path
+) -> None:
+    key = run().key
+    options |= {"db": tmp_path / "a.db", "tune": "instant"}
+    run(f=long, **options)
+    if "objective" not in options:
+        keep(tmp_path / "a.db", stored(key, status="unverified", wall_us=None))
+    run(**options)
+    assert tuned == [60, 3]
 
 
 def test_instant_says_what_it_leaves(tuned: list[int], tmp_path: Path) -> None:

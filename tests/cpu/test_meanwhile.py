@@ -136,6 +136,23 @@ def test_of_several_that_are_likely_to_win_whichever_has_won_is_there(
     assert program.refuse is not None
 
 
+@pytest.mark.parametrize("verify", ["off", "sampled"])
+def test_a_default_that_was_likely_is_compiled_once(
+    verify: str, compiles: list[Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nothing came of tuning, and where a guard compares it with the plan."""
+
+    def fails(*given: Any) -> None:
+        given[-1].likely(Plan("inductor"))
+        raise FuseplanError("planted")
+
+    found = fails if verify == "off" else stores(LIKELY, Plan("inductor"), LIKELY)
+    monkeypatch.setattr(import_module("fuseplan.tune"), "tune_online", found)
+    options = {"db": tmp_path / "a.db", "tune": "instant", "verify": verify}
+    torch.compile(lambda x: x.sin() + 1, backend="fuseplan", options=options)(torch.ones(3))
+    assert compiles == [Plan("inductor"), *([] if verify == "off" else [LIKELY])]
+
+
 @pytest.mark.parametrize("winner", [Plan("inductor"), LIKELY], ids=["the default", "what was likely"])
 def test_torch_keeps_what_it_knows_of_the_forward_that_runs(
     winner: Plan, compiles: list[Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -172,6 +172,22 @@ print("torch._inductor.compile_fx" in sys.modules, 2 in looked)
     assert ran.stdout.split() == [str(brings), "False"]
 
 
+def test_options_that_are_none_are_as_wrong_as_before(tmp_path: Path) -> None:
+    """Pairs were always taken, and whatever else is wrong is told of at the first call."""
+
+    class Other:
+        def __init__(self, options: object) -> None:
+            self.found = registry.lookup_backend("fuseplan")
+
+    pairs: Any = [("plan", "eager")]
+    compiled = torch.compile(lambda x: x + 1, backend="fuseplan", options=pairs)
+    assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))
+    compiled = torch.compile(lambda x: x + 1, backend="fuseplan", options={"db"})  # type: ignore[arg-type]
+    with pytest.raises(Exception, match="OptionError"):
+        compiled(torch.ones(2))
+    assert Other(torch.ones(2)).found
+
+
 def test_a_head_start_that_fails_is_nobodys_matter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def fails(*_: Any) -> None:
         raise BlockingIOError

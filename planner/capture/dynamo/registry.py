@@ -45,7 +45,9 @@ def _options_around() -> Mapping[str, Any] | None:
     frame = sys._getframe(2)
     for _ in range(NESTED):
         if frame.f_code.co_name == "__init__" and "options" in frame.f_locals:
-            return frame.f_locals["options"] or {}
+            options = frame.f_locals["options"]
+            if options is None or isinstance(options, Mapping):
+                return options or {}
         if frame.f_back is None:
             break
         frame = frame.f_back

@@ -116,7 +116,7 @@ def fault(job: FindFault, place: Workplace) -> Outcome:
     """The part of a program that torch.compile gets wrong."""
     wrong = ("torch.compile", "looking for the op that it gets wrong")
     place.at(*wrong)
-    where = Surroundings(place.clear, check_device, partial(turn, place, *wrong))
+    where = Surroundings(place.clear, place.clear, check_device, partial(turn, place, *wrong))
     try:
         loaded = place.programs.case(job.trace).loaded
         return Outcome(inquiry=inquire(loaded, near=job.near, seconds=job.seconds, where=where))

@@ -169,7 +169,7 @@ class _Trial:
         for seed, case in enumerate(cases):
             begin = perf_counter()
             self.place.clear()  # once: these runs are many, and short
-            where = replace(_surroundings(self.place, self.job), tidy=lambda: None)
+            where = replace(_surroundings(self.place, self.job), tidy=lambda: None, clear=lambda: None)
             expectation = expect(case.loaded, (seed,), seconds=self.judging_s - self.judged_s, where=where)
             judged = expectation.judge(case.loaded.run(compiled, seed), seed, _layout(self.entry), self.wider)
             if judged.problem is not None:
@@ -248,7 +248,8 @@ def _expectation(case: LoadedProgram, job: VetPlan, place: Workplace) -> Expecta
 
 
 def _surroundings(place: Workplace, job: VetPlan) -> Surroundings:
-    return Surroundings(place.sweep, check_device, partial(turn, place, job.entry.name, "finding out what is right"))
+    turns = partial(turn, place, job.entry.name, "finding out what is right")
+    return Surroundings(place.sweep, place.clear, check_device, turns)
 
 
 @contextmanager

@@ -95,8 +95,9 @@ class Workplace:
         self._expected = None
 
     def sweep(self) -> None:
-        """Let go of what the last run has left in circles. Their memory stays with this process, for the next run: whoever needs it in
-        another process waits for a turn. Going through all that a compiler has left takes longer than many a run.
+        """Let go of what the last run has left in circles, if that was not there at a sweep before. Their memory stays with this process, for
+        the next run: whoever needs it in another process waits for a turn. Going through all that a compiler has left takes longer
+        than many a run.
         """
         gc.collect(1)
 

@@ -77,7 +77,7 @@ class Services:
     this run goes the way that they went, and ends where they would have ended."""
 
     expects: Callable[[Plan], object] = nothing
-    """Tells whoever asks for the plan which one may well win, once it was found right and its race begins: the likeliest first."""
+    """Tells whoever asks for the plan which one may well win, as its race begins, and which has won: workers have run it."""
 
     @property
     def on_gpu(self) -> bool:

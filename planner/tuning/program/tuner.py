@@ -66,7 +66,7 @@ class Tuner:
     facts: RunFacts | None = None
     """Of a device of another machine, what is written down beside its runs."""
     expects: Callable[[Plan], object] = nothing
-    """Tells this process which plan may well win, as its race begins: the likeliest first."""
+    """Tells this process which plan may well win, as its race begins, and which has won."""
 
     def __post_init__(self) -> None:
         self.environment: Environment = self.here or environment(self.device)
