@@ -76,7 +76,8 @@ def _row(name: str, trees: Sequence[Tree], rounds: int) -> dict[str, Any]:
 
 def _run(name: str, tree: Tree) -> Any:
     command = [sys.executable, "-c", _RUN, *shlex.split(name)]
-    ran = subprocess.run(command, cwd=tree.place, env=tree.env, stdout=subprocess.PIPE, text=True, check=True)
+    environment = {**tree.env, "PYTHONDONTWRITEBYTECODE": ""}  # what is installed has its bytecode beside it
+    ran = subprocess.run(command, cwd=tree.place, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(ran.stdout.splitlines()[-1])
 
 

@@ -72,6 +72,7 @@ def _tasks(name: str, chosen: Any, common: Mapping[str, Any], folder: Path) -> I
     def task(side: str, caches: str, number: int) -> Task:
         kept = folder / f"{slug(name)}.{slug(side)}.{number if caches == 'cold' else 0}"
         variables = {} if side == "tune" else {place: str(kept / place.lower()) for place in CACHES}
+        variables["PYTHONDONTWRITEBYTECODE"] = ""  # what is installed has its bytecode beside it
         told = {**common, "side": side, "caches": caches}
         found = task_of(name, "one_startup", chosen, told, f".{slug(side)}.{caches}{number}")
         return replace(found, variables=variables)
