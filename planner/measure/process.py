@@ -260,7 +260,8 @@ class WorkerProcess:
             raise ExecutorError(f"no worker process can be started: {why}") from None
         self._ready = True
         took_s = ready.seconds if isinstance(ready, Ready) else 0.0
-        logger.debug("worker %s took %.2f s to be there, and was waited for %.2f s", self.pid, took_s, monotonic() - began)
+        waited_s = monotonic() - began
+        logger.debug("worker %s took %.2f s to be there, and was waited for %.2f s", self.pid, took_s, waited_s)
         return child
 
     def _another(self, lost: Child) -> Child | None:
