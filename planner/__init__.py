@@ -119,10 +119,7 @@ def __getattr__(name: str) -> Any:
         return import_module(f"fuseplan.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'fuseplan' has no attribute {name!r}")
-    from fuseplan.garbage import no_collection  # here, since it takes a third of what importing fuseplan does
-
-    with no_collection():  # what is imported stays
-        value = getattr(import_module(_HOME[name]), name)
+    value = getattr(import_module(_HOME[name]), name)
     globals()[name] = value
     return value
 

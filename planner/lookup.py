@@ -269,7 +269,7 @@ class Lookup:
 
     @cached_property
     def _operators(self) -> int:
-        """With those of the blocks that are computed anew in the backward, and the like."""
+        """Calls in the graph and in those nested in it, such as blocks that are computed anew in the backward."""
         graphs = [module.graph for module in self.gm.modules() if isinstance(module, GraphModule)]
         return sum(node.op.startswith("call_") for graph in graphs for node in graph.nodes)
 

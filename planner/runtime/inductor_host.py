@@ -12,7 +12,6 @@ from torch.fx import GraphModule
 
 from fuseplan.errors import PlanError
 from fuseplan.executors.flat import Boxed
-from fuseplan.garbage import no_collection
 from fuseplan.host.settings import BUNDLES
 from fuseplan.plan import Plan
 from fuseplan.rewrites.apply import known_to_torchs_cache
@@ -29,9 +28,8 @@ _AFTER_JOINT = "joint_custom_post_pass"
 
 def compile_under_inductor(plan: Plan, gm: GraphModule, example_inputs: Sequence[Any], program: Program) -> Callee:
     """Return what runs `gm` under torch.compile's own Inductor; the program gets what could not be had."""
-    # The import takes a second, unless torch.compile was asked for our backend by its name. All of it stays.
-    with no_collection():
-        from torch._inductor.compile_fx import compile_fx
+    # The import takes seconds, unless torch.compile was asked for our backend by its name.
+    from torch._inductor.compile_fx import compile_fx
 
     patches = options_under(plan.settings)
     whole = _budgeted(partial(compile_fx, gm, list(example_inputs)), BUNDLES[plan.settings].memory_budget)

@@ -36,7 +36,6 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "lookup",
         "by_size",
         "backend",
-        "entry_point",
         "guard",
         "fleet",
         "reload",

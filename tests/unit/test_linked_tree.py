@@ -43,7 +43,7 @@ def test_it_is_a_package_with_an_entry_point(project: Path) -> None:
     assert ran.stdout.splitlines() == [
         f"{place}/fuseplan/__init__.py",
         "True",
-        "['fuseplan.entry_point:fuseplan_backend']",
+        "['fuseplan.backend:fuseplan_backend']",
     ]
 
 

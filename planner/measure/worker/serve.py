@@ -76,7 +76,7 @@ def _serve() -> None:
         try:
             outcome = answer(job, place)
             if not isinstance(job, TimeKept):  # others wait for their blocks
-                place.clear(again=outcome.prepared)  # what is kept was made room for
+                place.clear(again=outcome.prepared)  # keeping a plan has cleared as well
         except DeviceLostError as lost:
             watched.send(DeviceGone(str(lost)))
             return
