@@ -15,7 +15,7 @@ from statistics import median
 from typing import Protocol
 
 from fuseplan.errors import FuseplanError, OptionError
-from fuseplan.noise import FLOOR, SURE, Comparison, bounds, judged, noise_of, surely_slower
+from fuseplan.noise import ACROSS, FLOOR, SURE, Comparison, bounds, judged, noise_of, surely_slower
 from fuseplan.tuning_db.records import Repeats
 
 AGAIN = "incumbent again"
@@ -23,6 +23,8 @@ AGAIN = "incumbent again"
 METRICS = ("device_us", "host_us", "wall_us")
 HEATS = 2
 """Blocks of each rival before a race, of which the faster counts: they say who takes the incumbent's part."""
+LONGER = 3
+"""How many times as long it is worth to be in doubt about a gain that no two timings of one plan differ by."""
 SURELY = 0.99
 """The confidence with which a race of several ends before its time."""
 _LEAST_US = 1e-3
@@ -72,8 +74,9 @@ class Rule:
     most: int = 21
     """Rounds at most, but for those in doubt."""
     doubtful: int = 0
-    """So many rounds more may follow as long as one is faster than the incumbent in the middle of its rounds, and not surely so: in a short
-    race, a single block that was disturbed hides a winner."""
+    """So many rounds more may follow, and as much more time, as long as one is faster than the incumbent in the middle of its rounds, and not
+    surely so: in a short race, a single block that was disturbed hides a winner. Where it is much faster there may be LONGER times as
+    many: what disturbs the first seconds is over then."""
     least: int = 7
     """Rounds before anything is decided, but for the hopeless."""
     hopeless: float = 1.5
@@ -238,13 +241,13 @@ class _Race:
     def over(self) -> bool:
         if self.rounds < self.rule.least:
             return False
+        challengers, most = self.challengers, self.rule.most
+        seconds = math.inf if self.rule.seconds is None else self.rule.seconds
         spent = sum(sample.seconds for lane in self.lanes.values() for sample in lane.samples)
-        if self.rule.seconds is not None and spent > self.rule.seconds:
-            return True
-        challengers = self.challengers
-        if self.rounds >= self.rule.most:
-            return self.rounds >= self.rule.most + self.rule.doubtful or not self._in_doubt(challengers)
-        return not challengers or self._as_good_as_any(challengers)
+        if self.rounds < most and spent <= seconds:
+            return not challengers or self._as_good_as_any(challengers)
+        more = self._doubted(challengers)
+        return self.rounds >= most + more or spent > seconds * (most + more) / most
 
     def round(self, clock: Clock) -> None:
         """One block of every lane that is still running, in a new order, and then the dropping."""
@@ -304,11 +307,16 @@ class _Race:
         surely = not others or bounds(self._differences(best, self.incumbent, metric), SURELY)[1] < 0
         return surely and self._beaten_by(best) and all(-most <= low and high <= most for low, high in surely_within)
 
-    def _in_doubt(self, challengers: Sequence[str]) -> bool:
-        """Whether one of them is faster, by more than would be noise at least, and does not win for want of rounds."""
-        least, metric = math.log1p(self.rule.floor), self.rule.by[0]
-        ahead = [name for name in challengers if median(self._differences(name, self.incumbent, metric)) < -least]
-        return bool(ahead) and not any(map(self._beaten_by, ahead))
+    def _doubted(self, challengers: Sequence[str]) -> int:
+        """How many rounds more there may be: as long as one of them is faster, by more than would be noise at least, and does not win for
+        want of rounds.
+        """
+        metric = self.rule.by[0]
+        gains = {name: -median(self._differences(name, self.incumbent, metric)) for name in challengers}
+        ahead = [name for name, gain in gains.items() if gain > math.log1p(self.rule.floor)]
+        if not ahead or any(map(self._beaten_by, ahead)):
+            return 0
+        return self.rule.doubtful * (LONGER if max(gains.values()) > math.log1p(ACROSS) else 1)
 
     def _beaten_by(self, name: str) -> bool:
         """Whether the incumbent is slower than `name`, surely, and by more than noise."""

@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from fuseplan.log import logger
 from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import PLAN_RULE, OutcomeRow, RacePlans
-from fuseplan.measure.race import RaceResult
+from fuseplan.measure.race import Lane, RaceResult
 from fuseplan.noise import NOISY, faster, slower
 from fuseplan.objective import TIME, Objective
 from fuseplan.tuning.program.budget import Budget
@@ -197,6 +198,8 @@ def _raced(
     (outcome,) = services.carry_out("racing whole plans", [job])
     if isinstance(time, Budget):
         time.raced(len(entries), outcome)
+    if outcome.race is not None:
+        logger.debug("a race: %s", told(outcome.race))
     for row in outcome.rows:
         if row.status != "ok" and row.name in rows and rows[row.name].status == "ok":
             services.note(f"{row.name} is out of the race: {row.status}, {row.detail}")
@@ -205,6 +208,25 @@ def _raced(
         status = "error" if outcome.ok else outcome.status
         rows[incumbent.name] = replace(rows[incumbent.name], status=status, detail=outcome.detail)
     return outcome.race
+
+
+def told(result: RaceResult) -> str:
+    """What decided a race, in a line of the log.
+
+    >>> from fuseplan.measure.race import Lane, RaceResult
+    >>> told(RaceResult("default", "tuned", 0.004, 12, (Lane("tuned", ratio=0.9, low=0.89, high=0.92), Lane("lean", status="error"))))
+    'tuned won within 12 rounds, noise 0.4%; of default: tuned 0.9 (0.89 to 0.92), lean error'
+    """
+    lanes = "".join(
+        f", {lane.name} {lane.status}" if lane.ratio is None else f", {lane.name} {lane.ratio:.3g}" + _between(lane)
+        for lane in result.lanes
+        if lane.name != result.incumbent
+    )
+    return f"{result.winner} won within {result.rounds} rounds, noise {result.noise:.1%}; of {result.incumbent}:{lanes[1:]}"
+
+
+def _between(lane: Lane) -> str:
+    return "" if lane.low is None or lane.high is None else f" ({lane.low:.3g} to {lane.high:.3g})"
 
 
 def _merged(vetted_row: OutcomeRow | None, raced: OutcomeRow, objective: Objective) -> OutcomeRow:

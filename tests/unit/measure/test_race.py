@@ -104,11 +104,32 @@ def test_no_more_rounds_follow_without_doubt(new: float) -> None:
 
 
 def test_doubt_ends_when_its_rounds_are_through() -> None:
-    """Whatever of the new one is fast, half of it is not."""
+    """Whatever of the new one is fast, half of it is not: it is waited for longest where it would be worth most."""
     lanes = {"default": [sample(110.0)], "new": [sample(us) for us in (90.0, 90.0, 90.0, 130.0, 130.0)]}
     result = race(["default", "new"], ReplayClock(lanes), incumbent="default", rule=replace(SHORT, doubtful=6))
-    assert result.rounds == 12
+    assert result.rounds == 24
     assert result.winner == "default"
+
+
+@pytest.mark.parametrize("limit_s", [None, 0.6], ids=["rounds", "seconds"])
+def test_what_is_far_ahead_is_not_lost_to_the_first_seconds(limit_s: float | None) -> None:
+    """While the rounds of a short race last a compiler is at work; its time is over before it shows what is faster."""
+
+    def lane(us: float, disturbed: set[int]) -> list[Sample]:
+        return [replace(sample(1.3 * us if i in disturbed else us), seconds=0.05) for i in range(30)]
+
+    lanes = {"default": lane(110.0, {1, 4, 6, 9, 13, 17}), "new": lane(97.0, {0, 2, 5, 7})}
+    rule = replace(SHORT, seconds=limit_s)
+    assert race(["default", "new"], ReplayClock(lanes), incumbent="default", rule=rule).winner == "default"
+    result = race(["default", "new"], ReplayClock(lanes), incumbent="default", rule=replace(rule, doubtful=6))
+    assert result.winner == "new"
+    assert 12 < result.rounds <= 24
+
+
+def test_what_is_little_ahead_is_not_waited_for_as_long() -> None:
+    lanes = {"default": [sample(100.0)], "new": [sample(us) for us in (97.5, 97.5, 97.5, 110.0, 110.0)]}
+    result = race(["default", "new"], ReplayClock(lanes), incumbent="default", rule=replace(SHORT, doubtful=6))
+    assert result.rounds == 12
 
 
 def test_with_more_rounds_equals_still_go_to_the_incumbent() -> None:
