@@ -7,6 +7,7 @@ registers. They are in float32, and are added in an order that is always the sam
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from fuseplan.kernels.launch import launch
 
 WARPS = 4
 EACH = 4
@@ -181,15 +184,21 @@ class ImageSizes:
         }  # fmt: skip
 
 
-def forward(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, sizes: ImageSizes) -> None:
+Launch = Callable[[Any, tuple[int, int], tuple[Any, ...], dict[str, int]], None]
+"""What runs a kernel, or has it compiled for that."""
+
+
+def forward(
+    x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, sizes: ImageSizes, launch: Launch = launch
+) -> None:
     """Into `y`, all of them with channels last but for the weights, which have them first."""
     tile, block = _tile(sizes.out_width, (8, 7)), _block(sizes.channels, _BLOCKS)
     rows, meant = sizes.images * sizes.out_height, sizes.meant(tile, block)
     grid = (_parts(sizes.out_width, tile) * _parts(rows, meant["ROWS"]), _parts(sizes.channels, block))
-    _launch(_forward, grid, (x, _turned(weight), bias, y, *sizes.told(rows)), meant)
+    launch(_forward, grid, (x, _turned(weight), bias, y, *sizes.told(rows)), meant)
 
 
-def of_input(grad: Tensor, weight: Tensor, y: Tensor, sizes: ImageSizes) -> None:
+def of_input(grad: Tensor, weight: Tensor, y: Tensor, sizes: ImageSizes, launch: Launch = launch) -> None:
     """The gradient of the inputs into `y`."""
     size, stride, padding = sizes.size, sizes.stride, sizes.padding
     tiles = (7, 8) if stride == 1 else (8, 14) if stride == 2 else (2 * stride, 4 * stride)
@@ -198,10 +207,10 @@ def of_input(grad: Tensor, weight: Tensor, y: Tensor, sizes: ImageSizes) -> None
     lowest = (padding - size + 1) // stride
     meant |= {"LOWEST": lowest, "COUNT": (tile - 1 + padding) // stride - lowest + 1}
     grid = (stride * _parts(sizes.width, tile) * _parts(rows, meant["ROWS"]), _parts(sizes.channels, block))
-    _launch(_of_input, grid, (grad, _turned(weight), y, *sizes.told(rows)), meant)
+    launch(_of_input, grid, (grad, _turned(weight), y, *sizes.told(rows)), meant)
 
 
-def of_weight(grad: Tensor, x: Tensor, y: Tensor, sizes: ImageSizes) -> None:
+def of_weight(grad: Tensor, x: Tensor, y: Tensor, sizes: ImageSizes, launch: Launch = launch) -> None:
     """The gradient of the weights into `y`, which has channels first."""
     tile, block = _tile(sizes.out_width, (8, 7)), _block(sizes.channels, _BLOCKS_OF_WEIGHT)
     rows, meant = sizes.images * sizes.out_height, sizes.meant(tile, block)
@@ -210,14 +219,9 @@ def of_weight(grad: Tensor, x: Tensor, y: Tensor, sizes: ImageSizes) -> None:
     blocks = _parts(_parts(rows, meant["ROWS"]), max(1, _parts(most, sizes.size * across)))
     chunks = _parts(_parts(rows, meant["ROWS"]), blocks)
     parts = torch.empty((chunks, taps, sizes.channels), dtype=torch.float32, device=grad.device)
-    _launch(_of_weight, (chunks * sizes.size, across), (grad, x, parts, *sizes.told(rows), blocks), meant)
+    launch(_of_weight, (chunks * sizes.size, across), (grad, x, parts, *sizes.told(rows), blocks), meant)
     told = (parts, y, chunks, taps, sizes.channels)
-    _launch(_summed, (taps, _parts(sizes.channels, 64)), told, {"BLOCK": 64})
-
-
-def _launch(kernel: Any, grid: tuple[int, int], told: tuple[Any, ...], meant: dict[str, int]) -> None:
-    with torch.cuda.device(told[0].device):
-        kernel[grid](*told, **meant)
+    launch(_summed, (taps, _parts(sizes.channels, 64)), told, {"BLOCK": 64})
 
 
 def _turned(weight: Tensor) -> Tensor:

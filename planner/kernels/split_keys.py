@@ -8,12 +8,13 @@ from step to step.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from fuseplan.kernels.launch import launch
 
 LEAST_KEYS = 64
 """Of a part."""
@@ -167,7 +168,7 @@ def attend(
     given = (*query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *strides)
     row = (_block(features) + _block(width)) * query.element_size()
     block = max(16, min(64, 1 << (READ // row).bit_length() - 1))
-    _launch(
+    launch(
         _attend, (batches * groups, split.count),
         (query, key, value, told, parts, tops, totals, *given, groups, keys, split.each, scale),
         meant | {
@@ -177,12 +178,7 @@ def attend(
         },
     )  # fmt: skip
     meant |= {"ALL": triton.next_power_of_2(split.count), "JOIN": JOINED}
-    _launch(_join, (batches * groups, rows), (parts, tops, totals, y, *y.stride()[:3], groups, split.count), meant)
-
-
-def _launch(kernel: Any, grid: tuple[int, int], told: tuple[Any, ...], meant: dict[str, Any]) -> None:
-    with torch.cuda.device_of(told[0]):
-        kernel[grid](*told, **meant)
+    launch(_join, (batches * groups, rows), (parts, tops, totals, y, *y.stride()[:3], groups, split.count), meant)
 
 
 def _bytes(mask: Tensor) -> Tensor:

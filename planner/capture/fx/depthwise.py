@@ -60,6 +60,16 @@ def _depthwise_fake(input: Tensor, weight: Tensor, bias: Tensor | None, stride: 
     return _laid_out(input, (input.shape[0], input.shape[1], rows, columns))
 
 
+def _depthwise_traced(input: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int) -> Tensor:
+    result = _depthwise_fake(input, weight, bias, stride, padding)
+    if _compiles_ahead(input, result):
+        from fuseplan.kernels import depthwise, launch
+
+        sizes = _sizes(input, result, weight.shape[-1], stride, padding)
+        depthwise.forward(input, weight, bias, result, sizes, launch.compile_ahead)
+    return result
+
+
 def _of_input(grad: Tensor, weight: Tensor, height: int, width: int, stride: int, padding: int) -> Tensor:
     result = _of_input_fake(grad, weight, height, width, stride, padding)
     if not _takes(result) or not grad.numel():
@@ -73,6 +83,16 @@ def _of_input(grad: Tensor, weight: Tensor, height: int, width: int, stride: int
 
 def _of_input_fake(grad: Tensor, weight: Tensor, height: int, width: int, stride: int, padding: int) -> Tensor:
     return _laid_out(grad, (grad.shape[0], grad.shape[1], height, width))
+
+
+def _of_input_traced(grad: Tensor, weight: Tensor, height: int, width: int, stride: int, padding: int) -> Tensor:
+    result = _of_input_fake(grad, weight, height, width, stride, padding)
+    if _compiles_ahead(grad, result):
+        from fuseplan.kernels import depthwise, launch
+
+        sizes = _sizes(result, grad, weight.shape[-1], stride, padding)
+        depthwise.of_input(grad, weight, result, sizes, launch.compile_ahead)
+    return result
 
 
 def _of_weight(grad: Tensor, input: Tensor, size: int, stride: int, padding: int) -> Tensor:
@@ -90,6 +110,21 @@ def _of_weight_fake(grad: Tensor, input: Tensor, size: int, stride: int, padding
     return grad.new_empty((grad.shape[1], 1, size, size))
 
 
+def _of_weight_traced(grad: Tensor, input: Tensor, size: int, stride: int, padding: int) -> Tensor:
+    result = _of_weight_fake(grad, input, size, stride, padding)
+    if _compiles_ahead(grad, input):
+        from fuseplan.kernels import depthwise, launch
+
+        depthwise.of_weight(grad, input, result, _sizes(input, grad, size, stride, padding), launch.compile_ahead)
+    return result
+
+
+def _compiles_ahead(*images: Tensor) -> bool:
+    """Whether a program is traced for kernels of which all is known, on a GPU that is there."""
+    is_known = all(type(size) is int for image in images for size in image.shape)
+    return is_known and all(map(_takes, images)) and torch.cuda.is_available()
+
+
 def _by_torch(grad: Tensor, image: Tensor, weight: Tensor, stride: int, padding: int, wanted: tuple[bool, bool]) -> Any:
     return torch.ops.aten.convolution_backward(
         grad, image, weight, None, [stride] * 2, [padding] * 2, [1, 1], False, [0, 0], grad.shape[1], [*wanted, False]
@@ -103,9 +138,9 @@ def _laid_out(like: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 for _name, _body, _fake in (
-    ("depthwise", _depthwise, _depthwise_fake),
-    ("depthwise_input", _of_input, _of_input_fake),
-    ("depthwise_weight", _of_weight, _of_weight_fake),
+    ("depthwise", _depthwise, _depthwise_traced),
+    ("depthwise_input", _of_input, _of_input_traced),
+    ("depthwise_weight", _of_weight, _of_weight_traced),
 ):
     LIBRARY.impl(_name, _body, "CompositeExplicitAutograd")
     torch.library.register_fake(f"fuseplan::{_name}", _fake, lib=LIBRARY)

@@ -1,0 +1,63 @@
+"""Kernels of our own are compiled while the program is, by Inductor's processes, and not when they are first launched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fuseplan.capture.fx.depthwise  # noqa: F401 -- it defines the operators
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture
+def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
+    """The kernels that are compiled in this process, each with whether Triton's cache had it: an empty one, for this test alone."""
+    import triton
+
+    from fuseplan.kernels import launch
+
+    found: list[tuple[str, bool]] = []
+
+    def listen(*, src: Any, cache_hit: bool, **_: Any) -> None:
+        found.append((getattr(src, "name", ""), cache_hit))
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(triton.knobs.compilation, "listener", listen)
+    monkeypatch.setattr(launch, "_known", set())
+    return found
+
+
+@torch.compile
+def convolved(x: Tensor, weight: Tensor) -> Tensor:
+    found: Tensor = torch.ops.fuseplan.depthwise(x, weight, None, 2, 1)
+    return found.relu()
+
+
+def test_all_kernels_of_a_program_are_found_when_they_are_launched(compiled: list[tuple[str, bool]]) -> None:
+    x = torch.randn(2, 24, 23, 29, device="cuda", dtype=torch.float16).to(memory_format=torch.channels_last)
+    weight = torch.randn(24, 1, 4, 4, device="cuda", dtype=torch.float16, requires_grad=True)
+    convolved(x.requires_grad_(), weight).sum().backward()
+    of_ours = {"_forward", "_of_input", "_of_weight", "_summed"}
+    assert dict(one for one in compiled if one[0] in of_ours) == dict.fromkeys(of_ours, True)
+    assert x.grad is not None
+    assert weight.grad is not None
+
+
+def test_where_inductor_has_no_processes_launches_compile(
+    compiled: list[tuple[str, bool]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fuseplan.kernels import launch
+
+    monkeypatch.setattr(launch, "_pool", lambda: None)
+    torch._dynamo.reset()
+    x = torch.randn(2, 40, 21, 27, device="cuda", dtype=torch.float16).to(memory_format=torch.channels_last)
+    weight = torch.randn(40, 1, 5, 5, device="cuda", dtype=torch.float16)
+    found = convolved(x, weight)
+    assert ("_forward", False) in compiled
+    exact = torch.conv2d(x.double(), weight.double(), None, 2, 1, groups=40).relu()
+    assert (found - exact).abs().max() < 0.1
