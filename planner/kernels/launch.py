@@ -5,12 +5,13 @@ A kernel that is first met when it is launched holds everything up while it is c
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -23,71 +24,90 @@ from triton.compiler import ASTSource, make_backend
 from fuseplan.log import logger
 
 PATIENCE_S = 60.0
-"""So long a launch waits for a kernel that another process compiles: one takes half a second."""
-_begun: list[Future[bool]] = []
+"""So long a launch waits for a kernel that another process compiles: it takes half a second."""
+_Key = tuple[Any, ...]
+_begun: dict[_Key, Future[bool]] = {}
 """What is being compiled for launches to come."""
-_known: set[tuple[Any, ...]] = set()
+_known: set[_Key] = set()
 _LOCK = threading.Lock()
 
 
+def _begin_anew() -> None:
+    """Wait for nothing: nobody would tell a fork that what its parent has begun is done."""
+    global _LOCK
+    _LOCK = threading.Lock()
+    _begun.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_anew)
+
+
 def launch(kernel: Any, grid: tuple[int, int], told: Sequence[Any], meant: Mapping[str, Any]) -> None:
-    """Run a kernel on what it is `told`, compiled for what is `meant`. Those compiled ahead are waited for: Triton finds them then."""
+    """Run a kernel on what it is `told`, compiled for what is `meant`. One that is compiled ahead is waited for: Triton finds it then."""
     if _begun:
-        finish()
+        _wait_for(_key(kernel, told, meant))
     with torch.cuda.device_of(told[0]):
         kernel[grid](*told, **meant)
 
 
-def finish() -> None:
-    """Wait for all that is compiled ahead; whatever was wrong with it shows where it is launched."""
-    while _begun:
-        with suppress(Exception):
-            _begun[0].result(PATIENCE_S)
-        with suppress(IndexError):  # another thread waits as well
-            _begun.pop(0)
-
-
 def compile_ahead(kernel: Any, grid: tuple[int, int], told: Sequence[Any], meant: Mapping[str, Any]) -> None:
     """Have a kernel compiled as a launch with the same arguments will need it: tensors need be no more than fake. Where Inductor has
-    no processes that is left to the launch.
+    no processes, or Triton has it already, that is left to the launch.
     """
-    index = told[0].device.index or 0
-    dtypes = tuple(one.dtype if isinstance(one, Tensor) else type(one) for one in told)
-    key = (kernel.__module__, kernel.__name__, index, dtypes, *sorted(meant.items()))
-    with _LOCK:
-        if key in _known:
-            return
-        _known.add(key)
-    try:
-        _begin(kernel, index, told, meant)
-    except Exception:  # noqa: BLE001 -- a head start: the launch compiles it then, and says what is wrong
-        logger.debug("a kernel is not compiled ahead", exc_info=True)
-
-
-def _begin(kernel: Any, index: int, told: Sequence[Any], meant: Mapping[str, Any]) -> None:
-    pool = _pool()
+    key, pool = _key(kernel, told, meant), _pool()
     if pool is None:
         return
+    with _LOCK:  # one at a time: all of them listen to Triton
+        if key not in _known:
+            _known.add(key)
+            found = _begin(pool, kernel, told, meant)
+            if found is not None:
+                _begun[key] = found
+
+
+def _key(kernel: Any, told: Sequence[Any], meant: Mapping[str, Any]) -> _Key:
+    """What tells kernels from each other, but for what Triton knows of their integers."""
+    dtypes = tuple(one.dtype if isinstance(one, Tensor) else type(one) for one in told)
+    return (kernel.__module__, kernel.__name__, told[0].device.index or 0, dtypes, *sorted(meant.items()))
+
+
+def _wait_for(key: _Key) -> None:
+    """Whatever was wrong with it shows where it is launched. Those that are done need not be asked for again."""
+    own = _begun.get(key)
+    try:
+        if own is not None:
+            own.result(PATIENCE_S)
+    except TimeoutError:
+        _begun.clear()  # who should compile them is gone
+    except Exception:  # noqa: BLE001 -- a head start: the launch compiles it then, and says what is wrong
+        logger.debug("a kernel was not compiled ahead", exc_info=True)
+    for done in [known for known, future in list(_begun.items()) if future.done()]:
+        _begun.pop(done, None)
+
+
+def _begin(pool: Any, kernel: Any, told: Sequence[Any], meant: Mapping[str, Any]) -> Future[bool] | None:
+    index = told[0].device.index or 0
     with torch.cuda.device(index):
         found = specialized(kernel, told, meant)
         target = triton.runtime.driver.active.get_current_target()
-    if found is not None:
-        where = (target.backend, target.arch, target.warp_size)
-        _keep_cache(index)
-        _begun.append(
-            pool.submit(
-                compiled, kernel.__module__, kernel.__name__, found, where, make_backend(target).hash(), _of_triton()
-            )
-        )
+    if found is None:
+        return None
+    _keep_cache(index)
+    if _is_cached(kernel, found, target):
+        return None
+    where, tools = (target.backend, target.arch, target.warp_size), make_backend(target).hash()
+    begun: Future[bool] = pool.submit(compiled, kernel.__module__, kernel.__name__, found, where, tools, _of_triton())
+    return begun
 
 
 def specialized(kernel: Any, told: Sequence[Any], meant: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What Triton would compile a kernel for, as plain data; None where it has that already."""
+    """What Triton would compile a kernel for, as plain data; None where it has that already. To be called by one thread at a time."""
     knobs, here, caught = triton.knobs.runtime, threading.get_ident(), list[dict[str, Any]]()
-    before = knobs.jit_cache_hook
+    before, listening = knobs.jit_cache_hook, True
 
     def hook(**given: Any) -> bool:
-        if threading.get_ident() != here:
+        if not listening or threading.get_ident() != here:  # others compile what they launch meanwhile
             return bool(before(**given)) if before is not None else False
         caught.append(given["compile"])
         return True  # so that it is not compiled now
@@ -96,12 +116,30 @@ def specialized(kernel: Any, told: Sequence[Any], meant: Mapping[str, Any]) -> d
     try:
         kernel.warmup(*(one.dtype if isinstance(one, Tensor) else one for one in told), grid=(1,), **meant)
     finally:
+        listening = False
         knobs.jit_cache_hook = before
     if not caught:
         return None
     given = caught[0]
     options = json.loads(given["specialization_data"])["options"]
     return {name: given[name] for name in ("signature", "constants", "configs")} | {"options": options}
+
+
+def _source(kernel: Any, found: Mapping[str, Any]) -> tuple[ASTSource, dict[str, Any]]:
+    """What Triton compiles, and its options."""
+    options = {key: tuple(value) if isinstance(value, list) else value for key, value in found["options"].items()}
+    return ASTSource(kernel, found["signature"], found["constants"], found["configs"][0]), options
+
+
+def _is_cached(kernel: Any, found: Mapping[str, Any], target: GPUTarget) -> bool:
+    """Whether Triton has it on disk: who waited for the processes to be there would wait for nothing."""
+    from triton._C.libtriton import get_cache_invalidating_env_vars
+    from triton.runtime.cache import get_cache_key, get_cache_manager
+
+    backend, (source, options) = make_backend(target), _source(kernel, found)
+    key = get_cache_key(source, backend, backend.parse_options(options), env_vars=get_cache_invalidating_env_vars())
+    kept, name = get_cache_manager(hashlib.sha256(key.encode()).hexdigest()), f"{source.name}.json"
+    return name in (kept.get_group(name) or {})
 
 
 def compiled(
@@ -118,10 +156,7 @@ def compiled(
     with _with_variables(variables):
         if make_backend(GPUTarget(*target)).hash() != tools:
             return False
-        source = ASTSource(
-            getattr(import_module(module), name), found["signature"], found["constants"], found["configs"][0]
-        )
-        options = {key: tuple(value) if isinstance(value, list) else value for key, value in found["options"].items()}
+        source, options = _source(getattr(import_module(module), name), found)
         triton.compile(source, target=GPUTarget(*target), options=options)
     return True
 
@@ -143,7 +178,8 @@ def _set_variables(variables: Mapping[str, str]) -> None:
     os.environ.update(variables)
     from triton.backends.nvidia import compiler
 
-    compiler.get_ptxas_version.cache_clear()
+    for known in (compiler.get_ptxas_version, compiler.get_features):
+        known.cache_clear()
 
 
 def _of_triton() -> dict[str, str]:

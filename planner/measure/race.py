@@ -89,7 +89,9 @@ class Rule:
     spared: tuple[str, ...] = ()
     """Candidates that only each other may drop: of these the fastest is looked for, though others may be faster."""
     seconds: float | None = None
-    """After so many seconds spent on blocks a race ends, once `least` rounds are through."""
+    """After so many seconds spent on blocks a race ends, once `least` rounds are through, …"""
+    longest: float | None = None
+    """… and after so many, however much it is in doubt."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -247,7 +249,10 @@ class _Race:
         if self.rounds < most and spent <= seconds:
             return not challengers or self._as_good_as_any(challengers)
         more = self._doubted(challengers)
-        return self.rounds >= most + more or spent > seconds * (most + more) / most
+        may_s = seconds * (most + more) / most
+        if self.rule.longest is not None:
+            may_s = min(may_s, max(seconds, self.rule.longest))
+        return self.rounds >= most + more or spent > may_s
 
     def round(self, clock: Clock) -> None:
         """One block of every lane that is still running, in a new order, and then the dropping."""
@@ -309,19 +314,19 @@ class _Race:
 
     def _doubted(self, challengers: Sequence[str]) -> int:
         """How many rounds more there may be: as long as one of them is faster, by more than would be noise at least, and does not win for
-        want of rounds.
+        want of rounds. In the rounds beyond, who is asked again and again has to be surer.
         """
-        metric = self.rule.by[0]
+        metric, sure = self.rule.by[0], self.rule.sure if self.rounds <= self.rule.most else SURELY
         gains = {name: -median(self._differences(name, self.incumbent, metric)) for name in challengers}
         ahead = [name for name, gain in gains.items() if gain > math.log1p(self.rule.floor)]
-        if not ahead or any(map(self._beaten_by, ahead)):
+        if not ahead or any(self._beaten_by(name, sure) for name in ahead):
             return 0
         return self.rule.doubtful * (LONGER if max(gains.values()) > math.log1p(ACROSS) else 1)
 
-    def _beaten_by(self, name: str) -> bool:
+    def _beaten_by(self, name: str, sure: float | None = None) -> bool:
         """Whether the incumbent is slower than `name`, surely, and by more than noise."""
         differences = self._differences(name, self.incumbent, self.rule.by[0])
-        return judged(differences, self._noise(), self.rule.sure) == "faster"
+        return judged(differences, self._noise(), sure or self.rule.sure) == "faster"
 
     def _winner(self) -> str:
         metric = self.rule.by[0]

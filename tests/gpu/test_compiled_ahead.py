@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -46,6 +47,48 @@ def test_all_kernels_of_a_program_are_found_when_they_are_launched(compiled: lis
     assert dict(one for one in compiled if one[0] in of_ours) == dict.fromkeys(of_ours, True)
     assert x.grad is not None
     assert weight.grad is not None
+
+
+def test_what_triton_has_on_disk_is_not_compiled_again(
+    compiled: list[tuple[str, bool]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fuseplan.kernels import launch
+
+    def once() -> None:
+        torch._dynamo.reset()
+        monkeypatch.setattr(launch, "_known", set())
+        x = torch.randn(2, 24, 19, 31, device="cuda", dtype=torch.float16).to(memory_format=torch.channels_last)
+        convolved(x, torch.randn(24, 1, 3, 3, device="cuda", dtype=torch.float16))
+
+    pool, asked = launch._pool(), list[Any]()
+    submit = pool.submit
+
+    def noted(job: Any, *rest: Any) -> Any:
+        asked.append(job)
+        return submit(job, *rest)
+
+    once()
+    monkeypatch.setattr(pool, "submit", noted)
+    once()
+    assert launch.compiled not in asked
+
+
+def test_threads_that_trace_leave_triton_as_it_was(compiled: list[tuple[str, bool]]) -> None:
+    import triton
+    from torch._subclasses import FakeTensorMode
+
+    def trace(channels: int) -> None:
+        with FakeTensorMode():
+            x = torch.empty(2, channels, 15, 15, device="cuda", dtype=torch.float16)
+            weight = torch.empty(channels, 1, 3, 3, device="cuda", dtype=torch.float16)
+            torch.ops.fuseplan.depthwise(x.to(memory_format=torch.channels_last), weight, None, 1, 1)
+
+    threads = [Thread(target=trace, args=(channels,)) for channels in (8, 16, 32, 64, 128)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert triton.knobs.runtime.jit_cache_hook is None
 
 
 def test_where_inductor_has_no_processes_launches_compile(

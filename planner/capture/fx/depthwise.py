@@ -5,6 +5,8 @@ them, and otherwise what PyTorch has. Images lie with their channels last, befor
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fuseplan.capture.fx.composites import LIBRARY
+from fuseplan.log import logger
 
 if TYPE_CHECKING:
     from fuseplan.kernels.depthwise import ImageSizes
@@ -63,10 +66,11 @@ def _depthwise_fake(input: Tensor, weight: Tensor, bias: Tensor | None, stride: 
 def _depthwise_traced(input: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int) -> Tensor:
     result = _depthwise_fake(input, weight, bias, stride, padding)
     if _compiles_ahead(input, result):
-        from fuseplan.kernels import depthwise, launch
+        with _head_start():
+            from fuseplan.kernels import depthwise, launch
 
-        sizes = _sizes(input, result, weight.shape[-1], stride, padding)
-        depthwise.forward(input, weight, bias, result, sizes, launch.compile_ahead)
+            sizes = _sizes(input, result, weight.shape[-1], stride, padding)
+            depthwise.forward(input, weight, bias, result, sizes, launch.compile_ahead)
     return result
 
 
@@ -88,10 +92,11 @@ def _of_input_fake(grad: Tensor, weight: Tensor, height: int, width: int, stride
 def _of_input_traced(grad: Tensor, weight: Tensor, height: int, width: int, stride: int, padding: int) -> Tensor:
     result = _of_input_fake(grad, weight, height, width, stride, padding)
     if _compiles_ahead(grad, result):
-        from fuseplan.kernels import depthwise, launch
+        with _head_start():
+            from fuseplan.kernels import depthwise, launch
 
-        sizes = _sizes(result, grad, weight.shape[-1], stride, padding)
-        depthwise.of_input(grad, weight, result, sizes, launch.compile_ahead)
+            sizes = _sizes(result, grad, weight.shape[-1], stride, padding)
+            depthwise.of_input(grad, weight, result, sizes, launch.compile_ahead)
     return result
 
 
@@ -113,16 +118,28 @@ def _of_weight_fake(grad: Tensor, input: Tensor, size: int, stride: int, padding
 def _of_weight_traced(grad: Tensor, input: Tensor, size: int, stride: int, padding: int) -> Tensor:
     result = _of_weight_fake(grad, input, size, stride, padding)
     if _compiles_ahead(grad, input):
-        from fuseplan.kernels import depthwise, launch
+        with _head_start():
+            from fuseplan.kernels import depthwise, launch
 
-        depthwise.of_weight(grad, input, result, _sizes(input, grad, size, stride, padding), launch.compile_ahead)
+            depthwise.of_weight(grad, input, result, _sizes(input, grad, size, stride, padding), launch.compile_ahead)
     return result
 
 
 def _compiles_ahead(*images: Tensor) -> bool:
-    """Whether a program is traced for kernels of which all is known, on a GPU that is there."""
+    """Whether a program is traced for kernels of which all is known, on a GPU that this process has begun to use."""
     is_known = all(type(size) is int for image in images for size in image.shape)
-    return is_known and all(map(_takes, images)) and torch.cuda.is_available()
+    if not is_known or not all(map(_takes, images)) or not torch.cuda.is_initialized():
+        return False
+    return all((image.device.index or 0) < torch.cuda.device_count() for image in images)
+
+
+@contextmanager
+def _head_start() -> Iterator[None]:
+    """What is compiled ahead may as well be compiled when it is launched, which says what is wrong."""
+    try:
+        yield
+    except Exception:  # noqa: BLE001 -- of Triton, and of processes that compile
+        logger.debug("a kernel is not compiled ahead", exc_info=True)
 
 
 def _by_torch(grad: Tensor, image: Tensor, weight: Tensor, stride: int, padding: int, wanted: tuple[bool, bool]) -> Any:

@@ -150,8 +150,14 @@ class Budget:
 
     def race_s(self, plans: int) -> float:
         """Seconds that a race of so many plans may take for its blocks now."""
-        left = self.left_s - self.starting_s(plans) - KEEPING_S
-        return max(LEAST_RACE_S, min(RACE_SHARE * self.effort.device_s, left))
+        return max(LEAST_RACE_S, min(RACE_SHARE * self.effort.device_s, self._left_to_race_s(plans)))
+
+    def longest_race_s(self, plans: int) -> float:
+        """Seconds that it may take while it is in doubt: what is left for it, and of measuring."""
+        return min(self._left_to_race_s(plans), self.device_left_s)
+
+    def _left_to_race_s(self, plans: int) -> float:
+        return self.left_s - self.starting_s(plans) - KEEPING_S
 
     def fair_race_s(self, plans: int, step_us: float | None) -> float:
         """Seconds for the rounds that a race of so many plans has at least, the incumbent's duplicate among them; a step of

@@ -191,8 +191,9 @@ def _raced(
     seconds = time.race_s(len(entries)) if isinstance(time, Budget) else time
     least = min(PLAN_RULE.least, most)
     spared = tuple(one.name for one in _spared(objective, entries, rows))
-    doubtful = time.effort.doubt_blocks if isinstance(time, Budget) else 0
-    rule = replace(PLAN_RULE, least=least, most=most, doubtful=doubtful, seconds=seconds, spared=spared)
+    rule = replace(PLAN_RULE, least=least, most=most, seconds=seconds, spared=spared)
+    if isinstance(time, Budget):
+        rule = replace(rule, doubtful=time.effort.doubt_blocks, longest=time.longest_race_s(len(entries)))
     rivals = tuple(entry.name for entry in entries if entry.default and entry is not incumbent)
     job = RacePlans(trace, tuple(entries), incumbent.name, rule, rivals)
     (outcome,) = services.carry_out("racing whole plans", [job])

@@ -126,6 +126,17 @@ def test_what_is_far_ahead_is_not_lost_to_the_first_seconds(limit_s: float | Non
     assert 12 < result.rounds <= 24
 
 
+def test_the_longest_race_ends_in_doubt() -> None:
+    lanes = {
+        "default": [replace(sample(100.0), seconds=0.1)],
+        "new": [replace(sample(us), seconds=0.1) for us in (90.0, 90.0, 90.0, 130.0, 130.0)],
+    }
+    rule = replace(SHORT, doubtful=6, seconds=3.0)
+    assert race(["default", "new"], ReplayClock(lanes), incumbent="default", rule=rule).rounds == 24
+    rule = replace(rule, longest=5.0)
+    assert race(["default", "new"], ReplayClock(lanes), incumbent="default", rule=rule).rounds == 17
+
+
 def test_what_is_little_ahead_is_not_waited_for_as_long() -> None:
     lanes = {"default": [sample(100.0)], "new": [sample(us) for us in (97.5, 97.5, 97.5, 110.0, 110.0)]}
     result = race(["default", "new"], ReplayClock(lanes), incumbent="default", rule=replace(SHORT, doubtful=6))
