@@ -341,7 +341,7 @@ def known_plan(answer: Hit | Stale) -> Chosen:
     why = f"{stored.standing} plan {stored.key[:12]} of the {answer.layer} database"
     if stored.wall_us is not None:
         why += f", {stored.wall_us:.1f} µs"
-        if stored.best_default_us is not None:
+        if stored.best_default_us is not None and stored.standing != "default":
             why += f" where {stored.best_default} took {stored.best_default_us:.1f} µs"
     if stored.objective.spares:
         unmet = stored.objective.unmet(stored.peak_bytes)

@@ -246,7 +246,7 @@ def tune_online(
     found = None if spends.cuts else sites_alone(gm, example_inputs, kinds)
     brief = Brief(effort, usual_s(store, spends, here))
     pool = LazyPool(lambda: staying_workers(where, spends))
-    with shown(None, brief) as heard, _open_to_the_end(pool):
+    with brief.speaking(), shown(None, brief) as heard, _open_to_the_end(pool):
         tuner = Tuner(store, pool, where, spends, Settings(kinds=kinds, objective=options.wanted), heard, here=here)
         if meanwhile is None or here.device == "cpu" or not spends.over_default:
             (tuned,) = tuner.tune(trace, launches, found=found)

@@ -13,7 +13,9 @@ from fuseplan.durations import spelled
 from fuseplan.graph.words import counted
 
 SILENT_S = 30.0
-"""After so long without a word, a program that nobody watches says where it is."""
+"""After so long without a word, a program that nobody watches says where it is, …"""
+LOOK_S = 5.0
+"""… or so much later."""
 MOST_NAMES = 2
 """Of what a stage waits for, so many names have room on a line."""
 
@@ -111,6 +113,22 @@ class Brief(Progress):
         self._began: float | None = None
         self._said = 0.0
         self._at = ""
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def speaking(self) -> Iterator[None]:
+        """Speak up meanwhile though nothing is heard: the compilation of one plan may take minutes."""
+        over = threading.Event()
+
+        def look() -> None:
+            while not over.wait(LOOK_S):
+                self.advance()
+
+        threading.Thread(target=look, name="fuseplan progress", daemon=True).start()
+        try:
+            yield
+        finally:
+            over.set()
 
     def stage(self, program: str, text: str, total: int) -> None:
         """The first one is the beginning; of the others one is told of where nothing was for long."""
@@ -123,13 +141,15 @@ class Brief(Progress):
 
     def advance(self, text: str = "") -> None:
         """One more job is done; nobody who waits wants to know what of."""
-        now = monotonic()
-        if self._began is not None and now - self._said >= SILENT_S:
-            self._said = now
-            self._say(f"{self._at}, after {spelled(now - self._began)}")
+        with self._lock:
+            now = monotonic()
+            if self._began is not None and now - self._said >= SILENT_S:
+                self._said = now
+                self._say(f"{self._at}, after {spelled(now - self._began)}")
 
     def end(self, text: str) -> None:
         """What became of it."""
+        self._began = None
         self._say(text)
 
     def _say(self, text: str) -> None:

@@ -283,6 +283,29 @@ def test_boxes_leave_the_last_program_that_dynamo_compiles_to_all_sizes(own_data
         assert "no plan is stored" in run(*trained(9), f=two_others, dynamic=True).why
 
 
+def test_boxes_leave_some_compilations_to_what_else_is_asked_of_a_function(own_database: Path) -> None:
+    """To be evaluated, or to compute in another dtype: it is compiled for that, too, though many sizes came before."""
+    key = run(*trained(9), f=two_sizes, dynamic=True).key
+    boxes = [Box.of({"s0": (high // 2 + 1, high)}) for high in (4, 8, 16, 32, 64, 128, 256, 512)]
+    for box in boxes:
+        keep(own_database, stored(key, sizes=box))
+    torch._dynamo.reset()
+    compiled = fuseplan.compile(two_sizes, dynamic=True)
+    assert sized(compiled, 4, 7, 15, 31, 60, 100, 200, 500) == ["aten"] * 5 + ["default"]
+    x, y = torch.randn(40, 8), torch.randn(3)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x, y), two_sizes(x, y))
+    torch.testing.assert_close(compiled(x.double(), y.double()), two_sizes(x.double(), y.double()))
+    assert len(programs(compiled)) == torch._dynamo.config.recompile_limit
+
+
+def test_of_a_default_that_won_its_time_is_told_once(own_database: Path) -> None:
+    eager = Plan.named("eager")
+    plan = stored(run().key, plan=eager, status="default", best_default="eager", best_default_us=10.0)
+    keep(own_database, plan)
+    assert run().why == f"default plan {plan.key[:12]} of the user database, 10.0 µs"
+
+
 @pytest.mark.parametrize(("low", "high", "plan"), [(10, 40, "aten"), (10, 80, "default"), (None, None, "aten")])
 def test_sizes_that_were_promised_to_vary_are_not_fenced_in(
     own_database: Path, low: int | None, high: int | None, plan: str

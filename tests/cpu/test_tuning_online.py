@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -241,6 +242,25 @@ def test_it_says_where_it_is_where_it_said_nothing_for_long(
         "fuseplan: net: compiling, after 35 s",
         "fuseplan: net: racing, after 1 min 44 s",
     ]
+
+
+def test_it_speaks_up_while_nothing_is_heard(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while one plan is compiled for minutes."""
+    monkeypatch.setattr("fuseplan.tuning.progress.SILENT_S", 0.05)
+    monkeypatch.setattr("fuseplan.tuning.progress.LOOK_S", 0.01)
+    brief, told, deadline = Brief("instant", 44.0), "", time.monotonic() + 60
+    with brief.speaking():
+        brief.stage("net", "compiling and checking plans", 3)
+        while told.count("net: compiling and checking plans, after ") < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+            told += capsys.readouterr().err
+        brief.end("net, plain: tuned")
+        capsys.readouterr()
+        time.sleep(0.1)
+        assert capsys.readouterr().err == ""
+    assert told.count("net: compiling and checking plans, after ") >= 2
 
 
 def test_a_predicted_plan_runs_for_those_who_ask_for_such(own_database: Path, pool: Knowing) -> None:

@@ -23,9 +23,14 @@ _CHECKPOINTS = torch.utils.checkpoint.__file__
 _hooks: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)
 
 
+_LEFT = 4
+"""One of so many compilations that Dynamo grants to a function is for whatever else is asked of it: to be trained, once it was evaluated,
+or to compute in another dtype."""
+
+
 def is_last() -> bool:
-    """Whether what is being compiled now is the last that Dynamo compiles of its function, by `recompile_limit`: as far as
-    this torch tells.
+    """Whether what is being compiled now is the last that sizes should take of those that Dynamo compiles of its function, by
+    `recompile_limit`: as far as this torch tells.
     """
     try:
         from torch._dynamo.cache_size import _has_same_id_matched_objs
@@ -36,7 +41,8 @@ def is_last() -> bool:
             return False
         frame, entries = SimpleNamespace(f_locals=root.f_locals), _debug_get_cache_entry_list(root.f_code)
         before = sum(bool(_has_same_id_matched_objs(frame, one)) for one in entries)  # type: ignore[arg-type]
-        return before + 1 >= torch._dynamo.config.recompile_limit
+        most: int = torch._dynamo.config.recompile_limit
+        return before + 1 >= most - most // _LEFT
     except Exception:  # noqa: BLE001 -- private to torch: without it, sizes are fenced in as if there were no limit
         logger.debug("Dynamo's recompile limit cannot be seen", exc_info=True)
         return False
