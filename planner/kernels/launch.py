@@ -10,7 +10,7 @@ import json
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
@@ -20,8 +20,6 @@ import triton
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
-
-from fuseplan.log import logger
 
 PATIENCE_S = 60.0
 """So long a launch waits for a kernel that another process compiles: it takes half a second."""
@@ -75,13 +73,8 @@ def _key(kernel: Any, told: Sequence[Any], meant: Mapping[str, Any]) -> _Key:
 def _wait_for(key: _Key) -> None:
     """Whatever was wrong with it shows where it is launched. Those that are done need not be asked for again."""
     own = _begun.get(key)
-    try:
-        if own is not None:
-            own.result(PATIENCE_S)
-    except TimeoutError:
+    if own is not None and wait([own], PATIENCE_S).not_done:
         _begun.clear()  # who should compile them is gone
-    except Exception:  # noqa: BLE001 -- a head start: the launch compiles it then, and says what is wrong
-        logger.debug("a kernel was not compiled ahead", exc_info=True)
     for done in [known for known, future in list(_begun.items()) if future.done()]:
         _begun.pop(done, None)
 
