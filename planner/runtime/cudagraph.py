@@ -13,8 +13,8 @@ step waits for what was sent before: the memory of the graphs is one.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 from weakref import ref
@@ -57,6 +57,8 @@ class CaptureFacts:
     role: str
     refused: str | None = None
     """Why it cannot be captured."""
+    on_cpu: str | None = None
+    """What it has on the CPU, neither taken nor given: its code can be captured if a compiler left nothing of that there."""
     device: int = 0
     told: Mapping[str, Any] = field(default_factory=dict)
     """What the trees are told of it."""
@@ -76,6 +78,12 @@ class CaptureFacts:
     counted: CountedIntegers = field(default_factory=CountedIntegers)
     """Integers on which no tensor depends; of a program that is not trained."""
 
+    def compiled(self, left: bool) -> CaptureFacts:
+        """The same once the graph is compiled, and it is seen whether anything is `left` on the CPU."""
+        if self.on_cpu is None:
+            return self
+        return CaptureFacts(self.role, _is_there(self.on_cpu)) if left else replace(self, on_cpu=None)
+
 
 class CudaGraphLaunch:
     """Wraps the callables of one program: the backward must know whether its forward could be captured."""
@@ -93,9 +101,13 @@ class CudaGraphLaunch:
         """Return `plain` launched through a CUDA graph, or as it is where that cannot be; `refused` says why."""
         return self.wrapping(self.facts(role, gm))(plain)
 
-    def facts(self, role: str, gm: GraphModule) -> CaptureFacts:
-        """What there is to know of `gm`, for a compiler that does not leave it as it was. The forward's come first."""
-        reason = _obstacle(gm) or (self.refused if role == "backward" else None)
+    def facts(self, role: str, gm: GraphModule, folds: bool = False) -> CaptureFacts:
+        """What there is to know of `gm`, for a compiler that does not leave it as it was. The forward's come first.
+
+        One that `folds` may write numbers into kernels that are constants on the CPU here; what it left is known then alone.
+        """
+        on_cpu = _inside_on_cpu(gm) if folds else None
+        reason = _obstacle(gm, but_cpu=on_cpu is not None) or (self.refused if role == "backward" else None)
         if reason is not None:
             return CaptureFacts(role, reason)
         told = {
@@ -110,14 +122,14 @@ class CudaGraphLaunch:
         device, copied = _device_index(gm), _copied(gm, counted.inputs)
         if role == "backward":
             gradients, taken = _gradients(gm), self.made.taken_by(gm)
-            return CaptureFacts(role, None, device, told, large=gradients, taken=taken, copied=copied)
+            return CaptureFacts(role, None, on_cpu, device, told, large=gradients, taken=taken, copied=copied)
         small, large = _own_outputs(gm)
         made = _made_by(gm)
         saved = _saved_alone(gm, made)
         if saved is None:  # whether a step is over can't be seen: who gets what is saved, too, gets a copy
             large, both = _split(gm, large, made)
             small += both
-        return CaptureFacts(role, None, device, told, small, large, made, saved, copied=copied, counted=counted)
+        return CaptureFacts(role, None, on_cpu, device, told, small, large, made, saved, copied=copied, counted=counted)
 
     def wrapping(self, facts: CaptureFacts) -> Callable[[Boxed], Boxed]:
         """What wraps the callable of the graph that the facts are of."""
@@ -328,25 +340,44 @@ def _is_deep(node: Any) -> bool:
     return before >= DEEPEST
 
 
-def _obstacle(gm: GraphModule) -> str | None:
+def _obstacle(gm: GraphModule, but_cpu: bool) -> str | None:
     devices: dict[torch.device, str] = {}
-    for node in gm.graph.nodes:
-        value = node.meta.get("val")
-        for tensor in value if isinstance(value, (list, tuple)) else (value,):
-            if isinstance(tensor, torch.Tensor):
-                devices.setdefault(tensor.device, node.name)
+    for tensor, name in _tensors(gm):
+        devices.setdefault(tensor.device, name)
     foreign = [(device, name) for device, name in devices.items() if device.type != "cuda"]
+    if but_cpu:
+        foreign = [(device, name) for device, name in foreign if device.type != "cpu"]
     if foreign:
-        return f"{foreign[0][1]} is on the {foreign[0][0].type}"
-    if len(devices) != 1:
-        return "it has no tensor on a GPU" if not devices else "it spans several GPUs"
+        return _is_there(foreign[0][1], foreign[0][0].type)
+    on_gpu = [device for device in devices if device.type == "cuda"]
+    if len(on_gpu) != 1:
+        return "it has no tensor on a GPU" if not on_gpu else "it spans several GPUs"
     node = get_first_incompatible_cudagraph_node(gm)
     return None if node is None else f"{node.name} ({node.target}) cannot be captured"
 
 
+def _is_there(name: str, device: str = "cpu") -> str:
+    return f"{name} is on the {device}"
+
+
+def _inside_on_cpu(gm: GraphModule) -> str | None:
+    """What comes first on the CPU, if nothing there is an input or an output."""
+    edge = {*gm.graph.find_nodes(op="placeholder"), *gm.graph.output_node().all_input_nodes}
+    found = [name for tensor, name in _tensors(gm) if tensor.device.type == "cpu"]
+    return found[0] if found and not {node.name for node in edge}.intersection(found) else None
+
+
+def _tensors(gm: GraphModule) -> Iterator[tuple[torch.Tensor, str]]:
+    """All tensors of a graph, each with the name of its node."""
+    for node in gm.graph.nodes:
+        value = node.meta.get("val")
+        for tensor in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(tensor, torch.Tensor):
+                yield tensor, node.name
+
+
 def _device_index(gm: GraphModule) -> int:
-    values = (node.meta.get("val") for node in gm.graph.nodes)
-    index: int | None = next(value.device.index for value in values if isinstance(value, torch.Tensor))
+    index = next(tensor.device.index for tensor, _ in _tensors(gm) if tensor.device.type == "cuda")
     return torch.cuda.current_device() if index is None else index
 
 

@@ -189,3 +189,38 @@ def test_what_cannot_be_captured_runs_plain_and_says_why(launch: Callable[..., A
         close(compiled(x), x * 3)
     assert "runs without a CUDA graph" in fuseplan.explain(compiled)
     assert "is on the cpu" in fuseplan.explain(compiled)
+
+
+def under_inductor(program: Callable[..., Any]) -> Callable[..., Any]:
+    torch._dynamo.reset()
+    return torch.compile(program, backend="fuseplan", options={"plan": "inductor", "launch": "cudagraph"})
+
+
+def test_numbers_on_the_cpu_that_kernels_hold_are_captured() -> None:
+    """As torch.compile's own mode captures them: models write `x / torch.tensor(3.0)`."""
+    net = model().eval()
+
+    def scaled(x: Tensor) -> Tensor:
+        return net(x) / torch.sqrt(torch.tensor(3.0) * 2) + torch.tensor([1.0, 2.0] * 16).to(x.device).sum()
+
+    compiled = under_inductor(scaled)
+    with torch.no_grad():
+        for _ in range(LEARNING + 3):
+            x = torch.randn(32, 64, device="cuda")
+            close(compiled(x), scaled(x))
+    assert "without a CUDA graph" not in fuseplan.explain(compiled)
+
+
+def test_numbers_on_the_cpu_are_captured_in_training() -> None:
+    w = torch.randn(64, 64, device="cuda", requires_grad=True)
+
+    def loss(x: Tensor, w: Tensor) -> Tensor:
+        return ((x @ w) * torch.tensor(0.5)).where(x > 0, torch.tensor(-1.0)).square().mean()
+
+    compiled = under_inductor(loss)
+    for _ in range(LEARNING + 3):
+        x = torch.randn(32, 64, device="cuda")
+        (got,) = torch.autograd.grad(compiled(x, w), w)
+        (wanted,) = torch.autograd.grad(loss(x, w), w)
+        close(got, wanted)
+    assert "without a CUDA graph" not in fuseplan.explain(compiled)
