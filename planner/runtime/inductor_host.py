@@ -148,14 +148,14 @@ def _has_on_cpu(code: Any) -> bool:
 
 
 def _is_read(name: str, source: str) -> bool:
-    """Whether code has a name elsewhere than where it is made known, and given a value.
+    """Whether code has a name elsewhere than in a comment, and where it is made known and given a value.
 
-    >>> source = "a = None  # b\\ndef call(args):\\n    kernel(a_cuda0)\\n    global a"
+    >>> source = "a = None  # b\\n# %lift_fresh_copy(%a)\\ndef call(args):\\n    kernel(a_cuda0)\\n    global a"
     >>> _is_read("a", source), _is_read("a_cuda0", source)
     (False, True)
     """
     lines = [line.strip() for line in source.splitlines() if re.search(rf"\b{re.escape(name)}\b", line)]
-    return any(line != f"global {name}" and not line.startswith(f"{name} = ") for line in lines)
+    return not all(line == f"global {name}" or line.startswith(("#", f"{name} = ")) for line in lines)
 
 
 @contextmanager

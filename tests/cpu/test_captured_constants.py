@@ -66,8 +66,9 @@ def code(source: str = "", devices: tuple[str, ...] = ("cuda",), **constants: Te
 
 READ = """
 c = None  # device(type='cpu')
+#   %lift_fresh_copy : Tensor "f32[4][1]cpu"[num_users=1] = call_function[...](args = (%c,), kwargs = {{}})
 def call(args):
-    kernel({})
+    kernel.run({}, buf0, 4, stream=raw_stream0)
 def get_args():
     global c
     c = rand_strided((4,), (1,))
