@@ -21,7 +21,7 @@ from stored import fill, store_at
 
 
 def fuseplan_cli(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from fuseplan.cli import main; main()", *arguments]
+    command = [sys.executable, "-m", "fuseplan", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
