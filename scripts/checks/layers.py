@@ -50,8 +50,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ),
     ("show", "diff", "draw", "bench", "judging", "record", "recording", "run", "thunder"),
     ("following",),
-    ("cli", "tuning_db.dashboard", "measure.worker"),
-    ("__main__",),
+    ("cli", "tuning_db.dashboard", "measure.worker", "__main__"),
 )
 TORCH_FREE = LAYERS[:3]
 ANYONE_MAY_READ = frozenset({"__version__"})
