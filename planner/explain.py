@@ -167,6 +167,8 @@ def _program(program: Program, title: str, graphs: bool) -> str:
             *guard,
         )
     )
+    if program.refuse is not None and program.key:
+        lines.append(f"  its race, and what else it could be: fuseplan explain {program.key[:12]}")
     for record in program.graphs:
         lines.extend(f"  {line}" for line in _graph(record, graphs, _REST[program.plan.host]))
         lines.extend(f"    {line}" for line in _left_out(program.plan, record))

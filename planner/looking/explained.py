@@ -164,11 +164,11 @@ def _evidence(stored: StoredPlan) -> Iterator[str]:
         carved = stored.plan.host == "inductor"
         yield f"  {'carved out of what torch.compile makes of it, by the ops of its uncut graph' if carved else 'moves, from fusing all that can be fused'}:"
         yield from (f"    {move.line}" for move in stored.moves)
+    yield from (f"  {line}" for line in raced_lines(stored))
     yield from (f"  {line}" for line in sites_lines(stored.evidence.sites))
     if stored.evidence.missed:
         yield "  what is no such place:"
         yield from (f"    {one.line}" for one in stored.evidence.missed)
-    yield from (f"  {line}" for line in raced_lines(stored))
 
 
 def sites_lines(sites: Sequence[SiteEvidence]) -> Iterator[str]:
