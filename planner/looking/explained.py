@@ -23,6 +23,8 @@ from fuseplan.tuning_db.launches import other_launch
 from fuseplan.tuning_db.staleness import StalePlan
 from fuseplan.tuning_db.words import Listed
 
+JUDGES = "eager"
+"""What others are judged by: nobody asks whether it is right."""
 MOST_LINES = 40
 """Plans of a race, and regions of a graph, that are told of; the rest is in the JSON."""
 
@@ -205,7 +207,8 @@ def raced_lines(stored: StoredPlan) -> Iterator[str]:
         yield f"  and {len(ordered) - MOST_LINES} more"
     judged = [one for one in ordered if one.judged]
     yield from judged_lines(judged[:MOST_LINES])
-    lost = [one.name for one in ordered if one.wall_us is not None and not one.judged]
+    unjudged = [one.name for one in ordered if one.wall_us is not None and not one.judged]
+    lost = [name for name in unjudged if name.partition(",")[0] != JUDGES]
     if judged and lost:
         yield f"not judged, since they lost: {', '.join(lost)}"
 

@@ -26,6 +26,7 @@ from fuseplan.tuning.effort import INSTANT, QUICK
 from fuseplan.tuning.program.budget import Budget
 from fuseplan.tuning.program.combine import Settings
 from fuseplan.tuning.program.result import Tuned
+from fuseplan.tuning.program.services import Services
 from fuseplan.tuning.progress import Silent
 from fuseplan.tuning.traces import EITHER, traces_of
 from fuseplan.tuning_db import Environment, Store
@@ -98,7 +99,7 @@ def test_torchs_default_is_not_judged_where_it_loses(trace: Trace, store: Store,
     found = tuned(trace, store, pool)
     assert found.winner == f"{PROVEN}, cudagraph"
     assert dict(judged(pool)) == {
-        "inductor": False, "eager": True, "inductor, cudagraph": False, f"{PROVEN}, cudagraph": True
+        "inductor": False, "eager": False, "inductor, cudagraph": False, f"{PROVEN}, cudagraph": True
     }  # fmt: skip
     assert not pool.judged_late
     (plan,) = store.plans()
@@ -185,12 +186,36 @@ def test_nothing_is_stored_where_no_default_runs(plain_trace: Trace, store: Stor
     assert not store.plans()
 
 
+@pytest.mark.parametrize("workers", [2, 4])
+def test_on_a_gpu_eager_races_beside_what_torch_compile_does(
+    trace: Trace, store: Store, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes a worker a moment, once that has nothing else to do, and is faster than torch.compile now and then."""
+    monkeypatch.setattr(Services, "at_once", workers)
+    pool = Racing(times={**FAST, f"{PROVEN}, cudagraph": 850.0, "eager": 700.0})
+    (found,) = Tuner(store, pool, "cpu", INSTANT, Settings(), Silent(), here=GPU).tune(trace, (EITHER,))
+    assert (found.status, found.plan, found.launch, found.best_default_us) == ("default", Plan("eager"), "plain", 700.0)
+    assert set(pool.vetted) == {"inductor", f"{PROVEN}, cudagraph", "inductor, cudagraph", "eager"}
+    assert pool.vetted[-1] == "eager" or workers == 4, "where there are as many workers, all begin at once"
+    assert not any(job.judges for job in pool.jobs if isinstance(job, VetPlan) and job.entry.name == "eager")
+    assert not pool.judged_late, "eager is what others are judged by"
+
+
+def test_on_a_gpu_eager_is_left_out_of_training(trace: Trace, store: Store) -> None:
+    q = torch.randn(2, 4, 16, 8, requires_grad=True)
+    (trace,) = traces_of(attends, q, torch.zeros(2, 1, 16, 16), name="attends")
+    pool = Racing(times=FAST)
+    for _ in Tuner(store, pool, "cpu", INSTANT, Settings(), Silent(), here=GPU).tune(trace, (EITHER,)):
+        pass
+    assert "eager" not in pool.vetted
+
+
 def test_on_a_gpu_eager_is_tried_where_nothing_else_runs(plain_trace: Trace, store: Store) -> None:
     pool = Racing(times={"inductor": 900.0, "inductor, cudagraph": 800.0})
     tuner = Tuner(store, pool, "cpu", INSTANT, Settings(), Silent(), here=GPU)
     (found,) = tuner.tune(plain_trace, (EITHER,))
     assert found.status == "default"
-    assert pool.vetted == ["inductor", "inductor, cudagraph"]
+    assert pool.vetted == ["inductor", "inductor, cudagraph", "eager"]
     broken = Racing(bad=dict.fromkeys(("inductor", "inductor, cudagraph"), "error"))
     (found,) = Tuner(store, broken, "cpu", INSTANT, Settings(), Silent(), here=GPU).tune(
         plain_trace, (EITHER,), again=True

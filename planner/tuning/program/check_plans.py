@@ -13,7 +13,7 @@ from fuseplan.measure.entry import RaceEntry
 from fuseplan.measure.jobs import FindFault, Job, JudgeKept, Outcome, OutcomeRow, ProfilePlan, VetPlan
 from fuseplan.measure.vetters import Standing
 from fuseplan.tuning.effort import GREEDY_SHARE, LATE, LEAST_LIMIT_S, PATIENCE_S
-from fuseplan.tuning.program.baseline import planned, searches
+from fuseplan.tuning.program.baseline import EAGER, planned, searches
 from fuseplan.tuning.program.budget import Budget
 from fuseplan.tuning.program.profile import Look
 from fuseplan.tuning.program.services import Services
@@ -62,7 +62,7 @@ class TimedChecks:
     """
     defers: bool = False
     """Whether torch.compile's default is judged only where it wins, after the race, or where a plan is wrong: it may be for what that default
-    does as well.
+    does as well. Eager, by which others are judged, is not then.
     """
     parts_right: int = field(default=0, init=False)
     """In how many parts torch.compile was found right, each by itself, where it is off by more than is allowed: by rounding."""
@@ -141,9 +141,11 @@ class TimedChecks:
 
     def _next_jobs(self, idle: int) -> list[VetPlan]:
         """What is begun now: defaults of which nothing more is to be known, and candidates for the workers that these leave."""
-        defaults = [one for one in self._waiting if one.default and self._is_ready(one)]
+        ready = [one for one in self._waiting if one.default and self._is_ready(one)]
+        defaults = [one for one in ready if not self._can_wait(one)]
         candidates = self._candidates(idle - len(defaults))
         defaults += self._defaults_beside(defaults, idle - len(defaults) - len(candidates))
+        defaults += [one for one in ready if one not in defaults][: max(0, idle - len(defaults) - len(candidates))]
         racing, more = self._expected, self._busy + len(candidates)
         budget = self.budget
         most = budget.left_s - budget.starting_s(racing) - budget.fair_race_s(racing + more, self.step_us)
@@ -169,7 +171,7 @@ class TimedChecks:
 
     def _job(self, entry: RaceEntry, limit_s: float | None) -> VetPlan:
         job = timed_job(self.trace, entry, self.rows, self.budget, limit_s, self.parts_right)
-        return replace(job, judges=not (self.defers and is_inductors(entry)))
+        return replace(job, judges=not (self.defers and is_torchs(entry)))
 
     @property
     def fit(self) -> list[RaceEntry]:
@@ -234,6 +236,10 @@ class TimedChecks:
         plain = {one.name for one in begun} | self._beside.keys()
         waiting = [one for one in self._waiting if one.default and one not in begun]
         return [one for one in waiting if (before := self._before(one)) and before.name in plain][: max(0, idle)]
+
+    def _can_wait(self, default: RaceEntry) -> bool:
+        """Whether it is what takes a GPU's worker a moment, since nothing is compiled: it comes once a worker has nothing else to do."""
+        return self.apart and self.services.on_gpu and planned(default) == EAGER.plan
 
     def _is_to_come(self, entry: RaceEntry) -> bool:
         return entry in self._waiting or entry.name in self._beside

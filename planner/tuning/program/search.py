@@ -84,8 +84,9 @@ class LaunchSearch:
         # in training, plans that are cut up were never the fastest, and take a small effort the time for others
         effort = self.budget.effort
         cut_up = effort.cuts and (not self.problem.trains or effort.name == FULL.name)
-        # eager costs a worker, and is hardly ever the fastest on a GPU: where seconds count it stays out
-        known = defaults(here, self.launch, cut_up=cut_up, eager=effort.cuts or here.device == "cpu")
+        # eager costs a worker, and in training it is hardly ever the fastest on a GPU: where seconds count it stays out there
+        eager = effort.cuts or here.device == "cpu" or not self.problem.trains
+        known = defaults(here, self.launch, cut_up=cut_up, eager=eager)
         candidates = whole_candidates(self.problem, here, effort, others)
         if self.objective.spares:
             sparing = sparing_entries(self.problem, here)
