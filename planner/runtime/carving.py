@@ -158,17 +158,26 @@ def captured_of(graph: FxGraph) -> Captured:
 
 def parts_of(captured: Captured) -> tuple[int, ...]:
     """Of each op a number, by what torch tells of it that its cut goes by: a region is of ops of one number. Of one that reads a
-    constant, a number below zero: none is carved out.
+    constant, or is on the CPU beside others that are not, a number below zero: none is carved out.
     """
     numbers: dict[Any, int] = {}
+    on_cpu = {node for node in captured.nodes if _is_on_cpu(node)}
+    alone = on_cpu if len(on_cpu) < len(captured.nodes) else set()
     return tuple(
-        -1 if any(map(_is_constant, node.all_input_nodes)) else numbers.setdefault(_part_of(node), len(numbers))
+        -1
+        if node in alone or any(map(_is_constant, node.all_input_nodes))
+        else numbers.setdefault(_part_of(node), len(numbers))
         for node in captured.nodes
     )
 
 
 def _is_constant(node: Node) -> bool:
     return node.op == "get_attr"
+
+
+def _is_on_cpu(node: Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.device.type == "cpu"
 
 
 def _part_of(node: Node) -> tuple[Any, ...]:

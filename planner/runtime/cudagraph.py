@@ -13,7 +13,7 @@ step waits for what was sent before: the memory of the graphs is one.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -24,7 +24,7 @@ from torch._dynamo.backends.cudagraphs import find_input_mutations, get_stack_tr
 from torch._inductor.compile_fx import cudagraphify
 from torch._inductor.cudagraph_trees import CUDAGraphNode, CUDAGraphTreeManager, get_manager
 from torch._inductor.cudagraph_utils import get_placeholder_info
-from torch._inductor.utils import count_tangents, get_first_incompatible_cudagraph_node
+from torch._inductor.utils import count_tangents
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -33,6 +33,7 @@ from fuseplan.capture.dynamo.compilations import keeps_graph
 from fuseplan.capture.dynamo.forward_known import forward_known
 from fuseplan.executors.flat import Boxed
 from fuseplan.log import logger
+from fuseplan.runtime.capturable import inside_on_cpu, obstacle, obstacle_in_code, tensors_of
 from fuseplan.runtime.capture_place import CapturePlace, Copies
 from fuseplan.runtime.counted import CountedIntegers
 from fuseplan.runtime.graph_memory import ProgramGraphs
@@ -78,11 +79,10 @@ class CaptureFacts:
     counted: CountedIntegers = field(default_factory=CountedIntegers)
     """Integers on which no tensor depends; of a program that is not trained."""
 
-    def compiled(self, left: bool) -> CaptureFacts:
-        """The same once the graph is compiled, and it is seen whether anything is `left` on the CPU."""
-        if self.on_cpu is None:
-            return self
-        return CaptureFacts(self.role, _is_there(self.on_cpu)) if left else replace(self, on_cpu=None)
+    def compiled(self, code: Any) -> CaptureFacts:
+        """The same once Inductor has made `code` of the graph, which tells the rest."""
+        why = self.refused or obstacle_in_code(code, self.on_cpu)
+        return CaptureFacts(self.role, why) if why else replace(self, on_cpu=None)
 
 
 class CudaGraphLaunch:
@@ -106,8 +106,8 @@ class CudaGraphLaunch:
 
         One that `folds` may write numbers into kernels that are constants on the CPU here; what it left is known then alone.
         """
-        on_cpu = _inside_on_cpu(gm) if folds else None
-        reason = _obstacle(gm, but_cpu=on_cpu is not None) or (self.refused if role == "backward" else None)
+        on_cpu = inside_on_cpu(gm) if folds else None
+        reason = obstacle(gm, but_cpu=on_cpu is not None) or (self.refused if role == "backward" else None)
         if reason is not None:
             return CaptureFacts(role, reason)
         told = {
@@ -340,44 +340,8 @@ def _is_deep(node: Any) -> bool:
     return before >= DEEPEST
 
 
-def _obstacle(gm: GraphModule, but_cpu: bool) -> str | None:
-    devices: dict[torch.device, str] = {}
-    for tensor, name in _tensors(gm):
-        devices.setdefault(tensor.device, name)
-    foreign = [(device, name) for device, name in devices.items() if device.type != "cuda"]
-    if but_cpu:
-        foreign = [(device, name) for device, name in foreign if device.type != "cpu"]
-    if foreign:
-        return _is_there(foreign[0][1], foreign[0][0].type)
-    on_gpu = [device for device in devices if device.type == "cuda"]
-    if len(on_gpu) != 1:
-        return "it has no tensor on a GPU" if not on_gpu else "it spans several GPUs"
-    node = get_first_incompatible_cudagraph_node(gm)
-    return None if node is None else f"{node.name} ({node.target}) cannot be captured"
-
-
-def _is_there(name: str, device: str = "cpu") -> str:
-    return f"{name} is on the {device}"
-
-
-def _inside_on_cpu(gm: GraphModule) -> str | None:
-    """What comes first on the CPU, if nothing there is an input or an output."""
-    edge = {*gm.graph.find_nodes(op="placeholder"), *gm.graph.output_node().all_input_nodes}
-    found = [name for tensor, name in _tensors(gm) if tensor.device.type == "cpu"]
-    return found[0] if found and not {node.name for node in edge}.intersection(found) else None
-
-
-def _tensors(gm: GraphModule) -> Iterator[tuple[torch.Tensor, str]]:
-    """All tensors of a graph, each with the name of its node."""
-    for node in gm.graph.nodes:
-        value = node.meta.get("val")
-        for tensor in value if isinstance(value, (list, tuple)) else (value,):
-            if isinstance(tensor, torch.Tensor):
-                yield tensor, node.name
-
-
 def _device_index(gm: GraphModule) -> int:
-    index = next(tensor.device.index for tensor, _ in _tensors(gm) if tensor.device.type == "cuda")
+    index = next(tensor.device.index for tensor, _ in tensors_of(gm) if tensor.device.type == "cuda")
     return torch.cuda.current_device() if index is None else index
 
 

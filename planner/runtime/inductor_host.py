@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -132,30 +131,9 @@ def _compile_captured(
         if tag is None or role != "backward":
             raise
         return Kept(role, raising(error), str(error))
-    facts = facts.compiled(left=_has_on_cpu(code))
+    facts = facts.compiled(code)
     call = launch.wrapping(facts)(_called(code))
     return call if tag is None else KeptCode(role, call, getattr(code, "_fx_graph_cache_key", None), facts)
-
-
-def _has_on_cpu(code: Any) -> bool:
-    """Whether anything that Inductor's code reads or makes is on the CPU; so where that can't be seen.
-
-    Of a constant that a kernel reads on the GPU, its code still holds the original, which nothing reads.
-    """
-    constants = getattr(code, "constants", None) or {}
-    kept = [name for name, one in constants.items() if isinstance(one, torch.Tensor) and one.device.type == "cpu"]
-    return "cpu" in getattr(code, "device_types", {"cpu"}) or any(_is_read(name, code.source_code) for name in kept)
-
-
-def _is_read(name: str, source: str) -> bool:
-    """Whether code has a name elsewhere than in a comment, and where it is made known and given a value.
-
-    >>> source = "a = None  # b\\n# %lift_fresh_copy(%a)\\ndef call(args):\\n    kernel(a_cuda0)\\n    global a"
-    >>> _is_read("a", source), _is_read("a_cuda0", source)
-    (False, True)
-    """
-    lines = [line.strip() for line in source.splitlines() if re.search(rf"\b{re.escape(name)}\b", line)]
-    return not all(line == f"global {name}" or line.startswith(("#", f"{name} = ")) for line in lines)
 
 
 @contextmanager

@@ -244,7 +244,8 @@ def test_where_there_is_no_memory_for_copies_the_next_call_runs_plain(monkeypatc
 def test_outputs_that_share_memory_are_not_copied_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever writes into the one would no longer see it in the other."""
     facts = list[Any]()
-    monkeypatch.setattr(cudagraph, "_obstacle", lambda gm: None)
+    monkeypatch.setattr(cudagraph, "obstacle", lambda gm, but_cpu=False: None)
+    monkeypatch.setattr(cudagraph, "obstacle_in_code", lambda code, on_cpu: None)
     monkeypatch.setattr(cudagraph, "_device_index", lambda gm: 0)
     monkeypatch.setattr(cudagraph, "SMALL", 0)
 

@@ -48,7 +48,8 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> Iterator[Captures]:
     monkeypatch.setattr(capture_place, "get_manager", lambda *args, **options: None)
     monkeypatch.setattr(capture_place, "is_capturing", lambda: False)
     monkeypatch.setattr(cudagraph, "cudagraphify", found.cudagraphify)
-    monkeypatch.setattr(cudagraph, "_obstacle", lambda gm: found.refused)
+    monkeypatch.setattr(cudagraph, "obstacle", lambda gm, but_cpu=False: found.refused)
+    monkeypatch.setattr(cudagraph, "obstacle_in_code", lambda code, on_cpu: None)
     monkeypatch.setattr(cudagraph, "_device_index", lambda gm: 3)
     with fresh_cache(), torch._functorch.config.patch(enable_autograd_cache=True):
         yield found

@@ -44,7 +44,8 @@ class Captures:
         monkeypatch.setattr(capture_place, "is_capturing", lambda: False)
         monkeypatch.setattr(capture_place, "follow", lambda *_: None)
         monkeypatch.setattr(cudagraph, "cudagraphify", self.cudagraphify)
-        monkeypatch.setattr(cudagraph, "_obstacle", lambda _: None)
+        monkeypatch.setattr(cudagraph, "obstacle", lambda gm, but_cpu=False: None)
+        monkeypatch.setattr(cudagraph, "obstacle_in_code", lambda code, on_cpu: None)
         monkeypatch.setattr(cudagraph, "_device_index", lambda _: 0)
         monkeypatch.setattr(in_place, "lie_at", lie_at)
 
