@@ -224,3 +224,14 @@ def test_numbers_on_the_cpu_are_captured_in_training() -> None:
         (wanted,) = torch.autograd.grad(loss(x, w), w)
         close(got, wanted)
     assert "without a CUDA graph" not in fuseplan.explain(compiled)
+
+
+def test_what_goes_on_by_a_number_runs_plain() -> None:
+    compiled = under_inductor(
+        lambda x: torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,)) / torch.tensor(2.0)
+    )
+    with torch.no_grad():
+        for sign in (1.0, -1.0) * (LEARNING + 1):
+            x = torch.full((32, 64), sign, device="cuda")
+            close(compiled(x), (x + sign) / 2)
+    assert "cannot be captured" in fuseplan.explain(compiled)
