@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -51,6 +52,10 @@ def _in_one_line() -> Iterator[None]:
         yield
     except FuseplanError as error:
         raise _PlainError(" ".join(str(error).split())) from error
+    except OSError as error:  # of what is printed too
+        if error.errno not in _NO_ROOM:
+            raise
+        raise _PlainError(f"{error.strerror}{f': {error.filename}' if error.filename else ''}") from error
     except _HELP_INSTEAD:
         raise
     except click.UsageError as error:
@@ -59,6 +64,7 @@ def _in_one_line() -> Iterator[None]:
         raise _PlainError(f"{told}{see}") from error
 
 
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 _HELP_INSTEAD: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
 """What newer versions of click raise where a group is called without a verb."""
 _EPILOG = """\b

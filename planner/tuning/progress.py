@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from time import monotonic
 from typing import Any
 
@@ -153,8 +153,11 @@ class Brief(Progress):
         self._say(text)
 
     def _say(self, text: str) -> None:
-        sys.stderr.write(f"fuseplan: {_plain(text)}\n")
-        sys.stderr.flush()
+        if sys.stderr is None:  # as in a service
+            return
+        with suppress(OSError, ValueError):  # nobody reads it, or the disk is full: no reason not to go on
+            sys.stderr.write(f"fuseplan: {_plain(text)}\n")
+            sys.stderr.flush()
 
 
 class Bar(Progress):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -91,3 +92,17 @@ def test_version_and_wrong_calls() -> None:
     assert wrong.returncode == 2
     assert "No such command" in wrong.stderr
     assert "Traceback" not in wrong.stderr
+
+
+@pytest.mark.parametrize("verb", [("show",), ("doctor",), ("db", "info")])
+def test_output_that_has_no_room_is_one_line(verb: tuple[str, ...], tmp_path: Path) -> None:
+    fill(store_at(tmp_path / "plans.db"))
+    environment = {**os.environ, "FUSEPLAN_DB": str(tmp_path / "plans.db")}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "fuseplan", *verb],
+            stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=environment,
+        )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[0] == "Error: No space left on device"
+    assert "Traceback" not in done.stderr

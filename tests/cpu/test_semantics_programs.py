@@ -239,6 +239,15 @@ def test_a_conditional_runs_the_branch_that_its_predicate_chooses() -> None:
         assert_same(compiled(x), x.sin() if x.sum() > 0 else x * 3)
 
 
+def test_regions_grow_around_what_chooses_by_a_number() -> None:
+    def program(x: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x * 3, (x.cos() + 1,)) * 2 + 1
+
+    compiled = compile_under("inductor-greedy", program, fullgraph=True)
+    for x in (torch.ones(4), -torch.ones(4)):
+        assert_same(compiled(x), program(x))
+
+
 def test_a_loop_runs_until_its_condition_fails() -> None:
     from torch._higher_order_ops.while_loop import while_loop
 

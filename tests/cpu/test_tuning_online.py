@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
 import re
@@ -242,6 +244,22 @@ def test_it_says_where_it_is_where_it_said_nothing_for_long(
         "fuseplan: net: compiling, after 35 s",
         "fuseplan: net: racing, after 1 min 44 s",
     ]
+
+
+class Full(io.StringIO):
+    """A log on a disk that is full."""
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("stderr", [None, Full()], ids=["none", "full"])
+def test_nothing_stops_since_nobody_can_be_told(stderr: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = io.StringIO()
+    closed.close()
+    for stream in (stderr, closed):
+        monkeypatch.setattr(sys, "stderr", stream)
+        Brief("instant", 10.0).stage("net", "capturing", 1)
 
 
 def test_it_speaks_up_while_nothing_is_heard(

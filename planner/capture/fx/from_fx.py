@@ -73,6 +73,8 @@ class _Converter:
         self.taken = {node.name for node in gm.graph.nodes}
         self.large: list[Value] = []
         self.constants: list[Constant] = []
+        self.within: set[Node] = set()
+        """Those that stand for a module."""
 
     def convert(self) -> Captured:
         inputs: list[Value] = []
@@ -136,7 +138,8 @@ class _Converter:
         value = operator.attrgetter(str(node.target))(self.gm)
         self.names[node] = node.name
         if not isinstance(value, torch.Tensor):
-            return  # a submodule: only an opaque op can read it
+            self.within.add(node)  # a submodule: only an opaque op can read it
+            return
         written = self._value(node.name, value)
         small = isinstance(written.type, TensorType) and value.numel() * value.element_size() <= CONSTANT_BYTES
         data = contents(value) if small else None
@@ -156,6 +159,8 @@ class _Converter:
 
     def _arg(self, arg: Any) -> Arg:
         if isinstance(arg, Node):
+            if arg in self.within:
+                raise _UnwritableError("a graph within the graph")
             return Ref(self.names[arg])
         if isinstance(arg, (list, tuple)):
             return tuple(self._arg(a) for a in arg)
