@@ -104,8 +104,8 @@ def _kept(path: Path) -> Heads | None:
         return None
 
 
-def keep(found: Heads, path: Path) -> None:
-    """Write a fit, all or nothing; a folder that cannot be written is no reason to stop."""
+def keep(found: Heads, path: Path) -> str | None:
+    """Write a fit, all or nothing; a folder that cannot be written is no reason to stop. Returns why it is not kept."""
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -113,6 +113,8 @@ def keep(found: Heads, path: Path) -> None:
         part.replace(path)
     except OSError as error:
         logger.warning("the fitted model cannot be kept: %s", error)
+        return str(error)
+    return None
 
 
 def fit_key(path: Path) -> str:

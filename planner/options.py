@@ -122,6 +122,8 @@ class Options:
     @staticmethod
     def parse(options: Mapping[str, Any] | None, mode: str | None = None) -> Options:
         """Return checked options; OptionError names what is wrong and what is known."""
+        if not isinstance(options, Mapping | None):
+            raise OptionError(f'options are a dictionary, such as {{"tune": "instant"}}, not {type(options).__name__}')
         given = dict(options or {})
         known = [field.name for field in fields(Options)]
         unknown = sorted(set(given) - set(known))

@@ -33,6 +33,7 @@ class Layered:
     def __init__(self, where: Places, salvage_s: float, reading: bool) -> None:
         """Nothing is opened before it is needed."""
         self._reading = reading
+        self._lasting = False
         self._user = Database(where.user, repair=self._repair) if where.user is not None else None
         self._writers = None if self._user is None else Together(self._user)
         self._salvage_s = salvage_s
@@ -59,6 +60,11 @@ class Layered:
         except Absent:
             if there:
                 raise
+        return self
+
+    def lasting(self: _Own) -> _Own:
+        """This store, where each write is in the user's file or fails: for a word that is to hold once this process is over."""
+        self._lasting = True
         return self
 
     @property
@@ -127,6 +133,8 @@ class Layered:
                 self._warn_of_network(self._user.path)
             self._writers.write(work)
         except Unusable as problem:
+            if self._lasting:
+                raise
             self._say(f"{problem}. What is tuned is kept in memory, and lost when this process ends")
             with self._memory_lock:
                 if self._memory is None:

@@ -126,7 +126,9 @@ def fit(files: tuple[Path, ...], machine: str | None, file: Path | None, as_json
     heads = fit_heads(data.rows, data.machine, [row.island for row in data.measured])
     seconds = time.perf_counter() - begin
     kept = own_fit(_folder(file), data.machine)
-    keep(heads, kept)
+    why_not = keep(heads, kept)
+    if why_not is not None:
+        raise OptionError(f"the fit cannot be kept: {why_not}")
     name, rows, regions = (
         data.machine.name,
         counted(heads.about["rows"], "row"),

@@ -29,7 +29,7 @@ def plan() -> None:
 def _open(file: Path | None) -> Store:
     from fuseplan.tuning_db import Store
 
-    return Store.open(os.environ, file).required(there=False)
+    return Store.open(os.environ, file).required(there=False).lasting()
 
 
 @plan.command("list", epilog=examples("fuseplan plan list", "fuseplan plan list GPT-2 --json"))

@@ -16,7 +16,10 @@ from click.testing import CliRunner
 
 import fuseplan
 from fuseplan.cli import main
+from fuseplan.models.shipped import keep
 from fuseplan.tuning_db.exchange import export
+from fuseplan.tuning_db.files import Unwritable
+from fuseplan.tuning_db.together import Together
 from plan_server import serving
 from stored import fill, store_at
 
@@ -106,3 +109,33 @@ def test_output_that_has_no_room_is_one_line(verb: tuple[str, ...], tmp_path: Pa
     assert done.returncode == 2
     assert done.stderr.splitlines()[0] == "Error: No space left on device"
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("word", ["pin", "disable", "unpin", "retune"])
+def test_a_word_that_cannot_be_kept_is_an_error(word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be gone with the process that says it is done."""
+    path = tmp_path / "plans.db"
+    fill(store_at(path))
+    key = next(one.key for one in store_at(path).plans() if one.status != "quarantined")
+
+    def refused(*_: object) -> None:
+        raise Unwritable(f"{path}: attempt to write a readonly database")
+
+    monkeypatch.setattr(Together, "write", refused)
+    done = CliRunner().invoke(main, ["plan", word, key, "--db", str(path)])
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == f"Error: {path}: attempt to write a readonly database\n"
+
+
+def test_a_fit_that_cannot_be_kept_is_told(tmp_path: Path) -> None:
+    (tmp_path / "models").write_text("no folder")
+    why = keep(Kept(), tmp_path / "models" / "own.npz")
+    assert why is not None
+    assert "models" in why
+
+
+class Kept:
+    """What a fit is written as."""
+
+    def dump(self) -> bytes:
+        return b""

@@ -7,6 +7,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from fuseplan.capture.dynamo.numerics import Numerics
 from fuseplan.capture.nvfuser_script import read_scripts
@@ -49,13 +50,26 @@ def read_programs(programs: Source | Iterable[Source], store: Store) -> Sources:
     """
     found: dict[tuple[str, Box, Numerics], Trace] = {}
     read = 0
-    for trace in _each([programs] if isinstance(programs, (Trace, str, Path)) else programs, store):
+    for trace in _each(_several(programs), store):
         read += 1
         for one in by_box(trace):
             place = one.key, box_of(one), Numerics.of(one.numerics)
             known = found.get(place)
             found[place] = one if known is None else replace(known, calls=larger(known.calls, one.calls))
     return Sources(tuple(found.values()), read)
+
+
+def _several(programs: Source | Iterable[Source]) -> list[Source]:
+    """The sources, each of which is one."""
+    one = isinstance(programs, (Trace, str, Path)) or not isinstance(programs, Iterable)
+    several: list[Any] = [programs] if one else [*programs]  # type: ignore[misc]
+    wrong = [each for each in several if not isinstance(each, (Trace, str, Path))]
+    if wrong:
+        raise OptionError(
+            f"what is tuned is a trace, a file or a folder of such, or several, not {type(wrong[0]).__name__}: fuseplan.traces_of makes"
+            ' traces of a model, and torch.compile with options={"tune": "instant"} tunes it when it is called'
+        )
+    return several
 
 
 def that_matter(found: Sources) -> Sources:
