@@ -24,7 +24,7 @@ from fuseplan.capture.dynamo.registry import bear_threads
 from fuseplan.capture.dynamo.settled import Settled, settled
 from fuseplan.errors import FuseplanError, NoRoomError, OptionError
 from fuseplan.garbage import no_collection
-from fuseplan.guard.production import guarded, unguarded
+from fuseplan.guard.production import guarded
 from fuseplan.log import logger
 from fuseplan.lookup import Chosen, Lookup
 from fuseplan.options import AT_ONCE, Options
@@ -135,9 +135,9 @@ def _compiled_as_one(lookup: Lookup, programs: list[Program]) -> _Call:
     ahead = _Ahead(lookup)
     lookup.meanwhile = ahead
     choice = lookup.choose()
+    default = ahead.default() if lookup.options.verify != "off" else None
     # Of two forwards that both run, a backward that is compiled later would be by what torch knows of the last one.
-    with backward_at_once() if lookup.options.verify != "off" else nullcontext():
-        beside = _beside(lookup, choice, ahead)
+    with nullcontext() if default is None else backward_at_once():
         try:
             program, compiled = ahead.taken(choice) or _carried_out(choice, lookup)
         except FuseplanError as error:
@@ -145,14 +145,12 @@ def _compiled_as_one(lookup: Lookup, programs: list[Program]) -> _Call:
                 raise
             choice = lookup.refused(choice.stored, error)
             program, compiled = _carried_out(choice, lookup)
+        if default is not None:
+            compiled = guarded(lookup, choice, program, compiled, default)
     lookup.hold()
     count("programs")
     count(f"programs under plan {program.plan.host}")
     programs.append(program)
-    if isinstance(beside, str):
-        program.remarks.append(f"no guard looks after it: {beside}")
-    elif beside is not None and choice.stored is not None:
-        compiled = guarded(lookup, choice, program, compiled, beside)
     if lookup.options.reload is None:
         lookup.let_go()
     else:
@@ -197,12 +195,11 @@ class _Compiled:
 
 class _Ahead:
     """What is compiled of a program while workers find out what is the fastest: what is likely to win, or has won, and which one of them has
-    compiled before. Or the default is compiled for a guard, which compares the plan with it.
+    compiled before.
     """
 
     def __init__(self, lookup: Lookup) -> None:
         self.lookup = lookup
-        self._default: _Compiled | None = None
         self._likely: list[_Compiled] = []
 
     def likely(self, plan: Plan) -> None:
@@ -225,44 +222,27 @@ class _Ahead:
         """A graph of its own: what is compiled later is not to see what became of this one."""
         return Draft(self.lookup.gm).finished()
 
-    def compiled(self) -> _Call:
-        """What runs the default, compiled once."""
+    def default(self) -> Callable[[], _Call]:
+        """What compiles the default of the program as it is now, for a guard, unless it was likely to win, and is there."""
         lookup, choice = self.lookup, self.lookup.default("")
-        if self._default is None:
-            self._default = next((one for one in self._likely if one.plan == choice.plan), None)
-        if self._default is None:
-            graphs = ProgramGraphs(lookup.options.cuda_graph_memory)
-            program = Program(lookup.identity.key, lookup.identity.why, choice.plan, choice.why, cuda_graphs=graphs)
-            called = replay(choice.plan, self._graph(), lookup.example_inputs, program)
-            self._default = _Compiled(choice.plan, program, called, forward_known())
-        return self._default.called
+        found = next((one for one in self._likely if one.plan == choice.plan), None)
+        if found is not None:
+            return lambda: found.called
+        graphs = ProgramGraphs(lookup.options.cuda_graph_memory)
+        program = Program(lookup.identity.key, lookup.identity.why, choice.plan, choice.why, cuda_graphs=graphs)
+        return partial(replay, choice.plan, self._graph(), lookup.example_inputs, program)
 
     def taken(self, choice: Chosen) -> tuple[Program, _Call] | None:
         """What was compiled ahead, if it is what was chosen; nothing else is kept."""
-        default, likely, self._default, self._likely = self._default, self._likely, None, []
+        likely, self._likely = self._likely, []
         may = choice.stored is not None or not choice.plan.rewrites
         found = next((one for one in likely if may and one.plan == choice.plan), None)
-        if found is None and default is not None and default.program.plan == choice.plan and not choice.plan.rewrites:
-            found = default
         if found is None or (choice.plan.rewrites and _unwanted(choice, self.lookup)[1]):
             return None
         runs_forward(found.forward)
         found.program.why = choice.why
         _hear_of(found.program, choice, self.lookup)
         return found.program, found.called
-
-
-def _beside(lookup: Lookup, choice: Chosen, ahead: _Ahead) -> _Call | str | None:
-    """The default, compiled to be compared with a stored plan; or why it is not, where that was asked for."""
-    if lookup.options.verify == "off":
-        return None
-    why = unguarded(lookup, choice)
-    if why is not None:
-        return why
-    try:
-        return ahead.compiled()
-    except Exception as error:  # noqa: BLE001 -- a compiler fails with anything, and the plan runs all the same
-        return f"the default cannot be compiled: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
 
 
 def _hear_of(program: Program, choice: Chosen, lookup: Lookup) -> None:

@@ -11,6 +11,7 @@ from weakref import ref
 import torch
 
 from fuseplan.capture.dynamo.compilations import is_computed_again, is_in_checkpoint
+from fuseplan.capture.dynamo.forward_known import forward_known, runs_forward
 from fuseplan.capture.dynamo.ranks import runs_in_step, tunes_here
 from fuseplan.guard.guard import PlanGuard
 from fuseplan.guard.rounds import Finding
@@ -43,19 +44,23 @@ def unguarded(lookup: Lookup, choice: Chosen) -> str | None:
     return None
 
 
-def guarded(lookup: Lookup, choice: Chosen, program: Program, plan: Call, default: Call) -> Call:
-    """What is called in the place of the plan that was compiled, with `default` compiled beside it."""
+def guarded(lookup: Lookup, choice: Chosen, program: Program, plan: Call, default: Callable[[], Call]) -> Call:
+    """What is called in the place of the plan that was compiled, beside which `default` compiles the default.
+
+    Only now: Inductor narrows the sizes that the whole program may have, and a plan fits no graph that is traced under others than
+    it was made for.
+    """
     stored = choice.stored
-    assert stored is not None
-    why = _why_not(program, plan, stored)
-    if why is not None:
-        program.remarks.append(f"no guard looks after it: {why}")
+    why = unguarded(lookup, choice) or (stored and _why_not(program, plan, stored))
+    beside = why or _compiled(default)
+    if stored is None or isinstance(beside, str):
+        program.remarks.append(f"no guard looks after it: {beside}")
         return plan
     keeps = "it is pinned" if stored.word == "pinned" else IN_STEP if runs_in_step() else None
     write = partial(_written, GuardedPlan(lookup.store, lookup.here, stored, keeps == IN_STEP), program)
     guard = PlanGuard(stored.key[:12], _CLOCKS[lookup.device.type](lookup.device), write, keeps)
     program.guard = partial(_told, ref(guard))  # who tells of a program keeps nothing of what was compiled for it
-    return guard.around(plan, default)
+    return guard.around(plan, beside)
 
 
 def _why_not(program: Program, plan: Call, stored: StoredPlan) -> str | None:
@@ -65,6 +70,17 @@ def _why_not(program: Program, plan: Call, stored: StoredPlan) -> str | None:
     if hasattr(plan, "serialize_compile_artifacts"):
         return "it is to be pickled, of which Dynamo wants the very object"
     return None
+
+
+def _compiled(default: Callable[[], Call]) -> Call | str:
+    """The default, or why it cannot be compiled. The forward that torch knows of stays the plan's."""
+    known = forward_known()
+    try:
+        return default()
+    except Exception as error:  # noqa: BLE001 -- a compiler fails with anything, and the plan runs all the same
+        return f"the default cannot be compiled: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+    finally:
+        runs_forward(known)
 
 
 def _told(guard: ref[PlanGuard]) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 
-from fuseplan.capture.fx.to_fx import DEFAULT_HINT, SizeSpace
+from fuseplan.capture.fx.to_fx import SizeSpace, likely_size
 from fuseplan.errors import GraphError
 from fuseplan.graph import Graph, ScalarType, TensorType
 from fuseplan.judge.ranges import Bound, bounds_of
@@ -24,7 +24,7 @@ SMALL = Bound(-8, 8)
 
 def default_sizes(graph: Graph) -> dict[str, int]:
     """Return for each symbol of `graph` the size that was seen, or one that is no edge case."""
-    return {s.name: s.hint if s.hint is not None else max(DEFAULT_HINT, s.low) for s in graph.symbols}
+    return {s.name: likely_size(s) for s in graph.symbols}
 
 
 def make_inputs(

@@ -5,21 +5,23 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import fuseplan
 from fuseplan.backend import programs_of
 from fuseplan.capture.fx.from_fx import capture_fx
-from fuseplan.capture.fx.to_fx import SizeSpace, to_fx
+from fuseplan.capture.fx.to_fx import SizeSpace, fake_inputs, to_fx
 from fuseplan.errors import GraphError
 from fuseplan.executors.flat import flatten
 from fuseplan.explain import compiled_by
-from fuseplan.graph import Graph, ScalarType, TensorType
+from fuseplan.graph import Graph, Op, Ref, ScalarType, Symbol, TensorType, Value
 from fuseplan.runtime import Program
 
 
@@ -196,6 +198,76 @@ def test_a_function_of_the_users_has_no_key_and_says_so() -> None:
 
 def _mine(x: Tensor) -> Tensor:
     return x.sin()
+
+
+def checkpointed(layer: nn.Module, *saved: Any, nested: bool = False) -> Callable[[Tensor], Tensor]:
+    """A program that is checkpointed, and keeps what these operators give, if there are any."""
+    own: dict[str, Any] = {"context_fn": partial(create_selective_checkpoint_contexts, list(saved))} if saved else {}
+
+    def block(x: Tensor) -> Any:
+        return checkpoint(lambda y: layer(y).sin().cos().exp(), x, use_reentrant=False, **own)
+
+    return (lambda x: checkpoint(block, x * 2, use_reentrant=False)) if nested else block
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_checkpoint_with_a_policy_of_its_own_has_no_key_and_says_so(nested: bool) -> None:
+    layer, x = nn.Linear(4, 4), torch.randn(3, 4, requires_grad=True)
+    assert key(checkpointed(layer, nested=nested), x)
+    aten = torch.ops.aten
+    for saved in ((aten.mm.default, aten.addmm.default), (aten.sin.default,)):
+        (program,) = programs(checkpointed(layer, *saved, nested=nested), x)
+        assert program.key is None
+        assert program.unkeyable == "its checkpoint has a policy of its own (context_fn), which no trace holds"
+        with pytest.raises(Exception, match="cannot be traced: its checkpoint has a policy of its own"):
+            fuseplan.traces_of(checkpointed(layer, *saved, nested=nested), x)
+
+
+def test_hooks_that_pack_what_is_saved_leave_no_key_and_say_so() -> None:
+    """Where they are graphs themselves, so that torch compiles them with the program."""
+    halved = torch.fx.symbolic_trace(lambda saved: saved.to(torch.bfloat16))
+    whole = torch.fx.symbolic_trace(lambda saved: saved.to(torch.float32))
+    x = torch.randn(3, 4, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(halved, whole):
+        (program,) = programs(lambda x: x.sin().exp(), x)
+    assert program.unkeyable == "hooks pack what it saves, which no trace holds"
+    assert key(lambda x: x.sin().exp(), x)
+
+
+@pytest.mark.parametrize("plan", ["aten", "eager"])
+def test_a_plan_that_is_asked_for_goes_by_the_policy_of_a_checkpoint(plan: str) -> None:
+    layer = nn.Linear(4, 4)
+
+    def step(call: Callable[[Tensor], Tensor]) -> tuple[int, Tensor, Tensor]:
+        x, kept = torch.linspace(-1, 1, 12).view(3, 4).requires_grad_(), 0
+
+        def pack(tensor: Tensor) -> Tensor:
+            nonlocal kept
+            kept += tensor.shape == (3, 4) and tensor.data_ptr() != x.data_ptr()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            result = call(x)
+        result.sum().backward()
+        assert x.grad is not None
+        return kept, result.detach(), x.grad
+
+    kept = []
+    for saved in ((), (torch.ops.aten.sin.default,), (torch.ops.aten.sin.default, torch.ops.aten.addmm.default)):
+        torch._dynamo.reset()
+        program = checkpointed(layer, *saved)
+        count, *actual = step(fuseplan.compile(program, plan=plan))
+        torch.testing.assert_close(actual, list(step(program)[1:]))
+        kept.append(count)
+    assert plan == "eager" or kept[0] < kept[1]  # eager keeps it where no hook sees it
+
+
+def test_a_size_that_nobody_saw_is_within_its_bounds() -> None:
+    kind = TensorType("float32", ("s0",), (1,), "cpu")
+    op = Op("aten.sin.default", (Ref("x"),), (), (Value("y", kind),))
+    graph = Graph((Value("x", kind),), (op,), (Ref("y"),), symbols=(Symbol("s0", 2, 5),))
+    (given,) = fake_inputs(to_fx(graph))
+    assert 2 <= given.shape[0].node.hint <= 5
 
 
 def test_explain_says_what_ran_and_why() -> None:

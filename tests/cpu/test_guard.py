@@ -29,9 +29,10 @@ from fuseplan.guard.guard import PlanGuard
 from fuseplan.guard.rounds import Pace
 from fuseplan.guard.times import CallTime, HostClock, backward_of
 from fuseplan.measure.environment import environment
-from fuseplan.plan import Plan
+from fuseplan.plan import CarveOuts, Plan
 from fuseplan.runtime import Program, replay
 from fuseplan.runtime.graph_memory import Occupant
+from fuseplan.segment import Segmentation
 from fuseplan.stats import stats
 from fuseplan.tuning_db import Hit, Miss, Places, Query, Store, StoredPlan, clock
 
@@ -515,6 +516,29 @@ def test_a_training_step_keeps_one_plan_and_is_timed_with_its_backward(
     assert guard.stood_down is None
     assert guard.found is not None
     assert len(guard._pending) <= 4
+
+
+def test_a_plan_fits_whatever_sizes_its_default_is_compiled_for(own_database: Path) -> None:
+    """Inductor's backward on the CPU is one for up to so many rows: no plan that is traced after it would be for all of them."""
+    net, rows = Net(), (3, 5, 5000)
+
+    def steps(**options: Any) -> list[Program]:
+        torch._dynamo.reset()
+        compiled = fuseplan.compile(net, dynamic=True, **options)
+        for n in rows:
+            out, hidden = compiled(torch.randn(n, 8))
+            (out.square().sum() + hidden.sum()).backward()
+        return programs_of(compiled_by(compiled))
+
+    (traced,) = steps(plan="aten")
+    assert traced.key is not None
+    cut = tuple(CarveOuts(one.role, str(one.graph.key), Segmentation()) for one in traced.graphs)
+    assert [one.role for one in cut] == ["forward", "backward"]
+    stored = keep(own_database, traced.key, replace(ATEN, carve_outs=cut))
+    programs = steps(verify="sampled")
+    assert len(programs) > 1
+    assert {(one.plan, one.guard is not None) for one in programs} == {(stored.plan, True)}
+    assert isinstance(looked_up(own_database, traced.key), Hit)
 
 
 def test_the_time_of_a_step_is_known_once_its_backward_has_run() -> None:

@@ -142,9 +142,10 @@ def test_a_default_that_was_likely_is_compiled_once(
     assert compiles == [Plan("inductor"), *([] if verify == "off" else [LIKELY])]
 
 
+@pytest.mark.parametrize("verify", ["off", "sampled"])
 @pytest.mark.parametrize("winner", [Plan("inductor"), LIKELY], ids=["the default", "what was likely"])
 def test_torch_keeps_what_it_knows_of_the_forward_that_runs(
-    winner: Plan, compiles: list[Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    winner: Plan, verify: str, compiles: list[Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By which it compiles a backward later: of another forward it would let that write over what is still read."""
     known: dict[Plan, object] = {}
@@ -165,9 +166,9 @@ def test_torch_keeps_what_it_knows_of_the_forward_that_runs(
 
     monkeypatch.setattr(backend, "replay", noted)
     monkeypatch.setattr(import_module("fuseplan.tune"), "tune_online", stores(winner, LIKELY, ANOTHER))
-    options = {"db": tmp_path / "a.db", "tune": "instant"}
+    options = {"db": tmp_path / "a.db", "tune": "instant", "verify": verify}
     torch.compile(lambda x: x.sin() + 1, backend=looking, options=options)(torch.ones(3))
-    assert set(known) == {winner, LIKELY, ANOTHER}
+    assert set(known) == {winner, LIKELY, ANOTHER, *([Plan("inductor")] if verify == "sampled" else [])}
     assert seen == [known[winner]]
 
 

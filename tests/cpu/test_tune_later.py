@@ -246,6 +246,19 @@ def test_calls_are_counted_and_a_kill_loses_no_program(own_database: Path, tmp_p
     assert [trace.times for trace in queue(tmp_path / "elsewhere.db")] == [5]
 
 
+def test_the_plan_of_sizes_that_hang_on_values_fits(own_database: Path) -> None:
+    def chosen(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.nonzero(), (x[x > 0] * 2).sin()
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True):
+        program = run(torch.randn(10), f=chosen)
+        tuned = fuseplan.tune(None, effort="none")
+        assert [(one.program, one.status) for one in tuned] == [(program.key, "unverified")]
+        again = run(torch.randn(10), f=chosen, tune="off", unverified=True)
+    assert again.plan == tuned[0].plan != Plan.named("eager")
+    assert again.why.startswith("unverified plan ")
+
+
 def test_the_command_works_the_queue_off(own_database: Path) -> None:
     program = run()
     listed = CliRunner().invoke(main, ["tune", "--queue", "--dry-run", "--json"], catch_exceptions=False)

@@ -54,6 +54,8 @@ def program_key(
     """
     writer = _Writer()
     try:
+        if hasattr(gm, "saved_tensors_hooks_pack_0"):  # as torch has it, where they are graphs themselves
+            raise _UnkeyableError("hooks pack what it saves, which no trace holds")
         writer.modes(_present_modes() if modes is None else modes)
         writer.sharing(example_inputs)
         writer.graph(gm)
@@ -151,6 +153,8 @@ class _Writer:
         for part in path.split("."):
             value = getattr(value, part)
         if isinstance(value, GraphModule):
+            if "_checkpoint_context_fn" in value.meta:  # what it saves is then up to a function of the caller's
+                raise _UnkeyableError("its checkpoint has a policy of its own (context_fn), which no trace holds")
             self.lines.append("subgraph {")
             self.graph(value)
             self.lines.append("}")

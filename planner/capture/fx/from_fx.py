@@ -42,6 +42,8 @@ CONSTANT_BYTES = 1024
 
 _SILENT_VIEWS = {"aten._unsafe_view.default"}
 """Operators that move no data though their schema does not say so."""
+_ASSERTED = "Runtime assertion failed for expression"
+"""How Dynamo begins what its own assertions say; symbols and a node follow, by the names that they have there."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,12 +112,20 @@ class _Converter:
         aliases, mutates, random = _effects(node, outputs, self.names)
         why = why or next((v.type.why for v in outputs if isinstance(v.type, OpaqueType)), None)
         try:
-            args = tuple(self._arg(a) for a in node.args)
+            args = tuple(self._arg(a) for a in self._lasting(node))
             kwargs = tuple(sorted((k, self._arg(v)) for k, v in node.kwargs.items()))
         except _UnwritableError as unwritable:
             why = why or str(unwritable)
             args, kwargs = tuple(Ref(self.names[n]) for n in _inputs(node, self.names)), ()
         return Op(target, args, kwargs, outputs, aliases, mutates, random, why)
+
+    def _lasting(self, node: Node) -> tuple[Any, ...]:
+        """What an op is given, without names in the messages of Dynamo's own assertions: they are others at each capture."""
+        args = node.args
+        if node.target is not torch.ops.aten._assert_scalar.default or not str(args[-1]).startswith(_ASSERTED):
+            return args
+        held = _value_of(args[0]) if isinstance(args[0], Node) else args[0]
+        return args[0], f"{_ASSERTED} {self.symbols.expr(held)}"
 
     def _outputs(self, node: Node) -> tuple[Value, ...]:
         value = _value_of(node)

@@ -22,7 +22,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 from fuseplan.capture.fx.from_fx import Captured
 from fuseplan.capture.fx.targets import find_target
 from fuseplan.errors import GraphError
-from fuseplan.graph import Arg, Constant, Dim, Enum, Graph, NoneType, Op, Ref, ScalarType, TensorType, Type
+from fuseplan.graph import Arg, Constant, Dim, Enum, Graph, NoneType, Op, Ref, ScalarType, Symbol, TensorType, Type
 from fuseplan.graph.limits import MAX_SIZE, short
 
 _MAX_EXPONENT = 63
@@ -116,6 +116,14 @@ class SizeSpace:
         raise GraphError(f"a size that cannot be evaluated: {ast.unparse(node)}")
 
 
+def likely_size(symbol: Symbol) -> int:
+    """The size that was seen for a symbol, or one within its bounds."""
+    if symbol.hint is not None:
+        return symbol.hint
+    least = max(DEFAULT_HINT, symbol.low)
+    return least if symbol.high is None else min(least, symbol.high)
+
+
 def _power(base: Any, exponent: Any) -> Any:
     """A power whose number can be written down; ``9**9**9`` would take hours and all memory there is."""
     written = [n for n in (base, exponent) if isinstance(n, int)]
@@ -187,7 +195,7 @@ class _Builder:
 
     def _symbols(self) -> None:
         for symbol in self.graph.symbols:
-            hint = symbol.hint if symbol.hint is not None else max(DEFAULT_HINT, symbol.low)
+            hint = likely_size(symbol)
             source = ConstantSource(symbol.name)
             created = self.shape_env.create_symbol(
                 hint, source, DimDynamic.DYNAMIC, None, symbol.low >= 0 or None, do_not_specialize_zero_one=True
