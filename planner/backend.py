@@ -24,7 +24,7 @@ from fuseplan.capture.dynamo.registry import bear_threads
 from fuseplan.capture.dynamo.settled import Settled, settled
 from fuseplan.errors import FuseplanError, NoRoomError, OptionError
 from fuseplan.garbage import no_collection
-from fuseplan.guard.production import guarded
+from fuseplan.guard.production import guarded, unguarded
 from fuseplan.log import logger
 from fuseplan.lookup import Chosen, Lookup
 from fuseplan.options import AT_ONCE, Options
@@ -135,7 +135,8 @@ def _compiled_as_one(lookup: Lookup, programs: list[Program]) -> _Call:
     ahead = _Ahead(lookup)
     lookup.meanwhile = ahead
     choice = lookup.choose()
-    default = ahead.default() if lookup.options.verify != "off" else None
+    verifies = lookup.options.verify != "off"
+    default = ahead.default() if verifies and unguarded(lookup, choice) is None else None
     # Of two forwards that both run, a backward that is compiled later would be by what torch knows of the last one.
     with nullcontext() if default is None else backward_at_once():
         try:
@@ -145,7 +146,7 @@ def _compiled_as_one(lookup: Lookup, programs: list[Program]) -> _Call:
                 raise
             choice = lookup.refused(choice.stored, error)
             program, compiled = _carried_out(choice, lookup)
-        if default is not None:
+        if verifies:
             compiled = guarded(lookup, choice, program, compiled, default)
     lookup.hold()
     count("programs")

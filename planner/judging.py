@@ -22,9 +22,8 @@ from fuseplan.plan import Plan
 from fuseplan.tuning.effort import JUDGING_SHARE, PATIENCE_S, QUICK
 from fuseplan.tuning.meant import meant
 from fuseplan.tuning.program.baseline import defaults, planned
-from fuseplan.tuning.program.check_plans import inquired
 from fuseplan.tuning.program.services import Services
-from fuseplan.tuning.program.vet_plans import TORCHS, Rows, checked
+from fuseplan.tuning.program.vet_plans import TORCHS, Rows, checked, inquired
 from fuseplan.tuning.progress import Progress, shown
 from fuseplan.tuning.queue.devices import OpenPool, own_workers
 from fuseplan.tuning.traces import box_of, check_device, device_of, sizes_of, title, title_of

@@ -122,9 +122,11 @@ class Options:
     @staticmethod
     def parse(options: Mapping[str, Any] | None, mode: str | None = None) -> Options:
         """Return checked options; OptionError names what is wrong and what is known."""
-        if not isinstance(options, Mapping | None):
-            raise OptionError(f'options are a dictionary, such as {{"tune": "instant"}}, not {type(options).__name__}')
-        given = dict(options or {})
+        try:
+            given = dict(options or {})
+        except (TypeError, ValueError):
+            told = f'options are a dictionary, such as {{"tune": "instant"}}, not {type(options).__name__}'
+            raise OptionError(told) from None
         known = [field.name for field in fields(Options)]
         unknown = sorted(set(given) - set(known))
         if unknown:

@@ -44,7 +44,7 @@ def unguarded(lookup: Lookup, choice: Chosen) -> str | None:
     return None
 
 
-def guarded(lookup: Lookup, choice: Chosen, program: Program, plan: Call, default: Callable[[], Call]) -> Call:
+def guarded(lookup: Lookup, choice: Chosen, program: Program, plan: Call, default: Callable[[], Call] | None) -> Call:
     """What is called in the place of the plan that was compiled, beside which `default` compiles the default.
 
     Only now: Inductor narrows the sizes that the whole program may have, and a plan fits no graph that is traced under others than
@@ -52,8 +52,8 @@ def guarded(lookup: Lookup, choice: Chosen, program: Program, plan: Call, defaul
     """
     stored = choice.stored
     why = unguarded(lookup, choice) or (stored and _why_not(program, plan, stored))
-    beside = why or _compiled(default)
-    if stored is None or isinstance(beside, str):
+    beside = why or (default and _compiled(default))
+    if stored is None or beside is None or isinstance(beside, str):
         program.remarks.append(f"no guard looks after it: {beside}")
         return plan
     keeps = "it is pinned" if stored.word == "pinned" else IN_STEP if runs_in_step() else None

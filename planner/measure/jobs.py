@@ -116,6 +116,8 @@ class VetPlan(Job):
     """Whether what it gives is compared: else it has but to run."""
     by_size: bool = False
     """Whether it is compiled as a process compiles it that runs it by size."""
+    waits: bool = True
+    """Whether it is done once more alone, with all that others keep let go, where it finds no memory beside them."""
 
 
 @dataclass(frozen=True)

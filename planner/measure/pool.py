@@ -268,7 +268,7 @@ class Workers:
         def settle(i: int, outcome: Outcome) -> None:
             others = [self.racer, *self.vetters[1:]]
             beside = crew.size > 1 or self._begun is not None or any(process.holds for process in others)
-            if outcome.status == "out-of-memory" and beside:
+            if outcome.status == "out-of-memory" and beside and getattr(crew.jobs[i], "waits", True):
                 crowded.append(i)
                 return
             outcomes[i] = outcome

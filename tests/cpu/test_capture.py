@@ -230,6 +230,8 @@ def test_hooks_that_pack_what_is_saved_leave_no_key_and_say_so() -> None:
     x = torch.randn(3, 4, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(halved, whole):
         (program,) = programs(lambda x: x.sin().exp(), x)
+        with torch.no_grad():
+            assert key(lambda x: x.sin().exp(), x), "nothing is saved"
     assert program.unkeyable == "hooks pack what it saves, which no trace holds"
     assert key(lambda x: x.sin().exp(), x)
 

@@ -201,6 +201,27 @@ def test_on_a_gpu_eager_races_beside_what_torch_compile_does(
     assert not pool.judged_late, "eager is what others are judged by"
 
 
+def test_eager_that_wins_among_defaults_is_no_verdict_on_its_launch(trace: Trace, store: Store) -> None:
+    """What the program could be without CUDA graphs has not raced: who asks for that launch has it tuned."""
+    pool = Racing(times={**FAST, "eager": 700.0})
+    (found,) = Tuner(store, pool, "cpu", INSTANT, Settings(), Silent(), here=GPU).tune(trace, (EITHER,))
+    assert found.winner == f"{PROVEN}, cudagraph"
+    assert [plan.launch for plan in store.plans()] == ["cudagraph"]
+
+
+@pytest.mark.parametrize("runs", [True, False], ids=["another default runs", "none does"])
+def test_eager_that_finds_no_memory_lets_nothing_else_go(trace: Trace, store: Store, runs: bool) -> None:
+    """Unless nothing else is there."""
+    bad = {"eager": "out-of-memory", **({} if runs else dict.fromkeys(("inductor", "inductor, cudagraph"), "error"))}
+    pool = Racing(times=FAST, bad=bad)
+    (found,) = Tuner(store, pool, "cpu", INSTANT, Settings(), Silent(), here=GPU).tune(trace, (EITHER,))
+    waits = [job.waits for job in pool.jobs if isinstance(job, VetPlan) and job.entry.name == "eager"]
+    assert not waits[0]
+    assert all(waits[1:])
+    assert (len(waits) == 1) is runs
+    assert found.status == ("tuned" if runs else "failed")
+
+
 def test_on_a_gpu_eager_is_left_out_of_training(trace: Trace, store: Store) -> None:
     q = torch.randn(2, 4, 16, 8, requires_grad=True)
     (trace,) = traces_of(attends, q, torch.zeros(2, 1, 16, 16), name="attends")

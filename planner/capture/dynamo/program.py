@@ -54,7 +54,9 @@ def program_key(
     """
     writer = _Writer()
     try:
-        if hasattr(gm, "saved_tensors_hooks_pack_0"):  # as torch has it, where they are graphs themselves
+        if hasattr(gm, "saved_tensors_hooks_pack_0") and _saves(
+            example_inputs
+        ):  # as torch has it, where they are graphs
             raise _UnkeyableError("hooks pack what it saves, which no trace holds")
         writer.modes(_present_modes() if modes is None else modes)
         writer.sharing(example_inputs)
@@ -64,6 +66,11 @@ def program_key(
     except _UnkeyableError as unkeyable:
         return ProgramKey(None, str(unkeyable))
     return ProgramKey(hashlib.sha256("\n".join(writer.lines).encode()).hexdigest(), symbols=writer.symbols)
+
+
+def _saves(inputs: Sequence[Any]) -> bool:
+    """Whether something is saved for a backward."""
+    return torch.is_grad_enabled() and any(getattr(value, "requires_grad", False) for value in inputs)
 
 
 def sharing(inputs: Sequence[Any]) -> Mapping[int, int]:

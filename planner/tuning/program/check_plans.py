@@ -8,9 +8,8 @@ from functools import partial
 from time import monotonic
 
 from fuseplan.durations import spelled
-from fuseplan.judge.output import Inquiry
 from fuseplan.measure.entry import RaceEntry
-from fuseplan.measure.jobs import FindFault, Job, JudgeKept, Outcome, OutcomeRow, ProfilePlan, VetPlan
+from fuseplan.measure.jobs import Job, JudgeKept, Outcome, OutcomeRow, ProfilePlan, VetPlan
 from fuseplan.measure.vetters import Standing
 from fuseplan.tuning.effort import GREEDY_SHARE, LATE, LEAST_LIMIT_S, PATIENCE_S
 from fuseplan.tuning.program.baseline import EAGER, planned, searches
@@ -23,6 +22,7 @@ from fuseplan.tuning.program.vet_plans import (
     Rows,
     differ_in_launch,
     holds_too_much,
+    inquired,
     is_inductors,
     is_torchs,
     is_unjudged,
@@ -34,13 +34,6 @@ from fuseplan.tuning.program.vet_plans import (
 
 FAULT = "the fault is in"
 """How the detail of what is wrong goes on, where it is known at which ops."""
-
-
-def inquired(services: Services, trace: str, row: OutcomeRow, seconds: float) -> Inquiry:
-    """Why torch.compile's default is wrong, as far as that is found in so many seconds."""
-    looking = FindFault(trace, seconds, row.near)
-    (outcome,) = services.carry_out("looking for the op that torch.compile gets wrong", [looking])
-    return outcome.inquiry or Inquiry(detail=outcome.detail)
 
 
 @dataclass
@@ -106,6 +99,12 @@ class TimedChecks:
         return right_of(entries, self.rows)
 
     @property
+    def crowded_out(self) -> list[RaceEntry]:
+        """What has found no memory beside others, and was not tried alone."""
+        waited = [one for one in dict.fromkeys(self._asked_for) if planned(one) == EAGER.plan]
+        return [one for one in waited if one.name in self.rows and self.rows[one.name].status == "out-of-memory"]
+
+    @property
     def has_room(self) -> bool:
         """Whether there is time for one more plan that nobody has compiled."""
         return self._room(self._compile_s) > 0
@@ -150,7 +149,8 @@ class TimedChecks:
         budget = self.budget
         most = budget.left_s - budget.starting_s(racing) - budget.fair_race_s(racing + more, self.step_us)
         most -= self._racer.preparing * self._prepare_s
-        limits = [*(_patience(one, budget) for one in defaults), *(self._limit(one, most) for one in candidates)]
+        patience = (max(LEAST_LIMIT_S, most) if self._can_wait(one) else _patience(one, budget) for one in defaults)
+        limits = [*patience, *(self._limit(one, most) for one in candidates)]
         chosen = [*defaults, *candidates]
         self._waiting = [one for one in self._waiting if one not in chosen]
         return self._begun([self._job(one, limit) for one, limit in zip(chosen, limits, strict=True)])
@@ -171,7 +171,7 @@ class TimedChecks:
 
     def _job(self, entry: RaceEntry, limit_s: float | None) -> VetPlan:
         job = timed_job(self.trace, entry, self.rows, self.budget, limit_s, self.parts_right)
-        return replace(job, judges=not (self.defers and is_torchs(entry)))
+        return replace(job, judges=not (self.defers and is_torchs(entry)), waits=not self._can_wait(entry))
 
     @property
     def fit(self) -> list[RaceEntry]:
@@ -238,8 +238,8 @@ class TimedChecks:
         return [one for one in waiting if (before := self._before(one)) and before.name in plain][: max(0, idle)]
 
     def _can_wait(self, default: RaceEntry) -> bool:
-        """Whether it is what takes a GPU's worker a moment, since nothing is compiled: it comes once a worker has nothing else to do."""
-        return self.apart and self.services.on_gpu and planned(default) == EAGER.plan
+        """Whether a GPU's worker has it in a moment, since nothing is compiled: it comes once one is idle, and may be left out."""
+        return self.apart and self.services.on_gpu and planned(default) == EAGER.plan and default.name not in self.rows
 
     def _is_to_come(self, entry: RaceEntry) -> bool:
         return entry in self._waiting or entry.name in self._beside
@@ -345,7 +345,8 @@ class TimedChecks:
     @property
     def _expected(self) -> int:
         """How many race besides those candidates that are at work: those that are right, and defaults of which nobody knows yet."""
-        return self._racing + sum(one.default and self._is_to_come(one) for one in self._asked_for)
+        to_come = [one for one in self._asked_for if one.default and self._is_to_come(one)]
+        return self._racing + sum(not self._can_wait(one) for one in to_come)
 
     @property
     def _busy(self) -> int:

@@ -103,7 +103,7 @@ class Stages:
         place what is `plain` is checked.
         """
         if not any(entry.default for entry in checks.fit):
-            checks.checked(self.searches[0].eager())
+            checks.checked(self.searches[0].eager() or checks.crowded_out)
         fit, rows, here = checks.fit, checks.rows, self.services.environment
         reasons = {search.launch: why_not(search, fit, rows, here) for search in self.searches}
         able = [search for search in self.searches if not reasons[search.launch]]

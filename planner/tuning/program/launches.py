@@ -16,7 +16,7 @@ from fuseplan.tuning.program.race import Verdict, among, decided
 from fuseplan.tuning.program.result import Tuned, plan_to_store, store
 from fuseplan.tuning.program.search import LaunchSearch
 from fuseplan.tuning.program.services import Services
-from fuseplan.tuning.program.vet_plans import Rows, holds_too_much, is_unjudged
+from fuseplan.tuning.program.vet_plans import Rows, holds_too_much, is_torchs
 from fuseplan.tuning_db import Environment, StoredPlan
 from fuseplan.tuning_db.evidence import Raced
 from fuseplan.tuning_db.launches import faster_launch, of_launch
@@ -117,8 +117,8 @@ def _plan_of(
         return None
     found = decided(found, search.problem.program.objective, search.entries.raced)
     rows, entries = search.entries.own_rows(found.rows), search.entries
-    if verdict.winner.name not in search.entries and is_unjudged(found.winner, found.rows):
-        return None  # what lost was not judged, and without a plan it is what runs all the same
+    if verdict.winner.name not in search.entries and is_torchs(found.winner) and not found.rows[found.winner.name].how:
+        return None  # what lost was not judged, and what else this launch could be has not raced: it is not known to be the best
     winner = entries.own_of(found.winner.name)
     best = entries.own_of(found.best_default.name) if found.best_default.name in entries else None
     if best is None:  # none of its own has a time

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from fuseplan.judge.output import OTHERS, WIDER, Wider, widened_by
+from fuseplan.judge.output import OTHERS, WIDER, Inquiry, Wider, widened_by
 from fuseplan.measure.entry import RaceEntry
-from fuseplan.measure.jobs import Job, Outcome, OutcomeRow, VetPlan
+from fuseplan.measure.jobs import FindFault, Job, Outcome, OutcomeRow, VetPlan
 from fuseplan.plan import Plan
 from fuseplan.tuning.effort import GREEDY_SHARE, JUDGING_SHARE, PATIENCE_S
 from fuseplan.tuning.program.baseline import EAGER, defaults, planned
@@ -133,6 +133,13 @@ def is_unjudged(entry: RaceEntry, rows: Rows) -> bool:
     """
     row = rows.get(entry.name)
     return is_inductors(entry) and row is not None and row.status == "ok" and not row.how
+
+
+def inquired(services: Services, trace: str, row: OutcomeRow, seconds: float) -> Inquiry:
+    """Why torch.compile's default is wrong, as far as that is found in so many seconds."""
+    looking = FindFault(trace, seconds, row.near)
+    (outcome,) = services.carry_out("looking for the op that torch.compile gets wrong", [looking])
+    return outcome.inquiry or Inquiry(detail=outcome.detail)
 
 
 def holds_too_much(row: OutcomeRow, memory_gib: float | None) -> bool:

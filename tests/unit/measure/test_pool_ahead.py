@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -203,6 +204,16 @@ def test_what_finds_no_memory_beside_others_is_done_once_nothing_more_is_asked_f
     assert [outcome.status for outcome in outcomes] == ["ok", "ok", "ok"]
     assert heard[-1] == "big"
     assert tries.count("big") == 2
+
+
+def test_what_does_not_wait_is_out_where_it_finds_no_memory() -> None:
+    """Others are not to let go of what they keep for it."""
+    pool = Answering(lambda racer, job: Outcome("ok" if isinstance(job, Rest) or job == SMALL else "out-of-memory"))
+    given = [[SMALL, replace(BIG, waits=False)], []]
+    outcomes = pool.stream(lambda standing: given.pop(0) if given else [])
+    assert [outcome.status for outcome in outcomes] == ["ok", "out-of-memory"]
+    assert ("Rest", "") not in pool.asked
+    assert pool.asked.count(("VetPlan", "big")) == 1
 
 
 def test_an_error_while_more_is_asked_for_ends_the_pool() -> None:
