@@ -2,4 +2,5 @@
 
 from fuseplan.cli import main
 
-main(prog_name="fuseplan")
+if __name__ == "__main__":
+    main(prog_name="fuseplan")
