@@ -438,6 +438,12 @@ def test_an_unknown_plan_is_refused_with_the_known_ones() -> None:
         compile_under("atem", lambda x: x + 1)(torch.ones(2))
 
 
+@pytest.mark.parametrize("options", [["tune"], "tune", 3])
+def test_options_that_are_no_dictionary(options: Any) -> None:
+    with pytest.raises(Exception, match=r'options are a dictionary, such as .*"instant".*, not (list|str|int)'):
+        torch.compile(lambda x: x + 1, backend="fuseplan", options=options)(torch.ones(2))
+
+
 # --- objects and threads --------------------------------------------------------------------------------------------
 
 
@@ -547,17 +553,3 @@ def test_two_threads_call_one_compiled_function() -> None:
     assert len(results) == 40
     for result in results:
         assert_same(result, expected)
-
-
-@pytest.mark.parametrize("options", [["tune"], "tune", 3])
-def test_options_that_are_no_dictionary(options: Any) -> None:
-    with pytest.raises(Exception, match=r'options are a dictionary, such as .*"instant".*, not (list|str|int)'):
-        torch.compile(lambda x: x + 1, backend="fuseplan", options=options)(torch.ones(2))
-
-
-@pytest.mark.parametrize("programs", [nn.Linear(2, 2), [nn.Linear(2, 2)], nn.Sequential(nn.Linear(2, 2))])
-def test_a_model_is_no_trace(programs: Any) -> None:
-    with pytest.raises(
-        fuseplan.OptionError, match=r"what is tuned is a trace, .* not Linear: fuseplan.traces_of makes"
-    ):
-        fuseplan.tune(programs)

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx import GraphModule
 
 import planted
@@ -29,6 +29,7 @@ from fuseplan.backend import programs_of
 from fuseplan.capture.trace.format import Trace
 from fuseplan.capture.trace.write import write_trace
 from fuseplan.cli import main
+from fuseplan.errors import OptionError
 from fuseplan.executors import executors
 from fuseplan.explain import compiled_by
 from fuseplan.measure.environment import environment
@@ -325,3 +326,9 @@ def test_of_two_processes_the_first_tunes_and_the_other_runs_the_default(tmp_pat
     first, other = (json.loads(out.splitlines()[-1]) for out, _ in said)
     assert (first["tuned"], other["tuned"]) == (1, 0)
     assert (first["from the database"], other["from the database"]) == ([1, 1], [0, 1])
+
+
+@pytest.mark.parametrize("programs", [nn.Linear(2, 2), [nn.Linear(2, 2)], nn.Sequential(nn.Linear(2, 2))])
+def test_a_model_is_no_trace(programs: Any) -> None:
+    with pytest.raises(OptionError, match=r"what is tuned is a trace, .* not Linear: fuseplan.traces_of makes"):
+        tune(programs)

@@ -54,9 +54,8 @@ def program_key(
     """
     writer = _Writer()
     try:
-        if hasattr(gm, "saved_tensors_hooks_pack_0") and _saves(
-            example_inputs
-        ):  # as torch has it, where they are graphs
+        packs = hasattr(gm, "saved_tensors_hooks_pack_0")  # as Dynamo has it, where hooks are graphs themselves
+        if packs and _saves(example_inputs):
             raise _UnkeyableError("hooks pack what it saves, which no trace holds")
         writer.modes(_present_modes() if modes is None else modes)
         writer.sharing(example_inputs)

@@ -100,7 +100,7 @@ class TimedChecks:
 
     @property
     def crowded_out(self) -> list[RaceEntry]:
-        """What has found no memory beside others, and was not tried alone."""
+        """Eager, where that has found no memory beside others: asked for again, it is tried alone."""
         waited = [one for one in dict.fromkeys(self._asked_for) if planned(one) == EAGER.plan]
         return [one for one in waited if one.name in self.rows and self.rows[one.name].status == "out-of-memory"]
 
