@@ -40,6 +40,10 @@ def anchor_work(op: Op, name: str, types: Mapping[str, Type], sizes: SizeValues,
         return AnchorWork(kind, result.dtype, _convolution(op, name, result, types, sizes), moved)
     if name in _TAPS:
         return AnchorWork("convolution", result.dtype, _by_channel(op, name, result, types, sizes), moved)
+    if name == "few_rows":
+        rows = _tensor(op.args[0], types)
+        products = 0 if rows is None else sizes.numel(rows.shape) * sizes(result.shape[-1])
+        return AnchorWork("matmul", rows.dtype if rows is not None else result.dtype, 2 * products, moved)
     if "attention" in name or name.startswith("sdpa"):
         return _attention(op, name, result, types, sizes, moved)
     return AnchorWork("other", result.dtype, 0, moved)

@@ -57,6 +57,7 @@ WAYS: Mapping[str, tuple[str, ...]] = {
     "embedding": ("rows", "one-hot"),
     "convolution": ("patches",),
     "depthwise": ("triton",),
+    "few-rows": ("triton",),
     "siblings": ("merged",),
 }
 """The ways of those kinds of rewrite that have a closed set of them. Whether a site has a way is told where it is met."""

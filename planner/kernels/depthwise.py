@@ -7,16 +7,14 @@ registers. They are in float32, and are added in an order that is always the sam
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from fuseplan.kernels.launch import launch
+from fuseplan.kernels.launch import Launch, launch
 
 WARPS = 4
 EACH = 4
@@ -182,10 +180,6 @@ class ImageSizes:
             "SIZE": self.size, "STRIDE": self.stride, "PADDING": self.padding, "TILE": tile,
             "ROWS": WARPS * 32 * EACH // block, "BLOCK": block, "STEP": math.gcd(self.channels, 8), "num_warps": WARPS,
         }  # fmt: skip
-
-
-Launch = Callable[[Any, tuple[int, int], tuple[Any, ...], dict[str, int]], None]
-"""What runs a kernel, or has it compiled for that."""
 
 
 def forward(

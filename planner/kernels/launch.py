@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from importlib import import_module
@@ -23,6 +23,8 @@ from triton.compiler import ASTSource, make_backend
 
 PATIENCE_S = 60.0
 """So long a launch waits for a kernel that another process compiles: it takes half a second."""
+Launch = Callable[[Any, tuple[int, int], Sequence[Any], Mapping[str, Any]], None]
+"""What runs a kernel on what it is told, compiled for what is meant; or has it compiled for that."""
 _Key = tuple[Any, ...]
 _begun: dict[_Key, Future[bool]] = {}
 """What is being compiled for launches to come."""

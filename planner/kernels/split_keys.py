@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fuseplan.kernels.launch import launch
+from fuseplan.kernels.launch import Launch, launch
 
 LEAST_KEYS = 64
 """Of a part."""
@@ -153,7 +153,14 @@ class KeyParts:
 
 
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, y: Tensor, processors: int
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    y: Tensor,
+    processors: int,
+    launch: Launch = launch,
 ) -> None:
     """Into `y`. Tensors have four dimensions and their features beside each other, and a mask has the size of the scores."""
     (batches, heads, queries, features), (groups, keys, width) = query.shape, value.shape[1:]

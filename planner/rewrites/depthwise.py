@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from fuseplan.capture.fx.depthwise import DTYPES, missing
+import fuseplan.capture.fx.depthwise  # noqa: F401 -- it defines the operators
+from fuseplan.capture.fx.own_kernels import DTYPES, no_kernels
 from fuseplan.rewrites.base import Draft, Kind, Site, digest_of
 from fuseplan.rewrites.convolved import Convolved
 from fuseplan.rewrites.order import channels_order, in_order
@@ -23,8 +24,6 @@ SIZES = range(2, 8)
 STRIDES = range(1, 4)
 LEAST_CHANNELS = 8
 """Of fewer, what a kernel reads at once is mostly nobody's: there a convolution is left as it is without a race."""
-LEAST_CAPABILITY = (8, 0)
-"""Of a GPU: older ones have no bfloat16, and nobody has tried the kernels there."""
 _MEANING = "1"
 """Another one, should the function ever do something else: torch counts it in."""
 
@@ -156,15 +155,8 @@ def _no_kernel(of: Convolved) -> str | None:
     if of.given.device.type == "cuda":
         if not {of.given.dtype, of.weight.dtype} <= set(DTYPES):
             return "the kernels compute in none of its dtypes"
-        return missing() or _too_old(of.given.device)
+        return no_kernels(of.given.device)
     return None
-
-
-def _too_old(device: torch.device) -> str | None:
-    """Why Triton, or bfloat16, is not there on a GPU; None where there is none to ask."""
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability(device) >= LEAST_CAPABILITY:
-        return None
-    return f"the kernels need a GPU of compute capability {'.'.join(map(str, LEAST_CAPABILITY))}"
 
 
 def _no_layout(of: Convolved) -> str | None:

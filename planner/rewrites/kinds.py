@@ -13,6 +13,7 @@ from fuseplan.rewrites.base import Kind
 from fuseplan.rewrites.convolution import Convolution
 from fuseplan.rewrites.depthwise import Depthwise
 from fuseplan.rewrites.embedding import Embedding
+from fuseplan.rewrites.few_rows import FewRows
 from fuseplan.rewrites.loss.kind import Loss
 from fuseplan.rewrites.matmul import Matmul
 from fuseplan.rewrites.siblings import Siblings
@@ -26,6 +27,7 @@ KINDS: dict[str, Kind[Any]] = {
     "embedding": Embedding(),
     "convolution": Convolution(),
     "depthwise": Depthwise(),
+    "few-rows": FewRows(),
     "siblings": Siblings(),
 }
 """By the names that plans have for them. Of two that cannot both have a site, the first is preferred."""

@@ -21,11 +21,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from fuseplan.rewrites.attention.mask_source import written_by
 from fuseplan.rewrites.base import Draft, Kind, Site, digest_of
 from fuseplan.rewrites.matmul import operands_of
 from fuseplan.rewrites.reading import name_of
 from fuseplan.rewrites.special import example, memory_of
+from fuseplan.rewrites.writes import Writes
 
 MOST = 4
 """So many are one site: where each layer reads what an encoder gave, all of their results would be held from the first layer on."""
@@ -152,18 +152,17 @@ def _groups(gm: GraphModule) -> tuple[list[tuple[Node, ...]], dict[str, str]]:
         operands = operands_of(node)
         if operands is not None:
             readers.setdefault(operands[0], []).append(node)
-    found, missed = list[tuple[Node, ...]](), dict[str, str]()
+    found, missed, writes = list[tuple[Node, ...]](), dict[str, str](), Writes.of(gm.graph)
     for rows, calls in readers.items():
         if len(calls) < 2:
             continue
         reasons = {call: _why_not(call, owners) for call in calls}
         missed |= {call.name: why for call, why in reasons.items() if why is not None}
         for alike in _alike([call for call, why in reasons.items() if why is None]):
-            for stretch in _unwritten(rows, alike):
+            for stretch in writes.apart(alike, (rows,)):
                 chunks = [tuple(stretch[at : at + MOST]) for at in range(0, len(stretch), MOST)]
                 found += [chunk for chunk in chunks if len(chunk) > 1]
-    order = {node: place for place, node in enumerate(gm.graph.nodes)}
-    return sorted(found, key=lambda calls: order[calls[0]]), missed
+    return sorted(found, key=lambda calls: writes.places[calls[0]]), missed
 
 
 def _why_not(call: Node, owners: Counter[int]) -> str | None:
@@ -205,19 +204,6 @@ def _alike(calls: Sequence[Node]) -> Iterator[list[Node]]:
     yield from groups.values()
 
 
-def _unwritten(rows: Node, calls: Sequence[Node]) -> Iterator[list[Node]]:
-    """The same, apart where something is written between them to what they read."""
-    own, left = memory_of(example(rows)), set(calls)
-    stretch: list[Node] = []
-    for node in rows.graph.nodes:
-        if stretch and any(own & memory_of(example(each)) for each in written_by(node)):
-            yield stretch
-            stretch = []
-        if node in left:
-            stretch.append(node)
-    yield stretch
-
-
 def _is_sharded(node: Node) -> bool:
     """Whether it belongs to a module that FSDP manages."""
     source = getattr(node, "_dynamo_source", None)
@@ -249,11 +235,11 @@ def _merge(draft: Draft, site: SiblingSite, inputs: Mapping[Node, int]) -> None:
         merged.meta["example_value"] = like.new_empty((*like.shape[:-1], sum(columns)))
     start = 0
     for original, call, size in zip(site.calls, calls, columns, strict=True):
-        _take_part(draft, original, call, merged, start, size)
+        take_part(draft, original, call, merged, start, size)
         start += size
 
 
-def _take_part(draft: Draft, original: Node, call: Node, merged: Node, start: int, size: int) -> None:
+def take_part(draft: Draft, original: Node, call: Node, merged: Node, start: int, size: int) -> None:
     """The columns that were a call's result: as they lie among the others, or by themselves where it may matter how they lie."""
     like, whole = example(original), example(merged)
     with _fakes(like):

@@ -17,7 +17,7 @@ from fuseplan.segment.order import order_edges
 _ANCHORS = frozenset(
     "mm bmm addmm baddbmm addbmm addmv mv dot linear matmul convolution convolution_backward embedding_bag grouped_mm "
     "_scaled_mm _grouped_mm _scaled_dot_product_attention_math _cudnn_rnn mkldnn_rnn_layer _thnn_fused_lstm_cell "
-    "depthwise depthwise_input depthwise_weight".split()
+    "depthwise depthwise_input depthwise_weight few_rows".split()
 )
 _ATTENTION = ("_scaled_dot_product", "sdpa", "_flash_attention", "_efficient_attention")
 

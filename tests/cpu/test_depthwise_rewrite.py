@@ -216,12 +216,12 @@ def test_on_a_gpu_it_is_preferred(monkeypatch: pytest.MonkeyPatch) -> None:
     given = x.meta["example_value"]
     with given.fake_mode:
         x.meta["example_value"] = torch.empty(given.shape, device="cuda")
-    monkeypatch.setattr("fuseplan.rewrites.depthwise.missing", lambda: None)
+    monkeypatch.setattr("fuseplan.rewrites.depthwise.no_kernels", lambda device: None)
     assert kind.preferred(found) == "triton"
     assert dict(kind.rivals(found)) == {"triton": "triton"}
     monkeypatch.setattr("fuseplan.rewrites.depthwise.LEAST_CHANNELS", 17)
     assert (kind.preferred(found), dict(kind.rivals(found))) == (None, {})
-    monkeypatch.setattr("fuseplan.rewrites.depthwise.missing", lambda: "there is no Triton")
+    monkeypatch.setattr("fuseplan.rewrites.depthwise.no_kernels", lambda device: "there is no Triton")
     assert kind.refusal(found, "triton") == "there is no Triton"
     assert kind.preferred(found) is None
 

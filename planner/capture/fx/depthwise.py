@@ -4,23 +4,17 @@ them, and otherwise what PyTorch has. Images lie with their channels last, befor
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from fuseplan.capture.fx.composites import LIBRARY
-from fuseplan.log import logger
+from fuseplan.capture.fx.own_kernels import compiles_ahead, head_start, run_here
 
 if TYPE_CHECKING:
     from fuseplan.kernels.depthwise import ImageSizes
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-"""What the kernels take; anything else, such as to judge them, PyTorch computes."""
 _LAST = torch.channels_last
 
 LIBRARY.define("depthwise(Tensor input, Tensor weight, Tensor? bias, int stride, int padding) -> Tensor")
@@ -28,16 +22,6 @@ LIBRARY.define(
     "depthwise_input(Tensor grad, Tensor weight, SymInt height, SymInt width, int stride, int padding) -> Tensor"
 )
 LIBRARY.define("depthwise_weight(Tensor grad, Tensor input, int size, int stride, int padding) -> Tensor")
-
-
-@cache
-def missing() -> str | None:
-    """What is not installed for the kernels; None where all is."""
-    return None if importlib.util.find_spec("triton") else "there is no Triton: pip install triton"
-
-
-def _takes(tensor: Tensor) -> bool:
-    return tensor.is_cuda and tensor.dtype in DTYPES and tensor.numel() > 0 and missing() is None
 
 
 def _sizes(image: Tensor, result: Tensor, size: int, stride: int, padding: int) -> ImageSizes:
@@ -48,7 +32,7 @@ def _sizes(image: Tensor, result: Tensor, size: int, stride: int, padding: int) 
 
 def _depthwise(input: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int) -> Tensor:
     result = _depthwise_fake(input, weight, bias, stride, padding)
-    if not _takes(result):
+    if not run_here(result):
         return result.copy_(torch.conv2d(input, weight, bias, stride, padding, 1, input.shape[1]))
     from fuseplan.kernels import depthwise
 
@@ -65,8 +49,8 @@ def _depthwise_fake(input: Tensor, weight: Tensor, bias: Tensor | None, stride: 
 
 def _depthwise_traced(input: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int) -> Tensor:
     result = _depthwise_fake(input, weight, bias, stride, padding)
-    if _compiles_ahead(input, result):
-        with _head_start():
+    if compiles_ahead(input, result):
+        with head_start():
             from fuseplan.kernels import depthwise, launch
 
             sizes = _sizes(input, result, weight.shape[-1], stride, padding)
@@ -76,7 +60,7 @@ def _depthwise_traced(input: Tensor, weight: Tensor, bias: Tensor | None, stride
 
 def _of_input(grad: Tensor, weight: Tensor, height: int, width: int, stride: int, padding: int) -> Tensor:
     result = _of_input_fake(grad, weight, height, width, stride, padding)
-    if not _takes(result) or not grad.numel():
+    if not run_here(result) or not grad.numel():
         return result.copy_(_by_torch(grad, result, weight, stride, padding, (True, False))[0])
     from fuseplan.kernels import depthwise
 
@@ -91,8 +75,8 @@ def _of_input_fake(grad: Tensor, weight: Tensor, height: int, width: int, stride
 
 def _of_input_traced(grad: Tensor, weight: Tensor, height: int, width: int, stride: int, padding: int) -> Tensor:
     result = _of_input_fake(grad, weight, height, width, stride, padding)
-    if _compiles_ahead(grad, result):
-        with _head_start():
+    if compiles_ahead(grad, result):
+        with head_start():
             from fuseplan.kernels import depthwise, launch
 
             sizes = _sizes(result, grad, weight.shape[-1], stride, padding)
@@ -102,7 +86,7 @@ def _of_input_traced(grad: Tensor, weight: Tensor, height: int, width: int, stri
 
 def _of_weight(grad: Tensor, input: Tensor, size: int, stride: int, padding: int) -> Tensor:
     result = _of_weight_fake(grad, input, size, stride, padding)
-    if not _takes(grad):
+    if not run_here(grad):
         return result.copy_(_by_torch(grad, input, result, stride, padding, (False, True))[1])
     from fuseplan.kernels import depthwise
 
@@ -117,29 +101,12 @@ def _of_weight_fake(grad: Tensor, input: Tensor, size: int, stride: int, padding
 
 def _of_weight_traced(grad: Tensor, input: Tensor, size: int, stride: int, padding: int) -> Tensor:
     result = _of_weight_fake(grad, input, size, stride, padding)
-    if _compiles_ahead(grad, input):
-        with _head_start():
+    if compiles_ahead(grad, input):
+        with head_start():
             from fuseplan.kernels import depthwise, launch
 
             depthwise.of_weight(grad, input, result, _sizes(input, grad, size, stride, padding), launch.compile_ahead)
     return result
-
-
-def _compiles_ahead(*images: Tensor) -> bool:
-    """Whether a program is traced for kernels of which all is known, on a GPU that this process has begun to use."""
-    is_known = all(type(size) is int for image in images for size in image.shape)
-    if not is_known or not all(map(_takes, images)) or not torch.cuda.is_initialized():
-        return False
-    return all((image.device.index or 0) < torch.cuda.device_count() for image in images)
-
-
-@contextmanager
-def _head_start() -> Iterator[None]:
-    """What is compiled ahead may as well be compiled when it is launched, which says what is wrong."""
-    try:
-        yield
-    except Exception:  # noqa: BLE001 -- of Triton, and of processes that compile
-        logger.debug("a kernel is not compiled ahead", exc_info=True)
 
 
 def _by_torch(grad: Tensor, image: Tensor, weight: Tensor, stride: int, padding: int, wanted: tuple[bool, bool]) -> Any:

@@ -5,16 +5,18 @@ where there is a GPU for them, and otherwise what PyTorch has, given the keys al
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fuseplan.capture.fx.composites import LIBRARY
-from fuseplan.capture.fx.depthwise import missing
+from fuseplan.capture.fx.own_kernels import compiles_ahead, head_start, processors_of, run_here
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-"""What the kernels take; anything else, such as to judge them, PyTorch computes."""
+if TYPE_CHECKING:
+    from fuseplan.kernels.launch import Launch
+
 HEADS = range(16, 257)
 """How large a head may be for the kernels."""
 MOST_ROWS = 64
@@ -47,19 +49,27 @@ def _split_keys(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, 
     result = _fake(query, key, value, mask, scale)
     if not _takes(query, value):
         return result.copy_(_by_torch(query, key, value, mask, scale))
+    from fuseplan.kernels.launch import launch
+
+    _attend(query, key, value, mask, scale, result, launch)
+    return result
+
+
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None, y: Tensor, launch: Launch
+) -> None:
     from fuseplan.kernels import split_keys
 
     scores = (*query.shape[:-1], key.shape[-2])
     q, k, v = (one if one.stride(-1) == 1 else one.contiguous() for one in (query, key, value))
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    processors = torch.cuda.get_device_properties(query.device).multi_processor_count
-    split_keys.attend(q, k, v, None if mask is None else mask.expand(scores), factor, result, processors)
-    return result
+    shown = None if mask is None else mask.expand(scores)
+    split_keys.attend(q, k, v, shown, factor, y, processors_of(query.device), launch)
 
 
 def _takes(query: Tensor, value: Tensor) -> bool:
-    sized = query.shape[-1] in HEADS and value.shape[-1] in HEADS and query.numel() > 0 and value.numel() > 0
-    return query.is_cuda and query.dtype in DTYPES and sized and missing() is None
+    sized = query.shape[-1] in HEADS and value.shape[-1] in HEADS
+    return sized and run_here(query) and run_here(value)
 
 
 def _by_torch(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
@@ -87,5 +97,15 @@ def _fake(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale:
     return query.new_empty((batches, queries, heads, value.shape[-1])).transpose(1, 2)
 
 
+def _traced(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
+    result = _fake(query, key, value, mask, scale)
+    if compiles_ahead(query, key, value) and _takes(query, value):
+        with head_start():
+            from fuseplan.kernels.launch import compile_ahead
+
+            _attend(query, key, value, mask, scale, result, compile_ahead)
+    return result
+
+
 LIBRARY.impl("sdpa_split_keys", _split_keys, "CompositeExplicitAutograd")
-torch.library.register_fake("fuseplan::sdpa_split_keys", _fake, lib=LIBRARY)
+torch.library.register_fake("fuseplan::sdpa_split_keys", _traced, lib=LIBRARY)

@@ -11,8 +11,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from fuseplan.capture.fx.depthwise import missing
-from fuseplan.capture.fx.split_keys import DTYPES, HEADS, MOST_ROWS, pack_mask, pack_query
+from fuseplan.capture.fx.own_kernels import DTYPES, no_kernels
+from fuseplan.capture.fx.split_keys import HEADS, MOST_ROWS, pack_mask, pack_query
 from fuseplan.rewrites.attention.device import cast, plain
 from fuseplan.rewrites.attention.inputs import is_narrower
 from fuseplan.segment.masks import UnprovenError
@@ -21,8 +21,6 @@ MOST_QUERIES = 16
 """Of more, there are programs enough without keys that are split."""
 KEYS_EACH = 4
 """So many keys for each query are worth a race: with fewer, there is little to split."""
-LEAST_CAPABILITY = (8, 0)
-"""Of a GPU: older ones have no bfloat16."""
 
 
 def no_split(arguments: Mapping[str, Any]) -> str | None:
@@ -97,9 +95,7 @@ def _no_kernel(query: FakeTensor, value: FakeTensor) -> str | None:
         return f"kernels that split keys do not compute in {str(query.dtype).removeprefix('torch.')}"
     if query.shape[-1] not in HEADS or value.shape[-1] not in HEADS:
         return f"kernels that split keys take heads of {HEADS.start} to {HEADS.stop - 1} features"
-    if torch.cuda.is_available() and torch.cuda.get_device_capability(query.device) < LEAST_CAPABILITY:
-        return f"kernels that split keys need a GPU of compute capability {'.'.join(map(str, LEAST_CAPABILITY))}"
-    return missing()
+    return no_kernels(query.device)
 
 
 def packed_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fuseplan.capture.fx.flex import Sight
+from fuseplan.capture.fx.own_kernels import processors_of
 from fuseplan.plan import ATTENTION_WAYS, INPUT_ENDINGS, MASK_ENDINGS
 from fuseplan.rewrites.attention.device import OWN, chosen_kernel, no_kernel, no_window, plain, switched_on, takes
 from fuseplan.rewrites.attention.few_queries import has_many_keys, no_split, packed_arguments
@@ -100,6 +101,23 @@ class AttentionSite(Site, ABC):
 
     @cached_property
     def preferred(self) -> str:
+        """The way to try first: on a GPU, with keys that are split where there are few queries for many; else the usual one."""
+        split = self._split
+        if split is None or self.fakes["query"].device.type != "cuda":
+            return self.usual
+        batches, groups = self.fakes["key"].shape[:2]
+        few = type(batches) is int and batches * groups <= processors_of(self.fakes["query"].device)
+        return split if few or split == "split+grouped" else self.usual
+
+    @cached_property
+    def _split(self) -> str | None:
+        """The way in which keys are split, if one is legal here, and there are many for each query."""
+        legal = (way for way in ("split+grouped", "split+unmasked", "split") if self.refusal(way) is None)
+        found = next(legal, None)
+        return found if found and has_many_keys(self.fakes["query"], self.fakes["key"]) else None
+
+    @cached_property
+    def usual(self) -> str:
         """The way that needs no measurement: the mask dropped where that is proven to be the same, or laid out where no fused
         kernel takes it otherwise; and else attention kept whole.
         """
@@ -113,8 +131,8 @@ class AttentionSite(Site, ABC):
 
     @property
     def by_name(self) -> list[str]:
-        """The preferred way under each fused kernel that takes it so, instead of under the one that PyTorch chooses."""
-        way = AttentionWay.parse(self.preferred)
+        """The usual way under each fused kernel that takes it so, instead of under the one that PyTorch chooses."""
+        way = AttentionWay.parse(self.usual)
         found = list[str]()
         for kernel in ("flash", "efficient"):
             layout = self._in_aligned_rows(kernel, way.mask) if way.lays_out else way.mask
@@ -124,7 +142,7 @@ class AttentionSite(Site, ABC):
     @property
     def rivals(self) -> dict[str, str]:
         """The ways that are worth a race against the preferred one, by a word for what they have in common."""
-        _, _, ending = self.preferred.partition("+")
+        _, _, ending = self.usual.partition("+")
         found = {}
         for other in ("cudnn", "flash", "efficient"):
             endings = dict.fromkeys((ending, *(("rows", "aligned") if not self.proof.verdict else ())))
@@ -133,12 +151,10 @@ class AttentionSite(Site, ABC):
         skipping = ("flex+window", "flex+documents")
         found["window"] = "flash+window"
         found["flex"] = next((way for way in skipping if self.refusal(way) is None), skipping[0])
-        splitting = ("split+grouped", "split+unmasked", "split")
-        legal = [way for way in splitting if self.refusal(way) is None]
-        if legal and has_many_keys(self.fakes["query"], self.fakes["key"]):
-            found["split"] = legal[0]
+        if self._split is not None:
+            found["split"] = self._split
         for added in ("grouped", "views", "grouped+views", "packed"):
-            found[added.replace("+", " and ")] = f"{self.preferred}+{added}"
+            found[added.replace("+", " and ")] = f"{self.usual}+{added}"
         return found
 
     def _in_aligned_rows(self, kernel: str, layout: str) -> str:
