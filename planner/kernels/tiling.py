@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
+MOST_ROWS = 64
+"""A program has all of them: with more, libraries are as fast."""
+FEW_ROWS = 32
+"""Of more rows, a program reads a smaller block with more columns of it."""
 MOST_TOGETHER = 4
 """Matrices of one call."""
 ALIGNED = 8
@@ -31,20 +36,24 @@ class Tiling:
     parts: int
 
     @staticmethod
-    def of(features: int, columns: Sequence[int], processors: int, parts: int | None = None) -> Tiling:
-        """Few columns, unless that makes too many programs; and parts where there are too few. How many parts there are may be said.
+    @lru_cache(maxsize=1024)
+    def of(rows: int, features: int, columns: tuple[int, ...], processors: int, parts: int | None = None) -> Tiling:
+        """Few columns, unless that makes too many programs, or each would read many rows for them; and parts where there are too few.
+        How many parts there are may be said.
 
-        >>> Tiling.of(4096, [4096, 1024, 1024], 132)
+        >>> Tiling.of(8, 4096, (4096, 1024, 1024), 132)
         Tiling(columns=32, block=128, blocks_each=16, parts=2)
-        >>> Tiling.of(896, [896], 132)
+        >>> Tiling.of(8, 896, (896,), 132)
         Tiling(columns=32, block=128, blocks_each=2, parts=4)
-        >>> Tiling.of(4096, [14336, 14336], 132)
+        >>> Tiling.of(8, 4096, (14336, 14336), 132)
         Tiling(columns=64, block=128, blocks_each=32, parts=1)
+        >>> Tiling.of(64, 4096, (4096, 1024, 1024), 132)
+        Tiling(columns=64, block=64, blocks_each=16, parts=4)
         """
         each, tiles = _FEW, _tiles(columns, _FEW)
-        if tiles > MOST_EACH * processors:
+        if rows > FEW_ROWS or tiles > MOST_EACH * processors:
             each, tiles = _MANY, _tiles(columns, _MANY)
-        block = 64 if features % 128 else 128
+        block = 64 if features % 128 or rows > FEW_ROWS else 128
         blocks = max(1, -(-features // block))
         wanted = max(1, min(MOST_PARTS, blocks, round(PROGRAMS_EACH * processors / max(1, tiles))))
         of_part = -(-blocks // (parts or wanted))

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from fuseplan.capture.fx.few_rows import DTYPES, MOST_ROWS
+from fuseplan.capture.fx.few_rows import DTYPES
 from fuseplan.capture.fx.own_kernels import no_kernels, processors_of
-from fuseplan.kernels.tiling import ALIGNED, MOST_TOGETHER, Tiling
+from fuseplan.kernels.tiling import ALIGNED, MOST_ROWS, MOST_TOGETHER, Tiling
 from fuseplan.rewrites.base import Draft, Kind, Site, digest_of
 from fuseplan.rewrites.matmul import operands_of
 from fuseplan.rewrites.siblings import take_part
@@ -82,8 +82,13 @@ class FewRowsSite(Site):
 
     @property
     def given(self) -> Any:
-        """The rows."""
+        """What they are multiplied with."""
         return example(self.products[0].rows)
+
+    @property
+    def rows(self) -> int:
+        """How many rows that has."""
+        return math.prod(self.given.shape[:-1])
 
 
 class FewRows(Kind[FewRowsSite]):
@@ -139,7 +144,7 @@ class FewRows(Kind[FewRowsSite]):
         """How many there are, and of what."""
         many = f"{len(site.products)} matmuls" if len(site.products) > 1 else "one matmul"
         columns = " + ".join(map(str, site.columns))
-        return f"{many} of {math.prod(site.given.shape[:-1])} × {site.given.shape[-1]}, {columns} columns"
+        return f"{many} of {site.rows} × {site.given.shape[-1]}, {columns} columns"
 
 
 def _rows_of(one: Product) -> int | None:
@@ -210,7 +215,7 @@ def _is_worth_it(site: FewRowsSite) -> bool:
 
 def _write(draft: Draft, site: FewRowsSite) -> None:
     calls, like = [draft.copies[one.call] for one in site.products], example(site.products[0].call)
-    parts = Tiling.of(site.given.shape[-1], site.columns, processors_of(site.given.device)).parts
+    parts = Tiling.of(site.rows, site.given.shape[-1], site.columns, processors_of(site.given.device)).parts
     with draft.graph.inserting_before(calls[0]):
         products = [found for call in calls if (found := Product.of(call)) is not None]  # as others have left them
         weights = [draft.call("t", (one.matrix,), {}, like) if one.turned else one.matrix for one in products]

@@ -141,6 +141,22 @@ def test_a_step_of_decoding_has_ways_of_its_own() -> None:
     assert (call.rivals["split"], call.rivals["packed"]) == ("split+unmasked", "auto+unmasked+packed")
 
 
+def test_on_a_gpu_keys_are_split_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As far as a machine without one can tell: a site is asked about what it is given."""
+    asked = [found_in(step, *decoding())[0][0], found_in(growing, *given())[0][0]]
+    assert [call.preferred for call in asked] == ["auto", "auto+unmasked"]
+    for call in asked:
+        query = call.fakes["query"]
+        with query.fake_mode:
+            call.__dict__["fakes"] = {**call.fakes, "query": torch.empty(query.shape, device="cuda")}
+    for processors, preferred in ((4, ["split+grouped", "split+unmasked"]), (3, ["split+grouped", "auto+unmasked"])):
+        monkeypatch.setattr("fuseplan.rewrites.attention.site.processors_of", lambda _, n=processors: n)
+        for call in asked:
+            del call.__dict__["preferred"]
+        assert [call.preferred for call in asked] == preferred
+    assert [call.rivals["packed"] for call in asked] == ["auto+packed", "auto+unmasked+packed"]
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("host", ["aten", "eager"])
 def test_each_way_computes_the_same_step_after_step(way: str, host: str) -> None:

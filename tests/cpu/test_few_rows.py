@@ -13,9 +13,8 @@ from torch import Tensor, nn
 import fuseplan
 from agreement import assert_same
 from fuseplan.backend import programs_of
-from fuseplan.capture.fx.few_rows import MOST_ROWS
 from fuseplan.explain import compiled_by
-from fuseplan.kernels.tiling import Tiling
+from fuseplan.kernels.tiling import MOST_ROWS, Tiling
 from fuseplan.plan import Plan, Rewrite
 from fuseplan.rewrites import few_rows
 from fuseplan.rewrites.sites import missed_places
@@ -237,9 +236,10 @@ def test_of_two_kinds_that_want_the_same_it_comes_first() -> None:
 
 def test_tilings_are_whole() -> None:
     for features in (1, 63, 64, 128, 896, 4096, 14336):
-        for columns in ([8], [896, 128, 128], [14336, 14336], [151936]):
+        for columns in ((8,), (896, 128, 128), (14336, 14336), (151936,)):
             for processors in (1, 78, 132):
-                found = Tiling.of(features, columns, processors)
-                blocks = -(-features // found.block)
-                assert (found.parts - 1) * found.blocks_each < blocks <= found.parts * found.blocks_each
-                assert Tiling.of(features, columns, processors, found.parts) == found
+                for rows in (1, 32, 33):
+                    found = Tiling.of(rows, features, columns, processors)
+                    blocks = -(-features // found.block)
+                    assert (found.parts - 1) * found.blocks_each < blocks <= found.parts * found.blocks_each
+                    assert Tiling.of(rows, features, columns, processors, found.parts) == found

@@ -117,6 +117,7 @@ def test_steps_are_captured_while_the_cache_fills(way: str, host: str) -> None:
     with torch.no_grad():
         (site,), _ = found_in(Layer(), torch.randn(2, 8, 1, 64, device="cuda"), torch.tensor([0], device="cuda"))
         assert way in site.variants, site.refusal(way)
+        assert site.preferred == "split+grouped"
         torch._dynamo.reset()
         call = fuseplan.compile(layer, plan=Plan(host, (Rewrite("attention", 0, way),), launch="cudagraph"))
         for number in range(SETTLING + 120):

@@ -12,9 +12,8 @@ from torch import Tensor
 import fuseplan
 from agreement import assert_as_accurate, in_double
 from cpu.test_few_rows import Layer, every
-from fuseplan.capture.fx.few_rows import MOST_ROWS
 from fuseplan.capture.fx.own_kernels import processors_of
-from fuseplan.kernels.tiling import Tiling
+from fuseplan.kernels.tiling import MOST_ROWS, Tiling
 from fuseplan.plan import Plan
 from fuseplan.runtime.capture_place import LEARNING
 from rewriting import sites_in
@@ -40,13 +39,13 @@ def test_the_operator_is_as_accurate_as_the_library(
     torch.manual_seed(0)
     like = {"device": "cuda", "dtype": dtype}
     weights = [torch.randn(n, features, **like) / features**0.5 for n in columns]  # type: ignore[call-overload]
-    for rows in (1, 3, 8, 16, 17, MOST_ROWS):
+    for rows in (1, 3, 8, 16, 17, 32, 33, MOST_ROWS):
         x = torch.randn(rows, 1, features, **like)  # type: ignore[call-overload]
         for biases in ([], [torch.randn(n, **like) for n in columns]):  # type: ignore[call-overload]
             given = list(zip(weights, biases or [None] * len(columns), strict=True))
             right = torch.cat([F.linear(x.double(), w.double(), b if b is None else b.double()) for w, b in given], -1)
             library = torch.cat([F.linear(x, w, b) for w, b in given], -1)
-            for parts in {1, 2, Tiling.of(features, columns, processors_of(x.device)).parts}:
+            for parts in {1, 2, Tiling.of(rows, features, columns, processors_of(x.device)).parts}:
                 if parts > -(-features // 64):
                     continue
                 found = OPERATOR(x, weights, biases, parts)

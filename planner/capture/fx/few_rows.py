@@ -12,18 +12,16 @@ from torch import Tensor
 
 from fuseplan.capture.fx.composites import LIBRARY
 from fuseplan.capture.fx.own_kernels import compiles_ahead, head_start, processors_of, run_here
-from fuseplan.kernels.tiling import ALIGNED, Tiling
+from fuseplan.kernels.tiling import ALIGNED, MOST_ROWS, Tiling
 
 DTYPES = (torch.bfloat16, torch.float16)
 """What the kernel takes: it multiplies by matrix units, which round float32."""
-MOST_ROWS = 32
-"""A program has all of them: with more, libraries are as fast."""
 LIBRARY.define("few_rows(Tensor rows, Tensor[] weights, Tensor[] biases, int parts) -> Tensor")
 
 
 def _tiling(rows: Tensor, weights: Sequence[Tensor], parts: int) -> Tiling:
-    columns = [weight.shape[0] for weight in weights]
-    return Tiling.of(rows.shape[-1], columns, processors_of(rows.device), parts)
+    columns = tuple([weight.shape[0] for weight in weights])
+    return Tiling.of(rows.numel() // rows.shape[-1], rows.shape[-1], columns, processors_of(rows.device), parts)
 
 
 def _few_rows(rows: Tensor, weights: list[Tensor], biases: list[Tensor], parts: int) -> Tensor:
@@ -44,12 +42,16 @@ def _few_rows(rows: Tensor, weights: list[Tensor], biases: list[Tensor], parts: 
 
 def _takes(rows: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> bool:
     """Whether the kernel can be given these: rows of matrices begin where it can read them, too."""
-    most = rows.numel() <= MOST_ROWS * rows.shape[-1]
-    known = all(one.dtype == rows.dtype and one.device == rows.device for one in (*weights, *biases))
-    lies = all(
-        weight.stride(1) == 1 and weight.stride(0) % ALIGNED == 0 and weight.data_ptr() % 16 == 0 for weight in weights
-    )
-    return run_here(rows) and rows.dtype in DTYPES and most and known and lies
+    if not run_here(rows) or rows.dtype not in DTYPES or rows.numel() > MOST_ROWS * rows.shape[-1]:
+        return False
+    for one in (*weights, *biases):
+        if one.dtype != rows.dtype or one.device != rows.device:
+            return False
+    for weight in weights:
+        step, along = weight.stride()
+        if along != 1 or step % ALIGNED or weight.data_ptr() % 16:
+            return False
+    return True
 
 
 def _by_torch(rows: Tensor, weights: list[Tensor], biases: list[Tensor]) -> Tensor:

@@ -35,6 +35,11 @@ def processors_of(device: torch.device) -> int:
     """The multiprocessors of a GPU; of what is none, as many as a usual one has."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return 128
+    return _processors(device)
+
+
+@cache
+def _processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
