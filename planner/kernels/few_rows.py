@@ -52,7 +52,7 @@ def _multiply(
     for start in range(begin, tl.minimum(begin + each * BLOCK, features), BLOCK):
         at = start + tl.arange(0, BLOCK)
         of_weight = weight + column.to(tl.int64)[None, :] * step + at[:, None]
-        of_x = x + row[:, None] * x_row + at[None, :]
+        of_x = x + row.to(tl.int64)[:, None] * x_row + at[None, :]
         if EVEN:
             matrix = tl.load(of_weight, mask=inside[None, :], other=0.0)
             given = tl.load(of_x, mask=real[:, None], other=0.0)

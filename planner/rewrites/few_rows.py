@@ -161,7 +161,10 @@ def _together(gm: GraphModule, writes: Writes) -> Iterator[tuple[Product, ...]]:
     for node in gm.graph.nodes:
         one = Product.of(node)
         if one is not None and (rows := _rows_of(one)) is not None and 0 < rows <= MOST_ROWS:
-            alike = example(node).dtype, example(node).requires_grad, one.bias is None, _why_not(one)
+            trained = any(
+                example(read).requires_grad for read in one.read
+            )  # where no gradients are taken, be it around one alone
+            alike = example(node).dtype, example(node).requires_grad, trained, one.bias is None, _why_not(one)
             groups.setdefault((one.rows, *alike), []).append(one)
     for products in groups.values():
         by_call = {one.call: one for one in products}
@@ -188,8 +191,12 @@ def _why_not(one: Product) -> str | None:
     tensors = [result, example(one.rows), weight, *([] if one.bias is None else [example(one.bias)])]
     if result.requires_grad:
         return "gradients go back through it, which the kernel does not give"
-    if any(type(size) is not int for size in (*weight.shape, *weight.stride())) or 0 in weight.shape:
+    if any(type(size) is not int for size in (*weight.shape, *weight.stride())):
         return "how large its matrix is, is known at run time only"
+    if 0 in weight.shape:
+        return "its matrix has no elements"
+    if tuple(result.shape) != (*example(one.rows).shape[:-1], weight.shape[0]) or not result.is_contiguous():
+        return "it, or its rows, take another shape in place"
     if len({tensor.dtype for tensor in tensors}) > 1 or not result.is_floating_point():
         return "what it multiplies is of another dtype than its result"
     if len({tensor.device for tensor in tensors}) > 1:

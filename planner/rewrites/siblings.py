@@ -252,7 +252,9 @@ def take_part(draft: Draft, original: Node, call: Node, merged: Node, start: int
     with draft.graph.inserting_before(call):
         narrowed = draft.graph.create_node("call_function", torch.narrow, args)
         narrowed.meta["example_value"] = part
-    call.op, call.target, call.args, call.kwargs = "call_method", "contiguous", (narrowed,), {}
+    # of one row, a part is contiguous, and lies among the others all the same
+    call.op, call.target, call.args = "call_method", "clone", (narrowed,)
+    call.kwargs = {"memory_format": torch.contiguous_format}
 
 
 def _merged_input(draft: Draft, merger: Merger) -> Node:

@@ -23,6 +23,7 @@ from fuseplan.measure.pool import Limits, Workers
 from fuseplan.plan import Plan, Rewrite
 from fuseplan.rewrites.apply import rewritten
 from fuseplan.rewrites.attention.calls import AttentionCall, attention_calls
+from fuseplan.rewrites.kinds import KINDS
 from fuseplan.rewrites.sites import Sites
 from rewriting import with_rewrites
 
@@ -155,6 +156,13 @@ def test_on_a_gpu_keys_are_split_first(monkeypatch: pytest.MonkeyPatch) -> None:
             del call.__dict__["preferred"]
         assert [call.preferred for call in asked] == preferred
     assert [call.rivals["packed"] for call in asked] == ["auto+packed", "auto+unmasked+packed"]
+    assert [call.rivals["unsplit"] for call in asked] == ["auto", "auto+unmasked"]
+    monkeypatch.setattr("fuseplan.rewrites.attention.site.processors_of", lambda _: 132)
+    kind = KINDS["attention"]
+    del asked[1].__dict__["preferred"]
+    assert kind.preferred(asked[1]) == "split+unmasked"
+    monkeypatch.setattr("fuseplan.rewrites.attention.kind.forbidden", lambda _, way: way.kernel == "split" or None)
+    assert kind.preferred(asked[1]) == "auto+unmasked"
 
 
 @pytest.mark.parametrize("way", WAYS)

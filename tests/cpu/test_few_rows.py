@@ -17,6 +17,7 @@ from fuseplan.explain import compiled_by
 from fuseplan.kernels.tiling import MOST_ROWS, Tiling
 from fuseplan.plan import Plan, Rewrite
 from fuseplan.rewrites import few_rows
+from fuseplan.rewrites.kinds import KINDS
 from fuseplan.rewrites.sites import missed_places
 from plans import on_both_hosts
 from rewriting import dynamo_graph, sites_in, with_rewrites
@@ -178,11 +179,60 @@ def test_autocast_is_left_alone() -> None:
 
 
 def test_vmap_leaves_it_as_it_is() -> None:
-    def call(x: Tensor, w: Tensor) -> Tensor:
-        return torch.vmap(lambda one: F.linear(one, w))(x)
+    def call(x: Tensor, w: Tensor, y: Tensor) -> Tensor:
+        return torch.vmap(lambda one: F.linear(x, w) * one)(y)
 
-    found = sites_in("few-rows", call, torch.randn(2, 3, 64), torch.randn(8, 64))
-    assert all(site.refusal("triton") for site in found)
+    (site,) = sites_in("few-rows", call, torch.randn(3, 64), torch.randn(8, 64), torch.randn(5, 8))
+    assert site.refusal("triton") == "a transformation such as vmap is around it"
+
+
+def turned_in_place(x: Tensor, w: Tensor, u: Tensor) -> Any:
+    one, two = F.linear(x, w), F.linear(x, u)
+    two.unsqueeze_(0)
+    return one.t_(), two
+
+
+def squeezed_in_place(x: Tensor, w: Tensor, u: Tensor) -> Any:
+    return F.linear(x, w), F.linear(x, u[:1]).squeeze_(-1)
+
+
+@pytest.mark.parametrize("call", [turned_in_place, squeezed_in_place])
+@pytest.mark.parametrize("host", ["aten", "inductor"])
+def test_what_takes_another_shape_in_place(call: Call, host: str, parts: int) -> None:
+    x, w, u = torch.randn(4, 256), torch.randn(24, 256), torch.randn(16, 256)
+    found = sites_in("few-rows", call, x, w, u)
+    legal = tuple(site.rewrite("triton") for site in found if site.refusal("triton") is None)
+    assert "it, or its rows, take another shape in place" in {site.refusal("triton") for site in found}
+    assert_same(with_rewrites(call, legal, host)(x, w, u), call(x, w, u), bitwise=False)
+
+
+@pytest.mark.parametrize("host", ["aten", "inductor"])
+def test_what_is_trained_elsewhere_is_no_part_of_it(host: str, parts: int) -> None:
+    """Where gradients are taken all around, what is computed without them is computed where that is said."""
+
+    def call(x: Tensor, w: Tensor, trained: Tensor) -> tuple[Tensor, Tensor]:
+        one = F.linear(x, w)
+        with torch.no_grad():
+            two = F.linear(x, trained)
+        return one, two
+
+    x, w, trained = torch.randn(4, 256), torch.randn(24, 256), torch.randn(16, 256, requires_grad=True)
+    assert len(sites_in("few-rows", call, x, w, trained)) == 2
+    found = with_rewrites(call, every(2), host)(x, w, trained)
+    assert [one.requires_grad for one in found] == [False, False]
+    assert_same(found, call(x, w, trained), bitwise=False)
+
+
+@pytest.mark.parametrize("host", ["aten", "inductor"])
+def test_of_one_row_each_result_has_memory_of_its_own(host: str, parts: int) -> None:
+    def call(x: Tensor, w: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        one, two = F.linear(x, w), F.linear(x, u)
+        return one, two, two.as_strided((8,), (2,), 0)
+
+    x, w, u = torch.randn(1, 256), torch.randn(25, 256), torch.randn(16, 256)
+    found = with_rewrites(call, every(1), host)(x, w, u)
+    assert_same(found, call(x, w, u), bitwise=False)
+    assert [one.untyped_storage().nbytes() for one in found] == [4 * 25, 4 * 16, 4 * 16]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
@@ -223,7 +273,8 @@ def test_on_a_gpu_it_is_preferred(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {kind.refusal(site.found, "triton") for site in sites} == {"there is no Triton"}
 
 
-def test_of_two_kinds_that_want_the_same_it_comes_first() -> None:
+def test_it_goes_with_the_promise_but_not_with_siblings() -> None:
+    assert list(KINDS).index("few-rows") < list(KINDS).index("siblings")  # of the two, it is preferred
     model = layer()
     compiled = fuseplan.compile(model, plan=Plan("aten", every(4)), weights="fixed")
     x = torch.randn(3, 1, 256, dtype=torch.float64)

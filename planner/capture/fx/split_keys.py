@@ -99,7 +99,8 @@ def _fake(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale:
 
 def _traced(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
     result = _fake(query, key, value, mask, scale)
-    if compiles_ahead(query, key, value) and _takes(query, value):
+    is_known = mask is None or all(type(size) is int for size in mask.shape)
+    if is_known and compiles_ahead(query, key, value) and _takes(query, value):
         with head_start():
             from fuseplan.kernels.launch import compile_ahead
 

@@ -63,10 +63,13 @@ class AttentionKind(Kind[S]):
         return site.refusal(way)
 
     def preferred(self, site: S) -> str | None:
-        """Without its mask where that is proven to change nothing, else with one that a fused kernel takes; by the name of a
-        kernel where PyTorch would choose one that is not deterministic, and the caller asks for that.
+        """With keys that are split, unless the caller has switched off what that is; without its mask where that is proven to change
+        nothing, else with one that a fused kernel takes; by the name of a kernel where PyTorch would choose one that is not
+        deterministic, and the caller asks for that.
         """
-        first = site.preferred
+        if site.preferred != site.usual and self.forbidden(site, site.preferred) is None:
+            return site.preferred
+        first = site.usual
         if not_deterministic(site, AttentionWay.parse(first)) is None:
             return first
         return next((way for way in site.by_name if self.forbidden(site, way) is None), None)

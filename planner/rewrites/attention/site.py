@@ -152,7 +152,7 @@ class AttentionSite(Site, ABC):
         found["window"] = "flash+window"
         found["flex"] = next((way for way in skipping if self.refusal(way) is None), skipping[0])
         if self._split is not None:
-            found["split"] = self._split
+            found["split"], found["unsplit"] = self._split, self.usual
         for added in ("grouped", "views", "grouped+views", "packed"):
             found[added.replace("+", " and ")] = f"{self.usual}+{added}"
         return found
