@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from fuseplan.capture.dynamo.symbols import at_most
 from fuseplan.capture.fx.few_rows import DTYPES
 from fuseplan.capture.fx.own_kernels import no_kernels, processors_of
 from fuseplan.kernels.tiling import ALIGNED, MOST_ROWS, MOST_TOGETHER, Tiling
@@ -87,8 +89,10 @@ class FewRowsSite(Site):
 
     @property
     def rows(self) -> int:
-        """How many rows that has."""
-        return math.prod(self.given.shape[:-1])
+        """How many rows that has at most."""
+        found = _rows_of(self.given)
+        assert found is not None
+        return found
 
 
 class FewRows(Kind[FewRowsSite]):
@@ -111,7 +115,8 @@ class FewRows(Kind[FewRowsSite]):
         """Where nobody knows how many rows there are."""
         why = "how many rows it has is known at run time only"
         found = [one for node in gm.graph.nodes if (one := Product.of(node)) is not None]
-        return {one.call.name: why for one in found if _rows_of(one) is None and not example(one.call).requires_grad}
+        unknown = [one.call for one in found if _rows_of(example(one.rows)) is None]
+        return {call.name: why for call in unknown if not example(call).requires_grad}
 
     def nodes(self, site: FewRowsSite) -> Collection[Node]:
         """Their calls."""
@@ -144,13 +149,22 @@ class FewRows(Kind[FewRowsSite]):
         """How many there are, and of what."""
         many = f"{len(site.products)} matmuls" if len(site.products) > 1 else "one matmul"
         columns = " + ".join(map(str, site.columns))
-        return f"{many} of {site.rows} × {site.given.shape[-1]}, {columns} columns"
+        least = "" if all(type(size) is int for size in site.given.shape) else "at most "
+        return f"{many} of {least}{site.rows} × {site.given.shape[-1]}, {columns} columns"
 
 
-def _rows_of(one: Product) -> int | None:
-    """How many rows there are; None where that is not known."""
-    sizes = example(one.rows).shape[:-1]
-    return math.prod(sizes) if all(type(size) is int for size in sizes) else None
+def _rows_of(given: Any) -> int | None:
+    """How many rows there are at most; None where nobody knows."""
+    sizes = [at_most(size) for size in given.shape[:-1]]
+    return math.prod(size for size in sizes if size is not None) if None not in sizes else None
+
+
+def _is_as_made(result: Any, shape: Sequence[Any]) -> bool:
+    """Whether a result has the shape and the strides that it was made with, as far as that is known."""
+    strides = [math.prod(shape[place + 1 :]) for place in range(len(shape))]
+    pairs = [*zip(result.shape, shape, strict=False), *zip(result.stride(), strides, strict=False)]
+    known = all(statically_known_true(one == other) for one, other in pairs)
+    return len(result.shape) == len(shape) and known
 
 
 def _together(gm: GraphModule, writes: Writes) -> Iterator[tuple[Product, ...]]:
@@ -160,7 +174,7 @@ def _together(gm: GraphModule, writes: Writes) -> Iterator[tuple[Product, ...]]:
     groups: dict[tuple[Any, ...], list[Product]] = {}
     for node in gm.graph.nodes:
         one = Product.of(node)
-        if one is not None and (rows := _rows_of(one)) is not None and 0 < rows <= MOST_ROWS:
+        if one is not None and 0 < (_rows_of(example(one.rows)) or 0) <= MOST_ROWS:
             trained = any(
                 example(read).requires_grad for read in one.read
             )  # where no gradients are taken, be it around one alone
@@ -195,7 +209,7 @@ def _why_not(one: Product) -> str | None:
         return "how large its matrix is, is known at run time only"
     if 0 in weight.shape:
         return "its matrix has no elements"
-    if tuple(result.shape) != (*example(one.rows).shape[:-1], weight.shape[0]) or not result.is_contiguous():
+    if not _is_as_made(result, (*example(one.rows).shape[:-1], weight.shape[0])):
         return "it, or its rows, take another shape in place"
     if len({tensor.dtype for tensor in tensors}) > 1 or not result.is_floating_point():
         return "what it multiplies is of another dtype than its result"

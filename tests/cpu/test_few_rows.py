@@ -120,15 +120,36 @@ def test_what_is_trained_is_refused() -> None:
     }
 
 
-def test_many_rows_are_no_site_and_rows_that_vary_are_told_of() -> None:
+def test_many_rows_are_no_site() -> None:
     def call(x: Tensor, w: Tensor) -> Tensor:
         return F.linear(x, w)
 
     assert sites_in("few-rows", call, torch.randn(MOST_ROWS + 1, 64), torch.randn(8, 64)) == []
     assert sites_in("few-rows", lambda x, y: x @ y, torch.randn(2, 3, 8), torch.randn(2, 8, 8)) == []  # each its own
     assert len(sites_in("few-rows", call, torch.randn(MOST_ROWS, 64), torch.randn(8, 64))) == 1
-    gm = dynamo_graph(call, torch.randn(6, 64), torch.randn(8, 64), dynamic=True)
-    assert sites_in("few-rows", call, torch.randn(6, 64), torch.randn(8, 64), dynamic=True) == []
+
+
+def test_rows_that_vary_are_few_in_the_whole_box(parts: int) -> None:
+    model = layer(True)
+    for rows, at_most in ((5, 8), (8, 8), (33, 64)):
+        found = sites_in("few-rows", model, torch.randn(rows, 1, 256, dtype=torch.float64), dynamic=True)
+        assert [site.refusal("triton") for site in found] == [None] * 4
+        assert f"3 matmuls of at most {at_most} × 256," in found[0].line("triton")
+    assert sites_in("few-rows", model, torch.randn(65, 1, 256, dtype=torch.float64), dynamic=True) == []
+    torch._dynamo.reset()
+    compiled = fuseplan.compile(model, plan=Plan("inductor", every(4)), dynamic=True)
+    for rows in (5, 7, 8, 2, 100):
+        x = torch.randn(rows, 1, 256, dtype=torch.float64)
+        assert_same([compiled(x)], [model(x)], bitwise=False)
+    assert len(programs_of(compiled_by(compiled))) == 1
+
+
+def test_rows_that_nobody_has_counted_are_told_of() -> None:
+    def call(x: Tensor, w: Tensor) -> Tensor:
+        return F.linear(x[x[:, 0].nonzero()[:, 0]], w)
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        gm = dynamo_graph(call, torch.randn(6, 64), torch.randn(8, 64))
     (missed,) = missed_places(gm, ("few-rows",))
     assert missed.reason == "how many rows it has is known at run time only"
 

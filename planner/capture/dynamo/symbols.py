@@ -9,6 +9,7 @@ import sympy
 import torch
 
 from fuseplan.graph import Dim, Symbol
+from fuseplan.tuning_db.sizes import next_power
 
 
 def hint_of(shape_env: Any, symbol: sympy.Symbol) -> int | None:
@@ -16,6 +17,21 @@ def hint_of(shape_env: Any, symbol: sympy.Symbol) -> int | None:
     seen = getattr(shape_env, "backed_var_to_val", None)
     value = (shape_env.var_to_val if seen is None else seen).get(symbol)
     return int(value) if value is not None and getattr(value, "is_Integer", False) else None
+
+
+def at_most(size: Any) -> int | None:
+    """The most that a size is anywhere in the box of sizes in which it was seen; None where it was not. Nothing is asked of it by that.
+
+    >>> at_most(7)
+    7
+    """
+    if isinstance(size, int):
+        return int(size)
+    node = size.node
+    seen = {symbol: hint_of(node.shape_env, symbol) for symbol in node.expr.free_symbols}
+    edges = {symbol: sympy.Integer(next_power(hint)) for symbol, hint in seen.items() if hint is not None}
+    found = node.expr.xreplace(edges)
+    return int(found) if len(edges) == len(seen) and found.is_Integer else None
 
 
 class Symbols:
