@@ -187,16 +187,23 @@ def _together(gm: GraphModule, writes: Writes) -> Iterator[tuple[Product, ...]]:
 
 
 def _ready(products: Sequence[Product], places: Mapping[Node, int]) -> Iterator[tuple[Product, ...]]:
-    """The same, apart where one reads what comes behind the first."""
-    chunk: list[Product] = []
+    """The same, apart where one reads what comes behind the first, and not too many together."""
+    stretch: list[Product] = []
     for one in products:
-        late = chunk and any(places[node] > places[chunk[0].call] for node in one.read)
-        if late or len(chunk) == MOST_TOGETHER:
-            yield tuple(chunk)
-            chunk = []
-        chunk.append(one)
-    if chunk:
-        yield tuple(chunk)
+        if stretch and any(places[node] > places[stretch[0].call] for node in one.read):
+            yield from _evenly(stretch)
+            stretch = []
+        stretch.append(one)
+    yield from _evenly(stretch)
+
+
+def _evenly(products: Sequence[Product]) -> Iterator[tuple[Product, ...]]:
+    """In as few calls as can be, of about as many each: of query, key, value, gate and up, the first three."""
+    calls = -(-len(products) // MOST_TOGETHER)
+    for left in range(calls, 0, -1):
+        count = -(-len(products) // left)
+        yield tuple(products[:count])
+        products = products[count:]
 
 
 def _why_not(one: Product) -> str | None:

@@ -85,6 +85,13 @@ def test_those_of_the_same_rows_are_one_site() -> None:
     assert found[0].line("triton") in fuseplan.explain(compiled, graphs=False)
 
 
+@pytest.mark.parametrize(("count", "together"), [(1, [1]), (4, [4]), (5, [3, 2]), (9, [3, 3, 3]), (10, [4, 3, 3])])
+def test_no_more_than_four_are_together(count: int, together: list[int]) -> None:
+    weights = [torch.randn(8 + 8 * n, 64) for n in range(count)]
+    found = sites_in("few-rows", lambda x: [F.linear(x, w) for w in weights], torch.randn(2, 64))
+    assert [len(site.found.products) for site in found] == together
+
+
 def spelled(x: Tensor, w: Tensor, b: Tensor) -> list[Tensor]:
     return [F.linear(x, w, b), F.linear(x, w), x @ w.t(), torch.mm(x, w.mT), torch.addmm(b, x, w.t()), x.matmul(w.T)]
 
