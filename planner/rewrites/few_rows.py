@@ -174,11 +174,15 @@ def _together(gm: GraphModule, writes: Writes) -> Iterator[tuple[Product, ...]]:
     groups: dict[tuple[Any, ...], list[Product]] = {}
     for node in gm.graph.nodes:
         one = Product.of(node)
-        if one is not None and 0 < (_rows_of(example(one.rows)) or 0) <= MOST_ROWS:
+        if (
+            one is None or example(node).requires_grad
+        ):  # gradients would go back through it, which the kernel does not give
+            continue
+        if 0 < (_rows_of(example(one.rows)) or 0) <= MOST_ROWS:
             trained = any(
                 example(read).requires_grad for read in one.read
             )  # where no gradients are taken, be it around one alone
-            alike = example(node).dtype, example(node).requires_grad, trained, one.bias is None, _why_not(one)
+            alike = example(node).dtype, trained, one.bias is None, _why_not(one)
             groups.setdefault((one.rows, *alike), []).append(one)
     for products in groups.values():
         by_call = {one.call: one for one in products}
@@ -210,8 +214,6 @@ def _why_not(one: Product) -> str | None:
     """Why the kernel cannot do a matmul."""
     result, weight = example(one.call), one.weight
     tensors = [result, example(one.rows), weight, *([] if one.bias is None else [example(one.bias)])]
-    if result.requires_grad:
-        return "gradients go back through it, which the kernel does not give"
     if any(type(size) is not int for size in (*weight.shape, *weight.stride())):
         return "how large its matrix is, is known at run time only"
     if 0 in weight.shape:

@@ -120,11 +120,10 @@ def test_what_the_kernel_does_not_do_is_refused(call: Call, why: str) -> None:
     assert why in (site.refusal("triton") or "")
 
 
-def test_what_is_trained_is_refused() -> None:
-    found = sites_in("few-rows", layer().requires_grad_(), torch.randn(4, 1, 256, dtype=torch.float64))
-    assert {site.refusal("triton") for site in found} == {
-        "gradients go back through it, which the kernel does not give"
-    }
+def test_what_is_trained_is_no_site() -> None:
+    model, x = layer().requires_grad_(), torch.randn(4, 1, 256, dtype=torch.float64)
+    assert sites_in("few-rows", model, x) == []
+    assert len(sites_in("few-rows", torch.no_grad()(model), x)) == 4
 
 
 def test_many_rows_are_no_site() -> None:

@@ -43,7 +43,7 @@ class Rewriting:
 
     def __call__(self, gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         self.graphs.append(gm)
-        self.sites = list(Sites.of(gm).placed)
+        self.sites = list(Sites.of(gm, (CALLED, WRITTEN)).placed)
         legal = tuple(site.rewrite(self.way) for site in self.sites if site.refusal(self.way) is None)
         new = rewritten(gm, legal).gm if legal else gm
         self.targets = [getattr(node.target, "__name__", str(node.target)) for node in new.graph.nodes]
