@@ -323,13 +323,17 @@ def compile(model: Any = None, **options: Any) -> Any:
     tensor([2., 2.])
     """
     for_torch = {name: options.pop(name) for name in list(options) if name in _TORCH_ARGUMENTS}
+    for_dynamo = {name: options.pop(name) for name in list(options) if name in _DYNAMO_OPTIONS}
     Options.parse(options, for_torch.get("mode"))  # what is wrong with them is better said here than by Dynamo
+    options |= for_dynamo
     if options and for_torch.get("mode") is not None:
         options["mode"] = for_torch.pop("mode")  # torch.compile takes a mode or options, never both
     return torch.compile(model, backend="fuseplan", options=options or None, **for_torch)
 
 
 _TORCH_ARGUMENTS = ("fullgraph", "dynamic", "mode", "disable", "name")
+_DYNAMO_OPTIONS = ("guard_filter_fn",)
+"""Options that torch.compile keeps for itself."""
 
 
 def programs_of(wrapper: object) -> list[Program]:

@@ -10,7 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-import fuseplan.capture.fx.depthwise  # noqa: F401 -- it defines the operators
+import fuseplan.capture.fx.depthwise
+import fuseplan.capture.fx.few_rows
+import fuseplan.capture.fx.split_keys  # noqa: F401 -- they define the operators
 
 pytestmark = pytest.mark.gpu
 
@@ -49,6 +51,21 @@ def test_all_kernels_of_a_program_are_found_when_they_are_launched(compiled: lis
     assert dict(one for one in compiled if one[0] in of_ours) == dict.fromkeys(of_ours, True)
     assert x.grad is not None
     assert weight.grad is not None
+
+
+@torch.compile
+def decoded(x: Tensor, weight: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    parts = torch.ops.fuseplan.few_rows(x, [weight], [], 2)
+    return parts.sum(0).relu(), torch.ops.fuseplan.sdpa_split_keys(q, k, v, mask, None).relu()
+
+
+def test_so_are_those_of_a_step_of_decoding(compiled: list[tuple[str, bool]]) -> None:
+    x, weight = (torch.randn(*shape, device="cuda", dtype=torch.bfloat16) for shape in ((3, 1, 320), (48, 320)))
+    q, k = (torch.randn(*shape, device="cuda", dtype=torch.bfloat16) for shape in ((3, 6, 1, 48), (3, 2, 200, 48)))
+    mask = (torch.arange(200, device="cuda") < 90).expand(3, 1, 1, 200)
+    decoded(x, weight, q, k, k, mask)
+    of_ours = {"_multiply", "_attend", "_join"}
+    assert dict(one for one in compiled if one[0] in of_ours) == dict.fromkeys(of_ours, True)
 
 
 def test_what_triton_has_on_disk_is_not_compiled_again(

@@ -84,6 +84,16 @@ def test_a_layer_is_right_while_its_weights_change(host: str, launch: str) -> No
         assert_as_accurate(compiled(x), model(x), in_double(copy.deepcopy(model))(x.double())), turn
 
 
+def test_rows_that_vary_and_become_many() -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = Layer(1024, bias=True).to("cuda", torch.bfloat16).requires_grad_(False)
+    compiled = fuseplan.compile(model, plan=Plan("inductor", every(4)), dynamic=True)
+    for rows in (20, 32, 5, 64, 200):
+        x = torch.randn(rows, 1, 1024, device="cuda", dtype=torch.bfloat16)
+        assert_as_accurate(compiled(x), model(x), in_double(copy.deepcopy(model))(x.double()))
+
+
 def test_it_is_preferred() -> None:
     model = Layer(1024).to("cuda", torch.bfloat16).requires_grad_(False)
     x = torch.randn(8, 1, 1024, device="cuda", dtype=torch.bfloat16)
