@@ -37,10 +37,8 @@ def _multiply(
         weight, bias, count, step, first, behind = w2, b2, n2, r2, third, n0 + n1
     if tile >= fourth:
         weight, bias, count, step, first, behind = w3, b3, n3, r3, fourth, n0 + n1 + n2
-    weight, step = (
-        tl.multiple_of(weight, 16),
-        tl.multiple_of(step, STEP),
-    )  # which is lost where one of several is chosen
+    # what is known of them is lost where one of several is chosen
+    weight, step = tl.multiple_of(weight, 16), tl.multiple_of(step, STEP)
     column = (tile - first) * COLUMNS + tl.arange(0, COLUMNS)
     inside, row = column < count, tl.arange(0, ROWS)
     real = row < rows

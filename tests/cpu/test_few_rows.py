@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import fuseplan
 from agreement import assert_same
 from fuseplan.backend import programs_of
+from fuseplan.capture.fx import few_rows as operator
 from fuseplan.explain import compiled_by
 from fuseplan.kernels.tiling import MOST_ROWS, Tiling
 from fuseplan.plan import Plan, Rewrite
@@ -276,6 +277,22 @@ def test_the_operator_is_what_torch_computes(count: int, dtype: torch.dtype) -> 
         assert_same([apart.sum(0).to(dtype)], [right], bitwise=True)
         for parts in (1, 2):
             torch.library.opcheck(OPERATOR, (x, weights, biases, parts))
+
+
+def test_what_the_kernel_cannot_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As far as a machine without a GPU can tell, where all else is as on one."""
+    monkeypatch.setattr(operator, "run_here", lambda _: True)
+    like: dict[str, Any] = {"dtype": torch.bfloat16}
+    x, weight, bias = torch.randn(4, 64, **like), torch.randn(24, 64, **like), torch.randn(24, **like)
+    assert operator._takes(x, [weight], [bias])
+    assert operator._takes(x[:, ::2], [weight[:, :32]], [])  # rows are laid out anew
+    for given in (
+        (torch.randn(MOST_ROWS + 1, 64, **like), [weight], []), (x.float(), [weight.float()], []), (x, [weight.half()], []),
+        (x, [weight], [bias.float()]), (x, [weight], [torch.randn(48, **like)[::2]]), (x, [weight], [bias[:1].expand(24)]),
+        (x, [torch.randn(64, 24, **like).t()], []), (x, [torch.randn(24, 65, **like)[:, 1:]], []),
+        (x, [torch.randn(24 * 64 + 1, **like)[1:].view(24, 64)], []),
+    ):  # fmt: skip
+        assert not operator._takes(*given)
 
 
 def test_on_a_gpu_it_is_preferred(monkeypatch: pytest.MonkeyPatch) -> None:

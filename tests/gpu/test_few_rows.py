@@ -71,6 +71,14 @@ def test_what_lies_otherwise_is_computed_all_the_same() -> None:
             torch.testing.assert_close(ours.double(), right, rtol=0.02, atol=0.1)
 
 
+def test_biases_that_lie_apart() -> None:
+    like = {"device": "cuda", "dtype": torch.bfloat16}
+    x, weight = torch.randn(4, 256, **like), torch.randn(64, 256, **like)  # type: ignore[call-overload]
+    for bias in (torch.randn(128, **like)[::2], torch.randn(1, **like).expand(64), torch.randn(65, **like)[1:]):  # type: ignore[call-overload]
+        right = F.linear(x.double(), weight.double(), bias.double())
+        torch.testing.assert_close(OPERATOR(x, [weight], [bias], 1).double(), right, rtol=0.02, atol=0.1)
+
+
 @pytest.mark.parametrize("launch", ["plain", "cudagraph"])
 @pytest.mark.parametrize("host", ["inductor", "aten"])
 def test_a_layer_is_right_while_its_weights_change(host: str, launch: str) -> None:

@@ -47,6 +47,8 @@ def _takes(rows: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) ->
     for one in (*weights, *biases):
         if one.dtype != rows.dtype or one.device != rows.device:
             return False
+    if any(bias.stride(0) != 1 for bias in biases):
+        return False
     for weight in weights:
         step, along = weight.stride()
         if along != 1 or step % ALIGNED or weight.data_ptr() % 16:
