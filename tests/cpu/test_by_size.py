@@ -24,7 +24,7 @@ from fuseplan.capture.dynamo.settled import settled
 from fuseplan.explain import compiled_by
 from fuseplan.lookup import Chosen, Lookup
 from fuseplan.measure.environment import environment
-from fuseplan.plan import CarveOuts, Plan
+from fuseplan.plan import CarveOuts, Plan, Rewrite
 from fuseplan.runtime import Program
 from fuseplan.segment import Region, Segmentation
 from fuseplan.stats import stats
@@ -491,3 +491,31 @@ def test_a_box_that_is_met_within_a_graph_of_the_caller_s_is_written_down_later(
     store = Store(Places(own_database))
     assert {one.sizes["s0"]: one.calls for trace in waiting(store) for one in trace.calls}[100] == 2
     store.close()
+
+
+@pytest.mark.parametrize("first", [33, 64])
+def test_few_rows_are_found_from_each_size_of_a_box(own_database: Path, first: int) -> None:
+    """How many there are at most is the box's edge, whatever size comes first; of more, they are no site."""
+    weights = torch.randn(24, 64), torch.randn(8, 64)
+
+    def both(x: Tensor) -> tuple[Tensor, Tensor]:
+        return F.linear(x, weights[0]), F.linear(x, weights[1])
+
+    def given(size: int) -> Tensor:
+        x = torch.randn(size, 64)
+        torch._dynamo.maybe_mark_dynamic(x, 0)
+        return x
+
+    key = key_of(both, (given(9),))
+    rewrite = Rewrite("few-rows", 0, "triton")
+    put(own_database, key, 33, 64, Plan("aten", (rewrite,)))
+    put(own_database, key, 65, 128, Plan("aten", (rewrite,)))
+    compiled = fuseplan.compile(both)
+    for size in (9, first, 40, 64, 33):
+        x = given(size)
+        for found, right in zip(compiled(x), both(x), strict=True):
+            torch.testing.assert_close(found, right)
+    default, plan = programs(compiled)
+    assert (default.plan.host, [one.kind for one in plan.plan.rewrites]) == ("eager", ["few-rows"])
+    with pytest.warns(UserWarning, match="speaks of matmul of few rows 0; the program has 0"):
+        compiled(given(100))
