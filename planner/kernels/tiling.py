@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 MOST_ROWS = 64
-"""A program has all of them: with more, libraries are as fast."""
+"""A program has all of them."""
 FEW_ROWS = 32
 """Of more rows, a program reads a smaller block with more columns of it."""
 MOST_TOGETHER = 4
@@ -17,7 +17,7 @@ ALIGNED = 8
 MOST_PARTS = 4
 """Of a sum: an Inductor that reads as many adds them up wherever they are used, and more by a kernel of its own."""
 PROGRAMS_EACH = 3
-"""So many programs for each multiprocessor read about as fast as memory can be read."""
+"""So many programs for each multiprocessor are enough to keep memory busy."""
 MOST_EACH = 4
 """Of more, each has more columns."""
 _FEW, _MANY = 32, 64

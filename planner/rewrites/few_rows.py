@@ -1,5 +1,5 @@
-"""Matmuls of few rows, as in a step of decoding: what takes time is to read the matrices, which libraries do at half of what memory gives.
-They go to a Triton kernel of our own, those that read the same rows together, behind an operator that no compiler looks into.
+"""Matmuls of few rows, as in a step of decoding: what takes time is to read the matrices. They go to a Triton kernel of our own, those that
+read the same rows together, behind an operator that no compiler looks into.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fuseplan.rewrites.writes import Writes
 LEAST_ELEMENTS = 2**16
 """Of the matrices of a call: with fewer, there is nothing to read faster …"""
 MOST_BYTES = 128 * 10**6
-"""… and with more, what libraries lose at the beginning and the end is little beside the rest."""
+"""… and with more, what is lost at the beginning and the end of a matmul is little beside the rest."""
 _MEANING = "1"
 """Another one, should the function ever do something else: torch counts it in."""
 
@@ -133,7 +133,7 @@ class FewRows(Kind[FewRowsSite]):
         return next((why for one in site.products if (why := _why_not(one)) is not None), None)
 
     def preferred(self, site: FewRowsSite) -> str | None:
-        """On a GPU, where the matrices are neither small nor so large that libraries read them as fast."""
+        """On a GPU, where the matrices are neither small nor large."""
         return super().preferred(site) if _is_worth_it(site) else None
 
     def rivals(self, site: FewRowsSite) -> Mapping[str, str]:
@@ -174,16 +174,15 @@ def _together(gm: GraphModule, writes: Writes) -> Iterator[tuple[Product, ...]]:
     groups: dict[tuple[Any, ...], list[Product]] = {}
     for node in gm.graph.nodes:
         one = Product.of(node)
-        if (
-            one is None or example(node).requires_grad
-        ):  # gradients would go back through it, which the kernel does not give
+        if one is None or not 0 < (_rows_of(example(one.rows)) or 0) <= MOST_ROWS:
             continue
-        if 0 < (_rows_of(example(one.rows)) or 0) <= MOST_ROWS:
-            trained = any(
-                example(read).requires_grad for read in one.read
-            )  # where no gradients are taken, be it around one alone
-            alike = example(node).dtype, trained, one.bias is None, _why_not(one)
-            groups.setdefault((one.rows, *alike), []).append(one)
+        if example(node).requires_grad:
+            continue  # the kernel gives no gradients
+        trained = any(
+            example(read).requires_grad for read in one.read
+        )  # then `no_grad` is around it, and not around all
+        alike = example(node).dtype, trained, one.bias is None, _why_not(one)
+        groups.setdefault((one.rows, *alike), []).append(one)
     for products in groups.values():
         by_call = {one.call: one for one in products}
         for calls in writes.apart(list(by_call), {node for one in products for node in one.read}):
@@ -252,12 +251,8 @@ def _write(draft: Draft, site: FewRowsSite) -> None:
         biases = [one.bias for one in products if one.bias is not None]
         given = (products[0].rows, weights, biases, parts)
         if len(calls) == parts == 1:
-            calls[0].op, calls[0].target, calls[0].args, calls[0].kwargs = (
-                "call_function",
-                products_of_few_rows,
-                given,
-                {},
-            )
+            call = calls[0]
+            call.op, call.target, call.args, call.kwargs = "call_function", products_of_few_rows, given, {}
             return
         whole = draft.call(products_of_few_rows, given, {}, like)
     start = 0
