@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuseplan.capture.dynamo.numerics import Numerics
@@ -40,7 +41,7 @@ class MovedRun(TorchDispatchMode):
         self.random = False
         numerics = Numerics.here()
         self._tf32 = numerics.matmul_precision != "highest" or numerics.cudnn_tf32
-        self._given: dict[int, torch.UntypedStorage] = {}
+        self._given: dict[int, StorageWeakRef] = {}
         self._all_stays: dict[int, dict[tuple[Any, ...], bool]] = {}
         """Whether all of a tensor stays as it is, by its memory and where it lies there."""
         for value in given:
@@ -126,7 +127,8 @@ class MovedRun(TorchDispatchMode):
         """Count a tensor among what was given."""
         if isinstance(value, Tensor):
             storage = value.untyped_storage()
-            self._given[storage._cdata] = storage  # held, so that nobody else comes to lie there
+            # nobody else comes to lie there while that is held; its memory can go
+            self._given[storage._cdata] = StorageWeakRef(storage)
 
 
 let_through(MovedRun, lambda mode, value: mode._moved(value, coarsely=False))

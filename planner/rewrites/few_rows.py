@@ -80,7 +80,13 @@ class FewRowsSite(Site):
     @property
     def columns(self) -> tuple[int, ...]:
         """How many the result of each has."""
-        return tuple(example(one.call).shape[-1] for one in self.products)
+        return tuple(one.weight.shape[0] for one in self.products)
+
+    @property
+    def features(self) -> int:
+        """How many the rows and the matrices have; what the rows say may be a symbol, though of one value."""
+        found: int = self.products[0].weight.shape[1]
+        return found
 
     @property
     def given(self) -> Any:
@@ -150,7 +156,7 @@ class FewRows(Kind[FewRowsSite]):
         many = f"{len(site.products)} matmuls" if len(site.products) > 1 else "one matmul"
         columns = " + ".join(map(str, site.columns))
         least = "" if all(type(size) is int for size in site.given.shape) else "at most "
-        return f"{many} of {least}{site.rows} × {site.given.shape[-1]}, {columns} columns"
+        return f"{many} of {least}{site.rows} × {site.features}, {columns} columns"
 
 
 def _rows_of(given: Any) -> int | None:
@@ -237,14 +243,14 @@ def _no_kernel(result: Any) -> str | None:
 
 
 def _is_worth_it(site: FewRowsSite) -> bool:
-    elements = site.given.shape[-1] * sum(site.columns)
+    elements = site.features * sum(site.columns)
     least, most = LEAST_ELEMENTS, MOST_BYTES // site.given.element_size()
     return bool(site.given.device.type == "cuda" and least <= elements <= most)
 
 
 def _write(draft: Draft, site: FewRowsSite) -> None:
     calls, like = [draft.copies[one.call] for one in site.products], example(site.products[0].call)
-    parts = Tiling.of(site.rows, site.given.shape[-1], site.columns, processors_of(site.given.device)).parts
+    parts = Tiling.of(site.rows, site.features, site.columns, processors_of(site.given.device)).parts
     with draft.graph.inserting_before(calls[0]):
         products = [found for call in calls if (found := Product.of(call)) is not None]  # as others have left them
         weights = [draft.call("t", (one.matrix,), {}, like) if one.turned else one.matrix for one in products]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import pytest
@@ -54,9 +55,9 @@ def every(count: int) -> tuple[Rewrite, ...]:
 
 @pytest.fixture(params=[1, 3, 4])
 def parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """So many parts of each sum, as on GPUs of several sizes."""
-    found = Tiling(32, 64, -(-4 // request.param), request.param)
-    monkeypatch.setattr(few_rows.Tiling, "of", lambda *_: found)
+    """So many parts of each sum, as on GPUs of several sizes. What the true one remembers is told from other sizes, as by it."""
+    found = lru_cache(lambda *_: Tiling(32, 64, -(-4 // request.param), request.param))
+    monkeypatch.setattr(few_rows.Tiling, "of", found)
     return int(request.param)
 
 

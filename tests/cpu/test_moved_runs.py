@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from fuseplan.judge.moved import MovedRun
 
@@ -160,3 +161,16 @@ def test_writes_that_nobody_counts_are_seen() -> None:
         moved = zeros * 1
     assert torch.equal(whole, torch.zeros(8))
     assert not torch.equal(moved, zeros)
+
+
+def test_the_memory_of_copies_goes_when_they_do() -> None:
+    keys, copied = torch.randn(8, 64), list[StorageWeakRef]()
+    with MovedRun([keys], 0):
+        for _ in range(4):
+            copy = keys.repeat(4, 1)
+            assert not torch.equal(copy * 1, keys.repeat(4, 1) * 1)  # each is moved anew where it is read
+            copied.append(StorageWeakRef(copy.untyped_storage()))
+        del copy
+        assert [one.expired() for one in copied] == [True] * 4
+        after = torch.ones(32, 64) / 3  # perhaps where a copy was: it is nobody's
+        assert torch.equal(after * 1, after)
