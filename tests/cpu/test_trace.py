@@ -243,6 +243,29 @@ def test_a_number_that_varies_stays_one() -> None:
     assert_round_trips(traces[0])
 
 
+def _filled(x: Tensor, count: int, most: int = 12) -> Tensor:
+    """As a window of keys does: whether it is full is asked in Python, of a count that grows."""
+    return x + count if count < most else x.roll(-1) * count
+
+
+@pytest.mark.parametrize(("count", "bounds"), [(17, (12, None)), (5, (None, 11))])
+def test_a_number_stays_where_the_program_s_own_python_has_held_it(
+    count: int, bounds: tuple[int | None, int | None]
+) -> None:
+    traces: list[Trace] = []
+
+    def backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        traces.append(write_trace(gm, example_inputs))
+        return gm.forward
+
+    torch.compile(_filled, backend=backend, dynamic=True)(matrix(6, 8), count)
+    torch._dynamo.reset()
+    (symbol,) = [one for one in traces[0].fields["symbols"] if one["hint"] == count]
+    low, high = bounds
+    assert (symbol["low"] if low is not None else None, symbol["high"]) == (low, high)
+    assert_round_trips(traces[0])
+
+
 # what a loaded trace runs on
 
 

@@ -25,6 +25,8 @@ Call = Callable[..., Any]
 
 LEAST_SIZE = 2
 """Of sizes that vary: Dynamo compiles anew for 0 and for 1."""
+_UNBOUNDED = -(2**62)
+"""Of a number that is no tensor's size, what is below this is no bound."""
 _DYNAMO = {"scalars": "capture_scalar_outputs", "sizes": "capture_dynamic_output_shape_ops"}
 """Of the modes, those that are settings of Dynamo."""
 
@@ -155,9 +157,12 @@ def _build(trace: Trace, tensors: Tensors, base: torch.device | None) -> GraphMo
             continue
         values[i] = _size(graph, values, source)
     for symbol in fields["symbols"]:
-        place = tensors.place_of(symbol["name"])
-        if place is not None and (symbol["low"] > LEAST_SIZE or symbol["high"] is not None):
-            graph.call_function(_keep_within, (_size(graph, values, place), symbol["low"], symbol["high"]))
+        place, alone = tensors.place_of(symbol["name"]), tensors.number_of(symbol["name"])
+        if place is None and alone is None:
+            continue
+        if symbol["low"] > (_UNBOUNDED if place is None else LEAST_SIZE) or symbol["high"] is not None:
+            size = values[alone] if place is None else _size(graph, values, place)
+            graph.call_function(_keep_within, (size, symbol["low"], symbol["high"]))
     for name, tensor in tensors.attributes():
         setattr(module, name, tensor) if isinstance(tensor, nn.Parameter) else module.register_buffer(name, tensor)
     return GraphBuilder(Targets(), base).module(graph, module, values, fields)

@@ -72,6 +72,11 @@ class Tensors:
                 return i, item["shape"].index(size)
         return None
 
+    def number_of(self, size: str) -> int | None:
+        """The first input that is this size itself."""
+        own = (i for i, item in enumerate(self._items) if item["kind"] == "size" and item["size"] == size)
+        return next(own, None)
+
     def leaves(self, args: Sequence[Any]) -> Iterator[tuple[str, Tensor]]:
         """What gradients are collected for."""
         for i, tensor in self.owned.items():
