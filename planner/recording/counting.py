@@ -70,14 +70,18 @@ class SizeReader:
     @staticmethod
     def of(fields: Mapping[str, Any]) -> SizeReader:
         """For the inputs of a trace; a size that nothing shows by itself is left out."""
-        found = (_place(symbol["name"], fields["inputs"]) for symbol in fields["symbols"])
+        found = (_place(name, fields["inputs"]) for name in SizeReader._varying(fields))
         return SizeReader(tuple(place for place in found if place is not None))
 
     @staticmethod
     def names(fields: Mapping[str, Any]) -> tuple[str, ...]:
         """The names of what `read` gives."""
-        names = (symbol["name"] for symbol in fields["symbols"])
-        return tuple(name for name in names if _place(name, fields["inputs"]) is not None)
+        return tuple(name for name in SizeReader._varying(fields) if _place(name, fields["inputs"]) is not None)
+
+    @staticmethod
+    def _varying(fields: Mapping[str, Any]) -> list[str]:
+        """All but what only counts, which is another number at each call."""
+        return [symbol["name"] for symbol in fields["symbols"] if not symbol.get("counts")]
 
     def read(self, args: Sequence[Any]) -> Sizes:
         """The sizes of this call."""

@@ -15,6 +15,7 @@ from fuseplan.plan import Plan, Rewrite
 from fuseplan.rewrites.apply import known_to_torchs_cache, rewritten
 from fuseplan.runtime import torch_cache
 from fuseplan.runtime.aten_host import compile_under_aten
+from fuseplan.runtime.counts_beside import counts_beside
 from fuseplan.runtime.eager_host import run_eagerly
 from fuseplan.runtime.inductor_host import compile_under_inductor
 from fuseplan.runtime.padded import padded
@@ -50,6 +51,13 @@ def _compiled(plan: Plan, gm: GraphModule, example_inputs: Sequence[Any], *, pro
 
 
 def _hosted(plan: Plan, gm: GraphModule, example_inputs: Sequence[Any], *, program: Program) -> Callee:
+    on_host = partial(_on_host, plan, program=program)
+    if plan.launch == "plain" or plan.host == "eager":
+        return on_host(gm, example_inputs)
+    return counts_beside(gm, example_inputs, on_host)
+
+
+def _on_host(plan: Plan, gm: GraphModule, example_inputs: Sequence[Any], *, program: Program) -> Callee:
     if plan.host == "aten":
         return compile_under_aten(plan, _known_from_traces(plan, gm, example_inputs, program), example_inputs, program)
     one = Fusion("whole program", plan.host, plan.settings)

@@ -134,9 +134,11 @@ def title_of(trace: Trace) -> str:
 def box_of(trace: Trace) -> Box:
     """The sizes that a plan of this program is for: of each, from half to the whole of the next power of two.
 
-    The best plan changes with the size; one that was raced at 48 is taken for 33 to 64, and not beyond.
+    The best plan changes with the size; one that was raced at 48 is taken for 33 to 64, and not beyond. Of numbers that only count it is for
+    all there are.
     """
-    return Box.of({symbol["name"]: _span(symbol) for symbol in trace.fields["symbols"] if symbol["hint"] is not None})
+    symbols = [one for one in trace.fields["symbols"] if one["hint"] is not None and not one.get("counts")]
+    return Box.of({symbol["name"]: _span(symbol) for symbol in symbols})
 
 
 def calls_that_came(trace: Trace) -> list[Calls]:

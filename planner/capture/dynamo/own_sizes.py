@@ -24,6 +24,7 @@ from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils._pytree import tree_leaves
 
+from fuseplan.capture.dynamo.counts import Counts
 from fuseplan.capture.dynamo.program import sharing
 from fuseplan.capture.dynamo.settled import as_captured
 from fuseplan.capture.dynamo.symbols import Symbols
@@ -48,13 +49,16 @@ class SizeReading:
 
 
 def size_reading(gm: GraphModule, symbols: Symbols) -> SizeReading | None:
-    """Where the settled program `gm` is told its sizes; None where some size is no argument by itself, or none varies."""
+    """Where the settled program `gm` is told its sizes, without what only counts; None where some size is no argument by itself, or none
+    varies.
+    """
     places: dict[str, int] = {}
     for i, node in enumerate(gm.graph.find_nodes(op="placeholder")):
         name = symbols.name_of(node.meta.get("example_value"))
         if name is not None:
             places.setdefault(name, i)
-    seen = symbols.seen()
+    counting = {symbols.name_of(node.meta["example_value"]) for node in Counts.of(gm).inputs}
+    seen = [one for one in symbols.seen() if one.name not in counting]
     if not seen or any(one.name not in places or one.hint is None for one in seen):
         return None
     names = tuple(one.name for one in seen)
@@ -162,7 +166,11 @@ def with_own_sizes(
         # by its short name: the same in each process, so that Inductor's cache knows the code of another
         source, positive = ConstantSource(f"fuseplan_{one.name}"), old.is_positive or None
         made: Any = env.create_symbol(
-            sizes[one.name], source, DimDynamic.DYNAMIC, positive=positive, do_not_specialize_zero_one=one.low < LEAST
+            sizes.get(one.name, one.hint),
+            source,
+            DimDynamic.DYNAMIC,
+            positive=positive,
+            do_not_specialize_zero_one=one.low < LEAST,
         )
         free = env.var_to_range[made]
         low = free.lower if one.low == -(2**63) else one.low

@@ -150,7 +150,7 @@ def check_fields(fields: Mapping[str, Any]) -> None:
     for device, dtype in modes["autocast"].items():
         _expect(dtype, str, f"the autocast of {short(device)}")
     for i, symbol in enumerate(fields["symbols"]):
-        _record(symbol, {"name": str, "low": int, "high": object, "hint": object}, {}, f"symbol {i}")
+        _record(symbol, {"name": str, "low": int, "high": object, "hint": object}, {"counts": bool}, f"symbol {i}")
     for i, item in enumerate(fields["inputs"]):
         _input(item, f"input {i}", i)
     _calls(fields, len(fields["inputs"]), "", 0)

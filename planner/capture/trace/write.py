@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from fuseplan.capture.dynamo.counts import Counts
 from fuseplan.capture.dynamo.numerics import Numerics
 from fuseplan.capture.dynamo.program import program_key, sharing
 from fuseplan.capture.dynamo.settled import settled
@@ -69,7 +70,17 @@ class _Writer:
             self.numbers[node] = i
             inputs.append(self._input(node, given, first.get(i), of_mask=node in masks))
         nodes, output = self._calls(self.gm)
-        symbols = [{"name": s.name, "low": s.low, "high": s.high, "hint": s.hint} for s in self.symbols.seen()]
+        counting = {self.symbols.name_of(node.meta["example_value"]) for node in Counts.of(self.gm).inputs}
+        symbols = [
+            {
+                "name": s.name,
+                "low": s.low,
+                "high": s.high,
+                "hint": s.hint,
+                **({"counts": True} if s.name in counting else {}),
+            }
+            for s in self.symbols.seen()
+        ]
         return {
             "torch": torch.__version__,
             "modes": modes(),

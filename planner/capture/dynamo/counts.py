@@ -1,0 +1,130 @@
+"""Numbers with which a program counts, such as how far a cache is filled: no tensor is as large as they say, and they are added to elements
+or compared with them at most. What is fastest does not change with them.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import free_symbols
+from torch.utils._pytree import tree_leaves
+
+_COMPARED = {operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne}
+_WORKED_OUT = {operator.add, operator.sub, operator.mul}
+_IN_PLACE = {operator.iadd, operator.isub, operator.imul}
+_ARITHMETIC = frozenset({*_WORKED_OUT, operator.neg, operator.floordiv, operator.mod, torch.sym_max, torch.sym_min})
+"""What makes numbers of numbers."""
+_DIVIDING = {operator.floordiv, operator.mod}
+_BY_ELEMENT = frozenset(
+    {*_COMPARED, *_WORKED_OUT, *_IN_PLACE, *(getattr(torch, one.__name__) for one in (*_COMPARED, *_WORKED_OUT))}
+)
+_METHODS = frozenset({f"{one.__name__}{written}" for one in (*_COMPARED, *_WORKED_OUT) for written in ("", "_")})
+_WHOLE = frozenset({torch.int8, torch.int16, torch.int32, torch.int64})
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Which numbers of a program count, by their nodes."""
+
+    inputs: tuple[Node, ...] = ()
+    """What it is given."""
+    numbers: tuple[Node, ...] = ()
+    """What it makes of them, in the order of the graph."""
+    readers: tuple[Node, ...] = ()
+    """What makes tensors of any of them."""
+
+    @staticmethod
+    def of(gm: GraphModule) -> Counts:
+        """Those of a Dynamo graph.
+
+        >>> found = []
+        >>> def backend(gm, example_inputs):
+        ...     found.append(Counts.of(gm))
+        ...     return gm.forward
+        >>> seen = torch.compile(lambda x, at: (x[torch.arange(3) + at], at + 1), backend=backend, dynamic=True)
+        >>> _ = seen(torch.arange(9), 4)
+        >>> [len(part) for part in (found[0].inputs, found[0].numbers, found[0].readers)]
+        [1, 1, 1]
+        """
+        inputs = [node for node in gm.graph.find_nodes(op="placeholder") if _symbol(node) is not None]
+        if not inputs:
+            return Counts()
+        of_tensors = {symbol for node in gm.graph.nodes for tensor in _tensors(node) for symbol in free_symbols(tensor)}
+        counting = [node for node in inputs if _symbol(node) not in of_tensors]
+        while counting:
+            found = _Uses(gm, inputs, counting)
+            if not found.others:
+                return Counts(tuple(counting), tuple(found.made), tuple(found.readers))
+            counting = [node for node in counting if node not in found.others]
+        return Counts()
+
+
+class _Uses:
+    """What a program does with numbers of which some may count."""
+
+    def __init__(self, gm: GraphModule, inputs: list[Node], counting: list[Node]) -> None:
+        self._inputs = set(inputs)
+        self.made: dict[Node, set[Node]] = {}
+        """Numbers that are made of them, with those they are made of."""
+        self.readers: list[Node] = []
+        self.others = set[Node]()
+        """Those of which something else is made."""
+        self._of = {node: {node} for node in counting}
+        for node in gm.graph.nodes:
+            read = {one for given in node.all_input_nodes for one in self._of.get(given, ())}
+            if not read or (node.op == "output" and self._are_listed(node)):
+                continue
+            if self._is_number(node):
+                self.made[node] = self._of[node] = read
+            elif self._is_read_by_element(node) or self._begins(node):
+                self.readers.append(node)
+            else:
+                self.others |= read
+
+    def _is_number(self, node: Node) -> bool:
+        if node.op != "call_function" or node.target not in _ARITHMETIC or node.kwargs:
+            return False
+        if node.target in _DIVIDING and (type(node.args[1]) is not int or not node.args[1]):
+            return False
+        return all(
+            one in self._inputs or one in self._of if isinstance(one, Node) else type(one) is int for one in node.args
+        )
+
+    def _is_read_by_element(self, node: Node) -> bool:
+        """Whether whole numbers are worked out or compared, each with the same number: of others it would matter how that is rounded."""
+        known = _METHODS if node.op == "call_method" else _BY_ELEMENT if node.op == "call_function" else ()
+        if node.target not in known or node.kwargs or len(node.args) != 2:
+            return False
+        values = [one.meta.get("example_value") for one in node.args if isinstance(one, Node) and one not in self._of]
+        if len(values) != 1 or not isinstance(values[0], Tensor) or values[0].dtype not in _WHOLE:
+            return False
+        return values[0].dim() > 0 or values[0].dtype is torch.int64
+
+    def _begins(self, node: Node) -> bool:
+        """Whether it is as many numbers in a row as ever, from one of these on."""
+        value, known = node.meta.get("example_value"), {"device", "dtype"}
+        if node.op != "call_function" or node.target is not torch.arange or len(node.args) != 2:
+            return False
+        same = isinstance(value, Tensor) and value.dtype is torch.int64 and type(value.shape[0]) is int
+        return same and node.kwargs.keys() <= known and node.args[0] in self._of
+
+    def _are_listed(self, node: Node) -> bool:
+        """Whether all that an output has of them stands there by itself."""
+        (given,) = node.args
+        listed = {one for one in given if isinstance(one, Node)} if isinstance(given, (tuple, list)) else set()
+        return {one for one in node.all_input_nodes if one in self._of} <= listed
+
+
+def _symbol(node: Node) -> Any:
+    value = node.meta.get("example_value")
+    return value.node.expr if isinstance(value, torch.SymInt) and value.node.expr.is_Symbol else None
+
+
+def _tensors(node: Node) -> Iterator[Tensor]:
+    return (leaf for leaf in tree_leaves(node.meta.get("example_value")) if isinstance(leaf, Tensor))
