@@ -66,17 +66,17 @@ class _Beside:
             draft.graph.erase_node(draft.copies[node])
         return draft.finished(), inputs
 
-    def _read_off_tensor(self, draft: Draft) -> Tensor:
+    def _read_off_tensor(self, draft: Draft) -> Any:
         """Have tensors take what they take of these numbers of one tensor, an input in the place of the first; returns a fake one."""
         first = self.counts.inputs[0]
         like = self.counts.readers[0].meta["example_value"]
         with like.fake_mode:
-            fake = torch.empty(len(self.counts.inputs), dtype=torch.int64, device=like.device)
+            fake: Any = torch.empty(len(self.counts.inputs), dtype=torch.int64, device=like.device)
         with draft.graph.inserting_before(draft.copies[first]):
             given = draft.graph.placeholder("counts")
         given.meta["example_value"] = fake
         if hasattr(draft.copies[first], "_dynamo_source"):
-            given._dynamo_source = draft.copies[first]._dynamo_source
+            given._dynamo_source = draft.copies[first]._dynamo_source  # type: ignore[attr-defined]
         tensors = _Tensors(draft, fake)
         with draft.graph.inserting_before(next(one for one in draft.graph.nodes if one.op != "placeholder")):
             for place, node in enumerate(self.counts.inputs):
@@ -96,13 +96,15 @@ class _Beside:
         device = counts.readers[0].meta["example_value"].device if tensor else None
         sizes = [i for i, node in enumerate(placeholders) if isinstance(node.meta["example_value"], torch.SymInt)]
         given, numbers = self._numbers([placeholders[place] for place in sizes])
+        left, sized, counted = map(_picked, (order, sizes, places))
 
         def call(*args: Any) -> Any:
-            inner = list(args)
+            inner: Sequence[Any] = args
             for place in tensor:
-                inner[place] = _as_tensor([args[i] for i in places], device)
-            results = list(called(*[inner[place] for place in order]))
-            for place, number in zip(given, numbers(*[args[i] for i in sizes])):  # noqa: B905 -- at each call
+                inner = list(args)
+                inner[place] = _as_tensor(counted(args), device)
+            results = list(called(*left(inner)))
+            for place, number in zip(given, numbers(*sized(args))):  # noqa: B905 -- at each call
                 results.insert(place, number)
             return results
 
@@ -141,7 +143,7 @@ class _Tensors:
             target, args = (of_both, args) if other is None else (torch.clamp, (self._given(tensors[0]),))
             named = {} if other is None else {name: self._given(other)}
         with self.draft.graph.inserting_before(self.draft.copies[node]):
-            self.of[node] = self.draft.call(target, args, named, self.like)  # type: ignore[arg-type]
+            self.of[node] = self.draft.call(target, args, named, self.like)
 
     def read(self, node: Node) -> None:
         """Have a tensor made of them as tensors."""
@@ -155,6 +157,13 @@ class _Tensors:
 
     def _given(self, one: Any) -> Any:
         return self.of.get(one, self.draft.copies[one]) if isinstance(one, Node) else one
+
+
+def _picked(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """What takes the values at some places: one call of C, where there are several."""
+    if len(places) > 1:
+        return operator.itemgetter(*places)
+    return operator.itemgetter(slice(places[0], places[0] + 1)) if places else lambda _: ()
 
 
 def _as_tensor(numbers: Sequence[int], device: torch.device | None) -> Tensor:

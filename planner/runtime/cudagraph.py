@@ -13,7 +13,7 @@ step waits for what was sent before: the memory of the graphs is one.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -35,7 +35,6 @@ from fuseplan.executors.flat import Boxed
 from fuseplan.log import logger
 from fuseplan.runtime.capturable import inside_on_cpu, obstacle, obstacle_in_code, tensors_of
 from fuseplan.runtime.capture_place import CapturePlace, Copies
-from fuseplan.runtime.counted import CountedIntegers
 from fuseplan.runtime.graph_memory import ProgramGraphs
 from fuseplan.runtime.graph_pool import Room
 from fuseplan.runtime.held import is_held
@@ -76,8 +75,6 @@ class CaptureFacts:
     """Where a backward has that among its arguments; None where it has not all of it, or has an order of its own."""
     copied: tuple[int, ...] = ()
     """Positions of inputs that are copied wherever they lie."""
-    counted: CountedIntegers = field(default_factory=CountedIntegers)
-    """Integers on which no tensor depends; of a program that is not trained."""
 
     def compiled(self, code: Any) -> CaptureFacts:
         """The same once Inductor has made `code` of the graph, which tells the rest."""
@@ -118,8 +115,7 @@ class CudaGraphLaunch:
             "placeholders": get_placeholder_info(gm.graph),
             "mutated_input_idxs": tuple(find_input_mutations(gm.graph)),
         }
-        counted = CountedIntegers.of(gm) if role == "inference" else CountedIntegers()
-        device, copied = _device_index(gm), _copied(gm, counted.inputs)
+        device, copied = _device_index(gm), _copied(gm)
         if role == "backward":
             gradients, taken = _gradients(gm), self.made.taken_by(gm)
             return CaptureFacts(role, None, on_cpu, device, told, large=gradients, taken=taken, copied=copied)
@@ -129,7 +125,7 @@ class CudaGraphLaunch:
         if saved is None:  # whether a step is over can't be seen: who gets what is saved, too, gets a copy
             large, both = _split(gm, large, made)
             small += both
-        return CaptureFacts(role, None, on_cpu, device, told, small, large, made, saved, copied=copied, counted=counted)
+        return CaptureFacts(role, None, on_cpu, device, told, small, large, made, saved, copied=copied)
 
     def wrapping(self, facts: CaptureFacts) -> Callable[[Boxed], Boxed]:
         """What wraps the callable of the graph that the facts are of."""
@@ -155,9 +151,7 @@ class CudaGraphLaunch:
         self.room.on(device, made)
         self.place = place = CapturePlace(device, self.remarks, outputs, room=self.room)
         self.room.graphs.is_elsewhere = partial(_is_elsewhere, ref(place))  # the place holds these graphs
-        return lambda plain: facts.counted.around(
-            _guard_forward(ReadInPlace(capture, plain, facts.copied), plain, place, facts, made)
-        )
+        return lambda plain: _guard_forward(ReadInPlace(capture, plain, facts.copied), plain, place, facts, made)
 
     def _plain_backward(self, plain: Boxed) -> Boxed:
         """The backward of a captured forward ends its step, whether captured itself or not."""
@@ -264,13 +258,13 @@ def _gradients(gm: GraphModule) -> tuple[int, ...]:
     return tuple(i for i, node in enumerate(nodes) if _storage(node) not in given)
 
 
-def _copied(gm: GraphModule, counted: Collection[int]) -> tuple[int, ...]:
+def _copied(gm: GraphModule) -> tuple[int, ...]:
     """Positions of inputs in whose memory something lies that the graph gives, such as what is saved as it is for the backward:
     the trees would keep that with the graph. Of a graph of sizes that vary, all.
     """
     given = set(map(_storage, gm.graph.output_node().args[0])) - {None}  # type: ignore[arg-type]
     inputs = gm.graph.find_nodes(op="placeholder")
-    varies = any(isinstance(one.meta.get("val"), torch.SymInt) for i, one in enumerate(inputs) if i not in counted)
+    varies = any(isinstance(one.meta.get("val"), torch.SymInt) for one in inputs)
     return tuple(i for i, node in enumerate(inputs) if varies or _storage(node) in given)
 
 

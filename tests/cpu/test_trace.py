@@ -243,9 +243,9 @@ def test_a_number_that_varies_stays_one() -> None:
     assert_round_trips(traces[0])
 
 
-def _filled(x: Tensor, count: int, most: int = 12) -> Tensor:
+def _filled(x: Tensor, count: int) -> Tensor:
     """As a window of keys does: whether it is full is asked in Python, of a count that grows."""
-    return x + count if count < most else x.roll(-1) * count
+    return x + count if count < 12 else x.roll(-1) * count
 
 
 @pytest.mark.parametrize(("count", "bounds"), [(17, (12, None)), (5, (None, 11))])

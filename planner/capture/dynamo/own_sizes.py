@@ -166,7 +166,7 @@ def with_own_sizes(
         # by its short name: the same in each process, so that Inductor's cache knows the code of another
         source, positive = ConstantSource(f"fuseplan_{one.name}"), old.is_positive or None
         made: Any = env.create_symbol(
-            sizes.get(one.name, one.hint),
+            sizes.get(one.name, one.hint or LEAST),
             source,
             DimDynamic.DYNAMIC,
             positive=positive,

@@ -158,11 +158,12 @@ def _build(trace: Trace, tensors: Tensors, base: torch.device | None) -> GraphMo
         values[i] = _size(graph, values, source)
     for symbol in fields["symbols"]:
         place, alone = tensors.place_of(symbol["name"]), tensors.number_of(symbol["name"])
-        if place is None and alone is None:
+        if symbol["low"] <= (_UNBOUNDED if place is None else LEAST_SIZE) and symbol["high"] is None:
             continue
-        if symbol["low"] > (_UNBOUNDED if place is None else LEAST_SIZE) or symbol["high"] is not None:
-            size = values[alone] if place is None else _size(graph, values, place)
-            graph.call_function(_keep_within, (size, symbol["low"], symbol["high"]))
+        if place is not None:
+            graph.call_function(_keep_within, (_size(graph, values, place), symbol["low"], symbol["high"]))
+        elif alone is not None:
+            graph.call_function(_keep_within, (values[alone], symbol["low"], symbol["high"]))
     for name, tensor in tensors.attributes():
         setattr(module, name, tensor) if isinstance(tensor, nn.Parameter) else module.register_buffer(name, tensor)
     return GraphBuilder(Targets(), base).module(graph, module, values, fields)
