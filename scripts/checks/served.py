@@ -34,7 +34,7 @@ def parts(files: list[Mapping[str, Any]]) -> Iterator[str]:
         versions = ", ".join(f"{name} {version}" for name, version in machine["packages"].items() if name != "numpy")
         yield f"On an {machine['gpu'].split(',')[0]} with {versions} (`{file['command']}`)."
         for called, value in file["results"].get("geomeans", {}).items():
-            yield f"Tuned, over the best other side, geomean of {called}: {value:.3f}×."
+            yield f"Tuned, over the best other side, geomean of {called}: {value:.3f}×{_left_out(called, rows)}."
         mixes = {name: row for name, row in rows.items() if "batch" not in row}
         if mixes:
             yield "\n".join([*head(MIX), *(cells for name, row in mixes.items() for cells in _mix(name, row))])
@@ -45,6 +45,23 @@ def parts(files: list[Mapping[str, Any]]) -> Iterator[str]:
         yield from (
             f"{name}, left out: {'; '.join(row['left_out'])}." for name, row in rows.items() if row.get("left_out")
         )
+
+
+def _left_out(called: str, rows: Mapping[str, Row]) -> str:
+    """Of how many rows a mean is, where that is not all that were measured.
+
+    >>> good, bad = ({"batch": 1, "times": 4, "sides": {"fuseplan tuned": side}} for side in ({}, {"failed": "wrong"}))
+    >>> _left_out("decode, cache times 4", {"a": good, "b": bad}), _left_out("decode, cache times 4", {"a": good})
+    (' over 1 row of 2, without those that failed', '')
+    """
+    own = [
+        row
+        for row in rows.values()
+        if called == (f"decode, cache times {row['times']}" if "batch" in row else "tokens a second")
+    ]
+    good = [row for row in own if "failed" not in row and "failed" not in row.get("sides", {}).get(SIDES[-1], {})]
+    told = f" over {len(good)} row{'s' if len(good) > 1 else ''} of {len(own)}, without those that failed"
+    return told if len(good) < len(own) else ""
 
 
 def _mix(name: str, row: Row) -> Iterator[str]:
