@@ -23,6 +23,7 @@ from time import monotonic
 from typing import Any
 
 from benchmarks.result import ROOT, write_json
+from benchmarks.together import ASKS, Sharing
 
 GRACE_S = 8.0
 """What a process that is out of time gets to end its workers and to keep what was measured."""
@@ -95,17 +96,21 @@ class Slot:
     cores: tuple[int, ...]
 
 
-def slots(count: int) -> list[Slot]:
-    """So many slots; the cores are shared out evenly. With one, the GPU is whichever is the first."""
+def slots(count: int, each: int = 1) -> list[Slot]:
+    """Slots on so many GPUs, so many on each; the cores are shared out evenly. With one, the GPU is whichever is the first."""
     import torch  # not above: a task takes its cores before torch counts them
 
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    each = max(1, len(cores) // count)
+    some = max(1, len(cores) // (count * each))
     seen = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
     gpus = seen or [str(number) for number in range(torch.cuda.device_count())]
     return [
-        Slot(i, gpus[i % len(gpus)] if gpus and count > 1 else None, tuple(cores[i * each : (i + 1) * each] or cores))
-        for i in range(count)
+        Slot(
+            i,
+            gpus[i % count % len(gpus)] if gpus and count > 1 else None,
+            tuple(cores[i * some : (i + 1) * some] or cores),
+        )
+        for i in range(count * each)
     ]
 
 
@@ -115,28 +120,38 @@ def run_all(
     within_s: float,
     on_done: Callable[[Task, dict[str, Any], str], Task | None],
     least_s: float = 0.0,
+    each: int = 1,
 ) -> list[Task]:
-    """Run the tasks, so many at a time, in their order; returns those that no time was left for, or less than `least_s`.
+    """Run the tasks on so many GPUs, `each` with so many at a time, in their order; returns those that no time was left for, or less than
+    `least_s`.
 
     `on_done` hears, one at a time and in this thread, of each: what it has reported, and why it failed if it did. It may
     return a task to run in its stead, which is the next: what was begun is finished first.
     """
     deadline = monotonic() + within_s
     waiting = deque(tasks)
-    done: queue.Queue[tuple[Slot, Task, str]] = queue.Queue()
-    free, running = slots(count), 0
-    with _children() as children:
+    done: queue.Queue[tuple[Slot, int, Task, str]] = queue.Queue()
+    free, running = slots(count, each), 0
+    with _children() as children, Sharing() as sharing:
         while running or waiting:
             while free and waiting and monotonic() + least_s < deadline:
                 slot, task = free.pop(0), waiting.popleft()
                 limit = min(task.limit_s, deadline - monotonic())
-                process = _start(replace(task, cores=slot.cores, limit_s=limit), slot)
+                asks = task.out.with_suffix(".asks").absolute()
+                asks.unlink(missing_ok=True)
+                shares = {ASKS: str(asks)} if each > 1 else {}
+                process = _start(
+                    replace(task, cores=slot.cores, limit_s=limit, variables={**task.variables, **shares}), slot
+                )
+                if shares:
+                    sharing.joined(slot.gpu, process.pid, asks)
                 children.append((process, task.grace_s))
                 threading.Thread(target=_watch, args=(process, slot, task, limit, done), daemon=True).start()
                 running += 1
             if not running:
                 break
-            slot, task, failed = done.get()
+            slot, number, task, failed = done.get()
+            sharing.left(slot.gpu, number)
             running -= 1
             free.insert(0, slot)
             again = on_done(task, read(task.out), failed)
@@ -186,7 +201,7 @@ def _watch(process: subprocess.Popen[bytes], slot: Slot, task: Task, limit_s: fl
     except subprocess.TimeoutExpired:
         _end(process, task.grace_s)
         failed = f"it did not end within {limit_s:.0f} s{CUT_SHORT if limit_s < task.limit_s else ''}"
-    done.put((slot, task, failed))
+    done.put((slot, process.pid, task, failed))
 
 
 @contextlib.contextmanager

@@ -139,8 +139,9 @@ def run_rows(
     settle: Settle = settled,
     label: Callable[[str], str] = str,
     finished: Finished | None = None,
+    each: int = 1,
 ) -> Rows:
-    """Run a task for each row, so many at a time; a row bears the `label` of its task.
+    """Run a task for each row on so many GPUs, so many on `each` at a time; a row bears the `label` of its task.
 
     What had less time than it might have had takes the place of no other row. Where reports of earlier runs are gone on with, one that
     is `finished` gives its row at once, and no row that failed takes the place of another.
@@ -161,7 +162,7 @@ def run_rows(
             done(task, report, "")
         else:
             waiting.append(task)
-    for task in run_all(waiting, count, within_s, done, min(LEAST_S, within_s / 4) if finished else 0.0):
+    for task in run_all(waiting, count, within_s, done, min(LEAST_S, within_s / 4) if finished else 0.0, each):
         rows.unfinished.setdefault(label(task.name), {"failed": "no time was left for it"})
     return rows
 

@@ -45,7 +45,10 @@ HEADINGS = (
 
 def measure(arguments: list[str]) -> Rows:
     """Tune and measure the chosen models."""
-    chosen = _options().parse_args(arguments)
+    options = _options()
+    chosen = options.parse_args(arguments)
+    if chosen.each > 1 and chosen.folder is None:
+        options.error("rows that share a GPU need caches of their own: give --folder")
     rows = Rows("serve", arguments, results_of, keep=chosen.append)
     sides = [side for side in SIDES if side in (chosen.side or SIDES)]
     common = {key: getattr(chosen, key) for key in ("effort", "device", "seconds", "tune_s", "limit_s")}
@@ -58,7 +61,9 @@ def measure(arguments: list[str]) -> Rows:
             )
             for name, own in _chosen(chosen)
         ]  # fmt: skip
-        run_rows(rows, tasks, chosen.gpus, chosen.within_s, print_rows, settle=settled, finished=finished)
+        run_rows(
+            rows, tasks, chosen.gpus, chosen.within_s, print_rows, settle=settled, finished=finished, each=chosen.each
+        )
     print_rows(rows.every())
     return rows
 
@@ -69,6 +74,10 @@ def _options() -> argparse.ArgumentParser:
     given.add_argument("--part", choices=("mix", "decode"), default="mix", help="requests that come, or decoding alone")
     given.add_argument("--side", action="append", choices=SIDES, metavar="SIDE", help="may be given again")
     given.add_argument("--tune-s", type=float, default=150.0, help="what tuning may take in one process")
+    given.add_argument(
+        "--each", type=int, default=1,
+        help="rows at a time on each GPU: they compile beside each other, and what is timed stops the others",
+    )  # fmt: skip
     part = given.add_argument_group("decode", "may each be given again; all of them together are measured")
     part.add_argument("--batch", type=int, action="append", help="rows: 1, 8 and 32")
     part.add_argument("--context", type=int, action="append", help="tokens of the prompt: 512 and 4096")

@@ -26,6 +26,7 @@ from benchmarks.serve.servers import Call
 from benchmarks.serve.sides import AFTER, EAGER, OTHERS, OWN, call_of, compared, compiled_by, of_fuseplan
 from benchmarks.serve.tuned import left_out, plans_left_out, tuned
 from benchmarks.timing import contest
+from benchmarks.together import undisturbed
 from benchmarks.tuned_model import clear
 
 TIMES = (1, 4)
@@ -91,7 +92,8 @@ def _run(task: Task, report: Report, time: Time) -> None:
     time.need(given["seconds"] + MARGIN_S, "the race")
     steps = {side: partial(loop.step, calls[side]) for side in given["sides"] if "failed" not in rows[side]}
     loop.rewind()
-    contested = contest(steps, given["device"], given["seconds"], report.at, twice=OTHERS)
+    with undisturbed():
+        contested = contest(steps, given["device"], given["seconds"], report.at, twice=OTHERS)
     rows = {side: {**rows[side], **contested.rows.get(side, {})} for side in given["sides"]}
     found = {} if contested.race is None else compared(contested.race, given["sides"], rows)
     noisy = {"noisy": contested.noisy} if contested.noisy else {}

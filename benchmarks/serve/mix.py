@@ -29,6 +29,7 @@ from benchmarks.serve.servers import EncoderServer, SlotServer
 from benchmarks.serve.sides import AFTER, EAGER, OTHERS, OWN, compared, compiled_by, of_fuseplan, serving
 from benchmarks.serve.tuned import left_out, plans_left_out, tuned
 from benchmarks.timing import rounds_of
+from benchmarks.together import undisturbed
 from benchmarks.tuned_model import clear
 from fuseplan.garbage import no_collection
 from fuseplan.measure.clocks import failing
@@ -80,9 +81,9 @@ def _run(task: Task, report: Report, time: Time) -> None:
             time.need(given["seconds"], f"the passes of {name}")
             report.at(f"passes: {name}")
             still = [side for side in able if "failed" not in rows[side]]
-            report.put(
-                **{name: passes.raced(name, still, given["seconds"], rows)}, sides=rows, seconds=report.seconds()
-            )
+            with undisturbed():
+                raced = passes.raced(name, still, given["seconds"], rows)
+            report.put(**{name: raced}, sides=rows, seconds=report.seconds())
     for side in able:
         rows[side]["after"] = passes.compiled_since(side)
     _held_to_plans(passes, rows, report)

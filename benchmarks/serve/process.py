@@ -7,6 +7,7 @@ from typing import Any
 
 from benchmarks.fleet import Report, Task
 from benchmarks.one_model import NoTimeError, Time
+from benchmarks.together import choose_undisturbed
 from fuseplan.measure.failures import RUN, check_device, failure
 
 Row = dict[str, Any]
@@ -16,6 +17,7 @@ def carried_out(task: Task, measured: Callable[[Report, Time], None]) -> None:
     """Measure one row, or as much of it as there is time for."""
     report = Report(task.out, resumed=True)
     report.put(at="the start", at_side="", left="", done=False)
+    choose_undisturbed()
     try:
         measured(report, Time(task))
     except NoTimeError as left:

@@ -11,6 +11,7 @@ from benchmarks.fleet import Report, Task
 from benchmarks.one_model import MARGIN_S, Time
 from benchmarks.progress import LogProgress, heard
 from benchmarks.serve.sides import SIDES
+from benchmarks.together import undisturbed
 from benchmarks.tuned_model import account
 from fuseplan.recording.book import Recording
 from fuseplan.tune import tune
@@ -24,10 +25,11 @@ def tuned(task: Task, recording: Recording, report: Report, time: Time) -> None:
     """Tune within the seconds that are given for it; what an earlier process has found is not looked for again."""
     given, began = task.arguments, monotonic()
     time.need(given["tune_s"] + MARGIN_S, "tuning")
-    found = tune(
-        recording.programs, effort=given["effort"], db=given["db"], budget=given["tune_s"], device=given["device"],
-        progress=LogProgress(report.at), workers=partial(own_workers, on_stage=heard),
-    )  # fmt: skip
+    with undisturbed():
+        found = tune(
+            recording.programs, effort=given["effort"], db=given["db"], budget=given["tune_s"], device=given["device"],
+            progress=LogProgress(report.at), workers=partial(own_workers, on_stage=heard),
+        )  # fmt: skip
     earlier = report.fields.get("tuning", {})
     known = dict(earlier.get("programs", {}))
     for one in found:

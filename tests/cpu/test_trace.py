@@ -266,6 +266,23 @@ def test_a_number_stays_where_the_program_s_own_python_has_held_it(
     assert_round_trips(traces[0])
 
 
+def test_a_number_that_is_given_back_is_one_like_any_other() -> None:
+    """Else nothing that a compiler makes of such a program were right, since it gives plain numbers."""
+    traces: list[Trace] = []
+
+    def backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        traces.append(write_trace(gm, example_inputs))
+        return gm.forward
+
+    torch.compile(lambda x, at: (x + at, at + 1, at), backend=backend, dynamic=True)(matrix(6, 8), 5)
+    torch._dynamo.reset()
+    loaded = load_trace(traces[0])
+    for call in (None, torch.compile(loaded.module, backend="eager")):
+        found = [one for one in loaded.run(call).values() if not isinstance(one, Tensor)]
+        assert found
+        assert [type(one) for one in found] == [int] * len(found)
+
+
 # what a loaded trace runs on
 
 

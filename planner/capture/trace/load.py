@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule
+from torch.fx.experimental.sym_node import DynamicInt
 
 from fuseplan.capture.trace.args import device_named, named
 from fuseplan.capture.trace.build import GraphBuilder
@@ -89,7 +90,7 @@ class Loaded:
             if isinstance(leaf, Tensor):
                 leaf.grad = None
         with self.modes():
-            outputs = list((self.module if call is None else call)(*args))
+            outputs = [_plain(out) for out in (self.module if call is None else call)(*args)]
         wanted = [out for out in outputs if isinstance(out, Tensor) and out.requires_grad]
         if wanted:
             torch.autograd.backward(wanted, [self.tensors.tangent(i, out) for i, out in enumerate(wanted)])
@@ -178,6 +179,11 @@ def _keep_within(size: int, low: int, high: int | None) -> None:
     """Have Dynamo hold a size where the program did: its own Python may have asked for more than its operators do."""
     if size < low or (high is not None and size > high):
         raise GraphError(f"the size {size} is outside of {low} to {'any' if high is None else high}")
+
+
+def _plain(output: Any) -> Any:
+    """What was worked out of a number of ours is a number like any other: a compiler gives that, and eager gives ours."""
+    return int(output) if isinstance(output, DynamicInt) else output
 
 
 def _kept(output: Any) -> Any:
