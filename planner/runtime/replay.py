@@ -52,9 +52,10 @@ def _compiled(plan: Plan, gm: GraphModule, example_inputs: Sequence[Any], *, pro
 
 def _hosted(plan: Plan, gm: GraphModule, example_inputs: Sequence[Any], *, program: Program) -> Callee:
     on_host = partial(_on_host, plan, program=program)
-    if plan.launch == "plain" or plan.host == "eager":
+    is_torchs = plan.host == "inductor" and plan.launch == "plain" and not plan.carve_outs
+    if is_torchs or plan.host == "eager":
         return on_host(gm, example_inputs)
-    return counts_beside(gm, example_inputs, on_host)
+    return counts_beside(gm, example_inputs, on_host)  # what is cut is the same program under each launch
 
 
 def _on_host(plan: Plan, gm: GraphModule, example_inputs: Sequence[Any], *, program: Program) -> Callee:

@@ -166,7 +166,7 @@ def test_a_whole_row_stands_whatever_a_later_call_has_no_time_for(
     result.write_json(tasks[1].out, {**whole, "commit": "new", "done": True})
     begun: list[str] = []
 
-    def run_all(left: list[Task], count: int, within_s: float, done: Any, least_s: float) -> list[Task]:
+    def run_all(left: list[Task], count: int, within_s: float, done: Any, least_s: float, each: int = 1) -> list[Task]:
         begun.extend(task.name for task in left)
         done(left[0], {"left": "no time was left for the race: 3 s of 50"}, "")
         return left[1:]
@@ -187,7 +187,7 @@ def test_what_was_cut_short_takes_the_place_of_no_other_row(
     result.write_result("models", [], {"models": {"a": {"commit": "old"}, "b": {"commit": "old"}}})
     failed = {"a": "it did not end within 9 s, all that was left", "b": "it did not end within 540 s"}
 
-    def run_all(left: list[Task], count: int, within_s: float, done: Any, least_s: float) -> list[Task]:
+    def run_all(left: list[Task], count: int, within_s: float, done: Any, least_s: float, each: int = 1) -> list[Task]:
         for task in left:
             done(task, {}, failed[task.name])
         return []

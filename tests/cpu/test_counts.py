@@ -182,6 +182,19 @@ def test_under_a_plan_for_cuda_graphs_results_are_the_same(host: str) -> None:
     assert {program.plan.launch for program in programs_of(compiled_by(compiled))} == {"cudagraph"}
 
 
+def test_what_is_cut_is_the_same_program_under_each_launch() -> None:
+    """It is cut where it is captured in a worker, who launches it plain."""
+    graphs = []
+    for launch in ("plain", "cudagraph"):
+        torch._dynamo.reset()
+        compiled = fuseplan.compile(window, plan="aten", launch=launch)
+        for at in (5, 6):
+            compiled(torch.ones(1, 4), at)
+        graphs.append([record.graph.key for program in programs_of(compiled_by(compiled)) for record in program.graphs])
+    assert graphs[0] == graphs[1]
+    assert len(graphs[0]) == 2, "one for the first number, and one for all others"
+
+
 def test_training_goes_through() -> None:
     def loss(weight: Tensor, x: Tensor, at: int) -> tuple[Tensor, int]:
         return (weight * (x + at)).square().sum(), at + 1

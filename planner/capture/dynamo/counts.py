@@ -52,11 +52,13 @@ class Counts:
         >>> [len(part) for part in (found[0].inputs, found[0].numbers, found[0].readers)]
         [1, 1, 1]
         """
-        inputs = [node for node in gm.graph.find_nodes(op="placeholder") if _symbol(node) is not None]
-        if not inputs:
-            return Counts()
-        of_tensors = {symbol for node in gm.graph.nodes for tensor in _tensors(node) for symbol in free_symbols(tensor)}
-        counting = [node for node in inputs if _symbol(node) not in of_tensors]
+        given = gm.graph.find_nodes(op="placeholder")
+        inputs = [node for node in given if _symbol(node) is not None]
+        counting = inputs
+        for nodes in (given, gm.graph.nodes):  # of most sizes the inputs say so already
+            if counting:
+                of_tensors = {one for node in nodes for tensor in _tensors(node) for one in free_symbols(tensor)}
+                counting = [node for node in counting if _symbol(node) not in of_tensors]
         while counting:
             found = _Uses(gm, inputs, counting)
             if not found.others:

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
+from functools import partial
 from itertools import cycle, islice
 from statistics import median
 from typing import Any
@@ -21,6 +22,7 @@ from fuseplan.measure.profile import KernelTime, Profile
 from fuseplan.measure.worker.workplace import Workplace
 from fuseplan.plan import Plan
 from fuseplan.rewrites.apply import rewritten
+from fuseplan.runtime.counts_beside import counts_beside
 from fuseplan.runtime.made_of import MadeKernel, MadeOf, compile_to_tell, options_of, range_of
 from fuseplan.runtime.merged import Merging
 
@@ -58,10 +60,11 @@ def profile(job: ProfilePlan, place: Workplace) -> Outcome:
 
 def _compiled(plan: Plan, loaded: Loaded, found: MadeOf) -> Callable[..., Any]:
     def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        whole = rewritten(gm, plan.rewrites).gm
-        return Merging().around(
-            whole, example_inputs, lambda inputs: compile_to_tell(whole, inputs, options_of(plan), found)
+        whole, telling = (
+            rewritten(gm, plan.rewrites).gm,
+            partial(compile_to_tell, patches=options_of(plan), found=found),
         )
+        return Merging().around(whole, example_inputs, lambda inputs: counts_beside(whole, inputs, telling))
 
     assert isinstance(loaded.module, GraphModule)
     module = GraphModule(loaded.module, copy.deepcopy(loaded.module.graph))
